@@ -11,9 +11,12 @@ if TYPE_CHECKING:
     from stepkeeper_planners.saving.staging import SPMDStager
     from stepkeeper_planners.state.per_rank import PerRank
     from stepkeeper_planners.state.priming import prime_optimizer
+    from stepkeeper_planners.state.random_state import RandomState
+    from stepkeeper_planners.state.whole import Whole
 
 __all__ = [
     "PerRank",
+    "RandomState",
     "Ranks",
     "SPMDLoadPlanner",
     "SPMDSavePlanner",
@@ -21,11 +24,13 @@ __all__ = [
     "SafeFileSystemReader",
     "SafeFsspecReader",
     "SafeMetadata",
+    "Whole",
     "prime_optimizer",
 ]
 
 _HOMES: Final = {
     "PerRank": "state.per_rank",
+    "RandomState": "state.random_state",
     "Ranks": "geometry.layout",
     "SPMDLoadPlanner": "loading.planner",
     "SPMDSavePlanner": "saving.planner",
@@ -33,6 +38,7 @@ _HOMES: Final = {
     "SafeFileSystemReader": "loading.safe_readers",
     "SafeFsspecReader": "loading.safe_readers",
     "SafeMetadata": "loading.safe_readers",
+    "Whole": "state.whole",
     "prime_optimizer": "state.priming",
 }
 

@@ -1,8 +1,11 @@
-"""Translate torch's dtypes to the names that layouts, manifests and plans use: "float32", not "torch.float32"."""
+"""Translate torch's dtypes to the names that layouts, manifests and plans use, and convert elements between dtypes.
+
+A name is "float32", not "torch.float32".
+"""
 
 import torch
 
-from stepkeeper_planners.errors import LayoutError
+from stepkeeper_planners.errors import CastError, LayoutError
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -30,3 +33,35 @@ def all_dtypes() -> dict[str, torch.dtype]:
 def itemsize_bytes(name: str) -> int:
     """Return the size of one element, in bytes."""
     return dtype_of(name).itemsize
+
+
+def cast_elements(fqn: str, elements: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the same numbers in another dtype; floats and complex numbers are rounded to the nearest.
+
+    Args:
+        fqn: the tensor's name, for the error.
+        elements: the stored elements, of any shape.
+        dtype: the dtype to convert them to.
+
+    Raises:
+        CastError: a number is out of the dtype's range.
+    """
+    if elements.dtype == dtype:
+        return elements
+    cast = elements.to(dtype)
+    if elements.dtype.is_floating_point or elements.dtype.is_complex:
+        fits = bool((_finite(cast) | ~_finite(elements)).all())
+    else:
+        fits = (
+            dtype.is_floating_point or dtype.is_complex or bool((cast.to(elements.dtype) == elements).all())
+        )
+    if not fits:
+        raise CastError(
+            f"{fqn}: an element stored as {elements.dtype} is beyond {dtype}. Load it as it was stored, or exclude it"
+        )
+    return cast
+
+
+def _finite(elements: torch.Tensor) -> torch.Tensor:
+    """Mark the finite elements. torch can't do this for most 8-bit dtypes, so they are converted first."""
+    return (elements.float() if elements.dtype.itemsize == 1 else elements).isfinite()

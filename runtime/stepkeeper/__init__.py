@@ -14,12 +14,20 @@ if TYPE_CHECKING:
     from stepkeeper.restore.results import RestoreResult
     from stepkeeper.results import StepOutcome
     from stepkeeper.save.report import SaveReport
-    from stepkeeper_planners import PerRank, SPMDLoadPlanner, SPMDSavePlanner, prime_optimizer
+    from stepkeeper_planners import (
+        PerRank,
+        RandomState,
+        SPMDLoadPlanner,
+        SPMDSavePlanner,
+        Whole,
+        prime_optimizer,
+    )
 
 __all__ = [
     "CheckpointManager",
     "FencedError",
     "PerRank",
+    "RandomState",
     "RestoreError",
     "RestoreResult",
     "SPMDLoadPlanner",
@@ -29,6 +37,7 @@ __all__ = [
     "StepOutcome",
     "StepkeeperError",
     "TornCheckpointError",
+    "Whole",
     "dcp",
     "follow",
     "prime_optimizer",
@@ -38,6 +47,7 @@ _MODULES: Final = {
     "CheckpointManager": "stepkeeper.manager",
     "FencedError": "stepkeeper.errors",
     "PerRank": "stepkeeper_planners",
+    "RandomState": "stepkeeper_planners",
     "RestoreError": "stepkeeper.errors",
     "RestoreResult": "stepkeeper.restore.results",
     "SPMDLoadPlanner": "stepkeeper_planners",
@@ -47,6 +57,7 @@ _MODULES: Final = {
     "StepOutcome": "stepkeeper.results",
     "StepkeeperError": "stepkeeper.errors",
     "TornCheckpointError": "stepkeeper.errors",
+    "Whole": "stepkeeper_planners",
     "dcp": "stepkeeper.dcp",
     "follow": "stepkeeper.follower",
     "prime_optimizer": "stepkeeper_planners",

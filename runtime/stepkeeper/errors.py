@@ -14,6 +14,7 @@ __all__ = [
     "ClosedError",
     "CompanionError",
     "CompanionLostError",
+    "DamagedEntryError",
     "DevicesFullError",
     "FencedError",
     "ForeignStepsError",
@@ -23,10 +24,12 @@ __all__ = [
     "MissingObjectError",
     "NotExclusiveError",
     "NotInPodError",
+    "NoticeDeadlineError",
     "ObjectExistsError",
     "OtherJobsRootError",
     "PeerLostError",
     "PinFormatError",
+    "PinLostError",
     "ProcessGroupError",
     "RefusedError",
     "RestoreError",
@@ -115,8 +118,23 @@ class LogFormatError(StepkeeperError, ValueError):
     """
 
 
+class DamagedEntryError(LogFormatError):
+    """Raised when a log entry isn't what was written, in several readings over fresh connections.
+
+    The message names root, slot, object and fault. Put the object back from object versions or a copy, or let
+    `stepkeeper repair` rebuild what can be proven.
+    """
+
+
 class PinFormatError(StepkeeperError, ValueError):
     """Raised when a pin is of an unknown format, or doesn't match its name. It holds its commit all the same."""
+
+
+class PinLostError(StepkeeperError, RuntimeError):
+    """Raised when a pin that is to be renewed or removed is gone: its lease was over, or a person removed it.
+
+    The commit's data may be gone too. A reader chooses a commit anew.
+    """
 
 
 class UnknownOutcomeError(StepkeeperError, TimeoutError):
@@ -228,6 +246,13 @@ class CompanionLostError(StepkeeperError, ConnectionError):
 
 class PeerLostError(StepkeeperError, ConnectionError):
     """Raised when another rank did not answer in time: it is lost, or far behind."""
+
+
+class NoticeDeadlineError(StepkeeperError, TimeoutError):
+    """Raised when this process was told to stop, and the time for that is over before a call could end.
+
+    What was committed stays. A process that this error ends exits with code 75.
+    """
 
 
 class SaveError(StepkeeperError, RuntimeError):

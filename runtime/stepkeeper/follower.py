@@ -9,21 +9,26 @@ import threading
 from collections.abc import Collection, Iterator, Mapping
 from types import TracebackType
 from typing import Final, Self
+from weakref import finalize
 
 from stepkeeper.coordination.rank_group import SoloRankGroup
-from stepkeeper.errors import RestoreError, StepkeeperError, TransientStorageError
+from stepkeeper.errors import RestoreError, TransientStorageError
 from stepkeeper.log import CommitRecord, Log, LogState
 from stepkeeper.loggers import logger
 from stepkeeper.restore.restorer import Restorer
 from stepkeeper.retention.deletable import metrics_of
-from stepkeeper.retention.pins import Pin, pin_commit, remove_pin
+from stepkeeper.retention.held_pin import HeldPin, hold_commit, release_all_pins
+from stepkeeper.save.given_state import check_target
 from stepkeeper.storage import Store, open_store
 from stepkeeper.training.environment import root_uri
+from stepkeeper.training.sigterm_cleanup import SigtermCleanup
 from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["FollowedCommit", "Follower", "follow"]
 
 _log: Final = logger(__name__)
+_SIGTERM_S: Final = 5.0
+"""How long the end by SIGTERM may wait for the store. Pods usually have 30 s."""
 
 
 class FollowedCommit:
@@ -32,8 +37,11 @@ class FollowedCommit:
     The commit isn't deleted while it is in use: until the next commit is requested, or `close`.
     """
 
-    def __init__(self, store: Store, restorer: Restorer, record: CommitRecord, pin: Pin | None) -> None:
-        self._store, self._restorer, self._record, self._pin = store, restorer, record, pin
+    def __init__(self, store: Store, restorer: Restorer, record: CommitRecord, pin: HeldPin | None) -> None:
+        self._restorer, self._record, self._pin = restorer, record, pin
+        if pin is not None:
+            # Also if nobody closes this: a loop that was left by an exception, a generator that is dropped.
+            finalize(self, pin.let_go).atexit = False
         self.sequence: Final = record.slot
         """Slot in the log."""
 
@@ -67,31 +75,27 @@ class FollowedCommit:
 
         Raises:
             TornCheckpointError: Bytes of the commit are bad. The commit is not quarantined for that.
-            RestoreError: The commit was deleted while it was read; without a pin nothing forbids that.
+            RestoreError: The commit was deleted while it was read: it has no pin, or the pin was lost.
             LoadMismatchError: `state` has other names, shapes or dtypes than the commit.
+            TypeError: `state` is no state, or a function.
+            ValueError: `state` is empty.
 
         """
+        check_target(state)
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
-        self._restorer.restore(self._record, state, rules=rules, pinned=self._pin is not None)
+        self._restorer.restore(self._record, state, rules=rules, is_pinned=self._is_pinned)
 
     def close(self) -> None:
         """Remove the pin: the commit may be deleted now.
 
-        If the store doesn't answer, the pin stays, and a warning is logged.
+        If the store doesn't answer, the pin stays until its lease is over, and a warning is logged.
         """
         pin, self._pin = self._pin, None
-        if pin is None:
-            return
-        try:
-            remove_pin(self._store, pin)
-        except StepkeeperError as error:
-            _log.warning(
-                "the pin of commit %d is left in %s: %s",
-                self.sequence,
-                self._store.uri,
-                error,
-                extra={"step": self.step},
-            )
+        if pin is not None:
+            pin.release()
+
+    def _is_pinned(self) -> bool:
+        return self._pin is not None and self._pin.is_held()
 
     def __enter__(self) -> Self:
         return self
@@ -125,9 +129,16 @@ class Follower:
         self._restorer = Restorer(self._store, SoloRankGroup())
         self._poll_s, self._timeout_s, self._every = poll_s, timeout_s, every
         self._seen = -1 if after is None else after
-        self._holder = f"follow by process {os.getpid()} on {socket.gethostname()}"
         self._current: FollowedCommit | None = None
         self._closed = threading.Event()
+        self._pinning = threading.RLock()
+        """Held while a commit is pinned: a thread that closes the iteration then waits, and finds the pin.
+
+        A signal handler that closes it in between, in this very thread, goes on without waiting.
+        """
+
+        self._sigterm = SigtermCleanup(self._end_process, limit_s=_SIGTERM_S)
+        self._sigterm.start()
 
     def __iter__(self) -> Iterator[FollowedCommit]:
         return self
@@ -145,9 +156,8 @@ class Follower:
         self._release_current()
         waited_s = 0.0
         while not self._closed.is_set():
-            found = self._find_next()
+            found = self._pin_next()
             if found is not None:
-                self._current = found
                 return found
             if self._timeout_s is not None and waited_s >= self._timeout_s:
                 break
@@ -161,7 +171,11 @@ class Follower:
     def close(self) -> None:
         """End the iteration and release the last commit. A thread that waits for the next commit goes on."""
         self._closed.set()
-        self._release_current()
+        with self._pinning:
+            current = self._current
+        if current is not None:
+            current.close()
+        self._sigterm.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -172,18 +186,39 @@ class Follower:
         self.close()
         self._store.close()
 
+    def _end_process(self) -> None:
+        """Remove the pins of all readers of this process, which SIGTERM ends now."""
+        self.close()
+        release_all_pins()
+
     def _release_current(self) -> None:
         current, self._current = self._current, None
         if current is not None:
             current.close()
+
+    def _pin_next(self) -> FollowedCommit | None:
+        """Pin the next commit, unless the iteration was closed."""
+        with self._pinning:
+            if self._closed.is_set():
+                return None
+            found = self._current = self._find_next()
+        if found is not None and self._closed.is_set():
+            found.close()
+            return None
+        return found
 
     def _find_next(self) -> FollowedCommit | None:
         try:
             state = self._log.refresh() if self._log.state.tail >= 0 else self._log.open()
             if self._next_commit(state) is None:
                 return None
-            pin, record = pin_commit(
-                self._log, self._store, self._choose_next, holder=self._holder, reason="follow"
+            pin, record = hold_commit(
+                self._log,
+                self._store,
+                self._choose_next,
+                holder=f"follow by process {os.getpid()}",
+                host=socket.gethostname(),
+                reason="follow",
             )
         except TransientStorageError as error:
             _log.warning("%s gave no answer, it is asked again: %s", self._store.uri, error)
@@ -226,7 +261,8 @@ def follow(
                 write(commit.step, evaluate(model))
 
     A reader that is slower than the training skips to the newest commit. Each commit is pinned while it is in use.
-    A process that is killed leaves its pin; `stepkeeper gc --pins` lists it by process and host.
+    The pin is removed when the loop is left, however it is left, and when SIGTERM ends the process. A process that
+    is killed leaves its pin, which counts no more once the training has gone on for a while without the reader.
 
     Args:
         uri: The root: a URI (file://…, gs://…) or the path of a folder.

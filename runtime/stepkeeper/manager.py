@@ -8,6 +8,7 @@ from typing import Self, SupportsIndex
 import torch.distributed as dist
 
 from stepkeeper.contract import ReportedRestore, ReportPhase
+from stepkeeper.errors import NoticeDeadlineError
 from stepkeeper.manager_arguments import TorchXlaArguments, build_tier_place
 from stepkeeper.manager_inspection import ManagerInspection
 from stepkeeper.manager_parts import ManagerParts
@@ -17,8 +18,10 @@ from stepkeeper.policy.save import AnyOf, SavePolicy, from_interval
 from stepkeeper.restore import record_uri
 from stepkeeper.restore.results import RestoreResult
 from stepkeeper.results import StepOutcome
+from stepkeeper.save.given_state import GivenState, check_given_state, check_target
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.torch_xla_api import TorchXlaApi
+from stepkeeper.training.calls import heeds_notices
 from stepkeeper.training.environment import Environment, PodPaths, check_world_size, read_environment
 from stepkeeper.training.step_controller import validate_step
 from stepkeeper_planners.loading.selection import LoadRules
@@ -169,6 +172,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             environment=environment,
         )
 
+    @heeds_notices
     def restore_latest(
         self,
         state: Mapping[str, object],
@@ -197,23 +201,30 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             FencedError: The root belongs to another job, or a later start of this job has begun.
             RestoreError: The root has commits, but none of them can be used.
             LoadMismatchError: `state` has other names, shapes or dtypes than the commit.
+            TypeError: `state` is no state, or a function.
+            ValueError: `state` is empty.
 
         Ranks:
             All ranks call this with the same arguments.
 
         """
         parts = self._parts
+        check_target(state)
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
         parts.controller.start()
         parts.saver.await_saves_and_prove_root()
         parts.shutdown.raise_failure()
         parts.progress.set_phase(ReportPhase.RESTORING)
+        if rules.is_whole:
+            parts.saver.state_watch.note_target(state)
         with parts.shutdown.record_fencing():
             record = parts.latest_restore.restore(state, rules=rules)
         parts.saver.mark_latest_restored(record)
         if record is not None:
             # The state is whole: an optimizer that has yet to make its own could not have been restored.
             parts.saver.prepare(state)
+        elif rules.is_whole:
+            parts.saver.state_watch.note_unfilled(state)
         parts.save_hooks.log_restore(record)
         parts.progress.record_restore(
             None if record is None else ReportedRestore(sequence=record.slot, step=record.step)
@@ -223,9 +234,8 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             return None
         return RestoreResult(sequence=record.slot, step=record.step, uri=record_uri(parts.store, record))
 
-    def step(
-        self, step: int, state: Mapping[str, object], metrics: Mapping[str, object] | None = None
-    ) -> StepOutcome:
+    @heeds_notices
+    def step(self, step: int, state: GivenState, metrics: Mapping[str, object] | None = None) -> StepOutcome:
         """Finish `step`: save it in the background if it is due, and stop here if all ranks were told to.
 
         Call this after every step, after the loop's own `torch_xla.sync()`. If nothing is due, it takes microseconds
@@ -234,7 +244,8 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
 
         Args:
             step: Number of the step that was just finished, at least 0.
-            state: A tree of tensors, objects with state_dict() and load_state_dict(), and plain values.
+            state: A tree of tensors, objects with state_dict() and load_state_dict(), and plain values; or a function
+                that returns one. The function is called once for each save, and only then.
             metrics: Numbers to store with the commit and to report, by name.
 
         Returns:
@@ -243,7 +254,9 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
         Raises:
             FencedError: Another claim owns the root.
             StepkeeperError: A save in the background failed since the last call.
+            TypeError: `state` is neither a state nor a function. What a function raises is raised unchanged.
             UnsupportedValueError: Something in `state` can't be saved; the message names the key.
+            ValueError: `state` is empty.
 
         Ranks:
             All ranks call this with the same steps.
@@ -252,7 +265,16 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
         parts = self._parts
         parts.shutdown.check_open()
         step = validate_step(step)
+        check_given_state(state)
         request = SaveRequest(step=step, state=state, metrics=metrics)
+        try:
+            return self._finish_step(request)
+        except NoticeDeadlineError as error:
+            parts.controller.stop_unsaved(step, error)
+            return StepOutcome(step=step, stop=True)
+
+    def _finish_step(self, request: SaveRequest) -> StepOutcome:
+        parts, step = self._parts, request.step
         parts.controller.on_step_finished(request)
         if parts.controller.should_stop_at(step):
             parts.controller.save_and_stop(request)
@@ -262,6 +284,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             return StepOutcome(step=step)
         return StepOutcome(step=step, in_flight=parts.controller.start_save(request))
 
+    @heeds_notices
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until no save is in flight.
 
@@ -296,10 +319,12 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
 
         Raises:
             SystemExit: `step` has returned `stop`.
+            FencedError: It has, and another claim owns the root.
 
         """
         self._parts.shutdown.exit_if_stopped()
 
+    @heeds_notices
     def close(self) -> None:
         """Finish the training: commit the saves in flight, wait for all ranks, and report to the operator.
 

@@ -9,6 +9,7 @@ from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive
 from stepkeeper.coordination.rank_group import open_rank_group
+from stepkeeper.coordination.waits import Waits
 from stepkeeper.loggers import identify
 from stepkeeper.manager_arguments import TorchXlaArguments, build_claim_request
 from stepkeeper.policy.keep import KeepPolicy
@@ -51,7 +52,8 @@ class ManagerParts:
 
         """
         self.store: Final = open_store(root_uri(given.path), unsafe_single_writer=unsafe_single_writer)
-        rank_group = open_rank_group(given.process_group)
+        self.waits: Final = Waits()
+        rank_group = open_rank_group(given.process_group, self.waits)
         identify(rank=rank_group.rank, attempt=attempt_name(environment))
         opening = build_open_request(
             environment,
@@ -69,7 +71,9 @@ class ManagerParts:
         self.progress: Final = Progress(self.companion.report_state)
         reopen = partial(open_store, self.store.uri, unsafe_single_writer=unsafe_single_writer)
         cached_store = None if tier is None else CachedStore(self.store, LocalTier(tier, self.store.uri))
-        self.restorer: Final = Restorer(self.store, rank_group, reopen=reopen, cached_store=cached_store)
+        self.restorer: Final = Restorer(
+            self.store, rank_group, reopen=reopen, cached_store=cached_store, waits=self.waits
+        )
         self.latest_restore: Final = LatestRestore(self.restorer, self.companion)
         self.save_hooks: Final = SaveHooks()
         self.saver: Final = Saver(
@@ -80,6 +84,7 @@ class ManagerParts:
             max_pending=given.max_pending_async,
             device_budget_bytes=device_budget_bytes,
             save_hooks=self.save_hooks,
+            waits=self.waits,
         )
         self.controller: Final = StepController(
             given.policy,
@@ -89,6 +94,7 @@ class ManagerParts:
             companion=self.companion,
             environment=environment,
             saves_on_notice=given.chkpt_on_preemption,
+            waits=self.waits,
         )
         self.shutdown: Final = Shutdown(
             self.controller, self.saver, self.progress, self.companion, rank_group

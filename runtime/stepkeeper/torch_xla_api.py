@@ -8,7 +8,9 @@ from stepkeeper.manager_arguments import TorchXlaArguments
 from stepkeeper.manager_parts import ManagerParts
 from stepkeeper.policy.save import SavePolicy
 from stepkeeper.restore import list_steps, restore_step
+from stepkeeper.save.given_state import GivenState, check_given_state, check_target
 from stepkeeper.save.request import SaveRequest
+from stepkeeper.training.calls import heeds_notices
 from stepkeeper.training.step_controller import validate_step
 from stepkeeper_planners.loading.selection import LoadRules
 
@@ -51,6 +53,7 @@ class TorchXlaApi:
         is_there = dist.is_available() and dist.is_initialized()
         return self._arguments.process_group or (dist.group.WORLD if is_there else None)
 
+    @heeds_notices
     def should_save(self, step: int) -> bool:
         """Decide whether to save `step`: because the policy says so, or because all ranks agreed to stop at it.
 
@@ -63,6 +66,7 @@ class TorchXlaApi:
         """
         return self._parts.controller.should_save(step)
 
+    @heeds_notices
     def reached_preemption(self, step: int) -> bool:
         """Return True from the step on that all ranks agreed to stop at.
 
@@ -80,10 +84,11 @@ class TorchXlaApi:
             raise ValueError("preemption isn't watched: construct the manager with chkpt_on_preemption=True")
         return self._parts.controller.should_stop_at(step)
 
+    @heeds_notices
     def save(
         self,
         step: int,
-        state_dict: Mapping[str, object],
+        state_dict: GivenState,
         force: bool = False,
         *,
         metrics: Mapping[str, object] | None = None,
@@ -92,7 +97,8 @@ class TorchXlaApi:
 
         Args:
             step: The step that was just finished, at least 0.
-            state_dict: A tree of tensors, objects with state_dict(), and plain values.
+            state_dict: A tree of tensors, objects with state_dict(), and plain values; or a function that returns
+                one. The function is called once for each save, and only then.
             force: Save although the policy doesn't ask for it.
             metrics: Numbers to store with the commit, by name.
 
@@ -111,10 +117,11 @@ class TorchXlaApi:
         self._parts.saver.await_commit()
         return True
 
+    @heeds_notices
     def save_async(
         self,
         step: int,
-        state_dict: Mapping[str, object],
+        state_dict: GivenState,
         force: bool = False,
         *,
         metrics: Mapping[str, object] | None = None,
@@ -127,7 +134,8 @@ class TorchXlaApi:
 
         Args:
             step: The step that was just finished, at least 0.
-            state_dict: A tree of tensors, objects with state_dict(), and plain values.
+            state_dict: A tree of tensors, objects with state_dict(), and plain values; or a function that returns
+                one. The function is called once for each save, and only then.
             force: Save although the policy doesn't ask for it.
             metrics: Numbers to store with the commit, by name.
 
@@ -136,6 +144,8 @@ class TorchXlaApi:
 
         Raises:
             StepkeeperError: A save in the background failed since the last call.
+            TypeError: `state_dict` is neither a state nor a function. What a function raises is raised unchanged.
+            ValueError: `state_dict` is empty.
 
         Ranks:
             All ranks call this with the same arguments.
@@ -143,6 +153,7 @@ class TorchXlaApi:
         """
         self._parts.shutdown.check_open()
         step = validate_step(step)
+        check_given_state(state_dict)
         if not (self._parts.controller.should_stop_at(step) and self._parts.controller.saves_on_notice):
             self._parts.shutdown.raise_failure()
         request = SaveRequest(step=step, state=state_dict, metrics=metrics)
@@ -152,6 +163,7 @@ class TorchXlaApi:
         self._parts.controller.start_save(request)
         return True
 
+    @heeds_notices
     def restore(
         self,
         step: int,
@@ -184,16 +196,20 @@ class TorchXlaApi:
             RestoreError: There is no such commit, and the message lists those that there are; or it was deleted
                 while it was read, and parts of it are in `state_dict`: restore another one.
             TornCheckpointError: Bytes of the commit are bad.
+            TypeError: `state_dict` is no state, or a function.
+            ValueError: `state_dict` is empty.
 
         Ranks:
             All ranks call this with the same arguments.
 
         """
+        check_target(state_dict)
         # The cleanup after a save's commit may delete the commit that is being read.
         self._parts.saver.wait_until_idle()
         self._parts.shutdown.raise_failure()
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
-        record = restore_step(self._parts.restorer, self._parts.companion, step, state_dict, rules=rules)
+        with self._parts.shutdown.record_fencing():
+            record = restore_step(self._parts.restorer, self._parts.companion, step, state_dict, rules=rules)
         self._parts.saver.mark_restored(record, whole=items is None and not exclude)
         self._parts.save_hooks.log_restore(record)
 
@@ -201,6 +217,7 @@ class TorchXlaApi:
         """List the steps that can be restored, those of HEAD and its ancestors, without repetition."""
         return list_steps(self._parts.store)
 
+    @heeds_notices
     def join(self) -> None:
         """Wait until no save is in flight.
 

@@ -1,5 +1,6 @@
 """The manager on gs://, its companion and itself both talking to an emulator."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from storage_faults.proxy import Fault, faulty
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from stepcluster import binaries
@@ -43,6 +45,36 @@ def test_a_training_resumes_from_a_bucket(gcs_address: str, monkeypatch: pytest.
         assert 4 in manager.all_steps()
     assert other["step"] == 4
     assert torch.equal(other["w"], saved[4])
+
+
+def test_a_training_resumes_though_the_first_reading_of_each_entry_is_bad(
+    gcs_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"gs://{BUCKET}/runs/flipped"
+    entry, read = re.compile(r"stepkeeper/log/[0-9]{8}\.json\?.*alt=media"), set[str]()
+
+    def rule(method: str, about: str) -> Fault:
+        found = entry.search(about)
+        if method != "GET" or found is None or found[0] in read:
+            return "none"
+        read.add(found[0])
+        return "flipped"
+
+    with faulty(gcs_address) as proxy:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.address)
+        for last in (2, 4):
+            read.clear()
+            proxy.break_by(rule)
+            state: dict[str, Any] = {"w": torch.full((300,), -1.0), "step": 0}
+            with CheckpointManager(uri, 1, chkpt_on_preemption=False) as manager:
+                result = manager.restore_latest(state)
+                assert (None if result is None else result.step) == (None if last == 2 else 2)
+                assert state["step"] == last - 2
+                for step in (last - 1, last):
+                    state["w"].fill_(step)
+                    state["step"] = step
+                    manager.save(step, state)
+        assert proxy.bad_over
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:TypedStorage is deprecated")

@@ -133,10 +133,25 @@ def test_two_bad_ones_in_one_start_are_no_bad_checkpoints(root: Path) -> None:
 
 def test_a_save_before_any_restore_goes_on_from_the_newest_too(root: Path) -> None:
     with manager_of(root) as manager:
-        manager.save(1, state_at(1))
-        assert manager.all_steps() == [1, 100, 200, 300]
+        manager.save(301, state_at(301))
+        assert manager.all_steps() == [100, 200, 300, 301]
     (begin, *_) = entries(root)
     assert begin.legacy.step == 300
+
+
+def test_a_save_of_an_older_step_before_any_restore_begins_a_branch(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = files(root)
+    with manager_of(root, max_to_keep=1) as manager:
+        manager.save(300, state_at(300))
+        assert manager.all_steps() == [300]
+        manager.save(1, state_at(1))
+    assert sum("begins a branch of its own" in text for text in caplog.messages) == 1
+    (first, branch, commit, *_) = entries(root)
+    assert (first.legacy.step, branch.legacy, branch.branch) == (300, None, True)
+    assert (commit.parent, commit.legacy) == (None, None)
+    assert files(root) == before
 
 
 def test_steps_further_down_are_not_taken_for_an_empty_root(root: Path) -> None:

@@ -15,8 +15,14 @@ REPOSITORY: Final = PATCHES.parents[1]
 MUTATED: Final = PATCHES / "mutated.py"
 _RULES: Final = "tests/unit/runtime/test_log_rules.py"
 _BACK: Final = "tests/unit/runtime/test_log_going_back.py"
+_BRANCHES: Final = "tests/unit/runtime/test_log_branches.py"
+_READING: Final = "tests/unit/runtime/test_log_reading.py"
+_REPAIR: Final = "tests/unit/runtime/test_repair.py"
+_REPAIR_BESIDE: Final = "tests/unit/runtime/test_repair_beside_others.py"
+_REPAIR_DOUBTS: Final = "tests/unit/runtime/test_repair_doubts.py"
 _OPENING: Final = "tests/unit/runtime/test_log_opening.py"
 _GARBAGE: Final = "tests/unit/runtime/test_garbage.py"
+_LEASES: Final = "tests/unit/runtime/test_pin_leases.py"
 _ROOT_CHECK: Final = "tests/unit/runtime/test_root_check.py"
 _GCS: Final = "tests/contract/test_store_gcs_requests.py"
 _BYTES: Final = "tests/property/test_storage_bytes.py"
@@ -29,6 +35,10 @@ _RECURRING: Final = (
     "test_what_an_earlier_save_has_left_changes_nothing_that_is_stored"
 )
 _DCP: Final = "tests/integration/test_dcp_storage.py"
+_FORKS: Final = "tests/integration/test_companion_forks.py"
+_FORK_GUARD: Final = "tests/unit/runtime_process/test_fork_guard.py"
+_WAITS: Final = "tests/unit/runtime_process/test_waits.py"
+_PEERS: Final = "tests/unit/runtime_process/test_peer_links.py"
 
 TESTS: Final = {
     "fence": f"{_RULES}::test_a_later_begin_fences_the_earlier_claim",
@@ -42,12 +52,38 @@ TESTS: Final = {
     "older-start": f"{_RULES}::test_an_older_start_of_the_same_job_is_fenced",
     "followed-claim-holds": f"{_BACK}::test_a_stale_claim_is_not_followed_and_stays_stale_on_head",
     "begin-of-that-nonce": f"{_BACK}::test_asked_again_for_the_same_begin_it_is_put_once",
+    "forgetful-branches": "tests/property/test_storage_model.py::"
+    "test_no_schedule_breaks_an_invariant[a-process-that-restored-nothing]",
+    "branch-is-apart": f"{_BRANCHES}::test_head_stays_until_the_branch_has_a_commit",
+    "branch-deletes-nothing-yet": f"{_BRANCHES}::test_nothing_is_deleted_before_the_branch_has_a_commit",
     "goes-back": "tests/integration/test_manager_restoring.py::"
     "test_what_is_saved_after_going_back_descends_from_what_was_restored",
     "entry-checksum": f"{_BYTES}::test_a_flipped_bit_in_any_byte_of_an_entry_is_seen_when_the_log_is_opened",
+    "entry-read-again": f"{_READING}::"
+    "test_bytes_that_go_bad_on_the_way_are_read_again_over_fresh_connections[1-empty]",
+    "entry-read-afresh": f"{_READING}::"
+    "test_bytes_that_go_bad_on_the_way_are_read_again_over_fresh_connections[1-empty]",
+    "repair-stands-for-all": f"{_REPAIR}::test_the_newest_commit_is_not_proven_and_kept_apart[empty]",
+    "repair-wins-its-slot": f"{_REPAIR_BESIDE}::test_a_writer_that_appended_meanwhile_is_not_fenced",
+    "proof-is-one-save": f"{_REPAIR}::test_of_two_saves_for_one_slot_neither_is_proven_and_both_are_kept",
+    "deleted-is-no-proof": f"{_REPAIR_DOUBTS}::test_a_save_is_not_taken_for_a_commit_whose_deletion_may_be_lost_too",
+    "unproven-is-kept-apart": f"{_REPAIR}::test_the_newest_commit_is_not_proven_and_kept_apart[empty]",
+    "unproven-is-not-live": "tests/property/test_repair_random.py::test_random_damage",
+    "lost-slot-is-marked": f"{_REPAIR}::test_a_gap_below_the_newest_index_is_marked_and_nothing_is_in_doubt",
+    "behind-the-repair": f"{_REPAIR_BESIDE}::test_a_reader_that_stood_before_the_damage_goes_on_behind_the_repair",
+    "pin-in-a-lost-slot": f"{_REPAIR_BESIDE}::test_what_a_pin_in_a_damaged_slot_may_hold_is_not_collected",
+    "job-may-be-saving": "tests/unit/cli/test_cli_repair.py::"
+    "test_it_is_refused_while_a_job_may_be_saving[file]",
     "gap": f"{_OPENING}::test_a_gap_is_refused_and_named",
     "pin-then-refresh": "tests/unit/runtime/test_pins.py::"
     "test_a_commit_that_is_deleted_before_the_pin_is_there_is_not_held",
+    "lease-ends": f"{_LEASES}::test_who_never_renews_holds_its_data_for_a_lease_and_no_longer",
+    "lease-since-the-renewal": f"{_LEASES}::test_who_is_slow_and_renews_keeps_its_data",
+    "lease-from-the-second": f"{_LEASES}::test_a_lease_runs_by_commits_and_by_the_stores_times_of_them",
+    "lease-by-the-stores-time": "tests/unit/runtime_process/test_companion_session.py::"
+    "test_a_pin_that_nobody_renews_is_removed_after_a_lease",
+    "renewed-is-spared": f"{_LEASES}::test_who_renews_while_its_pin_is_removed_keeps_its_data",
+    "lost-pin-is-told": f"{_LEASES}::test_who_renews_after_its_pin_was_removed_is_told",
     "pins-hold": f"{_GARBAGE}::test_what_is_pinned_keeps_its_data_until_its_last_pin_is_gone",
     "garbage-is-older": f"{_GARBAGE}::test_anybody_can_collect_beside_a_process_that_saves",
     "garbage-is-unnamed": f"{_GARBAGE}::test_garbage_of_earlier_claims_goes_and_nothing_else",
@@ -67,12 +103,30 @@ TESTS: Final = {
     "test_no_rank_waits_for_one_whose_companion_does_not_start",
     "moved-before-written": "tests/unit/runtime_process/test_save_transfers.py::"
     "test_a_region_is_not_used_again_before_all_is_in_it",
+    "companion-is-watched": f"{_FORKS}::"
+    "test_a_companion_that_dies_is_missed_at_once_whoever_holds_its_socket[unhooked]",
+    "trainer-is-watched": "tests/integration/test_companion_process.py::"
+    "test_a_companion_is_gone_with_its_trainer_though_a_forked_child_has_its_socket",
+    "forks-are-held-back": f"{_FORK_GUARD}::"
+    "test_no_thread_forks_between_the_making_of_a_descriptor_and_its_being_known",
+    "forked-copies-are-closed": f"{_FORK_GUARD}::"
+    "test_what_has_descriptors_lets_go_of_them_in_a_child_and_only_there",
+    "start-is-given-up": "tests/unit/runtime_process/test_companion_client.py::"
+    "test_a_manager_closes_in_time_though_a_companion_never_starts",
+    "notice-ends-waits": f"{_WAITS}::test_a_wait_ends_with_the_notices_time_and_says_so",
+    "silence-ends-a-share": "tests/unit/runtime_process/test_share_limits.py::"
+    "test_only_silence_ends_the_wait_for_an_answer[0-200-100]",
+    "end-of-a-rank-is-seen": f"{_PEERS}::test_a_forked_worker_does_not_hide_that_its_trainer_was_killed",
+    "leaving-is-announced": f"{_PEERS}::test_who_leaves_for_an_error_tells_it_to_those_that_wait[error0-PeerLostError]",
+    "progress-is-for-all": f"{_PEERS}::test_the_time_for_all_ranks_together_starts_anew_with_progress_too",
     "told-structure": "tests/unit/runtime_process/test_companion_structures.py::"
     "test_another_structure_has_another_key_and_only_the_last_is_held",
     "told-is-proven": "tests/unit/runtime_process/test_companion_structures.py::"
     "test_nothing_is_written_by_a_key_that_what_was_told_does_not_have",
     "recurring-values": _RECURRING,
     "recurring-ranks": _RECURRING,
+    "fence-is-not-masked": "tests/unit/runtime_process/test_save_persist.py::"
+    "test_what_fails_because_of_a_newer_claim_is_said_to_be_fenced_on_all_ranks",
     "vote": "tests/unit/runtime_process/test_save_persist.py::test_what_one_rank_could_not_write_is_void",
     "whole": "tests/unit/runtime/test_checkpoint_objects.py::test_ranks_that_do_not_fit_together_are_no_checkpoint",
     "block-checksum": f"{_BYTES}::test_a_flipped_bit_anywhere_in_an_object_is_seen[__0_0.distcp]",
@@ -116,6 +170,7 @@ ALWAYS: Final = (
     "pins-hold",
     "entry-before-deletion",
     "verified-is-kept",
+    "forgetful-branches",
     "garbage-is-older",
 )
 """What the other mechanisms stand on: these are tried in each run of the tests, the others with the long ones."""

@@ -24,7 +24,7 @@ class _Adapter(Protocol):
     def identity(self, tensor: torch.Tensor) -> object: ...
 
 
-def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
+def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks, sharding: str | None = None) -> TensorLayout:
     """Describe where every part of the tensor lies, on all ranks. Nothing is computed or transferred.
 
     An XLA tensor with a pending computation may get its sharding only when that has run. So a save calls `materialize`
@@ -34,10 +34,15 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
         fqn: the tensor's flat name.
         tensor: any tensor that can be stored.
         ranks: this process among those that save or load.
+        sharding: for an XLA tensor, the text of the sharding with which it will be filled; None to leave it.
 
     Raises:
         UnsupportedShardingError: the placement doesn't say which device holds what.
     """
+    if sharding is not None:
+        from stepkeeper_planners.adapters import xla
+
+        return xla.describe(fqn, tensor, ranks, sharding)
     return _adapter(tensor, fqn).describe(fqn, tensor, ranks)
 
 
@@ -53,18 +58,25 @@ def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
     return _adapter(tensor).local_shards(tensor)
 
 
-def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
-    """Overwrite the tensor's elements in place, bit for bit. Its sharding stays; all copies on this rank are filled.
+def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor], sharding: str | None = None) -> None:
+    """Overwrite the tensor's elements in place, bit for bit. All copies on this rank are filled.
 
     Args:
         tensor: the tensor to fill.
         pieces: a CPU tensor for each of `TensorLayout.local_boxes(rank)`, by local index, with that box's sizes and the
             tensor's dtype.
+        sharding: for an XLA tensor that has none, the text of the sharding that it gets, by which it was described;
+            None to leave it as it is.
 
     Raises:
         ValueError: a piece is missing, or has another shape or dtype.
         UnsupportedShardingError: see `describe`.
     """
+    if sharding is not None:
+        from stepkeeper_planners.adapters import xla
+
+        xla.fill(tensor, pieces, sharding)
+        return
     _adapter(tensor).fill(tensor, pieces)
 
 

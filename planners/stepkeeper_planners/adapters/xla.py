@@ -15,12 +15,15 @@ import torch_xla.core.xla_model as xm
 from torch_xla.distributed.spmd import wrap_if_sharded
 
 from stepkeeper_planners.adapters import plain
+from stepkeeper_planners.adapters.op_sharding import Tiling, parse_sharding
 from stepkeeper_planners.adapters.xla_sharding import (
     annotate_tiles,
+    build_op_sharding,
     deduplicated_tiling,
     describe_as,
     local_devices,
     ordinal,
+    sharding_text,
     tiling_of,
     unwrap,
 )
@@ -31,13 +34,19 @@ from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 _C: Any = torch_xla._XLAC
 
 
-def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
+def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks, sharding: str | None = None) -> TensorLayout:
     """Describe one chunk for each distinct tile, without padding, with all its copies.
+
+    Args:
+        fqn: the tensor's name, for errors.
+        tensor: the tensor.
+        ranks: the ranks that hold it together.
+        sharding: the text of the sharding that it will get; None to describe it as it lies.
 
     Raises:
         UnsupportedShardingError: the sharding is MANUAL or unknown, or ranks and devices don't fit together.
     """
-    return describe_as(fqn, tensor, tiling_of(unwrap(tensor), fqn), ranks)
+    return describe_as(fqn, tensor, _tiling(unwrap(tensor), sharding, fqn), ranks)
 
 
 def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -55,18 +64,34 @@ def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [remove_padding(by_device[name], boxes[ordinal(name)], bare.dtype) for name in local_devices()]
 
 
-def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
+def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor], sharding: str | None = None) -> None:
     """Fill all local shards from the pieces. A piece serves every local copy of its box.
+
+    Args:
+        tensor: the tensor.
+        pieces: the elements, by local index.
+        sharding: the text of the sharding that it gets; None to leave it as it is. What the tensor held is neither
+            moved nor read, and no program runs.
 
     Raises:
         ValueError: a piece is missing, or has another shape or dtype.
         UnsupportedShardingError: the sharding is MANUAL or unknown.
     """
     bare = unwrap(tensor)
-    tiling = tiling_of(bare)
+    tiling = _tiling(bare, sharding)
     if tiling is None:
+        mark = build_op_sharding(None) if sharding is not None else _C._get_xla_op_sharding(bare)
+        if mark and bare.numel():
+            # A copy onto a tensor that is marked is a program, and marking data that was copied is none.
+            _C._xla_clear_sharding(bare)
         plain.fill(bare, pieces)
+        if mark and bare.numel():
+            _C._xla_mark_sharding(bare, mark)
         return
+    if sharding is not None:
+        # A tensor may have another one. Its data is replaced below, and nothing reads it before.
+        _C._xla_clear_sharding(bare)
+        _C._xla_annotate_custom_sharding(bare, build_op_sharding(tiling))
     devices = local_devices()
     shape = tuple(bare.shape)
     boxes = tiling.device_boxes(shape)
@@ -137,8 +162,7 @@ def start_pending(tensors: Iterable[torch.Tensor], *, until_running: bool = Fals
 
 def structure(tensor: torch.Tensor) -> object:
     """Return the sharding's text."""
-    text: str = _C._get_xla_sharding_spec(unwrap(tensor))
-    return text
+    return sharding_text(tensor)
 
 
 def identity(tensor: torch.Tensor) -> object:
@@ -181,6 +205,13 @@ def remove_padding(data: torch.Tensor, box: Box, dtype: torch.dtype) -> torch.Te
     part = part.contiguous()
     # torch_xla returns unsigned integers of 16 bits and more as signed ones with the same bits.
     return part if part.dtype == dtype else part.view(dtype)
+
+
+def _tiling(bare: torch.Tensor, sharding: str | None, fqn: str = "tensor") -> Tiling | None:
+    """Return the tensor's tiling, or that of the sharding that it will get."""
+    if sharding is None:
+        return tiling_of(bare, fqn)
+    return parse_sharding(fqn, sharding, bare.dim())
 
 
 def _add_padding(

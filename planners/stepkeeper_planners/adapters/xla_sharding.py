@@ -20,11 +20,16 @@ from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayou
 __all__ = [
     "SMALLEST_PART_BYTES",
     "annotate_tiles",
+    "build_op_sharding",
+    "clear_sharding",
     "copy_sharding",
+    "count_devices",
     "deduplicated_tiling",
     "describe_as",
+    "has_sharding",
     "local_devices",
     "ordinal",
+    "sharding_text",
     "tiling_of",
     "unwrap",
 ]
@@ -66,7 +71,7 @@ def tiling_of(bare: torch.Tensor, fqn: str = "tensor") -> Tiling | None:
     Raises:
         UnsupportedShardingError: the sharding is MANUAL or unknown.
     """
-    tiling = parse_sharding(fqn, _C._get_xla_sharding_spec(bare), bare.dim())
+    tiling = parse_sharding(fqn, sharding_text(bare), bare.dim())
     # An empty tensor has no parts: it is one chunk that every rank holds.
     return tiling if bare.numel() else None
 
@@ -98,15 +103,30 @@ def annotate_tiles(
     pending: torch.Tensor, groups: tuple[tuple[int, ...], ...], counts: tuple[int, ...]
 ) -> None:
     """Make the pending tensor come out of its program in tiles, each on one device."""
-    assignment = np.array(groups).reshape(counts).tolist()
-    _C._xla_annotate_custom_sharding(pending, _C.OpSharding(assignment, [], [], int(ShardingType.TILED)))
+    _C._xla_annotate_custom_sharding(pending, build_op_sharding(Tiling(counts=counts, groups=groups)))
+
+
+def build_op_sharding(tiling: Tiling | None) -> Any:
+    """Build torch_xla's object for a tiling, as `mark_sharding` builds it; None for one copy on every device.
+
+    Programs are known by a hash that has the object's bytes in it: an object that is built from the text of a
+    sharding that XLA itself chose gives the same programs.
+    """
+    if tiling is None:
+        return _C.OpSharding([], [], [], int(ShardingType.REPLICATED))
+    devices = np.array(tiling.groups)
+    if tiling.copies == 1:
+        return _C.OpSharding(devices.reshape(tiling.counts).tolist(), [], [], int(ShardingType.TILED))
+    groups = np.arange(len(devices)).reshape(tiling.counts)
+    assignment = devices.reshape(*tiling.counts, tiling.copies)
+    return _C.OpSharding(assignment.tolist(), groups.tolist(), devices.tolist(), int(ShardingType.PARTIAL))
 
 
 def copy_sharding(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """Give the tensor the sharding of `other`, if that has one, from the next program on."""
     bare, source = unwrap(tensor), unwrap(other)
-    wanted = _up_to_date_sharding(source)
-    if wanted and _up_to_date_sharding(bare) != wanted:
+    wanted = sharding_text(source)
+    if wanted and sharding_text(bare) != wanted:
         _C._xla_annotate_custom_sharding(bare, _C._get_xla_op_sharding(source))
 
 
@@ -128,9 +148,22 @@ def _owners(ranks: Ranks) -> dict[int, tuple[Owner, ...]]:
     return device_owners(local, everywhere, xr.process_count(), ranks)
 
 
+def sharding_text(tensor: torch.Tensor) -> str:
+    """Return the sharding's text, "" for a tensor that has none."""
+    bare = unwrap(tensor)
+    # A read returns what the tensor knew, and only then takes over the sharding of what is pending on it.
+    _C._get_xla_sharding_spec(bare)
+    return str(_C._get_xla_sharding_spec(bare))
+
+
+def count_devices() -> int:
+    """Return the number of devices that tensors are sharded over, in all processes; 0 without SPMD."""
+    return len(_C._xla_get_all_runtime_devices()) if xr.is_spmd() else 0
+
+
 def has_sharding(tensor: torch.Tensor) -> bool:
     """Tell whether the tensor has a sharding, `{replicated}` included: a program that writes it must keep that."""
-    return bool(_up_to_date_sharding(unwrap(tensor)))
+    return bool(sharding_text(tensor))
 
 
 def clear_sharding(tensors: Iterable[torch.Tensor]) -> None:
@@ -138,9 +171,3 @@ def clear_sharding(tensors: Iterable[torch.Tensor]) -> None:
     for tensor in tensors:
         if tensor.device.type == "xla":
             _C._xla_clear_sharding(unwrap(tensor))
-
-
-def _up_to_date_sharding(bare: torch.Tensor) -> str:
-    # A read returns what the tensor knew, and only then takes over the sharding of what is pending on it.
-    _C._get_xla_sharding_spec(bare)
-    return str(_C._get_xla_sharding_spec(bare))

@@ -160,7 +160,7 @@ def _causes(differences: Differences) -> Iterator[str]:
     for name in differences.changing if rename is None else ():
         yield (
             f"If the names below {name!r} change from one start to the next, as a data loader's may, save it as "
-            "PerRank: that is one value of each rank, whatever is in it."
+            "Whole, or as PerRank where the ranks have their own: that is one value, whatever is in it."
         )
 
 

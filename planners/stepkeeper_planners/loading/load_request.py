@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from stepkeeper_planners import adapters
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 from stepkeeper_planners.state.per_rank import Resize
+from stepkeeper_planners.state.resizable import Resizable, find_resizable
 from stepkeeper_planners.state.tree import FlatState
 
 __all__ = ["LoadRequest", "Path", "build_load_request"]
@@ -29,16 +30,32 @@ class LoadRequest:
     """Tensors with several elements in one place of memory, which can't be filled."""
     containers: Collection[str] = ()
     """The names of the state's dicts and lists. Older writers store one without tensors as a single value."""
+    resizable: Mapping[str, Resizable] = field(default_factory=dict)
+    """The parts that may get another number of items than they have now, by name."""
 
 
-def build_load_request(flat: FlatState, ranks: Ranks) -> LoadRequest:
+def build_load_request(
+    flat: FlatState,
+    ranks: Ranks,
+    state: Mapping[str, object],
+    shardings: Mapping[str, str] | None = None,
+) -> LoadRequest:
     """Describe everything that the state asks for. No tensor is computed or moved.
+
+    Args:
+        flat: the flat state.
+        ranks: this rank among those that load.
+        state: the nested state from which `flat` was made.
+        shardings: the shardings that tensors get when they are filled, by name; see `choose_shardings`.
 
     Raises:
         UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
     """
+    placed = shardings or {}
     return LoadRequest(
-        layouts=[adapters.describe(fqn, tensor, ranks) for fqn, tensor in flat.tensors.items()],
+        layouts=[
+            adapters.describe(fqn, tensor, ranks, placed.get(fqn)) for fqn, tensor in flat.tensors.items()
+        ],
         values={fqn: flat.paths[fqn] for fqn in flat.values},
         aliases=flat.aliases,
         per_rank=flat.resizers,
@@ -46,6 +63,7 @@ def build_load_request(flat: FlatState, ranks: Ranks) -> LoadRequest:
             fqn for fqn, tensor in flat.tensors.items() if adapters.has_overlapping_elements(tensor)
         ),
         containers=frozenset(_containers(flat.tree, "")),
+        resizable=find_resizable(state, flat),
     )
 
 

@@ -10,6 +10,7 @@ from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 from stepkeeper_planners.loading.differences import Differences
 from stepkeeper_planners.loading.load_request import LoadRequest, Path
 from stepkeeper_planners.loading.resharding import PieceRead, plan_tensor_reads
+from stepkeeper_planners.loading.resizing import match_resizable
 from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.loading.state_reads import StateReads, ValueRead
 from stepkeeper_planners.loading.stored_state import StoredState, StoredTensor
@@ -64,8 +65,9 @@ class _Comparison:
             names[first].append(alias)
         for layout in self._request.layouts:
             self._match_tensor(layout, names[layout.fqn])
+        loaded_whole = self._match_resizable()
         for fqn, path in self._request.values.items():
-            if self._select([fqn]):
+            if fqn not in loaded_whole and self._select([fqn]):
                 self._match_value(fqn, path)
         self._match_per_rank()
         unread = self._list_unread()
@@ -188,6 +190,15 @@ class _Comparison:
                     self._values.append(ValueRead(fqn=fqn, stored_names=(container,), within=path[length:]))
                     return
             self._missing.append(fqn)
+
+    def _match_resizable(self) -> frozenset[str]:
+        """Read lists and dicts that may get other items as they were saved. Return the state's names in them."""
+        found = match_resizable(self._request, self._stored, self._rules)
+        for read in found.reads:
+            self._values.append(read)
+            self._used.update(read.stored_names)
+        self._mismatched.update(found.mismatched)
+        return found.names
 
     def _match_per_rank(self) -> None:
         worlds = self._stored.saved_world_sizes()

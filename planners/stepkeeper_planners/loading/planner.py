@@ -29,7 +29,7 @@ from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.loading.state_reads import StateReads
 from stepkeeper_planners.loading.stored_state import collect_stored_state
 from stepkeeper_planners.process_groups import current_ranks, single_rank
-from stepkeeper_planners.state.filling import fill_state
+from stepkeeper_planners.state.filling import finish_load
 from stepkeeper_planners.state.tree import FlatState, flatten_state
 from stepkeeper_planners.state.values import decode_value
 
@@ -143,7 +143,10 @@ class SPMDLoadPlanner(LoadPlanner):
 
     def _plan(self) -> LoadPlan:
         assert self.metadata is not None
-        request, stored = build_load_request(self._flat, self._ranks), collect_stored_state(self.metadata)
+        request, stored = (
+            build_load_request(self._flat, self._ranks, self.original_state_dict),
+            collect_stored_state(self.metadata),
+        )
         self._reads, self._differences = compare(request, stored, self._ranks, self.rules, self._owner)
         self.skipped, self.unread = self._reads.skipped, self._reads.unread
         found = None
@@ -276,8 +279,7 @@ class SPMDLoadPlanner(LoadPlanner):
             read.fqn: read.build_value(self._pending.values, self._flat.resizers.get(read.fqn), self._owner)
             for read in self._reads.values
         }
-        fill_state(self.original_state_dict, self._flat, values)
-        adapters.materialize(self._flat.tensors)
+        finish_load(self.original_state_dict, self._flat, values)
 
     def _lookup_shard(self, fqn: str, boxes: Mapping[int, Box], local_index: int) -> torch.Tensor:
         return self.lookup_tensor(MetadataIndex(fqn, torch.Size(boxes[local_index].offsets), local_index))

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 
 from stepkeeper_planners import adapters
+from stepkeeper_planners.dtypes import cast_elements
 from stepkeeper_planners.geometry.boxes import Box
-from stepkeeper_planners.loading.casting import cast_elements
 from stepkeeper_planners.loading.resharding import ChunkRead, PieceRead
 
 
@@ -24,6 +24,8 @@ class ReadTarget:
     """The number of reads that are not committed yet."""
     lookup: Callable[[int], torch.Tensor] | None = None
     """Returns the local shard to fill, if that isn't always `local_shard`."""
+    sharding: str | None = None
+    """The sharding that the tensor gets when it is filled, by which `boxes` were computed; None if it keeps its own."""
     _shards: dict[int, torch.Tensor] = field(default_factory=dict)
     _scratch: dict[Box, torch.Tensor] = field(default_factory=dict)
     _n_placed: int = 0
@@ -100,7 +102,7 @@ class ReadTarget:
         for piece in self._diverted.values():
             part = piece.wanted_box.relative_to(self.boxes[piece.local_index].offsets).slices
             self._shards[piece.local_index][part] = before[piece.local_index][part]
-        adapters.fill(self.tensor, self._shards)
+        adapters.fill(self.tensor, self._shards, self.sharding)
 
     def _place(self, piece: PieceRead) -> torch.Tensor:
         """Return the part of the local shard that the piece fills."""

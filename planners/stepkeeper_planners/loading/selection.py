@@ -33,6 +33,11 @@ class LoadRules:
                     f"{argument} is a collection of patterns; write {argument}=({patterns!r},)"
                 )
 
+    @property
+    def is_whole(self) -> bool:
+        """True if state and checkpoint must agree on all names."""
+        return self.strict and self.items is None and not self.exclude
+
     def selects(self, fqn: str) -> bool:
         """Return whether the load is about this name."""
         if self._items is not None and not self._items.match(fqn):

@@ -2,22 +2,26 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from stepkeeper_planners.errors import LoadMismatchError
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.loading.load_request import Path
 from stepkeeper_planners.loading.resharding import PieceRead
+from stepkeeper_planners.state.nesting import rebuild_nesting
 from stepkeeper_planners.state.per_rank import Resize, resize_value
 
 __all__ = ["StateReads", "ValueRead"]
+
+_ROOT: Final = "value"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueRead:
     """One value of the state, and the stored values that it is made of.
 
-    That is one stored value, or for a `PerRank` those of all ranks that saved it.
+    That is one stored value, for a `PerRank` those of all ranks that saved it, and for a list or dict that was saved
+    entry by entry those entries.
     """
 
     fqn: str
@@ -26,6 +30,8 @@ class ValueRead:
     """The keys that lead to it inside the stored value."""
     saved_world_size: int | None = None
     """Number of ranks that saved theirs, if it is a `PerRank`."""
+    paths: Mapping[str, Path] | None = None
+    """The keys within it that lead to each stored value, with the marks of `encode_nesting`, if it was saved opened."""
 
     def build_value(self, read: Mapping[str, object], resize: Resize | None, ranks: Ranks) -> object:
         """Build the state's value from the stored values.
@@ -37,11 +43,17 @@ class ValueRead:
 
         Raises:
             LoadMismatchError: the stored container lacks the key.
+            SourceError: the checkpoint's keys contradict each other.
         """
         if self.saved_world_size is not None:
             return resize_value(
                 resize, self.saved_world_size, [read[name] for name in self.stored_names], ranks
             )
+        if self.paths is not None:
+            below = {name: (_ROOT, *path) for name, path in self.paths.items()}
+            return rebuild_nesting({name: read[name] for name in self.stored_names}, below, where=self.fqn)[
+                _ROOT
+            ]
         value = read[self.stored_names[0]]
         for key in self.within:
             value = self._below(value, key)

@@ -1,6 +1,6 @@
 """Describe what a checkpoint holds, from its metadata."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,9 @@ from typing_extensions import override
 from stepkeeper_planners.dtypes import dtype_name
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.state.per_rank import parse_stored_name
+from stepkeeper_planners.state.tree import Path
 
-__all__ = ["StoredState", "StoredTensor", "collect_stored_state"]
+__all__ = ["StoredState", "StoredTensor", "collect_stored_state", "read_key_paths"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,8 @@ class StoredState:
 
     tensors: Mapping[str, StoredTensor]
     values: Collection[str] = ()
+    read_paths: Callable[[], Mapping[str, Path]] = dict
+    """Reads the keys that led to each name when it was saved, and the marks of `encode_nesting`; empty if unknown."""
 
     def saved_world_sizes(self) -> dict[str, dict[int, set[int]]]:
         """Return, for each `PerRank` name, the world sizes that saved it, and which ranks' values each has."""
@@ -63,8 +66,17 @@ def collect_stored_state(metadata: Metadata) -> StoredState:
     tensors = {fqn: entry for fqn, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
     places = metadata.storage_data if isinstance(metadata.storage_data, Mapping) else {}
     return StoredState(
-        tensors=_StoredTensors(tensors, places), values=[fqn for fqn in entries if fqn not in tensors]
+        tensors=_StoredTensors(tensors, places),
+        values=[fqn for fqn in entries if fqn not in tensors],
+        read_paths=lambda: read_key_paths(metadata),
     )
+
+
+def read_key_paths(metadata: Metadata) -> dict[str, Path]:
+    """Return the keys that led to each name when it was saved; none if the writer stored none."""
+    paths = metadata.planner_data if isinstance(metadata.planner_data, Mapping) else {}
+    # Bytes from elsewhere may say anything.
+    return {name: path for name, path in paths.items() if isinstance(name, str) and isinstance(path, tuple)}
 
 
 class _StoredTensors(Mapping[str, StoredTensor]):

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import torch
 
 from stepkeeper_planners import adapters
+from stepkeeper_planners.dtypes import cast_elements
 from stepkeeper_planners.errors import LoadMismatchError
 from stepkeeper_planners.geometry.boxes import Box
-from stepkeeper_planners.loading.casting import cast_elements
 from stepkeeper_planners.loading.resharding import PieceRead
 
 __all__ = ["TiedCopy", "build_tied_copies", "check_tied_copies"]

@@ -40,7 +40,7 @@ __all__ = [
     "plan_save",
 ]
 
-ASSIGNMENT_VERSION: Final = 2
+ASSIGNMENT_VERSION: Final = 3
 """The version of the division. Raise it with every change that divides the same state otherwise: ranks must agree."""
 
 MIN_SLICE_BYTES: Final = 65_536

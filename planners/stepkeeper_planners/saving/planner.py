@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from typing_extensions import override
 
 from stepkeeper_planners import adapters
+from stepkeeper_planners.adapters.open_shardings import shardings_left_open
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.process_groups import current_ranks, single_rank
 from stepkeeper_planners.saving.global_metadata import GlobalMetadata
@@ -101,7 +102,8 @@ class SPMDSavePlanner(SavePlanner):
         self.sharded_state_dict = adapters.select_sharded(named)
         rest = {k: t for k, t in named.items() if k not in self.sharded_state_dict}
         self.unsharded_state_dict = {**rest, **self._flat.values}
-        self._write_data = WriteData(tensors, adapters.deduplicate_copies(tensors))
+        with shardings_left_open(tensors.values()):
+            self._write_data = WriteData(tensors, adapters.deduplicate_copies(tensors))
 
     @override
     def create_local_plan(self) -> SavePlan:

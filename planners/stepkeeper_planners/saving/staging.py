@@ -9,9 +9,11 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from typing_extensions import override
 
 from stepkeeper_planners import adapters
+from stepkeeper_planners.adapters.open_shardings import shardings_left_open
 from stepkeeper_planners.state.filling import rebuild_state
 from stepkeeper_planners.state.per_rank import PerRank
 from stepkeeper_planners.state.tree import flatten_state
+from stepkeeper_planners.state.whole import Whole
 
 
 class SPMDStager(AsyncStager):
@@ -33,7 +35,8 @@ class SPMDStager(AsyncStager):
         Call it after the training loop's own `torch_xla.sync()`: then it compiles one small program, once.
 
         Args:
-            state_dict: the state to save; nested dicts and lists of tensors, values, Stateful objects and PerRank.
+            state_dict: the state to save; nested dicts and lists of tensors, values, Stateful objects,
+                PerRank and Whole.
 
         Returns:
             A state of the same nesting. Its tensors are copies on the same devices, its values deep copies; each
@@ -47,6 +50,7 @@ class SPMDStager(AsyncStager):
         flat = flatten_state(state_dict)
         copies = self.copies(flat.tensors)
         leaves: dict[str, object] = {fqn: copy.deepcopy(value) for fqn, value in flat.values.items()}
+        leaves |= {fqn: Whole(leaves[fqn]) for fqn in flat.wholes}
         for fqn, value in flat.per_rank.items():
             leaves[fqn] = PerRank(copy.deepcopy(value), resize=flat.resizers[fqn])
         leaves |= copies
@@ -62,8 +66,9 @@ class SPMDStager(AsyncStager):
         Returns:
             The copies, by the same names.
         """
-        copies = {fqn: adapters.clone_for_transfer(fqn, tensor) for fqn, tensor in tensors.items()}
-        adapters.start_pending(tuple(copies.values()))
+        with shardings_left_open(tensors.values()):
+            copies = {fqn: adapters.clone_for_transfer(fqn, tensor) for fqn, tensor in tensors.items()}
+            adapters.start_pending(tuple(copies.values()))
         return copies
 
     @override

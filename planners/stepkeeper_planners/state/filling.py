@@ -1,16 +1,24 @@
 """Write loaded values back into a nested state, and rebuild a state with other leaves."""
 
-from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.stateful import Stateful
+from torch.optim import Optimizer
 
+from stepkeeper_planners import adapters
+from stepkeeper_planners.adapters.open_shardings import self_copies_left_out, shardings_left_open
 from stepkeeper_planners.errors import UnsupportedValueError
 from stepkeeper_planners.state.per_rank import PerRank
+from stepkeeper_planners.state.random_state import RandomState
 from stepkeeper_planners.state.tree import FlatState, Path, empty_like, is_leaf, is_stateful, join_path
+from stepkeeper_planners.state.whole import Whole, fill_value
 
-__all__ = ["fill_state", "rebuild_state"]
+__all__ = ["fill_state", "finish_load", "rebuild_state"]
 
 
 def fill_state(state: Mapping[str, object], flat: FlatState, values: Mapping[str, object]) -> None:
@@ -25,14 +33,42 @@ def fill_state(state: Mapping[str, object], flat: FlatState, values: Mapping[str
     Raises:
         UnsupportedValueError: a value would have to be put into a container that can't be changed.
     """
+    for load in _fill_others(state, flat, values):
+        load()
+
+
+def _fill_others(
+    state: Mapping[str, object], flat: FlatState, values: Mapping[str, object]
+) -> list[Callable[[], None]]:
+    """Fill the state, and return what is to be called once nothing of the load draws random numbers any more."""
     if is_stateful(state):
         _load_stateful(state, flat.tree, (), values)
-        return
-    places = list(_iterate_places(state, flat.tree, ()))
+        return []
+    places = list(_iterate_places(state, flat.tree, (), values))
+    times = Counter(id(place.item) for place in places if isinstance(place.item, list | dict))
+    places = [replace(place, shared=times[id(place.item)] > 1) for place in places]
     for place in places:
         place.check(values)
+    last: list[Callable[[], None]] = []
     for place in places:
-        place.assign(values)
+        place.assign(values, last)
+    return last
+
+
+def finish_load(state: Mapping[str, object], flat: FlatState, values: Mapping[str, object]) -> None:
+    """Put loaded values into the state, as `fill_state`, and leave nothing of the load to the training's next program.
+
+    With what a load leaves pending, or on the host, the first step would be another program than in an undisturbed
+    run, and may round differently. Shardings that are open stay so.
+    """
+    tensors = flat.tensors
+    with shardings_left_open(tensors.values()):
+        last = _fill_others(state, flat, values)
+        adapters.materialize(tensors)
+        adapters.start_pending(tuple(tensors.values()))
+    for load in last:
+        # After all programs: on XLA, each moves the generator on.
+        load()
 
 
 def rebuild_state(flat: FlatState, leaves: Mapping[str, object]) -> dict[str, Any]:
@@ -52,11 +88,17 @@ class _Place:
     key: Any
     path: Path
     tree: Any
+    shared: bool
+    """True if the list or dict there stands elsewhere in the state too: then it isn't filled in place."""
+
+    @property
+    def item(self) -> Any:
+        return self.container[self.key]
 
     def check(self, values: Mapping[str, object]) -> None:
         """Raise UnsupportedValueError if there is a value for this place, and its container can't be changed."""
-        item = self.container[self.key]
-        if is_stateful(item) or isinstance(item, PerRank) or join_path(self.path) not in values:
+        item = self.item
+        if is_stateful(item) or isinstance(item, PerRank | Whole) or join_path(self.path) not in values:
             return
         if not isinstance(self.container, MutableMapping | list):
             raise UnsupportedValueError(
@@ -64,44 +106,69 @@ class _Place:
                 "use a dict or a list"
             )
 
-    def assign(self, values: Mapping[str, object]) -> None:
-        """Load a Stateful, or put the value into its container or its PerRank."""
-        item, name = self.container[self.key], join_path(self.path)
-        if is_stateful(item):
+    def assign(self, values: Mapping[str, object], last: list[Callable[[], None]]) -> None:
+        """Load a Stateful, or put the value into its container or its box. Add to `last` what has to wait for that."""
+        item, name = self.item, join_path(self.path)
+        if isinstance(item, RandomState):
+            last.append(partial(_load_stateful, item, self.tree, self.path, values))
+        elif is_stateful(item):
             _load_stateful(item, self.tree, self.path, values)
         elif name not in values:
             return
-        elif isinstance(item, PerRank):
-            item.value = _merge_loaded(item.value, values[name])
+        elif isinstance(item, PerRank | Whole):
+            item.value = fill_value(item.value, values[name], in_place=isinstance(item, Whole), last=last)
         else:
-            self.container[self.key] = values[name]
+            in_place = isinstance(item, list | dict) and not self.shared
+            self.container[self.key] = fill_value(item, values[name], in_place=in_place, last=last)
 
 
-def _iterate_places(node: Any, tree: Any, path: Path) -> Iterator[_Place]:
+def _iterate_places(node: Any, tree: Any, path: Path, values: Mapping[str, object]) -> Iterator[_Place]:
     is_list = isinstance(node, list)
     for key in range(len(node)) if is_list else list(node):
         below = (*path, key if is_list else str(key))
         item, part = node[key], tree[key]
-        if is_stateful(item) or isinstance(item, PerRank) or is_leaf(part):
-            yield _Place(node, key, below, part)
+        if (
+            is_stateful(item)
+            or isinstance(item, PerRank | Whole)
+            or is_leaf(part)
+            or join_path(below) in values
+        ):
+            yield _Place(node, key, below, part, shared=False)
         else:
-            yield from _iterate_places(item, part, below)
+            yield from _iterate_places(item, part, below, values)
 
 
 def _load_stateful(node: object, tree: Any, path: Path, values: Mapping[str, object]) -> None:
     assert isinstance(node, Stateful)
-    node.load_state_dict(_rebuild(tree, path, values))
+    loaded = _rebuild(tree, path, values)
+    filled = _list_filled_settings(node, loaded) if isinstance(node, Optimizer) else []
+    with self_copies_left_out():
+        node.load_state_dict(loaded)
+    if not isinstance(node, Optimizer):
+        return
+    for group, settings in zip(node.param_groups, filled, strict=False):
+        group.update(settings)
 
 
-def _merge_loaded(node: object, loaded: object) -> object:
-    """Return the loaded value of a PerRank, with the Statefuls that are in it now, loaded."""
-    if is_stateful(node):
-        assert isinstance(node, Stateful)
-        node.load_state_dict(loaded)  # type: ignore[arg-type]  # what its state_dict() gave when it was saved
-        return node
-    if isinstance(node, Mapping) and isinstance(loaded, Mapping):
-        return {key: _merge_loaded(node.get(key), part) for key, part in loaded.items()}
-    return loaded
+def _list_filled_settings(optimizer: Optimizer, loaded: Any) -> list[dict[str, torch.Tensor]]:
+    """Return the tensors that each group of parameters has as settings, such as a learning rate. They are filled.
+
+    torch's load_state_dict() puts copies in their place. Who else has such a tensor, as a compiled step, would go on
+    with the old one; and on XLA a copy gets a sharding of its own, with which the next step is another program.
+    Empty where the user's code may load them otherwise.
+    """
+    # Every optimizer of torch has these, and there is no public way to ask for them.
+    hooks = optimizer._optimizer_load_state_dict_pre_hooks, optimizer._optimizer_load_state_dict_post_hooks  # noqa: SLF001
+    if type(optimizer).load_state_dict is not Optimizer.load_state_dict or any(hooks):
+        return []
+    return [
+        {
+            key: value
+            for key, value in group.items()
+            if isinstance(value, torch.Tensor) and given.get(key) is value
+        }
+        for group, given in zip(optimizer.param_groups, loaded["param_groups"], strict=False)
+    ]
 
 
 def _rebuild(tree: object, path: Path, values: Mapping[str, object]) -> Any:
@@ -111,7 +178,7 @@ def _rebuild(tree: object, path: Path, values: Mapping[str, object]) -> Any:
         for key, part in tree.items():
             rebuilt[key] = _rebuild(part, (*path, str(key)), values)
         return rebuilt
-    if isinstance(tree, PerRank):
+    if isinstance(tree, PerRank | Whole):
         return values.get(join_path(path), tree.value)
     if is_leaf(tree):
         return values.get(join_path(path), tree)

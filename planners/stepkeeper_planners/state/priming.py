@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from stepkeeper_planners import adapters
+from stepkeeper_planners.adapters.open_shardings import note_inferred, shardings_left_open
 from stepkeeper_planners.errors import PrimeError
 from stepkeeper_planners.state.priming_copies import (
     Pair,
@@ -24,7 +25,6 @@ from stepkeeper_planners.state.priming_guards import (
     check_unreachable,
     global_hooks_off,
     keep_random_state,
-    shardings_left_open,
     versions,
 )
 from stepkeeper_planners.state.priming_results import (
@@ -111,21 +111,21 @@ def _make_state(optimizer: Optimizer) -> list[MadeState]:
     kept = shardings_left_open(there)
     with keep_random_state(), global_hooks_off(), torch.no_grad(), kept as left_open:
         pairs, stand_ins = copy_with_stand_ins(optimizer, left_open)
-        made, unmarked = _take_guarded_step(pairs, stand_ins, left_open)
+        made = _take_guarded_step(pairs, stand_ins, left_open)
         check_made(made, pairs)
         adapters.start_pending([tensor for each in made for tensor in list_tensors(each.entry)])
         check_copies(made)
-        adapters.clear_sharding(unmarked)
+        adapters.clear_sharding(
+            [tensor for each in made if id(each.owner) in left_open for tensor in each.inferred]
+        )
+        note_inferred(tensor for each in made for tensor in each.inferred)
     return made
 
 
 def _take_guarded_step(
     pairs: list[Pair], stand_ins: dict[torch.Tensor, torch.Tensor], left_open: Collection[int]
-) -> tuple[list[MadeState], list[torch.Tensor]]:
-    """Take the step of the outermost optimizer's copy, without weight decay.
-
-    Returns:
-        The state that it made, and the tensors of it whose sharding is left to XLA, as the parameters' in `left_open`.
+) -> list[MadeState]:
+    """Take the step of the outermost optimizer's copy, without weight decay, and return the state that it made.
 
     Raises:
         PrimeError: the step failed, or reached the parameters past the copy.
@@ -138,15 +138,9 @@ def _take_guarded_step(
     try:
         take_step(pairs[0][1])
         made = [each for pair in pairs for each in collect_made_state(pair, originals, left_open)]
-        # What has a sharding by now gets it in an unprimed first step too. The optimizer marked it, got it from the
-        # host, or ran a program that made it.
-        tensors = [
-            tensor for each in made if id(each.owner) in left_open for tensor in list_tensors(each.entry)
-        ]
-        unmarked = [tensor for tensor in tensors if not adapters.has_sharding(tensor)]
     finally:
         if not all(is_of_torch(real) for real, _ in pairs):
             check_unchanged(stand_ins, before)
             # What is left pending on copies of the parameters would get into the training's next program.
             adapters.start_pending([*stand_ins.values()])
-    return made, unmarked
+    return made

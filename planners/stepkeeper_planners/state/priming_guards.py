@@ -21,7 +21,6 @@ __all__ = [
     "check_unreachable",
     "global_hooks_off",
     "keep_random_state",
-    "shardings_left_open",
     "versions",
 ]
 
@@ -63,20 +62,6 @@ def keep_random_state() -> Iterator[None]:
                 sys.modules["numpy"].random.set_state(numpy)
             if xla is not None:
                 xla.set_rng_state(seed)
-
-
-@contextmanager
-def shardings_left_open(tensors: Sequence[torch.Tensor]) -> Iterator[set[int]]:
-    """Yield the ids of the tensors that have no sharding, and see to it that they have none afterwards.
-
-    A program that reads such an XLA tensor, as one that copies it does, pins it to how it lies: replicated on all
-    devices. XLA could no longer shard it, and what is computed from it, in the first step of the training.
-    """
-    left_open = [tensor for tensor in tensors if not adapters.has_sharding(tensor)]
-    try:
-        yield {id(tensor) for tensor in left_open}
-    finally:
-        adapters.clear_sharding(left_open)
 
 
 def check_unreachable(stand_in: Optimizer, forbidden: Collection[object]) -> None:

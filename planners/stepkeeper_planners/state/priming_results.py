@@ -27,6 +27,8 @@ class MadeState:
     """The parameter, or another key of the optimizer's state."""
 
     entry: Any
+    inferred: tuple[torch.Tensor, ...] = ()
+    """Those of its tensors that the step gave no sharding."""
 
 
 def collect_made_state(
@@ -50,10 +52,13 @@ def collect_made_state(
         entry = tree_map(lambda leaf: parameters.get(id(leaf), leaf), made)
         if isinstance(entry, dict):
             entry |= _compute_first_numbers(real, owner, entry)
-        for tensor in () if id(owner) in left_open else list_tensors(entry):
-            if tensor.shape == getattr(owner, "shape", None) and not adapters.has_sharding(tensor):
+        # What has a sharding by now gets it in an unprimed first step too. The optimizer marked it, got it from the
+        # host, or ran a program that made it.
+        unmarked = [tensor for tensor in list_tensors(entry) if not adapters.has_sharding(tensor)]
+        for tensor in () if id(owner) in left_open else unmarked:
+            if tensor.shape == getattr(owner, "shape", None):
                 adapters.copy_sharding(tensor, owner)
-        found.append(MadeState(optimizer=real, owner=owner, entry=entry))
+        found.append(MadeState(optimizer=real, owner=owner, entry=entry, inferred=tuple(unmarked)))
     return found
 
 

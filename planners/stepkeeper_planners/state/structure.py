@@ -22,13 +22,14 @@ from stepkeeper_planners.state.tree import (
     resolve_state,
 )
 from stepkeeper_planners.state.values import estimate_value_bytes
+from stepkeeper_planners.state.whole import Whole
 
 __all__ = ["LookUpResult", "StructureCache"]
 
 T = TypeVar("T")
 
 _PLAIN_DICT, _DICT, _LIST, _LEAF = "plain dict", "dict", "list", "leaf"
-_NO_VALUES: Final = (torch.Tensor, PerRank)
+_NO_VALUES: Final = (torch.Tensor, PerRank, Whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,8 @@ class StructureCache(Generic[T]):
 
         Args:
             derive: derives the result, from the first state of a structure and the sizes in bytes of its values.
-            large_value_bytes: a smaller value counts as 0 bytes. If this is None, every value does.
+            large_value_bytes: a smaller value counts as 0 bytes, others as the next power of two. If this is None,
+                every value counts as 0 bytes.
         """
         self._derive: Final = derive
         self._large_value_bytes: Final = large_value_bytes
@@ -135,6 +137,7 @@ class _Structure:
         self._kept: Final = [(name, place[name]) for name in flat.tensors]
         self._values: Final = [(name, place[name]) for name in flat.values]
         self._per_rank: Final = [(name, place[name]) for name in flat.per_rank]
+        self._wholes: Final = flat.wholes
         self._aliases: Final = flat.aliases
         self._paths: Final = flat.paths
         self._large_value_bytes: Final = large_value_bytes
@@ -165,11 +168,12 @@ class _Structure:
         per_rank: list[tuple[str, PerRank]] = [(name, leaves[index]) for name, index in self._per_rank]
         return FlatState(
             tensors={name: leaves[index] for name, index in self._kept},
-            values={name: leaves[index] for name, index in self._values},
+            values={name: _value_of(leaves[index]) for name, index in self._values},
             aliases=self._aliases,
             paths=self._paths,
             per_rank={name: box.value for name, box in per_rank},
             resizers={name: box.resize for name, box in per_rank},
+            wholes=self._wholes,
             tree=tree,
         )
 
@@ -189,8 +193,13 @@ class _Structure:
         limit = self._large_value_bytes
         if limit is None:
             return None
-        sizes = (estimate_value_bytes(leaves[index]) for _, index in self._values)
-        return [size if size >= limit else 0 for size in sizes]
+        sizes = (estimate_value_bytes(_value_of(leaves[index])) for _, index in self._values)
+        # A value that grows from save to save is another one only each time that it has doubled.
+        return [1 << (size - 1).bit_length() if size >= limit else 0 for size in sizes]
+
+
+def _value_of(leaf: object) -> object:
+    return leaf.value if isinstance(leaf, Whole) else leaf
 
 
 def _is_no_value(kind: type) -> bool:

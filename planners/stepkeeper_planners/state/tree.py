@@ -6,6 +6,7 @@ Names are those that torch.distributed.checkpoint gives: keys joined with dots.
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import FunctionType, MethodType
 from typing import Any, Final
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from stepkeeper_planners.adapters import identity
 from stepkeeper_planners.errors import DuplicateNameError, UnsupportedValueError
 from stepkeeper_planners.state.per_rank import PerRank, Resize, parse_stored_name
+from stepkeeper_planners.state.whole import Whole
 
 Path = tuple[str | int, ...]
 
@@ -25,7 +27,7 @@ _SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _PLAIN_LEAVES: Final = _SCALARS | {torch.Tensor, torch.nn.Parameter}
 """Leaves of exactly these types need no further check: nothing in them has to be called or copied."""
 _PLAIN_DICTS: Final = frozenset({dict, OrderedDict, defaultdict})
-_NEVER_STATEFUL: Final = _PLAIN_LEAVES | {dict, list, tuple}
+_NEVER_STATEFUL: Final = _PLAIN_LEAVES | {dict, list, tuple, FunctionType, MethodType}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,8 @@ class FlatState:
     """The values of PerRank entries, to be stored under `stored_name(name, ranks)`. They are not in `paths`."""
     resizers: dict[str, Resize | None] = field(default_factory=dict)
     """The `resize` function of each entry of `per_rank`, if it has one."""
+    wholes: frozenset[str] = frozenset()
+    """Names of the values that are those of a `Whole`."""
     tree: Any = None
     """The nested state, with every Stateful replaced by what its state_dict() returned."""
 
@@ -65,7 +69,7 @@ def resolve_state(state: Mapping[str, object]) -> Any:
         UnsupportedValueError: a Stateful holds itself, a container stands in the state again and again, a Stateful or
             PerRank is in a tuple, or a parameter is lazy.
     """
-    return _resolve(state, (), _Seen())
+    return _resolve(state, (), Seen())
 
 
 def flatten_resolved(tree: Any) -> FlatState:
@@ -74,10 +78,12 @@ def flatten_resolved(tree: Any) -> FlatState:
     Raises:
         DuplicateNameError: two entries get the same name.
     """
-    flat = FlatState(tensors={}, values={}, tree=tree)
+    leaves = list(_iterate_leaves(tree, ()))
+    wholes = frozenset(join_path(path) for path, leaf in leaves if isinstance(leaf, Whole))
+    flat = FlatState(tensors={}, values={}, wholes=wholes, tree=tree)
     all_paths: dict[str, Path] = {}
     tied: dict[object, dict[str, torch.Tensor]] = {}
-    for path, leaf in _iterate_leaves(tree, ()):
+    for path, leaf in leaves:
         fqn = join_path(path)
         if fqn in all_paths:
             raise DuplicateNameError(
@@ -90,7 +96,7 @@ def flatten_resolved(tree: Any) -> FlatState:
             continue
         flat.paths[fqn] = path
         if not isinstance(leaf, torch.Tensor):
-            flat.values[fqn] = leaf
+            flat.values[fqn] = leaf.value if isinstance(leaf, Whole) else leaf
             continue
         tied.setdefault(identity(leaf) or fqn, {})[fqn] = leaf
     for named in tied.values():
@@ -120,12 +126,22 @@ def join_path(path: Path) -> str:
     return ".".join(map(str, path))
 
 
+def check_depth(path: Path) -> None:
+    """Raise UnsupportedValueError if the path is as long as only those of a state that holds itself are."""
+    if len(path) > _MAX_DEPTH:
+        raise UnsupportedValueError(
+            f"{join_path(path[:5])}…: nested more than {_MAX_DEPTH} deep, or holding itself"
+        )
+
+
 @dataclass(slots=True)
-class _Seen:
+class Seen:
     """Keep the containers that were visited: an id of one must not be used again meanwhile."""
 
     containers: dict[int, object] = field(default_factory=dict)
     repeated: int = 0
+    box: str | None = None
+    """The kind of box that the visit is in, if it is in one."""
 
     def visit(self, container: Any, path: Path) -> None:
         """Count the items of a container that was visited before.
@@ -145,17 +161,14 @@ class _Seen:
             )
 
 
-def _resolve(node: object, path: Path, seen: _Seen) -> object:
+def _resolve(node: object, path: Path, seen: Seen) -> object:
     """Replace Statefuls by their state, copy containers, and keep leaves."""
-    if len(path) > _MAX_DEPTH:
-        raise UnsupportedValueError(
-            f"{join_path(path[:5])}…: nested more than {_MAX_DEPTH} deep, or holding itself"
-        )
+    check_depth(path)
     if is_stateful(node):
         assert isinstance(node, Stateful)
         return _resolve(node.state_dict(), path, seen)
-    if isinstance(node, PerRank):
-        return PerRank(_resolve(node.value, path, seen), node.resize)
+    if isinstance(node, PerRank | Whole):
+        return _resolve_box(node, path, seen)
     if isinstance(node, Mapping):
         seen.visit(node, path)
         return _resolve_items(node, path, seen)
@@ -173,7 +186,25 @@ def _resolve(node: object, path: Path, seen: _Seen) -> object:
     return node
 
 
-def _resolve_items(node: Mapping[Any, Any], path: Path, seen: _Seen) -> dict[Any, Any]:
+def _resolve_box(box: PerRank | Whole, path: Path, seen: Seen) -> object:
+    """Resolve what is in a box. A box in another one makes no difference: the outer one is stored as one value."""
+    outer, kind = seen.box, type(box).__name__
+    if outer == Whole.__name__ and isinstance(box, PerRank):
+        raise UnsupportedValueError(
+            f"{join_path(path)}: what each rank has of its own can't be in a Whole, which all ranks have alike; put it "
+            "beside the Whole, or put the Whole into a PerRank"
+        )
+    if outer is not None:
+        return _resolve(box.value, path, seen)
+    seen.box = kind
+    try:
+        value = _resolve(box.value, path, seen)
+    finally:
+        seen.box = None
+    return PerRank(value, box.resize) if isinstance(box, PerRank) else Whole(value)
+
+
+def _resolve_items(node: Mapping[Any, Any], path: Path, seen: Seen) -> dict[Any, Any]:
     resolved = empty_like(node)
     if type(node) in _PLAIN_DICTS and has_plain_leaves_only(node.values()):
         resolved.update(node)
@@ -183,13 +214,10 @@ def _resolve_items(node: Mapping[Any, Any], path: Path, seen: _Seen) -> dict[Any
     return resolved
 
 
-def _refuse_objects(node: object, path: Path, seen: _Seen) -> None:
+def _refuse_objects(node: object, path: Path, seen: Seen) -> None:
     """Refuse Statefuls and PerRanks in a tuple, which is one value, as in stock torch: none of them would be called."""
-    if len(path) > _MAX_DEPTH:
-        raise UnsupportedValueError(
-            f"{join_path(path[:5])}…: nested more than {_MAX_DEPTH} deep, or holding itself"
-        )
-    if is_stateful(node) or isinstance(node, PerRank):
+    check_depth(path)
+    if is_stateful(node) or isinstance(node, PerRank | Whole):
         kind = type(node).__name__
         raise UnsupportedValueError(
             f"{join_path(path)}: a {kind} can't stand in a tuple; use a list or a dict"
@@ -205,10 +233,15 @@ def _refuse_objects(node: object, path: Path, seen: _Seen) -> None:
 
 
 def is_stateful(node: object) -> bool:
-    # A class has the methods too, but no state. Looking for methods is slow, so it comes last.
-    if type(node) in _NEVER_STATEFUL:
+    # A class has the methods too, but no state.
+    kind = type(node)
+    if kind in _NEVER_STATEFUL or isinstance(node, torch.Tensor | type):
         return False
-    return not isinstance(node, torch.Tensor | type) and isinstance(node, Stateful)
+    # To ask the protocol takes ten times as long, and a train loop waits for this at every step.
+    of_class = callable(getattr(kind, "state_dict", None)) and callable(
+        getattr(kind, "load_state_dict", None)
+    )
+    return of_class or isinstance(node, Stateful)
 
 
 def _check_stored_names(flat: FlatState) -> None:
@@ -240,7 +273,8 @@ def is_leaf(node: object) -> bool:
     if not isinstance(node, list) or has_scalars_only(node):
         return True
     return not any(
-        isinstance(item, torch.Tensor | PerRank) or (isinstance(item, Mapping | list) and not is_leaf(item))
+        isinstance(item, torch.Tensor | PerRank | Whole)
+        or (isinstance(item, Mapping | list) and not is_leaf(item))
         for item in node
     )
 

@@ -3,6 +3,7 @@
 from stepkeeper.checkpoint.files import CommitFiles
 from stepkeeper.checkpoint.finishing import FinishedCheckpoint, finish_checkpoint, verify_objects
 from stepkeeper.checkpoint.layout_cache import LayoutCache
+from stepkeeper.checkpoint.manifest import Shardings
 from stepkeeper.checkpoint.orders import SaveOrder, Structure, TensorOrder, ValueOrder
 from stepkeeper.checkpoint.reading import BlockReader, read_manifests
 from stepkeeper.checkpoint.writing import write_checkpoint
@@ -13,6 +14,7 @@ __all__ = [
     "FinishedCheckpoint",
     "LayoutCache",
     "SaveOrder",
+    "Shardings",
     "Structure",
     "TensorOrder",
     "ValueOrder",

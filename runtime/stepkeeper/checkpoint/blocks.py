@@ -1,13 +1,13 @@
 """Number the blocks of a commit alike on all ranks, and order them for reading. Pure."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Final, Self
 
 from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors, merge_values
 from stepkeeper.checkpoint.inventory import ChunkRecord, TensorRecord, ValueRecord
-from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord
+from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, Shardings
 
 __all__ = ["Block", "BlockTable", "Contents", "Runs", "decode_runs", "encode_runs"]
 
@@ -116,6 +116,14 @@ def decode_runs(runs: Runs) -> Iterator[int]:
         yield from range(first, end)
 
 
+def _merge_shardings(manifests: Sequence[Manifest]) -> Shardings:
+    """Return rank 0's shardings, and add the further names of tied tensors."""
+    saved = next((manifest.shardings for manifest in manifests if manifest.shardings.by_name), Shardings())
+    aliases = {name: of for manifest in manifests for name, of in manifest.aliases.items()}
+    tied = {name: saved.by_name[of] for name, of in aliases.items() if of in saved.by_name}
+    return replace(saved, by_name={**saved.by_name, **tied})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
     """The tensors, values and blocks of a commit, from its manifests. They are the same on all ranks."""
@@ -123,6 +131,9 @@ class Contents:
     manifests: Sequence[Manifest]
     tensors: Mapping[str, TensorRecord]
     values: Mapping[str, ValueRecord]
+    shardings: Shardings
+    """The shardings of XLA tensors, under all their names."""
+
     table: BlockTable
     reading_order: Sequence[int]
     """The numbers of the blocks, in the order in which ranks read them."""
@@ -135,6 +146,7 @@ class Contents:
             manifests=manifests,
             tensors=merge_tensors(manifests),
             values=merge_values(manifests),
+            shardings=_merge_shardings(manifests),
             table=table,
             reading_order=table.order_for_reading(manifests),
         )

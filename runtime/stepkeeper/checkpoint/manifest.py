@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -14,6 +15,7 @@ __all__ = [
     "BLOCK_BYTES",
     "Manifest",
     "ObjectRecord",
+    "Shardings",
     "checkpoint_folder",
     "is_object_name",
     "manifest_name",
@@ -67,6 +69,31 @@ class ObjectRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shardings:
+    """The shardings of the tensors that XLA had sharded, marked by the user or chosen by XLA."""
+
+    n_devices: int = 0
+    """The number of devices that they were sharded over, in all processes."""
+
+    by_name: Mapping[str, str] = field(default_factory=dict)
+    """XLA's text of each tensor's sharding. Tensors without a sharding are left out."""
+
+    def to_raw(self) -> dict[str, object]:
+        """Convert to plain JSON values. Each text is there once, however many tensors have it."""
+        names: dict[str, list[str]] = {}
+        for fqn, text in sorted(self.by_name.items()):
+            names.setdefault(text, []).append(fqn)
+        # A list of pairs: a manifest's text is cut at the key "tensors", which no tensor's name may look like.
+        return {"devices": self.n_devices, "names": sorted(names.items())}
+
+    @classmethod
+    def from_raw(cls, raw: Any) -> Self:
+        """Convert what `to_raw` has returned."""
+        by_name = {str(fqn): str(text) for text, names in raw["names"] for fqn in names}
+        return cls(n_devices=int(raw["devices"]), by_name=by_name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """All that one rank wrote of a checkpoint."""
 
@@ -81,6 +108,9 @@ class Manifest:
     inventory: Inventory
     aliases: dict[str, str] = field(default_factory=dict)
     """Further names of tied tensors → the name under which they were written."""
+
+    shardings: Shardings = field(default_factory=Shardings)
+    """In rank 0's manifest, the shardings of XLA tensors."""
 
     @property
     def tensors(self) -> tuple[TensorRecord, ...]:
@@ -118,6 +148,8 @@ class Manifest:
             "rank": self.rank,
             "step": self.step,
         }
+        if self.shardings.by_name:
+            before["shardings"] = self.shardings.to_raw()
         after: dict[str, object] = {"world_size": self.world_size}
         return b"%b,%b,%b" % (encode_json(before)[:-1], self.inventory.encoded, encode_json(after)[1:])
 
@@ -152,6 +184,7 @@ class Manifest:
                     values=tuple(ValueRecord(**item) for item in raw["values"]),
                 ),
                 aliases=dict(raw.get("aliases", {})),
+                shardings=Shardings.from_raw(raw["shardings"]) if "shardings" in raw else Shardings(),
             )
         except ManifestError:
             raise

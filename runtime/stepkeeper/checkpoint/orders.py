@@ -7,7 +7,7 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Self, TypeVar
 
-from stepkeeper.checkpoint.manifest import checkpoint_folder
+from stepkeeper.checkpoint.manifest import Shardings, checkpoint_folder
 
 __all__ = ["SaveOrder", "Structure", "TensorOrder", "ValueOrder"]
 
@@ -44,6 +44,9 @@ class Structure:
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Further names of tied tensors → the name under which they are written."""
 
+    shardings: Shardings = field(default_factory=Shardings)
+    """The shardings of XLA tensors, with which a restore goes on. They decide nothing of what is written."""
+
     key_paths: str = "{}"
     """JSON: each name → the keys that lead to it in the nested state, and notes on nesting that names don't show."""
 
@@ -53,28 +56,43 @@ class Structure:
         tensors: Sequence[TensorOrder],
         *,
         aliases: Mapping[str, str] | None = None,
+        shardings: Shardings | None = None,
         key_paths: Mapping[str, KeyPath] | None = None,
     ) -> Self:
         """Build a structure of these parts."""
-        return cls(tensors=tuple(tensors), aliases=dict(aliases or {}), key_paths=json.dumps(key_paths or {}))
+        return cls(
+            tensors=tuple(tensors),
+            aliases=dict(aliases or {}),
+            shardings=shardings or Shardings(),
+            key_paths=json.dumps(key_paths or {}),
+        )
 
     @classmethod
     def from_text(cls, text: str) -> Self:
         """Read an equal structure from its `text`. Equal parts of its tensors become one object."""
-        aliases, key_paths, *lines = text.split("\n")
-        read = cls(tensors=_read_orders(lines), aliases=json.loads(aliases), key_paths=key_paths)
+        aliases, shardings, key_paths, *lines = text.split("\n")
+        read = cls(
+            tensors=_read_orders(lines),
+            aliases=json.loads(aliases),
+            shardings=Shardings.from_raw(json.loads(shardings)),
+            key_paths=key_paths,
+        )
         # The key of the text that was read, put where the cached property keeps it: it isn't computed again.
         vars(read)["key"] = _digest_text(text)
         return read
 
     @cached_property
     def text(self) -> str:
-        """The structure as lines of JSON: the aliases, the key paths, and one line for each tensor."""
+        """The structure as lines of JSON: aliases, shardings, key paths, and one line for each tensor."""
         # Order by order: one call for all of them would hold the GIL for as long.
         orders = (
             json.dumps([o.fqn, o.dtype, o.global_shape, o.offsets, o.sizes, o.start]) for o in self.tensors
         )
-        return "\n".join((json.dumps(dict(self.aliases), sort_keys=True), self.key_paths, *orders))
+        aliases, shardings = (
+            json.dumps(dict(self.aliases), sort_keys=True),
+            json.dumps(self.shardings.to_raw()),
+        )
+        return "\n".join((aliases, shardings, self.key_paths, *orders))
 
     @cached_property
     def key(self) -> str:

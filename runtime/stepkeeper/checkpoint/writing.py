@@ -8,7 +8,7 @@ from typing import Final
 from stepkeeper.checkpoint.file_parts import FileParts, RankData
 from stepkeeper.checkpoint.inventory import Inventory
 from stepkeeper.checkpoint.layout_cache import LayoutCache, lay_out
-from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
+from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, Shardings, manifest_name
 from stepkeeper.checkpoint.orders import SaveOrder
 from stepkeeper.checkpoint.packing import File, pack_order
 from stepkeeper.storage.base import Buffer, Store, StreamedStore, joined_size_bytes
@@ -96,6 +96,8 @@ def build_manifest(order: SaveOrder, inventory: Inventory, objects: Sequence[Obj
         objects=tuple(objects),
         inventory=inventory,
         aliases=dict(order.structure.aliases),
+        # They are the same on all ranks.
+        shardings=order.structure.shardings if order.rank == 0 else Shardings(),
     )
 
 

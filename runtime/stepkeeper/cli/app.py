@@ -9,6 +9,7 @@ import typer
 from stepkeeper.cli.doctor import doctor
 from stepkeeper.cli.formats import export, import_
 from stepkeeper.cli.read import ls, path, show
+from stepkeeper.cli.repair import repair
 from stepkeeper.cli.terminal import command_exit_code, print_message
 from stepkeeper.cli.verify import verify
 from stepkeeper.cli.watch import watch
@@ -40,8 +41,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     help=(
         "Work with the checkpoints of a root: a folder (file:///…), a bucket (gs://…), or a URI that fsspec knows. "
-        "All commands but rm are safe while a job is saving. Exit codes: 0 fine, 1 something is wrong or isn't there, "
-        "2 usage, 3 the store doesn't answer or refuses, 4 not safe now, nothing was done."
+        "All commands but rm and repair are safe while a job is saving. Exit codes: 0 fine, 1 something is wrong or "
+        "isn't there, 2 usage, 3 the store doesn't answer or refuses, 4 not safe now, nothing was done."
     ),
 )
 
@@ -59,6 +60,6 @@ def options(
     context.obj = Patience(total_s=patience_s)
 
 
-for command in (ls, show, verify, path, watch, rm, gc, doctor, export):
+for command in (ls, show, verify, path, watch, rm, gc, doctor, repair, export):
     app.command()(_report_errors(command))
 app.command("import")(_report_errors(import_))

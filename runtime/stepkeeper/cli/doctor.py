@@ -8,7 +8,14 @@ import typer
 from stepkeeper.cli.bucket import Finding, judge_bucket
 from stepkeeper.cli.probing import measure_throughput, probe_store
 from stepkeeper.cli.terminal import AsJson, ExitCode, Root, Url, open_root, show_document
-from stepkeeper.errors import LogFormatError, LogGapError, MissingObjectError, PinFormatError, StorageError
+from stepkeeper.errors import (
+    DamagedEntryError,
+    LogFormatError,
+    LogGapError,
+    MissingObjectError,
+    PinFormatError,
+    StorageError,
+)
 from stepkeeper.log.tail import LOG_PREFIX, slot_path
 from stepkeeper.retention.pins import list_pins
 from stepkeeper.storage import Store
@@ -83,7 +90,14 @@ def _log_findings(root: Root) -> list[Finding]:
             root.log.entry(unlisted[0])
     except (LogGapError, MissingObjectError) as error:
         todo = (
-            "put the slot back, from soft delete or object versions; find the rule or job that deletes there"
+            "put the slot back, from soft delete or object versions; find the rule or job that deletes there. Where "
+            f"there is no copy, see what can be rebuilt: stepkeeper repair {root.uri}"
+        )
+        return [Finding(check="log", verdict="bad", says=str(error), todo=todo)]
+    except DamagedEntryError as error:
+        todo = (
+            "put the object back, from object versions or a copy; without one, see what can be rebuilt: "
+            f"stepkeeper repair {root.uri}"
         )
         return [Finding(check="log", verdict="bad", says=str(error), todo=todo)]
     except LogFormatError as error:
@@ -100,12 +114,12 @@ def _pin_findings(root: Root) -> list[Finding]:
     try:
         pins = list_pins(root.store, patience=root.patience)
     except PinFormatError as error:
-        todo = "ask who put it there; it keeps its commit's data until it is deleted"
+        todo = "ask who put it there; it keeps its commit's data until gc --pins --remove NAME removes it"
         return [Finding(check="pins", verdict="warn", says=str(error), todo=todo)]
     stale = [pin for pin in pins if pin.slot not in root.log.state.commits]
     if stale:
         says = f"{len(stale)} of {len(pins)} pins keep data of commits that were deleted"
-        todo = "gc --pins names their holders; delete the pin objects of those that are gone"
+        todo = "gc --pins names their holders; gc --pins --remove NAME removes that of a holder that is gone"
         return [Finding(check="pins", verdict="warn", says=says, todo=todo)]
     return [Finding(check="pins", verdict="ok", says=f"{len(pins)}")]
 
@@ -126,7 +140,7 @@ def _latest_findings(root: Root) -> list[Finding]:
         if latest.slot not in root.log.refresh().commits:
             return [Finding(check="latest", verdict="ok", says=f"{what} was replaced while it was looked at")]
         says = f"{what} has {size_bytes} bytes of {latest.size_bytes}"
-        todo = "verify names the objects; a start falls back to the commit before"
+        todo = f"stepkeeper verify {root.uri} names the objects; a start falls back to the commit before"
         return [Finding(check="latest", verdict="bad", says=says, todo=todo)]
     return [Finding(check="latest", verdict="ok", says=f"{what}: all {latest.size_bytes} bytes are there")]
 

@@ -8,8 +8,9 @@ from typing import Final
 
 from stepkeeper.cli.render import UnnamedFolder
 from stepkeeper.cli.terminal import Root
-from stepkeeper.errors import LogFormatError
+from stepkeeper.errors import DamagedEntryError, LogFormatError
 from stepkeeper.log import BeginEntry, CommitEntry, LogState
+from stepkeeper.log.entries import Body
 from stepkeeper.log.tail import LOG_PREFIX, slot_path
 from stepkeeper.storage import ObjectStat
 
@@ -24,7 +25,7 @@ def read_begins(root: Root, claims: Collection[int]) -> dict[int, BeginEntry]:
     """Read the entries that made the given claims.
 
     Returns:
-        Each claim's entry, by its slot.
+        Each claim's entry, by its slot. For one that is damaged, an entry that tells nothing.
 
     Raises:
         LogFormatError: A slot holds something else than a claim.
@@ -32,11 +33,20 @@ def read_begins(root: Root, claims: Collection[int]) -> dict[int, BeginEntry]:
 
     """
     with ThreadPoolExecutor(_THREADS) as pool:
-        bodies = dict(zip(claims, pool.map(lambda claim: root.log.entry(claim).body, claims), strict=True))
+        bodies = dict(zip(claims, pool.map(lambda claim: _read_body(root, claim), claims), strict=True))
+    bodies = {claim: BeginEntry() if body is None else body for claim, body in bodies.items()}
     begins = {claim: body for claim, body in bodies.items() if isinstance(body, BeginEntry)}
     if other := set(bodies) - set(begins):
         raise LogFormatError(f"{root.uri}/{slot_path(min(other))} is taken for a claim, but is no begin")
     return begins
+
+
+def _read_body(root: Root, slot: int) -> Body | None:
+    """Read what a slot says; None if its entry is damaged, as some are in a log that was repaired."""
+    try:
+        return root.log.entry(slot).body
+    except DamagedEntryError:
+        return None
 
 
 def read_slot_times(root: Root) -> dict[int, float]:
@@ -94,7 +104,7 @@ def _find_slots(root: Root, folders: dict[str, _Folder], state: LogState) -> dic
     first = min(folder.claim for folder in folders.values()) + 1
     with ThreadPoolExecutor(_THREADS) as pool:
         slots = range(first, state.tail + 1)
-        bodies = pool.map(lambda slot: root.log.entry(slot).body, slots)
+        bodies = pool.map(lambda slot: _read_body(root, slot), slots)
         return {
             body.folder: slot
             for slot, body in zip(slots, bodies, strict=True)

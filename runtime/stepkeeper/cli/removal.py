@@ -9,6 +9,7 @@ from stepkeeper.log import BeginEntry, CommitRecord, LogState, Owner
 
 __all__ = [
     "HOST_PREFIX",
+    "REPAIR_PREFIX",
     "check_job_over",
     "check_removable",
     "commit_to_verify",
@@ -18,6 +19,10 @@ __all__ = [
 
 HOST_PREFIX: Final = "stepkeeper rm on "
 """Start of the host name in a claim that this command makes. Such a claim ends with its command."""
+
+
+REPAIR_PREFIX: Final = "stepkeeper repair on "
+"""The same in a claim of the command repair."""
 
 
 def select_removed(
@@ -88,7 +93,7 @@ def check_job_over(state: LogState, last: BeginEntry, last_write: str, *, force:
         RefusedError: The job may still be writing.
 
     """
-    if force or last.host.startswith(HOST_PREFIX):
+    if force or last.host.startswith((HOST_PREFIX, REPAIR_PREFIX)):
         return
     who = state.owner.name if state.owner else f"a process on {last.host or 'an unknown host'}"
     raise RefusedError(

@@ -30,11 +30,12 @@ from stepkeeper.cli.terminal import (
     show_document,
     show_table,
 )
-from stepkeeper.errors import RefusedError
+from stepkeeper.errors import PinLostError, RefusedError
 from stepkeeper.log import BeginEntry, CommitRecord, LogState
 from stepkeeper.retention.garbage import Garbage, sweep
 from stepkeeper.retention.garbage import gc as collect
-from stepkeeper.retention.pins import list_pins
+from stepkeeper.retention.leases import PinReport, VerifiedTimes, report_pins
+from stepkeeper.retention.pins import remove_pin
 
 __all__ = ["gc", "rm"]
 
@@ -88,12 +89,21 @@ def gc(
     pins: Annotated[
         bool, typer.Option("--pins", help="List the pins and who holds them; delete nothing.")
     ] = False,
+    remove: Annotated[
+        str | None,
+        typer.Option("--remove", metavar="NAME", help="With --pins: remove the pin of this name."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete data that no commit needs, left by saves that were given up and by deletions that were cut short."""
     if pins and dry_run:
         raise typer.BadParameter("--pins and --dry-run exclude each other")
+    if remove is not None and not pins:
+        raise typer.BadParameter("--remove needs --pins, which lists the names")
     with open_root(context, url) as root:
+        if remove is not None:
+            _remove_pin(root, remove, as_json=as_json)
+            return
         if pins:
             _show_pins(root, as_json=as_json)
             return
@@ -105,6 +115,7 @@ def gc(
                     "dry_run": dry_run,
                     "collected": [_garbage_document(each) for each in report.collected],
                     "pinned": [_garbage_document(each) for each in report.pinned],
+                    "pins_over": list(report.over),
                     "remnants": list(report.remnants),
                 },
             )
@@ -114,6 +125,8 @@ def gc(
             typer.echo(f"{done} {each.folder}: {each.n_objects} objects, {size_text(each.size_bytes)}")
         for each in report.pinned:
             typer.echo(f"pinned {each.folder}: {each.n_objects} objects, {size_text(each.size_bytes)}")
+        for path in report.over:
+            typer.echo(f"{done} {path}: nobody has renewed this pin for a whole lease")
         for path in report.remnants:
             typer.echo(f"{done} {path}: left by a process that was killed")
         total_bytes = sum(each.size_bytes for each in report.collected)
@@ -186,34 +199,75 @@ def _remove_commits(
     return deleted, sweep(root.store, garbage, patience=root.patience)
 
 
-def _show_pins(root: Root, *, as_json: bool) -> None:
+def _report_pins(root: Root) -> tuple[LogState, tuple[PinReport, ...]]:
     state = root.log.open()
-    pins = list_pins(root.store, patience=root.patience)
+    times = VerifiedTimes(root.store, patience=root.patience)
+    return state, report_pins(root.store, lambda: times.read(state), patience=root.patience)
+
+
+def _show_pins(root: Root, *, as_json: bool) -> None:
+    state, reports = _report_pins(root)
     if as_json:
-        documents = [
-            {
-                "sequence": pin.slot,
-                "step": state.commits[pin.slot].step if pin.slot in state.commits else None,
-                "holder": pin.holder,
-                "root": pin.root,
-                "reason": pin.reason,
-                "nonce": pin.nonce,
-            }
-            for pin in pins
-        ]
-        show_document(root.uri, {"pins": documents})
+        show_document(root.uri, {"pins": [_pin_document(state, each) for each in reports]})
+    elif not reports:
+        typer.echo("no pins: nobody keeps any data from being deleted")
+    else:
+        columns = ("NAME", "SEQUENCE", "STEP", "HOLDER", "HOST", "RENEWED", "LEASE", "ROOT", "REASON")
+        rows = [_pin_row(state, each) for each in reports]
+        show_table(columns, rows, right=("SEQUENCE", "STEP", "RENEWED"))
+
+
+def _remove_pin(root: Root, wanted: str, *, as_json: bool) -> None:
+    """Remove one pin by its name. Raises PinLostError that lists the names if there is none of that name."""
+    state, reports = _report_pins(root)
+    found = next((each for each in reports if each.name.text == wanted), None)
+    if found is None:
+        names = ", ".join(each.name.text for each in reports) or "none"
+        raise PinLostError(f"{root.uri} has no pin {wanted!r}; its pins: {names}")
+    remove_pin(root.store, found.name, patience=root.patience)
+    if as_json:
+        show_document(root.uri, {"removed": _pin_document(state, found)})
         return
-    rows = [
-        (
-            str(pin.slot),
-            str(state.commits[pin.slot].step) if pin.slot in state.commits else "deleted",
-            pin.holder,
-            pin.root or "-",
-            pin.reason or "-",
-        )
-        for pin in pins
-    ]
-    show_table(("SEQUENCE", "STEP", "HOLDER", "ROOT", "REASON"), rows, right=("SEQUENCE", "STEP"))
+    goes = "" if found.name.slot in state.commits else "; its data goes with the next collection"
+    typer.echo(f"removed pin {wanted} of {_holder_text(found)}{goes}")
+
+
+def _holder_text(report: PinReport) -> str:
+    return "a holder that can't be read" if report.pin is None else report.pin.holder
+
+
+def _pin_row(state: LogState, report: PinReport) -> tuple[str, ...]:
+    name, pin = report.name, report.pin
+    lease = "none" if name.seen is None else f"current, {state.tail - name.seen} entries behind"
+    return (
+        name.text,
+        str(name.slot),
+        str(state.commits[name.slot].step) if name.slot in state.commits else "deleted",
+        _holder_text(report),
+        (pin and pin.host) or "-",
+        "-" if name.time_unix_s is None else age_text(time.time() - name.time_unix_s),
+        "over" if report.is_over else lease,
+        (pin and pin.root) or "-",
+        (pin and pin.reason) or "-",
+    )
+
+
+def _pin_document(state: LogState, report: PinReport) -> dict[str, Any]:
+    name, pin = report.name, report.pin
+    lease = "none" if name.seen is None else "over" if report.is_over else "current"
+    return {
+        "name": name.text,
+        "sequence": name.slot,
+        "step": state.commits[name.slot].step if name.slot in state.commits else None,
+        "holder": pin and pin.holder,
+        "host": pin and pin.host,
+        "renewed_unix_s": name.time_unix_s,
+        "seen": name.seen,
+        "lease": lease,
+        "root": pin and pin.root,
+        "reason": pin and pin.reason,
+        "nonce": name.nonce,
+    }
 
 
 def _garbage_document(garbage: Garbage) -> dict[str, Any]:

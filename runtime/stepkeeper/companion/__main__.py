@@ -4,17 +4,20 @@ The trainer starts it with: python -m stepkeeper.companion <socket's file descri
 """
 
 import os
-import select
 import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from stepkeeper.companion.channel import Channel
+from stepkeeper.companion.processes import ParentProcess
 from stepkeeper.companion.server import Server
 
 _SOCKET_GONE: Final = 0
+_STDERR: Final = 2
 
 
 def serve(socket_fd: int, trainer_pid: int) -> None:
@@ -22,35 +25,27 @@ def serve(socket_fd: int, trainer_pid: int) -> None:
 
     Work that isn't finished by then never will be: a commit that isn't in the log is no commit.
     """
-    end = socket.socket(fileno=socket_fd)
-    channel = Channel(end)
+    channel = Channel(socket.socket(fileno=socket_fd))
     server = Server(channel)
     threading.Thread(target=server.run_forever, name="requests", daemon=True).start()
-    trainer_fd = _open_pidfd(trainer_pid)
-    # Not select(): the socket may have a high number, from a trainer with a thousand files open.
-    watched = select.poll()
-    for fd in (end.fileno(),) if trainer_fd is None else (end.fileno(), trainer_fd):
-        watched.register(fd, select.POLLIN)
-    while True:
-        if end.fileno() not in {fd for fd, _ in watched.poll()}:
-            # The trainer is dead, though a forked child of it still holds the socket.
-            break
-        packet = channel.receive()
-        if packet is None:
-            break
+    # The socket alone doesn't tell: a worker that the trainer has forked may hold the other end, and outlive it.
+    trainer = ParentProcess(trainer_pid)
+    while (packet := channel.receive(trainer)) is not None:
         server.receive_packet(packet)
     os._exit(_SOCKET_GONE)
 
 
-def _open_pidfd(pid: int) -> int | None:
-    """Open a descriptor that tells when the trainer is dead; None in a sandbox that lacks the call."""
-    try:
-        return os.pidfd_open(pid)
-    except ProcessLookupError:
-        os._exit(_SOCKET_GONE)
-    except OSError:
-        # In a sandbox without this call, only the socket tells that the trainer is gone.
-        return None
+def close_inherited(socket_fd: int) -> None:
+    """Close every file that the trainer had open for its children, such as a pipe whose end somebody waits for.
+
+    What has come through an exec is inheritable. What this interpreter has opened by itself, in sitecustomize for
+    instance, is not (PEP 446), and stays open.
+    """
+    for fd in [int(link.name) for link in Path("/proc/self/fd").iterdir()]:
+        if fd > _STDERR and fd != socket_fd:
+            with suppress(OSError):  # that of the listing, which is closed by now
+                if os.get_inheritable(fd):
+                    os.close(fd)
 
 
 if __name__ == "__main__":
@@ -58,4 +53,5 @@ if __name__ == "__main__":
         # The trainer handles the end of the pod; the companion ends after it.
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+    close_inherited(int(sys.argv[1]))
     serve(socket_fd=int(sys.argv[1]), trainer_pid=int(sys.argv[2]))

@@ -10,14 +10,19 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-__all__ = ["Channel", "Packet"]
+from stepkeeper.fork_guard import MemoryFile
+
+__all__ = ["Channel", "Packet", "Peer"]
 
 _INLINE_LIMIT_BYTES: Final = 32 * 1024
 """A longer body travels in a memfd, because a packet has to fit into a socket's buffer whole."""
 
 _MAX_FDS: Final = 4
+_LOOK_AGAIN_MILLIS: Final = 500
+"""Milliseconds between two looks at a peer whose end no descriptor tells."""
+
 _INLINE: Final = b"i"
 _IN_MEMFD: Final = b"m"
 
@@ -29,6 +34,19 @@ class Packet:
     message: dict[str, Any]
     fds: tuple[int, ...] = ()
     """Open file descriptors, which the receiver has to close."""
+
+
+class Peer(Protocol):
+    """The process that has the other end."""
+
+    @property
+    def end_fd(self) -> int | None:
+        """Descriptor that is readable once the process has ended; None if there is none."""
+        ...
+
+    def has_ended(self) -> bool:
+        """Tell whether the process has ended."""
+        ...
 
 
 class Channel:
@@ -56,13 +74,13 @@ class Channel:
         if len(body) <= _INLINE_LIMIT_BYTES:
             self._send([_INLINE, body], fds, timeout_s)
             return
-        fd = os.memfd_create("stepkeeper-message")
+        memory = MemoryFile("stepkeeper-message")
         try:
-            with open(fd, "wb", closefd=False) as file:
+            with open(memory.fd, "wb", closefd=False) as file:
                 file.write(body)
-            self._send([_IN_MEMFD], [*fds, fd], timeout_s)
+            self._send([_IN_MEMFD], [*fds, memory.fd], timeout_s)
         finally:
-            os.close(fd)
+            memory.close()
 
     def _send(self, parts: Sequence[bytes], fds: Sequence[int], timeout_s: float | None) -> None:
         # socket.send_fds ignores its flags, and a timeout of the socket would hold for the receiving thread too.
@@ -89,8 +107,16 @@ class Channel:
         poll.register(self._socket, select.POLLOUT)
         poll.poll(timeout_s * 1000)
 
-    def receive(self) -> Packet | None:
-        """Wait for the next message. Return None once the other end is gone."""
+    def receive(self, peer: Peer | None = None) -> Packet | None:
+        """Wait for the next message. Return None once the other end is gone.
+
+        Args:
+            peer: The process at the other end, after whose end there is no message to wait for, although others may
+                have copies of the other end.
+
+        """
+        if peer is not None and not self._await_packet(peer):
+            return None
         try:
             data, fds, _, _ = socket.recv_fds(self._socket, _INLINE_LIMIT_BYTES + 1, _MAX_FDS)
         except ConnectionResetError:
@@ -105,6 +131,21 @@ class Channel:
                 return Packet(message=json.loads(body[:]), fds=tuple(fds))
         finally:
             os.close(body_fd)
+
+    def _await_packet(self, peer: Peer) -> bool:
+        """Wait until there is something to receive. Return False if the peer has ended and left nothing."""
+        ours, its_end = self._socket.fileno(), peer.end_fd
+        watched = select.poll()
+        watched.register(ours, select.POLLIN)
+        if its_end is not None:
+            watched.register(its_end, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in watched.poll(_LOOK_AGAIN_MILLIS if its_end is None else None)}
+            if ours in ready:
+                return True
+            if its_end in ready or peer.has_ended():
+                # It may have sent its last message between the looks at the two.
+                return ours in {fd for fd, _ in watched.poll(0)}
 
     def shut_down(self) -> None:
         """Shut the connection down at both ends: a thread that waits in `receive` gets None."""

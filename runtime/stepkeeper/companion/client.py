@@ -1,31 +1,40 @@
 """Start the companion process, send it requests, and notice when it is gone: the trainer's end."""
 
 import os
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from stepkeeper.companion.channel import Channel
 from stepkeeper.companion.messages import CloseRequest, Kind
+from stepkeeper.companion.processes import ChildProcess, start_process
 from stepkeeper.contract import Directive
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.error_codec import decode_error
 from stepkeeper.errors import CompanionLostError, StepkeeperError
+from stepkeeper.fork_guard import forget_in_forks, forks_held_back
 from stepkeeper.loggers import logger
 
 __all__ = ["CompanionProcess"]
 
 _log: Final = logger(__name__)
 _EXIT_TIMEOUT_S: Final = 2.0
+_LOOK_S: Final = 2.0
+"""The interval at which a wait for an answer checks whether the companion makes progress."""
+
+_KILL_TIMEOUT_S: Final = 2.0
+"""Seconds that a killed process may take to end. One that a system call holds up, such as of a hung NFS, ends later."""
+
+_END_NUMBERS: Final = (3, 4)
+"""File descriptors that the process may get its end of the socket as."""
+
 _ANSWER_TIMEOUT_S: Final = 3600.0
 """Longer than the companion tries to reach a store that doesn't answer, for the request and for the work after
 commits.
@@ -44,7 +53,7 @@ class CompanionProcess:
     """
 
     def __init__(self, on_directive: Callable[[Directive], None]) -> None:
-        """Start the process.
+        """Start the process, without waiting for it.
 
         Args:
             on_directive: Called with each directive of the operator, in the thread that receives from the
@@ -52,10 +61,6 @@ class CompanionProcess:
 
         """
         self._on_directive = on_directive
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = _spawn(theirs.fileno())
-        self._channel = Channel(ours)
         self._lock = threading.Lock()
         self._pending: dict[int, Future[dict[str, Any]]] = {}
         self._next_id = 1
@@ -65,6 +70,10 @@ class CompanionProcess:
         self.structure_key: str | None = None
         """Key of the structure that the process holds: that of its last save. Callers that request writes set it."""
 
+        env = _environment()
+        with forks_held_back():
+            self._channel, self._process = _start(env)
+            forget_in_forks(self)
         self._reader = threading.Thread(target=self._read, name="companion", daemon=True)
         self._reader.start()
 
@@ -83,7 +92,13 @@ class CompanionProcess:
         return self._complaint
 
     def send_request(
-        self, kind: Kind, body: dict[str, Any], fds: Sequence[int] = (), timeout_s: float = _ANSWER_TIMEOUT_S
+        self,
+        kind: Kind,
+        body: dict[str, Any],
+        fds: Sequence[int] = (),
+        timeout_s: float = _ANSWER_TIMEOUT_S,
+        *,
+        makes_progress: Callable[[], bool] = lambda: False,
     ) -> dict[str, Any]:
         """Send a request and wait for the companion's answer.
 
@@ -91,7 +106,8 @@ class CompanionProcess:
             kind: The message's name on the wire.
             body: The request, as JSON.
             fds: Open file descriptors to send along.
-            timeout_s: Seconds to wait, after which the process is ended.
+            timeout_s: Seconds to wait without progress, after which the process is ended.
+            makes_progress: Asked again and again meanwhile: True if there was progress since it was asked last.
 
         Returns:
             The answer's body.
@@ -110,13 +126,14 @@ class CompanionProcess:
             self._pending[number] = future
         try:
             self._channel.send({"id": number, "kind": kind, "body": body}, fds, timeout_s=timeout_s)
-            return future.result(max(0.0, ends_s - time.monotonic()))
+            return _await_answer(future, ends_s, timeout_s, makes_progress)
         except StepkeeperError:
             raise
         except TimeoutError as error:
             self.kill()
             raise CompanionLostError(
-                f"the companion process {self.pid} did not answer {kind} within {timeout_s} s and was ended"
+                f"the companion process {self.pid} did not answer {kind} within {timeout_s} s, without progress, and "
+                "was ended"
             ) from error
         except OSError as error:
             raise self._loss(kind) from error
@@ -127,26 +144,31 @@ class CompanionProcess:
             self._channel.send({"id": _NOBODY, "kind": kind, "body": body}, timeout_s=0.0)
 
     def kill(self) -> None:
-        """Kill the process at once."""
+        """Kill the process at once, and tell whoever waits for an answer."""
         self._process.kill()
-        self._process.wait()
+        self._channel.shut_down()
+        if not self._process.wait(_KILL_TIMEOUT_S):
+            _log.warning(
+                "the companion process %d was killed and has not ended within %.0f s: does its disk hang?",
+                self.pid,
+                _KILL_TIMEOUT_S,
+            )
         self._lost = True
 
     def close(self, timeout_s: float = _EXIT_TIMEOUT_S) -> None:
         """End the process: it ends by itself when it sees its socket closed, and is killed after `timeout_s`."""
         self._channel.shut_down()
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
+        if not self._process.wait(timeout_s):
             self.kill()
-        self._reader.join()
-        self._channel.close()
+        self._reader.join(_EXIT_TIMEOUT_S)
+        if not self._reader.is_alive():
+            self._channel.close()
 
     def dismiss(self) -> None:
         """Let the process finish the work after its commits and end by itself, leaving nothing behind.
 
-        This waits for nothing and takes no lock, so that it may be called wherever garbage is collected. In a
-        forked child, which has the same socket, it does nothing: the process is the parent's.
+        This waits for nothing and takes no lock, so that it may be called wherever garbage is collected. In a child
+        that C code forked, which has the same socket, it does nothing: the process is the parent's.
         """
         if os.getpid() != self._owner:
             return
@@ -157,14 +179,20 @@ class CompanionProcess:
         except OSError:
             self._channel.shut_down()
 
+    def forget_after_fork(self) -> None:
+        """Close this copy of the socket, in a forked child: the process is its parent's."""
+        self._lock = threading.Lock()
+        self._lost = True
+        self._process.forget_after_fork()
+        self._channel.close()
+
     def _loss(self, kind: Kind) -> CompanionLostError:
-        code = self._process.poll()
-        how = "its socket is closed" if code is None else f"it ended with {code}"
+        how = f"it ended with {self._process.code}" if self._process.has_ended() else "its socket is closed"
         return CompanionLostError(f"the companion process {self.pid} is gone ({how}) while asked to {kind}")
 
     def _read(self) -> None:
         try:
-            while (packet := self._channel.receive()) is not None:
+            while (packet := self._channel.receive(self._process)) is not None:
                 if self._is_dismissed and packet.message.get("id") == _NOBODY:
                     self._channel.shut_down()
                     break
@@ -176,9 +204,8 @@ class CompanionProcess:
         with self._lock:
             self._lost = True
             pending, self._pending = self._pending, {}
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_EXIT_TIMEOUT_S)
-        how = f"the companion process {self.pid} went away (code {self._process.poll()})"
+        self._process.wait(_EXIT_TIMEOUT_S)
+        how = f"the companion process {self.pid} went away (code {self._process.code})"
         for future in pending.values():
             future.set_exception(CompanionLostError(f"{how} with a request unanswered"))
         if self._is_dismissed:
@@ -208,18 +235,41 @@ class CompanionProcess:
             _log.exception("the operator's directive %s was not followed", directive)
 
 
-def _spawn(fd: int) -> "subprocess.Popen[bytes]":
+def _await_answer(
+    future: Future[dict[str, Any]], ends_s: float, timeout_s: float, makes_progress: Callable[[], bool]
+) -> dict[str, Any]:
+    """Wait until `ends_s`, and `timeout_s` seconds after the last progress. Raises TimeoutError."""
+    while True:
+        left_s = ends_s - time.monotonic()
+        try:
+            return future.result(max(0.0, min(_LOOK_S, left_s)))
+        except TimeoutError:
+            if future.done():
+                # It came just now; or the companion itself raised an error of this kind.
+                return future.result(0)
+        if makes_progress():
+            ends_s = time.monotonic() + timeout_s
+        elif left_s <= 0:
+            raise TimeoutError
+
+
+def _start(env: Mapping[str, str]) -> tuple[Channel, ChildProcess]:
+    """Start a process, and return this end of its channel."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    number = next(number for number in _END_NUMBERS if number != theirs.fileno())
+    command = [sys.executable, "-P", "-m", "stepkeeper.companion", str(number), str(os.getpid())]
+    with theirs:
+        try:
+            return Channel(ours), start_process(command, env, theirs.fileno(), number)
+        except BaseException:
+            ours.close()
+            raise
+
+
+def _environment() -> dict[str, str]:
     python_path = os.pathsep.join(filter(None, [*_package_folders(), os.environ.get("PYTHONPATH", "")]))
-    # A process group of its own: signals to the trainer's group are not for the companion.
-    with _stop_signals_blocked():
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "stepkeeper.companion", str(fd), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[fd],
-            process_group=0,
-            # With arenas of their own, its threads would keep freed memory: as much again as the process needs.
-            env={**os.environ, "PYTHONPATH": python_path, "MALLOC_ARENA_MAX": "1"},
-        )
+    # With arenas of their own, its threads would keep freed memory: as much again as the process needs.
+    return {**os.environ, "PYTHONPATH": python_path, "MALLOC_ARENA_MAX": "1"}
 
 
 def _package_folders() -> list[str]:
@@ -229,13 +279,3 @@ def _package_folders() -> list[str]:
     if planners is not None and planners.origin is not None:
         folders.append(Path(planners.origin).parents[1])
     return list(dict.fromkeys(map(str, folders)))
-
-
-@contextmanager
-def _stop_signals_blocked() -> Iterator[None]:
-    """Block stop signals while the child starts: it inherits the mask until it has said which signals it ignores."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -38,9 +38,9 @@ class Kind(StrEnum):
 
     OPEN = "open"
     CLAIM = "claim"  # (ClaimedRoot)
-    WRITE = "write"  # with the region's file descriptor (Written)
-    STAGE = "stage"  # a WriteRequest, with the region's file descriptor (Staged)
-    UPLOAD = "upload"  # (Written)
+    WRITE = "write"  # with the file descriptors of the region and of the counter (Written)
+    STAGE = "stage"  # a WriteRequest, with the same file descriptors (Staged)
+    UPLOAD = "upload"  # with the counter's file descriptor (Written)
     COMMIT = "commit"  # (Committed)
     VOID = "void"
     QUARANTINE = "quarantine"  # (ClaimedRoot)
@@ -82,6 +82,9 @@ class ClaimRequest:
     legacy: ForeignBase | None = None
     """Another writer's step that this process has restored, or is about to restore."""
 
+    branch: bool = False
+    """True to go on from nothing: the next commit begins a branch."""
+
     offer: ForeignBase | None = None
     """Another writer's step to go on from if nothing is committed."""
 
@@ -120,6 +123,9 @@ class ClaimedRoot:
 
     legacy: ForeignBase | None = None
     """The other writer's step that the claim goes on from, if it is one."""
+
+    branching: bool = False
+    """True if the next commit begins a branch, and leaves the base behind."""
 
     past: RestartHistory | None = None
     """This training's past, if the request asked for it and the log could be read."""

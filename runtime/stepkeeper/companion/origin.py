@@ -24,11 +24,15 @@ class NextClaim:
     """A further claim of this process. Until its request is answered, it may or may not be in the log."""
 
     body: ClaimRequest
-    origin: Origin
+    origin: Origin | None = None
+    """What it goes on from; None if it begins a branch."""
+
+    branch_step: int | None = None
+    """The step that a branch is to begin with; None if it goes on from `origin`."""
 
 
 def is_claim_from(claimed: ClaimedRoot, origin: Origin) -> bool:
-    """Tell whether the claim `begun` goes on from `origin`."""
+    """Tell whether `claimed` goes on from `origin`."""
     if isinstance(origin.base, ForeignBase):
         return claimed.legacy is not None and claimed.legacy.folder == origin.base.folder
     return claimed.base is not None and claimed.base.slot == origin.base

@@ -31,6 +31,7 @@ from stepkeeper.contract.wire import decode, encode
 from stepkeeper.error_codec import encode_error
 from stepkeeper.errors import CompanionError
 from stepkeeper.loggers import identify
+from stepkeeper.storage.moved import moved
 
 __all__ = ["Server"]
 
@@ -42,6 +43,9 @@ a commit that the work is about to delete.
 """
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+
+_COUNTER_PLACES: Final = {Kind.WRITE: 1, Kind.STAGE: 1, Kind.UPLOAD: 0}
+"""By request, which of the file descriptors that come along is the memory for the count of moved bytes."""
 
 _MOST_BEHIND: Final = 8
 """Number of commits whose work may be left to do when another save starts."""
@@ -100,6 +104,8 @@ class Server:
             self._answer(packet)
         elif self._tasks.can_advance:
             self._tasks.advance()
+            # A request that waits for this work, to have room for example, isn't stuck.
+            moved.note(1)
         else:
             self._await_packet()
 
@@ -186,6 +192,8 @@ class Server:
         session = self._session
         if session is None:
             raise CompanionError(f"asked to {kind} before anything was opened")
+        if (place := _COUNTER_PLACES.get(kind)) is not None and len(fds) > place:
+            moved.share(fds[place])
         if kind is Kind.COMMIT:
             committed, after = session.commit_save(decode(CommitRequest, raw))
             return encode(committed), after

@@ -91,6 +91,7 @@ class Session:
             offer=partial(self._read_offer, body),
             after=body.after,
             nonce=body.nonce,
+            branch=body.branch,
             take_over=body.take_over_any or body.take_over,
             host=socket.gethostname(),
         )
@@ -222,6 +223,7 @@ class Session:
             tail=state.tail,
             base=state.latest,
             legacy=state.legacy,
+            branching=state.branching,
         )
 
     def _folder_uri(self, folder: str) -> str:

@@ -23,7 +23,9 @@ from stepkeeper.errors import (
     TransientStorageError,
     UnknownOutcomeError,
 )
+from stepkeeper.fork_guard import forget_in_forks
 from stepkeeper.log import CommitRecord, ForeignBase
+from stepkeeper.log.claims import must_branch
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.loggers import logger
 
@@ -31,7 +33,6 @@ __all__ = ["Companion", "Origin"]
 
 _log: Final = logger(__name__)
 _OPEN_TIMEOUT_S: Final = 60.0
-_KILL_AGAIN_S: Final = 0.05
 
 
 class Companion:
@@ -70,10 +71,21 @@ class Companion:
         self._starting: CompanionProcess | None = None
         self._finalizer: weakref.finalize[[], Companion] | None = None
         self._closed = False
+        self._is_start_given_up = False
+        """True once `close` has stopped waiting for a process that another thread starts."""
+
         self._claimed_root: ClaimedRoot | None = None
         self._origin: Origin | None = None
         self._next_claim: NextClaim | None = None
         self._state = TrainerState()
+        forget_in_forks(self)
+
+    def forget_after_fork(self) -> None:
+        """Forget the process, in a forked child: it is its parent's, and so is the claim."""
+        self._lock = threading.Lock()
+        self._closed = self._closed or self._process is not None or self._claimed_root is not None
+        self._process = self._starting = None
+        self._dismiss_when_dropped(None)
 
     @property
     def claimed_root(self) -> ClaimedRoot | None:
@@ -130,6 +142,11 @@ class Companion:
         claim = None if held is None else held.claim
         process = self._starting = CompanionProcess(self._on_directive)
         try:
+            # In this order, because the thread that closes does both in the opposite one.
+            if self._is_start_given_up:
+                raise ClosedError(
+                    "the companion process was ended while it started, as its manager was closed"
+                )
             process.send_request(
                 Kind.OPEN, encode(replace(self._opening, claim=claim)), timeout_s=_OPEN_TIMEOUT_S
             )
@@ -149,15 +166,23 @@ class Companion:
             # When the interpreter ends, the closed socket tells the process.
             self._finalizer.atexit = False
 
-    def claim_root(self, *, origin: Origin | None = None, take_over: str | None = None) -> ClaimedRoot:
+    def claim_root(
+        self,
+        *,
+        origin: Origin | None = None,
+        take_over: str | None = None,
+        unrestored_step: int | None = None,
+    ) -> ClaimedRoot:
         """Claim the root for this process, which goes on from `origin`; without an origin, from what HEAD is.
 
         A repeated call with the same origin returns the same claim. If `origin` is another one and isn't HEAD, this
-        process makes a further claim, which follows its first.
+        process makes a further claim, which follows its first. It also does so to begin a branch, once.
 
         Args:
-            origin: What this process has restored; None if it has restored nothing.
+            origin: What this process has restored; None if that is HEAD, or nothing.
             take_over: Name of the job whose root becomes this one's.
+            unrestored_step: The step to save next, if this process has restored nothing. A branch begins with it
+                unless it is greater than HEAD's.
 
         Raises:
             FencedError: The claim of this process didn't hold any more.
@@ -172,6 +197,10 @@ class Companion:
             self._origin = origin
         elif origin is not None and origin is not self._origin:
             self._claimed_root = self._claim_next(process, origin)
+        if unrestored_step is not None and not self._claimed_root.branching:
+            found = self._claimed_root.base or self._claimed_root.legacy
+            if must_branch(found, unrestored_step):
+                self._claimed_root = self._claim_next(process, branch_step=unrestored_step)
         return self._claimed_root
 
     def claim_root_from(self, legacy: ForeignBase) -> ClaimedRoot:
@@ -201,7 +230,7 @@ class Companion:
         """
         process = self.ensure_process()
         if (next_claim := self._next_claim) is not None:
-            stays = replace(next_claim.body, base=None, legacy=None)
+            stays = replace(next_claim.body, base=None, legacy=None, branch=False)
             self._claimed_root = self._request_next_claim(process, replace(next_claim, body=stays))
         return process
 
@@ -212,10 +241,14 @@ class Companion:
             self._claimed_root = self._request_next_claim(process, self._next_claim)
         return process
 
-    def _claim_next(self, process: CompanionProcess, origin: Origin) -> ClaimedRoot:
+    def _claim_next(
+        self, process: CompanionProcess, origin: Origin | None = None, *, branch_step: int | None = None
+    ) -> ClaimedRoot:
+        """Follow this process's claim by one that goes on from `origin`, or that begins a branch with `branch_step`."""
         assert self._claimed_root is not None
         body = replace(self._claiming, after=self._claimed_root.claim, nonce=new_nonce())
-        self._next_claim = NextClaim(body=set_claim_base(body, origin), origin=origin)
+        body = replace(body, branch=True) if origin is None else set_claim_base(body, origin)
+        self._next_claim = NextClaim(body=body, origin=origin, branch_step=branch_step)
         try:
             return self._request_next_claim(process, self._next_claim)
         except StorageError as error:
@@ -232,8 +265,10 @@ class Companion:
             self._next_claim = None
             raise
         self._next_claim = None
-        if is_claim_from(claimed, next_claim.origin):
+        if next_claim.origin is not None and is_claim_from(claimed, next_claim.origin):
             self._origin = next_claim.origin
+        if next_claim.branch_step is not None and claimed.branching:
+            _warn_of_branch(claimed, next_claim.branch_step)
         return claimed
 
     def _request_first_claim(self, process: CompanionProcess, body: ClaimRequest) -> ClaimedRoot:
@@ -273,16 +308,35 @@ class Companion:
     def _take_last_process(self, patience_s: float) -> CompanionProcess | None:
         """Take over the current process.
 
-        A process that another thread is starting, and that doesn't come up in time, is killed.
+        A process that another thread is starting, and that doesn't come up in time, is killed, now or by that thread.
         """
         self._closed = True
-        while not self._lock.acquire(timeout=patience_s):
+        is_idle = self._lock.acquire(timeout=patience_s)
+        if not is_idle:
+            self._is_start_given_up = True
             if (starting := self._starting) is not None:
                 starting.kill()
-            patience_s = _KILL_AGAIN_S
+            is_idle = self._lock.acquire(timeout=patience_s)
+        if not is_idle:
+            _log.warning("the companion process is still being started; it is ended once it is there")
+            return None
         try:
             process, self._process = self._process, None
             self._dismiss_when_dropped(None)
             return process
         finally:
             self._lock.release()
+
+
+def _warn_of_branch(claimed: ClaimedRoot, step: int) -> None:
+    latest = claimed.base or claimed.legacy
+    assert latest is not None
+    _log.warning(
+        "step %d begins a branch of its own: this process has restored nothing, and this root is at step %d already "
+        "(%s). To go on from there, call restore_latest(state) before the first save; for another training, use "
+        "another root. What was saved there before stays, until this branch has passed its steps",
+        step,
+        latest.step,
+        latest.folder,
+        extra={"step": step},
+    )

@@ -6,6 +6,7 @@ from typing import Any, Final, Protocol
 import torch.distributed as dist
 
 from stepkeeper.coordination.store_rank_group import StoreRankGroup
+from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import PeerLostError
 from stepkeeper_planners.geometry.layout import Ranks
 
@@ -39,6 +40,25 @@ class RankGroup(Protocol):
 
     def abort(self) -> None:
         """Make everyone in this process who waits for another rank get a PeerLostError soon: the process ends."""
+        ...
+
+    def watch_peers(self) -> None:
+        """Notice from now on when another rank ends, whatever this one does. Ranks: all ranks call this."""
+        ...
+
+    def look_for_loss(self) -> None:
+        """End all waits of this process if a rank was announced as lost. Raises PeerLostError without the store."""
+        ...
+
+    def note_progress(self, n_bytes: int) -> None:
+        """Let the ranks that wait for this one know that a save has moved `n_bytes` more."""
+        ...
+
+    def announce_leave(self, error: BaseException | None) -> None:
+        """Tell the other ranks that this one leaves, and whether that is for an `error`; None: in order.
+
+        No rank waits for it any more. Where it leaves for an error, all waits of the others end.
+        """
         ...
 
     def leave(self, timeout_s: float) -> None:
@@ -78,6 +98,18 @@ class SoloRankGroup:
     def abort(self) -> None:
         """Do nothing: nobody waits."""
 
+    def watch_peers(self) -> None:
+        """Do nothing: there is no peer."""
+
+    def look_for_loss(self) -> None:
+        """Do nothing: there is no peer."""
+
+    def note_progress(self, n_bytes: int) -> None:
+        """Do nothing: nobody waits."""
+
+    def announce_leave(self, error: BaseException | None) -> None:
+        """Do nothing: nobody listens."""
+
     def leave(self, timeout_s: float) -> None:
         """Do nothing: nobody reads."""
 
@@ -93,6 +125,6 @@ def world_size_of(group: dist.ProcessGroup | None) -> int:
     return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
-def open_rank_group(group: dist.ProcessGroup | None) -> RankGroup:
-    """Open the rank group that this process trains in."""
-    return StoreRankGroup.of(group) if world_size_of(group) > 1 else SoloRankGroup()
+def open_rank_group(group: dist.ProcessGroup | None, waits: Waits | None = None) -> RankGroup:
+    """Open the rank group that this process trains in. `waits` ends the waits for other ranks."""
+    return StoreRankGroup.of(group, waits) if world_size_of(group) > 1 else SoloRankGroup()

@@ -60,8 +60,8 @@ class RootProof:
     def make(self) -> None:
         """Call `prove_shared`, unless that was done before. Ranks: all ranks call this at the same points.
 
-        Call it in the train thread, unless the training has ended: it draws Python's random numbers, and puts
-        them back.
+        Call it in the train thread, or in another one while that waits: it draws Python's random numbers, and
+        puts them back.
         """
         if self.made:
             return

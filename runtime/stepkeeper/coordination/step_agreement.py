@@ -7,14 +7,21 @@ step numbers and any interleaving.
 """
 
 import threading
+import time
 from typing import Final, NamedTuple
 
 from stepkeeper.coordination.rank_group import RankGroup
+from stepkeeper.coordination.waits import Waits
 
 __all__ = ["STOP", "StepAgreement"]
 
 STOP: Final = "stop"
 _POLL_S: Final = 0.1
+_LOOK_S: Final = 0.5
+"""The interval at which a rank checks whether another one is lost, though nothing waits for it just now."""
+
+_HELD_LOOK_S: Final = 0.2
+_CLOSE_S: Final = 5.0
 _MEET_S: Final = 3600.0
 """The seconds by which ranks may start apart; the rest of the start waits as long."""
 
@@ -31,8 +38,9 @@ class _Agreed(NamedTuple):
 class StepAgreement:
     """Agree with the other ranks on the steps after which wishes are due. Call `pass_step` after each step."""
 
-    def __init__(self, rank_group: RankGroup) -> None:
+    def __init__(self, rank_group: RankGroup, waits: Waits | None = None) -> None:
         self._rank_group = rank_group
+        self._waits = waits or Waits()
         self._changed = threading.Condition()
         self._wishes: list[str] = []
         self._agreed: list[_Agreed] = []
@@ -41,6 +49,12 @@ class StepAgreement:
         self._error: BaseException | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="agreement", daemon=True)
+
+    @property
+    def stop_is_agreed(self) -> bool:
+        """True if all ranks have agreed on a step to stop at, and this one hasn't come to it yet."""
+        with self._changed:
+            return any(agreed.name == STOP for agreed in self._agreed)
 
     def start(self) -> None:
         """Listen to the wishes of other ranks from now on."""
@@ -65,12 +79,16 @@ class StepAgreement:
         """Return the wishes that are due now that `step` is finished; every rank gets the same ones.
 
         Raises:
-            PeerLostError: A rank did not answer in time, or did not start.
+            PeerLostError: A rank did not answer in time, or did not start, or is lost.
+            NoticeDeadlineError: The time of a notice was over before all ranks had answered.
 
         """
+        since_s = time.monotonic()
+        self._waits.raise_loss()
         with self._changed:
             while self._held and self._error is None:
-                self._changed.wait()
+                if not self._changed.wait(_HELD_LOOK_S):
+                    self._waits.check(since_s)
             if self._error is not None:
                 raise self._error
             self._passed = step
@@ -81,16 +99,17 @@ class StepAgreement:
             return due
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread. One that is stuck in the store, whose host is gone, is left: it keeps no process alive."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
         try:
             self._meet()
+            self._rank_group.watch_peers()
             self._hold_rounds()
         except BaseException as error:  # it is raised in the train thread, which may be held just now
             with self._changed:
@@ -104,7 +123,11 @@ class StepAgreement:
 
     def _hold_rounds(self) -> None:
         number = 0
+        look_s = time.monotonic()
         while not self._closing:
+            if time.monotonic() >= look_s:
+                self._rank_group.look_for_loss()
+                look_s = time.monotonic() + _LOOK_S
             name = self._next_wish(number)
             if name is not None:
                 self._hold_round(number, name)

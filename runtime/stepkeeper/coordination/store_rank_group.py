@@ -15,6 +15,9 @@ from typing import Any, Final, Self
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from stepkeeper.coordination.peer_watch import PeerWatch, run_bounded
+from stepkeeper.coordination.store_calls import STORE_CALLS
+from stepkeeper.coordination.waits import SilenceLimit, Waits
 from stepkeeper.errors import PeerLostError, StepkeeperError
 from stepkeeper_planners.geometry.layout import Ranks, ranks_in_group
 
@@ -26,7 +29,11 @@ _LONGEST_PAUSE_S: Final = 0.05
 _LOOK_S: Final = 0.5
 """The interval at which a rank that waits for another one checks whether one is lost."""
 
-_LOST: Final = "lost"
+_MOVED: Final = "moved"
+"""A name: how many bytes saves have moved on all ranks."""
+
+_ADDRESS_S: Final = 300.0
+"""The time in which a rank that has come to the start says how others reach it."""
 
 _READERS: Final = "#readers"
 """A suffix of names: how many ranks have read what rank 0 broadcast under the name."""
@@ -45,7 +52,12 @@ class StoreRankGroup:
     """The rank group of several processes that have a store in common."""
 
     def __init__(
-        self, store: Store, rank: int, world_size: int, members: Sequence[int] | None = None
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        members: Sequence[int] | None = None,
+        waits: Waits | None = None,
     ) -> None:
         """Talk to the other ranks over `store`.
 
@@ -54,8 +66,11 @@ class StoreRankGroup:
             rank: This rank.
             world_size: How many ranks there are.
             members: The processes' numbers in the default process group, if those aren't their ranks.
+            waits: Ends the waits for other ranks, and is told if one is lost.
 
         """
+        self._waits = waits or Waits()
+        self._watch = PeerWatch(self, rank, world_size, self._waits)
         self._base = store
         self._rank = rank
         self._world_size = world_size
@@ -85,7 +100,7 @@ class StoreRankGroup:
                 client.set(name, json.dumps(value))
             self._told.append(name)
             return dict(value)
-        found = self._await(name, timeout_s, waiting_for="rank 0")
+        found = self._await(name, SilenceLimit(timeout_s, time.monotonic()), waiting_for=0)
         # Rank 0 may leave, with the store, as soon as the value is read.
         with suppress(PeerLostError), self._client() as client:
             # The last reader deletes the value, since a job makes many; nobody waits for that.
@@ -99,11 +114,8 @@ class StoreRankGroup:
             client.set(f"{name}/{self._rank}", json.dumps(value))
         if self._rank != 0:
             return []
-        deadline = time.monotonic() + timeout_s
-        values = []
-        for rank in range(self._world_size):
-            left_s = deadline - time.monotonic()
-            values.append(self._await(f"{name}/{rank}", left_s, waiting_for=f"rank {rank}"))
+        limit = SilenceLimit(timeout_s, time.monotonic())
+        values = [self._await(f"{name}/{rank}", limit, waiting_for=rank) for rank in range(self._world_size)]
         # Nobody else reads the values, and a job makes many: they would fill the memory of one process.
         with self._client() as client:
             for rank in range(self._world_size):
@@ -113,7 +125,33 @@ class StoreRankGroup:
     def abort(self) -> None:
         self._aborted.set()
 
+    def watch_peers(self) -> None:
+        self._watch.start(
+            self.store_host,
+            lambda name, rank: self._await(
+                name, SilenceLimit(_ADDRESS_S, time.monotonic()), waiting_for=rank
+            ),
+        )
+
+    def look_for_loss(self) -> None:
+        self._watch.look_for_loss()
+
+    def note_progress(self, n_bytes: int) -> None:
+        with suppress(PeerLostError), self._client() as client:
+            client.add(_MOVED, n_bytes)
+
+    def announce_leave(self, error: BaseException | None) -> None:
+        self._watch.announce_leave(error)
+
+    def announce_loss(self, rank: int, why: str) -> StepkeeperError:
+        """Announce that a rank is lost, and return the error that names the rank that was announced first."""
+        return self._watch.announce_loss(rank, why)
+
     def leave(self, timeout_s: float) -> None:
+        if self._told:
+            run_bounded(lambda: self._await_readers(timeout_s), timeout_s)
+
+    def _await_readers(self, timeout_s: float) -> None:
         ends_s = time.monotonic() + timeout_s
         # If the store was in another process that is gone, nobody can read any more.
         with suppress(PeerLostError), self._client() as client:
@@ -130,20 +168,6 @@ class StoreRankGroup:
             found: dict[str, Any] | None = json.loads(client.get(name)) if client.check([name]) else None
         return found
 
-    def announce_loss(self, rank: int, why: str) -> PeerLostError:
-        """Announce that a rank is lost, and return the error that names it.
-
-        Whoever waits for a rank gets this error. If another rank was announced before, the error names that
-        one.
-        """
-        try:
-            self.propose(_LOST, {"rank": rank, "why": why})
-            lost = self.read_proposal(_LOST) or {}
-        except PeerLostError:
-            # The store went with rank 0.
-            return _loss(rank, why)
-        return _loss(lost["rank"], lost["why"])
-
     @property
     def store_host(self) -> str | None:
         """The host of the ranks' store, which all of them reach; None if the store is no server."""
@@ -153,22 +177,40 @@ class StoreRankGroup:
         host = getattr(store, "host", None)
         return host if isinstance(host, str) else None
 
-    def _await(self, name: str, timeout_s: float, waiting_for: str) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout_s
-        look_s = time.monotonic() + _LOOK_S
+    def _await(self, name: str, limit: SilenceLimit, waiting_for: int) -> dict[str, Any]:
+        """Wait for the value of `name`.
+
+        Raises:
+            PeerLostError: It didn't come within `limit`; or a rank is lost, or has left.
+            NoticeDeadlineError: The time of a notice is over.
+
+        """
+        since_s = time.monotonic()
+        look_s = since_s + _LOOK_S
         pause_s = _SHORTEST_PAUSE_S
         # Not the store's own wait: it is deaf to `abort`, and complains on stderr when its time is up.
         while (found := self.read_proposal(name)) is None:
-            if time.monotonic() > deadline or self._aborted.wait(pause_s):
+            now_s = time.monotonic()
+            if limit.is_over(now_s) or self._aborted.wait(pause_s):
                 raise PeerLostError(
-                    f"rank {self._rank} waited {timeout_s:.1f} s for {waiting_for} ({name}): it is lost or far behind"
+                    f"rank {self._rank} waited {now_s - since_s:.1f} s for rank {waiting_for} ({name}): it is lost or "
+                    "far behind"
                 )
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            if time.monotonic() > look_s:
-                if (lost := self.read_proposal(_LOST)) is not None:
-                    raise _loss(lost["rank"], lost["why"])
-                look_s = time.monotonic() + _LOOK_S
+            if now_s > look_s:
+                look_s = now_s + _LOOK_S
+                if limit.has_moved(self._read_moved(), now_s):
+                    self._waits.note_progress()
+                if (end := self._watch.find_end(waiting_for, since_s)) is not None:
+                    if (found := self.read_proposal(name)) is not None:
+                        return found
+                    raise end
         return found
+
+    def _read_moved(self) -> int:
+        with self._client() as client:
+            moved: int = client.add(_MOVED, 0)
+        return moved
 
     @contextmanager
     def _client(self) -> Iterator[Store]:
@@ -182,7 +224,8 @@ class StoreRankGroup:
                 with self._cloning:
                     client = self._base.clone()  # type: ignore[attr-defined]  # torch's stub lacks it
                 self._clients.store = client
-            yield client
+            with STORE_CALLS.counted():
+                yield client
         except RuntimeError as error:
             if isinstance(error, StepkeeperError):
                 raise
@@ -191,7 +234,7 @@ class StoreRankGroup:
             ) from error
 
     @classmethod
-    def of(cls, group: dist.ProcessGroup | None) -> Self:
+    def of(cls, group: dist.ProcessGroup | None, waits: Waits | None = None) -> Self:
         """Make the rank group of a torch.distributed process group; None means the default one."""
         # No other function returns the store of init_process_group; this one has kept its name since torch 1.9.
         from torch.distributed.distributed_c10d import _get_default_store
@@ -200,11 +243,7 @@ class StoreRankGroup:
         who = _digest(members)
         _instances[who] += 1
         store = PrefixStore(f"{_PREFIX}/{who}/{_instances[who]}", _get_default_store())
-        return cls(store, dist.get_rank(group), dist.get_world_size(group), members)
-
-
-def _loss(rank: int, why: str) -> PeerLostError:
-    return PeerLostError(f"rank {rank} is lost: {why}")
+        return cls(store, dist.get_rank(group), dist.get_world_size(group), members, waits)
 
 
 def _digest(ranks: Sequence[int]) -> str:

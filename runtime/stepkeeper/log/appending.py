@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stepkeeper.errors import (
+    DamagedEntryError,
     MissingObjectError,
     StorageError,
     TransientStorageError,
@@ -11,6 +12,7 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log.claims import Claim, check_claim
 from stepkeeper.log.entries import Body, Entry, new_nonce
+from stepkeeper.log.reading import read_entry
 from stepkeeper.log.records import CommitRecord
 from stepkeeper.log.state import LogState, apply, entry_for
 from stepkeeper.log.tail import find_tail, slot_path
@@ -70,19 +72,40 @@ class Appender:
         Raises LogGapError, LogFormatError, StorageError.
         """
         self.settle()
+        self._state = self._read_from_tail()
+        return self._read_on()
+
+    def refresh(self) -> LogState:
+        """Read what was appended since the last call, and return the state. If nothing was, this is one read."""
+        self.settle()
+        try:
+            return self._read_on()
+        except DamagedEntryError:
+            # A repair may have followed, whose entry stands for this one.
+            self._state = self._read_from_tail()
+            return self._read_on()
+
+    def _read_from_tail(self) -> LogState:
         tail = find_tail(self._store, self._patience)
+        while True:
+            try:
+                return self._read_back_from(tail)
+            except DamagedEntryError:
+                # A repair may have come behind what was listed.
+                listed, tail = tail, find_tail(self._store, self._patience)
+                if tail == listed:
+                    raise
+
+    def _read_back_from(self, tail: int) -> LogState:
         state = LogState()
         if tail >= 0:
             last = self.entry(tail)
             for slot in range(last.after.index, tail):
                 state = apply(state, slot, self.entry(slot))
             state = apply(state, tail, last)
-        self._state = state
-        return self.refresh()
+        return state
 
-    def refresh(self) -> LogState:
-        """Read what was appended since the last call, and return the state. If nothing was, this is one read."""
-        self.settle()
+    def _read_on(self) -> LogState:
         while True:
             try:
                 entry = self.entry(self._state.tail + 1)
@@ -91,8 +114,8 @@ class Appender:
             self._state = apply(self._state, self._state.tail + 1, entry)
 
     def entry(self, slot: int) -> Entry:
-        """Read the entry in `slot`. Raises MissingObjectError if there is none."""
-        return self._patience.retry(lambda: self._read_once(slot))
+        """Read the entry in `slot`. Raises MissingObjectError if there is none, DamagedEntryError if it is bad."""
+        return self._patience.retry(lambda: read_entry(self._store, slot))
 
     def settle(self) -> CommitRecord | None:
         """Finish the append whose put got no answer; return its commit if it is one. Raises as the append did."""
@@ -116,11 +139,22 @@ class Appender:
                     return None
                 claim = None if append.claim is None else append.claim.slot
                 append.entry = entry_for(self._state, body, claim=claim, nonce=append.nonce or new_nonce())
-            winner, mine = self._place(append), append.entry.nonce
+            winner, mine = self._place_or_reopen(append), append.entry.nonce
             append.entry = None
+            if winner is None:
+                continue
             self._state = apply(self._state, self._state.tail + 1, winner)
             if winner.nonce == mine:
                 return winner
+
+    def _place_or_reopen(self, append: PendingAppend) -> Entry | None:
+        """Place the append's entry. None: its slot is damaged, but the log was repaired and is opened anew."""
+        try:
+            return self._place(append)
+        except DamagedEntryError:
+            self._state = self._read_from_tail()
+            append.unknown, self._pending = False, None
+            return None
 
     def _place(self, append: PendingAppend) -> Entry:
         """Put the append's entry into the slot after the tail, and return what the slot holds then."""
@@ -131,7 +165,7 @@ class Appender:
         while True:
             try:
                 won = self._store.put_if_absent(slot_path(slot), data)
-                winner = append.entry if won else self._read_once(slot)
+                winner = append.entry if won else read_entry(self._store, slot)
                 append.unknown, self._pending = False, None
                 return winner
             except (TransientStorageError, MissingObjectError) as error:
@@ -151,7 +185,3 @@ class Appender:
         return UnknownOutcomeError(
             f"{self._store.uri}/{slot_path(slot)}: no answer; the entry may be in the log or come into it yet"
         )
-
-    def _read_once(self, slot: int) -> Entry:
-        path = slot_path(slot)
-        return Entry.from_json(self._store.read(path), f"{self._store.uri}/{path}")

@@ -1,15 +1,24 @@
 """Decide who may claim a root, and what the claim goes on from. Pure."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stepkeeper.contract import Identity
 from stepkeeper.errors import FencedError, OtherJobsRootError, RestoreError
 from stepkeeper.log.entries import BeginEntry
-from stepkeeper.log.records import ForeignBase, Owner
+from stepkeeper.log.records import CommitRecord, ForeignBase, Owner
 from stepkeeper.log.state import LogState
 
-__all__ = ["Base", "Claim", "begin_body", "check_claim", "check_owner", "owner_of", "resolve_base"]
+__all__ = [
+    "Base",
+    "Claim",
+    "begin_body",
+    "check_claim",
+    "check_owner",
+    "must_branch",
+    "owner_of",
+    "resolve_base",
+]
 
 Base = int | ForeignBase | None
 """The base that a begin goes on from: a commit's slot, another writer's step, or nothing."""
@@ -27,9 +36,15 @@ def check_claim(state: LogState, claim: Claim) -> None:
     """Check that `claim` is the last one in the log. Raises FencedError."""
     if state.claim != claim.slot:
         raise FencedError(
-            f"claim {claim.slot} is stale: slot {state.claim} has claimed the root"
-            + (f" for {state.owner.name} {list(state.owner.ordinal)}" if state.owner else "")
+            f"claim {claim.slot} is stale: slot {state.claim} has claimed the root for {_name_claimant(state)}"
         )
+
+
+def _name_claimant(state: LogState) -> str:
+    """Name who has the last claim: the job, its start, and the host."""
+    owner = state.owner
+    who = "a process started by hand" if owner is None else f"start {list(owner.ordinal)} of {owner.name}"
+    return f"{who} on host {state.host}" if state.host else who
 
 
 def check_owner(state: LogState, owner: Owner | None, take_over: str | bool | None) -> None:
@@ -37,17 +52,15 @@ def check_owner(state: LogState, owner: Owner | None, take_over: str | bool | No
     if owner is not None:
         known = state.owners.get(owner.uid)
         if known is not None and known.ordinal > owner.ordinal:
-            raise FencedError(
-                f"start {list(known.ordinal)} of {owner.name} has claimed this root; "
-                f"this is the older start {list(owner.ordinal)}"
-            )
+            later = _name_claimant(state if known == state.owner else replace(state, owner=known, host=""))
+            raise FencedError(f"{later} has claimed this root; this is the older start {list(owner.ordinal)}")
     last = state.owner
     if last is None or (owner is not None and owner.name == last.name):
         return
     if take_over is True or take_over == last.name:
         return
     raise OtherJobsRootError(
-        f"this root belongs to {last.name}; to go on with it under "
+        f"this root belongs to {last.name}: {_name_claimant(state)} claimed it last; to go on with it under "
         f"{owner.name if owner else 'no job name'}, stop that job and take it over by that name"
     )
 
@@ -86,12 +99,23 @@ def resolve_base(
     return state.legacy
 
 
-def begin_body(base: Base, owner: Owner | None, host: str, *, anew: bool) -> BeginEntry:
+def must_branch(found: CommitRecord | ForeignBase | None, step: int) -> bool:
+    """Tell whether a process that has restored nothing may save `step` on a branch of its own only.
+
+    Args:
+        found: What HEAD meant when the process claimed the root; None if nothing was there.
+        step: The step to save.
+
+    """
+    return found is not None and step <= found.step
+
+
+def begin_body(base: Base, owner: Owner | None, host: str, *, scratch: bool) -> BeginEntry:
     """Make the body of a begin that goes on from `base`."""
     return BeginEntry(
         base=base if isinstance(base, int) else None,
         legacy=base if isinstance(base, ForeignBase) else None,
-        scratch=anew or None,
+        scratch=scratch or None,
         owner=owner,
         host=host,
     )

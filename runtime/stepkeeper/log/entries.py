@@ -1,5 +1,6 @@
 """Encode the entries of the log as JSON, and decode them. Pure; their order and the rules are in `state`."""
 
+import contextlib
 import json
 import re
 import secrets
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stepkeeper.contract.wire import ContractError, decode, encode_json
-from stepkeeper.errors import LogFormatError
+from stepkeeper.errors import DamagedEntryError, LogFormatError
 from stepkeeper.log.records import ForeignBase, Index, ManifestRef, Owner, StateAfter
 from stepkeeper.storage.crc import crc32c
 
@@ -21,11 +22,15 @@ __all__ = [
     "QuarantineEntry",
     "RestoredEntry",
     "VoidEntry",
+    "lost_marker",
     "new_nonce",
 ]
 
 FORMAT: Final = 1
 """The format of entries. A reader refuses any other: an older stepkeeper must not guess at what a newer one wrote."""
+
+_LOST: Final = "lost"
+"""The kind of what is no entry: a mark in a slot whose entry is gone."""
 
 _SEALED: Final = re.compile(rb'(.*),"crc32c":([0-9]{1,10})\}', re.DOTALL)
 """Matches an entry, whose last key is the checksum of all bytes before it."""
@@ -38,7 +43,7 @@ def new_nonce() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginEntry:
-    """A process claims the root; HEAD is `base` from here on."""
+    """A process claims the root; HEAD is `base` from here on, unless this begins a branch."""
 
     base: int | None = None
     """The slot of the commit that it goes on from. None: it goes on from `legacy`, or from nothing."""
@@ -49,11 +54,20 @@ class BeginEntry:
     scratch: bool | None = None
     """True if it goes on from nothing, whatever is in the root, because somebody has asked for that."""
 
+    branch: bool | None = None
+    """True if its first commit begins a branch, because the process restored nothing and repeats steps that HEAD has
+    passed. There is no base; HEAD stays until that commit.
+    """
+
     owner: Owner | None = None
     """The job of the process. None: it was started by hand."""
 
     host: str = ""
     """The process's host, for people."""
+
+    lost: tuple[int, ...] | None = None
+    """The slots whose entries are damaged or gone, if this begin repairs the log. Its index then stands for all
+    entries before it, whatever a reader made of those."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,29 +160,37 @@ class Entry:
             self.kind: self.body,
             "after": self.after,
         }
-        data = encode_json(envelope if self.index is None else envelope | {"index": self.index})
-        return b'%b,"crc32c":%d}' % (data[:-1], crc32c(data[:-1]))
+        return _seal(encode_json(envelope if self.index is None else envelope | {"index": self.index}))
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> "Entry":
-        """Decode an entry. Raises LogFormatError that names `where`, the entry's object."""
+        """Decode an entry.
+
+        Args:
+            data: The JSON.
+            where: The entry's object, for errors.
+
+        Raises:
+            DamagedEntryError: The data isn't what any release has written: empty, cut, changed.
+            LogFormatError: A newer release has written it.
+
+        """
         sealed = _SEALED.fullmatch(data)
-        if sealed and crc32c(sealed[1]) != int(sealed[2]):
-            raise LogFormatError(
-                f"{where} is not what was written: its bytes have another checksum than it says. Put it back, from "
-                "object versions or a copy"
+        if sealed is None:
+            raise _not_sealed(data, where)
+        if crc32c(sealed[1]) != int(sealed[2]):
+            raise DamagedEntryError(
+                f"{where} is not what was written: its bytes have another checksum than it says"
             )
         try:
             raw: Any = json.loads(data)
-            if not isinstance(raw, dict) or raw.get("format") != FORMAT:
-                found = raw.get("format") if isinstance(raw, dict) else None
-                raise LogFormatError(
-                    f"{where} has format {found!r}, this stepkeeper knows {FORMAT}: "
-                    "use the release that wrote it, or a newer one"
-                )
-            if not sealed:
-                raise LogFormatError(f"{where} is not what was written: it doesn't end with its checksum")
+            if raw["format"] != FORMAT:
+                raise _of_another_format(raw["format"], where)
             kind = raw["kind"]
+            if kind == _LOST:
+                raise DamagedEntryError(
+                    f"{where} is not what was written: the slot was gone, and is marked as lost"
+                )
             if kind not in _KINDS:
                 raise LogFormatError(f"{where} is of the unknown kind {kind!r}; known: {', '.join(_KINDS)}")
             if unknown := sorted(
@@ -186,3 +208,34 @@ class Entry:
             raise
         except (ContractError, ValueError, KeyError, TypeError) as error:
             raise LogFormatError(f"{where} is no entry of the log: {error!r}") from error
+
+
+def lost_marker(nonce: str) -> bytes:
+    """Encode the object that is put into a slot whose entry is gone, so that no entry ever gets in there again.
+
+    Args:
+        nonce: The nonce of the repair.
+
+    """
+    return _seal(encode_json({"format": FORMAT, "kind": _LOST, "nonce": nonce}))
+
+
+def _seal(data: bytes) -> bytes:
+    """Add the checksum of all bytes before it to this JSON object, as its last key."""
+    return b'%b,"crc32c":%d}' % (data[:-1], crc32c(data[:-1]))
+
+
+def _not_sealed(data: bytes, where: str) -> LogFormatError:
+    """Make the error for an object that doesn't end with its checksum: damage, unless another format has none."""
+    with contextlib.suppress(ValueError):  # no JSON: it was cut, or is no entry at all
+        raw: Any = json.loads(data)
+        if isinstance(raw, dict) and isinstance(raw.get("format"), int) and raw["format"] != FORMAT:
+            return _of_another_format(raw["format"], where)
+    fault = f"it doesn't end with its checksum ({len(data)} bytes)" if data else "it is empty"
+    return DamagedEntryError(f"{where} is not what was written: {fault}")
+
+
+def _of_another_format(found: object, where: str) -> LogFormatError:
+    return LogFormatError(
+        f"{where} has format {found!r}, this stepkeeper knows {FORMAT}: use the release that wrote it, or a newer one"
+    )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import final
 
 from stepkeeper.contract import Identity
-from stepkeeper.errors import FencedError
+from stepkeeper.errors import FencedError, RefusedError
 from stepkeeper.log.appending import Appender, PendingAppend
 from stepkeeper.log.claims import Claim, begin_body, check_claim, check_owner, owner_of, resolve_base
 from stepkeeper.log.entries import (
@@ -17,7 +17,7 @@ from stepkeeper.log.entries import (
     VoidEntry,
 )
 from stepkeeper.log.records import CommitRecord, ForeignBase, ManifestRef
-from stepkeeper.log.state import LogState
+from stepkeeper.log.state import LogState, apply, entry_for
 
 __all__ = ["Log"]
 
@@ -37,6 +37,7 @@ class Log(Appender):
         base: int | ForeignBase | None = None,
         offer: Callable[[], ForeignBase | None] = lambda: None,
         scratch: bool = False,
+        branch: bool = False,
         take_over: str | bool | None = None,
         host: str = "",
         after: Claim | None = None,
@@ -50,6 +51,7 @@ class Log(Appender):
                 what it was, or becomes nothing if `scratch`.
             offer: Called where nothing is committed yet; returns another writer's step to go on from.
             scratch: Go on from nothing.
+            branch: Let the next commit begin a branch; HEAD stays what it was until then.
             take_over: Name of the job whose root this is to become; True for any name.
             host: This process's host, for people.
             after: A claim that must hold until then. It stays the claim if HEAD is `base` already.
@@ -70,9 +72,11 @@ class Log(Appender):
                 if base is not None and state.stands_on(base):
                     return None
             check_owner(state, owner, take_over)
-            anew = base is None and (scratch or self._began_anew(state))
-            found = resolve_base(state, base, scratch=anew, offer=offer)
-            return begin_body(found, owner, host, anew=anew)
+            if branch:
+                return BeginEntry(branch=True, owner=owner, host=host)
+            from_scratch = base is None and (scratch or self._began_from_scratch(state))
+            found = resolve_base(state, base, scratch=from_scratch, offer=offer)
+            return begin_body(found, owner, host, scratch=from_scratch)
 
         begun = self.open().claim
         if nonce is not None and begun is not None and self.entry(begun).nonce == nonce:
@@ -82,6 +86,30 @@ class Log(Appender):
             assert after is not None
             return after
         return Claim(slot=entry.claim, nonce=entry.nonce)
+
+    def repair(self, state: LogState, body: BeginEntry, nonce: str) -> Claim:
+        """Append a begin whose index stands for all entries before it, which can't all be read.
+
+        Args:
+            state: What is known of the log after its last slot.
+            body: The begin, which names the slots that can't be read.
+            nonce: The entry's nonce.
+
+        Raises:
+            RefusedError: Somebody has written the next slot meanwhile; nothing was appended.
+
+        """
+        self.settle()
+        self._state = state
+        entry = entry_for(state, body, claim=None, nonce=nonce)
+        winner = self._place(PendingAppend(claim=None, build=lambda _: body, nonce=nonce, entry=entry))
+        if winner.nonce != nonce:
+            self._state = LogState()
+            raise RefusedError(
+                f"slot {state.tail + 1} of {self._store.uri} was written just now: a job is saving there. Stop it first"
+            )
+        self._state = apply(state, state.tail + 1, winner)
+        return Claim(slot=winner.claim, nonce=nonce)
 
     def resume(self, claim: Claim) -> LogState:
         """Read the state, and check that `claim` still holds.
@@ -102,7 +130,7 @@ class Log(Appender):
         Raises FencedError; RestoreError if HEAD is nothing because commits were condemned.
         """
         state = self.resume(claim)
-        base = resolve_base(state, None, scratch=self._began_anew(state))
+        base = resolve_base(state, None, scratch=self._began_from_scratch(state))
         return state.commits[base] if isinstance(base, int) else None
 
     def commit(
@@ -125,13 +153,14 @@ class Log(Appender):
         """
 
         def build(state: LogState) -> Body:
+            parent, legacy = state.next_base
             return CommitEntry(
                 step=step,
                 folder=folder,
                 size_bytes=size_bytes,
                 manifest=manifest,
-                parent=state.head,
-                legacy=state.legacy,
+                parent=parent,
+                legacy=legacy,
                 metrics=metrics,
             )
 
@@ -181,7 +210,7 @@ class Log(Appender):
         self._run(append)
         return self._state.commit_in(folder)
 
-    def _began_anew(self, state: LogState) -> bool:
+    def _began_from_scratch(self, state: LogState) -> bool:
         """Tell whether HEAD is nothing because the last begin said so, and nothing was committed after it."""
         if state.head is not None or state.legacy is not None or state.claim is None:
             return False

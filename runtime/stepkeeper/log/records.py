@@ -84,8 +84,14 @@ class Index:
     owner: Owner | None = None
     """The owner of the last begin."""
 
+    host: str = ""
+    """The host of the last begin."""
+
     legacy: ForeignBase | None = None
     """The same as in the state."""
+
+    branching: bool | None = None
+    """The same as in the state; left out if False."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

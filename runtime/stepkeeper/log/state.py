@@ -1,6 +1,6 @@
 """Replay the log: compute what its entries mean in their order. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -17,7 +17,7 @@ from stepkeeper.log.entries import (
 )
 from stepkeeper.log.records import CommitRecord, ForeignBase, Index, Owner, StateAfter
 
-__all__ = ["CommitRecord", "LogState", "apply", "entry_for"]
+__all__ = ["CommitRecord", "LogState", "apply", "entry_for", "from_index", "quarantined", "without"]
 
 _INDEX_EVERY: Final = 16
 """The most entries that are read to open a log, whatever its length."""
@@ -40,7 +40,15 @@ class LogState:
     legacy: ForeignBase | None = None
     """The step of another writer that Latest means, if HEAD is no commit."""
 
+    branching: bool = False
+    """True if the next commit begins a branch: it has no parent, and HEAD's line is abandoned."""
+
     owner: Owner | None = None
+    """The owner of the last begin."""
+
+    host: str = ""
+    """The host of the last begin."""
+
     owners: Mapping[str, Owner] = field(default_factory=dict)
 
     @property
@@ -52,6 +60,11 @@ class LogState:
     def latest(self) -> CommitRecord | None:
         """The commit that HEAD names."""
         return None if self.head is None else self.commits[self.head]
+
+    @property
+    def next_base(self) -> tuple[int | None, ForeignBase | None]:
+        """The next commit's parent, and the other writer's step that it goes on from; neither if it begins a branch."""
+        return (None, None) if self.branching else (self.head, self.legacy)
 
     @property
     def line(self) -> tuple[CommitRecord, ...]:
@@ -73,7 +86,9 @@ class LogState:
         return record
 
     def stands_on(self, base: int | ForeignBase) -> bool:
-        """Tell whether `base` is what HEAD means."""
+        """Tell whether `base` is what HEAD means, and what the next commit goes on from."""
+        if self.branching:
+            return False
         if isinstance(base, int):
             return self.head == base
         return self.head is None and self.legacy is not None and self.legacy.folder == base.folder
@@ -105,9 +120,12 @@ def apply(state: LogState, slot: int, entry: Entry) -> LogState:
     """Compute the state with `entry` at `slot`. Raises LogFormatError if the entry contradicts those before it."""
     if state.tail < 0 < slot:
         # The log was opened in the middle: an index stands for all entries before it.
-        return _from_index(slot, entry)
+        return from_index(slot, entry)
     if slot != state.tail + 1:
         raise LogFormatError(f"slot {slot} read after slot {state.tail}")
+    if isinstance(entry.body, BeginEntry) and entry.body.lost is not None:
+        # A repair: what it could prove counts, also for who had read an entry before it was damaged.
+        return _repaired(state, slot, entry, entry.body.lost)
     index = slot if entry.index is not None else state.index
     after = replace(_applied(state, slot, entry.claim, entry.nonce, entry.body), index=index)
     if _after(after, index=index) != entry.after or (entry.index and _index(after) != entry.index):
@@ -128,11 +146,14 @@ def _index(state: LogState) -> Index:
         commits=tuple(state.commits.values()),
         owners=tuple(state.owners.values()),
         owner=state.owner,
+        host=state.host,
         legacy=state.legacy,
+        branching=state.branching or None,
     )
 
 
-def _from_index(slot: int, entry: Entry) -> LogState:
+def from_index(slot: int, entry: Entry) -> LogState:
+    """Make the state after the entry at `slot` from its index. Raises LogFormatError if it has none."""
     if entry.index is None or entry.after.index != slot:
         raise LogFormatError(f"slot {slot} carries no index")
     return LogState(
@@ -143,9 +164,18 @@ def _from_index(slot: int, entry: Entry) -> LogState:
         index=slot,
         commits={record.slot: record for record in entry.index.commits},
         legacy=entry.index.legacy,
+        branching=bool(entry.index.branching),
         owner=entry.index.owner,
+        host=entry.index.host,
         owners={owner.uid: owner for owner in entry.index.owners},
     )
+
+
+def _repaired(state: LogState, slot: int, entry: Entry, lost: Collection[int]) -> LogState:
+    # The root's name is the nonce of slot 0. If nothing that names it could be read, it got another one.
+    if state.root is not None and entry.after.root != state.root and 0 not in lost:
+        raise LogFormatError(f"slot {slot} repairs the root {entry.after.root}, but this is {state.root}")
+    return from_index(slot, entry)
 
 
 def _applied(state: LogState, slot: int, claim: int, nonce: str, body: Body) -> LogState:
@@ -159,13 +189,10 @@ def _applied(state: LogState, slot: int, claim: int, nonce: str, body: Body) -> 
             return _committed(moved, slot, claim, body)
         case DeleteEntry():
             for commit in body.commits:
-                moved = _without(moved, commit, slot)
+                moved = without(moved, commit, slot)
             return moved
         case QuarantineEntry():
-            record = _record(moved, body.commit, slot)
-            without = _without(moved, body.commit, slot)
-            kept = replace(record, quarantined=True)
-            return replace(without, commits=dict(sorted({**without.commits, record.slot: kept}.items())))
+            return quarantined(moved, _record(moved, body.commit, slot), slot)
         case RestoredEntry():
             record = replace(_record(moved, body.commit, slot), verified=True)
             return replace(moved, commits={**moved.commits, record.slot: record})
@@ -178,18 +205,24 @@ def _begun(state: LogState, slot: int, body: BeginEntry) -> LogState:
         _record(state, body.base, slot)
         if body.legacy is not None:
             raise LogFormatError(f"slot {slot} goes on from two things, commit {body.base} and {body.legacy}")
+    if body.branch and (body.base is not None or body.legacy is not None or body.scratch):
+        raise LogFormatError(f"slot {slot} begins a branch, and goes on from something too")
     owners = dict(state.owners)
     if body.owner is not None:
         owners.pop(body.owner.uid, None)
         owners[body.owner.uid] = body.owner
-    return replace(state, claim=slot, head=body.base, legacy=body.legacy, owner=body.owner, owners=owners)
+    begun = replace(
+        state, claim=slot, owner=body.owner, host=body.host, owners=owners, branching=bool(body.branch)
+    )
+    return begun if body.branch else replace(begun, head=body.base, legacy=body.legacy)
 
 
 def _committed(state: LogState, slot: int, claim: int, body: CommitEntry) -> LogState:
-    if body.parent != state.head:
-        raise LogFormatError(f"slot {slot} has parent {body.parent}, but HEAD is {state.head} there")
-    if body.legacy != state.legacy:
-        raise LogFormatError(f"slot {slot} goes on from {body.legacy}, but the log from {state.legacy} there")
+    parent, legacy = state.next_base
+    if body.parent != parent:
+        raise LogFormatError(f"slot {slot} has parent {body.parent}, but the log goes on from {parent} there")
+    if body.legacy != legacy:
+        raise LogFormatError(f"slot {slot} goes on from {body.legacy}, but the log from {legacy} there")
     record = CommitRecord(
         slot=slot,
         claim=claim,
@@ -201,7 +234,7 @@ def _committed(state: LogState, slot: int, claim: int, body: CommitEntry) -> Log
         legacy=body.legacy,
         metrics=body.metrics,
     )
-    return replace(state, head=slot, legacy=None, commits={**state.commits, slot: record})
+    return replace(state, head=slot, legacy=None, branching=False, commits={**state.commits, slot: record})
 
 
 def _record(state: LogState, commit: int, slot: int) -> CommitRecord:
@@ -211,8 +244,15 @@ def _record(state: LogState, commit: int, slot: int) -> CommitRecord:
     return record
 
 
-def _without(state: LogState, commit: int, slot: int) -> LogState:
-    """Take `commit` off every line: its children, and HEAD, go on from its parent."""
+def quarantined(state: LogState, record: CommitRecord, slot: int) -> LogState:
+    """Take `record` off every line, as a quarantine at `slot` does, and keep it as quarantined."""
+    without_it = without(state, record.slot, slot)
+    kept = replace(record, quarantined=True)
+    return replace(without_it, commits=dict(sorted({**without_it.commits, record.slot: kept}.items())))
+
+
+def without(state: LogState, commit: int, slot: int) -> LogState:
+    """Take `commit` out of the state and off every line: its children, and HEAD, go on from its parent."""
     if commit not in state.commits:
         raise LogFormatError(f"slot {slot} names commit {commit}, which isn't there")
     gone = state.commits[commit]

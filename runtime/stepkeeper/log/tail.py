@@ -8,7 +8,7 @@ from stepkeeper.errors import LogGapError, MissingObjectError
 from stepkeeper.storage.base import LOG_PREFIX, ObjectStat, PagedStore, Store
 from stepkeeper.storage.retry import Patience
 
-__all__ = ["LOG_PREFIX", "PAGE", "find_tail", "slot_path"]
+__all__ = ["LOG_PREFIX", "PAGE", "find_tail", "listed_slots", "slot_path"]
 
 PAGE: Final = 1000
 """The most slots in one answer of a listing. No answer of Cloud Storage has more."""
@@ -37,7 +37,7 @@ def find_tail(store: Store, patience: Patience) -> int:
     nothing_from: int | None = None
     while True:
         page = _page(store, patience, start)
-        slots = _slots(page)
+        slots = listed_slots(page)
         if slots:
             known = _last_of(store, patience, slots, start)
             if len(page) < PAGE:
@@ -66,10 +66,10 @@ def _page(store: PagedStore, patience: Patience, start: int) -> Sequence[ObjectS
 
 
 def _last_of_all(store: Store, patience: Patience) -> int:
-    return _last_of(store, patience, _slots(patience.retry(lambda: store.list(LOG_PREFIX))), 0)
+    return _last_of(store, patience, listed_slots(patience.retry(lambda: store.list(LOG_PREFIX))), 0)
 
 
-def _slots(found: Sequence[ObjectStat]) -> list[int]:
+def listed_slots(found: Sequence[ObjectStat]) -> list[int]:
     """List the slots in what was found. Names that are no slots are no business of the log."""
     names = (_NAME.fullmatch(stat.path.removeprefix(LOG_PREFIX)) for stat in found)
     return sorted(int(name[1]) for name in names if name and f"{int(name[1]):08d}" == name[1])
@@ -91,5 +91,6 @@ def _check_no_gap(store: Store, patience: Patience, slot: int) -> None:
     except MissingObjectError:
         raise LogGapError(
             f"{store.uri}/{slot_path(slot)} is gone, later slots are there: something deletes from the "
-            "log (a lifecycle rule, a clean-up job?). Put it back, from object versions or soft delete"
+            "log (a lifecycle rule, a clean-up job?). Put it back, from object versions or soft delete; without those, "
+            f"see what can be rebuilt: stepkeeper repair {store.uri.rstrip('/')}"
         ) from None

@@ -60,7 +60,7 @@ class LatestRestore:
         while base is not None:
             torn = self._restorer.load(base, state, rules, half_filled=half_filled)
             if torn is None:
-                if rules.strict and rules.items is None and not rules.exclude:
+                if rules.is_whole:
                     # It counts as verified: all of it was read.
                     choose_base(partial(self._note_restored, base))
                 return base

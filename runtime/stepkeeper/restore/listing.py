@@ -1,5 +1,6 @@
 """List the steps that can be restored from a root, and find one of them."""
 
+from collections.abc import Callable
 from functools import partial
 
 from stepkeeper.companion.supervisor import Companion
@@ -44,9 +45,9 @@ def find_settled_step(store: Store, companion: Companion, step: int) -> Restorab
     return find_step(store, step)
 
 
-def was_deleted(store: Store, record: Restorable, *, pinned: bool = False) -> bool:
-    """Tell whether the log has had this commit and has deleted it since, with no pin that kept its data."""
-    if pinned or isinstance(record, ForeignRecord):
+def was_deleted(store: Store, record: Restorable, *, is_pinned: Callable[[], bool] = lambda: False) -> bool:
+    """Tell whether the log has had this commit and has deleted it since, with no pin that keeps its data."""
+    if isinstance(record, ForeignRecord) or is_pinned():
         return False
     state = Log(store).open()
     return state.tail >= record.slot and state.commit_in(record.folder) is None

@@ -1,10 +1,13 @@
 """Load one commit into the state of one rank: compare first, then fill the tensors, then set the values."""
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 from stepkeeper.checkpoint import BlockReader
 from stepkeeper.checkpoint.blocks import Contents
+from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
+from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.checkpoint.reading import prove_manifests, read_manifest_bytes
 from stepkeeper.errors import RestoreError
 from stepkeeper.log import CommitRecord
@@ -14,7 +17,11 @@ from stepkeeper.restore.peers.exchange import Exchange
 from stepkeeper.restore.placing import Places, stored_tensor
 from stepkeeper.storage import Store
 from stepkeeper.storage.base import CopiedStore
-from stepkeeper_planners import adapters
+from stepkeeper_planners.adapters.open_shardings import (
+    collect_shardings,
+    count_devices,
+    is_inferred,
+)
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.loading.differences import (
     Differences,
@@ -22,12 +29,14 @@ from stepkeeper_planners.loading.differences import (
     build_mismatch_error,
     intersect_unexpected,
 )
-from stepkeeper_planners.loading.load_request import LoadRequest, build_load_request
+from stepkeeper_planners.loading.load_request import LoadRequest, Path, build_load_request
 from stepkeeper_planners.loading.matching import compare
+from stepkeeper_planners.loading.saved_shardings import PresentSharding, SavedShardings, choose_shardings
 from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.loading.state_reads import StateReads
-from stepkeeper_planners.loading.stored_state import StoredState
-from stepkeeper_planners.state.filling import fill_state
+from stepkeeper_planners.loading.stored_state import StoredState, read_key_paths
+from stepkeeper_planners.pickles.dcp_metadata import read_metadata
+from stepkeeper_planners.state.filling import finish_load
 from stepkeeper_planners.state.tree import FlatState, flatten_state
 from stepkeeper_planners.state.values import decode_value
 
@@ -71,6 +80,7 @@ class Loading:
         self._exchange, self._rules = exchange, rules
         self._flat = FlatState(tensors={}, values={})
         self._request = LoadRequest(layouts=())
+        self._shardings: Mapping[str, str] = {}
         self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
         self._contents = Contents.from_manifests(())
         self._places = Places()
@@ -106,23 +116,56 @@ class Loading:
         )
         self._contents = contents = Contents.from_manifests(manifests)
         self._flat = flatten_state(self._state)
-        self._request = build_load_request(self._flat, self._ranks)
+        self._shardings = self._choose_shardings()
+        self._request = build_load_request(self._flat, self._ranks, self._state, self._shardings)
         tensors = {fqn: stored_tensor(tensor) for fqn, tensor in contents.tensors.items()}
         self._reads, differences = compare(
             self._request,
-            StoredState(tensors=tensors, values=tuple(contents.values)),
+            StoredState(
+                tensors=tensors,
+                values=tuple(contents.values),
+                read_paths=partial(self._read_key_paths, manifests),
+            ),
             self._ranks,
             self._rules,
         )
         check_refilled(self._half_filled, self.names)
         if not differences.missing and not differences.mismatched:
             # Otherwise no rank goes on. Unexpected names are no reason: another rank may ask for them.
-            self._places = Places.of(contents, self._reads, self._request, self._flat.tensors, self._ranks)
+            self._places = Places.of(
+                contents,
+                self._reads,
+                self._request,
+                self._flat.tensors,
+                self._ranks,
+                shardings=self._shardings,
+            )
             self._filling = Filling(BlockReader(self._store, manifests), contents.table, self._places)
         if not differences:
             return {}
         findings = Findings.from_differences(differences, self.stored_names, short=self._ranks.rank != 0)
         return {"findings": encode_findings(findings)}
+
+    def _read_key_paths(self, manifests: Sequence[Manifest]) -> Mapping[str, Path]:
+        """Read from `.metadata` which keys led to each name. Manifests don't say it, and few restores ask for it."""
+        (record,) = (each for each in manifests[0].objects if each.path == METADATA_NAME)
+        data = BlockReader(self._store, manifests).read_verified(METADATA_NAME, 0, record.size_bytes)
+        return read_key_paths(read_metadata(data, name=f"{self._record.folder}/{METADATA_NAME}"))
+
+    def _choose_shardings(self) -> Mapping[str, str]:
+        """Choose shardings for tensors that have none; see `choose_shardings`."""
+        saved, tensors = self._contents.shardings, self._flat.tensors
+        if not saved.by_name:
+            return {}
+        present = {
+            fqn: PresentSharding(
+                text=text, ndim=tensors[fqn].dim(), inferred=bool(text) and is_inferred(tensors[fqn])
+            )
+            for fqn, text in collect_shardings(tensors).items()
+        }
+        return choose_shardings(
+            SavedShardings(n_devices=saved.n_devices, by_name=saved.by_name), present, count_devices()
+        )
 
     def share_reads(self, name: str) -> None:
         """Agree with the other ranks who reads which block for whom; the states of all ranks fit.
@@ -168,10 +211,7 @@ class Loading:
             each.fqn: each.build_value(read, resizers.get(each.fqn), self._ranks)
             for each in self._reads.values
         }
-        fill_state(self._state, self._flat, loaded)
-        # Otherwise the values put into XLA tensors become part of the program of the first training step, which may
-        # then round differently than in an undisturbed run.
-        adapters.materialize(self._flat.tensors)
+        finish_load(self._state, self._flat, loaded)
         return {}
 
 

@@ -147,6 +147,8 @@ class Places:
         request: LoadRequest,
         state: Mapping[str, torch.Tensor],
         ranks: Ranks,
+        *,
+        shardings: Mapping[str, str] | None = None,
     ) -> Self:
         """Find the places for all that this rank reads.
 
@@ -156,10 +158,11 @@ class Places:
             request: The layouts of this rank's tensors.
             state: This rank's tensors by name.
             ranks: This rank and its world.
+            shardings: The shardings that tensors get when they are filled, by name.
 
         """
         places = cls()
-        for piece in _pieces(reads, request, contents.tensors, state, ranks):
+        for piece in _pieces(reads, request, contents.tensors, state, ranks, shardings=shardings or {}):
             places.add_piece(piece, contents.table)
         for name in dict.fromkeys(name for read in reads.values for name in read.stored_names):
             places.add_value(contents.values[name], contents.table)
@@ -188,6 +191,8 @@ def _pieces(
     tensors: Mapping[str, TensorRecord],
     state: Mapping[str, torch.Tensor],
     ranks: Ranks,
+    *,
+    shardings: Mapping[str, str],
 ) -> Iterator[Piece]:
     by_fqn: dict[str, list[PieceRead]] = {}
     for read in reads.pieces:
@@ -201,6 +206,7 @@ def _pieces(
             boxes=layouts[fqn].local_boxes(ranks.rank),
             stored_dtype=dtype_of(stored.dtype),
             n_reads=len(mine),
+            sharding=shardings.get(fqn),
         )
         yield from _pieces_of(target, stored, mine)
 

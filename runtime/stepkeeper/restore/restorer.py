@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Final
 
 from stepkeeper.coordination.rank_group import RankGroup
+from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import TornCheckpointError
 from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
 from stepkeeper.restore.foreign.loading import ForeignLoading
@@ -44,6 +45,7 @@ class Restorer:
         host: Host | None = None,
         reopen: Callable[[], Store] | None = None,
         cached_store: CachedStore | None = None,
+        waits: Waits | None = None,
     ) -> None:
         """Restore from `store`.
 
@@ -53,13 +55,14 @@ class Restorer:
             host: Where this rank runs; by default this host.
             reopen: Opens the same root over a connection of its own.
             cached_store: The same root with copies on a local disk, from which blocks are read where it has them.
+            waits: Ends the waits for rank 0's choice.
 
         """
         self.store: Final = store
         self.rank_group: Final = rank_group
         self.host: Final = host or this_host()
         self.reopen: Final = reopen or partial(open_store, store.uri)
-        self.votes: Final = Votes(rank_group)
+        self.votes: Final = Votes(rank_group, waits)
         self._cached_store = cached_store
         self.used_cache = False
         """True, in rank 0, if any rank read part of the last load from its local disk."""
@@ -70,7 +73,7 @@ class Restorer:
         state: Mapping[str, object],
         *,
         rules: LoadRules = WHOLE,
-        pinned: bool = False,
+        is_pinned: Callable[[], bool] = lambda: False,
     ) -> None:
         """Restore `record` into `state`.
 
@@ -78,7 +81,8 @@ class Restorer:
             record: A checkpoint of the root, the same one on all ranks.
             state: This rank's state, filled in place.
             rules: Which parts to load, and how strictly.
-            pinned: True if a pin holds the commit. Retention can't delete it then: what is missing of it is damage.
+            is_pinned: Tells whether a pin holds the commit still. Called if objects are missing: retention can't have
+                deleted them then, and it is damage.
 
         Raises:
             RestoreError: The commit was deleted meanwhile, and parts of it are in `state`.
@@ -87,7 +91,7 @@ class Restorer:
 
         """
         torn = self.load(
-            record, state, rules, was_deleted=partial(was_deleted, self.store, record, pinned=pinned)
+            record, state, rules, was_deleted=partial(was_deleted, self.store, record, is_pinned=is_pinned)
         )
         if torn is not None:
             raise TornCheckpointError(torn.reason)

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import RankGroup
+from stepkeeper.coordination.waits import Waits
 from stepkeeper.error_codec import decode_error, encode_error
 from stepkeeper.errors import PeerLostError, TornCheckpointError
 from stepkeeper.log import CommitRecord
@@ -32,8 +33,9 @@ class TornVote:
 class Votes:
     """Hold votes, each under a name of its own. All ranks call the same methods in the same order."""
 
-    def __init__(self, rank_group: RankGroup) -> None:
+    def __init__(self, rank_group: RankGroup, waits: Waits | None = None) -> None:
         self._rank_group = rank_group
+        self._waits = waits or Waits()
         self._number = 0
 
     def new_name(self) -> str:
@@ -59,7 +61,8 @@ class Votes:
         failure: Exception | None = None
         if self._rank_group.rank == 0:
             try:
-                choice = _encode_choice(choose())
+                # It asks the store and the companion, which may be stuck.
+                choice = _encode_choice(self._waits.run(choose))
             except Exception as error:  # raised below, once the others have been told
                 failure = error
                 choice = {"error": encode_error(error)}

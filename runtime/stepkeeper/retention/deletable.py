@@ -20,7 +20,7 @@ def choose_deletable(
 
     The newest verified commit of HEAD's line is always kept, and HEAD. A commit on another branch is kept as
     long as the line has no verified commit of its step or a greater one that was made after it. Without a
-    verified commit nothing may be deleted.
+    verified commit nothing may be deleted, nor by a claim that is to begin a branch, before it has.
 
     Args:
         state: The log.
@@ -33,7 +33,7 @@ def choose_deletable(
         The slots of the commits.
 
     """
-    line = state.line
+    line = () if state.branching else state.line
     proven = [record for record in line if record.verified or record.slot in verified]
     if not proven:
         return ()

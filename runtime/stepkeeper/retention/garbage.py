@@ -1,7 +1,7 @@
 """Delete the data that the log has deleted or never had, unless it is pinned. Nothing that isn't ours is touched."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -9,9 +9,10 @@ from typing import Final
 
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
 from stepkeeper.checkpoint.manifest import is_object_name
-from stepkeeper.errors import MissingObjectError
+from stepkeeper.errors import DamagedEntryError, MissingObjectError
 from stepkeeper.log import CommitEntry, Entry, Log, LogState
-from stepkeeper.retention.pins import PIN_PREFIX, pinned_slots
+from stepkeeper.retention.leases import HeldSlots, VerifiedTimes, drop_over
+from stepkeeper.retention.pins import PIN_PREFIX
 from stepkeeper.storage.base import (
     LOG_PREFIX,
     PROBE_PREFIX,
@@ -27,8 +28,11 @@ __all__ = ["Garbage", "GcReport", "collect", "gc", "sweep"]
 
 _PATH: Final = re.compile(r"((?:0|[1-9][0-9]*)/(0|[1-9][0-9]*)-[0-9a-f]{32})/([^/]+)")
 
+Times = Callable[[], Mapping[int, float]]
+"""Returns when verified commits were put, by slot and the store's own clock: leases of pins run by them."""
+
 _ENTRY: Final = re.compile(re.escape(LOG_PREFIX) + r"([0-9]{8,})\.json")
-_PIN: Final = re.compile(re.escape(PIN_PREFIX) + r"([0-9]{8,})-[0-9a-f]{32}")
+_PIN: Final = re.compile(re.escape(PIN_PREFIX) + r"([0-9]{8,})-[0-9a-f]{32}(?:-[0-9]{8,})?")
 _PROBE: Final = re.compile(re.escape(PROBE_PREFIX) + r"(?:create-)?([0-9]{8,})-[0-9a-f]{32}")
 
 
@@ -54,22 +58,36 @@ class GcReport:
     pinned: tuple[Garbage, ...] = ()
     """Garbage that was left where it is, for a collection after its pins are removed."""
 
+    over: tuple[str, ...] = ()
+    """Paths of pins that were removed because nobody has renewed them for a lease; in a dry run, that would be."""
+
     remnants: tuple[str, ...] = ()
     """Paths that killed processes had left of proofs and puts. They were deleted; in a dry run they would be."""
 
 
 def sweep(
-    store: Store, garbage: Iterable[Garbage], *, patience: Patience = DEFAULT_PATIENCE
+    store: Store,
+    garbage: Iterable[Garbage],
+    *,
+    times_unix_s: Times = dict,
+    patience: Patience = DEFAULT_PATIENCE,
 ) -> tuple[Garbage, ...]:
     """Delete the data of commits that the log has deleted, and return those that are left because they have a pin.
 
     The log must have deleted them before the call. Whoever pins a commit reads the log afterwards, and so
-    learns that a pin came too late.
+    learns that a pin came too late. Pins whose lease is over are removed first.
+
+    Args:
+        store: The root.
+        garbage: The deleted commits.
+        times_unix_s: Returns when verified commits were put; without it no lease ends.
+        patience: How long to wait for answers.
+
     """
     doomed = tuple(garbage)
     if not doomed:
         return ()
-    pinned = pinned_slots(store, patience=patience)
+    pinned = drop_over(store, times_unix_s, patience=patience).slots
     for each in doomed:
         if each.slot not in pinned:
             _delete_folder(store, each.folder, patience)
@@ -85,7 +103,15 @@ def gc(log: Log, store: Store, *, dry_run: bool = False, patience: Patience = DE
     anybody who may delete objects may call this, with or without a claim, also while another process saves.
     """
     state = log.open() if log.state.tail < 0 else log.refresh()
-    return collect(state, log.entry, store, dry_run=dry_run, patience=patience)
+    times = VerifiedTimes(store, patience=patience)
+    return collect(
+        state,
+        log.entry,
+        store,
+        times_unix_s=lambda: times.read(state),
+        dry_run=dry_run,
+        patience=patience,
+    )
 
 
 def collect(
@@ -93,6 +119,7 @@ def collect(
     entry: Callable[[int], Entry],
     store: Store,
     *,
+    times_unix_s: Times = dict,
     dry_run: bool = False,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> GcReport:
@@ -104,6 +131,7 @@ def collect(
         state: The log at that time.
         entry: Reads an entry whose commit is gone from the state.
         store: The root.
+        times_unix_s: Returns when verified commits were put; without it no lease ends.
         dry_run: Only report what would be deleted.
         patience: How long to wait for answers.
 
@@ -112,7 +140,10 @@ def collect(
         return GcReport()
     listed = patience.retry(lambda: store.list(""))
     found = _garbage(state, state.claim, listed)
-    slots = _slots_of_pinned(entry, store, state, patience) if found else {}
+    held = HeldSlots(slots=frozenset())
+    if found or any(stat.path.startswith(PIN_PREFIX) for stat in listed):
+        held = drop_over(store, times_unix_s, dry_run=dry_run, patience=patience)
+    slots = _folders_of(entry, held.slots - set(state.commits), found) if found else {}
     pinned = tuple(
         Garbage(
             folder=each.folder, slot=slots[each.folder], n_objects=each.n_objects, size_bytes=each.size_bytes
@@ -131,7 +162,7 @@ def collect(
         for put, remove in cut_off:
             patience.retry(partial(remove, put))
     remnants = (*proofs, *(put.path for put, _ in cut_off))
-    return GcReport(collected=collected, pinned=pinned, remnants=remnants)
+    return GcReport(collected=collected, pinned=pinned, over=held.over, remnants=remnants)
 
 
 def _garbage(state: LogState, claim: int, listed: Collection[ObjectStat]) -> tuple[Garbage, ...]:
@@ -188,20 +219,35 @@ def _is_over(target: str, state: LogState) -> bool:
     return match is not None and int(match[1]) <= state.claim
 
 
-def _slots_of_pinned(
-    entry: Callable[[int], Entry], store: Store, state: LogState, patience: Patience
+def _folders_of(
+    entry: Callable[[int], Entry], deleted: Iterable[int], found: Collection[Garbage]
 ) -> dict[str, int]:
-    """Find the commits that are pinned though the log has deleted them, by folder. Their entries are read again."""
+    """Find out which commits were in slots, by folder. Their entries are read again.
+
+    Args:
+        entry: Reads an entry.
+        deleted: The slots, of which no commit is live.
+        found: The garbage that they may name.
+
+    """
     slots: dict[str, int] = {}
-    for slot in pinned_slots(store, patience=patience) - set(state.commits):
+    for slot in deleted:
         try:
             body = entry(slot).body
         except MissingObjectError:
             # The pin names a slot that the log doesn't have.
             continue
+        except DamagedEntryError:
+            # Any save of a claim before it may be the one that is pinned.
+            slots.update({each.folder: slot for each in found if _claim_of(each.folder) < slot})
+            continue
         if isinstance(body, CommitEntry):
             slots[body.folder] = slot
     return slots
+
+
+def _claim_of(folder: str) -> int:
+    return int(folder.partition("/")[2].partition("-")[0])
 
 
 def _delete_folder(store: Store, folder: str, patience: Patience) -> None:

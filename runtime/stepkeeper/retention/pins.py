@@ -1,40 +1,58 @@
-"""Pin commits: a reader's pin keeps deletion away from a commit's data as long as the pin is there."""
+"""Put, list, read and remove pins: a pin keeps deletion away from a commit's data as long as it is there."""
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 from stepkeeper.contract.wire import ContractError, decode, encode, encode_json
-from stepkeeper.errors import (
-    MissingObjectError,
-    PinFormatError,
-    StorageError,
-    TransientStorageError,
-)
-from stepkeeper.log import CommitRecord, Log, LogState
-from stepkeeper.log.entries import new_nonce
-from stepkeeper.loggers import logger
+from stepkeeper.errors import MissingObjectError, PinFormatError
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = [
     "PIN_PREFIX",
     "Pin",
+    "PinName",
+    "is_pinned",
+    "list_names_of",
+    "list_pin_names",
     "list_pins",
-    "pin_commit",
+    "newest_of",
     "pin_path",
     "pinned_slots",
     "put_pin",
+    "read_pin",
     "remove_pin",
 ]
 
-_log: Final = logger(__name__)
 PIN_PREFIX: Final = ".stepkeeper/pins/"
 FORMAT: Final = 1
-_NAME: Final = re.compile(r"([0-9]{8,})-([0-9a-f]{32})")
+_NAME: Final = re.compile(r"([0-9]{8,})-([0-9a-f]{32})(?:-([0-9]{8,}))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinName:
+    """The name of a pin's object: it tells all that a collection must know."""
+
+    slot: int
+    nonce: str
+    seen: int | None
+    """The last slot of the log that the holder had read; None if the pin has no lease."""
+
+    time_unix_s: float | None = field(default=None, compare=False)
+    """When the object was put, by the store's own clock, if the store says so."""
+
+    @property
+    def path(self) -> str:
+        return pin_path(self.slot, self.nonce, self.seen)
+
+    @property
+    def text(self) -> str:
+        """Name for people, which renewals don't change."""
+        return f"{self.slot:08d}-{self.nonce}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +66,28 @@ class Pin:
     holder: str
     """The owner of the pin, for people."""
 
+    host: str | None = None
+    """The host of the owner, for people."""
+
+    seen: int | None = None
+    """The last slot of the log that the holder had read when it put the pin, or renewed it last.
+
+    None: the pin has no lease, as a fork's.
+    """
+
     root: str | None = None
     """URI of the root that was forked from the commit."""
 
     reason: str = ""
+
+    @property
+    def path(self) -> str:
+        return pin_path(self.slot, self.nonce, self.seen)
+
+    @property
+    def text(self) -> str:
+        """Name for people, which renewals don't change."""
+        return f"{self.slot:08d}-{self.nonce}"
 
     def to_json(self) -> bytes:
         return encode_json({"format": FORMAT, **encode(self)})
@@ -68,120 +104,87 @@ class Pin:
             raise PinFormatError(f"{where} is no pin: {error!r}") from error
 
 
-def pin_path(slot: int, nonce: str) -> str:
-    return f"{PIN_PREFIX}{slot:08d}-{nonce}"
+def pin_path(slot: int, nonce: str, seen: int | None = None) -> str:
+    return f"{PIN_PREFIX}{slot:08d}-{nonce}" + ("" if seen is None else f"-{seen:08d}")
 
 
 def put_pin(store: Store, pin: Pin, *, patience: Patience = DEFAULT_PATIENCE) -> None:
     """Put a pin durably. Raises StorageError; after a transient one it may be there, or may still come."""
     data = pin.to_json()
-    patience.retry(lambda: store.put_if_absent(pin_path(pin.slot, pin.nonce), data))
+    patience.retry(lambda: store.put_if_absent(pin.path, data))
 
 
-def remove_pin(store: Store, pin: Pin, *, patience: Patience = DEFAULT_PATIENCE) -> None:
-    """Remove a pin, if it is there. Raises StorageError."""
-    patience.retry(lambda: store.delete(pin_path(pin.slot, pin.nonce)))
+def remove_pin(store: Store, pin: Pin | PinName, *, patience: Patience = DEFAULT_PATIENCE) -> None:
+    """Remove a pin with its renewals, if it is there. Raises StorageError."""
+    for name in list_names_of(store, pin, patience=patience):
+        patience.retry(partial(store.delete, name.path))
+
+
+def is_pinned(store: Store, pin: Pin, *, patience: Patience = DEFAULT_PATIENCE) -> bool:
+    """Tell whether the pin is still there. Raises StorageError."""
+    return bool(list_names_of(store, pin, patience=patience))
 
 
 def pinned_slots(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> frozenset[int]:
     """List the slots that have a pin, by names alone: a pin that can't be read holds all the same."""
-    return frozenset(slot for slot, _ in _listed(store, patience))
+    return frozenset(name.slot for name in list_pin_names(store, patience=patience))
+
+
+def list_pin_names(
+    store: Store, prefix: str = PIN_PREFIX, *, patience: Patience = DEFAULT_PATIENCE
+) -> list[PinName]:
+    """List the names that start with `prefix`, renewals too, by slot and nonce and then from the oldest on."""
+    found = patience.retry(lambda: store.list(prefix))
+    names = ((_NAME.fullmatch(stat.path.removeprefix(PIN_PREFIX)), stat.time_unix_s) for stat in found)
+    listed = [
+        PinName(
+            slot=int(name[1]),
+            nonce=name[2],
+            seen=None if name[3] is None else int(name[3]),
+            time_unix_s=time_unix_s,
+        )
+        for name, time_unix_s in names
+        if name
+    ]
+    return sorted(listed, key=lambda name: (name.slot, name.nonce, -1 if name.seen is None else name.seen))
+
+
+def newest_of(names: Iterable[PinName]) -> tuple[PinName, ...]:
+    """Select the newest name of each pin from `names`, sorted as listed. One without a lease is the newest. Pure."""
+    newest: dict[str, PinName] = {}
+    for name in names:
+        known = newest.get(name.text)
+        if known is None or known.seen is not None:
+            newest[name.text] = name
+    return tuple(newest.values())
 
 
 def list_pins(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> list[Pin]:
-    """Read all pins, by slot. Raises PinFormatError for one that says something else than its name."""
-    pins = []
-    for slot, nonce in _listed(store, patience):
-        path = pin_path(slot, nonce)
-        try:
-            data = patience.retry(partial(store.read, path))
-        except MissingObjectError:
-            # The pin was removed meanwhile.
-            continue
-        pin = Pin.from_json(data, f"{store.uri}/{path}")
-        if (pin.slot, pin.nonce) != (slot, nonce):
-            raise PinFormatError(f"{store.uri}/{path} says that it is pin {pin.slot}-{pin.nonce}")
-        pins.append(pin)
-    return pins
+    """Read all pins, by slot, each as it was renewed last.
 
-
-def pin_commit(
-    log: Log,
-    store: Store,
-    choose: Callable[[LogState], CommitRecord],
-    *,
-    holder: str,
-    nonce: str | None = None,
-    root: str | None = None,
-    reason: str = "",
-    patience: Patience = DEFAULT_PATIENCE,
-) -> tuple[Pin | None, CommitRecord]:
-    """Choose a commit and pin it; `remove_pin` lets it go.
-
-    Where nothing may be written to the root the pin is None, and a warning is logged: a deletion can take the
-    data away while it is read then.
-
-    Args:
-        log: The root's log.
-        store: The root.
-        choose: Picks the commit. It is called again if its pick was deleted before the pin was there.
-        holder: Whose pin it is, for people.
-        nonce: The pin's own; drawn by default.
-        root: URI of the root that is forked from the commit.
-        reason: Why it is pinned, for people.
-        patience: How long to wait for answers.
-
-    Returns:
-        The pin, and the commit.
-
-    Raises:
-        StorageError: No answer. What `choose` raises is raised too.
-
+    Raises PinFormatError for one that says something else than its name.
     """
-    state = log.open() if log.state.tail < 0 else log.refresh()
-    mine = Pin(slot=0, nonce=nonce or new_nonce(), holder=holder, root=root, reason=reason)
-    while True:
-        pin = replace(mine, slot=choose(state).slot)
-        pinned = _put_if_allowed(store, pin, patience)
-        # A deletion lists the pins after its entry: either it saw this one, or its entry is seen here.
-        try:
-            state = log.refresh()
-        except BaseException:
-            if pinned:
-                _let_go(store, pin)
-            raise
-        if pin.slot in state.commits:
-            return (pin if pinned else None), state.commits[pin.slot]
-        if pinned:
-            remove_pin(store, pin, patience=patience)
+    names = newest_of(list_pin_names(store, patience=patience))
+    pins = (read_pin(store, name, patience=patience) for name in names)
+    return [pin for pin in pins if pin is not None]
 
 
-def _let_go(store: Store, pin: Pin) -> None:
-    """Remove the pin if the store takes one more request; what it was put for has failed already."""
+def read_pin(store: Store, name: PinName, *, patience: Patience = DEFAULT_PATIENCE) -> Pin | None:
+    """Read a pin; None if it was removed meanwhile. Raises PinFormatError if it says something else than its name."""
     try:
-        store.delete(pin_path(pin.slot, pin.nonce))
-    except StorageError as error:
-        path = pin_path(pin.slot, pin.nonce)
-        _log.warning("a pin is left, remove it by hand: %s/%s: %s", store.uri, path, error)
-
-
-def _put_if_allowed(store: Store, pin: Pin, patience: Patience) -> bool:
-    try:
-        put_pin(store, pin, patience=patience)
-    except TransientStorageError:
-        raise
-    except StorageError as error:
-        _log.warning(
-            "commit %d of %s is read without a pin: a deletion may take its data away meanwhile (%s)",
-            pin.slot,
-            store.uri,
-            error,
+        data = patience.retry(partial(store.read, name.path))
+    except MissingObjectError:
+        return None
+    pin = Pin.from_json(data, f"{store.uri}/{name.path}")
+    if (pin.slot, pin.nonce, pin.seen) != (name.slot, name.nonce, name.seen):
+        raise PinFormatError(
+            f"{store.uri}/{name.path} says that it is pin {pin.path.removeprefix(PIN_PREFIX)}"
         )
-        return False
-    return True
+    return pin
 
 
-def _listed(store: Store, patience: Patience) -> list[tuple[int, str]]:
-    found = patience.retry(lambda: store.list(PIN_PREFIX))
-    names = (_NAME.fullmatch(stat.path.removeprefix(PIN_PREFIX)) for stat in found)
-    return [(int(name[1]), name[2]) for name in names if name]
+def list_names_of(
+    store: Store, pin: Pin | PinName, *, patience: Patience = DEFAULT_PATIENCE
+) -> list[PinName]:
+    """List the names of one pin, the oldest first."""
+    return list_pin_names(store, pin_path(pin.slot, pin.nonce), patience=patience)

@@ -26,18 +26,41 @@ class SaveFailures:
         """The failure of the newest save that has ended."""
 
         self._lost_in_a_row = 0
+        self._fence: FencedError | None = None
+
+    @property
+    def fence(self) -> FencedError | None:
+        """The first error that told that another claim owns the root.
+
+        No later save makes it good, unless that claim was one of another job's, and the root was freed since.
+        """
+        return self._fence
+
+    def record_fence(self, fence: FencedError) -> None:
+        """Note that another claim owns the root."""
+        with self._lock:
+            self._fence = self._fence or fence
+
+    def forget_fence(self) -> None:
+        """Forget the fence: this process has claimed the root."""
+        with self._lock:
+            self._fence = None
 
     def record_outcome(self, failure: BaseException | None) -> None:
         """Note how the next save has ended: with `failure`, or with a commit."""
         with self._lock:
             if failure is None:
-                self._unrecovered = None
+                self._unrecovered = self._fence = None
                 self._lost_in_a_row = 0
                 return
             self._unrecovered = failure
             self._lost_in_a_row = self._lost_in_a_row + 1 if isinstance(failure, CompanionLostError) else 0
             mends = isinstance(failure, StepkeeperError) and failure.next_save_mends
-            if not mends or self._lost_in_a_row >= _MAX_LOST_IN_A_ROW:
+            if isinstance(failure, FencedError):
+                self._fence = self._fence or failure
+            ends = not mends or self._lost_in_a_row >= _MAX_LOST_IN_A_ROW
+            # The saves that were in flight when the root was lost fail after that, each in its own way.
+            if ends and not isinstance(self._failure, FencedError):
                 self._failure = failure
 
     def pop_failure(self, *, newest: bool = False) -> BaseException | None:

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from typing import Final
 
 from stepkeeper.companion.messages import Committed
+from stepkeeper.coordination.waits import Waits
 from stepkeeper.save.report import SaveClock, SaveReport, SaveState
 
 __all__ = ["InFlight"]
@@ -20,8 +21,9 @@ class InFlight:
         report: The save's cost in time; None until the save has ended.
     """
 
-    def __init__(self, step: int, clock: SaveClock | None = None) -> None:
+    def __init__(self, step: int, clock: SaveClock | None = None, waits: Waits | None = None) -> None:
         self.step: Final = step
+        self._waits = waits or Waits()
         self.state = SaveState.TRANSFERRING
         self.future: Final[Future[Committed]] = Future()
         self.region_released: Final[Future[None]] = Future()
@@ -91,21 +93,25 @@ class InFlight:
         Ranks: any rank may call this.
 
         Args:
-            timeout_s: Seconds to wait; None waits without limit.
+            timeout_s: Seconds to wait; None waits until the save has ended, or this process has to end.
 
         Returns:
             The commit's record and its URI.
 
         Raises:
             TimeoutError: The save is still in flight after `timeout_s`.
+            NoticeDeadlineError: A notice came, and its time was over before.
+            PeerLostError: Another rank is lost.
             RanksDifferError: The ranks' states differ, and nothing was written.
             StepkeeperError: The save failed. In a job of one rank, later calls of the manager don't raise the
                 failure again, except for the loss of the root. In a job of several ranks, the manager's next call
                 raises it on all of them.
 
         """
+        if not self._waits.await_all([self.future], timeout_s):
+            raise TimeoutError(f"the save of step {self.step} was still in flight after {timeout_s:.1f} s")
         try:
-            return self.future.result(timeout_s)
+            return self.future.result(0)
         except BaseException as error:
             self.on_raised(error)
             raise

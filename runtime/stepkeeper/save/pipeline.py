@@ -6,8 +6,6 @@ a store or for another rank. The other thread does everything else.
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,16 +17,22 @@ from stepkeeper.companion.messages import Committed
 from stepkeeper.companion.progress import numeric_metrics
 from stepkeeper.companion.supervisor import Companion, Origin
 from stepkeeper.coordination.rank_group import RankGroup
+from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import PeerLostError, SaveError, StepkeeperError
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger
 from stepkeeper.save.consistency import check_same_state
 from stepkeeper.save.failures import SaveFailures
+from stepkeeper.save.given_state import build_state
 from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.persist import SaveJob, persist_save
+from stepkeeper.save.job import SaveJob
+from stepkeeper.save.persist import persist_save
 from stepkeeper.save.report import SaveClock, SaveReport, SaveState
 from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.share_limit import ShareSpeed
 from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker
+from stepkeeper.save.state_watch import StateWatch
+from stepkeeper.save.worker import Worker
 
 __all__ = ["SaveEnd", "SavePipeline"]
 
@@ -62,21 +66,28 @@ class SavePipeline:
         max_pending: int,
         device_budget_bytes: int | None = None,
         origin: Callable[[], Origin | None],
+        has_restored: Callable[[], bool],
         on_end: Callable[[SaveEnd], None],
+        waits: Waits | None = None,
     ) -> None:
+        self.state_watch: Final = StateWatch(speaks=rank_group.rank == 0)
+        self._waits = waits or Waits()
         self._companion = companion
         self._rank_group = rank_group
         self._origin = origin
+        self._has_restored = has_restored
         self._on_end = on_end
         self._free_regions = [Region() for _ in range(max_pending)]
-        self._snapshots = SnapshotTaker(rank_group.ranks, device_budget_bytes=device_budget_bytes)
+        self._snapshots = SnapshotTaker(
+            rank_group.ranks, device_budget_bytes=device_budget_bytes, waits=self._waits
+        )
+        self._speed = ShareSpeed()
         self._prepared = False
         self._pending: list[InFlight] = []
         self._number = 0
         self.failures: Final = SaveFailures()
-        # The interpreter waits for their threads when it ends, so a save that was started is finished.
-        self._transfers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save-transfer")
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
+        self._transfers = Worker("save-transfer", self._waits)
+        self._persisting = Worker("save", self._waits)
 
     @property
     def in_flight(self) -> InFlight | None:
@@ -93,6 +104,7 @@ class SavePipeline:
             return
         self._prepared = True
         size_bytes = self._snapshots.prepare(state)
+        self.state_watch.note_names(state, self._snapshots.names)
         region = self._free_regions[-1]
         region.reserve(size_bytes)
         self._transfers.submit(region.populate, size_bytes)
@@ -106,12 +118,14 @@ class SavePipeline:
 
         Args:
             request: The step and its state.
-            timeout_s: Seconds to wait for earlier saves; None waits without limit.
+            timeout_s: Seconds to wait for earlier saves; None waits until they end or all waits do.
             clock: The save's clock, if it runs already.
 
         Raises:
             TimeoutError: Too many saves are still pending after `timeout_s`, or their copies still fill the
                 devices. Nothing was started.
+            NoticeDeadlineError: The time of a notice was over before. Nothing was started.
+            PeerLostError: Another rank is lost. Nothing was started.
 
         """
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
@@ -119,7 +133,7 @@ class SavePipeline:
         # In the train thread, and before this call holds anything that it would have to give back.
         metrics = numeric_metrics(request.metrics)
         region = self._await_region(timeout_s)
-        in_flight = InFlight(request.step, clock)
+        in_flight = InFlight(request.step, clock, self._waits)
         name = f"save/{self._number}"
         self._number += 1
         if self._rank_group.world_size == 1:
@@ -128,7 +142,8 @@ class SavePipeline:
         left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
         snapshot: Snapshot | None = None
         try:
-            snapshot = self._snapshots.take_snapshot(request.state, region, timeout_s=left_s)
+            state = build_state(request.state, request.step)
+            snapshot = self._snapshots.take_snapshot(state, region, timeout_s=left_s)
             self._prepared = True
             clock.mark_released()
             transfer = self._transfers.submit(_transfer_snapshot, snapshot, region, clock)
@@ -136,7 +151,7 @@ class SavePipeline:
             if snapshot is not None:
                 snapshot.drop_copies()
             self._free_regions.append(region)
-            self._executor.submit(
+            self._persisting.submit(
                 self._announce_refusal, name, request.step, f"{type(error).__name__}: {error}"
             )
             raise
@@ -144,24 +159,28 @@ class SavePipeline:
             name=name,
             in_flight=in_flight,
             origin=self._origin(),
+            has_restored=self._has_restored(),
             snapshot=snapshot,
             region=region,
             transfer=transfer,
             release_region=partial(self._release_region, region, in_flight),
             metrics=metrics,
             is_last=request.is_last,
+            speed=self._speed,
+            note_progress=self._waits.note_progress,
         )
         self._pending.append(in_flight)
-        self._executor.submit(self._run_save, job)
+        self._persisting.submit(self._run_save, job)
+        self.state_watch.check_save(request.step, state, snapshot.plan)
         return in_flight
 
     def _await_region(self, timeout_s: float | None) -> Region:
-        """Wait for a region that no save needs any more, and take it. Raises TimeoutError."""
+        """Wait for a region that no save needs any more, and take it. Raises as `start_save` does."""
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._free_regions:
             left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
             oldest = next((each for each in self._pending if not each.region_released.done()), None)
-            if oldest is not None and wait_for([oldest.region_released], left_s).not_done:
+            if oldest is not None and not self._waits.await_all([oldest.region_released], left_s):
                 raise TimeoutError(
                     f"the save of step {oldest.step} was still in flight after {timeout_s:.1f} s"
                 )
@@ -175,13 +194,22 @@ class SavePipeline:
         Returns:
             False if one still is after `timeout_s` seconds.
 
-        """
-        return not wait_for([pending.future for pending in self._pending], timeout_s).not_done
+        Raises:
+            NoticeDeadlineError: The time of a notice was over before.
+            PeerLostError: Another rank is lost.
 
-    def close(self) -> None:
-        """Wait until the saves in flight have ended, and give back the memory."""
-        self._executor.shutdown(wait=True)
-        self._transfers.shutdown(wait=True)
+        """
+        return self._waits.await_all([pending.future for pending in self._pending], timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Wait until the saves in flight have ended, and give back the memory.
+
+        Saves that are stuck in a device or a store's client are given up after `timeout_s` seconds.
+        """
+        ends_s = time.monotonic() + timeout_s
+        ended = [each.close(ends_s - time.monotonic()) for each in (self._persisting, self._transfers)]
+        if not all(ended):
+            _log.error("a save was stuck for %.1f s and is given up: it won't be committed", timeout_s)
         for region in self._free_regions:
             region.close()
 

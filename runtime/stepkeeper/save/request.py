@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from stepkeeper.save.given_state import GivenState
+
 __all__ = ["SaveRequest"]
 
 
@@ -14,7 +16,7 @@ class SaveRequest:
     """
 
     step: int
-    state: Mapping[str, object]
+    state: GivenState
     metrics: Mapping[str, object] | None = None
     """The training's metrics of the step."""
 

@@ -1,11 +1,8 @@
 """Start and await the saves of this process, and judge their failures, for the train thread."""
 
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
 from typing import Final
@@ -14,6 +11,7 @@ from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion, Origin
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.root_check import RootProof
+from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import FencedError, PeerLostError, SaveError, StepkeeperError, StorageError
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
@@ -24,6 +22,7 @@ from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.pipeline import SaveEnd, SavePipeline
 from stepkeeper.save.report import SaveClock, SaveReport
 from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.state_watch import StateWatch
 from stepkeeper.storage import Store
 from stepkeeper_planners.errors import PlannerError
 
@@ -32,6 +31,7 @@ __all__ = ["Saver"]
 _log: Final = logger(__name__)
 _FAILED_KEY: Final = "notice/failed"
 _ANSWER_TIMEOUT_S: Final = 3600.0
+_CLOSE_S: Final = 60.0
 _MAX_REPORTS: Final = 8
 """The number of newest saves whose median is the cost of a save. The median ignores the first one's compilation."""
 
@@ -49,7 +49,9 @@ class Saver:
         max_pending: int,
         device_budget_bytes: int | None = None,
         save_hooks: SaveHooks | None = None,
+        waits: Waits | None = None,
     ) -> None:
+        self._waits = waits or Waits()
         self._rank_group = rank_group
         self._progress = progress
         self._save_hooks = save_hooks or SaveHooks()
@@ -59,6 +61,7 @@ class Saver:
         self._companion = companion
         self._restored: Restorable | None = None
         self._origin: Origin | None = None
+        self._has_restored = False
         self._own_commit: CommitRecord | None = None
         self._error: str | None = None
         self._newest_save: InFlight | None = None
@@ -68,7 +71,9 @@ class Saver:
             max_pending=max_pending,
             device_budget_bytes=device_budget_bytes,
             origin=lambda: self._origin,
+            has_restored=lambda: self._has_restored,
             on_end=self._on_save_ended,
+            waits=self._waits,
         )
 
     @property
@@ -88,6 +93,11 @@ class Saver:
         return self._error
 
     @property
+    def fence(self) -> FencedError | None:
+        """The error that told that another claim owns the root; None if none did, or a claim has succeeded since."""
+        return self._pipeline.failures.fence
+
+    @property
     def cost(self) -> SaveCost | None:
         """The cost of a save, by the latest commits; None before the first."""
         return self._cost
@@ -102,9 +112,18 @@ class Saver:
         """The newest save, ended or not."""
         return self._newest_save
 
+    def record_fence(self, error: FencedError) -> None:
+        """Note that another claim owns the root, as `error` told."""
+        self._pipeline.failures.record_fence(error)
+
     def mark_latest_restored(self, record: Restorable | None) -> None:
         """Note that the root is claimed, and that the state was restored from HEAD, which is `record`."""
-        self._origin = None
+        self._pipeline.failures.forget_fence()
+        claimed = self._companion.claimed_root
+        # The claim of an earlier save that began a branch, and perhaps has no commit, doesn't go on from HEAD.
+        leaves_head = claimed is not None and claimed.branching
+        self._origin = _origin_of(record) if leaves_head and record is not None else None
+        self._has_restored = True
         self._set_restored(record)
 
     def mark_restored(self, record: Restorable, *, whole: bool) -> None:
@@ -119,7 +138,8 @@ class Saver:
 
         """
         if whole or (self._origin is None and self._companion.claimed_root is None):
-            self._origin = Origin(record.base if isinstance(record, ForeignRecord) else record.slot)
+            self._origin = _origin_of(record)
+            self._has_restored = True
         self._set_restored(record)
 
     def _set_restored(self, record: Restorable | None) -> None:
@@ -135,16 +155,23 @@ class Saver:
         """
         self._pipeline.prepare(state)
 
+    @property
+    def state_watch(self) -> StateWatch:
+        """Tells what would surprise the next start."""
+        return self._pipeline.state_watch
+
     def start_save(self, request: SaveRequest, timeout_s: float | None = None) -> InFlight:
         """Take the snapshot of the state. Wait first while as many saves are in flight as may be.
 
         Args:
             request: The step and its state.
-            timeout_s: Seconds to wait for earlier saves, and for the root; None waits without limit.
+            timeout_s: Seconds to wait for earlier saves, and for the root; None waits until all waits end.
 
         Raises:
             TimeoutError: As many saves are still in flight after `timeout_s`, or the root gave no answer by then.
             StorageError: The root isn't the same for all ranks, can't hold a log, or gave no answer.
+            NoticeDeadlineError: The time of a notice was over before.
+            PeerLostError: Another rank is lost.
 
         """
         clock = SaveClock()
@@ -158,26 +185,21 @@ class Saver:
     def _prove_root(self, timeout_s: float | None) -> float | None:
         """Prove that all ranks have the same root, and return what is left of `timeout_s`.
 
-        Without a limit this happens in the train thread: the clients of stores draw from Python's random numbers,
-        which must stay reproducible for the training. With a limit the training has ended, and another thread makes
-        the requests, which may take longer than that.
+        Another thread makes the requests, because they may take longer than a notice leaves. This one waits all the
+        while: the clients of stores draw from Python's random numbers, which must stay reproducible for the training.
         """
         if self._proof.made:
             return timeout_s
-        if timeout_s is None:
-            self._proof.make()
-            return None
-        ends_s = time.monotonic() + timeout_s
-        made: Future[None] = Future()
-        threading.Thread(
-            target=_call_into_future, args=(self._proof.make, made), name="proof", daemon=True
-        ).start()
-        if wait_for([made], timeout_s).not_done:
+        began_s = time.monotonic()
+        try:
+            self._waits.run(self._proof.make, timeout_s)
+        except TimeoutError as error:
+            if timeout_s is None or isinstance(error, StepkeeperError):
+                raise
             raise TimeoutError(
                 f"the root, which was not written to before, or another rank gave no answer for {timeout_s:.1f} s"
-            )
-        made.result()
-        return max(0.0, ends_s - time.monotonic())
+            ) from error
+        return None if timeout_s is None else max(0.0, began_s + timeout_s - time.monotonic())
 
     def save_for_notice(self, request: SaveRequest, timeout_s: float | None) -> None:
         """Make sure that a save of the step is in flight or committed: start one unless an earlier call has.
@@ -247,10 +269,16 @@ class Saver:
             self._progress.set_error(self._error)
         self._pipeline.failures.pop_failure(newest=True)
 
+    def note_unsaved(self, step: int, error: Exception) -> None:
+        """Note that the process stops and `step` isn't saved, because of `error`; failures of saves don't count now."""
+        self._error = f"step {step} is not saved for the notice: {error}"
+        self._progress.set_error(self._error)
+        self._pipeline.failures.pop_failure(newest=True)
+
     def await_saves_and_prove_root(self) -> None:
         """Wait until no save is in flight, and prove that all ranks have the same root. Raises StorageError."""
         self.wait_until_idle()
-        self._proof.make()
+        self._prove_root(None)
 
     def wait_until_idle(self, timeout_s: float | None = None) -> bool:
         """Wait until no save is in flight.
@@ -280,9 +308,9 @@ class Saver:
         if failure is not None:
             raise SaveError(f"a save in the background failed: {failure}") from failure
 
-    def close(self) -> None:
-        """Wait until the saves in flight have ended, and give back their memory."""
-        self._pipeline.close()
+    def close(self, timeout_s: float = _CLOSE_S) -> None:
+        """Wait until the saves in flight have ended, for `timeout_s` seconds at most, and give back their memory."""
+        self._pipeline.close(timeout_s)
 
     def await_hooks(self, timeout_s: float) -> None:
         """Wait until the hooks of all ended saves have returned, at most `timeout_s` seconds."""
@@ -304,10 +332,5 @@ class Saver:
         self._save_hooks.report_save(end.report)
 
 
-def _call_into_future(act: Callable[[], None], done: Future[None]) -> None:
-    try:
-        act()
-    except BaseException as error:  # the waiting thread raises it
-        done.set_exception(error)
-    else:
-        done.set_result(None)
+def _origin_of(record: Restorable) -> Origin:
+    return Origin(record.base if isinstance(record, ForeignRecord) else record.slot)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from stepkeeper.storage.base import Buffer, joined_size_bytes
+from stepkeeper.storage.moved import moved
 
 __all__ = ["write_past_cache"]
 
@@ -74,6 +75,7 @@ def _write(descriptor: int, data: memoryview) -> None:
                 raise
             _switch(descriptor, on=False)
             continue
+        moved.note(written)
         if written % _BLOCK_BYTES:
             _switch(descriptor, on=False)
         data = data[written:]

@@ -3,7 +3,8 @@
 import contextlib
 import errno
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final, final
 
 import fsspec
@@ -23,6 +24,7 @@ from stepkeeper.storage.base import (
     joined_size_bytes,
 )
 from stepkeeper.storage.exclusive_create import make_refusal, prove_exclusive_create
+from stepkeeper.storage.moved import moved
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = ["FsspecStore", "open_fsspec"]
@@ -31,6 +33,12 @@ _COMPARED_BYTES: Final = 16 * 1024 * 1024
 _TRANSIENT: Final = frozenset(
     {errno.EIO, errno.EREMOTEIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT}
 )
+_TIMES: Final = ("LastModified", "last_modified", "mtime", "timeCreated", "created")
+"""The names that file systems give to the time at which an object was last put."""
+
+_LATEST_UNIX_S: Final = 1e11
+"""A greater number isn't in seconds."""
+
 _MISSING: Final = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
@@ -96,6 +104,7 @@ class FsspecStore:
         with self._translated(path):
             if not self._create(where, b"".join(parts)):
                 self._check_same(path, parts)
+        moved.note(joined_size_bytes(parts))
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         if length == 0:
@@ -126,7 +135,11 @@ class FsspecStore:
         # Some file systems name files as they were asked for, some with or without a slash in front.
         above = len(self._root.strip("/"))
         stats = [
-            ObjectStat(path=name.strip("/")[above:].lstrip("/"), size_bytes=int(info.get("size") or 0))
+            ObjectStat(
+                path=name.strip("/")[above:].lstrip("/"),
+                size_bytes=int(info.get("size") or 0),
+                time_unix_s=_read_time(info),
+            )
             for name, info in found.items()
             if info.get("type") != "directory"
         ]
@@ -221,3 +234,18 @@ class FsspecStore:
             raise kind(error.errno, f"{where}: {error}") from error
         except Exception as error:  # a client's own error: the request may have been applied all the same
             raise TransientStorageError(f"{where}: {error!r}") from error
+
+
+def _read_time(info: Mapping[str, Any]) -> float | None:
+    """Read when an object was put, in seconds since 1970; None if its file system says nothing that is understood."""
+    told = next((info[name] for name in _TIMES if info.get(name) is not None), None)
+    if isinstance(told, str):
+        try:
+            told = datetime.fromisoformat(told)
+        except ValueError:
+            return None
+    if isinstance(told, datetime):
+        return (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()
+    if isinstance(told, int | float) and 0 <= told < _LATEST_UNIX_S:
+        return float(told)
+    return None

@@ -59,7 +59,7 @@ class GcsStore:
     def __init__(
         self, *, bucket: str, prefix: str, retry_s: float = _RETRY_S, streams: int = _STREAMS
     ) -> None:
-        self._streams = streams
+        self._streams, self._retry_s = streams, retry_s
         self._uri = f"gs://{bucket}/{prefix}".rstrip("/")
         self._prefix = f"{prefix}/" if prefix else ""
         self._session = _session()
@@ -153,6 +153,14 @@ class GcsStore:
             self._bucket.reload(retry=self._retry, timeout=CALL_TIMEOUT_S)
             return dict(self._bucket._properties)  # noqa: SLF001  # the only way to it that knows every field
 
+    def reopen(self) -> "GcsStore":
+        return GcsStore(
+            bucket=self._bucket.name,
+            prefix=self._prefix.rstrip("/"),
+            retry_s=self._retry_s,
+            streams=self._streams,
+        )
+
     def close(self) -> None:
         self._client.close()
 
@@ -238,10 +246,10 @@ class GcsStore:
 def _session() -> AuthorizedSession:
     credentials: Any
     if os.environ.get("STORAGE_EMULATOR_HOST"):
-        credentials = AnonymousCredentials()  # type: ignore[no-untyped-call]  # ships no types
+        credentials = AnonymousCredentials()
     else:
         credentials, _ = google.auth.default(scopes=[_SCOPE])
-    session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]  # ships no types
+    session = AuthorizedSession(credentials)
     for scheme in ("https://", "http://"):
         session.mount(scheme, HTTPAdapter(pool_connections=4, pool_maxsize=_CONNECTIONS, pool_block=False))
     return session

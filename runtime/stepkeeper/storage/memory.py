@@ -1,6 +1,7 @@
 """Store objects in this process's memory, with a hook before and after each operation: for tests and `memory://`."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, final
 
@@ -23,6 +24,12 @@ class MemoryBucket:
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
+        self.times_unix_s: dict[str, float] = {}
+        """When objects were put, by `clock`."""
+
+        self.clock: Callable[[], float] = time.time
+        """The store's own clock, in seconds since 1970."""
+
         self.lock = threading.Lock()
 
 
@@ -55,6 +62,7 @@ class MemoryStore:
             won = path not in self.bucket.objects
             if won:
                 self.bucket.objects[path] = data
+                self.bucket.times_unix_s[path] = self.bucket.clock()
         self._fault("after", "put_if_absent", path)
         return won
 
@@ -62,6 +70,8 @@ class MemoryStore:
         self._fault("before", "write", check_path(path))
         data = b"".join(parts)
         with self.bucket.lock:
+            if path not in self.bucket.objects:
+                self.bucket.times_unix_s[path] = self.bucket.clock()
             if self.bucket.objects.setdefault(path, data) != data:
                 raise ObjectExistsError(f"{self._uri}/{path} exists with other bytes; it was not overwritten")
         self._fault("after", "write", path)
@@ -78,9 +88,17 @@ class MemoryStore:
     def list(self, prefix: str) -> list[ObjectStat]:
         self._fault("before", "list", prefix)
         with self.bucket.lock:
-            found = sorted((p, d) for p, d in self.bucket.objects.items() if p.startswith(prefix))
+            times_unix_s = self.bucket.times_unix_s
+            found = sorted(
+                (path, data, times_unix_s.get(path))
+                for path, data in self.bucket.objects.items()
+                if path.startswith(prefix)
+            )
         self._fault("after", "list", prefix)
-        return [ObjectStat(path=p, size_bytes=len(d), crc32c=google_crc32c.value(d)) for p, d in found]
+        return [
+            ObjectStat(path=path, size_bytes=len(data), crc32c=google_crc32c.value(data), time_unix_s=put_s)
+            for path, data, put_s in found
+        ]
 
     def list_page(self, prefix: str, start: str, limit: int) -> Sequence[ObjectStat]:
         return [stat for stat in self.list(prefix) if stat.path >= start][:limit]
@@ -89,6 +107,7 @@ class MemoryStore:
         self._fault("before", "delete", check_path(path))
         with self.bucket.lock:
             self.bucket.objects.pop(path, None)
+            self.bucket.times_unix_s.pop(path, None)
         self._fault("after", "delete", path)
 
     def close(self) -> None:

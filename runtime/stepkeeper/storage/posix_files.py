@@ -11,6 +11,7 @@ from typing import Final
 from stepkeeper.errors import StorageError, TransientStorageError
 from stepkeeper.storage.base import Buffer, ObjectStat, joined_size_bytes
 from stepkeeper.storage.direct import write_past_cache
+from stepkeeper.storage.moved import moved
 
 __all__ = [
     "NO_LINK",
@@ -115,6 +116,7 @@ def write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
     first = 0
     while first < len(waiting):
         written = os.writev(descriptor, waiting[first : first + _MAX_PARTS])
+        moved.note(written)
         while first < len(waiting) and written >= waiting[first].nbytes:
             written -= waiting[first].nbytes
             first += 1

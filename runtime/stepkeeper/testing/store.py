@@ -2,19 +2,34 @@
 
 import secrets
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import google_crc32c
 import pytest
 
-from stepkeeper.errors import MissingObjectError, ObjectExistsError
-from stepkeeper.log import Log
+from stepkeeper.errors import (
+    DamagedEntryError,
+    FencedError,
+    LogGapError,
+    MissingObjectError,
+    ObjectExistsError,
+    PinLostError,
+)
+from stepkeeper.log import Claim, CommitRecord, Log, ManifestRef
+from stepkeeper.log.tail import slot_path
+from stepkeeper.repair.repairing import carry_out, plan_repair
+from stepkeeper.retention.leases import LEASE_S, drop_over
+from stepkeeper.retention.pinning import pin_commit, renew_pin
+from stepkeeper.retention.pins import is_pinned, list_pins, pinned_slots
 from stepkeeper.storage.base import PagedStore, Store
+from stepkeeper.testing.checkpoints import save_small
 
 __all__ = ["StoreContract"]
 
 _N_WRITERS = 64
 _MIB = 1024 * 1024
+_YEAR_S = 365 * 86_400.0
 
 
 class StoreContract:
@@ -26,6 +41,9 @@ class StoreContract:
 
     large_bytes = 20 * _MIB
     """Size of an object that is large enough for a store's way of sending large objects."""
+
+    tells_times = True
+    """False for a store whose listings don't tell when an object was put. Pins of readers that are gone stay there."""
 
     def test_a_put_is_read_back(self, store: Store, another: Store) -> None:
         assert store.put_if_absent("a/b/c.json", b"first")
@@ -143,6 +161,46 @@ class StoreContract:
         store.write("5/0-a/x", [b"2"])
         assert store.read("5/0-a/x") == b"2"
 
+    def test_a_listing_tells_when_objects_were_put(self, store: Store, another: Store) -> None:
+        store.put_if_absent("a/1", b"first")
+        put_s = {stat.path: stat.time_unix_s for stat in another.list("a/")}
+        if not self.tells_times:
+            assert put_s == {"a/1": None}
+            return
+        another.put_if_absent("a/1", b"second")
+        another.write("a/2", [b"x"])
+        later_s = {stat.path: stat.time_unix_s for stat in store.list("a/")}
+        assert later_s["a/1"] is not None, "this store tells no times: set tells_times to False"
+        assert later_s["a/1"] == put_s["a/1"], "a put that loses changes nothing"
+        assert later_s["a/2"] is not None
+        # A store may count in whole seconds.
+        assert later_s["a/2"] >= later_s["a/1"] - 1
+        # No clock of a store is a year off.
+        assert abs(later_s["a/1"] - time.time()) < _YEAR_S
+
+    def test_a_pin_is_renewed_listed_and_removed(self, store: Store, another: Store) -> None:
+        """Readers of other hosts keep data from deletion by such objects."""
+        log = Log(store)
+        claim = log.begin()
+        record = _commit(log, claim, 1)
+        readers = Log(another)
+        pin, _ = pin_commit(readers, another, lambda state: state.live_commit(record.slot), holder="a reader")
+        assert pin is not None
+        assert pinned_slots(store) == {record.slot}
+        slots = [_commit(log, claim, step).slot for step in (2, 3, 4)]
+        times = {slot: number * LEASE_S for number, slot in enumerate(slots)}
+        renewed = renew_pin(readers, another, pin)
+        assert drop_over(store, lambda: times).slots == {record.slot}
+        assert list_pins(store) == [renewed]
+        late = {slot + len(slots): time_s for slot, time_s in times.items()}
+        assert drop_over(store, lambda: late).slots == frozenset()
+        assert list_pins(another) == []
+        assert not is_pinned(another, renewed)
+        _commit(log, claim, 5)
+        with pytest.raises(PinLostError):
+            renew_pin(readers, another, renewed)
+        assert list_pins(store) == []
+
     @pytest.mark.parametrize("path", ["", "/a", "a/", "a//b", "../a", "a/../b", "a/.", "a\n", "ä", ".tmp-1"])
     def test_a_path_that_could_leave_the_root_is_refused(self, store: Store, path: str) -> None:
         with pytest.raises(ValueError, match="is no object path"):
@@ -155,3 +213,32 @@ class StoreContract:
         later = second.begin()
         assert first.refresh() == second.state
         assert (claim.slot, later.slot, first.state.tail) == (0, 2, 2)
+
+    @pytest.mark.parametrize("how", ["flipped", "cut", "empty", "gone"])
+    def test_a_damaged_log_on_it_is_repaired(self, store: Store, another: Store, how: str) -> None:
+        log = Log(store)
+        claim = log.begin()
+        first = save_small(log, store, claim, 10)
+        second = save_small(log, store, claim, 20)
+        path = slot_path(first.slot)
+        data = store.read(path)
+        flipped = bytes([data[0] ^ 1]) + data[1:]
+        damaged = {"flipped": flipped, "cut": data[: len(data) // 2], "empty": b""}
+        store.delete(path)
+        if how != "gone":
+            assert store.put_if_absent(path, damaged[how])
+        with pytest.raises((LogGapError, DamagedEntryError), match="stepkeeper repair"):
+            Log(another).open()
+        plan = plan_repair(another)
+        carry_out(another, Log(another), plan, "a test")
+        state = Log(store).open()
+        assert (tuple(state.commits.values()), state.head) == ((first, second), second.slot)
+        with pytest.raises(FencedError):
+            log.void(claim, "nothing to save", "30/0-x")
+        if how != "gone":
+            assert store.read(path) == damaged[how]
+
+
+def _commit(log: Log, claim: Claim, step: int) -> CommitRecord:
+    manifest = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
+    return log.commit(claim, step=step, folder=f"{step}/0-{step:032x}", size_bytes=1, manifest=manifest)

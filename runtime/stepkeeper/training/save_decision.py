@@ -7,6 +7,7 @@ from typing import Final
 
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.step_agreement import STOP, StepAgreement
+from stepkeeper.coordination.waits import Waits
 from stepkeeper.policy.save import Disruptions, Moment, SaveCost, SavePolicy
 
 __all__ = ["SaveConditions", "SaveDecider"]
@@ -41,6 +42,7 @@ class SaveDecider:
         policy: SavePolicy,
         rank_group: RankGroup,
         read_conditions: Callable[[], SaveConditions] = SaveConditions,
+        waits: Waits | None = None,
     ) -> None:
         """Start with no request.
 
@@ -48,12 +50,13 @@ class SaveDecider:
             policy: The policy that decides which steps are saved.
             rank_group: The ranks that save together.
             read_conditions: Returns the state of the saves; called in rank 0, by the train thread.
+            waits: Ends the waits for other ranks.
 
         """
         self._policy = policy
         self._rank_group = rank_group
         self._read_conditions = read_conditions
-        self._agreement = StepAgreement(rank_group)
+        self._agreement = StepAgreement(rank_group, waits)
         self._asked_for: str | None = None
         self._asked_step: int | None = None
         self._stop_step: int | None = None
@@ -64,6 +67,11 @@ class SaveDecider:
     def stop_step(self) -> int | None:
         """The step at which all ranks stop; None until they have reached it."""
         return self._stop_step
+
+    @property
+    def stop_is_agreed(self) -> bool:
+        """True if all ranks have agreed on a step to stop at, and this one hasn't come to it yet."""
+        return self._agreement.stop_is_agreed
 
     def start(self) -> None:
         """Listen to the requests of other ranks from now on."""
@@ -93,6 +101,7 @@ class SaveDecider:
 
         Raises:
             PeerLostError: A rank is lost.
+            NoticeDeadlineError: The time of a notice was over before all ranks had agreed.
 
         Ranks:
             All ranks call this after each step.

@@ -3,14 +3,14 @@
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import ExitCode, ReportPhase
 from stepkeeper.coordination.rank_group import RankGroup
-from stepkeeper.errors import ClosedError, FencedError, PeerLostError, StepkeeperError
+from stepkeeper.errors import ClosedError, FencedError, NoticeDeadlineError, PeerLostError, StepkeeperError
 from stepkeeper.save.saver import Saver
 from stepkeeper.training.step_controller import StepController
 from stepkeeper.training.termination import format_traceback, process_exit_code
@@ -20,6 +20,12 @@ __all__ = ["Shutdown"]
 _MEET_S: Final = 3600.0
 _READ_S: Final = 5.0
 """Seconds that the other ranks have to read rank 0's last message."""
+
+_WITH_CODES: Final = (FencedError, PeerLostError, NoticeDeadlineError)
+"""Errors that end the process with a code that means something; Python's own for an exception is 1."""
+
+_STUCK_S: Final = 2.0
+"""Seconds that a save has to end once nothing that it could wait for is there any more."""
 
 _HOOKS_S: Final = 60.0
 """Seconds that the hooks of the last saves may take when training is done."""
@@ -76,19 +82,29 @@ class Shutdown:
         try:
             yield
         except FencedError as error:
+            self._saver.record_fence(error)
             self._controller.process_exit.write_termination_message(
                 ExitCode.FENCED, self._saver.newest_commit, str(error)
             )
             raise
 
     def exit_if_stopped(self) -> None:
-        """End this process with exit code 75 if it was told to stop and has saved for that; else do nothing."""
+        """End this process with exit code 75 if it was told to stop and has saved for that; else do nothing.
+
+        Raises:
+            FencedError: It was told to stop, and another claim owns the root.
+
+        """
         if self._controller.stopped:
+            self._raise_fence()
             self._end(ExitCode.SAVED, None)
             sys.exit(ExitCode.SAVED)
 
     def close(self) -> None:
         """Finish the training: commit the saves in flight, wait for all ranks, and report to the operator.
+
+        If the caller has been told before that another claim owns the root, the manager is closed, and says that this
+        is how the training ended.
 
         Raises:
             StepkeeperError: A save in the background failed.
@@ -105,6 +121,9 @@ class Shutdown:
         left_s = self._controller.process_exit.grace_left_s()
         self._saver.await_hooks(_HOOKS_S if left_s is None else min(_HOOKS_S, left_s))
         self.raise_failure(newest=True)
+        if (fence := self._saver.fence) is not None:
+            self._end(ExitCode.FENCED, str(fence), fence)
+            return
         if self._rank_group.world_size > 1:
             met = self._rank_group.gather("done", {}, _MEET_S)
             self._rank_group.broadcast("all-done", {"ranks": len(met)} if met else None, _MEET_S)
@@ -118,7 +137,8 @@ class Shutdown:
             error: The exception that leaves the block, if any.
 
         Raises:
-            SystemExit: The process was told to stop and has, or another claim owns the root, or a rank is lost.
+            SystemExit: The process was told to stop and has, or had no time for it, or another claim owns the root,
+                or a rank is lost.
             StepkeeperError: A save in the background failed.
 
         """
@@ -133,9 +153,8 @@ class Shutdown:
             else:
                 return
         assert failure is not None
-        self._end_with(failure)
-        if isinstance(failure, FencedError | PeerLostError):
-            # Their codes mean something; Python's own for an exception is 1.
+        failure = self._end_with(failure)
+        if isinstance(failure, _WITH_CODES):
             sys.excepthook(type(failure), failure, failure.__traceback__)
             raise SystemExit(process_exit_code(failure)) from failure
         if failure is not error:
@@ -154,21 +173,48 @@ class Shutdown:
             self._saver.await_save_for_notice(controller.process_exit.grace_left_s())
             controller.stopped = True
         self.exit_if_stopped()
+        self._raise_fence()
         self.close()
 
-    def _end_with(self, error: BaseException) -> None:
-        """End the manager because of `error`: give a save in flight a little time, and other ranks none."""
+    def _raise_fence(self) -> None:
+        """Raise the fence if one is known: another start goes on, so this process must not end as if it were done."""
+        if (fence := self._saver.fence) is not None:
+            with self.record_fencing():
+                raise FencedError(str(fence))
+
+    def _end_with(self, error: BaseException) -> BaseException:
+        """End the manager because of `error`: give a save in flight a little time, and other ranks none.
+
+        Returns:
+            The error to end the process with: `error`; or, if another claim is known to own the root, a FencedError.
+
+        """
+        if not isinstance(error, PeerLostError | NoticeDeadlineError):
+            alone = self._rank_group.world_size == 1
+            # A rank may be lost, or the time of a notice be over, meanwhile: the error stays what it was.
+            with suppress(StepkeeperError):
+                self._saver.wait_until_idle(self._controller.process_exit.save_timeout_s(alone=alone))
+        error = self._fenced(error)
         text = format_traceback(error)
-        if not isinstance(error, PeerLostError):
-            self._saver.wait_until_idle(
-                self._controller.process_exit.save_timeout_s(alone=self._rank_group.world_size == 1)
-            )
         if text is not None:
             self._progress.set_error(text)
-        self._end(process_exit_code(error), text)
+        self._end(process_exit_code(error), text, None if isinstance(error, NoticeDeadlineError) else error)
+        return error
 
-    def _end(self, code: int, error: str | None) -> None:
-        """Write the termination message, send the last report, and end everything of this manager that runs."""
+    def _fenced(self, error: BaseException) -> BaseException:
+        """Return `error`, or the fence if one is known: another start goes on, whatever this one has failed with."""
+        fence = self._saver.fence
+        if fence is None or isinstance(error, FencedError):
+            return error
+        fenced = FencedError(str(fence))
+        fenced.__cause__ = error
+        return fenced
+
+    def _end(self, code: int, error: str | None, failure: BaseException | None = None) -> None:
+        """Write the termination message, send the last report, and end everything of this manager that runs.
+
+        The other ranks are told first, with the `failure` if there is one: they may be waiting for this one.
+        """
         if self.closed:
             return
         self.closed = True
@@ -176,12 +222,13 @@ class Shutdown:
         controller.process_exit.write_termination_message(
             code, self._saver.newest_commit, error or self._saver.error
         )
+        self._rank_group.announce_leave(failure)
         self._rank_group.abort()
         controller.close()
         self._progress.send_latest_step()
         ends_s = time.monotonic() + controller.process_exit.closing_timeout_s()
         self._companion.close(ends_s - time.monotonic())
-        self._saver.close()
+        self._saver.close(_STUCK_S)
         if code != ExitCode.PEER_LOST:
             self._rank_group.leave(min(_READ_S, ends_s - time.monotonic()))
         if code != ExitCode.DONE:

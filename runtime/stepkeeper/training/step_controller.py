@@ -2,15 +2,21 @@
 
 import faulthandler
 import operator
+import os
 import threading
+from collections.abc import Callable
 from typing import Final, SupportsIndex
+from weakref import WeakMethod
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive, ExitCode, ReportPhase
 from stepkeeper.coordination.rank_group import RankGroup
+from stepkeeper.coordination.waits import Waits
+from stepkeeper.errors import NoticeDeadlineError
 from stepkeeper.loggers import logger
 from stepkeeper.policy.save import AnyOf, Disruptions, OnPreemption, SavePolicy, parts_of
+from stepkeeper.save.given_state import build_state, is_function
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
@@ -52,6 +58,7 @@ class StepController:
         companion: Companion,
         environment: Environment | None,
         saves_on_notice: bool,
+        waits: Waits | None = None,
     ) -> None:
         """Construct the controller; it listens to nothing before `start`.
 
@@ -63,6 +70,7 @@ class StepController:
             companion: The companion, which knows of earlier disruptions once it has claimed the root.
             environment: What the operator told this process; None without an operator.
             saves_on_notice: True if a notice makes all ranks save one step and stop.
+            waits: Knows whether the training is in a call, and gets the time that a notice leaves.
 
         Raises:
             ValueError: `policy` saves on preemption, but `saves_on_notice` is False.
@@ -78,10 +86,12 @@ class StepController:
         self._started = self._closed = False
         self._disruption_history = DisruptionHistory()
         policy = AnyOf((policy, OnPreemption())) if saves_on_notice else policy
-        self.decider: Final = SaveDecider(policy, rank_group, self._read_conditions)
+        self._waits = waits or Waits()
+        self.decider: Final = SaveDecider(policy, rank_group, self._read_conditions, self._waits)
         trigger = None if environment is None else environment.places.notice_file
-        self.notices: Final = NoticeWatcher(trigger, progress.send_latest_step, self._on_notice)
+        self.notices: Final = NoticeWatcher(trigger, self._on_tick, self._on_notice)
         self.process_exit: Final = ProcessExit(environment, companion, progress, self.notices)
+        self._waits.notice_left_s = _ask_weakly(self.process_exit.wait_left_s)
 
     def start(self) -> None:
         """Start to listen to notices and to the requests of other ranks, because this process trains.
@@ -128,8 +138,9 @@ class StepController:
         """Record a finished step for reports, and prepare to save its state."""
         self.start()
         self._progress.record_step(request.step, request.metrics)
-        # What a save needs compiled is compiled now: the first one may be a notice's.
-        self._saver.prepare(request.state)
+        # What a save needs compiled is compiled now: the first one may be a notice's. A function waits for its save.
+        if not is_function(request.state):
+            self._saver.prepare(build_state(request.state, request.step))
 
     def is_save_due(self, step: int) -> bool:
         """Return True if the policy or a request asks to save `step`. Call `should_stop_at` for the same step first."""
@@ -164,6 +175,13 @@ class StepController:
         self._saver.await_save_for_notice(self.process_exit.grace_left_s())
         self.stopped = True
 
+    def stop_unsaved(self, step: int, error: NoticeDeadlineError) -> None:
+        """Stop at `step` without a save: the time of a notice was over while the training waited."""
+        _log.error("step %d is not saved for the notice: %s", step, error, extra={"step": step})
+        self.notices.record_notice("peer")
+        self._saver.note_unsaved(step, error)
+        self.stopped = True
+
     def follow_directive(self, directive: Directive) -> None:
         """Start what the operator asks for. Runs in the thread that listens to the companion."""
         if directive.stop:
@@ -185,6 +203,21 @@ class StepController:
             else self._disruption_history.count_until_now(claimed.claim.slot, past),
         )
 
+    def _on_tick(self) -> None:
+        """Send the latest step, and end a call that a notice's time is over for. Runs five times a second."""
+        if self.decider.stop_is_agreed:
+            # This rank hasn't come to that step yet, and may be waiting for something that the notice must end.
+            self.notices.record_notice("peer")
+        if self._waits.is_in_call and self.process_exit.is_overdue:
+            self._end_overdue()
+        self._progress.send_latest_step()
+
+    def _end_overdue(self) -> None:
+        """End the process where it is stuck in one of the manager's calls. It would be killed in a moment."""
+        _log.critical("the grace period is over, and the training is stuck in a call; the process ends here")
+        faulthandler.dump_traceback(2)
+        os._exit(ExitCode.SAVED)
+
     def _on_notice(self, notice: Notice) -> None:
         """Request the stop of all ranks. Runs in the thread where the notice came up."""
         _log.warning("notice (%s): all ranks save one step and stop", notice.source)
@@ -192,3 +225,14 @@ class StepController:
         # Should the process be killed before it has stopped, this says why.
         self.process_exit.write_termination_message(ExitCode.SAVED, self._saver.newest_commit, None)
         self._progress.record_notice(notice.source)
+
+
+def _ask_weakly(ask: Callable[[float], float | None]) -> Callable[[float], float | None]:
+    """Hold the method weakly: a save that the training keeps must not keep the manager's parts alive."""
+    held = WeakMethod(ask)
+
+    def left_s(progress_s: float) -> float | None:
+        found = held()
+        return None if found is None else found(progress_s)
+
+    return left_s

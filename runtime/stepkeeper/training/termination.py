@@ -9,7 +9,7 @@ from typing import Final
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import ExitCode, OnDisruption, Termination
-from stepkeeper.errors import FencedError, PeerLostError
+from stepkeeper.errors import FencedError, NoticeDeadlineError, PeerLostError
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger
 from stepkeeper.training.environment import Environment
@@ -25,12 +25,31 @@ _RESERVE_S: Final = 1.5
 """Seconds of the grace period that are kept for the last report, within `_CLOSING_LATE_S`, and for the interpreter's
 own end."""
 
+_LAST_RESORT_S: Final = 0.3
+"""Seconds before the end of the grace period at which a process that hasn't ended by itself is ended."""
+
+_SILENCE_S: Final = 22.0
+"""Seconds that a notice leaves to a wait without progress where nobody has said how long the grace period is.
+Kubernetes and Slurm kill 30 s after SIGTERM unless they are told otherwise.
+"""
+
+_KILLERS: Final = ("sigterm", "file")
+"""Sources of notices behind which somebody kills the process soon. A rank that was told by another one hears from that
+when it leaves.
+"""
+
 _SAVE_S: Final = 60.0
 _SAVE_TOGETHER_S: Final = 10.0
 """The same with other ranks, who may have ended already."""
 
 _FAILURE: Final = 1
 _INTERRUPTED: Final = 130
+_CODES: Final = (
+    (FencedError, ExitCode.FENCED),
+    (PeerLostError, ExitCode.PEER_LOST),
+    (NoticeDeadlineError, ExitCode.SAVED),
+    (KeyboardInterrupt, _INTERRUPTED),
+)
 
 
 def process_exit_code(error: BaseException) -> int:
@@ -40,14 +59,8 @@ def process_exit_code(error: BaseException) -> int:
             return ExitCode.DONE
         case SystemExit(code=int(code)):
             return code
-        case FencedError():
-            return ExitCode.FENCED
-        case PeerLostError():
-            return ExitCode.PEER_LOST
-        case KeyboardInterrupt():
-            return _INTERRUPTED
         case _:
-            return _FAILURE
+            return next((code for kind, code in _CODES if isinstance(error, kind)), _FAILURE)
 
 
 def format_traceback(error: BaseException) -> str | None:
@@ -88,10 +101,44 @@ class ProcessExit:
         passed_s = time.monotonic() - notice.monotonic_s
         return max(0.0, self._environment.identity.grace_s - _RESERVE_S - passed_s)
 
+    def wait_left_s(self, progress_s: float) -> float | None:
+        """Return how many more seconds a wait may take; None without a notice.
+
+        A known grace period ends all waits at its end. Where nobody has said how long it is, a wait, or a save, goes
+        on as long as it makes progress.
+
+        Args:
+            progress_s: Time at which the wait began or a save made its last progress, by time.monotonic().
+
+        """
+        notice = self._notices.notice
+        if self._environment is not None:
+            return self.grace_left_s()
+        if notice is None or not self._is_to_be_killed:
+            return None
+        return max(0.0, _SILENCE_S - (time.monotonic() - max(notice.monotonic_s, progress_s)))
+
+    @property
+    def _is_to_be_killed(self) -> bool:
+        notice = self._notices.notice
+        return notice is not None and notice.source in _KILLERS
+
+    @property
+    def is_overdue(self) -> bool:
+        """True if the known grace period of a notice is as good as over."""
+        left_s = self.grace_left_s()
+        notice = self._notices.notice
+        if left_s is None or left_s > 0 or notice is None or self._environment is None:
+            return False
+        ends_s = notice.monotonic_s + self._environment.identity.grace_s - _LAST_RESORT_S
+        return time.monotonic() >= ends_s
+
     def closing_timeout_s(self) -> float:
         """Return how many seconds the last report and the end of the companion may take."""
         left_s = self.grace_left_s()
-        return _CLOSING_S if left_s is None else min(_CLOSING_STOPPED_S, left_s + _CLOSING_LATE_S)
+        if left_s is None:
+            return _CLOSING_STOPPED_S if self._is_to_be_killed else _CLOSING_S
+        return min(_CLOSING_STOPPED_S, left_s + _CLOSING_LATE_S)
 
     def save_timeout_s(self, *, alone: bool) -> float:
         """Return how many seconds a save in flight may take when an exception ends the process.

@@ -1,5 +1,8 @@
 """One of several ranks that restore: python restoring.py RANK WORLD_SIZE FOLDER SCENARIO."""
 
+import contextlib
+import os
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,8 +14,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from stepkeeper import CheckpointManager
-from stepkeeper.errors import RestoreError
-from stepkeeper.log import Log
+from stepkeeper.errors import CompanionLostError, RestoreError
+from stepkeeper.log import BeginEntry, Log
 from stepkeeper.storage import open_store
 from stepkeeper_planners.errors import LoadMismatchError, UnsupportedValueError
 
@@ -103,7 +106,36 @@ def going_back(rank: int, folder: Path) -> None:
         assert (restored.step, state["w"].tolist()) == (9, [9.0] * 4)
 
 
+def forgetting(rank: int, folder: Path) -> None:
+    """Check that the ranks of a start that restored nothing begin one branch, and that a companion lost costs none."""
+    uri = (folder / "root").as_uri()
+    with CheckpointManager(uri, 1, chkpt_on_preemption=False) as manager:
+        for step in (10, 20):
+            manager.save(step, {"w": torch.full((4,), float(step))})
+    dist.barrier()
+    with CheckpointManager(uri, 1, 1, chkpt_on_preemption=False) as manager:
+        manager.save(1, {"w": torch.ones(4)})
+        pid = manager.health().companion_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        dist.barrier()
+        for step in (2, 3):
+            # The first of them may be the lost companion's.
+            with contextlib.suppress(CompanionLostError):
+                manager.save(step, {"w": torch.full((4,), float(step))})
+        manager.join()
+        dist.barrier()
+        assert manager.all_steps()[-1] == 3
+    dist.barrier()
+    state = Log(open_store(uri)).open()
+    assert {record.step for record in state.live} >= {10, 20}
+    assert not {record.step for record in state.line} & {10, 20}
+    begins = [Log(open_store(uri)).entry(slot).body for slot in range(state.tail + 1)]
+    assert sum(isinstance(body, BeginEntry) and bool(body.branch) for body in begins) == 1
+
+
 SCENARIOS = {
+    "forgetting": forgetting,
     "one_does_not_fit": one_does_not_fit,
     "one_cannot_ask": one_cannot_ask,
     "going_back": going_back,

@@ -5,6 +5,7 @@ import sys
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -130,6 +131,18 @@ def the_original_is_untouched() -> None:
         assert torch.equal(shards[chunk.owners[0].local_index], source[chunk.box.slices])
 
 
+def what_is_copied_because_several_processes_hold_it_stays_open() -> None:
+    """Without a sharding it lies on all devices, and with two processes a save would move it twice."""
+    tensor = torch.arange(256 * 512.0).reshape(256, 512).to("xla")
+    torch_xla.sync()
+    planner = SPMDSavePlanner()
+    with mock.patch.object(xr, "process_count", return_value=2):
+        planner.set_up_planner({"t": tensor}, is_coordinator=True)
+    assert planner._write_data._copied == {"t"}
+    assert torch_xla._XLAC._get_xla_sharding_spec(tensor) == ""
+    assert torch_xla._XLAC._get_xla_sharding_spec(tensor) == "", "the second answer is the up-to-date one"
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     xr.use_spmd()
@@ -137,3 +150,4 @@ if __name__ == "__main__":
     training_is_compiled_once(Path(sys.argv[1]) / "training")
     small_copies_are_left_alone()
     the_original_is_untouched()
+    what_is_copied_because_several_processes_hold_it_stays_open()

@@ -189,6 +189,8 @@ def take_step(training: Training) -> Step:
     ]
     tensors = [tensor for tensor in tensors if tensor.device.type == "xla"]
     is_pending = _C._check_tensor_need_materialization(tensors)
+    # What the devices still compute has no buffers yet, and torch_xla doesn't wait for them here: it would crash.
+    xm.wait_device_ops()
     program = _C._get_graph_hash([t for t, pending in zip(tensors, is_pending, strict=True) if pending])
     before = count_compilations()
     torch_xla.sync()

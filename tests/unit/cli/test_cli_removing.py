@@ -1,6 +1,8 @@
 """rm and gc: what goes, what is refused, and what the next start of a job finds."""
 
 import json
+import re
+import time
 from collections.abc import Callable
 
 import pytest
@@ -163,13 +165,91 @@ def test_pinned_data_waits_for_a_collection(run: Run, root: SmallRoot) -> None:
     found = json.loads(run("rm", root.url, 15, "--force", "--yes", "--json").stdout)
     assert (found["deleted"][0]["sequence"], found["pinned"]) == (2, [2])
     assert "15" in folders(root)
-    listed = run("gc", root.url, "--pins")
-    assert listed.stdout.splitlines()[1].split() == ["2", "deleted", "ml/eval-3", "-", "an", "evaluation"]
-    assert json.loads(run("gc", root.url, "--pins", "--json").stdout)["pins"][0]["holder"] == "ml/eval-3"
     assert json.loads(run("gc", root.url, "--json").stdout)["pinned"][0]["sequence"] == 2
     remove_pin(root.store, pin)
     assert run("gc", root.url).stdout.endswith("; 0 pinned\n")
     assert "15" not in folders(root)
+
+
+def test_pins_are_listed_with_their_holders(run: Run, root: SmallRoot) -> None:
+    assert run("gc", root.url, "--pins").stdout == "no pins: nobody keeps any data from being deleted\n"
+    put_pin(
+        root.store, Pin(slot=5, nonce="b" * 32, holder="follow by 7", host="eval-0", seen=3, reason="follow")
+    )
+    put_pin(root.store, Pin(slot=2, nonce="a" * 32, holder="ml/fork", root="gs://b/fork"))
+    root.store.write(f".stepkeeper/pins/00000009-{'c' * 32}", [b"{}"])
+    lines = run("gc", root.url, "--pins").stdout.splitlines()
+    assert lines[0].split() == [
+        "NAME",
+        "SEQUENCE",
+        "STEP",
+        "HOLDER",
+        "HOST",
+        "RENEWED",
+        "LEASE",
+        "ROOT",
+        "REASON",
+    ]
+    fork, follower, unread = (re.split(" {2,}", line.rstrip()) for line in lines[1:])
+    name = f"00000002-{'a' * 32}"
+    assert fork == [name, "2", "15", "ml/fork", "-", fork[5], "none", "gs://b/fork", "-"]
+    assert follower[1:5] == ["5", "30", "follow by 7", "eval-0"]
+    assert follower[6:] == [f"current, {root.log.refresh().tail - 3} entries behind", "-", "follow"]
+    assert unread[2:4] == ["deleted", "a holder that can't be read"]
+    documents = json.loads(run("gc", root.url, "--pins", "--json").stdout)["pins"]
+    assert documents[1] == {
+        "name": f"00000005-{'b' * 32}",
+        "sequence": 5,
+        "step": 30,
+        "holder": "follow by 7",
+        "host": "eval-0",
+        "renewed_unix_s": documents[1]["renewed_unix_s"],
+        "seen": 3,
+        "lease": "current",
+        "root": None,
+        "reason": "follow",
+        "nonce": "b" * 32,
+    }
+    assert time.time() - 60 < documents[1]["renewed_unix_s"] < time.time() + 60
+    assert [each["lease"] for each in documents] == ["none", "current", "none"]
+
+
+def test_a_pin_whose_lease_is_over_is_listed_so_and_goes_with_a_collection(
+    run: Run, root: SmallRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whatever the store says of the three commits of the line: they are a lease apart.
+    monkeypatch.setattr("stepkeeper.retention.leases.LEASE_S", 0.0)
+    for record in root.log.state.line:
+        root.log.mark_restored(root.claim, record.slot)
+    pin = Pin(slot=2, nonce="a" * 32, holder="ml/eval-3", seen=0)
+    put_pin(root.store, pin)
+    assert run("gc", root.url, "--pins").stdout.splitlines()[1].rstrip().endswith(" over   -     -")
+    assert json.loads(run("gc", root.url, "--pins", "--json").stdout)["pins"][0]["lease"] == "over"
+    assert json.loads(run("gc", root.url, "--dry-run", "--json").stdout)["pins_over"] == [pin.path]
+    assert (
+        f"collected {pin.path}: nobody has renewed this pin for a whole lease\n" in run("gc", root.url).stdout
+    )
+    assert json.loads(run("gc", root.url, "--pins", "--json").stdout)["pins"] == []
+
+
+def test_one_pin_is_removed_by_its_name(run: Run, root: SmallRoot) -> None:
+    mine = Pin(slot=2, nonce="a" * 32, holder="ml/eval-3")
+    names = [mine.text, f"00000005-{'b' * 32}"]
+    put_pin(root.store, mine)
+    for seen in (5, 6):
+        put_pin(root.store, Pin(slot=5, nonce="b" * 32, holder="follow by 7", seen=seen))
+    refused = run("gc", root.url, "--pins", "--remove", "00000002-b")
+    assert refused.exit_code == 1
+    assert f"has no pin '00000002-b'; its pins: {', '.join(names)}" in refused.stderr
+    run("rm", root.url, 15, "--force", "--yes")
+    removed = run("gc", root.url, "--pins", "--remove", mine.text)
+    assert removed.stdout == f"removed pin {mine.text} of ml/eval-3; its data goes with the next collection\n"
+    assert "collected 15/" in run("gc", root.url).stdout
+    found = json.loads(run("gc", root.url, "--pins", "--remove", names[1], "--json").stdout)
+    assert found["removed"]["holder"] == "follow by 7"
+    assert run("gc", root.url, "--pins", "--remove", names[1]).exit_code == 1
+    assert not [path for path in root.contents() if path.startswith(".stepkeeper/pins")]
+    assert run("gc", root.url, "--remove", mine.text).exit_code == 2
 
 
 def test_gc_takes_what_earlier_claims_left_and_only_that(run: Run, root: SmallRoot) -> None:

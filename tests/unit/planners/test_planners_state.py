@@ -160,6 +160,37 @@ def test_a_tensor_that_fills_one_name_fills_all() -> None:
     assert state["deep"]["b"].tolist() == [3, 3]
 
 
+def rate_of(optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    rate = optimizer.param_groups[0]["lr"]
+    assert isinstance(rate, torch.Tensor)
+    return rate
+
+
+def rate_is_loaded(optimizer: torch.optim.Optimizer) -> None:
+    state = {"optimizer": optimizer}
+    flat = flatten_state(state)
+    flat.tensors["optimizer.param_groups.0.lr"].fill_(0.5)
+    fill_state(state, flat, {"optimizer.param_groups.0.weight_decay": 0.25})
+
+
+def test_a_learning_rate_that_is_a_tensor_stays_that_tensor() -> None:
+    rate = torch.tensor(0.1)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=rate)
+    rate_is_loaded(optimizer)
+    assert rate_of(optimizer) is rate
+    assert rate.item() == 0.5
+    assert optimizer.param_groups[0]["weight_decay"] == 0.25
+
+
+def test_a_hook_says_what_an_optimizer_has_after_a_load() -> None:
+    rate = torch.tensor(0.1)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=rate)
+    mine = torch.tensor(0.75)
+    optimizer.register_load_state_dict_post_hook(lambda it: it.param_groups[0].update(lr=mine))
+    rate_is_loaded(optimizer)
+    assert rate_of(optimizer) is mine
+
+
 def test_module_state_keeps_its_versions() -> None:
     model, *_ = trained(1)
     flat = flatten_state({"m": model})

@@ -12,6 +12,7 @@ from stepkeeper.checkpoint import (
     BlockReader,
     FinishedCheckpoint,
     SaveOrder,
+    Shardings,
     Structure,
     TensorOrder,
     ValueOrder,
@@ -21,8 +22,9 @@ from stepkeeper.checkpoint import (
     write_checkpoint,
     writing,
 )
+from stepkeeper.checkpoint.blocks import Contents
 from stepkeeper.checkpoint.file_parts import FileParts
-from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest
+from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, split_inventory
 from stepkeeper.errors import (
     ManifestError,
     MissingObjectError,
@@ -342,3 +344,29 @@ def test_a_further_name_of_nothing_or_of_another_tensor_is_refused(aliases: dict
 def test_what_is_no_manifest_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(ManifestError, match=message):
         Manifest.from_json(data, "here")
+
+
+def test_shardings_are_in_rank_0s_manifest_under_every_name_of_a_tensor() -> None:
+    text = "{devices=[4,1]0,1,2,3}"
+    # The names look like the keys at which a manifest is cut.
+    shardings = Shardings(n_devices=4, by_name={"w": text, "tensors": text, ',"tensors":[': "{replicated}"})
+    manifests = []
+    for rank in (0, 1):
+        save, data = order(rank, aliases={"tied": "w"})
+        structure = Structure.build(save.tensors, aliases={"tied": "w"}, shardings=shardings)
+        assert Structure.from_text(structure.text) == structure
+        written = write_checkpoint(MemoryStore(), replace(save, structure=structure), data)
+        heading, inventory = split_inventory(written.to_json(), "here")
+        assert Manifest.from_json(heading, "here").shardings == written.shardings
+        assert inventory == written.inventory.encoded
+        manifests.append(Manifest.from_json(written.to_json(), "here"))
+    assert [manifest.shardings for manifest in manifests] == [shardings, Shardings()]
+    assert Contents.from_manifests(manifests).shardings == replace(
+        shardings, by_name={**shardings.by_name, "tied": text}
+    )
+
+
+def test_a_manifest_without_shardings_has_no_key_for_them() -> None:
+    written = write_checkpoint(MemoryStore(), *order(0))
+    assert b"shardings" not in written.to_json()
+    assert Manifest.from_json(written.to_json(), "here").shardings == Shardings()

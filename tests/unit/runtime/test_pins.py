@@ -5,13 +5,16 @@ from collections.abc import Callable
 
 import pytest
 
-from stepkeeper.errors import PinFormatError, RestoreError, StorageError, TransientStorageError
-from stepkeeper.log import Claim, CommitRecord, Log, LogState
+from stepkeeper.errors import PinFormatError, PinLostError, RestoreError, StorageError, TransientStorageError
+from stepkeeper.log import Claim, CommitRecord, Log, LogState, ManifestRef
+from stepkeeper.retention.pinning import pin_commit, renew_pin
 from stepkeeper.retention.pins import (
     PIN_PREFIX,
     Pin,
+    PinName,
+    is_pinned,
+    list_pin_names,
     list_pins,
-    pin_commit,
     pin_path,
     pinned_slots,
     put_pin,
@@ -65,8 +68,30 @@ def test_a_pin_is_a_small_object_named_after_what_it_holds(bucket: MemoryBucket)
     assert list_pins(store) == []
 
 
+def test_a_pin_with_a_lease_is_named_after_the_last_slot_that_its_holder_has_read(
+    bucket: MemoryBucket,
+) -> None:
+    store = MemoryStore(bucket)
+    pin = Pin(slot=7, nonce=NONCE, holder="follow by process 5", host="eval-0", seen=12)
+    put_pin(store, pin)
+    assert bucket.objects == {
+        f".stepkeeper/pins/00000007-{NONCE}-00000012": b'{"format":1,"holder":"follow by process 5","host":"eval-0",'
+        b'"nonce":"' + NONCE.encode() + b'","reason":"","seen":12,"slot":7}'
+    }
+    (name,) = list_pin_names(store)
+    assert name == PinName(slot=7, nonce=NONCE, seen=12)
+    assert name.time_unix_s is not None
+    assert name.text == f"00000007-{NONCE}"
+
+
 def test_names_that_are_no_pins_are_left_alone(bucket: MemoryBucket) -> None:
-    for name in ("README.txt", "7-" + NONCE, "00000007-short", f"00000007-{NONCE}.bak"):
+    for name in (
+        "README.txt",
+        "7-" + NONCE,
+        "00000007-short",
+        f"00000007-{NONCE}.bak",
+        f"00000007-{NONCE}-12",
+    ):
         bucket.objects[f".stepkeeper/pins/{name}"] = b""
     assert pinned_slots(MemoryStore(bucket)) == set()
     assert list_pins(MemoryStore(bucket)) == []
@@ -81,7 +106,11 @@ def test_names_that_are_no_pins_are_left_alone(bucket: MemoryBucket) -> None:
         (b'{"format":1,"slot":7}', "is no pin: "),
         (
             b'{"format":1,"slot":8,"nonce":"' + NONCE.encode() + b'","holder":"x"}',
-            f"says that it is pin 8-{NONCE}",
+            f"says that it is pin 00000008-{NONCE}",
+        ),
+        (
+            b'{"format":1,"slot":7,"nonce":"' + NONCE.encode() + b'","holder":"x","seen":3}',
+            f"says that it is pin 00000007-{NONCE}-00000003",
         ),
     ],
 )
@@ -173,3 +202,78 @@ def test_where_there_is_nothing_to_choose_nothing_is_pinned(bucket: MemoryBucket
     with pytest.raises(RestoreError, match="nothing there"):
         pin_commit(Log(store), store, latest, holder="ml/eval")
     assert bucket.objects == {}
+
+
+def pin_of(log: Log, store: MemoryStore) -> Pin:
+    pin, _ = pin_commit(log, store, latest, holder="ml/eval")
+    assert pin is not None
+    return pin
+
+
+def test_a_renewal_is_another_name_and_the_one_before_it_stays(bucket: MemoryBucket, writer: Log) -> None:
+    store = MemoryStore(bucket)
+    log = Log(store)
+    pin = first = pin_of(log, store)
+    assert first.seen == writer.state.tail
+    seen: list[int | None] = [first.seen]
+    for step in (30, 40, 50):
+        _commit_step(writer, step)
+        pin = renew_pin(log, store, pin)
+        assert (pin.slot, pin.nonce, pin.seen) == (first.slot, first.nonce, writer.state.tail)
+        seen.append(pin.seen)
+        assert [name.seen for name in list_pin_names(store)] == seen[-2:]
+        assert list_pins(store) == [pin]
+    remove_pin(store, first)
+    assert list_pin_names(store) == []
+
+
+def test_where_the_log_stands_still_nothing_is_put(bucket: MemoryBucket, writer: Log) -> None:
+    store = MemoryStore(bucket)
+    log = Log(store)
+    pin = pin_of(log, store)
+    before = dict(bucket.objects)
+    assert renew_pin(log, store, pin) == pin
+    assert renew_pin(Log(store), store, pin) == pin
+    assert bucket.objects == before
+
+
+def test_a_holder_whose_pin_was_removed_is_told_and_leaves_nothing(bucket: MemoryBucket, writer: Log) -> None:
+    store = MemoryStore(bucket)
+    log = Log(store)
+    pin = pin_of(log, store)
+    assert is_pinned(store, pin)
+    remove_pin(store, pin)
+    assert not is_pinned(store, pin)
+    _commit_step(writer, 30)
+    with pytest.raises(PinLostError, match=f"{pin_path(pin.slot, pin.nonce, pin.seen)} is gone"):
+        renew_pin(log, store, pin)
+    assert list_pin_names(store) == []
+
+
+def test_a_renewal_that_got_no_answer_is_made_again(bucket: MemoryBucket, writer: Log) -> None:
+    answers = ["lost"]
+
+    def hook(moment: str, operation: str, path: str) -> None:
+        if (moment, operation) == ("after", "put_if_absent") and answers:
+            raise TransientStorageError(answers.pop())
+
+    store = MemoryStore(bucket)
+    log = Log(store)
+    pin = pin_of(log, store)
+    _commit_step(writer, 30)
+    with pytest.raises(TransientStorageError):
+        renew_pin(log, MemoryStore(bucket, hook=hook), pin, patience=IMPATIENT)
+    assert renew_pin(log, store, pin).seen == writer.state.tail
+
+
+def test_a_fork_has_no_lease(bucket: MemoryBucket, writer: Log) -> None:
+    store = MemoryStore(bucket)
+    pin, _ = pin_commit(Log(store), store, latest, holder="ml/fork", nonce=NONCE, root="gs://b/fork")
+    assert pin is not None
+    assert pin.seen is None
+
+
+def _commit_step(log: Log, step: int) -> None:
+    claim = Claim(slot=0, nonce=log.entry(0).nonce)
+    manifest = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
+    log.commit(claim, step=step, folder=f"{step}/0-{step:032x}", size_bytes=10, manifest=manifest)

@@ -53,6 +53,7 @@ def test_where_the_store_says_nothing_nothing_is_known(
     silent = MemoryStore()
     silent.put_if_absent(manifest_of(record), b"{}")
     silent.put_if_absent(".stepkeeper/log/00000000.json", b"{}")
+    silent.bucket.times_unix_s.clear()
     assert StoreTimes(silent).of_commits([record]) == {}
     assert StoreTimes(silent).between_s(0, 0) is None
 

@@ -2,9 +2,12 @@
 
 import os
 import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
+from stepkeeper.companion import channel
 from stepkeeper.companion.channel import Channel
 
 
@@ -41,6 +44,26 @@ def test_file_descriptors_come_along() -> None:
     right.close()
 
 
+def test_a_child_that_is_forked_while_a_message_is_sent_does_not_keep_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left, right = pair()
+    codes: list[int] = []
+
+    def fork(channel: Channel, parts: object, fds: Sequence[int], timeout_s: float | None) -> None:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(Path(f"/proc/self/fd/{fds[-1]}").exists())
+        codes.append(os.waitpid(pid, 0)[1])
+        os.fstat(fds[-1])
+
+    monkeypatch.setattr(Channel, "_send", fork)
+    left.send({"text": "x" * 100_000})
+    assert codes == [0]
+    left.close()
+    right.close()
+
+
 def test_hanging_up_ends_both_ends() -> None:
     left, right = pair()
     left.shut_down()
@@ -48,6 +71,47 @@ def test_hanging_up_ends_both_ends() -> None:
     assert right.receive() is None
     with pytest.raises(OSError, match="Broken pipe"):
         right.send({})
+    left.close()
+    right.close()
+
+
+class Ended:
+    """A process that has ended, by a descriptor or without."""
+
+    def __init__(self, end_fd: int | None = None, last: Callable[[], None] = lambda: None) -> None:
+        self.end_fd = end_fd
+        self._last = last
+
+    def has_ended(self) -> bool:
+        self._last()
+        return True
+
+
+def test_nothing_is_waited_for_from_a_process_that_has_ended_whoever_holds_the_other_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel, "_LOOK_AGAIN_MILLIS", 1)
+    left, right = pair()
+    told, tells = os.pipe()
+    os.close(tells)
+    assert left.receive(Ended()) is None
+    assert left.receive(Ended(told)) is None
+    os.close(told)
+    right.send({"n": 1})
+    packet = left.receive(Ended())
+    assert packet is not None, "what it has sent before is received"
+    assert packet.message == {"n": 1}
+    assert left.receive(Ended()) is None
+    left.close()
+    right.close()
+
+
+def test_what_a_process_sent_between_the_looks_at_its_socket_and_at_its_end_is_received(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel, "_LOOK_AGAIN_MILLIS", 1)
+    left, right = pair()
+    assert left.receive(Ended(last=lambda: right.send({"n": 1}))) is not None
     left.close()
     right.close()
 

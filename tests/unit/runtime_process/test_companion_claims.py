@@ -19,7 +19,7 @@ from stepkeeper.errors import (
     TransientStorageError,
     UnknownOutcomeError,
 )
-from stepkeeper.log import BeginEntry, CommitRecord, Log, ManifestRef
+from stepkeeper.log import BeginEntry, CommitRecord, ForeignBase, Log, ManifestRef
 from stepkeeper.storage.memory import MemoryStore, named_bucket
 from stepkeeper.storage.retry import Patience
 
@@ -89,9 +89,16 @@ class Root:
 
     def begins(self) -> list[int | None]:
         """The bases of all begins."""
+        return [body.base for body in self._begin_entries()]
+
+    def branches(self) -> list[bool]:
+        """By begin, whether it begins a branch."""
+        return [bool(body.branch) for body in self._begin_entries()]
+
+    def _begin_entries(self) -> list[BeginEntry]:
         log = self.log()
         bodies = [log.entry(slot).body for slot in range(log.state.tail + 1)]
-        return [body.base for body in bodies if isinstance(body, BeginEntry)]
+        return [body for body in bodies if isinstance(body, BeginEntry)]
 
 
 @pytest.fixture
@@ -218,3 +225,91 @@ def test_another_claim_is_not_taken_from_its_owner(root: Root) -> None:
     with pytest.raises(FencedError):
         companion.claim_root(origin=Origin(first.slot))
     root.commit(other, 3)
+
+
+def test_who_has_restored_nothing_goes_on_from_head_with_greater_steps_only(root: Root) -> None:
+    before = root.companion()
+    before.claim_root()
+    old = [root.commit(before, step) for step in (10, 20)][-1]
+    companion = root.companion()
+    companion.claim_root(unrestored_step=21)
+    assert root.commit(companion, 21).parent == old.slot
+    assert companion.claim_root(unrestored_step=21).base == old, "its own commit saved again is no older step"
+    tail = root.log().state.tail
+    branch = companion.claim_root(unrestored_step=20)
+    assert branch.branching
+    assert branch.claim.slot == tail + 1
+    assert root.log().state.head == tail, "HEAD stays until there is a commit"
+    assert root.commit(companion, 20).parent is None
+    # From here on nothing is there that it hasn't saved itself.
+    assert companion.claim_root(unrestored_step=1) == branch
+    assert root.commit(companion, 1).parent is not None
+    assert root.branches() == [False, False, True]
+
+
+@pytest.mark.parametrize("step", [1, 20])
+def test_a_first_save_at_or_below_heads_step_is_told_once(
+    root: Root, step: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = root.companion()
+    before.claim_root()
+    root.commit(before, 20)
+    companion = root.companion()
+    for saved in (step, step + 1):
+        companion.claim_root(unrestored_step=saved)
+        root.commit(companion, saved)
+    (told,) = caplog.records
+    assert f"step {step} begins a branch of its own" in told.getMessage()
+    assert "this root is at step 20 already" in told.getMessage()
+    assert "call restore_latest(state) before the first save" in told.getMessage()
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_companion_that_is_lost_while_it_begins_a_branch_begins_it_once(
+    root: Root, moment: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = root.companion()
+    before.claim_root()
+    root.commit(before, 20)
+    companion = root.companion()
+    companion.claim_root()
+    InThisProcess.dies = moment
+    with pytest.raises(CompanionLostError):
+        companion.claim_root(unrestored_step=1)
+    companion.claim_root(unrestored_step=2)
+    assert root.branches() == [False, False, True]
+    assert root.commit(companion, 2).parent is None
+    assert sum("begins a branch" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_what_is_restored_after_a_branch_was_begun_is_gone_on_from_all_the_same(
+    root: Root, moment: str
+) -> None:
+    """A first save failed with its companion, and only then the latest is restored."""
+    before = root.companion()
+    before.claim_root()
+    old = root.commit(before, 20)
+    companion = root.companion()
+    companion.claim_root()
+    InThisProcess.dies = moment
+    with pytest.raises(CompanionLostError):
+        companion.claim_root(unrestored_step=1)
+    assert companion.read_latest() == old
+    claimed = companion.claimed_root
+    assert claimed is not None
+    assert claimed.branching == (moment == "after")
+    # As `Saver.mark_latest_restored` has it.
+    companion.claim_root(origin=Origin(old.slot) if claimed.branching else None)
+    assert root.commit(companion, 21).parent == old.slot
+
+
+def test_another_writers_step_is_left_behind_too(root: Root) -> None:
+    companion = root.companion()
+    theirs = ForeignBase(step=900, folder="900")
+    assert companion.claim_root_from(theirs).legacy == theirs
+    assert companion.claim_root(unrestored_step=901).branching is False
+    branch = companion.claim_root(unrestored_step=900)
+    assert (branch.branching, branch.legacy) == (True, theirs)
+    record = root.commit(companion, 900)
+    assert (record.parent, record.legacy) == (None, None)

@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from stepkeeper.companion.client import CompanionProcess
 from stepkeeper.companion.messages import Kind, OpenRequest
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive
-from stepkeeper.errors import CompanionError, CompanionLostError
+from stepkeeper.errors import ClosedError, CompanionError, CompanionLostError
 
 
 def refuse(_: Directive) -> None:
@@ -57,6 +59,28 @@ def test_a_full_socket_does_not_outlast_the_time_for_an_answer() -> None:
     process.close()
 
 
+def test_nobody_waits_for_a_killed_companion_that_the_kernel_holds_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a system call of a hung NFS, which SIGKILL doesn't end."""
+    monkeypatch.setattr(client, "_KILL_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(client, "_EXIT_TIMEOUT_S", 0.01)
+    process = CompanionProcess(refuse)
+    os.kill(process.pid, signal.SIGSTOP)
+    with monkeypatch.context() as held_up, ThreadPoolExecutor() as threads:
+        held_up.setattr(process._process, "kill", lambda: None)
+        answer = threads.submit(process.send_request, Kind.CLOSE, {})
+        while not process._pending:
+            pass
+        process.kill()
+        with pytest.raises(CompanionLostError):
+            answer.result(60)
+        process.close(0.01)
+    assert "has not ended" in caplog.text
+    process.close()
+    assert process._process.has_ended()
+
+
 def test_a_companion_that_cannot_open_its_root_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +96,7 @@ def test_a_companion_that_cannot_open_its_root_is_gone(
     with pytest.raises(ValueError, match="nothing"):
         companion.ensure_process()
     (process,) = started
-    assert process._process.poll() is not None
+    assert process._process.has_ended()
     assert companion.pid is None
     companion.close(5.0)
 
@@ -90,8 +114,58 @@ def test_of_a_companion_that_was_dropped_nothing_is_left(
     gc.collect()
     process._reader.join(30)
     assert not process._reader.is_alive()
-    assert process._process.returncode == 0
+    assert process._process.code == 0
     assert process._channel._socket.fileno() == -1
+
+
+def test_what_the_trainer_has_open_for_its_own_children_is_not_for_the_companion() -> None:
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    process = CompanionProcess(refuse)
+    with pytest.raises(CompanionError, match="before anything was opened"):
+        process.send_request(Kind.CLOSE, {})
+    os.close(writing)
+    assert os.read(reading, 1) == b"", "whoever reads sees the end: nobody else has the other end"
+    os.close(reading)
+    process.close()
+
+
+def test_of_what_a_companion_is_started_with_no_program_that_the_training_starts_has_anything() -> None:
+    process = CompanionProcess(refuse)
+    end_fd = process._process.end_fd
+    assert end_fd is not None
+    assert not os.get_inheritable(end_fd)
+    assert not process._channel._socket.get_inheritable()
+    process.close()
+
+
+def test_a_manager_closes_in_time_though_a_companion_never_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread that starts it hangs, and ends what it has started once it goes on."""
+    is_starting, may_start = threading.Event(), threading.Event()
+    started: list[CompanionProcess] = []
+
+    def start(*args: Any) -> CompanionProcess:
+        is_starting.set()
+        may_start.wait()
+        started.append(CompanionProcess(*args))
+        return started[-1]
+
+    monkeypatch.setattr(supervisor, "CompanionProcess", start)
+    companion = Companion(OpenRequest(uri=tmp_path.as_uri(), rank=0, world_size=1), refuse)
+    with ThreadPoolExecutor() as threads:
+        try:
+            process = threads.submit(companion.ensure_process)
+            is_starting.wait()
+            closing = threads.submit(companion.close, 0.1)
+            closing.result(60)
+        finally:
+            may_start.set()
+        with pytest.raises(ClosedError, match="while it started"):
+            process.result(60)
+    assert "still being started" in caplog.text
+    assert started[0]._process.has_ended()
 
 
 def test_a_companion_finds_the_packages_wherever_the_trainer_found_them(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from stepkeeper.log import Log
 from stepkeeper.policy.keep import LastN
 from stepkeeper.policy.keep_message import Keep
 from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
+from stepkeeper.storage.moved import moved
 from stepkeeper.testing.checkpoints import write_request
 from stepkeeper.tier import TierPlace
 
@@ -306,8 +307,10 @@ def test_a_save_that_finds_no_room_waits_for_deletion_that_it_went_before(
     trainer.finish()
     trainer.save(20)
     full = Full(trainer, monkeypatch, blocks=10)
+    before = moved.n_bytes
     trainer.save(30)
     assert full.n_refused == 1
+    assert moved.n_bytes > before, "a deletion that a save waits for would pass for a companion that is stuck"
     trainer.finish()
     assert trainer.steps == [30]
 

@@ -22,6 +22,8 @@ from stepkeeper.errors import FencedError, TransientStorageError
 from stepkeeper.log import Claim, Log
 from stepkeeper.policy.keep import LastN
 from stepkeeper.policy.keep_message import Keep
+from stepkeeper.retention.leases import LEASE_S
+from stepkeeper.retention.pinning import renew_pin
 from stepkeeper.retention.pins import Pin, put_pin, remove_pin
 from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
 from stepkeeper.storage.retry import Patience
@@ -97,6 +99,8 @@ class Root:
     def __init__(self, region: int) -> None:
         self.name = secrets.token_hex(4)
         self.bucket = named_bucket(self.name)
+        self.time_unix_s = 1000.0
+        self.bucket.clock = lambda: self.time_unix_s
         self.store = MemoryStore(self.bucket)
         self.region = region
 
@@ -134,6 +138,36 @@ def test_what_was_pinned_when_it_was_deleted_goes_with_a_later_save(region: int)
     remove_pin(root.store, pin)
     root.save(session, claim, 40)
     assert root.steps == [40]
+
+
+def test_a_pin_that_nobody_renews_is_removed_after_a_lease(region: int) -> None:
+    root = Root(region)
+    session = root.session()
+    claim = session.claim_root(ClaimRequest()).claim
+    root.save(session, claim, 10)
+    put_pin(root.store, Pin(slot=1, nonce="a" * 32, holder="an evaluation", seen=1))
+    for step in (20, 30, 40, 50):
+        root.save(session, claim, step)
+        assert root.steps == [10, step], "many commits, but in no time"
+    root.time_unix_s += LEASE_S
+    root.save(session, claim, 60)
+    assert root.steps == [60]
+    assert not [path for path in root.bucket.objects if path.startswith(".stepkeeper/pins")]
+
+
+def test_a_pin_that_is_renewed_stays(region: int) -> None:
+    root = Root(region)
+    session = root.session()
+    claim = session.claim_root(ClaimRequest()).claim
+    root.save(session, claim, 10)
+    pin = Pin(slot=1, nonce="a" * 32, holder="an evaluation", seen=1)
+    put_pin(root.store, pin)
+    reader = Log(root.store)
+    for step in (20, 30, 40, 50, 60):
+        root.save(session, claim, step)
+        root.time_unix_s += LEASE_S
+        pin = renew_pin(reader, root.store, pin)
+    assert root.steps == [10, 60]
 
 
 def test_pinned_garbage_of_an_earlier_claim_goes_with_a_later_save_too(region: int) -> None:

@@ -30,7 +30,8 @@ from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import CompanionError, CompanionLostError, StorageError
 from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.persist import SaveJob, persist_save
+from stepkeeper.save.job import SaveJob
+from stepkeeper.save.persist import persist_save
 from stepkeeper.save.snapshot import Region, SnapshotTaker
 from stepkeeper.storage.memory import MemoryStore, named_bucket
 from stepkeeper.testing.background import done
@@ -135,7 +136,7 @@ class Process:
     fails_late: int = 0
     """The next so many, when it has done as it was asked."""
 
-    def send_request(self, kind: Kind, raw: Any, fds: Any = (), *, timeout_s: float) -> Any:
+    def send_request(self, kind: Kind, raw: Any, fds: Any = (), *, timeout_s: float, **_: Any) -> Any:
         if kind in (Kind.WRITE, Kind.STAGE):
             body = decode(WriteRequest, raw)
             self.tellings.append(body.structure is not None)
@@ -178,7 +179,7 @@ class Trainer:
         self.running = Process(self.new_session())
         self.running.session.resume_claim()
 
-    def claim_root(self, *, origin: object) -> Any:
+    def claim_root(self, **_: object) -> Any:
         return SimpleNamespace(claim=self.claim)
 
     def ensure_process(self) -> Process:
@@ -193,6 +194,7 @@ class Trainer:
             name=str(self.step),
             in_flight=InFlight(self.step),
             origin=None,
+            has_restored=True,
             snapshot=self.snapshots.take_snapshot(state, self.region),
             region=self.region,
             transfer=transferred,

@@ -122,7 +122,7 @@ def test_what_a_pin_holds_is_damaged_where_it_is_missing() -> None:
     """Retention let go of the commit, and had to leave its data: somebody else took them."""
     root = Root(deleted)
     with pytest.raises(TornCheckpointError, match="is missing"):
-        root.restorer().restore(root.commit, {"w": torch.zeros(2, 8)}, pinned=True)
+        root.restorer().restore(root.commit, {"w": torch.zeros(2, 8)}, is_pinned=lambda: True)
 
 
 def test_what_a_commit_holds_is_damaged_or_deleted() -> None:

@@ -1,5 +1,6 @@
 """Told to stop at a step that is in a save already, all ranks begin another one or none does."""
 
+import errno
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
@@ -126,6 +127,21 @@ def test_why_the_root_is_none_is_said_where_there_is_a_limit_too(caplog: pytest.
     saves._proof = cast(RootProof, Refused(threading.Event()))
     saves.save_for_notice(SaveRequest(step=1, state={"step": 1}), 30)
     assert "no such bucket" in caplog.text
+    saves.close()
+
+
+def test_what_the_root_says_is_raised_as_it_is_where_there_is_no_limit() -> None:
+    class TimedOut(Proof):
+        @override
+        def make(self) -> None:
+            raise TimeoutError(errno.ETIMEDOUT, "the mount gives no answer")
+
+    saves = Saver(
+        MemoryStore(), cast(Companion, None), SoloRankGroup(), Progress(lambda _state: None), max_pending=1
+    )
+    saves._proof = cast(RootProof, TimedOut(threading.Event()))
+    with pytest.raises(TimeoutError, match="the mount gives no answer"):
+        saves.await_saves_and_prove_root()
     saves.close()
 
 

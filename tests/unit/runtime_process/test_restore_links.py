@@ -8,10 +8,10 @@ from queue import Queue
 import numpy as np
 import pytest
 
+from stepkeeper.coordination import handshake as wire
+from stepkeeper.coordination.joining import addresses_of_host
 from stepkeeper.errors import PeerLostError
-from stepkeeper.restore.peers import frames as wire
 from stepkeeper.restore.peers.frames import FRAME_BYTES, Kind, receive_frame, send_frame
-from stepkeeper.restore.peers.joining import addresses_of_host
 from stepkeeper.restore.peers.links import Links, PeerStoppedError
 from stepkeeper.restore.placing import Bytes
 
@@ -81,7 +81,7 @@ def linked(secrets: tuple[bytes, bytes]) -> tuple[Links, Links]:
 
 
 def test_who_does_not_know_the_secret_is_refused() -> None:
-    with pytest.raises(ConnectionError, match=r"can't reach rank 0.*isn't rank 0 of this restore"):
+    with pytest.raises(ConnectionError, match=r"can't reach rank 0.*isn't rank 0 of this training"):
         linked((b"one" * 10, b"other" * 6))
 
 
@@ -91,7 +91,7 @@ def test_another_rank_at_the_port_that_one_is_said_to_have_is_not_taken_for_it()
     for each in links:
         each.start(b"s" * 32, relayed_to=())
     address = {"hosts": ["127.0.0.1"], "port": links[1].port}
-    with pytest.raises(ConnectionError, match=r"isn't rank 0 of this restore"):
+    with pytest.raises(ConnectionError, match=r"isn't rank 0 of this training"):
         links[2].connect_to((0,), [address, address])
     for each in links:
         each.close()

@@ -21,7 +21,9 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.records import ManifestRef
-from stepkeeper.save.persist import SaveJob, _choose_error
+from stepkeeper.save.job import SaveJob
+from stepkeeper.save.persist import _choose_error
+from stepkeeper.save.request import SaveRequest
 
 STATE = {"step": 1}
 RECORD = CommitRecord(
@@ -152,3 +154,16 @@ def test_who_keeps_a_save_for_its_report_keeps_nothing_else(tmp_path: Path, ends
     gc.collect()
     assert saver() is None
     assert begun.report is not None
+
+
+def test_a_fence_is_said_whatever_the_saves_after_it_fail_with(
+    manager: CheckpointManager, ends: Ends
+) -> None:
+    ends += [FencedError("another claim"), SaveError("no such folder")]
+    manager.save_async(1, STATE)
+    manager._parts.saver.wait_until_idle()
+    manager._parts.saver.start_save(SaveRequest(step=2, state=STATE))
+    with pytest.raises(FencedError, match="another claim"):
+        manager.join()
+    assert isinstance(manager._parts.saver.fence, FencedError)
+    manager.close()

@@ -22,7 +22,8 @@ from stepkeeper.errors import (
     StorageError,
 )
 from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.persist import SaveJob, persist_save
+from stepkeeper.save.job import SaveJob
+from stepkeeper.save.persist import persist_save
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
 from stepkeeper.save.snapshot import Region, SnapshotTaker
@@ -38,7 +39,7 @@ class FailingCompanion:
     def ensure_process(self) -> None:
         raise self.error
 
-    def claim_root(self, *, origin: object) -> None:
+    def claim_root(self, **_: object) -> None:
         raise self.error
 
 
@@ -69,6 +70,18 @@ class FirstOfTwo:
     def leave(self, timeout_s: float) -> None:
         """Nobody reads."""
 
+    def watch_peers(self) -> None:
+        pass
+
+    def look_for_loss(self) -> None:
+        pass
+
+    def note_progress(self, n_bytes: int) -> None:
+        pass
+
+    def announce_leave(self, error: BaseException | None) -> None:
+        pass
+
     def propose(self, name: str, value: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
@@ -85,6 +98,7 @@ def a_job() -> SaveJob:
         name="save/0",
         in_flight=InFlight(7),
         origin=None,
+        has_restored=True,
         snapshot=snapshot,
         region=region,
         transfer=transferred,

@@ -8,6 +8,7 @@ from typing import Any, NoReturn, cast
 import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
+from typing_extensions import override
 
 from stepkeeper.companion.client import CompanionProcess
 from stepkeeper.companion.messages import Kind, Staged, Written
@@ -15,10 +16,11 @@ from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import encode
 from stepkeeper.coordination.rank_group import SoloRankGroup, StoreRankGroup
 from stepkeeper.error_codec import encode_error
-from stepkeeper.errors import CompanionLostError, StorageError
+from stepkeeper.errors import CompanionLostError, FencedError, MissingObjectError, StorageError
 from stepkeeper.log import ManifestRef
 from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.persist import SaveJob, _commit_or_void, _Place, persist_save
+from stepkeeper.save.job import Place, SaveJob
+from stepkeeper.save.persist import _commit_or_void, persist_save
 from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker
 
 
@@ -28,7 +30,7 @@ class Lost:
     def ensure_process(self) -> NoReturn:
         raise CompanionLostError("it went away while it started")
 
-    def claim_root(self, *, origin: object = None) -> NoReturn:
+    def claim_root(self, **_: object) -> NoReturn:
         self.ensure_process()
 
 
@@ -49,7 +51,7 @@ class Asked:
     def __init__(self) -> None:
         self.kinds: list[Kind] = []
 
-    def send_request(self, kind: Kind, body: Any = None, *, timeout_s: float) -> dict[str, Any]:
+    def send_request(self, kind: Kind, body: Any = None, *, timeout_s: float, **_: Any) -> dict[str, Any]:
         assert timeout_s
         self.kinds.append(kind)
         return {}
@@ -62,6 +64,7 @@ def job_of(snapshot: Snapshot, region: Region) -> SaveJob:
         name="save/0",
         in_flight=InFlight(7),
         origin=None,
+        has_restored=True,
         snapshot=snapshot,
         region=region,
         transfer=transferred,
@@ -71,9 +74,13 @@ def job_of(snapshot: Snapshot, region: Region) -> SaveJob:
 def decide(*votes: dict[str, Any]) -> tuple[list[Kind], dict[str, Any]]:
     """Return what rank 0 asks its companion for after these votes, and what it tells the others."""
     asked = Asked()
-    place = _Place(claim=0, nonce="a" * 32)
+    place = Place(claim=0, nonce="a" * 32)
     outcome = _commit_or_void(
-        job_of(cast(Snapshot, None), cast(Region, None)), cast(CompanionProcess, asked), place, list(votes)
+        job_of(cast(Snapshot, None), cast(Region, None)),
+        cast(Companion, asked),
+        cast(CompanionProcess, asked),
+        place,
+        list(votes),
     )
     return asked.kinds, outcome
 
@@ -128,7 +135,7 @@ class Tiered:
     def __init__(self) -> None:
         self.kinds: list[Kind] = []
 
-    def claim_root(self, *, origin: object = None) -> Any:
+    def claim_root(self, **_: object) -> Any:
         return SimpleNamespace(claim=SimpleNamespace(slot=0))
 
     def ensure_process(self) -> "Tiered":
@@ -136,7 +143,7 @@ class Tiered:
 
     lost = False
 
-    def send_request(self, kind: Kind, body: Any, fds: Any = (), *, timeout_s: float) -> Any:
+    def send_request(self, kind: Kind, body: Any, fds: Any = (), *, timeout_s: float, **_: Any) -> Any:
         self.kinds.append(kind)
         if kind is Kind.COMMIT:
             raise StorageError("no")
@@ -151,5 +158,85 @@ def test_the_last_save_goes_straight_to_the_root(is_last: bool, ways: list[Kind]
     job = replace(job_of(snapshot, region), is_last=is_last)
     with pytest.raises(StorageError):
         persist_save(job, cast(Companion, companion), rank_group)
-    assert companion.kinds == [*ways, Kind.COMMIT]
+    assert companion.kinds == [*ways, Kind.COMMIT, Kind.VOID]
     region.close()
+
+
+class Stale:
+    """A companion of a claim that doesn't hold any more. What the newer claim has collected can't be written."""
+
+    has_tier = False
+    structure_key = None
+
+    def __init__(self, fails: Kind, *, lost: bool = False) -> None:
+        self._fails = fails
+        self.lost = lost
+
+    def claim_root(self, **_: object) -> Any:
+        return SimpleNamespace(claim=SimpleNamespace(slot=0))
+
+    def ensure_process(self) -> "Stale":
+        if self.lost:
+            raise FencedError("claim 0 is stale")
+        return self
+
+    def send_request(self, kind: Kind, body: Any, fds: Any = (), *, timeout_s: float) -> Any:
+        if kind is self._fails:
+            raise MissingObjectError(2, "its folder was collected")
+        if kind is Kind.VOID:
+            raise FencedError("claim 0 is stale")
+        return wrote(0)["written"]
+
+
+@pytest.mark.parametrize("fails", [Kind.WRITE, Kind.COMMIT])
+@pytest.mark.parametrize("stale_rank", [0, 1])
+def test_what_fails_because_of_a_newer_claim_is_said_to_be_fenced_on_all_ranks(
+    fails: Kind, stale_rank: int
+) -> None:
+    """Whatever a rank has failed with itself: the exit code must say that another start goes on."""
+    store = HashStore()
+    rank_groups = [StoreRankGroup(store, rank, 2) for rank in range(2)]
+
+    def save(rank_group: StoreRankGroup) -> None:
+        region = Region()
+        snapshot = SnapshotTaker(rank_group.ranks).take_snapshot({"w": torch.zeros(3)}, region)
+        fails_here = fails if fails is Kind.COMMIT or rank_group.rank == stale_rank else Kind.STAGE
+        persist_save(job_of(snapshot, region), cast(Companion, Stale(fails_here)), rank_group)
+
+    with ThreadPoolExecutor(2) as ranks:
+        saves = [ranks.submit(save, rank_group) for rank_group in rank_groups]
+        try:
+            for each in saves:
+                with pytest.raises(FencedError, match="claim 0 is stale"):
+                    each.result(10)
+        finally:
+            for rank_group in rank_groups:
+                rank_group.abort()
+
+
+def test_a_companion_that_is_lost_besides_masks_no_fence() -> None:
+    """Another rank's own error ends the training, so no later save asks whether the claim still holds."""
+    place = Place(claim=0, nonce="a" * 32)
+    job = job_of(cast(Snapshot, None), cast(Region, None))
+    lost = {"error": encode_error(CompanionLostError("it went away"))}
+    with pytest.raises(FencedError):
+        _commit_or_void(job, cast(Companion, Stale(Kind.WRITE, lost=True)), None, place, [lost, FAILED])
+
+
+def test_a_failed_commit_is_void_and_its_error_raised() -> None:
+    kinds: list[Kind] = []
+
+    class Refuses(Asked):
+        @override
+        def send_request(self, kind: Kind, body: Any = None, *, timeout_s: float, **_: Any) -> dict[str, Any]:
+            kinds.append(kind)
+            if kind is Kind.COMMIT:
+                raise StorageError("no permission")
+            return {}
+
+    place = Place(claim=0, nonce="a" * 32)
+    job = job_of(cast(Snapshot, None), cast(Region, None))
+    refuses = Refuses()
+    with pytest.raises(StorageError, match="no permission"):
+        _commit_or_void(job, cast(Companion, refuses), cast(CompanionProcess, refuses), place, [wrote(0)])
+    assert kinds == [Kind.COMMIT, Kind.VOID]

@@ -47,7 +47,7 @@ class SlowCompanion:
     def claim_root(self, **_: object) -> Any:
         return SimpleNamespace(claim=SimpleNamespace(slot=0))
 
-    def send_request(self, kind: Kind, body: Any, fds: Any = (), *, timeout_s: float) -> Any:
+    def send_request(self, kind: Kind, body: Any, fds: Any = (), *, timeout_s: float, **_: Any) -> Any:
         if kind is Kind.WRITE:
             self.writing.set()
             assert self.may_answer.wait(LONGEST_S)

@@ -2,10 +2,13 @@
 
 import mmap
 import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 
+from stepkeeper import fork_guard
 from stepkeeper.save.snapshot import Region
 
 
@@ -43,4 +46,29 @@ def test_no_memory_is_taken_that_was_not_asked_for() -> None:
     region.reserve(wanted_bytes)
     region.populate(wanted_bytes)
     assert os.fstat(region.fd).st_blocks * 512 <= wanted_bytes
+    region.close()
+
+
+def test_no_worker_is_forked_between_the_making_of_a_map_and_its_being_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The map has a descriptor of its own, which the worker would keep."""
+    forks_are_free: list[bool] = []
+    make, lock = mmap.mmap, fork_guard._guard._lock
+
+    def try_lock() -> bool:
+        if is_free := lock.acquire(blocking=False):
+            lock.release()
+        return is_free
+
+    def look(*args: Any) -> mmap.mmap:
+        with ThreadPoolExecutor() as other:
+            forks_are_free.append(other.submit(try_lock).result())
+        return make(*args)
+
+    monkeypatch.setattr(mmap, "mmap", look)
+    region = Region()
+    region.reserve(100)
+    region.reserve(8_000_000)
+    assert forks_are_free == [False, False]
     region.close()

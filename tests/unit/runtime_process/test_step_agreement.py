@@ -47,6 +47,18 @@ class ThreadRankGroup:
     def leave(self, timeout_s: float) -> None:
         pass
 
+    def watch_peers(self) -> None:
+        pass
+
+    def look_for_loss(self) -> None:
+        pass
+
+    def note_progress(self, n_bytes: int) -> None:
+        pass
+
+    def announce_leave(self, error: BaseException | None) -> None:
+        pass
+
     def propose(self, name: str, value: Mapping[str, Any]) -> None:
         with self.board.changed:
             self.board.values.setdefault(name, dict(value))

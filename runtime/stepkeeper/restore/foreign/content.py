@@ -27,7 +27,7 @@ from stepkeeper_planners.errors import (
     ValueDecodeError,
 )
 from stepkeeper_planners.geometry.boxes import Box
-from stepkeeper_planners.loading.stored_state import StoredTensor
+from stepkeeper_planners.loading.stored_state import StoredTensor, read_key_paths
 from stepkeeper_planners.pickles.dcp_metadata import check_metadata, read_metadata
 from stepkeeper_planners.pickles.torch_files import torch_vocabulary
 from stepkeeper_planners.pickles.unpickling import unpickle
@@ -60,6 +60,7 @@ class ForeignContent:
         self._store, self._folder, self._patience = store, folder, patience
         self._places = dict(_places(metadata, f"{store.uri}/{folder}/{METADATA}"))
         entries = metadata.state_dict_metadata
+        self.key_paths = read_key_paths(metadata)
         self.tensors: Mapping[str, StoredTensor] = {
             fqn: _stored(entry) for fqn, entry in entries.items() if isinstance(entry, TensorStorageMetadata)
         }

@@ -12,10 +12,9 @@ from stepkeeper.restore.foreign.read_ahead import read_ahead
 from stepkeeper.restore.loading import check_refilled, encode_findings
 from stepkeeper.storage import Store
 from stepkeeper_planners import adapters
-from stepkeeper_planners.dtypes import dtype_of, itemsize_bytes
+from stepkeeper_planners.dtypes import cast_elements, dtype_of, itemsize_bytes
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-from stepkeeper_planners.loading.casting import cast_elements
 from stepkeeper_planners.loading.differences import Findings
 from stepkeeper_planners.loading.load_request import LoadRequest, build_load_request
 from stepkeeper_planners.loading.matching import compare
@@ -24,7 +23,7 @@ from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.loading.state_reads import StateReads
 from stepkeeper_planners.loading.stored_state import StoredState
 from stepkeeper_planners.loading.tied_tensors import build_tied_copies, check_tied_copies
-from stepkeeper_planners.state.filling import fill_state
+from stepkeeper_planners.state.filling import finish_load
 from stepkeeper_planners.state.tree import FlatState, flatten_state
 
 __all__ = ["COPIES", "ForeignLoading"]
@@ -106,10 +105,14 @@ class ForeignLoading:
             StorageError: The store gave no answer, or refused.
 
         """
-        self._content = open_content(self._store, self._folder)
+        self._content = content = open_content(self._store, self._folder)
         self._flat = flatten_state(self._state)
-        self._request = build_load_request(self._flat, self._ranks)
-        stored = StoredState(tensors=self._content.tensors, values=self._content.values)
+        self._request = build_load_request(self._flat, self._ranks, self._state)
+        stored = StoredState(
+            tensors=self._content.tensors,
+            values=self._content.values,
+            read_paths=lambda: content.key_paths,
+        )
         self._reads, differences = compare(self._request, stored, self._ranks, self._rules)
         check_refilled(self._half_filled, self.names)
         self._content.check_kinds(
@@ -165,10 +168,7 @@ class ForeignLoading:
             each.fqn: each.build_value(self._values, resizers.get(each.fqn), self._ranks)
             for each in self._reads.values
         }
-        fill_state(self._state, self._flat, loaded)
-        # Otherwise the values put into XLA tensors become part of the program of the first training step, which may
-        # then round differently than in an undisturbed run.
-        adapters.materialize(self._flat.tensors)
+        finish_load(self._state, self._flat, loaded)
         return {}
 
     def _loads(self) -> Iterator[_Load]:

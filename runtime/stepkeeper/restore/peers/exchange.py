@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from stepkeeper.checkpoint.blocks import Contents, encode_runs
 from stepkeeper.checkpoint.manifest import Manifest
+from stepkeeper.coordination.joining import addresses_of_host
 from stepkeeper.coordination.rank_group import RankGroup, StoreRankGroup
 from stepkeeper.errors import PeerLostError, TornCheckpointError
 from stepkeeper.loggers import logger
 from stepkeeper.restore.filling import Filling
 from stepkeeper.restore.peers.duties import Duties, Sharing
-from stepkeeper.restore.peers.joining import addresses_of_host
 from stepkeeper.restore.peers.links import Links
 
 __all__ = ["Exchange", "exchange_among", "neighbours"]

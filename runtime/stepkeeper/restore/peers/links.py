@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from stepkeeper.coordination.joining import Joining, shut
 from stepkeeper.errors import PeerLostError
 from stepkeeper.restore.peers.frames import FRAME_BYTES, Frame, Kind, receive_frame, send_frame
-from stepkeeper.restore.peers.joining import Joining, shut
 from stepkeeper.restore.placing import Bytes
 
 __all__ = ["Links", "PeerStoppedError"]

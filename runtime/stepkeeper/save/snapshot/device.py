@@ -4,11 +4,13 @@ torch_xla is imported only where tensors of it exist.
 """
 
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
 
+from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import DevicesFullError, SaveError
 from stepkeeper.loggers import logger
 
@@ -21,6 +23,7 @@ __all__ = ["DeviceCopies"]
 _log: Final = logger(__name__)
 _SMALLEST_LIMIT_BYTES: Final = 64 * 1024 * 1024
 _LONGEST_TRANSFER_S: Final = 3600.0
+_LOOK_S: Final = 0.2
 
 
 class DeviceCopies:
@@ -31,7 +34,8 @@ class DeviceCopies:
     refuse.
     """
 
-    def __init__(self, budget_bytes: int | None) -> None:
+    def __init__(self, budget_bytes: int | None, waits: Waits | None = None) -> None:
+        self._waits: Final = waits or Waits()
         self._learns: Final = budget_bytes is None
         self._limit_bytes: int | None = budget_bytes
         self._n_unreleased = 0
@@ -63,6 +67,8 @@ class DeviceCopies:
                 many fit.
             TimeoutError: Earlier copies are still there after `timeout_s`. Without a `timeout_s`, a SaveError after
                 an hour.
+            NoticeDeadlineError: The time of a notice was over before.
+            PeerLostError: Another rank is lost.
             RuntimeError: The devices failed.
 
         """
@@ -114,10 +120,18 @@ class DeviceCopies:
         What doesn't fit beside them would have to wait for their transfer anyway.
         """
         limit_s = _LONGEST_TRANSFER_S if timeout_s is None else timeout_s
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._n_unreleased == 0, limit_s):
-                still = f"copies of an earlier save are still on the devices after {limit_s:.1f} s"
-                raise SaveError(still) if timeout_s is None else TimeoutError(still)
+        left_s, since_s = limit_s, time.monotonic()
+        while True:
+            look_s = min(_LOOK_S, max(0.0, left_s))
+            with self._changed:
+                if self._changed.wait_for(lambda: self._n_unreleased == 0, look_s):
+                    return
+            left_s -= look_s
+            if left_s <= 0:
+                break
+            self._waits.check(since_s)
+        still = f"copies of an earlier save are still on the devices after {limit_s:.1f} s"
+        raise SaveError(still) if timeout_s is None else TimeoutError(still)
 
     def _dispatch_copies(
         self, tensors: Mapping[str, torch.Tensor], clones: Mapping[str, "ClonePlan"], fqns: Sequence[str]

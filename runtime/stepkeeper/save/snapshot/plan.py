@@ -6,10 +6,11 @@ from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from stepkeeper.checkpoint import Structure, TensorOrder, ValueOrder
+from stepkeeper.checkpoint import Shardings, Structure, TensorOrder, ValueOrder
 from stepkeeper.save.snapshot import device_pieces
 from stepkeeper.save.snapshot.region import ALIGNMENT_BYTES
 from stepkeeper_planners import adapters
+from stepkeeper_planners.adapters.open_shardings import collect_shardings, count_devices
 from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
@@ -41,11 +42,17 @@ class SnapshotPlan:
     """For each of `orders`, the part of this rank's local shards that it takes."""
 
     values: tuple[str, ...]
+    names: frozenset[str]
+    """The names of everything in the state, of all ranks' shares."""
+
     tensor_bytes: int
     """Size in the region of all `orders`."""
 
     clones: Mapping[str, "ClonePlan"]
     """The plan of each XLA tensor's copy on its devices."""
+
+    left_open: tuple[str, ...]
+    """Names of the XLA tensors that have no sharding, and shall get none from being copied."""
 
     ordinary_tensors: frozenset[str]
     """Tensors that are copied as they are: on the CPU, whole, of torch's own classes."""
@@ -117,15 +124,24 @@ def plan_snapshot(flat: FlatState, value_bytes: Mapping[str, int], *, ranks: Ran
     _check_known_whole(layouts, ranks)
     plan = plan_save(layouts, value_bytes, ranks)
     orders, tensor_bytes = _place_tensors(plan)
+    shardings = collect_shardings(flat.tensors)
     return SnapshotPlan(
         structure=Structure.build(
-            orders, aliases=flat.aliases, key_paths=flat.paths | encode_nesting(flat.tree)
+            orders,
+            aliases=flat.aliases,
+            shardings=Shardings(
+                n_devices=count_devices() if shardings else 0,
+                by_name={fqn: text for fqn, text in shardings.items() if text},
+            ),
+            key_paths=flat.paths | encode_nesting(flat.tree),
         ),
         layouts=tuple(layouts),
         writes=plan.tensors,
         values=plan.values,
+        names=frozenset((*flat.paths, *flat.per_rank)),
         tensor_bytes=tensor_bytes,
         clones=clones,
+        left_open=tuple(fqn for fqn, text in shardings.items() if not text),
         ordinary_tensors=frozenset(
             fqn for fqn, tensor in flat.tensors.items() if adapters.is_ordinary(tensor)
         ),

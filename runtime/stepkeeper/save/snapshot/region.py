@@ -14,6 +14,7 @@ from typing import Final
 import torch
 
 from stepkeeper.checkpoint import TensorOrder
+from stepkeeper.fork_guard import forget_in_forks, forks_held_back
 from stepkeeper_planners.dtypes import dtype_of
 
 __all__ = ["ALIGNMENT_BYTES", "Region"]
@@ -43,6 +44,7 @@ class Region:
         self._map: mmap.mmap | None = None
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._views: tuple[Sequence[TensorOrder], list[torch.Tensor]] = ((), [])
+        forget_in_forks(self)
 
     @property
     def fd(self) -> int:
@@ -59,12 +61,14 @@ class Region:
             return
         wanted = size_bytes + max(size_bytes // _ROOM_PART, _LEAST_ROOM_BYTES)
         wanted = -(-wanted // mmap.PAGESIZE) * mmap.PAGESIZE
-        if self._fd < 0:
-            self._fd = os.memfd_create("stepkeeper-snapshot")
-            # Closes the file also for a region that was dropped without `close`.
-            self._closing = weakref.finalize(self, os.close, self._fd)
-        os.ftruncate(self._fd, wanted)
-        self._map = mmap.mmap(self._fd, wanted)
+        # The map as well: it has a descriptor of its own.
+        with forks_held_back():
+            if self._fd < 0:
+                self._fd = os.memfd_create("stepkeeper-snapshot")
+                # Closes the file also for a region that was dropped without `close`.
+                self._closing = weakref.finalize(self, os.close, self._fd)
+            os.ftruncate(self._fd, wanted)
+            self._map = mmap.mmap(self._fd, wanted)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self._views = ((), [])
 
@@ -110,3 +114,7 @@ class Region:
         self._fd = -1
         if self._closing is not None:
             self._closing()
+
+    def forget_after_fork(self) -> None:
+        """Close this copy, in a forked child, which would keep the memory from being freed for as long as it lives."""
+        self.close()

@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from stepkeeper.checkpoint import TensorOrder, ValueOrder
+from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import SaveError
+from stepkeeper.save.given_state import check_not_empty
 from stepkeeper.save.snapshot import device, device_pieces
 from stepkeeper.save.snapshot.copying import copy_host_tensors, copy_tensors
 from stepkeeper.save.snapshot.plan import SnapshotPlan, place_values, plan_snapshot
 from stepkeeper.save.snapshot.region import Region
 from stepkeeper.save.snapshot.summary import StateSummary
+from stepkeeper_planners.adapters.open_shardings import shardings_left_open
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.saving.assignment import LARGE_VALUE_BYTES
 from stepkeeper_planners.saving.fingerprints import digest_integer_tensor, digest_value
 from stepkeeper_planners.state.per_rank import stored_name
-from stepkeeper_planners.state.structure import StructureCache
+from stepkeeper_planners.state.structure import LookUpResult, StructureCache
 from stepkeeper_planners.state.tree import FlatState
 from stepkeeper_planners.state.values import encode_value
 
@@ -95,12 +98,15 @@ class Snapshot:
 class SnapshotTaker:
     """Take the snapshots of one rank, each into a region that the caller chooses."""
 
-    def __init__(self, ranks: Ranks, *, device_budget_bytes: int | None = None) -> None:
+    def __init__(
+        self, ranks: Ranks, *, device_budget_bytes: int | None = None, waits: Waits | None = None
+    ) -> None:
         """Prepare to take snapshots.
 
         Args:
             ranks: This rank, and how many there are.
             device_budget_bytes: Bytes that copies may take on this process's devices; None: as many as there are.
+            waits: Ends the waits for earlier copies.
 
         """
         self._ranks = ranks
@@ -109,7 +115,9 @@ class SnapshotTaker:
         self._structures: Final[StructureCache[SnapshotPlan]] = StructureCache(
             partial(plan_snapshot, ranks=ranks), large_value_bytes=large_value_bytes
         )
-        self._copies = device.DeviceCopies(device_budget_bytes)
+        self._copies = device.DeviceCopies(device_budget_bytes, waits)
+        self.names: frozenset[str] = frozenset()
+        """The names in the last state that was looked up."""
 
     def prepare(self, state: Mapping[str, object]) -> int:
         """Compile what a snapshot of `state` needs, and return how many bytes of a region it takes.
@@ -119,14 +127,15 @@ class SnapshotTaker:
             UnsupportedShardingError: See `take_snapshot`.
 
         """
-        found = self._structures.look_up(state)
+        found = self._look_up(state)
         flat, plan = found.flat, found.derived
-        made, rest = self._copies.make_copies(
-            flat.tensors, plan.clones, device_pieces.select_copied(plan.clones, plan.writes_by_fqn)
-        )
-        if made:
-            self._copies.release_copies()
-        device_pieces.compile_moves(flat.tensors, plan.clones, rest)
+        with shardings_left_open(flat.tensors[fqn] for fqn in plan.left_open):
+            made, rest = self._copies.make_copies(
+                flat.tensors, plan.clones, device_pieces.select_copied(plan.clones, plan.writes_by_fqn)
+            )
+            if made:
+                self._copies.release_copies()
+            device_pieces.compile_moves(flat.tensors, plan.clones, rest)
         return place_values(plan, self._encode_values(flat, plan))[1]
 
     def take_snapshot(
@@ -139,14 +148,21 @@ class SnapshotTaker:
         first, by the same program that the loop's own `torch_xla.sync()` would start.
 
         Raises:
+            ValueError: There is nothing in `state`.
             UnsupportedValueError: A value's type can't be stored; the error names the key.
             UnsupportedShardingError: A tensor's placement can't be described, or no rank knows it alone.
             TimeoutError: The copies of an earlier snapshot still leave no room after `timeout_s`.
             SaveError: The devices have no room, and that can't be made good.
 
         """
-        found = self._structures.look_up(state)
+        found = self._look_up(state)
         flat, plan = found.flat, found.derived
+        with shardings_left_open(flat.tensors[fqn] for fqn in plan.left_open):
+            return self._copy_state(flat, plan, region, timeout_s)
+
+    def _copy_state(
+        self, flat: FlatState, plan: SnapshotPlan, region: Region, timeout_s: float | None
+    ) -> Snapshot:
         blobs = self._encode_values(flat, plan)
         wanted = device_pieces.select_copied(plan.clones, plan.writes_by_fqn)
         pieces, rest = self._copies.make_copies(flat.tensors, plan.clones, wanted, timeout_s=timeout_s)
@@ -170,6 +186,12 @@ class SnapshotTaker:
             if pieces:
                 self._copies.release_copies()
             raise
+
+    def _look_up(self, state: Mapping[str, object]) -> LookUpResult[SnapshotPlan]:
+        found = self._structures.look_up(state)
+        self.names = found.derived.names
+        check_not_empty(found.flat.tensors, found.flat.values, found.flat.per_rank)
+        return found
 
     def _move_tensors(self, flat: FlatState, plan: SnapshotPlan, fqns: Sequence[str], region: Region) -> None:
         filler = _RegionFiller(plan, region, fqns)

@@ -1,14 +1,14 @@
-"""Find the way to other ranks, and make connections that only ranks of the same restore can make."""
+"""Find the way to other ranks, and make connections that only ranks of the same training can make."""
 
 import socket
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from stepkeeper.coordination.handshake import connect, identify_caller, listen
 from stepkeeper.loggers import logger
-from stepkeeper.restore.peers.frames import connect, identify_caller, listen
 
-__all__ = ["Joining", "addresses_of_host", "shut"]
+__all__ = ["Joining", "addresses_of_host", "connect_to_rank", "shut"]
 
 _log: Final = logger(__name__)
 _CALL_TIMEOUT_S: Final = 5.0
@@ -34,24 +34,21 @@ class Joining:
     def start(self, secret: bytes) -> None:
         """Accept calls of those who know the secret."""
         self._secret = secret
-        threading.Thread(target=self._accept, name="restore-links", daemon=True).start()
+        threading.Thread(target=self._accept, name="links", daemon=True).start()
 
     def connect(self, peer: int, address: Mapping[str, Any]) -> socket.socket:
         """Connect to a rank by the first of its addresses that leads there. Raises OSError if none does."""
-        tried: list[str] = []
-        for host in address["hosts"]:
-            try:
-                return connect(host, address["port"], (self._rank, peer), self._secret, _CALL_TIMEOUT_S)
-            except OSError as error:
-                tried.append(f"{host}: {error}")
-        raise ConnectionError(
-            f"rank {self._rank} can't reach rank {peer} on port {address['port']} ({'; '.join(tried)})"
-        )
+        return connect_to_rank(self._rank, peer, address, self._secret)
 
     def close(self) -> None:
         """Accept no more calls. Connections that were made stay."""
         self._closed = True
         shut(self._listener, socket.SHUT_RDWR)
+        self._listener.close()
+
+    def forget_after_fork(self) -> None:
+        """Close this copy of the listening socket, in a forked child. The parent goes on listening."""
+        self._closed = True
         self._listener.close()
 
     def _accept(self) -> None:
@@ -60,16 +57,29 @@ class Joining:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            threading.Thread(target=self._greet, args=(sock,), name="restore-greet", daemon=True).start()
+            threading.Thread(target=self._greet, args=(sock,), name="links-greet", daemon=True).start()
 
     def _greet(self, sock: socket.socket) -> None:
         try:
             rank = identify_caller(sock, self._rank, self._secret)
         except OSError as error:
-            _log.debug("a connection to the port of a restore was refused: %s", error)
+            _log.debug("a connection to a port for other ranks was refused: %s", error)
             sock.close()
             return
         self._on_join(rank, sock)
+
+
+def connect_to_rank(rank: int, peer: int, address: Mapping[str, Any], secret: bytes) -> socket.socket:
+    """Connect to `peer` by the first of its addresses that leads there. Raises OSError if none does."""
+    tried: list[str] = []
+    for host in address["hosts"]:
+        try:
+            return connect(host, address["port"], (rank, peer), secret, _CALL_TIMEOUT_S)
+        except OSError as error:
+            tried.append(f"{host}: {error}")
+    raise ConnectionError(
+        f"rank {rank} can't reach rank {peer} on port {address['port']} ({'; '.join(tried)})"
+    )
 
 
 def addresses_of_host(towards: str | None) -> list[str]:

@@ -1,0 +1,113 @@
+"""Know which XLA tensors have no sharding that a user gave them, and keep copying from giving them one."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
+from typing_extensions import override
+
+from stepkeeper_planners import adapters
+
+__all__ = [
+    "collect_shardings",
+    "count_devices",
+    "is_inferred",
+    "note_inferred",
+    "self_copies_left_out",
+    "shardings_left_open",
+]
+
+_INFERRED: Final = WeakTensorKeyDictionary()  # type: ignore[no-untyped-call]  # torch types it not
+"""Tensors whose shardings priming inferred, with the text of each: torch_xla doesn't tell them from marked ones."""
+
+
+@contextmanager
+def shardings_left_open(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
+    """Yield the ids of the tensors that have no sharding, and see to it that they have none afterwards.
+
+    A program that reads such an XLA tensor, as one that copies it does, pins it to how it lies: replicated on all
+    devices. XLA could no longer shard it, and what is computed from it, in the next step of the training.
+    """
+    left_open = [tensor for tensor in tensors if not adapters.has_sharding(tensor)]
+    try:
+        yield {id(tensor) for tensor in left_open}
+    finally:
+        adapters.clear_sharding(left_open)
+
+
+def self_copies_left_out() -> AbstractContextManager[object]:
+    """Leave out copies of XLA tensors onto themselves, as load_state_dict() copies what a load has filled in place.
+
+    They would be a program that reads and writes every parameter.
+    """
+    return _SelfCopiesLeftOut() if "torch_xla" in sys.modules else nullcontext()
+
+
+class _SelfCopiesLeftOut(TorchFunctionMode):
+    @override
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.Tensor.copy_ and not kwargs and len(args) == 2 and _are_one_xla_tensor(*args):
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def collect_shardings(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Return the text of each XLA tensor's sharding, by name: "" for one that has none. Empty without SPMD."""
+    mine = {fqn: tensor for fqn, tensor in tensors.items() if tensor.device.type == "xla"}
+    if not mine or not count_devices():
+        return {}
+    return {fqn: _text(tensor) for fqn, tensor in mine.items()}
+
+
+def note_inferred(tensors: Iterable[torch.Tensor]) -> None:
+    """Note that nobody marked these tensors, whatever shardings they have by now."""
+    for tensor in tensors:
+        if tensor.device.type == "xla" and (text := _text(tensor)):
+            _INFERRED[_unwrap(tensor)] = text
+
+
+def is_inferred(tensor: torch.Tensor) -> bool:
+    """Tell whether the tensor has a sharding that was noted as inferred, and still has that one."""
+    bare = _unwrap(tensor) if tensor.device.type == "xla" else tensor
+    return bare in _INFERRED and _INFERRED[bare] == _text(bare)
+
+
+def count_devices() -> int:
+    """Return the number of devices that XLA shards tensors over, in all processes; 0 without SPMD."""
+    if "torch_xla" not in sys.modules:
+        return 0
+    from stepkeeper_planners.adapters import xla_sharding
+
+    return xla_sharding.count_devices()
+
+
+def _are_one_xla_tensor(one: object, other: object) -> bool:
+    return (
+        isinstance(one, torch.Tensor)
+        and isinstance(other, torch.Tensor)
+        and one.device.type == other.device.type == "xla"
+        and (one.dtype, one.shape) == (other.dtype, other.shape)
+        and adapters.identity(one) == adapters.identity(other)
+    )
+
+
+def _text(tensor: torch.Tensor) -> str:
+    from stepkeeper_planners.adapters import xla_sharding
+
+    return xla_sharding.sharding_text(tensor)
+
+
+def _unwrap(tensor: torch.Tensor) -> torch.Tensor:
+    from stepkeeper_planners.adapters import xla_sharding
+
+    return xla_sharding.unwrap(tensor)

@@ -1,0 +1,91 @@
+"""Read and set the random number generators of devices, if this process uses any. CPU generators are not among them."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+__all__ = ["read_accelerator", "read_xla", "seed_accelerator", "set_accelerator", "set_xla"]
+
+
+def read_accelerator() -> dict[str, Any] | None:
+    """Return the states of torch's generators of this process's accelerator; None if it uses none, or none has any.
+
+    An accelerator that the process hasn't used is left alone: to ask it would take memory on each of its devices.
+    """
+    found = _accelerator()
+    if found is None:
+        return None
+    kind, module = found
+    if hasattr(module, "get_rng_state_all"):
+        return {"kind": kind, "current": int(module.current_device()), "states": module.get_rng_state_all()}
+    return {"kind": kind, "current": 0, "states": [module.get_rng_state()]}
+
+
+def set_accelerator(state: Mapping[str, Any]) -> bool:
+    """Set what `read_accelerator` returned. Return False if this process has no such accelerator.
+
+    The current device gets what was the current one's. The others get theirs if there are as many, in this order.
+    """
+    found = _accelerator(used=False)
+    if found is None or found[0] != state["kind"]:
+        return False
+    module, states, current = found[1], state["states"], state["current"]
+    if not hasattr(module, "get_rng_state_all"):
+        module.set_rng_state(states[0])
+    elif len(states) == module.device_count() and current == module.current_device():
+        module.set_rng_state_all(states)
+    else:
+        module.set_rng_state(states[current], module.current_device())
+    return True
+
+
+def seed_accelerator(seed: int) -> None:
+    """Seed all of torch's generators of this process's accelerator, if it has one."""
+    found = _accelerator(used=False)
+    if found is not None:
+        getattr(found[1], "manual_seed_all", found[1].manual_seed)(seed)
+
+
+def read_xla() -> int | None:
+    """Return the seed of the next program on XLA devices; None if this process doesn't use any."""
+    if not _uses_xla():
+        return None
+    import torch_xla.core.xla_model as xm
+
+    return int(xm.get_rng_state())
+
+
+def set_xla(seed: int) -> bool:
+    """Set the seed of the next program on XLA devices. Return False if this process doesn't use any."""
+    if not _uses_xla():
+        return False
+    import torch_xla.core.xla_model as xm
+
+    xm.set_rng_state(seed)
+    return True
+
+
+def _uses_xla() -> bool:
+    torch_xla = sys.modules.get("torch_xla")
+    return torch_xla is not None and bool(torch_xla._XLAC._xla_runtime_is_initialized())  # noqa: SLF001
+
+
+def _accelerator(*, used: bool = True) -> tuple[str, Any] | None:
+    """Return the kind and torch's module of the accelerator, if it has generators.
+
+    Args:
+        used: whether it counts only if this process has used it.
+    """
+    # The one that this torch is built for, whether the machine has one or not. To look would start its driver, which
+    # forbids later forks.
+    device = torch.accelerator.current_accelerator()
+    if device is None or device.type == "xla":
+        return None
+    module = torch.get_device_module(device)
+    if not hasattr(module, "get_rng_state"):
+        return None
+    if hasattr(module, "is_initialized") and module.is_initialized():
+        return device.type, module
+    return None if used or not module.is_available() else (device.type, module)

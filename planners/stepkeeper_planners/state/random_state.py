@@ -1,0 +1,122 @@
+"""Save and restore the random number generators of a process."""
+# ruff: noqa: NPY002  # numpy's global generator is one of them
+
+import hashlib
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+
+from stepkeeper_planners.adapters import random_numbers
+from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.state.per_rank import PerRank
+from stepkeeper_planners.state.values import encode_value
+
+__all__ = ["RandomState"]
+
+_log: Final = logging.getLogger(__name__)
+
+_SEED: Final = "seed"
+"""The key of a new seed, which stands in place of a generator's state for a rank that saved none."""
+
+
+@final
+class RandomState:
+    """Save the global random number generators of this process with the state, and set them again.
+
+    Put one into the state: `{"random": RandomState()}`. It has the generators of Python's `random`, numpy's
+    `np.random`, torch on the CPU, torch on the accelerator that this process uses (CUDA and others), and torch_xla. It
+    reads them when a save takes its snapshot, and sets them when a load is done. So one object serves for the whole
+    training, and nothing has to be copied into the state at each step.
+
+    Generator objects of one's own (`torch.Generator`, `np.random.Generator`) are not among them.
+
+    Ranks: each rank saves and gets back its own, as with `PerRank`. If another number of ranks loads, those that saved
+    go on with theirs. A further rank gets a generator's state where all ranks had the same, as seeds of tensor-parallel
+    ranks are; otherwise a seed of its own, which follows from what was saved and from its number.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the present states of all generators."""
+        return {"generators": PerRank(_read_generators(), resize=_resize)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set the generators to what `state_dict` returned. One that this process has no use for is reported."""
+        saved = state["generators"]
+        # torch's dcp.load calls this with what `state_dict` returned, filled.
+        generators: Any = saved.value if isinstance(saved, PerRank) else saved
+        unused = [name for name, value in generators.items() if not _set_generator(name, value)]
+        if unused:
+            _log.warning(
+                "random numbers of %s don't go on as they were: the checkpoint has them, and this process doesn't use "
+                "such devices. Its other generators are restored",
+                " and ".join(unused),
+            )
+
+
+def _read_generators() -> dict[str, Any]:
+    found = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+        "accelerator": random_numbers.read_accelerator(),
+        "xla": random_numbers.read_xla(),
+    }
+    return {name: state for name, state in found.items() if state is not None}
+
+
+def _set_generator(name: str, state: Any) -> bool:
+    """Set one generator. Return False if this process has none of that name."""
+    if isinstance(state, Mapping) and set(state) == {_SEED}:
+        return _seed_generator(name, state[_SEED])
+    match name:
+        case "python":
+            random.setstate(state)
+        case "numpy":
+            np.random.set_state(state)
+        case "torch":
+            torch.set_rng_state(state)
+        case "accelerator":
+            return random_numbers.set_accelerator(state)
+        case "xla":
+            return random_numbers.set_xla(state)
+        case _:
+            return False
+    return True
+
+
+def _seed_generator(name: str, seed: int) -> bool:
+    match name:
+        case "python":
+            random.seed(seed)
+        case "numpy":
+            np.random.seed(seed % 2**32)
+        case "torch":
+            torch.default_generator.manual_seed(seed)
+        case "accelerator":
+            random_numbers.seed_accelerator(seed)
+        case "xla":
+            return random_numbers.set_xla(seed)
+        case _:
+            return False
+    return True
+
+
+def _resize(saved: Sequence[Any], ranks: Ranks) -> dict[str, Any]:
+    """Make the generators of one rank from those of another number of ranks."""
+    if ranks.rank < len(saved):
+        return dict(saved[ranks.rank])
+    model = saved[ranks.rank % len(saved)]
+    return {name: _derive(name, [each.get(name) for each in saved], ranks.rank) for name in model}
+
+
+def _derive(name: str, saved: Sequence[Any], rank: int) -> Any:
+    encoded = [encode_value(name, each) for each in saved]
+    if all(each == encoded[0] for each in encoded):
+        return saved[0]
+    digest = hashlib.blake2b(encoded[rank % len(saved)] + rank.to_bytes(8, "big"), digest_size=8).digest()
+    # Generators take seeds of at most 63 bits.
+    return {_SEED: int.from_bytes(digest, "big") >> 1}

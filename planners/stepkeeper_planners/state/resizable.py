@@ -1,0 +1,96 @@
+"""Find the parts of a state that a load may give another number of items than they have now."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stepkeeper_planners.state.per_rank import PerRank
+from stepkeeper_planners.state.tree import (
+    FlatState,
+    Path,
+    Seen,
+    check_depth,
+    has_scalars_only,
+    is_stateful,
+    join_path,
+)
+from stepkeeper_planners.state.whole import Whole
+
+__all__ = ["Resizable", "find_resizable", "list_resizable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resizable:
+    """A list, an empty dict or a `Whole` in a state."""
+
+    path: Path
+    length: int | None
+    """The number of a list's items. A list of as many is loaded item by item. None: as a whole, in any case."""
+
+
+def find_resizable(state: Mapping[str, object], flat: FlatState) -> dict[str, Resizable]:
+    """Find the parts of a state that are loaded with as many items as were saved, by name.
+
+    These are, in the training's own dicts and lists: lists of plain values, also of dicts of them, and empty dicts.
+    What an object's state_dict() returns is compared entry by entry. A `Whole` is such a part anywhere.
+
+    Args:
+        state: the nested state from which `flat` was made.
+        flat: the flat state.
+    """
+    found = {join_path(each.path): each for each in _walk_state(state)}
+    for name in flat.wholes:
+        found[name] = Resizable(path=flat.paths[name], length=None)
+    return found
+
+
+def list_resizable(state: Mapping[str, object]) -> list[str]:
+    """List the names of a state's lists of plain values and empty dicts; see `find_resizable`.
+
+    Raises:
+        UnsupportedValueError: the state holds itself, or the same containers again and again.
+    """
+    return [join_path(each.path) for each in _walk_state(state)]
+
+
+def _walk_state(state: Mapping[str, object]) -> Iterator[Resizable]:
+    return iter(()) if is_stateful(state) else _Walk().walk(state, ())
+
+
+class _Walk:
+    """A walk through a state that may not have been checked yet."""
+
+    def __init__(self) -> None:
+        self._seen = Seen()
+        self._plain: dict[int, tuple[object, bool]] = {}
+        """By id, each container that was looked into, and whether it is plain. A list that holds itself isn't."""
+
+    def walk(self, node: Mapping[Any, object] | list[Any], path: Path) -> Iterator[Resizable]:
+        check_depth(path)
+        items = node.items() if isinstance(node, Mapping) else enumerate(node)
+        for key, item in items:
+            if not isinstance(item, Mapping | list) or is_stateful(item):
+                continue
+            below = (*path, key if isinstance(node, list) else str(key))
+            if isinstance(item, list) and self._is_plain(item):
+                yield Resizable(path=below, length=len(item))
+            elif not item:
+                yield Resizable(path=below, length=None)
+            else:
+                self._seen.visit(item, below)
+                yield from self.walk(item, below)
+
+    def _is_plain(self, node: object) -> bool:
+        """Tell whether there is no tensor, object or box in a list or dict."""
+        if not isinstance(node, Mapping | list):
+            return not isinstance(node, torch.Tensor | PerRank | Whole) and not is_stateful(node)
+        if isinstance(node, list) and has_scalars_only(node):
+            return True
+        if id(node) not in self._plain:
+            self._plain[id(node)] = (node, False)
+            parts = node.values() if isinstance(node, Mapping) else node
+            is_plain = not is_stateful(node) and all(map(self._is_plain, parts))
+            self._plain[id(node)] = (node, is_plain)
+        return self._plain[id(node)][1]

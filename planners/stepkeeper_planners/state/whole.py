@@ -1,0 +1,72 @@
+"""Save a value as one piece, whatever its shape and length are from save to save."""
+
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from functools import partial
+
+from torch.distributed.checkpoint.stateful import Stateful
+
+from stepkeeper_planners.state.per_rank import PerRank
+from stepkeeper_planners.state.random_state import RandomState
+
+__all__ = ["Whole", "fill_value"]
+
+
+@dataclass(slots=True, eq=False)
+class Whole:
+    """Mark a part of the state that is saved as one value, and is loaded whatever it was at the start.
+
+    Put it into the state in place of the value: `{"history": Whole(history)}`. It is one entry of the checkpoint, under
+    its own name. A load doesn't compare what is in it: a list may have grown meanwhile, and a dict may have got keys.
+    All ranks have it alike, as other values; what each rank has of its own is a `PerRank`.
+
+    A load fills a list or dict in place, so that it stays the object that the training holds. Another value replaces
+    `value`. An object with load_state_dict() gets what its state_dict() gave.
+
+    Args:
+        value: a list, a dict, or another value as it may be in a state; also an object with state_dict() and
+            load_state_dict(). The tensors in it are on the CPU.
+    """
+
+    value: object
+
+
+def fill_value(current: object, loaded: object, *, in_place: bool, last: list[Callable[[], None]]) -> object:
+    """Return the loaded value, with the objects that are in the current one, loaded.
+
+    Args:
+        current: the value in the state. An object with load_state_dict() in it, or in its dicts, is given its part.
+        loaded: the value that was loaded.
+        in_place: whether lists and dicts stay the same objects, and get the loaded items.
+        last: gets what is to be called once all other objects have loaded: they may draw random numbers meanwhile.
+    """
+    match current:
+        case RandomState():
+            last.append(partial(current.load_state_dict, loaded))  # type: ignore[arg-type]  # as below
+        case PerRank() | Whole():
+            # A box in another one.
+            within = in_place or isinstance(current, Whole)
+            current.value = fill_value(current.value, loaded, in_place=within, last=last)
+        case _ if isinstance(current, Stateful) and not isinstance(current, type):
+            current.load_state_dict(loaded)  # type: ignore[arg-type]  # what its state_dict() gave when it was saved
+        case _:
+            return _fill_plain(current, loaded, in_place=in_place, last=last)
+    return current
+
+
+def _fill_plain(current: object, loaded: object, *, in_place: bool, last: list[Callable[[], None]]) -> object:
+    """Return the loaded value, or the dict or list that is filled with it. In a dict, each item is filled."""
+    if isinstance(current, Mapping) and isinstance(loaded, Mapping):
+        items = {
+            key: fill_value(current.get(key), part, in_place=in_place, last=last)
+            for key, part in loaded.items()
+        }
+        if not in_place or not isinstance(current, MutableMapping):
+            return items
+        current.clear()
+        current.update(items)
+        return current
+    if in_place and type(current) is list and type(loaded) is list:
+        current[:] = loaded
+        return current
+    return loaded

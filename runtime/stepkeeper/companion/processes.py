@@ -1,0 +1,174 @@
+"""Start a process and know at once when it has ended; know as well when the process that started this one has.
+
+Neither waits for the end of a pipe or socket, because workers that the training forks may hold copies of both ends.
+"""
+
+import os
+import select
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+__all__ = ["ChildProcess", "ParentProcess", "start_process"]
+
+_LOOK_AGAIN_S: Final = 0.05
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def start_process(
+    arguments: Sequence[str], env: Mapping[str, str], end: int, end_number: int
+) -> "ChildProcess":
+    """Start a process that has its end of a socket, nothing on stdin, and the output and errors of this one.
+
+    No pipe tells how the start went: workers forked meanwhile would inherit it, and hold up the start with it until
+    they end. The process begins with stop signals blocked, and unblocks them once it ignores them. It is in a process
+    group of its own: signals to this process's group are not for it. It has to close what else it inherits.
+
+    Args:
+        arguments: The program's path, and its arguments.
+        env: All of its environment.
+        end: File descriptor of its end of the socket, here.
+        end_number: Number that this descriptor gets there; not `end`.
+
+    Raises:
+        OSError: It can't be started.
+
+    """
+    pid = os.posix_spawn(
+        arguments[0],
+        list(arguments),
+        env,
+        file_actions=[
+            # First, because a trainer without stdin may have its end as 0.
+            (os.POSIX_SPAWN_DUP2, end, end_number),
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        ],
+        setpgroup=0,
+        setsigmask=_STOP_SIGNALS,
+    )
+    return ChildProcess(pid)
+
+
+class ChildProcess:
+    """A process that this one has started. Any thread may use it."""
+
+    def __init__(self, pid: int) -> None:
+        """Watch the child `pid`, which nobody has waited for yet."""
+        self.pid: Final = pid
+        self._lock = threading.Lock()
+        self._has_ended = False
+        self._code: int | None = None
+        self._end_fd = _open_pidfd(pid)
+        # Not closed while a thread waits for it: that thread refers to this object.
+        self._close_fd = weakref.finalize(self, _close, self._end_fd)
+        # What ends when the interpreter does may still kill it.
+        self._close_fd.atexit = False
+
+    @property
+    def end_fd(self) -> int | None:
+        """Descriptor that is readable once the process has ended; None in a sandbox without pidfd_open."""
+        return self._end_fd
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, negative for a signal.
+
+        None before `has_ended` was true, or if another waiter of this process got the code.
+        """
+        return self._code
+
+    def has_ended(self) -> bool:
+        """Tell whether the process has ended, and reap it if so."""
+        with self._lock:
+            return self._reap()
+
+    def _reap(self) -> bool:
+        if self._has_ended:
+            return True
+        # By the descriptor: another waiter may have reaped the child, and its pid may be another child's by now.
+        which = (os.P_PID, self.pid) if self._end_fd is None else (os.P_PIDFD, self._end_fd)
+        try:
+            result = os.waitid(*which, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            self._has_ended = True
+            return True
+        if result is not None:
+            self._has_ended = True
+            self._code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+        return self._has_ended
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the process has ended, for `timeout_s` at most. Return True if it has."""
+        ends_s = time.monotonic() + timeout_s
+        while not self.has_ended():
+            left_s = ends_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            if self._end_fd is None:
+                time.sleep(min(left_s, _LOOK_AGAIN_S))
+            else:
+                _await_readable(self._end_fd, left_s)
+        return True
+
+    def kill(self) -> None:
+        """Kill the process, unless it has ended. It ends soon; not while a system call of it hangs."""
+        with self._lock:
+            if self._reap():
+                return
+            # Another waiter of this process may reap it right now.
+            with suppress(ProcessLookupError):
+                if self._end_fd is None:
+                    os.kill(self.pid, signal.SIGKILL)
+                else:
+                    signal.pidfd_send_signal(self._end_fd, signal.SIGKILL)
+
+    def forget_after_fork(self) -> None:
+        """Close this copy of the descriptor, in a forked child: the process is its parent's."""
+        self._lock = threading.Lock()
+        self._has_ended = True
+        self._end_fd = None
+        self._close_fd()
+
+
+class ParentProcess:
+    """The process that started this one."""
+
+    def __init__(self, pid: int) -> None:
+        """Watch the parent, which has told its own `pid`; it may have ended since."""
+        self._pid = pid
+        self._end_fd = _open_pidfd(pid)
+        self._close_fd = weakref.finalize(self, _close, self._end_fd)
+
+    @property
+    def end_fd(self) -> int | None:
+        """Descriptor that is readable once the process has ended; None in a sandbox without pidfd_open."""
+        return self._end_fd
+
+    def has_ended(self) -> bool:
+        """Tell whether the process has ended."""
+        # Another parent has adopted this process then. The pid may be any process's by now, so both are asked.
+        return os.getppid() != self._pid or (self._end_fd is not None and _await_readable(self._end_fd, 0.0))
+
+
+def _open_pidfd(pid: int) -> int | None:
+    """Open a descriptor that tells when the process has ended; None if it was reaped, or a sandbox lacks the call."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def _close(fd: int | None) -> None:
+    if fd is not None:
+        os.close(fd)
+
+
+def _await_readable(fd: int, timeout_s: float) -> bool:
+    # Not select(): a trainer with a thousand files open has high numbers.
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))

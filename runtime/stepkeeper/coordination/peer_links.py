@@ -1,0 +1,117 @@
+"""Notice at once when a rank's process ends, by connections that its kernel closes then.
+
+Each rank is connected with one above it and a few below it, in a tree of all ranks. Nothing is sent but a last byte by
+a rank that leaves in order. So a rank that is busy, or holds Python's lock for long, is never taken for lost.
+"""
+
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from stepkeeper.coordination.joining import Joining, addresses_of_host, connect_to_rank, shut
+from stepkeeper.fork_guard import forget_in_forks, forks_held_back
+from stepkeeper.loggers import logger
+
+__all__ = ["PeerLinks", "neighbours"]
+
+_log: Final = logger(__name__)
+_CHILDREN: Final = 8
+_BYE: Final = b"b"
+
+
+class PeerLinks:
+    """Hold one rank's connections to its neighbours in the tree. Threads of its own listen to them."""
+
+    def __init__(self, rank: int, world_size: int, on_lost: Callable[[int, str], None]) -> None:
+        """Listen for the ranks below this one.
+
+        Args:
+            rank: This rank.
+            world_size: How many ranks there are.
+            on_lost: Called with a rank that has ended without a word, and why it seems so, in a thread of its own.
+
+        """
+        self._rank = rank
+        self._on_lost = on_lost
+        self.above, self._below = neighbours(rank, world_size)
+        self._secret = secrets.token_bytes(32)
+        self._lock = threading.Lock()
+        self._socks: list[socket.socket] = []
+        self._seen: set[int] = set()
+        self._closed = False
+        with forks_held_back():
+            self._joining = Joining(rank, self._add_link)
+            forget_in_forks(self)
+        if self._below:
+            self._joining.start(self._secret)
+
+    def describe(self, towards: str | None) -> dict[str, Any]:
+        """Describe how the ranks below reach this one. `towards` is a host that all ranks reach, if there is one."""
+        return {
+            "hosts": addresses_of_host(towards),
+            "port": self._joining.port,
+            "secret": self._secret.hex(),
+        }
+
+    def connect_above(self, peer: int, address: Mapping[str, Any]) -> None:
+        """Connect to the rank above this one, which is `peer` and has described itself. Raises OSError."""
+        secret = bytes.fromhex(address["secret"])
+        self._add_link(peer, connect_to_rank(self._rank, peer, address, secret))
+
+    def missing(self) -> list[int]:
+        """List the ranks below this one that have never called."""
+        with self._lock:
+            return [rank for rank in self._below if rank not in self._seen]
+
+    def close(self, *, bye: bool) -> None:
+        """Close all connections. With `bye` the neighbours know that this rank leaves in order."""
+        with self._lock:
+            self._closed = True
+            socks, self._socks = self._socks, []
+        self._joining.close()
+        for sock in socks:
+            if bye:
+                try:
+                    sock.send(_BYE, socket.MSG_DONTWAIT)
+                except OSError:
+                    _log.debug("a neighbour has left before this rank")
+            shut(sock, socket.SHUT_WR if bye else socket.SHUT_RDWR)
+
+    def forget_after_fork(self) -> None:
+        """Close this copy of the connections, in a forked child: what the child holds would hide its parent's end."""
+        self._closed = True
+        for sock in self._socks:
+            sock.close()
+        self._joining.forget_after_fork()
+
+    def _add_link(self, rank: int, sock: socket.socket) -> None:
+        with self._lock:
+            if self._closed:
+                sock.close()
+                return
+            self._seen.add(rank)
+            self._socks.append(sock)
+        threading.Thread(target=self._listen, args=(rank, sock), name=f"peer-{rank}", daemon=True).start()
+
+    def _listen(self, rank: int, sock: socket.socket) -> None:
+        why = "its process ended without a word"
+        said = b""
+        try:
+            said = sock.recv(1)
+        except OSError as error:
+            why = f"its host doesn't answer: {error}"
+        if said != _BYE and not self._closed:
+            self._on_lost(rank, why)
+        with self._lock:
+            if sock in self._socks:
+                self._socks.remove(sock)
+        sock.close()
+
+
+def neighbours(rank: int, world_size: int) -> tuple[int | None, range]:
+    """Return the rank above this one in the tree, if there is one, and the ranks below it. Pure."""
+    first = rank * _CHILDREN + 1
+    below = range(min(first, world_size), min(first + _CHILDREN, world_size))
+    return (None if rank == 0 else (rank - 1) // _CHILDREN), below

@@ -1,0 +1,201 @@
+"""Know which ranks are lost or have left, and tell the others when this one leaves."""
+
+import atexit
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final, Protocol, TypeVar
+from weakref import WeakSet
+
+from stepkeeper.coordination.peer_links import PeerLinks
+from stepkeeper.coordination.store_calls import STORE_CALLS
+from stepkeeper.coordination.waits import Waits
+from stepkeeper.errors import FencedError, PeerLostError, StepkeeperError
+from stepkeeper.fork_guard import forget_in_forks
+from stepkeeper.loggers import logger
+
+__all__ = ["Board", "PeerWatch", "run_bounded"]
+
+T = TypeVar("T")
+_log: Final = logger(__name__)
+_LOST: Final = "lost"
+_LEFT: Final = "left"
+_LINKS: Final = "links"
+_UNLINKED: Final = "unlinked"
+_WHY_LIMIT: Final = 500
+_LAST_WORD_S: Final = 1.0
+"""The time for what a rank says when it leaves, or of a rank that it has lost. The store may have gone with rank 0."""
+
+_LINKED_S: Final = 300.0
+"""The time in which all ranks have connected with their neighbours, or have said that there is no way. A rank that has
+come to the start and then holds Python's lock, or is stopped, for this long is taken for lost.
+"""
+
+
+class Board(Protocol):
+    """The ranks' store: the first value of a name stays. Both methods raise PeerLostError without the store."""
+
+    def propose(self, name: str, value: Mapping[str, Any]) -> None: ...
+
+    def read_proposal(self, name: str) -> dict[str, Any] | None: ...
+
+
+class PeerWatch:
+    """Watch the other ranks for one rank. It announces each loss, of whatever rank, in the store."""
+
+    def __init__(self, board: Board, rank: int, world_size: int, waits: Waits) -> None:
+        """Know nothing yet.
+
+        Args:
+            board: The ranks' store.
+            rank: This rank.
+            world_size: How many ranks there are.
+            waits: Told when a rank is lost.
+
+        """
+        self._board = board
+        self._rank = rank
+        self._world_size = world_size
+        self._waits = waits
+        self._links: PeerLinks | None = None
+        self._linked_by_s = 0.0
+        self._has_left = False
+        forget_in_forks(self)
+
+    def forget_after_fork(self) -> None:
+        """Say nothing for the rank any more, in a forked child: it isn't the rank."""
+        self._has_left = True
+
+    def start(self, towards: str | None, await_value: Callable[[str, int], dict[str, Any]]) -> None:
+        """Connect with the neighbours in the tree of ranks. A failure is logged: announcements tell of losses still.
+
+        Ranks: all ranks call this, when all have met.
+
+        Args:
+            towards: A host that all ranks reach, if there is one.
+            await_value: Waits for a value in the store that another rank puts there.
+
+        """
+        try:
+            self._links = links = PeerLinks(self._rank, self._world_size, self._note_ended)
+            _watches.add(self)
+            self._board.propose(f"{_LINKS}/{self._rank}", links.describe(towards))
+            self._linked_by_s = time.monotonic() + _LINKED_S
+            if links.above is not None:
+                links.connect_above(links.above, await_value(f"{_LINKS}/{links.above}", links.above))
+        except OSError as error:  # PeerLostError and NoticeDeadlineError are among these
+            if isinstance(error, StepkeeperError):
+                raise
+            self._board.propose(f"{_UNLINKED}/{self._rank}", {})
+            _log.warning(
+                "rank %d isn't connected with others, and notices late if one ends without a word: %s",
+                self._rank,
+                error,
+            )
+
+    def announce_loss(self, rank: int, why: str, *, fenced: bool = False) -> StepkeeperError:
+        """Announce that a rank is lost, and return the error that names it.
+
+        Whoever waits for a rank gets this error. If another rank was announced before, the error names that
+        one.
+
+        Args:
+            rank: The rank that is lost.
+            why: What is known of it.
+            fenced: True if it left because another claim owns the root: the others have lost the root, too.
+
+        """
+        said = {"rank": rank, "why": why, "fenced": fenced}
+        try:
+            self._board.propose(_LOST, said)
+            return _loss(self._board.read_proposal(_LOST) or said)
+        except PeerLostError:
+            # The store went with rank 0.
+            return _loss(said)
+
+    def announce_leave(self, error: BaseException | None) -> None:
+        """Tell the other ranks that this one leaves, because of an `error` or in order. A second call does nothing."""
+        if self._has_left:
+            return
+        self._has_left = True
+        if error is None:
+            run_bounded(lambda: self._board.propose(f"{_LEFT}/{self._rank}", {}), _LAST_WORD_S)
+        else:
+            why = f"it left with {type(error).__name__}: {error}"[:_WHY_LIMIT]
+            fenced = isinstance(error, FencedError)
+            run_bounded(lambda: self.announce_loss(self._rank, why, fenced=fenced), _LAST_WORD_S)
+        if self._links is not None:
+            self._links.close(bye=error is None)
+
+    def look_for_loss(self) -> None:
+        """End all waits of this process if a rank is lost. Raises PeerLostError without the store."""
+        if self._waits.loss is not None:
+            return
+        if (lost := self._board.read_proposal(_LOST)) is not None:
+            self._waits.end_all(_loss(lost))
+        elif self._links is not None and 0 < self._linked_by_s < time.monotonic():
+            self._linked_by_s = 0.0
+            for rank in self._links.missing():
+                if self._board.read_proposal(f"{_UNLINKED}/{rank}") is None:
+                    self._note_ended(rank, f"it hasn't connected with rank {self._rank}")
+
+    def find_end(self, waited_for: int, since_s: float) -> StepkeeperError | None:
+        """Find out why the wait for a rank, since that time, has to end; None if it hasn't."""
+        try:
+            self._waits.check(since_s)
+        except StepkeeperError as error:
+            return error
+        if (lost := self._board.read_proposal(_LOST)) is not None:
+            return _loss(lost)
+        if self._board.read_proposal(f"{_LEFT}/{waited_for}") is not None:
+            return PeerLostError(f"rank {waited_for} has left, and rank {self._rank} waits for it")
+        return None
+
+    def _note_ended(self, rank: int, why: str) -> None:
+        """Take over that `rank` has ended without a word to this one, unless it told the reason in the store."""
+        told = run_bounded(lambda: self.announce_loss(rank, why), _LAST_WORD_S)
+        self._waits.end_all(told or _loss({"rank": rank, "why": why}))
+
+
+def _loss(said: Mapping[str, Any]) -> StepkeeperError:
+    """Make the error that tells of a lost rank, from what was announced of it."""
+    text = f"rank {said['rank']} is lost: {said['why']}"
+    return FencedError(text) if said.get("fenced") else PeerLostError(text)
+
+
+def run_bounded(call: Callable[[], T], timeout_s: float) -> T | None:
+    """Call the store for `timeout_s` seconds at most: its client doesn't notice when the store's host is gone.
+
+    Returns:
+        What the call returned; None if it failed or took longer.
+
+    """
+    results: list[T] = []
+
+    def run() -> None:
+        with suppress(PeerLostError):
+            results.append(call())
+
+    thread = threading.Thread(target=run, name="last-word", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        # The interpreter ends, and from Python 3.12 on starts no thread then. The client's own limit has to do.
+        run()
+    else:
+        thread.join(max(0.0, timeout_s))
+    return results[0] if results else None
+
+
+_watches: Final[WeakSet[PeerWatch]] = WeakSet()
+
+
+@atexit.register
+def _announce_end() -> None:
+    """Tell the other ranks that this process ends though its manager wasn't closed: in order, or by an exception."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    for watch in list(_watches):
+        watch.announce_leave(error)
+    STORE_CALLS.end(_LAST_WORD_S)

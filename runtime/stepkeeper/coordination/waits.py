@@ -1,0 +1,176 @@
+"""End the waits of a process that is told to stop or has lost a rank, whatever they wait for."""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+from stepkeeper.errors import NoticeDeadlineError, StepkeeperError
+
+__all__ = ["SilenceLimit", "Waits"]
+
+T = TypeVar("T")
+_LOOK_S: Final = 0.2
+"""The interval at which a wait checks whether it has to end."""
+
+_SETTLE_S: Final = 3.0
+"""The time that saves in flight have after the loss of a rank: one that all ranks have voted for is committed yet, and
+one that can't be says itself why.
+"""
+
+
+class SilenceLimit:
+    """Limit how long a rank waits for others while no save makes progress on any of them."""
+
+    def __init__(self, timeout_s: float, now_s: float) -> None:
+        """Start to count `timeout_s` seconds at `now_s`."""
+        self._timeout_s = timeout_s
+        self._ends_s = now_s + timeout_s
+        self._moved: int | None = None
+
+    def is_over(self, now_s: float) -> bool:
+        """Tell whether the time is over."""
+        return now_s > self._ends_s
+
+    def has_moved(self, moved: int, now_s: float) -> bool:
+        """Take over how much saves have moved by `now_s`. If it is more than the last time, the time starts anew.
+
+        Returns:
+            True if it is more.
+
+        """
+        before, self._moved = self._moved, moved
+        if before is None or moved == before:
+            return False
+        self._ends_s = now_s + self._timeout_s
+        return True
+
+
+class Waits:
+    """Know whether waits have to end. All parts of a manager wait through one of these. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self.notice_left_s: Callable[[float], float | None] = lambda _since_s: None
+        """Returns how many seconds a notice leaves to a wait, or to a save, that has made its last progress at that
+        time by time.monotonic(); None without a notice.
+        """
+
+        self._lock = threading.Lock()
+        self._loss: StepkeeperError | None = None
+        self._progress_s = 0.0
+        self._calls: set[object] = set()
+
+    @property
+    def is_in_call(self) -> bool:
+        """True while a thread is in one of the manager's calls."""
+        return bool(self._calls)
+
+    @contextmanager
+    def in_call(self) -> Iterator[None]:
+        """Note that this thread is in one of the manager's calls."""
+        call = object()
+        self._calls.add(call)
+        try:
+            yield
+        finally:
+            self._calls.discard(call)
+
+    @property
+    def loss(self) -> StepkeeperError | None:
+        """The error for which all waits end, if there is one: another rank is lost."""
+        return self._loss
+
+    def end_all(self, error: StepkeeperError) -> None:
+        """Raise `error` in all waits, present and later ones. The first error stays."""
+        with self._lock:
+            self._loss = self._loss or error
+
+    def note_progress(self) -> None:
+        """Note that a save makes progress: as long as it does, nothing but a notice's fixed deadline cuts it off."""
+        self._progress_s = time.monotonic()
+
+    def raise_loss(self) -> None:
+        """Raise the error for which all waits end, if there is one."""
+        if (loss := self._loss) is not None:
+            # A new one each time: several threads raise it, and each adds its own trace.
+            raise type(loss)(str(loss))
+
+    def check(self, since_s: float) -> None:
+        """Check that a wait may go on.
+
+        Args:
+            since_s: Time at which the wait began, by time.monotonic().
+
+        Raises:
+            NoticeDeadlineError: A notice came, and its time is over.
+            StepkeeperError: Another rank is lost.
+
+        """
+        self.raise_loss()
+        left_s = self.notice_left_s(max(since_s, self._progress_s))
+        if left_s is not None and left_s <= 0:
+            raise NoticeDeadlineError(
+                f"the time that a notice leaves was over after a wait of {time.monotonic() - since_s:.1f} s: what is "
+                "committed stays as it is, what isn't won't be; the next start resumes the newest commit"
+            )
+
+    def await_all(self, futures: Collection[Future[Any]], timeout_s: float | None = None) -> bool:
+        """Wait until all `futures` are done.
+
+        Args:
+            futures: What to wait for.
+            timeout_s: Longest time to wait, in seconds; None waits until something ends the wait.
+
+        Returns:
+            False if some aren't done after `timeout_s`.
+
+        Raises:
+            NoticeDeadlineError: A notice came, and its time is over.
+            StepkeeperError: Another rank is lost, and the futures weren't done soon after.
+
+        """
+        since_s = time.monotonic()
+        ends_s = None if timeout_s is None else since_s + timeout_s
+        while True:
+            left_s = _LOOK_S if ends_s is None else min(_LOOK_S, max(0.0, ends_s - time.monotonic()))
+            if not wait_for(futures, left_s).not_done:
+                return True
+            if ends_s is not None and time.monotonic() >= ends_s:
+                return False
+            try:
+                self.check(since_s)
+            except NoticeDeadlineError:
+                raise
+            except StepkeeperError:
+                if wait_for(futures, _SETTLE_S).not_done:
+                    raise
+                return True
+
+    def run(self, call: Callable[[], T], timeout_s: float | None = None) -> T:
+        """Run `call` in another thread, since it may take long or be stuck, and wait for it.
+
+        Args:
+            call: What to run. This thread does nothing meanwhile.
+            timeout_s: Longest time to wait, in seconds; None waits until something ends the wait.
+
+        Raises:
+            TimeoutError: `call` hasn't ended after `timeout_s`.
+            NoticeDeadlineError: A notice came, and its time is over.
+            StepkeeperError: Another rank is lost; or what `call` raises.
+
+        """
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(call())
+            except BaseException as error:  # the waiting thread raises it
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="waited-for", daemon=True).start()
+        if not self.await_all([future], timeout_s):
+            raise TimeoutError(f"no answer for {timeout_s:.1f} s")
+        return future.result(0)

@@ -1,0 +1,142 @@
+"""Replay those entries of a damaged log that can be read. Pure."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from stepkeeper.errors import LogFormatError
+from stepkeeper.log.entries import (
+    BeginEntry,
+    CommitEntry,
+    DeleteEntry,
+    Entry,
+    QuarantineEntry,
+    RestoredEntry,
+    VoidEntry,
+)
+from stepkeeper.log.evidence import FoundSave
+from stepkeeper.log.records import CommitRecord
+from stepkeeper.log.state import LogState, quarantined, without
+
+__all__ = ["PartialReplay", "record_of"]
+
+
+class PartialReplay:
+    """Compute what the entries after an index mean if some of them can't be read."""
+
+    def __init__(self, state: LogState, lost: Collection[int], assigned: Mapping[int, FoundSave]) -> None:
+        """Start from a state.
+
+        Args:
+            state: The state after the entry with the index; an empty one if no index can be read.
+            lost: The slots after it that can't be read.
+            assigned: The saves that some of those have committed.
+
+        """
+        self.state = state
+        self._lost, self._assigned = frozenset(lost), assigned
+
+    def read(self, slot: int, entry: Entry | None) -> None:
+        """Read the next slot; `entry` is None if it can't be read. Raises LogFormatError for a contradiction."""
+        if entry is None:
+            self._pass_over(slot)
+            return
+        begun = entry.claim != self.state.claim
+        if entry.index is not None or isinstance(entry.body, BeginEntry) or entry.claim >= slot:
+            raise LogFormatError(f"slot {slot} is a begin without an index")
+        if begun and entry.claim not in self._lost:
+            raise LogFormatError(f"slot {slot} is of claim {entry.claim}, which is no begin")
+        branching = self.state.branching and not begun
+        self.state = replace(
+            self.state, tail=slot, root=entry.after.root, claim=entry.claim, branching=branching
+        )
+        if isinstance(entry.body, CommitEntry):
+            if not self._begins_branch(entry.body, entry.claim):
+                self._go_to(slot, entry.body.parent, begun=begun)
+            self._commit(slot, entry.claim, entry.body)
+        else:
+            self._change_commits(slot, entry)
+            self._go_to(slot, entry.after.head, begun=begun)
+
+    def _pass_over(self, slot: int) -> None:
+        claim = 0 if slot == 0 else self.state.claim
+        self.state = replace(self.state, tail=slot, claim=claim)
+        if slot in self._assigned:
+            self._add(record_of(slot, self._assigned[slot], self.state))
+
+    def _begins_branch(self, body: CommitEntry, claim: int) -> bool:
+        """Tell whether the commit has no parent because it begins a branch: what HEAD was is left behind, not bad.
+
+        A claim whose begin can't be read may have begun one.
+        """
+        if body.parent is not None or body.legacy is not None:
+            return False
+        if claim in self._lost and self.state.head is not None:
+            self.state = replace(self.state, branching=True)
+        return self.state.branching
+
+    def _go_to(self, slot: int, head: int | None, *, begun: bool) -> None:
+        """Move HEAD to where it was. `begun`: an entry that can't be read was a begin, and may have moved it there."""
+        if head == self.state.head:
+            return
+        if head is not None and head not in self.state.commits:
+            if head not in self._lost:
+                raise LogFormatError(f"slot {slot} names commit {head}, which isn't there")
+            # It was a commit, but of which save isn't known. HEAD stays at the nearest commit that is; if the lost one
+            # began a branch, the commits after it are on that branch all the same.
+            return
+        # Within a claim HEAD moves back only over commits that are no longer live.
+        while not begun and self.state.head is not None and self.state.head != head:
+            self.state = quarantined(self.state, self.state.commits[self.state.head], slot)
+        if self.state.head != head:
+            self.state = replace(self.state, head=head, legacy=None)
+
+    def _commit(self, slot: int, claim: int, body: CommitEntry) -> None:
+        parent, legacy = self.state.next_base
+        self._add(
+            CommitRecord(
+                slot=slot,
+                claim=claim,
+                step=body.step,
+                folder=body.folder,
+                size_bytes=body.size_bytes,
+                manifest=body.manifest,
+                parent=parent,
+                legacy=None if parent is not None else body.legacy or legacy,
+                metrics=body.metrics,
+            )
+        )
+
+    def _add(self, record: CommitRecord) -> None:
+        commits = {**self.state.commits, record.slot: record}
+        self.state = replace(self.state, head=record.slot, legacy=None, branching=False, commits=commits)
+
+    def _change_commits(self, slot: int, entry: Entry) -> None:
+        """Apply what the entry says of commits, of those that are known."""
+        commits = self.state.commits
+        match entry.body:
+            case DeleteEntry():
+                for commit in entry.body.commits:
+                    if commit in commits:
+                        self.state = without(self.state, commit, slot)
+            case QuarantineEntry() if entry.body.commit in commits:
+                self.state = quarantined(self.state, commits[entry.body.commit], slot)
+            case RestoredEntry() if entry.body.commit in commits:
+                record = replace(commits[entry.body.commit], verified=True)
+                self.state = replace(self.state, commits={**commits, record.slot: record})
+            case _:
+                assert isinstance(entry.body, RestoredEntry | QuarantineEntry | VoidEntry)
+
+
+def record_of(slot: int, save: FoundSave, state: LogState) -> CommitRecord:
+    """Make the record of a commit whose entry can't be read, as the next one of the line."""
+    parent, legacy = state.next_base
+    return CommitRecord(
+        slot=slot,
+        claim=save.claim,
+        step=save.step,
+        folder=save.folder,
+        size_bytes=save.size_bytes,
+        manifest=save.manifest,
+        parent=parent,
+        legacy=None if parent is not None else legacy,
+    )

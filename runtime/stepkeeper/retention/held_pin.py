@@ -1,0 +1,177 @@
+"""Hold a commit by a pin that a thread renews until it is released, however its holder ends."""
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from stepkeeper.errors import PinLostError, StepkeeperError
+from stepkeeper.log import CommitRecord, Log, LogState
+from stepkeeper.loggers import logger
+from stepkeeper.retention.leases import RENEW_EVERY_S
+from stepkeeper.retention.pinning import pin_commit, renew_pin
+from stepkeeper.retention.pins import Pin, is_pinned, remove_pin
+from stepkeeper.storage.base import Store
+from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
+
+__all__ = ["HeldPin", "hold_commit", "release_all_pins"]
+
+_log: Final = logger(__name__)
+_RENEWING_S: Final = 30.0
+_RELEASE_S: Final = 120.0
+"""A little more than the patience with which a pin is removed."""
+
+_EXIT_S: Final = 5.0
+"""How long a process that ends waits for its pins to be removed."""
+
+
+class HeldPin:
+    """Renew one pin from a thread of its own, and remove it in that thread once it is let go.
+
+    Any thread may call every method, a finalizer too: none of them but `is_held` asks the store.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        pin: Pin,
+        *,
+        read_s: float,
+        renew_every_s: float = RENEW_EVERY_S,
+        patience: Patience = DEFAULT_PATIENCE,
+    ) -> None:
+        """Start to renew.
+
+        Args:
+            store: The root.
+            pin: The pin, which has been put.
+            read_s: When the log was read for it, by time.monotonic(). The lease runs from then on.
+            renew_every_s: Seconds between two renewals.
+            patience: How long to wait for answers when the pin is removed.
+
+        """
+        self._store, self._pin, self._patience = store, pin, patience
+        self._read_s, self._renew_every_s = read_s, renew_every_s
+        self._pid: Final = os.getpid()
+        self._let_go = threading.Event()
+        self._renewing = threading.Lock()
+        self._is_lost = False
+        self._renewing_patience = Patience(total_s=_RENEWING_S, sleep=self._pause)
+        self._thread = threading.Thread(target=self._run, name="stepkeeper-pin", daemon=True)
+        _held_pins.add(self)
+        self._thread.start()
+
+    def is_held(self) -> bool:
+        """Ask the store whether the pin still keeps its commit from deletion. Raises StorageError."""
+        # A renewal that is going on decides first: it may find that the pin is lost.
+        with self._renewing:
+            return not self._is_lost and is_pinned(self._store, self._pin, patience=self._patience)
+
+    def let_go(self) -> None:
+        """Have the thread remove the pin. This doesn't wait for it."""
+        self._let_go.set()
+
+    def release(self, limit_s: float = _RELEASE_S) -> None:
+        """Remove the pin, and wait for that, but not longer than `limit_s`. A failure is logged."""
+        self.let_go()
+        # A forked child has no such thread, and the pin is its parent's.
+        if os.getpid() != self._pid or self._thread is threading.current_thread():
+            return
+        self._thread.join(limit_s)
+        if self._thread.is_alive():
+            self._log_left(f"{self._store.uri} gave no answer for {limit_s:.0f} s")
+
+    def _run(self) -> None:
+        try:
+            log = Log(self._store, patience=self._renewing_patience)
+            while not self._let_go.wait(max(0.0, self._read_s + self._renew_every_s - time.monotonic())):
+                if not self._renew(log):
+                    return
+            self._remove()
+        finally:
+            _held_pins.discard(self)
+
+    def _renew(self, log: Log) -> bool:
+        """Renew the pin; False if it is lost."""
+        begun_s = time.monotonic()
+        with self._renewing:
+            try:
+                self._pin = renew_pin(log, self._store, self._pin, patience=self._renewing_patience)
+            except PinLostError as error:
+                self._is_lost = True
+                _log.warning("%s", error)
+                return False
+            except StepkeeperError as error:
+                if not self._let_go.is_set():
+                    _log.warning("the pin of commit %d isn't renewed yet: %s", self._pin.slot, error)
+                # Sooner than after a whole interval: the lease goes on.
+                begun_s -= 0.9 * self._renew_every_s
+        self._read_s = begun_s
+        return True
+
+    def _remove(self) -> None:
+        try:
+            remove_pin(self._store, self._pin, patience=self._patience)
+        except StepkeeperError as error:
+            self._log_left(error)
+
+    def _log_left(self, why: object) -> None:
+        _log.warning(
+            "pin %s is left until its lease is over, or `stepkeeper gc %s --pins --remove %s` takes it: %s",
+            self._pin.text,
+            self._store.uri,
+            self._pin.text,
+            why,
+        )
+
+    def _pause(self, pause_s: float) -> None:
+        """Sleep between two tries of a renewal, unless the pin was let go."""
+        self._let_go.wait(pause_s)
+
+
+def hold_commit(
+    log: Log,
+    store: Store,
+    choose: Callable[[LogState], CommitRecord],
+    *,
+    holder: str,
+    host: str,
+    reason: str,
+) -> tuple[HeldPin | None, CommitRecord]:
+    """Choose a commit and hold it as `pin_commit` does, from now until the pin is released.
+
+    Args:
+        log: The root's log.
+        store: The root.
+        choose: Picks the commit. It is called again if its pick was deleted before the pin was there.
+        holder: Whose pin it is, for people.
+        host: The holder's host, for people.
+        reason: Why it is pinned, for people.
+
+    Returns:
+        The pin, or None where nothing may be written to the root; and the commit.
+
+    Raises:
+        StorageError: No answer. What `choose` raises is raised too.
+
+    """
+    read_s = time.monotonic()
+    pin, record = pin_commit(log, store, choose, holder=holder, host=host, reason=reason)
+    return (None if pin is None else HeldPin(store, pin, read_s=read_s)), record
+
+
+_held_pins: Final[set[HeldPin]] = set()
+"""The pins whose threads run. It is copied in one step: threads add to it, and take from it, without a lock."""
+
+
+@atexit.register
+def release_all_pins() -> None:
+    """Remove all pins of this process, as far as the stores answer soon. Also called when the interpreter ends."""
+    held = list(_held_pins)
+    for pin in held:
+        pin.let_go()
+    ends_s = time.monotonic() + _EXIT_S
+    for pin in held:
+        pin.release(max(0.0, ends_s - time.monotonic()))

@@ -1,0 +1,87 @@
+"""Check what a training gives as `state`, and call the function that it may give instead."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from stepkeeper_planners.state.tree import is_stateful
+
+__all__ = ["GivenState", "build_state", "check_given_state", "check_not_empty", "check_target", "is_function"]
+
+GivenState = Mapping[str, object] | Callable[[], Mapping[str, object]]
+"""A state, or a function that builds it. The function is called when a save is due, and not otherwise."""
+
+_IS: Final = "state is a dict, or an object with state_dict() and load_state_dict()"
+_EMPTY: Final = "the state is empty: a checkpoint of it would restore nothing. Give what the training changes"
+
+
+def check_given_state(state: GivenState) -> None:
+    """Check that `state` is one that can be saved, or a function. The function isn't called.
+
+    Raises:
+        TypeError: It is something else.
+        ValueError: It is empty.
+
+    """
+    if not is_function(state):
+        _check_state(state, "got")
+
+
+def check_target(state: Mapping[str, object]) -> None:
+    """Check that `state` is one that can be filled.
+
+    Raises:
+        TypeError: It is something else, or a function.
+        ValueError: It is empty.
+
+    """
+    if is_function(state):
+        raise TypeError(
+            "a restore takes no function: the state is filled in place, and values that are put into a dict which "
+            "nobody keeps would be lost. Call it first: state = function(); restore into state; use what is in it"
+        )
+    _check_state(state, "got")
+
+
+def is_function(state: object) -> bool:
+    """Return True if `state` is called to get the state. Modules can be called, and are states."""
+    return callable(state) and not isinstance(state, type | Mapping) and not is_stateful(state)
+
+
+def build_state(given: GivenState, step: int) -> Mapping[str, object]:
+    """Return the state of `step`: what was given, or what the given function returns.
+
+    Raises:
+        TypeError: The function returned no state.
+        ValueError: It returned an empty one.
+        Exception: The function raised it. A note says that it came from there.
+
+    """
+    if not is_function(given):
+        return given  # type: ignore[return-value]  # is_function has told them apart
+    function: Any = given
+    try:
+        state: Mapping[str, object] = function()
+    except BaseException as error:
+        error.add_note(f"raised by the function given as the state of step {step}")
+        raise
+    _check_state(state, f"the function given as the state of step {step} returned")
+    return state
+
+
+def _check_state(state: object, what: str) -> None:
+    if isinstance(state, Mapping):
+        if not state:
+            raise ValueError(_EMPTY)
+    elif not is_stateful(state):
+        kind = (
+            f"the class {state.__name__}"
+            if isinstance(state, type)
+            else f"a value of type {type(state).__name__}"
+        )
+        raise TypeError(f"{_IS}; {what} {kind}")
+
+
+def check_not_empty(*entries: object) -> None:
+    """Check that one of these groups of entries of a state has something in it. Raises ValueError."""
+    if not any(entries):
+        raise ValueError(_EMPTY)

@@ -1,0 +1,65 @@
+"""One save of one rank, from its snapshot on, and the place that the ranks have agreed on for it."""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from stepkeeper.checkpoint.manifest import checkpoint_folder
+from stepkeeper.companion.supervisor import Origin
+from stepkeeper.save.in_flight import InFlight
+from stepkeeper.save.share_limit import ShareSpeed
+from stepkeeper.save.snapshot import Region, Snapshot
+
+__all__ = ["Place", "SaveJob"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveJob:
+    """One save from its snapshot on. It doesn't refer to the state any more."""
+
+    name: str
+    """The ranks' name for this save."""
+
+    in_flight: InFlight
+    """Updated as the save proceeds."""
+
+    origin: Origin | None
+    """The commit that the state was restored from, if it was. If this save claims the root, the claim goes on from
+    there.
+    """
+
+    has_restored: bool
+    """False if this process has restored nothing: then the save may begin a branch."""
+
+    snapshot: Snapshot
+    region: Region
+    transfer: Future[None]
+    """Resolved when the whole snapshot is in the region, or with the error of its transfer."""
+
+    release_region: Callable[[], None] = lambda: None
+    """Called when the region isn't needed any more, if that is before the end of the save."""
+
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    """The training's metrics of the step, as numbers in text."""
+
+    speed: ShareSpeed = field(default_factory=ShareSpeed)
+    """The speed of this rank's shares so far."""
+
+    note_progress: Callable[[], None] = lambda: None
+    """Called again and again while the share makes progress."""
+
+    is_last: bool = False
+    """True if no save comes after this one: see `SaveRequest`."""
+
+    @property
+    def step(self) -> int:
+        return self.in_flight.step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    claim: int
+    nonce: str
+
+    def folder(self, step: int) -> str:
+        return checkpoint_folder(step, self.claim, self.nonce)

@@ -1,0 +1,131 @@
+"""Let the companion write one rank's share of a save, for as long as it makes progress."""
+
+import time
+from typing import Any, Final
+
+from stepkeeper.companion.client import CompanionProcess
+from stepkeeper.companion.messages import Kind, Staged, UploadRequest, WriteRequest, Written
+from stepkeeper.contract.wire import decode, encode
+from stepkeeper.coordination.rank_group import RankGroup
+from stepkeeper.loggers import logger
+from stepkeeper.save.job import Place, SaveJob
+from stepkeeper.save.report import SaveState
+from stepkeeper.storage.moved import create_counter, read_counter
+
+__all__ = ["write_share"]
+
+_log: Final = logger(__name__)
+_TOLD_EVERY_S: Final = 5.0
+"""The interval at which a rank tells the others that its share makes progress."""
+
+
+class _ShareProgress:
+    """Follow how many bytes of a share the companion has moved, for one save."""
+
+    def __init__(self, job: SaveJob, rank_group: RankGroup) -> None:
+        self._job = job
+        self._rank_group = rank_group
+        self._counter: Final = create_counter()
+        self.limit_s: Final = job.speed.silence_limit_s(job.region.size_bytes)
+        self._began_s = self._told_s = time.monotonic()
+        self._moved_bytes = self._told_bytes = 0
+
+    @property
+    def fd(self) -> int:
+        """Descriptor of the memory for the count."""
+        return self._counter.fd
+
+    def close(self) -> None:
+        """Close the memory for the count."""
+        self._counter.close()
+
+    def has_moved(self) -> bool:
+        """Return True if bytes were moved since the last call, and tell the other ranks now and then."""
+        before, self._moved_bytes = self._moved_bytes, read_counter(self._counter.fd)
+        if self._moved_bytes == before:
+            return False
+        self._job.note_progress()
+        if time.monotonic() >= self._told_s + _TOLD_EVERY_S:
+            self._rank_group.note_progress(max(1, self._moved_bytes - self._told_bytes))
+            self._told_s, self._told_bytes = time.monotonic(), self._moved_bytes
+        return True
+
+    def record_end(self, written: Written) -> None:
+        """Record that the share is durable."""
+        self._job.speed.record_share(written.size_bytes, time.monotonic() - self._began_s)
+
+
+def write_share(
+    job: SaveJob, process: CompanionProcess, rank_group: RankGroup, place: Place, *, staged: bool
+) -> Written:
+    """Let the companion make this rank's share durable, however long that takes while it makes progress.
+
+    Raises:
+        CompanionLostError: The companion is gone, or made no progress for too long and was ended.
+        StepkeeperError: The share can't be written.
+
+    """
+    job.in_flight.set_state(SaveState.WRITING)
+    progress = _ShareProgress(job, rank_group)
+    try:
+        if staged and _stage_share(job, process, place, progress):
+            job.release_region()
+            upload = encode(UploadRequest(folder=place.folder(job.step)))
+            answer = process.send_request(
+                Kind.UPLOAD,
+                upload,
+                [progress.fd],
+                timeout_s=progress.limit_s,
+                makes_progress=progress.has_moved,
+            )
+        else:
+            answer = _request_write(Kind.WRITE, job, process, place, progress)
+        written = decode(Written, answer)
+        progress.record_end(written)
+        return written
+    finally:
+        progress.close()
+
+
+def _request_write(
+    kind: Kind, job: SaveJob, process: CompanionProcess, place: Place, progress: _ShareProgress
+) -> dict[str, Any]:
+    """Send a write request. A structure that the process holds from the save before isn't sent again."""
+    structure = job.snapshot.plan.structure
+    request = WriteRequest(
+        step=job.step,
+        claim=place.claim,
+        nonce=place.nonce,
+        values=job.snapshot.values,
+        structure_key=structure.key,
+        structure=None if process.structure_key == structure.key else structure.text,
+    )
+    # Until there is an answer it may hold either.
+    process.structure_key = None
+    answer = process.send_request(
+        kind,
+        encode(request),
+        [job.region.fd, progress.fd],
+        timeout_s=progress.limit_s,
+        makes_progress=progress.has_moved,
+    )
+    process.structure_key = structure.key
+    return answer
+
+
+def _stage_share(job: SaveJob, process: CompanionProcess, place: Place, progress: _ShareProgress) -> bool:
+    """Write this rank's share to the local disk, which frees the region but makes nothing durable.
+
+    Returns:
+        True if the region isn't needed any more.
+
+    """
+    staged = decode(Staged, _request_write(Kind.STAGE, job, process, place, progress))
+    if staged.why_not is not None:
+        _log.warning(
+            "step %d, and those after it until this is mended, goes to the root without the local tier: %s",
+            job.step,
+            staged.why_not,
+            extra={"step": job.step},
+        )
+    return staged.held

@@ -1,0 +1,97 @@
+"""Run the calls of a save one after the other in a thread that keeps no process alive once nothing waits for it."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+from stepkeeper.coordination.waits import Waits
+from stepkeeper.errors import StepkeeperError
+
+__all__ = ["Worker"]
+
+T = TypeVar("T")
+_LOOK_S: Final = 0.2
+
+
+class Worker:
+    """Run calls in the order in which they were submitted. Any thread may submit them.
+
+    The interpreter waits for their end when it ends, so a save that was started is finished. It doesn't wait for a
+    thread that is stuck after a notice's deadline, after the loss of a rank, or after `close` has given it up. So the
+    thread that runs them is a daemon, and another thread, which isn't, waits for that one. Both end when there are no
+    more calls.
+    """
+
+    def __init__(self, name: str, waits: Waits) -> None:
+        """Start no thread yet.
+
+        Args:
+            name: The name of the thread.
+            waits: Tells when nobody has to wait for the calls any more.
+
+        """
+        self._name = name
+        self._waits = waits
+        self._lock = threading.Lock()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._thread: threading.Thread | None = None
+        self._given_up = threading.Event()
+
+    def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Run `call` behind those that were submitted before.
+
+        Returns:
+            What it returns or raises.
+
+        """
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(call(*arguments))
+            except BaseException as error:  # whoever asks for the result gets it
+                future.set_exception(error)
+
+        with self._lock:
+            self._calls.append(run)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+                threading.Thread(target=self._await_thread, args=(self._thread,), name="save-guard").start()
+        return future
+
+    def close(self, timeout_s: float) -> bool:
+        """Wait until the calls have ended, and give them up after `timeout_s` seconds.
+
+        Returns:
+            False if they were given up.
+
+        """
+        thread = self._thread
+        if thread is not None:
+            thread.join(max(0.0, timeout_s))
+            if thread.is_alive():
+                self._given_up.set()
+                return False
+        return True
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._calls:
+                    self._thread = None
+                    return
+                call = self._calls.popleft()
+            call()
+            del call  # it refers to the save's snapshot
+
+    def _await_thread(self, thread: threading.Thread) -> None:
+        since_s = time.monotonic()
+        with suppress(StepkeeperError):
+            while thread.is_alive() and not self._given_up.is_set():
+                thread.join(_LOOK_S)
+                self._waits.check(since_s)

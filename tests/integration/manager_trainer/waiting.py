@@ -1,0 +1,183 @@
+"""A rank that waits for what won't come: python waiting.py FOLDER RANK WORLD_SIZE CASE OPTIONS-AS-JSON."""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
+
+from stepkeeper import CheckpointManager
+from stepkeeper.contract import Interval, Settings
+from stepkeeper.testing.pod import pod_identity
+from stepkeeper.training import termination
+from stepkeeper.training.environment import Environment, PodPaths
+
+FOLDER, RANK, WORLD_SIZE, CASE = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+OPTIONS = json.loads(sys.argv[5])
+ROOT = FOLDER / "root"
+STATE: dict[str, Any] = {"w": torch.zeros(1000), "step": 0}
+
+
+def say(event: str, **values: Any) -> None:
+    print(json.dumps({"event": event, **values}), flush=True)
+
+
+def environment() -> Environment | None:
+    """Return what an operator has told, which includes the grace period; None where nobody has said that."""
+    if "grace_s" not in OPTIONS:
+        termination._SILENCE_S = 2.0  # type: ignore[misc]  # what is tested isn't how long it is
+        return None
+    identity = pod_identity(grace_s=OPTIONS["grace_s"])
+    places = PodPaths(
+        settings_folder=FOLDER,
+        notice_file=FOLDER / f"notice.{RANK}",
+        termination_file=FOLDER / f"termination.{RANK}",
+        token_file=FOLDER / "token",
+    )
+    return Environment(
+        identity=identity,
+        settings=Settings(uri=ROOT.as_uri(), interval=Interval(steps=1000)),
+        places=places,
+    )
+
+
+def join() -> None:
+    port_file = FOLDER / "port"
+    if RANK == 0:
+        store = TCPStore("localhost", 0, WORLD_SIZE, is_master=True, wait_for_workers=False)
+        (FOLDER / "port.new").write_text(str(store.port))
+        (FOLDER / "port.new").rename(port_file)
+    else:
+        while not port_file.exists():
+            time.sleep(0.01)
+        store = TCPStore("localhost", int(port_file.read_text()), WORLD_SIZE, is_master=False)
+    dist.init_process_group(
+        "gloo", store=store, rank=RANK, world_size=WORLD_SIZE, timeout=timedelta(seconds=60)
+    )
+
+
+def stop_companion(manager: CheckpointManager) -> int:
+    """Make it answer nothing any more, as where its file system hangs."""
+    pid = manager.health().companion_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def wait_in(call: str) -> None:
+    """Save step 1, stop the companion, and wait in `call` for what it never does. The test sends SIGTERM."""
+    with CheckpointManager(ROOT.as_uri(), 1000, environment=environment()) as manager:
+        if call != "restore_latest":
+            manager.restore_latest(STATE)
+        manager.save(1, STATE, force=True)
+        say("companion", pid=stop_companion(manager))
+        if call not in ("restore_latest", "save"):
+            manager.save_async(2, STATE, force=True)
+        in_flight = manager.in_flight
+
+        def result() -> None:
+            assert in_flight is not None
+            in_flight.result()
+
+        calls: dict[str, Callable[[], object]] = {
+            "step": lambda: manager.step(1000, STATE),
+            "save": lambda: manager.save(2, STATE, force=True),
+            "save_async": lambda: manager.save_async(3, STATE, force=True),
+            "wait": manager.wait,
+            "join": manager.join,
+            "close": manager.close,
+            "restore": lambda: manager.restore(1, STATE),
+            "restore_latest": lambda: manager.restore_latest(STATE),
+            "verify": lambda: manager.verify(1),
+            "result": result,
+            "end": lambda: None,
+        }
+        say("waits")
+        calls[call]()
+        if call != "end":
+            assert manager.health().notice == "sigterm"
+
+
+def go_on(manager: CheckpointManager, leave: Callable[[int], None]) -> None:
+    for step in range(2, 10**6):
+        STATE["step"] = step
+        leave(step)
+        if manager.step(step, STATE).stop:
+            return
+        say("step", step=step)
+        time.sleep(0.05)
+
+
+def leave_by(how: str) -> Callable[[int], None]:
+    def leave(step: int) -> None:
+        if RANK != WORLD_SIZE - 1 or step != OPTIONS.get("at", 4):
+            return
+        if how == "raise":
+            raise ValueError("a bug of its own")
+        if how == "exit":
+            os._exit(1)
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "pause":
+            say("paused")
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    return leave
+
+
+def lose_peer(how: str) -> None:
+    """One rank goes, or stands still, and no collective of the training tells the others."""
+    join()
+    with CheckpointManager(ROOT.as_uri(), OPTIONS["interval"], environment=environment()) as manager:
+        manager.restore_latest(STATE)
+        manager.save(1, STATE, force=True)
+        say("start")
+        go_on(manager, leave_by(how))
+
+
+def stuck_peer() -> None:
+    """The last rank's companion answers nothing any more."""
+    join()
+    with CheckpointManager(ROOT.as_uri(), 1, environment=environment()) as manager:
+        manager.restore_latest(STATE)
+        manager.save(1, STATE, force=True)
+        if RANK == WORLD_SIZE - 1:
+            say("companion", pid=stop_companion(manager))
+        say("start")
+        go_on(manager, lambda _step: None)
+
+
+def unclosed() -> None:
+    """Use the manager as torch_xla's is used. The last rank is done, and gone, before the others are."""
+    join()
+    manager = CheckpointManager(ROOT.as_uri(), 1)
+    for step in range(1, 4):
+        manager.save(step, STATE)
+    if RANK == WORLD_SIZE - 1:
+        return
+    time.sleep(3)
+    manager.join()
+    assert not manager.wait() or manager.all_steps() == [1, 2, 3]
+
+
+def main() -> None:
+    kind, _, detail = CASE.partition("-")
+    if kind == "wait":
+        wait_in(detail)
+    elif kind == "lose":
+        lose_peer(detail)
+    elif kind == "unclosed":
+        unclosed()
+    else:
+        stuck_peer()
+
+
+main()

@@ -1,0 +1,300 @@
+"""A restored training runs the programs of one that was never interrupted: python resuming.py FOLDER few|MESH.
+
+Prints a table of meshes, marks, optimizers and beginnings, with losses, programs and device memory.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.distributed.spmd as xs
+import torch_xla.experimental.distributed_checkpoint as torch_xla_checkpoint
+import torch_xla.runtime as xr
+from priming import KINDS, bare, count_compilations, shardings_of
+from torch import nn
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from typing_extensions import override
+
+from stepkeeper import CheckpointManager
+from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner, SPMDStager, prime_optimizer
+
+_C: Any = torch_xla._XLAC
+Spec = tuple[Any, ...]
+
+N_STEPS = 6
+WIDTH = 256
+"""Wide enough that a save cuts the copies of some tensors further on the devices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One row of the table."""
+
+    mesh_shape: tuple[int, ...]
+    marks: str
+    optimizer: str
+    primed: str = "ours"
+    """How the undisturbed training began: with our priming, torch_xla's, or none."""
+    resumed: str = "ours"
+    """How the restored one did."""
+    steps_before: int = 0
+    """The number of steps that the restored training took before it was restored, as one that goes back has."""
+    saved_at: int = 3
+
+    @override
+    def __str__(self) -> str:
+        mesh = "x".join(map(str, self.mesh_shape))
+        later = f", after {self.steps_before} steps" if self.steps_before else ""
+        primed = f"primed: {self.primed:6} -> {self.resumed:6}"
+        return f"mesh {mesh:5} | {self.marks:17} | {self.optimizer:16} | {primed} | saved at {self.saved_at}{later}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one step ran, and what it left."""
+
+    program: str
+    """Its operations, with the shardings of what it reads, each once: as the compiler sees it."""
+    key: str
+    """torch_xla's hash of it: two programs of one hash are compiled once."""
+    loss: str
+    device_bytes: int
+    shardings: dict[str, str]
+
+
+def every_weight(n_dims: int) -> dict[str, Spec]:
+    specs: list[Spec] = [(0, None), (None, 0), (0, None)] if n_dims == 1 else [(0, 1), (1, 0), (0, None)]
+    return {f"{layer}.weight": spec for layer, spec in zip((0, 2, 4), specs, strict=True)}
+
+
+def everything(n_dims: int) -> dict[str, Spec]:
+    return every_weight(n_dims) | {"0.bias": (0,), "2.bias": (None,), "4.bias": (n_dims - 1,)}
+
+
+MARKS: dict[str, Callable[[int], dict[str, Spec]]] = {
+    "weights": every_weight,
+    "weights and batch": every_weight,
+    "one weight": lambda n_dims: {"2.weight": (n_dims - 1, None)},
+    "everything": everything,
+    "batch": lambda _: {},
+}
+"""Which parameters are marked, by what it is called. All else is sharded by propagation."""
+
+
+class Training:
+    """A small network whose parameters are marked in one of the ways that users choose."""
+
+    def __init__(self, case: Case, begun: str) -> None:
+        torch.manual_seed(1)
+        self.case = case
+        layers = [nn.Linear(8, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 4)]
+        self.model = nn.Sequential(*layers).to("xla")
+        self.mesh = xs.Mesh(np.arange(xr.global_runtime_device_count()), case.mesh_shape)
+        for name, spec in MARKS[case.marks](len(case.mesh_shape)).items():
+            xs.mark_sharding(self.model.get_parameter(name), self.mesh, spec)
+        self.optimizer = KINDS[case.optimizer](self.model.parameters())
+        for group in self.optimizer.param_groups:
+            # No number that a step has as a constant too: torch_xla keeps one buffer for both, until either is loaded.
+            group["lr"] = 0.03 if isinstance(group["lr"], float) else torch.tensor(0.03, device="xla")
+        torch_xla.sync()
+        if begun == "ours":
+            prime_optimizer(self.optimizer)
+        elif begun == "theirs":
+            torch_xla_checkpoint.prime_optimizer(self.optimizer)
+            torch_xla.sync()
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model, "optimizer": self.optimizer}
+
+    def run(self, numbers: Sequence[int]) -> list[Step]:
+        return [self.step(number) for number in numbers]
+
+    def step(self, number: int) -> Step:
+        batch = torch.randn(8, 8, generator=torch.Generator().manual_seed(number)).to("xla")
+        if "batch" in self.case.marks:
+            xs.mark_sharding(batch, self.mesh, (0, None))
+        self.optimizer.zero_grad()
+        loss = self.model(batch).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        grads = [bare(p.grad) for p in self.model.parameters() if p.grad is not None]
+        tensors = [loss, *self.tensors(), *grads]
+        pending = _C._check_tensor_need_materialization(tensors)
+        tensors = [tensor for tensor, needed in zip(tensors, pending, strict=True) if needed]
+        # What the devices still compute, as what a restore has started, has no buffers, and these don't wait for them.
+        xm.wait_device_ops()
+        text, key = _C._get_xla_tensors_hlo(tensors), _C._get_graph_hash(tensors).hex()
+        torch_xla.sync()
+        return Step(
+            program="\n".join(sorted(set(re.sub(r"\.\d+", "", text).splitlines()))),
+            key=key,
+            loss=loss.item().hex(),
+            device_bytes=self.device_bytes(),
+            shardings=shardings_of((self.model, self.optimizer)),
+        )
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The parameters and the state's tensors that are on the devices."""
+        found: list[torch.Tensor] = list(self.model.parameters())
+        found += [
+            tensor
+            for entry in self.optimizer.state.values()
+            for tensor in entry.values()
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "xla"
+        ]
+        return [bare(tensor).detach() for tensor in found]
+
+    def device_bytes(self) -> int:
+        """The memory of these tensors on all devices together."""
+        mine = self.tensors()
+        placed = [tensor for tensor in mine if _C._get_xla_sharding_spec(tensor)]
+        n_bytes = sum(tensor.nbytes for tensor in mine) - sum(tensor.nbytes for tensor in placed)
+        xm.wait_device_ops()
+        shards = _C._get_local_shards(placed)
+        sharded: int = sum(shard.nbytes for one in shards for shard, _ in one)
+        return n_bytes * int(self.mesh.size()) + sharded
+
+
+def check(case: Case, folder: Path) -> str:
+    """Compare a training that is saved and restored with one that is neither. Returns the row."""
+    uri, numbers = (folder / "root").as_uri(), range(1, N_STEPS + 1)
+    undisturbed = Training(case, case.primed)
+    at_start = undisturbed.device_bytes()
+    fresh = undisturbed.run(numbers)
+    before_bytes = fresh[case.saved_at - 1].device_bytes if case.saved_at else at_start
+    saving = Training(case, case.primed)
+    saved = saving.run(numbers[: case.saved_at])
+    with CheckpointManager(uri, 10**6, chkpt_on_preemption=False) as manager:
+        assert manager.save(case.saved_at, saving.state, force=True)
+    saved += saving.run(numbers[case.saved_at :])
+    resumed = Training(case, case.resumed)
+    resumed.run(range(90, 90 + case.steps_before))
+    n_before = count_compilations()
+    with CheckpointManager(uri, 10**6, chkpt_on_preemption=False) as manager:
+        assert manager.restore_latest(resumed.state) is not None
+    n_restore, device_bytes = count_compilations() - n_before, resumed.device_bytes()
+    later, wanted = resumed.run(numbers[case.saved_at :]), fresh[case.saved_at :]
+    n_equal = sum(a.loss == b.loss for a, b in zip(wanted, later, strict=True))
+    n_started, n_resumed = (len({step.key for step in steps}) for steps in (fresh, later))
+    wrong = {
+        "the save changed the program": programs(saved) != programs(fresh),
+        "losses differ": n_equal < len(later),
+        # Before the first step, torch_xla writes some operations once that it writes twice after a load_state_dict().
+        "another program": programs(later) != programs(wanted)
+        or (case.saved_at > 0 and [step.key for step in later] != [step.key for step in wanted]),
+        "more memory": device_bytes > before_bytes,
+        # The save above compiled the copy of a snapshot already. It is another one where the state had a constant.
+        "a restore compiled": n_restore > (case.optimizer == "adamw-tensor-lr"),
+        "more compilations": n_resumed > n_started,
+    }
+    return (
+        f"{case} | losses equal: {n_equal} of {len(later)} | compiled: {n_started} for a fresh start, "
+        f"{n_restore} + {n_resumed} for this | bytes: {before_bytes} before, {device_bytes} after"
+        + "".join(f" | WRONG: {what}" for what, is_so in wrong.items() if is_so)
+    )
+
+
+def programs(steps: Sequence[Step]) -> list[str]:
+    return [step.program for step in steps]
+
+
+def another_mesh_leaves_it_to_xla(folder: Path) -> str:
+    """What nobody marked is as open after the restore as before it: XLA shards it for the new mesh."""
+    case = Case(mesh_shape=(2, 2), marks="weights", optimizer="adamw-capturable")
+    other = Case(mesh_shape=(4,), marks="weights", optimizer="adamw-capturable")
+    saving = Training(case, "ours")
+    saving.run(range(1, 4))
+    uri = (folder / "root").as_uri()
+    with CheckpointManager(uri, 10**6, chkpt_on_preemption=False) as manager:
+        assert manager.save(3, saving.state, force=True)
+    fresh, resumed = Training(other, "ours"), Training(other, "ours")
+    placed = shardings_of((resumed.model, resumed.optimizer))
+    with CheckpointManager(uri, 10**6, chkpt_on_preemption=False) as manager:
+        assert manager.restore_latest(resumed.state) is not None
+    assert shardings_of((resumed.model, resumed.optimizer)) == placed
+    assert "" in placed.values()
+    pairs = zip(saving.tensors(), resumed.tensors(), strict=True)
+    assert all(torch.equal(a.cpu(), b.cpu()) for a, b in pairs)
+    steps = range(4, 7)
+    assert programs(resumed.run(steps)) == programs(fresh.run(steps))
+    return "another mesh: the programs of a fresh start"
+
+
+def a_dcp_load_leaves_open_what_is_open(folder: Path) -> str:
+    """Without a manifest no sharding is known, so the next step is the first one of a fresh start.
+
+    The objects stand one level deeper: what is at the top, `load` itself gives to load_state_dict() once more.
+    """
+    case = Case(mesh_shape=(2, 2), marks="batch", optimizer="sgd-momentum")
+    saving, resumed = Training(case, "ours"), Training(case, "ours")
+    first, *_ = saving.run(range(1, 3))
+    save({"training": saving.state}, checkpoint_id=folder / "dcp", planner=SPMDSavePlanner())
+    placed = shardings_of((resumed.model, resumed.optimizer))
+    assert "" in placed.values()
+    load({"training": resumed.state}, checkpoint_id=folder / "dcp", planner=SPMDLoadPlanner())
+    assert shardings_of((resumed.model, resumed.optimizer)) == placed, "a load"
+    SPMDStager().stage(resumed.state)
+    assert shardings_of((resumed.model, resumed.optimizer)) == placed, "a stager"
+    save(resumed.state, checkpoint_id=folder / "again", planner=SPMDSavePlanner())
+    assert shardings_of((resumed.model, resumed.optimizer)) == placed, "a save"
+    (step,) = resumed.run(range(3, 4))
+    assert step.program == first.program
+    return "dcp.load: the program of a fresh start"
+
+
+def few() -> Iterator[Case]:
+    yield Case(mesh_shape=(2, 2), marks="weights", optimizer="adamw-capturable")
+    yield Case(mesh_shape=(4,), marks="weights", optimizer="sgd-momentum", saved_at=1)
+    yield Case(mesh_shape=(2, 1, 2), marks="one weight", optimizer="adamw-tensor-lr")
+    yield Case(mesh_shape=(2, 2), marks="weights", optimizer="rmsprop", primed="none")
+    yield Case(mesh_shape=(2, 2), marks="one weight", optimizer="sgd", saved_at=0)
+
+
+def every(mesh_shape: tuple[int, ...]) -> Iterator[Case]:
+    for marks, optimizer in product(MARKS, KINDS):
+        yield Case(mesh_shape=mesh_shape, marks=marks, optimizer=optimizer)
+    for marks, optimizer in product(
+        ("weights", "one weight"), ("adamw-capturable", "sgd-momentum", "rmsprop")
+    ):
+        for saved_at in (0, 1, 5):
+            yield Case(mesh_shape=mesh_shape, marks=marks, optimizer=optimizer, saved_at=saved_at)
+        for primed, resumed in (("none", "ours"), ("theirs", "theirs")):
+            yield Case(
+                mesh_shape=mesh_shape, marks=marks, optimizer=optimizer, primed=primed, resumed=resumed
+            )
+        for primed in ("none", "ours", "theirs"):
+            yield Case(
+                mesh_shape=mesh_shape,
+                marks=marks,
+                optimizer=optimizer,
+                primed=primed,
+                resumed=primed,
+                steps_before=2,
+            )
+
+
+def main(folder: Path, which: str) -> None:
+    cases = few() if which == "few" else every(tuple(map(int, which.split("x"))))
+    rows = []
+    for number, case in enumerate(cases):
+        rows.append(check(case, folder / str(number)))
+        print(rows[-1], flush=True)
+    print(another_mesh_leaves_it_to_xla(folder))
+    print(a_dcp_load_leaves_open_what_is_open(folder))
+    wrong = [row for row in rows if "WRONG" in row]
+    assert not wrong, "\n".join(wrong)
+
+
+if __name__ == "__main__":
+    xr.use_spmd()
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,206 @@
+"""docs/operations/damaged-log.md: what it says to do is done, and a training goes on."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+
+from stepkeeper import CheckpointManager
+from stepkeeper.errors import DamagedEntryError, FencedError, LogGapError
+from stepkeeper.log import Claim, Log
+from stepkeeper.log.tail import slot_path
+from stepkeeper.storage import open_store
+
+PAGE: Final = Path(__file__).parents[2] / "docs/operations/damaged-log.md"
+FOUND, STOPPED, PUT_BACK, SEEN, REPAIRED, ADOPTED, CHECKED, STARTED, REMOVED = range(9)
+
+
+def blocks() -> list[str]:
+    """Return the page's commands, block by block, in its order."""
+    return re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def state_at(step: int) -> dict[str, Any]:
+    return {"w": torch.full((300,), float(step)), "n": step}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Slots 0 begin, 1 to 3 steps 1 to 3, 4 begin, 5 restored, 6 and 7 steps 4 and 5."""
+    root = tmp_path_factory.mktemp("damaged") / "whole"
+    for steps in ((1, 2, 3), (4, 5)):
+        with CheckpointManager(root.as_uri(), 1, chkpt_on_preemption=False) as manager:
+            manager.restore_latest(state_at(0))
+            for step in steps:
+                manager.save(step, state_at(step))
+    kinds = [Log(open_store(root.as_uri())).entry(slot).kind for slot in range(8)]
+    assert kinds == ["begin", "commit", "commit", "commit", "begin", "restored", "commit", "commit"]
+    return root
+
+
+class Person:
+    """Somebody who does what the page says, on a machine of their own."""
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        self.root, self.asked = root, folder / "asked"
+        programs = folder / "programs"
+        programs.mkdir()
+        # No cluster is here: what it would be asked is written down.
+        (programs / "kubectl").write_text(f'#!/bin/sh\necho "$@" >> {self.asked}\n')
+        (programs / "kubectl").chmod(0o755)
+        (programs / "stepkeeper").write_text(
+            f'#!/bin/sh\nexec {sys.executable} -c "from stepkeeper.cli import main; main()" "$@"\n'
+        )
+        (programs / "stepkeeper").chmod(0o755)
+        self.env = os.environ | {
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "URL": root.as_uri(),
+            "ROOT": str(root),
+            "JOB": "lm",
+        }
+
+    def does(self, block: int, exit_code: int = 0, **named: str) -> str:
+        """Run each command of a block, check its exit code, and return what they printed."""
+        said = ""
+        for line in blocks()[block].splitlines():
+            told = re.search(r"# exit code ([0-9])", line)
+            done = subprocess.run(
+                ["bash", "-eu", "-c", line],
+                env=self.env | named,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            said += done.stdout + done.stderr
+            assert done.returncode == (int(told[1]) if told else exit_code), (line, said)
+        return said
+
+
+@pytest.fixture
+def person(whole: Path, tmp_path: Path) -> Person:
+    shutil.copytree(whole, tmp_path / "root")
+    return Person(tmp_path, tmp_path / "root")
+
+
+def let_an_hour_pass(root: Path) -> None:
+    then = time.time() - 3600
+    for path in root.rglob("*"):
+        os.utime(path, (then, then))
+
+
+def contents(root: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+DAMAGES: Final[Mapping[str, Callable[[bytes], bytes | None]]] = {
+    "flipped": lambda data: data[:50] + bytes([data[50] ^ 1]) + data[51:],
+    "cut": lambda data: data[:-50],
+    "empty": lambda data: b"",
+    "gone": lambda data: None,
+}
+
+
+def damage(root: Path, slots: Mapping[int, str]) -> None:
+    for slot, how in slots.items():
+        path = root / slot_path(slot)
+        data = DAMAGES[how](path.read_bytes())
+        path.unlink()
+        if data is not None:
+            path.write_bytes(data)
+
+
+CASES: Final[Mapping[str, tuple[Mapping[int, str], int]]] = {
+    "several in the middle": ({2: "empty", 5: "flipped", 6: "cut"}, 5),
+    "the newest, of no length": ({7: "empty"}, 4),
+    "the newest begin, which has the index": ({4: "flipped"}, 5),
+    "the first, and a gap where the index was": ({0: "empty", 4: "gone"}, 5),
+    "all of them": (dict.fromkeys(range(8), "empty"), 0),
+}
+"""What is damaged, and the step that the job goes on from; 0: from none without a person's choice."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_page_gets_a_training_going_again(person: Person, case: str) -> None:
+    slots, step = CASES[case]
+    writer = Log(open_store(person.root.as_uri()))
+    writer.open()
+    assert writer.state.claim is not None
+    claim = Claim(slot=writer.state.claim, nonce=writer.entry(writer.state.claim).nonce)
+    damage(person.root, slots)
+    with (
+        CheckpointManager(person.root.as_uri(), 1, chkpt_on_preemption=False) as manager,
+        pytest.raises((DamagedEntryError, LogGapError), match="stepkeeper repair file://"),
+    ):
+        manager.restore_latest(state_at(0))
+    let_an_hour_pass(person.root)
+    before = contents(person.root)
+    assert "BAD     log: " in person.does(FOUND)
+    person.does(STOPPED)
+    said = person.does(SEEN)
+    assert contents(person.root) == before
+    unproven = re.findall(r"--adopt (\S+)", said)
+    if step:
+        person.does(REPAIRED)
+    else:
+        (newest,) = (folder for folder in unproven if folder.startswith("5/"))
+        person.does(ADOPTED, FOLDER=newest)
+        step = 5
+    after = contents(person.root)
+    assert {path: after[path] for path in before} == before
+    assert "latest" in person.does(CHECKED)
+    person.does(STARTED)
+    patches = [line.split(" -p ")[1] for line in person.asked.read_text().splitlines()]
+    assert [json.loads(patch)["spec"] for patch in patches] == [{"suspend": True}, {"suspend": False}]
+    with pytest.raises(FencedError):
+        writer.void(claim, "late", "9/0-x")
+    goes_on(person.root, step)
+
+
+def goes_on(root: Path, step: int) -> None:
+    """Check that a start goes on from `step`, bit for bit, and saves."""
+    state = state_at(0)
+    with CheckpointManager(root.as_uri(), 1, chkpt_on_preemption=False) as manager:
+        result = manager.restore_latest(state)
+        assert result is not None
+        assert (result.step, state["n"]) == (step, step)
+        assert torch.equal(state["w"], torch.full((300,), float(step)))
+        manager.save(step + 1, state_at(step + 1))
+        assert manager.all_steps()[-1] == step + 1
+
+
+def test_a_copy_that_is_put_back_loses_nothing(person: Person, whole: Path) -> None:
+    damage(person.root, {7: "empty"})
+    assert "BAD     log: " in person.does(FOUND)
+    person.does(PUT_BACK, BACKUP=str(whole), ENTRY="00000007.json")
+    person.does(CHECKED)
+    assert contents(person.root).keys() == {person.root / path.relative_to(whole) for path in contents(whole)}
+    goes_on(person.root, 5)
+
+
+def test_a_save_that_a_person_chooses_and_one_that_is_removed(person: Person) -> None:
+    damage(person.root, {7: "empty"})
+    let_an_hour_pass(person.root)
+    (folder,) = re.findall(r"--adopt (\S+)", person.does(SEEN))
+    person.does(REPAIRED)
+    person.does(CHECKED)
+    assert (person.root / folder).is_dir()
+    person.does(REMOVED, SEQUENCE="7")
+    assert not (person.root / folder).exists()
+    goes_on(person.root, 4)
+
+
+def test_a_job_that_may_be_saving_is_left_alone(person: Person) -> None:
+    damage(person.root, {6: "empty"})
+    before = contents(person.root)
+    assert "a job may be saving" in person.does(REPAIRED, exit_code=4)
+    assert contents(person.root) == before

@@ -1,0 +1,197 @@
+"""A process that forgets to restore, and saves: nothing that was there before is deleted, and one warning says so."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stepkeeper import CheckpointManager
+from stepkeeper.log import CommitRecord, Log, LogState
+from stepkeeper.policy import keep
+from stepkeeper.storage import open_store
+from stepkeeper.testing.pod import pod_identity
+from stepkeeper_planners.errors import LoadMismatchError
+
+RESTORING = Path(__file__).parent / "manager_trainer" / "restoring.py"
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return (tmp_path / "root").as_uri()
+
+
+def open_manager(uri: str, **options: Any) -> CheckpointManager:
+    return CheckpointManager(uri, 1, chkpt_on_preemption=False, **options)
+
+
+def save(manager: CheckpointManager, *steps: int, **options: Any) -> None:
+    for step in steps:
+        manager.save(step, {"w": torch.full((4,), float(step))}, **options)
+
+
+def opened(uri: str) -> LogState:
+    return Log(open_store(uri)).open()
+
+
+def steps_of(records: tuple[CommitRecord, ...]) -> list[int]:
+    return sorted(record.step for record in records)
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [text for text in caplog.messages if "begins a branch of its own" in text]
+
+
+def assert_whole(uri: str, *steps: int) -> None:
+    """Check that the data of these steps is there, and what was saved."""
+    by_step = {record.step: record for record in opened(uri).live}
+    with open_manager(uri) as manager:
+        for step in steps:
+            Log(open_store(uri)).begin(base=by_step[step].slot, take_over=True)
+            state = {"w": torch.zeros(4)}
+            manager.restore(step, state)
+            assert state["w"].tolist() == [float(step)] * 4
+
+
+def test_steps_from_the_beginning_delete_none_of_those_that_were_there(
+    uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_manager(uri, max_to_keep=2) as manager:
+        save(manager, 99_000, 99_500, 100_000)
+    old = steps_of(opened(uri).live)
+    with open_manager(uri, max_to_keep=2) as manager:
+        save(manager, 1, 2, 3)
+    state = opened(uri)
+    assert open_manager(uri).all_steps() == steps_of(state.line) == [2, 3]
+    assert steps_of(state.live) == [2, 3, *old]
+    (told,) = warned(caplog)
+    assert "step 1 begins a branch of its own" in told
+    assert "this root is at step 100000 already" in told
+    assert "call restore_latest(state) before the first save" in told
+    assert_whole(uri, *old)
+
+
+def test_it_can_be_gone_back_from_as_the_documentation_has_it(uri: str) -> None:
+    with open_manager(uri) as manager:
+        save(manager, 10, 20)
+    head = opened(uri).head
+    with open_manager(uri) as manager:
+        save(manager, 1, 2)
+    Log(open_store(uri)).begin(base=head, take_over=True)
+    with open_manager(uri) as manager:
+        restored = manager.restore_latest({"w": torch.zeros(4)})
+        assert restored is not None
+        assert restored.step == 20
+        save(manager, 21)
+        assert manager.all_steps() == [10, 20, 21]
+
+
+def test_torch_xlas_eviction_goes_by_the_order_of_saves_over_restarts(
+    uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As torch_xla's own test has it: the latest is 10, so 20 goes on, though 30 was saved before."""
+    with open_manager(uri, max_to_keep=2) as manager:
+        save(manager, 10, 20, 30, 10)
+        manager.wait()
+    with open_manager(uri, max_to_keep=2) as manager:
+        save(manager, 20)
+    assert steps_of(opened(uri).live) == [10, 20]
+    assert not warned(caplog)
+
+
+def test_who_has_gone_on_and_repeats_steps_later_begins_a_branch_then(
+    uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_manager(uri) as manager:
+        save(manager, 10, 20)
+    with open_manager(uri, max_to_keep=2) as manager:
+        save(manager, 30)
+        assert not warned(caplog)
+        save(manager, 15)
+        assert manager.all_steps() == [15]
+        save(manager, 5, 6)
+    assert len(warned(caplog)) == 1
+    # 10 went in the order of saves, as ever.
+    assert steps_of(opened(uri).line) == [5, 6]
+    assert steps_of(opened(uri).live) == [5, 6, 20, 30]
+
+
+def test_a_restore_that_failed_is_none(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    with open_manager(uri) as manager:
+        save(manager, 10, 20)
+    with open_manager(uri, max_to_keep=1) as manager:
+        with pytest.raises(LoadMismatchError):
+            manager.restore_latest({"w": torch.zeros(5)})
+        save(manager, 1, 2)
+    assert len(warned(caplog)) == 1
+    assert steps_of(opened(uri).live) == [2, 10, 20]
+
+
+@pytest.mark.parametrize("way", ["latest", "a part of it", "by its step"])
+def test_what_was_restored_is_gone_on_from_with_any_step(
+    uri: str, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    """A fine-tuning counts from the beginning: it has said what it goes on from."""
+    with open_manager(uri) as manager:
+        save(manager, 10, 20)
+    with open_manager(uri) as manager:
+        state = {"w": torch.zeros(4)}
+        if way == "by its step":
+            manager.restore(20, state)
+        else:
+            manager.restore_latest(state, items=None if way == "latest" else ["w"])
+        save(manager, 1)
+        assert manager.all_steps() == [1, 10, 20]
+    assert not warned(caplog)
+
+
+def test_the_latest_is_gone_on_from_after_a_branch_whose_first_save_failed(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_manager(uri) as manager:
+        save(manager, 10, 20)
+    with open_manager(uri) as manager:
+        with monkeypatch.context() as patched:
+
+            def fails(*_: object, **__: object) -> None:
+                raise ValueError("the disk is gone")
+
+            patched.setattr("stepkeeper.save.persist.write_share", fails)
+            with pytest.raises(ValueError, match="the disk is gone"):
+                save(manager, 1)
+        assert opened(uri).branching
+        assert manager.all_steps() == [10, 20]
+        restored = manager.restore_latest({"w": torch.zeros(4)})
+        assert restored is not None
+        assert restored.step == 20
+        save(manager, 21)
+        assert manager.all_steps() == [10, 20, 21]
+
+
+def test_the_best_stay_too(uri: str) -> None:
+    best = keep.BestN(1, "loss", "min")
+    with open_manager(uri, keep=best) as manager:
+        save(manager, 10, 20, metrics={"loss": 1.0})
+    with open_manager(uri, keep=best) as manager:
+        save(manager, 1, 2, metrics={"loss": 0.5})
+        save(manager, 3, metrics={"loss": 0.1})
+    assert steps_of(opened(uri).line) == [3]
+    # Of the old line, its own policy kept the best and the newest.
+    assert 20 in steps_of(opened(uri).live)
+
+
+def test_who_takes_another_jobs_root_over_deletes_nothing_of_it_either(
+    uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_manager(uri) as manager:
+        save(manager, 10, 20)
+    Log(open_store(uri)).begin(pod_identity())
+    with open_manager(uri, max_to_keep=1, take_over=True) as manager:
+        save(manager, 1, 2)
+    assert steps_of(opened(uri).live) == [2, 10, 20]
+    assert len(warned(caplog)) == 1
+
+
+def test_several_ranks_begin_one_branch(launch: Callable[..., None], tmp_path: Path) -> None:
+    launch(RESTORING, 2, tmp_path, "forgetting")

@@ -1,0 +1,196 @@
+"""No wait of the train thread outlasts a notice or the loss of a rank, as processes with real signals."""
+
+import json
+import os
+import random
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fork_server import ForkedProcess, ForkServer
+
+from stepkeeper.contract import ExitCode, Termination
+from stepkeeper.log import Log
+from stepkeeper.storage import open_store
+
+TRAINER = Path(__file__).parent / "manager_trainer" / "waiting.py"
+GRACE_S = 5
+PATIENCE_S = 60.0
+"""The loss of a rank is heard of within a second. Saves in flight, Python's end and a busy machine take longer."""
+
+SLACK_S = 10.0
+"""Python's own end, and other processes that have the processors."""
+
+Ranks = Callable[..., AbstractContextManager[list[ForkedProcess]]]
+
+
+@pytest.fixture
+def ranks(torch_servers: tuple[ForkServer, ForkServer], tmp_path: Path) -> Ranks:
+    @contextmanager
+    def ranks(
+        case: str, world_size: int = 1, folder: Path = tmp_path, **options: Any
+    ) -> Iterator[list[ForkedProcess]]:
+        processes = [
+            torch_servers[rank % 2].start(
+                [TRAINER, folder, rank, world_size, case, json.dumps(options)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            for rank in range(world_size)
+        ]
+        try:
+            yield processes
+        finally:
+            for process in processes:
+                process.kill()
+                process.communicate()
+
+    return ranks
+
+
+def hear(process: ForkedProcess, event: str, at_least: int = 0) -> dict[str, Any]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("{"):
+            said: dict[str, Any] = json.loads(line)
+            if said["event"] == event and said.get("step", at_least) >= at_least:
+                return said
+    raise AssertionError(f"a rank ended with {process.wait()} before it said {event!r}")
+
+
+def ends_within(process: ForkedProcess, timeout_s: float) -> int:
+    began_s = time.monotonic()
+    process.communicate(timeout=timeout_s)
+    print(f"ended with {process.returncode} after {time.monotonic() - began_s:.1f} s")
+    assert process.returncode is not None
+    return process.returncode
+
+
+def head_step(tmp_path: Path) -> int:
+    """Return HEAD's step, of which every object is there."""
+    head = Log(open_store((tmp_path / "root").as_uri())).open().latest
+    assert head is not None
+    return head.step
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+GRACES: tuple[dict[str, int], ...] = ({"grace_s": GRACE_S}, {})
+EACH_WAITS_OTHERWISE = (("step", 0), ("step", 1), ("save", 0), ("wait", 0), ("restore_latest", 0), ("end", 0))
+LIKE_THESE = (
+    *((call, 0) for call in ("save_async", "join", "restore", "verify", "result", "close")),
+    *((call, 1) for call in ("join", "restore_latest", "end")),
+)
+
+
+@pytest.mark.parametrize(
+    ("call", "grace"),
+    [
+        *((call, GRACES[number]) for call, number in EACH_WAITS_OTHERWISE),
+        *(pytest.param(call, GRACES[number], marks=pytest.mark.long) for call, number in LIKE_THESE),
+    ],
+)
+def test_a_call_that_waits_for_a_save_that_is_stuck_ends_with_the_notice(
+    tmp_path: Path, ranks: Ranks, call: str, grace: dict[str, int]
+) -> None:
+    with ranks(f"wait-{call}", **grace) as (process,), stopped(hear(process, "companion")["pid"]):
+        hear(process, "waits")
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        code = ends_within(process, GRACE_S + SLACK_S)
+    assert code == ExitCode.SAVED
+    if grace:
+        said = Termination.from_json((tmp_path / "termination.0").read_bytes())
+        assert (said.code, said.notice) == (ExitCode.SAVED, "sigterm")
+    assert head_step(tmp_path) == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "interval"),
+    [
+        ("raise", 1),
+        ("kill", 10**6),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (("raise", 10**6), ("kill", 1))),
+        *(pytest.param("exit", interval, marks=pytest.mark.long) for interval in (1, 10**6)),
+    ],
+)
+def test_a_rank_that_leaves_ends_the_others_without_a_collective(
+    tmp_path: Path, ranks: Ranks, how: str, interval: int
+) -> None:
+    with ranks(f"lose-{how}", 2, interval=interval) as (first, last):
+        for process in (first, last):
+            hear(process, "start")
+        gone = ends_within(last, 60)
+        assert gone == (-signal.SIGKILL if how == "kill" else 1)
+        assert ends_within(first, PATIENCE_S) == ExitCode.PEER_LOST
+    assert head_step(tmp_path) >= 1
+
+
+def test_of_more_ranks_than_one_tree_has_branches_all_hear_of_the_last(tmp_path: Path, ranks: Ranks) -> None:
+    with ranks("lose-kill", 3, interval=10**6) as processes:
+        assert ends_within(processes[-1], 60) == -signal.SIGKILL
+        assert [ends_within(process, PATIENCE_S) for process in processes[:-1]] == [ExitCode.PEER_LOST] * 2
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_where_one_rank_is_stuck_all_stop_with_the_notice_of_any(
+    tmp_path: Path, ranks: Ranks, told: int
+) -> None:
+    with ranks("stuck", 2, grace_s=GRACE_S) as both, stopped(hear(both[1], "companion")["pid"]):
+        for process in both:
+            hear(process, "step")
+        time.sleep(1)
+        both[told].send_signal(signal.SIGTERM)
+        codes = [ends_within(process, GRACE_S + SLACK_S) for process in both]
+    assert codes[told] == ExitCode.SAVED
+    assert codes[1 - told] in (ExitCode.SAVED, ExitCode.PEER_LOST)
+    assert head_step(tmp_path) == 1
+
+
+@pytest.mark.parametrize("grace", [{}, {"grace_s": GRACE_S}])
+def test_a_rank_that_stands_still_does_not_keep_the_others_from_stopping(
+    tmp_path: Path, ranks: Ranks, grace: dict[str, int]
+) -> None:
+    with ranks("lose-pause", 2, interval=1, **grace) as (first, last):
+        hear(last, "paused")
+        time.sleep(1)
+        first.send_signal(signal.SIGTERM)
+        assert ends_within(first, GRACE_S + SLACK_S) in (ExitCode.SAVED, ExitCode.PEER_LOST)
+    assert head_step(tmp_path) >= 1
+
+
+def test_a_rank_that_ends_without_closing_its_manager_is_not_lost(tmp_path: Path, ranks: Ranks) -> None:
+    with ranks("unclosed", 2) as both:
+        assert [ends_within(process, 60) for process in both] == [0, 0]
+    assert head_step(tmp_path) == 3
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_ranks_that_go_at_random_moments_leave_no_rank_behind(tmp_path: Path, ranks: Ranks) -> None:
+    seed = int(os.environ.get("STEPKEEPER_SEED", secrets.randbelow(2**32)))
+    print(f"STEPKEEPER_SEED={seed}")
+    chance = random.Random(seed)
+    for number in range(20):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with ranks("lose-nothing", 2, folder, interval=chance.choice([1, 2, 10**6])) as both:
+            for process in both:
+                hear(process, "start")
+            time.sleep(chance.uniform(0, 1.5))
+            victim = chance.randrange(2)
+            both[victim].send_signal(signal.SIGKILL)
+            assert ends_within(both[1 - victim], PATIENCE_S) == ExitCode.PEER_LOST

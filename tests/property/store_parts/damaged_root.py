@@ -1,0 +1,122 @@
+"""Damage and repair the log of a root, and check what must hold after any repair."""
+
+import secrets
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from stepkeeper.checkpoint import finish_checkpoint
+from stepkeeper.errors import FencedError
+from stepkeeper.log import CommitRecord, Log, LogState
+from stepkeeper.log.tail import slot_path
+from stepkeeper.repair.repairing import Plan, carry_out, plan_repair
+from stepkeeper.retention.garbage import gc
+from stepkeeper.storage import Store
+from stepkeeper.storage.retry import Patience
+from stepkeeper.testing.checkpoints import SmallRoot, save_small, write_small
+from stepkeeper.testing.pod import pod_identity
+
+IMPATIENT: Final = Patience(total_s=0, sleep=lambda _: None)
+
+
+def flip(data: bytes) -> bytes:
+    """Flip a bit."""
+    return data[:-20] + bytes([data[-20] ^ 1]) + data[-19:]
+
+
+DAMAGES: Mapping[str, Callable[[bytes], bytes | None]] = {
+    "flipped": flip,
+    "cut": lambda data: data[:-9],
+    "empty": lambda data: b"",
+    "gone": lambda data: None,
+}
+
+
+def two_starts() -> SmallRoot:
+    """Make a root. Its slots: 0 begin, 1 and 2 steps 10 and 20, 3 begin, 4 and 5 steps 30 and 40."""
+    root = SmallRoot(f"memory://{secrets.token_hex(8)}")
+    root.begin()
+    root.save(10, world_size=2)
+    root.save(20)
+    root.begin(1)
+    root.save(30)
+    root.save(40, world_size=2)
+    return root
+
+
+def save_whole(root: SmallRoot, step: int) -> str:
+    """Write a whole save that isn't committed, and return its folder."""
+    manifest, *_ = write_small(root.store, root.claim, step)
+    return finish_checkpoint(root.store, manifest, []).folder
+
+
+def damage(root: SmallRoot, slots: Collection[int], how: str = "flipped") -> None:
+    """Damage the entries in these slots."""
+    for slot in slots:
+        root.change(slot_path(slot), DAMAGES[how](root.store.read(slot_path(slot))))
+
+
+def remove(root: SmallRoot, slot: int) -> None:
+    """Delete a commit and its data."""
+    folder = root.log.state.commits[slot].folder
+    root.log.delete(root.claim, lambda state: [slot])
+    for path in list(root.contents()):
+        if path.startswith(folder):
+            root.change(path, None)
+
+
+def copy_before(root: SmallRoot, slot: int) -> SmallRoot:
+    """Copy a root as it was before the entry in `slot` was appended."""
+    again = SmallRoot(f"memory://{secrets.token_hex(8)}")
+    for path, data in root.contents().items():
+        again.change(path, None if path == slot_path(slot) else data)
+    return again
+
+
+def planned(store: Store, adopt: str | None = None) -> Plan:
+    """Plan a repair."""
+    return plan_repair(store, adopt=adopt, patience=IMPATIENT)
+
+
+def repaired(root: SmallRoot, adopt: str | None = None) -> LogState:
+    """Repair the log, check that it only grew, and open it as a start does."""
+    before = root.contents()
+    plan = planned(root.store, adopt)
+    assert root.contents() == before
+    assert plan.is_needed
+    carry_out(root.store, Log(root.store, patience=IMPATIENT), plan, "a test", patience=IMPATIENT)
+    after = root.contents()
+    assert {path: after[path] for path in before} == before
+    added = {slot_path(slot) for slot in (*plan.marked, plan.slot)}
+    assert set(after) - set(before) == added
+    return Log(root.store, patience=IMPATIENT).open()
+
+
+def goes_on(root: SmallRoot, state: LogState, step: int = 90) -> None:
+    """Check that the next start begins, restores what is latest, saves, deletes and collects."""
+    log = Log(root.store, patience=IMPATIENT)
+    claim = log.begin(pod_identity(restart_attempt=7), take_over=True)
+    assert log.latest(claim) == state.latest
+    if state.head is not None:
+        log.mark_restored(claim, state.head)
+    record = save_small(log, root.store, claim, step)
+    assert record.parent == state.head
+    gc(log, root.store, patience=IMPATIENT)
+    folders = {path.rpartition("/")[0] for path in root.contents()}
+    assert {each.folder for each in log.state.commits.values()} <= folders
+    assert Log(root.store, patience=IMPATIENT).open() == log.state
+
+
+def is_stale(root: SmallRoot) -> None:
+    """Check that the writer from before the damage can append nothing."""
+    with pytest.raises(FencedError):
+        root.save(80)
+    with pytest.raises(FencedError):
+        Log(root.store, patience=IMPATIENT).resume(root.claim)
+
+
+def unlike(record: CommitRecord) -> CommitRecord:
+    """Leave out what the repair of another entry may change."""
+    return replace(record, parent=None, quarantined=False)

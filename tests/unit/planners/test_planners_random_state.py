@@ -1,0 +1,268 @@
+"""The random number generators of a process as a part of its state."""
+# ruff: noqa: NPY002  # the global generators are what is tested
+
+import logging
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+import stepkeeper
+import stepkeeper_planners
+from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner
+from stepkeeper_planners.adapters import random_numbers
+from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.state.filling import fill_state
+from stepkeeper_planners.state.per_rank import PerRank
+from stepkeeper_planners.state.random_state import RandomState
+from stepkeeper_planners.state.structure import StructureCache
+from stepkeeper_planners.state.tree import flatten_state
+from stepkeeper_planners.state.values import decode_value, encode_value
+from stepkeeper_planners.state.whole import Whole
+
+ONE = Ranks(rank=0, world_size=1)
+
+
+@pytest.fixture(autouse=True)
+def _the_tests_generators_stay() -> Iterator[None]:
+    python, legacy = random.getstate(), np.random.get_state(legacy=False)
+    with torch.random.fork_rng(devices=[]):
+        yield
+    random.setstate(python)
+    np.random.set_state(legacy)
+
+
+def draw() -> list[float]:
+    """Draw from each generator, in every way that leaves something behind (Gaussians come in pairs)."""
+    return [
+        random.random(),
+        random.gauss(0, 1),
+        float(np.random.random()),
+        float(np.random.standard_normal()),
+        float(torch.rand(())),
+        float(torch.randn(())),
+    ]
+
+
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def stored(state: dict[str, Any]) -> Any:
+    """What a save stores, read back."""
+    (value,) = flatten_state(state).per_rank.values()
+    return decode_value("random", encode_value("random", value))
+
+
+def load(state: dict[str, Any], value: object) -> None:
+    fill_state(state, flatten_state(state), {"random.generators": value})
+
+
+def test_both_packages_have_it() -> None:
+    assert stepkeeper.RandomState is stepkeeper_planners.RandomState is RandomState
+
+
+def test_the_same_numbers_come_again_also_from_another_object() -> None:
+    seed_all(1)
+    draw()
+    saved = stored({"random": RandomState()})
+    expected = [draw() for _ in range(3)]
+    seed_all(2)
+    assert draw() != expected[0]
+    load({"random": RandomState()}, saved)
+    assert [draw() for _ in range(3)] == expected
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:TypedStorage is deprecated")
+def test_under_torchs_own_save_and_load(tmp_path: Path) -> None:
+    seed_all(1)
+    dcp_save({"random": RandomState()}, checkpoint_id=tmp_path, planner=SPMDSavePlanner(), no_dist=True)
+    expected = draw()
+    dcp_load({"random": RandomState()}, checkpoint_id=tmp_path, planner=SPMDLoadPlanner(), no_dist=True)
+    assert draw() == expected
+
+
+def test_numpys_other_generators_are_kept_too() -> None:
+    before = np.random.mtrand.get_bit_generator()
+    try:
+        np.random.mtrand.set_bit_generator(np.random.PCG64(5))
+        saved = stored({"random": RandomState()})
+        expected = float(np.random.random())
+        load({"random": RandomState()}, saved)
+        assert float(np.random.random()) == expected
+    finally:
+        np.random.mtrand.set_bit_generator(before)
+
+
+def test_its_state_is_one_name_of_one_structure() -> None:
+    derived: list[int] = []
+
+    def derive(*_: object) -> int:
+        derived.append(1)
+        return len(derived)
+
+    cache = StructureCache(derive)
+    state = {"w": torch.zeros(2), "random": RandomState()}
+    for _ in range(3):
+        draw()
+        assert cache.look_up(state).derived == 1
+
+
+class Greedy:
+    """An object that draws random numbers while it loads."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"a": 1}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        draw()
+
+
+def test_objects_that_draw_while_they_load_come_before_it() -> None:
+    saved = stored({"random": RandomState()})
+    expected = draw()
+    state = {"random": RandomState(), "greedy": Greedy(), "list": [Greedy()]}
+    fill_state(state, flatten_state(state), {"random.generators": saved, "greedy.a": 1, "list.0.a": 1})
+    assert draw() == expected
+
+
+@pytest.mark.parametrize("box", [PerRank, Whole])
+def test_they_do_so_wherever_it_is(box: Any) -> None:
+    state: dict[str, Any] = {
+        "first": PerRank({"random": RandomState(), "greedy": Greedy()}),
+        "then": Greedy(),
+    }
+    if box is Whole:
+        state["first"] = PerRank(Whole(state["first"].value))
+    (value,) = flatten_state(state).per_rank.values()
+    saved = decode_value("first", encode_value("first", value))
+    expected = draw()
+    fill_state(state, flatten_state(state), {"first": saved, "then.a": 1})
+    assert draw() == expected
+
+
+def test_in_a_box_of_ones_own_it_is_saved_with_the_rest() -> None:
+    box = PerRank({"random": RandomState(), "n": 5})
+    (value,) = flatten_state({"own": box}).per_rank.values()
+    saved = decode_value("own", encode_value("own", value))
+    expected = draw()
+    state = {"own": box}
+    fill_state(state, flatten_state(state), {"own": saved})
+    assert draw() == expected
+    assert box.value["n"] == 5  # type: ignore[index]
+
+
+def generators(seed: int, *, shared: int = 0) -> Any:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(shared)
+    return stored({"random": RandomState()})
+
+
+def resized(saved: list[Any], rank: int, world_size: int) -> list[float]:
+    (resize,) = flatten_state({"random": RandomState()}).resizers.values()
+    assert resize is not None
+    value = resize(saved, Ranks(rank=rank, world_size=world_size))
+    load({"random": RandomState()}, value)
+    return draw()
+
+
+def test_on_another_number_of_ranks_each_has_numbers_of_its_own_and_what_was_common_stays_so() -> None:
+    saved = [generators(1), generators(2)]
+    own = [resized(saved[:1], 0, 1), resized(saved[1:], 0, 1)]
+    more = [resized(saved, rank, 5) for rank in range(5)]
+    assert more[:2] == own, "ranks that saved go on with theirs"
+    assert len({numbers[0] for numbers in more}) == len({numbers[2] for numbers in more}) == 5
+    assert len({numbers[4] for numbers in more}) == 1, "torch had the same seed on all ranks"
+    assert more == [resized(saved, rank, 5) for rank in range(5)], "a second start gives the same"
+    assert [resized(saved, 0, 1)] == own[:1]
+
+
+class Accelerator:
+    """A module such as torch.cuda, with generators that are numbers."""
+
+    def __init__(self, n_devices: int, current: int = 0) -> None:
+        self.states = [torch.tensor([n]) for n in range(n_devices)]
+        self.current = current
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return len(self.states)
+
+    def current_device(self) -> int:
+        return self.current
+
+    def get_rng_state(self, device: int = 0) -> torch.Tensor:
+        return self.states[device]
+
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        return list(self.states)
+
+    def set_rng_state(self, state: torch.Tensor, device: int) -> None:
+        self.states[device] = state
+
+    def set_rng_state_all(self, states: list[torch.Tensor]) -> None:
+        self.states = list(states)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, module: Any, kind: str = "cuda") -> None:
+    device = None if module is None else SimpleNamespace(type=kind)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: device)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+
+
+def test_all_devices_of_an_accelerator_get_theirs_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, Accelerator(3, current=1))
+    saved = stored({"random": RandomState()})
+    other = Accelerator(3, current=1)
+    other.states = [torch.tensor([9])] * 3
+    use(monkeypatch, other)
+    load({"random": RandomState()}, saved)
+    assert torch.cat(other.states).tolist() == [0, 1, 2]
+
+
+def test_with_other_devices_the_current_one_goes_on_with_what_was_the_current_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use(monkeypatch, Accelerator(4, current=2))
+    saved = stored({"random": RandomState()})
+    other = Accelerator(1)
+    use(monkeypatch, other)
+    load({"random": RandomState()}, saved)
+    assert torch.cat(other.states).tolist() == [2]
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+def test_what_this_process_has_no_devices_for_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    use(monkeypatch, Accelerator(1))
+    saved = stored({"random": RandomState()})
+    expected = draw()
+    use(monkeypatch, None if kind == "cuda" else Accelerator(1), kind)
+    with caplog.at_level(logging.WARNING):
+        load({"random": RandomState()}, saved)
+    assert "random numbers of accelerator don't go on" in caplog.text
+    assert draw() == expected
+
+
+def test_an_accelerator_that_nobody_has_used_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    unused = Accelerator(1)
+    monkeypatch.setattr(unused, "is_initialized", lambda: False)
+    use(monkeypatch, unused)
+    assert random_numbers.read_accelerator() is None
+    assert "accelerator" not in stored({"random": RandomState()})

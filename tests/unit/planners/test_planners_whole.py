@@ -1,0 +1,290 @@
+"""Values that are saved with other items than the state had at the start: lists, dicts, and what is marked Whole."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+import stepkeeper
+import stepkeeper_planners
+from stepkeeper_planners import PerRank, RandomState, SPMDLoadPlanner, SPMDSavePlanner, SPMDStager, Whole
+from stepkeeper_planners.errors import UnsupportedValueError
+from stepkeeper_planners.state.filling import fill_state
+from stepkeeper_planners.state.resizable import list_resizable
+from stepkeeper_planners.state.structure import StructureCache
+from stepkeeper_planners.state.tree import flatten_state
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is"),
+    # torch's own, in its reader and writer.
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+]
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    dcp_save(state, checkpoint_id=path, planner=SPMDSavePlanner(), no_dist=True)
+
+
+def load(path: Path, state: dict[str, Any], **options: Any) -> dict[str, Any]:
+    dcp_load(state, checkpoint_id=path, planner=SPMDLoadPlanner(**options), no_dist=True)
+    return state
+
+
+class Metrics:
+    """An object whose state gets keys."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.seen)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = dict(state)
+
+
+HISTORY = [{"loss": 0.5, "step": 1}, {"loss": 0.25, "step": 2, "eval.acc": {"top": [1, 2], 5: {}}}, {}, 7]
+SHAPES: dict[str, Any] = {
+    "a list that grew": ([], HISTORY),
+    "a list that shrank": (HISTORY, HISTORY[:1]),
+    "a list that became empty": (HISTORY, []),
+    "a dict that got keys": ({}, {"a": {"b": [1]}, 3: {}}),
+    "a dict that lost keys": ({"a": 1, "b": {"c": 2}}, {"a": 2}),
+    "None that became a dict": (None, {"best": 0.5}),
+    "a dict that became None": ({"best": 0.5}, None),
+    "a number that became a list": (0, [1, {"a": ()}]),
+}
+
+
+def test_both_packages_have_it() -> None:
+    assert stepkeeper.Whole is stepkeeper_planners.Whole is Whole
+
+
+@pytest.mark.parametrize(("start", "saved"), SHAPES.values(), ids=SHAPES)
+def test_a_whole_is_loaded_whatever_it_was_at_the_start(start: Any, saved: Any, tmp_path: Path) -> None:
+    save(tmp_path, {"w": torch.ones(2), "deep": [{"box": Whole(saved)}]})
+    state = {"w": torch.zeros(2), "deep": [{"box": Whole(copy.deepcopy(start))}]}
+    load(tmp_path, state)
+    assert state["deep"][0]["box"].value == saved  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("start", "saved"), SHAPES.values(), ids=SHAPES)
+def test_what_was_saved_entry_by_entry_is_loaded_into_a_whole(start: Any, saved: Any, tmp_path: Path) -> None:
+    dcp_save({"w": torch.ones(2), "deep": {"box": saved}}, checkpoint_id=tmp_path, no_dist=True)
+    box = Whole(copy.deepcopy(start))
+    load(tmp_path, {"w": torch.zeros(2), "deep": {"box": box}})
+    # Stock torch makes strings of keys, and drops empty dicts.
+    expected = {"a": {"b": [1]}} if saved == {"a": {"b": [1]}, 3: {}} else saved
+    if saved is HISTORY:
+        assert box.value[1]["eval.acc"]["top"] == [1, 2]  # type: ignore[index]
+        assert box.value[0] == HISTORY[0]  # type: ignore[index]
+    else:
+        assert box.value == expected
+
+
+@pytest.mark.parametrize(("start", "saved"), SHAPES.values(), ids=SHAPES)
+def test_what_was_saved_whole_is_loaded_entry_by_entry_if_it_has_them(
+    start: Any, saved: Any, tmp_path: Path
+) -> None:
+    save(tmp_path, {"w": torch.ones(2), "box": Whole(saved)})
+    state = {"w": torch.zeros(2), "box": copy.deepcopy(saved)}
+    load(tmp_path, state)
+    assert state["box"] == saved
+
+
+def test_lists_and_dicts_stay_the_objects_that_the_training_holds(tmp_path: Path) -> None:
+    history: list[Any] = []
+    trainer: dict[str, Any] = {"log": history, "n": 0}
+    save(tmp_path, {"t": Whole({"log": HISTORY, "n": 3, "new": [1]})})
+    box = Whole(trainer)
+    load(tmp_path, {"t": box})
+    assert box.value is trainer
+    assert trainer == {"log": HISTORY, "n": 3, "new": [1]}
+    assert trainer["log"] is history
+
+
+def test_objects_in_a_whole_get_their_state_whatever_its_shape(tmp_path: Path) -> None:
+    metrics = Metrics()
+    metrics.seen = {"acc": [1, 2], "more": {"x": 1}}
+    save(tmp_path, {"m": Whole(metrics), "d": Whole({"inner": metrics, "n": 1})})
+    again, inner = Metrics(), Metrics()
+    load(tmp_path, {"m": Whole(again), "d": Whole({"inner": inner, "n": 0})})
+    assert again.seen == inner.seen == metrics.seen
+
+
+class Marked:
+    """An object that marks a part of its state itself."""
+
+    def __init__(self, history: list[Any]) -> None:
+        self.history = history
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": Whole(self.history), "n": len(self.history)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state["n"] == len(state["history"])
+        self.history = state["history"]
+
+
+def test_an_object_may_mark_a_part_of_its_state(tmp_path: Path) -> None:
+    # In a list: torch's dcp.load itself calls the objects that stand at the top.
+    save(tmp_path / "whole", {"m": [Marked(HISTORY)]})
+    marked = Marked([])
+    load(tmp_path / "whole", {"m": [marked]})
+    assert marked.history == HISTORY
+    dcp_save({"m": [{"history": [{"a": 1}], "n": 1}]}, checkpoint_id=tmp_path / "opened", no_dist=True)
+    load(tmp_path / "opened", {"m": [marked]})
+    assert marked.history == [{"a": 1}]
+
+
+def test_stock_torch_reads_a_whole_as_one_value_under_its_name(tmp_path: Path) -> None:
+    save(tmp_path, {"w": torch.ones(2), "t": {"log": Whole(HISTORY), "n": 1}})
+    state: dict[str, Any] = {"w": torch.zeros(2), "t": {"log": None, "n": 0}}
+    dcp_load(state, checkpoint_id=tmp_path, no_dist=True)
+    assert state["t"] == {"log": HISTORY, "n": 1}
+    assert _load_state_dict_from_keys(checkpoint_id=tmp_path)["t"]["log"] == HISTORY
+
+
+def test_a_whole_that_grows_is_of_one_structure_also_where_large_values_are_divided() -> None:
+    derived: list[int] = []
+
+    def derive(*_: object) -> int:
+        derived.append(1)
+        return len(derived)
+
+    cache = StructureCache(derive, large_value_bytes=4096)
+    history: list[Any] = []
+    for n in range(4000):
+        history.append({"loss": 1.0, "step": n})
+        if n % 10 == 0:
+            cache.look_up({"w": torch.zeros(2), "log": Whole(history), "n": n})
+    # 4,000 items of some 25 bytes: from 4 KiB on, a plan for each doubling.
+    assert len(derived) <= 7
+
+
+def test_a_whole_and_a_plain_value_are_different_structures() -> None:
+    cache = StructureCache(lambda flat, _: dict(flat.values))
+    assert cache.look_up({"a": Whole([1])}).flat.values == {"a": [1]}
+    assert cache.look_up({"a": [1]}).flat.values == {"a": [1]}
+    assert cache.look_up({"a": Whole([2])}).flat.values == {"a": [2]}
+
+
+def test_a_staged_whole_stays_one(tmp_path: Path) -> None:
+    state = {"w": torch.ones(2), "log": Whole([{"a": 1}])}
+    staged = SPMDStager().stage(state)
+    assert isinstance(state["log"], Whole)
+    state["log"].value.append({"a": 2})  # type: ignore[attr-defined]
+    assert list(flatten_state(staged).values) == ["log"]
+    assert flatten_state(staged).values["log"] == [{"a": 1}]
+
+
+def test_boxes_in_boxes() -> None:
+    flat = flatten_state(
+        {"own": PerRank({"log": Whole([1]), "deep": PerRank(2)}), "w": Whole({"v": Whole([3])})}
+    )
+    assert flat.per_rank == {"own": {"log": [1], "deep": 2}}
+    assert flat.values == {"w": {"v": [3]}}
+    with pytest.raises(
+        UnsupportedValueError, match=r"w\.v: what each rank has of its own can't be in a Whole"
+    ):
+        flatten_state({"w": Whole({"v": PerRank(1)})})
+    with pytest.raises(UnsupportedValueError, match="all ranks have alike"):
+        flatten_state({"w": Whole(RandomState())})
+    with pytest.raises(UnsupportedValueError, match="a Whole can't stand in a tuple"):
+        flatten_state({"w": (Whole(1),)})
+
+
+def test_boxes_in_boxes_are_filled_as_others() -> None:
+    history: list[Any] = []
+    own = PerRank({"log": Whole(history), "deep": PerRank(2)})
+    state = {"own": own}
+    fill_state(state, flatten_state(state), {"own": {"log": [1, 2], "deep": 3}})
+    assert history == [1, 2]
+    value: Any = own.value
+    assert value["log"].value is history
+    assert value["deep"].value == 3
+
+
+@pytest.mark.parametrize("kind", ["a dict", "a list", "a list of itself"])
+def test_a_state_that_holds_itself_is_refused_before_it_is_searched(kind: str) -> None:
+    endless: Any = {} if kind == "a dict" else [{}]
+    if kind == "a dict":
+        endless["me"] = endless
+    else:
+        endless.append(endless if kind == "a list of itself" else {"me": [endless]})
+    with pytest.raises(UnsupportedValueError, match="holding itself"):
+        list_resizable({"a": endless})
+
+
+def test_the_same_containers_again_and_again_are_refused_before_they_are_searched() -> None:
+    node: Any = [torch.zeros(1)]
+    for _ in range(60):
+        node = [node, node]
+    with pytest.raises(UnsupportedValueError, match="again and again"):
+        list_resizable({"a": node})
+    plain: Any = [{}]
+    for _ in range(60):
+        plain = [plain, plain]
+    assert list_resizable({"a": plain}) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("start", "saved"),
+    [
+        ([], HISTORY),
+        (HISTORY, HISTORY[:1]),
+        (HISTORY, []),
+        ([1, 2], HISTORY),
+        (HISTORY, [1]),
+        ({}, {"a": {"b": 1}}),
+    ],
+)
+@pytest.mark.parametrize("where", ["top", "deep"])
+def test_lists_and_empty_dicts_need_no_mark(start: Any, saved: Any, where: str, tmp_path: Path) -> None:
+    def build(value: Any) -> dict[str, Any]:
+        value = copy.deepcopy(value)
+        return {"log": value} if where == "top" else {"t": {"log": value, "n": 1}, "w": torch.ones(1)}
+
+    save(tmp_path, build(saved))
+    state = build(start)
+    held = state["log"] if where == "top" else state["t"]["log"]
+    load(tmp_path, state)
+    assert state == build(saved)
+    assert held == saved, "it stays the object that the training holds"
+
+
+def test_a_list_that_stands_twice_is_not_filled_in_place(tmp_path: Path) -> None:
+    save(tmp_path, {"a": [1], "b": [2, 3]})
+    none: list[Any] = []
+    assert load(tmp_path, {"a": none, "b": none}) == {"a": [1], "b": [2, 3]}
+
+
+@pytest.mark.parametrize(
+    ("state", "stored", "said"),
+    [
+        ({"d": {"a": 1}}, {"d": {"a": 1, "b": 2}}, r"not in the state \(1\): d\.b"),
+        ({"d": [{"a": 1}]}, {"d": [{"b": 1}]}, r"not in the checkpoint \(1\): d\.0\.a"),
+        ({"d": []}, {"d": {"a": 1}}, r"not in the checkpoint \(1\): d"),
+        ({"d": []}, {"d": [torch.ones(1)]}, r"not in the checkpoint \(1\): d"),
+        ({"d": Whole([])}, {"d": [torch.ones(1)]}, r"not in the checkpoint \(1\): d"),
+        ({"o": [Metrics()]}, {"o": [{"x": 1}]}, r"not in the state \(1\): o\.0\.x"),
+    ],
+)
+def test_what_differs_otherwise_is_still_refused(
+    state: dict[str, Any], stored: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    save(tmp_path, stored)
+    with pytest.raises(CheckpointException, match=said):
+        load(tmp_path, state)
+
+
+def test_a_part_that_is_left_out_is_left(tmp_path: Path) -> None:
+    save(tmp_path, {"log": HISTORY, "n": 1})
+    assert load(tmp_path, {"log": [], "n": 0}, items=["n"]) == {"log": [], "n": 1}
+    assert load(tmp_path, {"log": [], "n": 0}, exclude=["log"]) == {"log": [], "n": 1}

@@ -1,0 +1,194 @@
+"""Test that a pin is renewed from a thread of its own while it is held, and removed once it is let go."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from stepkeeper.errors import StorageError, TransientStorageError
+from stepkeeper.log import Claim, CommitRecord, Log, LogState
+from stepkeeper.retention.held_pin import HeldPin, hold_commit, release_all_pins
+from stepkeeper.retention.pinning import pin_commit
+from stepkeeper.retention.pins import PIN_PREFIX, Pin, list_pin_names, remove_pin
+from stepkeeper.storage.memory import MemoryBucket, MemoryStore
+from stepkeeper.storage.retry import Patience
+
+CommitStep = Callable[..., int]
+IMPATIENT = Patience(total_s=0.0)
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def claim(log: Log, commit: CommitStep) -> Claim:
+    claim = log.begin()
+    commit(log, claim, 10)
+    return claim
+
+
+@pytest.fixture
+def hold(bucket: MemoryBucket) -> Iterator[Callable[..., HeldPin]]:
+    """Pin the latest commit, and renew the pin as often as can be."""
+    held: list[HeldPin] = []
+
+    def make(store: MemoryStore | None = None) -> HeldPin:
+        quiet = MemoryStore(bucket)
+        pin, _ = pin_commit(Log(quiet), quiet, latest, holder="an evaluation")
+        assert pin is not None
+        made = HeldPin(store or quiet, pin, read_s=time.monotonic(), renew_every_s=0.001, patience=IMPATIENT)
+        held.append(made)
+        return made
+
+    yield make
+    for each in held:
+        each.release(LIMIT_S)
+
+
+def latest(state: LogState) -> CommitRecord:
+    assert state.latest is not None
+    return state.latest
+
+
+def seen(bucket: MemoryBucket) -> list[int | None]:
+    return [name.seen for name in list_pin_names(MemoryStore(bucket))]
+
+
+class Renewals:
+    """A store that tells when a pin was renewed; failing as often as wanted."""
+
+    def __init__(self, bucket: MemoryBucket, failures: int = 0) -> None:
+        self.done = threading.Event()
+        self.store = MemoryStore(bucket, hook=self.hook)
+        self.failures = failures
+
+    def hook(self, moment: str, operation: str, path: str) -> None:
+        if operation != "put_if_absent":
+            return
+        if moment == "before" and self.failures:
+            self.failures -= 1
+            raise TransientStorageError("no answer")
+        if moment == "after":
+            self.done.set()
+
+
+@pytest.mark.parametrize("failures", [0, 3])
+def test_a_pin_is_renewed_while_it_is_held(
+    bucket: MemoryBucket,
+    log: Log,
+    claim: Claim,
+    commit: CommitStep,
+    hold: Callable[..., HeldPin],
+    failures: int,
+) -> None:
+    renewals = Renewals(bucket, failures)
+    held = hold(renewals.store)
+    slot = commit(log, claim, 20)
+    assert renewals.done.wait(LIMIT_S)
+    assert held.is_held()
+    assert seen(bucket)[-1] == slot
+    held.release()
+    assert seen(bucket) == []
+    assert not held.is_held()
+
+
+def test_who_has_lost_its_pin_knows(
+    bucket: MemoryBucket,
+    log: Log,
+    claim: Claim,
+    commit: CommitStep,
+    hold: Callable[..., HeldPin],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    renewals = Renewals(bucket)
+    held = hold(renewals.store)
+    remove_pin(MemoryStore(bucket), held._pin)
+    assert not held.is_held()
+    commit(log, claim, 20)
+    held._thread.join(LIMIT_S)
+    assert not held._thread.is_alive()
+    assert not held.is_held()
+    assert "is gone: it wasn't renewed for too long" in caplog.text
+    assert seen(bucket) == []
+
+
+def test_a_pin_that_can_not_be_removed_is_named_with_the_command_that_does(
+    bucket: MemoryBucket, claim: Claim, hold: Callable[..., HeldPin], caplog: pytest.LogCaptureFixture
+) -> None:
+    def hook(moment: str, operation: str, path: str) -> None:
+        if operation == "delete":
+            raise StorageError("not allowed: no storage.objects.delete")
+
+    held = hold(MemoryStore(bucket, hook=hook))
+    with caplog.at_level(logging.WARNING):
+        held.release(LIMIT_S)
+    assert f"`stepkeeper gc memory:// --pins --remove {held._pin.text}` takes it" in caplog.text
+    assert "no storage.objects.delete" in caplog.text
+
+
+def test_a_store_that_hangs_is_not_waited_for_longer_than_that(
+    bucket: MemoryBucket, claim: Claim, hold: Callable[..., HeldPin], caplog: pytest.LogCaptureFixture
+) -> None:
+    answered = threading.Event()
+
+    def hook(moment: str, operation: str, path: str) -> None:
+        if operation == "delete":
+            answered.wait(LIMIT_S)
+
+    held = hold(MemoryStore(bucket, hook=hook))
+    held.release(0.0)
+    assert "gave no answer for 0 s" in caplog.text
+    answered.set()
+    held.release(LIMIT_S)
+    assert seen(bucket) == []
+
+
+def test_a_forked_child_does_not_wait_for_its_parents_thread(
+    bucket: MemoryBucket,
+    claim: Claim,
+    hold: Callable[..., HeldPin],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    holding = threading.Event()
+
+    def hook(moment: str, operation: str, path: str) -> None:
+        holding.wait(LIMIT_S)
+
+    held = hold(MemoryStore(bucket, hook=hook))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: -1)
+        held.release(0.0)
+    assert caplog.text == ""
+    holding.set()
+
+
+def test_pins_go_when_the_interpreter_ends(
+    bucket: MemoryBucket, claim: Claim, hold: Callable[..., HeldPin]
+) -> None:
+    for _ in range(3):
+        hold()
+    assert len(seen(bucket)) == 3
+    release_all_pins()
+    assert seen(bucket) == []
+
+
+def test_a_commit_is_held_by_a_pin_that_names_its_holder(bucket: MemoryBucket, claim: Claim) -> None:
+    store = MemoryStore(bucket)
+    held, record = hold_commit(Log(store), store, latest, holder="follow", host="eval-0", reason="follow")
+    assert held is not None
+    assert held._pin == Pin(
+        slot=record.slot, nonce=held._pin.nonce, holder="follow", host="eval-0", seen=1, reason="follow"
+    )
+    held.release(LIMIT_S)
+
+
+def test_who_may_not_write_holds_nothing(bucket: MemoryBucket, claim: Claim) -> None:
+    def hook(moment: str, operation: str, path: str) -> None:
+        if path.startswith(PIN_PREFIX) and operation == "put_if_absent":
+            raise StorageError("not allowed")
+
+    store = MemoryStore(bucket, hook=hook)
+    held, record = hold_commit(Log(store), store, latest, holder="follow", host="eval-0", reason="follow")
+    assert (held, record.step) == (None, 10)

@@ -1,0 +1,230 @@
+"""Test when the lease of a pin is over, and that who renews in time, or comes back at once, loses no data unseen."""
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from stepkeeper.checkpoint.manifest import checkpoint_folder
+from stepkeeper.errors import PinLostError
+from stepkeeper.log import Claim, CommitRecord, Log, LogState, ManifestRef
+from stepkeeper.retention import leases
+from stepkeeper.retention.garbage import Garbage, gc, sweep
+from stepkeeper.retention.leases import LEASE_S, VerifiedTimes, drop_over, is_over, report_pins
+from stepkeeper.retention.pinning import pin_commit, renew_pin
+from stepkeeper.retention.pins import PIN_PREFIX, Pin, list_pin_names, pin_path, put_pin
+from stepkeeper.storage.memory import MemoryBucket, MemoryStore
+
+HOUR_S = 3600.0
+
+
+def save(log: Log, claim: Claim, step: int) -> CommitRecord:
+    folder = checkpoint_folder(step, claim.slot, f"{step:032x}")
+    store = log._store
+    for name in ("__0_0.distcp", "manifest.0.json"):
+        store.write(f"{folder}/{name}", [b"x"])
+    manifest = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
+    return log.commit(claim, step=step, folder=folder, size_bytes=2, manifest=manifest)
+
+
+@pytest.mark.parametrize(
+    ("seen", "times_unix_s", "over"),
+    [
+        pytest.param(10, {}, False, id="nothing was committed since"),
+        pytest.param(10, {11: 0.0, 12: HOUR_S}, False, id="two commits are not enough, however far apart"),
+        pytest.param(10, {11: 0.0, 12: 1.0, 13: HOUR_S}, False, id="the last two within the lease"),
+        pytest.param(10, {11: 0.0, 12: 1.0, 13: HOUR_S + 1}, True, id="the last two span the lease"),
+        pytest.param(
+            10,
+            {11: 0.0, 12: HOUR_S, 13: HOUR_S + 1},
+            False,
+            id="the first was written long before it was committed",
+        ),
+        pytest.param(
+            10, {9: 0.0, 11: 1.0, 12: 2.0, 13: HOUR_S}, False, id="what came before counts for nothing"
+        ),
+        pytest.param(13, {11: 0.0, 12: 1.0, 13: HOUR_S + 1}, False, id="the holder has read them all"),
+        pytest.param(10, {11: HOUR_S, 12: HOUR_S, 13: 0.0}, False, id="a store whose clock went back"),
+        pytest.param(None, {1: 0.0, 2: 1.0, 3: HOUR_S + 1}, False, id="a pin without a lease"),
+    ],
+)
+def test_a_lease_runs_by_commits_and_by_the_stores_times_of_them(
+    seen: int | None, times_unix_s: Mapping[int, float], over: bool
+) -> None:
+    assert is_over(seen, times_unix_s) is over
+
+
+def test_what_a_training_of_months_has_verified_is_not_kept_for_ever(log: Log) -> None:
+    times = VerifiedTimes(MemoryStore())
+    for number in range(10_000):
+        times.note(number, 60.0 * number)
+    known = times.read(LogState())
+    assert len(known) < 3 * LEASE_S / 60
+    assert is_over(-1, known)
+    times.note(10_000, None)
+    assert times.read(LogState()) == known
+
+
+def test_what_was_restored_counts_and_what_the_store_has_no_time_of_does_not(log: Log) -> None:
+    claim = log.begin()
+    records = [save(log, claim, step) for step in (10, 20, 30)]
+    for record in records[:2]:
+        log.mark_restored(claim, record.slot)
+    store = log._store
+    assert isinstance(store, MemoryStore)
+    manifest = f"{records[1].folder}/manifest.0.json"
+    del store.bucket.times_unix_s[manifest]
+    times = VerifiedTimes(store)
+    assert set(times.read(log.state)) == {records[0].slot}
+    times.note(records[2].slot, 5.0)
+    assert set(times.read(log.state)) == {records[0].slot, records[2].slot}
+
+
+def hours(*slots: int) -> Callable[[], Mapping[int, float]]:
+    """Return that these slots are verified commits, an hour apart."""
+    return lambda: {slot: HOUR_S * number for number, slot in enumerate(slots)}
+
+
+def put(store: MemoryStore, slot: int, seen: int | None, nonce: str = "a") -> Pin:
+    pin = Pin(slot=slot, nonce=nonce * 32, holder="an evaluation", seen=seen)
+    put_pin(store, pin)
+    return pin
+
+
+def test_pins_that_are_over_go_with_all_their_names_and_the_others_hold(bucket: MemoryBucket) -> None:
+    store = MemoryStore(bucket)
+    stale = [put(store, 3, 4), put(store, 3, 5)]
+    put(store, 6, 3, nonce="b")
+    alive = put(store, 6, 9, nonce="b")
+    fork = put(store, 2, None, nonce="c")
+    beside = put(store, 3, 9, nonce="d")
+    seen = drop_over(store, hours(6, 7, 8, 9), dry_run=True)
+    assert seen.slots == {2, 3, 6}
+    assert seen.over == tuple(pin.path for pin in stale)
+    assert len(list_pin_names(store)) == 6
+    assert drop_over(store, hours(6, 7, 8, 9)) == seen
+    assert {pin.path for pin in (alive, fork, beside)} < set(bucket.objects)
+    assert not {pin.path for pin in stale} & set(bucket.objects)
+    assert drop_over(store, hours(6, 7, 8, 9)).over == ()
+
+
+def test_where_no_pin_has_a_lease_no_times_are_asked_for(bucket: MemoryBucket) -> None:
+    def ask() -> Mapping[int, float]:
+        raise AssertionError
+
+    store = MemoryStore(bucket)
+    put(store, 2, None)
+    assert drop_over(store, ask).slots == {2}
+
+
+def latest(state: LogState) -> CommitRecord:
+    assert state.latest is not None
+    return state.latest
+
+
+def pinned_and_passed(log: Log, bucket: MemoryBucket) -> tuple[Pin, Log, CommitRecord, Garbage]:
+    """Return the pin of a commit that was deleted since, its holder's log, that commit, and it as garbage."""
+    claim = log.begin()
+    record = save(log, claim, 10)
+    store = MemoryStore(bucket)
+    readers = Log(store)
+    pin, _ = pin_commit(readers, store, latest, holder="an evaluation")
+    assert pin is not None
+    for step in (20, 30, 40):
+        save(log, claim, step)
+    log.delete(claim, lambda state: [record.slot])
+    return pin, readers, record, Garbage(folder=record.folder, slot=record.slot)
+
+
+def has_data(bucket: MemoryBucket, record: CommitRecord) -> bool:
+    return any(path.startswith(record.folder) for path in bucket.objects)
+
+
+def test_who_never_renews_holds_its_data_for_a_lease_and_no_longer(log: Log, bucket: MemoryBucket) -> None:
+    _, _, record, garbage = pinned_and_passed(log, bucket)
+    store = MemoryStore(bucket)
+    assert sweep(store, [garbage], times_unix_s=hours(2, 3)) == (garbage,)
+    assert sweep(store, [garbage], times_unix_s=hours()) == (garbage,)
+    assert sweep(store, [garbage]) == (garbage,)
+    assert has_data(bucket, record)
+    assert sweep(store, [garbage], times_unix_s=hours(2, 3, 4)) == ()
+    assert not has_data(bucket, record)
+    assert list_pin_names(store) == []
+
+
+def test_who_is_slow_and_renews_keeps_its_data(log: Log, bucket: MemoryBucket) -> None:
+    pin, readers, record, garbage = pinned_and_passed(log, bucket)
+    store = MemoryStore(bucket)
+    pin = renew_pin(readers, store, pin)
+    assert sweep(store, [garbage], times_unix_s=hours(2, 3, 4)) == (garbage,)
+    assert sweep(store, [garbage], times_unix_s=hours(2, 3, 4, 6, 7)) == (garbage,)
+    assert has_data(bucket, record)
+
+
+def test_who_renews_while_its_pin_is_removed_keeps_its_data(log: Log, bucket: MemoryBucket) -> None:
+    """The renewal finds the old name, so it is good; the collection lists once more and spares the data."""
+    pin, readers, record, garbage = pinned_and_passed(log, bucket)
+    renewals = [lambda: renew_pin(readers, MemoryStore(bucket), pin)]
+
+    def hook(moment: str, operation: str, path: str) -> None:
+        if (moment, operation) == ("before", "delete") and path == pin.path and renewals:
+            renewals.pop()()
+
+    store = MemoryStore(bucket, hook=hook)
+    assert sweep(store, [garbage], times_unix_s=hours(2, 3, 4)) == (garbage,)
+    assert not renewals
+    assert has_data(bucket, record)
+
+
+def test_who_renews_after_its_pin_was_removed_is_told(log: Log, bucket: MemoryBucket) -> None:
+    pin, readers, record, garbage = pinned_and_passed(log, bucket)
+    lost: list[PinLostError] = []
+
+    def hook(moment: str, operation: str, path: str) -> None:
+        if (moment, operation) == ("after", "delete") and path == pin.path and not lost:
+            with pytest.raises(PinLostError) as raised:
+                renew_pin(readers, MemoryStore(bucket), pin)
+            lost.append(raised.value)
+
+    assert sweep(MemoryStore(bucket, hook=hook), [garbage], times_unix_s=hours(2, 3, 4)) == ()
+    assert lost
+    assert not has_data(bucket, record)
+
+
+def test_a_collection_removes_what_is_over_and_says_so(
+    log: Log, bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pin, _, record, _ = pinned_and_passed(log, bucket)
+    claim = log.begin()
+    for kept in log.state.line:
+        log.mark_restored(claim, kept.slot)
+    store = MemoryStore(bucket)
+    for number, kept in enumerate(reversed(log.state.line)):
+        bucket.times_unix_s[f"{kept.folder}/manifest.0.json"] = number * HOUR_S / 4
+    assert gc(Log(store), store).over == ()
+    assert has_data(bucket, record)
+    bucket.times_unix_s[f"{latest(log.state).folder}/manifest.0.json"] = 1.25 * HOUR_S
+    would = gc(Log(store), store, dry_run=True)
+    assert (would.over, [each.folder for each in would.collected]) == ((pin.path,), [record.folder])
+    assert has_data(bucket, record)
+    assert gc(Log(store), store) == would
+    assert not has_data(bucket, record)
+    assert not [path for path in bucket.objects if path.startswith(PIN_PREFIX)]
+
+
+def test_people_are_told_of_every_pin(bucket: MemoryBucket) -> None:
+    store = MemoryStore(bucket)
+    put(store, 3, 4)
+    current = put(store, 6, 9, nonce="b")
+    bucket.objects[pin_path(7, "e" * 32)] = b"{}"
+    bucket.times_unix_s[current.path] = 12.5
+    reports = report_pins(store, hours(6, 7, 8))
+    assert [(each.name.slot, each.pin and each.pin.holder, each.is_over) for each in reports] == [
+        (3, "an evaluation", True),
+        (6, "an evaluation", False),
+        (7, None, False),
+    ]
+    assert reports[1].name.time_unix_s == 12.5
+
+
+def test_a_holder_renews_often_enough_to_fail_a_few_times() -> None:
+    assert leases.RENEW_EVERY_S * 5 < leases.LEASE_S

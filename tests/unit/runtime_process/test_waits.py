@@ -1,0 +1,178 @@
+"""What ends a wait: what is waited for, a notice's time, or the loss of a rank; nothing else."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from stepkeeper.companion.progress import Progress
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.contract import Interval, Settings
+from stepkeeper.coordination import waits as waits_module
+from stepkeeper.coordination.waits import Waits
+from stepkeeper.errors import FencedError, NoticeDeadlineError, PeerLostError, StepkeeperError
+from stepkeeper.save.worker import Worker
+from stepkeeper.testing.pod import pod_identity
+from stepkeeper.training import termination
+from stepkeeper.training.environment import Environment, PodPaths
+from stepkeeper.training.preemption import Notice, NoticeWatcher
+from stepkeeper.training.termination import ProcessExit, process_exit_code
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits_module, "_LOOK_S", 0.001)
+    monkeypatch.setattr(waits_module, "_SETTLE_S", 0.001)
+
+
+def test_a_wait_ends_with_the_notices_time_and_says_so() -> None:
+    waits = Waits()
+    left_s = [3.0, 2.0, 0.0]
+    waits.notice_left_s = lambda _since_s: left_s.pop(0)
+    with pytest.raises(NoticeDeadlineError, match="resumes the newest commit"):
+        waits.await_all([Future()])
+    assert left_s == []
+
+
+def test_without_a_notice_a_wait_ends_by_itself_or_by_its_own_limit() -> None:
+    waits, future = Waits(), Future[None]()
+    assert not waits.await_all([future], 0.0)
+    future.set_result(None)
+    assert waits.await_all([future])
+
+
+@pytest.mark.parametrize("error", [PeerLostError("rank 1 is lost"), FencedError("rank 1 is lost")])
+def test_a_loss_ends_all_waits_with_its_own_class(error: StepkeeperError) -> None:
+    waits = Waits()
+    waits.end_all(error)
+    waits.end_all(PeerLostError("another one"))
+    for call in (lambda: waits.await_all([Future()]), waits.raise_loss, lambda: waits.check(0.0)):
+        with pytest.raises(type(error), match="rank 1 is lost") as raised:
+            cast(Callable[[], Any], call)()
+        assert raised.value is not error, "several threads raise it, each with its own trace"
+
+
+def test_what_ends_soon_after_a_loss_has_ended_well() -> None:
+    waits, future = Waits(), Future[None]()
+    waits.end_all(PeerLostError("rank 1 is lost"))
+    future.set_result(None)
+    assert waits.await_all([future])
+
+
+def test_progress_is_what_a_notice_without_a_known_time_goes_by() -> None:
+    waits = Waits()
+    asked: list[float] = []
+
+    def left_s(since_s: float) -> None:
+        asked.append(since_s)
+
+    waits.notice_left_s = left_s
+    waits.check(5.0)
+    waits.note_progress()
+    waits.check(5.0)
+    assert asked[0] == 5.0
+    assert asked[1] > 5.0
+
+
+def test_a_call_runs_elsewhere_and_its_result_or_error_comes_here() -> None:
+    waits = Waits()
+    assert waits.run(threading.get_ident) != threading.get_ident()
+
+    def fail() -> None:
+        raise ValueError("no such step")
+
+    with pytest.raises(ValueError, match="no such step"):
+        waits.run(fail)
+
+
+def process_exit(notice: Notice | None, grace_s: int | None, folder: Path) -> ProcessExit:
+    environment = None
+    if grace_s is not None:
+        environment = Environment(
+            identity=pod_identity(grace_s=grace_s),
+            settings=Settings(uri="file:///root", interval=Interval(steps=1)),
+            places=PodPaths(settings_folder=folder),
+        )
+    return ProcessExit(
+        environment,
+        cast(Companion, None),
+        cast(Progress, None),
+        cast(NoticeWatcher, SimpleNamespace(notice=notice)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "grace_s", "progress_s", "left_s"),
+    [
+        ("sigterm", 30, 0.0, 30 - 1.5 - 10),
+        ("sigterm", 30, 109.0, 30 - 1.5 - 10),
+        ("sigterm", None, 0.0, 22 - 10),
+        ("sigterm", None, 109.0, 22 - 1),
+        ("sigterm", None, 80.0, 22 - 10),
+        ("file", None, 0.0, 22 - 10),
+        ("call", None, 0.0, None),
+        ("peer", None, 0.0, None),
+        ("call", 30, 0.0, 30 - 1.5 - 10),
+    ],
+)
+def test_what_a_notice_of_ten_seconds_ago_leaves(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    grace_s: int | None,
+    progress_s: float,
+    left_s: float | None,
+) -> None:
+    monkeypatch.setattr(termination, "time", SimpleNamespace(monotonic=lambda: 110.0))
+    ending = process_exit(Notice(source=source, monotonic_s=100.0), grace_s, tmp_path)
+    assert ending.wait_left_s(progress_s) == left_s
+    assert process_exit(None, grace_s, tmp_path).wait_left_s(progress_s) is None
+
+
+@pytest.mark.parametrize(("now_s", "overdue"), [(100.0, False), (129.6, False), (129.8, True)])
+def test_a_process_is_ended_shortly_before_it_would_be_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now_s: float, overdue: bool
+) -> None:
+    monkeypatch.setattr(termination, "time", SimpleNamespace(monotonic=lambda: now_s))
+    notice = Notice(source="sigterm", monotonic_s=100.0)
+    assert process_exit(notice, 30, tmp_path).is_overdue is overdue
+    assert not process_exit(notice, None, tmp_path).is_overdue
+    assert not process_exit(None, 30, tmp_path).is_overdue
+
+
+def test_a_process_that_had_no_time_to_save_says_that_it_was_told_to_stop() -> None:
+    assert process_exit_code(NoticeDeadlineError("over")) == 75
+
+
+def test_calls_run_in_order_in_a_thread_that_keeps_no_process_alive_once_given_up() -> None:
+    worker = Worker("save", Waits())
+    free, order = threading.Event(), list[int]()
+    stuck = worker.submit(free.wait, 60)
+    behind = [worker.submit(order.append, number) for number in range(3)]
+    (guard,) = [each for each in threading.enumerate() if each.name == "save-guard"]
+    assert not guard.daemon, "the interpreter waits for saves that were started"
+    assert not worker.close(0.0)
+    guard.join(60)
+    assert not guard.is_alive()
+    assert not stuck.done()
+    free.set()
+    for each in behind:
+        each.result(60)
+    assert order == [0, 1, 2]
+    assert worker.close(60)
+
+
+def test_a_worker_whose_waits_have_ended_holds_up_no_end_of_the_interpreter() -> None:
+    waits, free = Waits(), threading.Event()
+    worker = Worker("save", waits)
+    worker.submit(free.wait, 60)
+    waits.end_all(PeerLostError("rank 1 is lost"))
+    (guard,) = [each for each in threading.enumerate() if each.name == "save-guard"]
+    guard.join(60)
+    assert not guard.is_alive()
+    free.set()
+    assert worker.close(60)
