@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
+from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts import JobSet, Pod
 
 __all__ = [
@@ -19,7 +20,6 @@ __all__ = [
     "DeleteTrainingJob",
     "GiveUpPod",
     "JobEnd",
-    "JobEvent",
     "SetSuspend",
 ]
 
@@ -99,15 +99,6 @@ class JobEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobEvent:
-    """A Kubernetes event about the job, for people."""
-
-    warning: bool
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """The result of a reconcile: the new status, what to do and to tell, and when to look again."""
 
@@ -116,7 +107,10 @@ class Decision:
     """Write the status. It is written first, because the actions use the numbers that it reserves."""
 
     actions: tuple[Action, ...] = ()
-    events: tuple[JobEvent, ...] = ()
+    events: tuple[ObjectEvent, ...] = ()
     """Events to create once the status is written."""
+
+    save_request: str | None = None
+    """Id of the open request for a save; the next report is answered with it."""
 
     requeue_after_s: float | None = None

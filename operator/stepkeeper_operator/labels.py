@@ -4,6 +4,7 @@ from typing import Final
 
 __all__ = [
     "ACCELERATOR_LABEL",
+    "CLOUD_NODE_LABEL",
     "COMPLETION_INDEX_LABEL",
     "FIELD_OWNER",
     "HANG_CONDITION",
@@ -13,6 +14,9 @@ __all__ = [
     "JOB_UID_LABEL",
     "NODE_LOST_REASON",
     "NOT_READY_TAINT",
+    "QUEUED_RESOURCE_LABEL",
+    "QUEUED_RESOURCE_NAMESPACE_LABEL",
+    "QUEUED_RESOURCE_UID_LABEL",
     "RESTART_ATTEMPT_LABEL",
     "SPOT_LABEL",
     "TEMPLATE_HASH_ANNOTATION",
@@ -30,6 +34,9 @@ JOB_UID_LABEL: Final = "stepkeeper.dev/job-uid"
 JOB_NAME_LABEL: Final = "stepkeeper.dev/job-name"
 JOBSET_NUMBER_LABEL: Final = "stepkeeper.dev/jobset-number"
 """Label on JobSet, Jobs and pods: number of JobSets that the job had before this one."""
+
+QUEUED_RESOURCE_UID_LABEL: Final = "stepkeeper.dev/queued-resource-uid"
+"""Label on a node: uid of the QueuedResource that it is a Cloud TPU VM of. Its own kubelet sets it."""
 
 TEMPLATE_HASH_ANNOTATION: Final = "stepkeeper.dev/template-hash"
 """Annotation on the JobSet: digest of the spec.template and spec.placement that it was made from."""
@@ -51,5 +58,14 @@ SPOT_LABEL: Final = "cloud.google.com/gke-spot"
 ACCELERATOR_LABEL: Final = "cloud.google.com/gke-tpu-accelerator"
 TOPOLOGY_LABEL: Final = "cloud.google.com/gke-tpu-topology"
 TPU_RESOURCE: Final = "google.com/tpu"
+QUEUED_RESOURCE_LABEL: Final = "stepkeeper.dev/queued-resource"
+"""Label on nodes: name of the QueuedResource whose machine it is. Its kubelet sets it when it joins."""
+
+QUEUED_RESOURCE_NAMESPACE_LABEL: Final = "stepkeeper.dev/queued-resource-namespace"
+"""Label on nodes: namespace of that QueuedResource."""
+
+CLOUD_NODE_LABEL: Final = "stepkeeper.dev/cloud-node"
+"""Label on nodes: id of the slice in Cloud TPU that the host is of."""
+
 NOT_READY_TAINT: Final = "node.kubernetes.io/not-ready"
 UNREACHABLE_TAINT: Final = "node.kubernetes.io/unreachable"

@@ -14,15 +14,21 @@ class Metrics:
             "stepkeeper_reports", "Reports from pods, by HTTP status.", ["code"], registry=self._registry
         )
         self.reconciles = Counter(
-            "stepkeeper_reconciles", "Reconciles, by result.", ["result"], registry=self._registry
+            "stepkeeper_reconciles",
+            "Reconciles, by the object's kind and by result.",
+            ["kind", "result"],
+            registry=self._registry,
         )
         self.reconcile_seconds = Histogram(
-            "stepkeeper_reconcile_seconds", "Duration of one reconcile.", registry=self._registry
+            "stepkeeper_reconcile_seconds",
+            "Duration of one reconcile, by the object's kind.",
+            ["kind"],
+            registry=self._registry,
         )
         self.writes = Counter(
             "stepkeeper_writes",
-            "Writes to the API server, by what was written.",
-            ["what"],
+            "Writes to the API server, by the kind that they were for and by what was written.",
+            ["kind", "what"],
             registry=self._registry,
         )
         self.restarts = Counter(
@@ -38,7 +44,10 @@ class Metrics:
             registry=self._registry,
         )
         self.queue_length = Gauge(
-            "stepkeeper_queue_length", "Jobs that wait for a worker.", registry=self._registry
+            "stepkeeper_queue_length",
+            "Objects that wait for a worker, by kind.",
+            ["kind"],
+            registry=self._registry,
         )
         self.watch_age_seconds = Gauge(
             "stepkeeper_watch_age_seconds",

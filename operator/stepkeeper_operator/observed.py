@@ -7,7 +7,7 @@ from typing import Final
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport
-from stepkeeper_operator.facts import ConfigMap, JobSet, Node, Pod
+from stepkeeper_operator.facts import ConfigMap, JobSet, Node, Pod, QueuedMachines
 
 __all__ = ["JOBSET_RECHECK_S", "Leftover", "Observed", "waits_for_jobset"]
 
@@ -52,6 +52,12 @@ class Observed:
     ca_pem: str = ""
     rejection: str | None = None
     """The API server's refusal of the last JobSet that was to be made for this generation."""
+
+    machines: QueuedMachines | None = None
+    """The QueuedResource that the job names; None if it names none, or there is none of that name."""
+
+    queued_resources_managed: bool = True
+    """False: this operator has the kind QueuedResource switched off."""
 
     operator_started_at: float = 0.0
     last_write_at: float = 0.0

@@ -1,9 +1,10 @@
 """Read the operator's settings from the environment. Field ``x`` is variable ``STEPKEEPER_OPERATOR_X``."""
 
 from pathlib import Path
+from typing import Self
 from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 __all__ = ["OperatorSettings"]
@@ -62,7 +63,31 @@ class OperatorSettings(BaseSettings):
     silence_s: int = Field(default=90, ge=10)
     """Seconds without a report after which condition Reporting is False."""
 
+    cloud_tpu_enabled: bool = False
+    """Watch and reconcile QueuedResources."""
+
+    cloud_tpu_endpoint: str | None = None
+    """Address of the Cloud TPU API, host or host:port. Unset: Google's own."""
+
+    cloud_tpu_insecure: bool = False
+    """Send plaintext without credentials to `cloud_tpu_endpoint`: to a test's server, never to Google's."""
+
+    cloud_tpu_poll_s: int = Field(default=10, ge=1)
+    """Seconds between two looks at a queued resource while something happens to it."""
+
+    cloud_tpu_idle_poll_s: int = Field(default=60, ge=1)
+    """Seconds between two looks at a queued resource that is active; twice as long while it waits for machines."""
+
     log_level: str = "INFO"
+
+    @model_validator(mode="after")
+    def _name_the_server_of_plaintext(self) -> Self:
+        if self.cloud_tpu_insecure and not self.cloud_tpu_endpoint:
+            raise ValueError(
+                "STEPKEEPER_OPERATOR_CLOUD_TPU_INSECURE is for a test's server only: name it in"
+                " STEPKEEPER_OPERATOR_CLOUD_TPU_ENDPOINT (chart: cloudTPU.endpoint), or leave it out"
+            )
+        return self
 
     def certificate_names(self) -> tuple[str, ...]:
         """Return the DNS names and addresses that the endpoint answers to."""

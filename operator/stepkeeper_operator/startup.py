@@ -4,23 +4,32 @@ import asyncio
 import logging
 import random
 import signal
-from collections.abc import Coroutine
+from collections import Counter
+from collections.abc import Coroutine, Mapping
 
-from stepkeeper_operator.cache.cache import Cache, JobKey
+from stepkeeper_operator.cache.cache import Cache
+from stepkeeper_operator.cache.directives import DirectiveCache
+from stepkeeper_operator.cache.keys import ObjectKey
+from stepkeeper_operator.cache.kinds import list_watched_kinds
 from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cache.sweep import forget_deleted_objects
-from stepkeeper_operator.cluster import JOBSETS, TRAINING_JOBS, Cluster, connect
+from stepkeeper_operator.cloud_tpu.cloud import CloudTPU
+from stepkeeper_operator.cloud_tpu.connection import connect_cloud
+from stepkeeper_operator.cluster import Cluster, connect
+from stepkeeper_operator.controller import Controller
 from stepkeeper_operator.endpoint import KubernetesTokens, ReportAuthenticator, ReportEndpoint
 from stepkeeper_operator.endpoint.health import make_health_app
 from stepkeeper_operator.endpoint.serving import Servers
 from stepkeeper_operator.endpoint.tls import ServingCertificate
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.handlers.watch import make_kopf_settings, make_registry, run_watches
-from stepkeeper_operator.labels import JOB_UID_LABEL
 from stepkeeper_operator.lease import LeaseGuard
 from stepkeeper_operator.metrics import Metrics
-from stepkeeper_operator.reconcile import Reconciler, make_reconciler
+from stepkeeper_operator.queued_resources.controller import make_queued_resource_controller
+from stepkeeper_operator.queued_resources.settings import CloudSettings
+from stepkeeper_operator.reconcile import Reconciler
 from stepkeeper_operator.settings import OperatorSettings
+from stepkeeper_operator.training_jobs.controller import make_job_controller
 from stepkeeper_operator.work_queue import WorkQueue
 
 __all__ = ["Operator", "run_operator"]
@@ -48,9 +57,11 @@ class Operator:
         self._settings = settings
         self._cluster = cluster
         self._metrics = Metrics()
-        self._queue: WorkQueue[JobKey] = WorkQueue()
+        self._queue: WorkQueue[ObjectKey] = WorkQueue()
         self._cache = Cache()
+        self._kinds = list_watched_kinds(cloud_tpu=settings.cloud_tpu_enabled)
         self._reports = ReportCache()
+        self._directives = DirectiveCache(report_interval_s=settings.report_interval_s)
         self._synced = asyncio.Event()
         self._relisted = asyncio.Event()
         self._stop = asyncio.Event()
@@ -77,7 +88,8 @@ class Operator:
             if not await self._run_unless_stopped(self._get_ready()):
                 return
             await self._serve_endpoint()
-            await self._run_parts()
+            async with connect_cloud(self._settings) as cloud:
+                await self._run_parts(self._make_controllers(cloud))
         finally:
             await self._servers.close()
             await self._lease.release()
@@ -89,13 +101,13 @@ class Operator:
 
     async def _wait_for_crds(self) -> None:
         """Wait until the API server knows the kinds: kopf doesn't watch a kind that is installed later."""
-        for resource in (TRAINING_JOBS, JOBSETS):
+        for kind in (kind for kind in self._kinds if kind.custom):
             while True:
                 try:
-                    await self._cluster.list_uids(resource, JOB_UID_LABEL)
+                    await self._cluster.list_uids(kind.resource, kind.label_selector)
                     break
                 except ApiError as error:
-                    extra = {"kind": resource.kind, "error": str(error)}
+                    extra = {"kind": kind.resource.kind, "error": str(error)}
                     _log.warning("cannot list kind; is its CRD installed?", extra=extra)
                     await asyncio.sleep(_KIND_CHECK_S)
 
@@ -104,17 +116,20 @@ class Operator:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
 
-    async def _run_parts(self) -> None:
+    async def _run_parts(self, controllers: Mapping[str, Controller]) -> None:
         end_watches = asyncio.Event()
-        registry = make_registry(self._cache, self._enqueue, synced=self._synced, relisted=self._relisted)
+        registry = make_registry(
+            self._cache, self._kinds, self._enqueue, synced=self._synced, relisted=self._relisted
+        )
+        kopf_settings = make_kopf_settings(self._kinds)
         watches = asyncio.create_task(
-            run_watches(registry, make_kopf_settings(), stop=end_watches, started=self._handle_signals)
+            run_watches(registry, kopf_settings, stop=end_watches, started=self._handle_signals)
         )
         parts = (
             self._stop.wait(),
             self._lease.keep_renewing(),
-            self._reconcile_jobs(self._make_reconciler()),
-            self._resync_jobs(),
+            self._reconcile_objects(controllers),
+            self._resync_objects(controllers),
             self._certificate.keep_renewing(),
         )
         tasks = [asyncio.create_task(part) for part in parts]
@@ -131,24 +146,41 @@ class Operator:
             end_watches.set()
             await asyncio.gather(watches, return_exceptions=True)
 
-    def _make_reconciler(self) -> Reconciler:
-        return make_reconciler(
+    def _make_controllers(self, cloud: CloudTPU | None) -> dict[str, Controller]:
+        """Make the controllers, by the kind that each reconciles. A new kind gets its controller here."""
+        jobs = make_job_controller(
             cluster=self._cluster,
             cache=self._cache,
             reports=self._reports,
+            directives=self._directives,
             settings=self._settings,
             metrics=self._metrics,
             ca_pem=lambda: self._certificate.ca_pem,
             acting=lambda: self._lease.held,
         )
+        controllers: list[Controller] = [jobs]
+        if cloud is not None:
+            resources = make_queued_resource_controller(
+                cluster=self._cluster,
+                cache=self._cache,
+                cloud=cloud,
+                settings=CloudSettings.from_settings(self._settings),
+                metrics=self._metrics,
+                identity=self._settings.identity,
+                acting=lambda: self._lease.held,
+            )
+            controllers.append(resources)
+        return {controller.resource.kind: controller for controller in controllers}
 
-    async def _reconcile_jobs(self, reconciler: Reconciler) -> None:
+    async def _reconcile_objects(self, controllers: Mapping[str, Controller]) -> None:
         await self._synced.wait()
-        _log.info("all kinds are listed", extra={"jobs": len(list(self._cache.list_training_job_keys()))})
+        counts = {kind: len(self._cache.list_keys(kind)) for kind in controllers}
+        _log.info("all kinds are listed", extra=counts)
+        reconciler = Reconciler(controllers=controllers, cache=self._cache, metrics=self._metrics)
         await self._queue.run(self._settings.workers, reconciler.reconcile)
 
-    async def _resync_jobs(self) -> None:
-        """Forget objects that are gone unnoticed, then queue every job, spread over the period. Run until cancelled."""
+    async def _resync_objects(self, controllers: Mapping[str, Controller]) -> None:
+        """Forget what is gone unnoticed, then queue every object, spread over the period. Run until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(self._settings.resync_s):
@@ -156,7 +188,7 @@ class Operator:
             except TimeoutError:
                 _log.debug("resync")
             await self._sweep()
-            for key in self._cache.list_training_job_keys():
+            for key in (key for kind in controllers for key in self._cache.list_keys(kind)):
                 self._queue.add_after(key, random.uniform(0, self._settings.resync_s / 2))  # noqa: S311  # no secret
 
     async def _sweep_after_relists(self) -> None:
@@ -168,16 +200,25 @@ class Operator:
                 self._relisted.set()
 
     async def _sweep(self) -> bool:
-        try:
-            concerned = await forget_deleted_objects(self._cluster, self._cache)
-        except ApiError as error:
-            _log.warning("cannot look for objects that are gone", extra={"error": str(error)})
-            return False
-        for key in concerned:
-            self._queue.add(key)
-        return True
+        """Forget what is gone of each kind. Return False if one can't be listed now."""
+        complete = True
+        for kind in self._kinds:
+            try:
+                concerned = await forget_deleted_objects(self._cluster, self._cache, kind)
+            except ApiError as error:
+                extra = {"kind": kind.resource.kind, "error": str(error)}
+                _log.warning("cannot look for objects that are gone", extra=extra)
+                complete = False
+                continue
+            for key in concerned:
+                self._queue.add(key)
+        return complete
 
-    def _enqueue(self, key: JobKey, delay_s: float) -> None:
+    def _count_due(self) -> dict[str, int]:
+        counts = Counter(key.kind for key in self._queue.list_due())
+        return {kind.resource.kind: counts[kind.resource.kind] for kind in self._kinds if kind.reconciled}
+
+    def _enqueue(self, key: ObjectKey, delay_s: float) -> None:
         if delay_s > 0:
             self._queue.add_after(key, delay_s)
         else:
@@ -188,7 +229,7 @@ class Operator:
             cache=self._cache,
             metrics=self._metrics,
             acting=lambda: self._lease.held,
-            queue_length=lambda: len(self._queue),
+            queue_lengths=self._count_due,
         )
         await self._servers.start(app, host=self._settings.endpoint_host, port=self._settings.health_port)
 
@@ -199,7 +240,7 @@ class Operator:
             reports=self._reports,
             enqueue=self._queue.add,
             acting=lambda: self._lease.held and self._synced.is_set(),
-            report_interval_s=self._settings.report_interval_s,
+            directives=self._directives,
             metrics=self._metrics,
         )
         host, port = self._settings.endpoint_host, self._settings.endpoint_port

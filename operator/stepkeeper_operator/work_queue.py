@@ -62,6 +62,10 @@ class WorkQueue(Generic[K]):
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def list_due(self) -> tuple[K, ...]:
+        """List the keys that are due and that no worker has taken yet."""
+        return tuple(self._waiting)
+
     async def run(self, n_workers: int, work: Callable[[K], Awaitable[float | None]]) -> None:
         """Work until cancelled. `work` returns in how many seconds the key is due again, or None.
 

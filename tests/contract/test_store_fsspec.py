@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from datetime import UTC, datetime
 from typing import Any
 
 import fsspec
@@ -146,6 +147,8 @@ def store_on(filesystem: AbstractFileSystem, *, root: str = "checkpoints/run", *
 
 
 class TestBucketStore(StoreContract):
+    tells_times = False
+
     @pytest.fixture
     def objects(self) -> dict[str, bytes]:
         return {"checkpoints/run-of-another/x": b"not ours"}
@@ -348,6 +351,30 @@ def test_no_bucket_is_made() -> None:
     filesystem.buckets.clear()
     with pytest.raises(StorageError, match="there is no such bucket"):
         store_on(filesystem).write("x", [b"1"])
+
+
+@pytest.mark.parametrize(
+    ("info", "time_unix_s"),
+    [
+        pytest.param({"LastModified": datetime(2026, 1, 2, tzinfo=UTC)}, 1767312000.0, id="S3"),
+        pytest.param({"last_modified": datetime(2026, 1, 2, tzinfo=UTC)}, 1767312000.0, id="Azure"),
+        pytest.param({"mtime": "2026-01-02T00:00:00.500Z"}, 1767312000.5, id="text, as RFC 3339 has it"),
+        pytest.param({"created": datetime(2026, 1, 2)}, 1767312000.0, id="without a zone: UTC"),  # noqa: DTZ001
+        pytest.param({"mtime": 12.5, "created": 99.0}, 12.5, id="a local folder"),
+        pytest.param({"mtime": 1767312000000}, None, id="milliseconds are no seconds"),
+        pytest.param({"mtime": "yesterday"}, None, id="text that is no time"),
+        pytest.param({"mtime": b"1"}, None, id="something else"),
+        pytest.param({}, None, id="nothing"),
+    ],
+)
+def test_the_time_of_an_object_is_what_its_file_system_says(
+    monkeypatch: pytest.MonkeyPatch, info: dict[str, Any], time_unix_s: float | None
+) -> None:
+    filesystem = BucketFileSystem({})
+    listed = {"checkpoints/run/x": {"name": "checkpoints/run/x", "size": 1, "type": "file", **info}}
+    monkeypatch.setattr(filesystem, "find", lambda *_, **__: listed)
+    (stat,) = store_on(filesystem).list("")
+    assert stat.time_unix_s == time_unix_s
 
 
 def test_a_scheme_that_fsspec_knows_is_opened_without_listing_caches() -> None:

@@ -9,6 +9,8 @@ import pytest
 from stepcluster import lifecycle, state
 from stepcluster.api import Cluster, cluster_up
 from stepcluster.product import install_operator
+from stepcluster.vms.tpu_cloud import chart_values, put_join_secret, tpu_cloud_beside
+from tpuapi.remote import RemoteTpu
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,6 +49,21 @@ def operator(cluster: Cluster) -> Cluster:
 def trainer_image(cluster: Cluster) -> str:
     """Name of the image of examples/text_lm, which is on the TPU nodes."""
     return cluster.load_trainer_image(ROOT / "examples" / "text_lm")
+
+
+@pytest.fixture(scope="module")
+def tpu_cloud(cluster: Cluster) -> Iterator[RemoteTpu]:
+    """A Cloud TPU API that the operator asks, whose first two cloud nodes are machines that join the cluster.
+
+    The startup script is in Secret `join-cluster` of namespace default.
+    """
+    with tpu_cloud_beside(cluster) as remote:
+        put_join_secret(cluster)
+        install_operator(cluster, more=chart_values(remote), reportIntervalSeconds=2)
+        yield remote
+        # Nobody could delete their machines later: the service goes.
+        cluster.kubectl("delete", "queuedresources", "--all", "--all-namespaces", "--timeout=100s")
+        install_operator(cluster, reportIntervalSeconds=2)
 
 
 def _stop_abandoned() -> None:

@@ -22,31 +22,60 @@ class Cluster(Protocol):
     def kubectl(self, *args: str) -> str: ...
 
 
-def render() -> str:
+CLOUD_TPU = (
+    "--set",
+    "cloudTPU.enabled=true,cloudTPU.credentialsSecret=key",
+    "--set",
+    "cloudTPU.startupScriptSecrets[0].namespace=default,cloudTPU.startupScriptSecrets[0].name=join",
+)
+
+
+def render(*options: str) -> str:
     chart = ROOT / "charts/stepkeeper"
     helm = binaries.ensure()["helm"]
-    return run([helm, "template", "chart-rbac", chart, "-n", NAMESPACE, "--kube-version", "1.36.3"])
+    return run([helm, "template", "chart-rbac", chart, "-n", NAMESPACE, "--kube-version", "1.36.3", *options])
+
+
+def install_roles(cluster: Cluster, folder: Path, *options: str) -> Iterator[Cluster]:
+    """Install the chart's roles without its Deployment, and delete them."""
+    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+    file = folder / "roles.yaml"
+    roles = [
+        document
+        for document in yaml.safe_load_all(render(*options))
+        if document and document["kind"] in kinds
+    ]
+    file.write_text(yaml.safe_dump_all(roles))
+    cluster.kubectl("apply", "-f", str(file))
+    yield cluster
+    cluster.kubectl("delete", "--ignore-not-found", "-f", str(file))
 
 
 @pytest.fixture(scope="module")
-def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """The chart's roles without its Deployment."""
-    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
-    file = tmp_path_factory.mktemp("chart") / "roles.yaml"
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-    roles = [document for document in yaml.safe_load_all(render()) if document and document["kind"] in kinds]
-    file.write_text(yaml.safe_dump_all([namespace, *roles]))
+def namespace(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The namespace of the release, and the kinds that its roles are about."""
+    file = tmp_path_factory.mktemp("chart") / "namespace.yaml"
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    file.write_text(yaml.safe_dump(body))
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
     cluster.kubectl("apply", "-f", str(file))
     yield cluster
     cluster.kubectl("delete", "-f", str(file), "--wait=false")
 
 
-def test_the_api_server_takes_every_object_of_the_chart(installed: Cluster, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def installed(namespace: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    yield from install_roles(namespace, tmp_path_factory.mktemp("chart"))
+
+
+@pytest.mark.parametrize("options", [(), CLOUD_TPU], ids=["jobs alone", "with Cloud TPU"])
+def test_the_api_server_takes_every_object_of_the_chart(
+    installed: Cluster, tmp_path: Path, options: tuple[str, ...]
+) -> None:
     file = tmp_path / "chart.yaml"
-    file.write_text(render())
+    file.write_text(render(*options))
     answers = installed.kubectl("apply", "--dry-run=server", "-f", str(file)).splitlines()
-    assert len(answers) == render().count("\nkind: ")
+    assert len(answers) == render(*options).count("\nkind: ")
 
 
 def can(cluster: Cluster, namespace: str, request_line: str) -> bool:
@@ -94,6 +123,11 @@ def test_the_operator_may_do_its_work_in_any_namespace(installed: Cluster, reque
         "create jobs.batch",
         "create serviceaccounts --subresource=token",
         "impersonate users",
+        "watch qr.stepkeeper.dev",
+        "patch nodes --all-namespaces",
+        "delete nodes --all-namespaces",
+        "create pods --subresource=eviction",
+        "get namespaces/kube-system --all-namespaces",
     ],
 )
 def test_the_operator_may_do_nothing_else_there(installed: Cluster, request_line: str) -> None:
@@ -114,3 +148,34 @@ def test_at_home_the_operator_has_its_certificate_and_its_lease(
     installed: Cluster, request_line: str, *, allowed: bool
 ) -> None:
     assert can(installed, NAMESPACE, request_line) is allowed
+
+
+@pytest.fixture(scope="module")
+def with_cloud(namespace: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The roles of a release with Cloud TPU. It comes after the tests of one without."""
+    yield from install_roles(namespace, tmp_path_factory.mktemp("chart"), *CLOUD_TPU)
+
+
+@pytest.mark.parametrize(
+    ("request_line", "allowed"),
+    [
+        ("watch qr.stepkeeper.dev", True),
+        ("patch qr.stepkeeper.dev", True),
+        ("patch qr.stepkeeper.dev --subresource=status", True),
+        ("create qr.stepkeeper.dev", False),
+        ("delete qr.stepkeeper.dev", False),
+        ("patch nodes --all-namespaces", True),
+        ("delete nodes --all-namespaces", True),
+        ("create nodes --all-namespaces", False),
+        ("create pods --subresource=eviction", True),
+        ("get namespaces/kube-system --all-namespaces", True),
+        ("get namespaces/default --all-namespaces", False),
+        ("get secrets/join", True),
+        ("get secrets/another", False),
+        ("list secrets", False),
+    ],
+)
+def test_with_cloud_tpu_the_operator_may_do_its_work_and_read_the_named_secrets(
+    with_cloud: Cluster, request_line: str, *, allowed: bool
+) -> None:
+    assert can(with_cloud, "default", request_line) is allowed

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,18 +17,22 @@ from stepkeeper_operator.crds.pod_template import pod_template_schema, trim_pod_
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "tests/data/crd"
-CRD = "checkpointedtrainingjobs.stepkeeper.dev"
+QUEUED_RESOURCES = MANIFESTS / "queuedresources"
+CRDS = ("checkpointedtrainingjobs.stepkeeper.dev", "queuedresources.stepkeeper.dev")
 BINDINGS = "validatingadmissionpolicybindings"
 REMOVE = '[{"op": "remove", "path": "/spec/checkpoint/every"}]'
 UNKNOWN_FIELD = MANIFESTS / "refused/unknown-field.yaml"
+UNKNOWN_FIELDS = (UNKNOWN_FIELD, QUEUED_RESOURCES / "refused/unknown-field.yaml")
 
 
 @pytest.fixture(scope="module")
 def kubectl(cluster: Cluster) -> Cluster:
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
-    cluster.wait_established(CRD)
+    for crd in CRDS:
+        cluster.wait_established(crd)
     # A policy is in force some moments after it was made.
-    wait_until(lambda: "denied request" in refusal(cluster, UNKNOWN_FIELD), "the policy", timeout_s=60)
+    for path in UNKNOWN_FIELDS:
+        wait_until(partial(denied, cluster, path), "the policy", timeout_s=60)
     return cluster
 
 
@@ -40,20 +45,65 @@ def refusal(cluster: Cluster, path: Path, *options: str) -> str:
     return ""
 
 
+def denied(cluster: Cluster, path: Path) -> bool:
+    """Return True if an admission policy refuses the manifest."""
+    return "denied request" in refusal(cluster, path)
+
+
 def manifests(folder: str) -> list[Path]:
-    return sorted((MANIFESTS / folder).glob("*.yaml"))
+    """List the manifests of both kinds in the folders of that name."""
+    return [path for kind in (MANIFESTS, QUEUED_RESOURCES) for path in sorted((kind / folder).glob("*.yaml"))]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(MANIFESTS).with_suffix(""))
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("path", manifests("accepted"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", manifests("accepted"), ids=name_of)
 def test_a_right_manifest_is_accepted(kubectl: Cluster, path: Path) -> None:
     assert "created (server dry run)" in kubectl.kubectl("apply", "--dry-run=server", "-f", str(path))
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("path", manifests("refused"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", manifests("refused"), ids=name_of)
 def test_a_wrong_manifest_is_refused_with_words_that_help(kubectl: Cluster, path: Path) -> None:
     assert path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ") in refusal(kubectl, path)
+
+
+def change(cluster: Cluster, path: Path) -> str:
+    """Make the manifest's first object, and ask for it to become the second. Return the answer."""
+    before, after = path.read_text(encoding="utf-8").split("---\n")
+    cluster.kubectl("create", "-f", "-", stdin=before)
+    try:
+        return cluster.kubectl("replace", "--dry-run=server", "-f", "-", stdin=after)
+    except CommandError as error:
+        return str(error)
+    finally:
+        cluster.kubectl("delete", "-f", "-", "--timeout=30s", stdin=before)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("path", manifests("changes-accepted"), ids=name_of)
+def test_a_change_that_can_be_made_is_accepted(kubectl: Cluster, path: Path) -> None:
+    assert "replaced (server dry run)" in change(kubectl, path)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("path", manifests("changes-refused"), ids=name_of)
+def test_a_change_that_can_not_be_made_is_refused_with_what_to_do(kubectl: Cluster, path: Path) -> None:
+    assert path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ") in change(kubectl, path)
+
+
+@pytest.mark.cluster
+def test_what_is_being_deleted_can_lose_its_finalizer_whatever_its_spec(kubectl: Cluster) -> None:
+    """Rules that came after an object must not keep it: only what changes is checked."""
+    path = QUEUED_RESOURCES / "accepted/minimal.yaml"
+    kubectl.kubectl("apply", "-f", str(path))
+    kubectl.kubectl("patch", "qr", "v5e", "--type=merge", "-p", '{"metadata":{"finalizers":["x.dev/y"]}}')
+    kubectl.kubectl("delete", "qr", "v5e", "--wait=false")
+    kubectl.kubectl("patch", "qr", "v5e", "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
+    kubectl.kubectl("wait", "--for=delete", "qr/v5e", "--timeout=30s")
 
 
 @pytest.mark.cluster
@@ -100,6 +150,10 @@ def test_defaults_are_in_the_object_so_that_an_upgrade_changes_no_job(kubectl: C
     assert spec["checkpoint"]["retention"] == {"last": 3}
     assert spec["restarts"]["backoff"] == {"initialSeconds": 10, "maxSeconds": 600}
     assert spec["placement"]["tpu"]["provisioning"] == "OnDemand"
+    path = QUEUED_RESOURCES / "accepted/minimal.yaml"
+    spec = yaml.safe_load(kubectl.kubectl("apply", "--dry-run=server", "-o", "yaml", "-f", str(path)))["spec"]
+    assert (spec["updatePolicy"], spec["deletionPolicy"], spec["node"]["count"]) == ("Refuse", "Delete", 1)
+    assert spec["recreatePolicy"]["backoff"] == {"initialSeconds": 30, "maxSeconds": 1800}
 
 
 @pytest.mark.cluster
@@ -108,8 +162,37 @@ def test_client_side_apply_takes_the_crd_too(kubectl: Cluster) -> None:
 
 
 @pytest.mark.cluster
+def test_whoever_applies_the_crds_next_changes_nothing(kubectl: Cluster) -> None:
+    """Helm refuses to install a CRD where it would change what another client has applied."""
+    for crd in CRDS:
+        path = ROOT / f"crds/{crd}.yaml"
+        kubectl.kubectl("apply", "--server-side", "--field-manager=another", "-f", str(path))
+
+
+@pytest.mark.cluster
 def test_people_can_ask_what_a_field_means(kubectl: Cluster) -> None:
     assert "gs://bucket/prefix" in kubectl.kubectl("explain", "ctj.spec.checkpoint.uri")
+    assert "SIGTERM" in kubectl.kubectl("explain", "qr.spec.node.autocheckpointEnabled")
+
+
+@pytest.mark.cluster
+def test_a_queued_resource_is_listed_with_its_columns(kubectl: Cluster) -> None:
+    path = QUEUED_RESOURCES / "accepted/minimal.yaml"
+    kubectl.kubectl("apply", "-f", str(path))
+    try:
+        status = {
+            "state": "Active",
+            "joined": "3/4",
+            "autocheckpoint": "On",
+            "nextMaintenanceTime": "2026-12-01T00:00:00Z",
+        }
+        patch = json.dumps({"status": status})
+        kubectl.kubectl("patch", "qr", "v5e", "--subresource=status", "--type=merge", "-p", patch)
+        header, row = kubectl.kubectl("get", "qr").splitlines()
+    finally:
+        kubectl.kubectl("delete", "qr", "v5e", "--timeout=30s")
+    assert header.split() == ["NAME", "STATE", "NODES", "AUTOCKPT", "MAINTENANCE", "AGE"]
+    assert row.split()[:-1] == ["v5e", "Active", "3/4", "On", "2026-12-01T00:00:00Z"]
 
 
 def test_the_pod_template_is_that_of_the_pinned_jobset() -> None:

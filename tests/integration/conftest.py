@@ -1,14 +1,20 @@
-"""Share processes with torch, processes with torch_xla on 4 devices, and the ranks of a small world."""
+"""Share processes with torch or torch_xla, the ranks of a small world, and a Cloud TPU service with its clients."""
 
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from fork_server import TORCH, ForkedProcess, ForkServer
+
+if TYPE_CHECKING:
+    # Loading these takes a second, which only the tests that ask for them have to spend.
+    from tpuapi.clients import Clients
+    from tpuapi.fake import FakeTpu
 
 DEVICES = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
 
@@ -76,3 +82,20 @@ def launch(torch_servers: tuple[ForkServer, ForkServer]) -> Launch:
         assert codes == [0] * world_size, said
 
     return launch
+
+
+@pytest.fixture
+def tpu() -> "FakeTpu":
+    """A Cloud TPU service whose time stands still until the test steps it."""
+    from tpuapi.fake import FakeTpu
+
+    return FakeTpu()
+
+
+@pytest.fixture
+async def clients(tpu: "FakeTpu") -> AsyncIterator["Clients"]:
+    from tpuapi.clients import connected
+    from tpuapi.server import serving
+
+    async with serving(tpu) as address, connected(address) as connected_clients:
+        yield connected_clients

@@ -1,19 +1,24 @@
 """An evaluator beside a training: what it is told, and that the training's root is as it was."""
 
+import os
+import signal
+import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
+from fork_server import ForkedProcess, ForkServer
 
 import stepkeeper
 from stepkeeper import CheckpointManager
-from stepkeeper.errors import BadUriError, StorageError
+from stepkeeper.contract import ExitCode
+from stepkeeper.errors import BadUriError, RestoreError, StorageError
 from stepkeeper.log import Log
-from stepkeeper.retention.pins import list_pins
+from stepkeeper.retention.pins import list_pins, remove_pin
 from stepkeeper.storage import open_store
 from stepkeeper_planners.errors import LoadMismatchError
 
@@ -21,6 +26,9 @@ from stepkeeper_planners.errors import LoadMismatchError
 @pytest.fixture
 def uri(tmp_path: Path) -> str:
     return (tmp_path / "root").as_uri()
+
+
+LIMIT_S: Final = 60
 
 
 def open_manager(uri: str, **options: Any) -> CheckpointManager:
@@ -129,6 +137,125 @@ def test_a_store_that_gives_no_answer_is_asked_again(uri: str, monkeypatch: pyte
     monkeypatch.setattr(follower._log, "refresh", lambda: (_ for _ in ()).throw(StorageError(13, "refused")))
     with pytest.raises(StorageError, match="refused"):
         next(follower)
+
+
+READER: Final = Path(__file__).parent / "follow_reader" / "reader.py"
+
+
+@pytest.fixture
+def start_reader(torch_server: ForkServer, uri: str) -> Iterator[Callable[[str], ForkedProcess]]:
+    """Start a reader of a root with one commit, and wait until it has read that."""
+    readers: list[ForkedProcess] = []
+
+    def start(mode: str) -> ForkedProcess:
+        with open_manager(uri) as manager:
+            manager.save(1, {"w": torch.ones(8)})
+        reader = torch_server.start([READER, uri, mode], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        readers.append(reader)
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "read 1\n"
+        assert len(pinned(uri)) == (2 if mode == "reads_with_two" else 1)
+        return reader
+
+    yield start
+    for each in readers:
+        each.kill()
+        each.communicate(timeout=LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "said"),
+    [
+        ("waits_in_a_with_block", -signal.SIGTERM, ""),
+        ("waits_without_one", -signal.SIGTERM, ""),
+        ("computes_without_a_break", -signal.SIGTERM, ""),
+        ("reads_with_two", -signal.SIGTERM, ""),
+        ("has_a_handler_that_exits", 3, ""),
+        ("has_a_handler_that_closes", 0, "left the loop\n"),
+    ],
+)
+def test_who_is_told_to_stop_takes_its_pin_along(
+    start_reader: Callable[[str], ForkedProcess], uri: str, mode: str, code: int, said: str
+) -> None:
+    reader = start_reader(mode)
+    reader.send_signal(signal.SIGTERM)
+    assert reader.wait(LIMIT_S) == code
+    assert reader.stdout is not None
+    assert reader.stdout.read() == said
+    assert pinned(uri) == []
+
+
+def test_where_sigterm_is_a_notice_the_process_goes_on_to_its_own_end(
+    start_reader: Callable[[str], ForkedProcess], uri: str
+) -> None:
+    reader = start_reader("has_a_manager")
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "trains\n"
+    reader.send_signal(signal.SIGTERM)
+    said, _ = reader.communicate(timeout=LIMIT_S)
+    assert (said, reader.returncode, pinned(uri)) == ("", ExitCode.SAVED, [])
+
+
+def test_a_loop_that_an_exception_leaves_takes_its_pin_along(
+    start_reader: Callable[[str], ForkedProcess], uri: str
+) -> None:
+    assert start_reader("raises").communicate("go on\n", LIMIT_S) == ("", None)
+    assert pinned(uri) == []
+
+
+def test_a_generator_that_is_closed_takes_its_pin_along(
+    start_reader: Callable[[str], ForkedProcess], uri: str
+) -> None:
+    reader = start_reader("closes_a_generator")
+    assert reader.stdin is not None
+    assert reader.stdout is not None
+    reader.stdin.write("go on\n")
+    reader.stdin.flush()
+    assert reader.stdout.readline() == "closed\n"
+    wait_until(lambda: pinned(uri) == [])
+    assert reader.poll() is None
+
+
+def test_who_is_killed_holds_its_commit_for_a_lease_only(
+    start_reader: Callable[[str], ForkedProcess], uri: str
+) -> None:
+    reader = start_reader("waits_in_a_with_block")
+    reader.kill()
+    reader.wait(LIMIT_S)
+    root = Path(uri.removeprefix("file://"))
+    (folder,) = (root / "1").iterdir()
+
+    def start_and_save(step: int) -> None:
+        with open_manager(uri, max_to_keep=4) as manager:
+            manager.restore_latest({"w": torch.zeros(8)})
+            manager.save(step, {"w": torch.ones(8)})
+
+    for step in range(2, 7):
+        start_and_save(step)
+    assert Log(open_store(uri)).open().line[-1].step == 3
+    assert (folder.exists(), len(pinned(uri))) == (True, 1), "many commits, but in no time"
+    for step in range(3, 7):
+        # As if the training had needed an hour for each.
+        (manifest,) = (root / str(step)).glob("*/manifest.0.json")
+        os.utime(manifest, (time.time(), time.time() - 3600 * (7 - step)))
+    start_and_save(7)
+    assert (folder.exists(), pinned(uri)) == (False, [])
+
+
+def test_a_commit_whose_pin_was_lost_is_not_called_torn(uri: str) -> None:
+    """Without its pin, what is missing was deleted, and the reader is told so."""
+    with open_manager(uri, max_to_keep=1) as manager:
+        manager.save(1, state_at(1))
+        with stepkeeper.follow(uri, poll_s=0.02) as commits:
+            commit = next(commits)
+            store = open_store(uri)
+            for pin in list_pins(store):
+                remove_pin(store, pin)
+            manager.save(2, state_at(2))
+            manager.save(3, state_at(3))
+            wait_until(lambda: not (Path(commit.uri.removeprefix("file://"))).exists())
+            with pytest.raises(RestoreError, match="was deleted"):
+                commit.load(state_at(0))
 
 
 def test_what_makes_no_sense_is_refused(uri: str) -> None:

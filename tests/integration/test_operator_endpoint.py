@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from typing_extensions import override
 
 from stepkeeper.contract import Directive, Report, ReportPhase, token_audience
-from stepkeeper_operator.cache.cache import JobKey
+from stepkeeper_operator.cache.keys import ObjectKey, job_key
 from stepkeeper_operator.cluster import TOKEN_REVIEWS, Resource
 from stepkeeper_operator.endpoint import KubernetesTokens, ReportAuthenticator, ReportEndpoint, TokenPod
 from stepkeeper_operator.endpoint.certificates import make_tls
@@ -47,7 +47,7 @@ class Desk:
         self.world = world
         self.app = app
         self.client = client
-        self.enqueued: list[JobKey] = []
+        self.enqueued: list[ObjectKey] = []
         self.acting = True
 
     def token(self, pod: str | None = None, uid: str | None = None) -> str:
@@ -66,7 +66,7 @@ async def desk() -> AsyncIterator[Desk]:
     await world.run_until_settled(rounds=4)
     made: list[Desk] = []
 
-    def enqueue(key: JobKey) -> None:
+    def enqueue(key: ObjectKey) -> None:
         made[0].enqueued.append(key)
 
     endpoint = ReportEndpoint(
@@ -74,7 +74,7 @@ async def desk() -> AsyncIterator[Desk]:
         reports=world.reports,
         enqueue=enqueue,
         acting=lambda: made[0].acting,
-        report_interval_s=7,
+        directives=world.directives,
         metrics=Metrics(),
         clock=lambda: world.now,
     )
@@ -84,17 +84,27 @@ async def desk() -> AsyncIterator[Desk]:
         yield made[0]
 
 
+async def test_an_open_request_for_a_save_is_in_every_answer(desk: Desk) -> None:
+    desk.world.directives.set_save_request(desk.world.job.metadata.uid, "maintenance-7")
+    for _ in range(2):
+        _, body = await desk.post(REPORT, token=desk.token())
+        assert Directive.from_json(body).checkpoint_now == "maintenance-7"
+    desk.world.directives.set_save_request(desk.world.job.metadata.uid, None)
+    _, body = await desk.post(REPORT, token=desk.token())
+    assert Directive.from_json(body).checkpoint_now is None
+
+
 REPORT = Report(phase=ReportPhase.TRAINING, step=42).to_json()
 
 
 async def test_a_report_of_a_running_pod_is_taken_and_answered_with_a_directive(desk: Desk) -> None:
     status, body = await desk.post(REPORT, token=desk.token())
     assert status == 200
-    assert Directive.from_json(body) == Directive(report_interval_s=7)
+    assert Directive.from_json(body) == Directive(report_interval_s=10)
     last = desk.world.reports.get_report(desk.world.job.metadata.uid)
     assert last is not None
     assert (last.report.step, last.ordinal, last.received_at) == (42, (0, 0), desk.world.now)
-    assert desk.enqueued == [JobKey("default", "lm")]
+    assert desk.enqueued == [job_key("default", "lm")]
 
 
 async def test_without_a_token_nothing_is_taken(desk: Desk) -> None:
@@ -142,7 +152,7 @@ async def test_what_the_watches_have_not_brought_yet_is_asked_for(desk: Desk) ->
         desk.world.cache.record_pod(pod, deleted=True)
     for job in desk.world.cluster.list_objects("jobs"):
         desk.world.cache.record_batch_job(job, deleted=True)
-    desk.world.cache.forget_jobset(JobKey("default", "lm"))
+    desk.world.cache.forget_jobset(job_key("default", "lm"))
     status, _ = await desk.post(REPORT, token=desk.token())
     assert status == 200
 

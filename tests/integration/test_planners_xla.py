@@ -33,6 +33,21 @@ def test_every_placement_loaded_onto_every_other(run_on_devices: Callable[..., s
     run_on_devices(SCRIPTS / "matrix.py", "all", tmp_path, timeout_s=840)
 
 
+def test_a_restored_training_runs_the_programs_of_an_undisturbed_one(
+    run_on_devices: Callable[..., str], tmp_path: Path
+) -> None:
+    run_on_devices(SCRIPTS / "resuming.py", tmp_path, "few")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mesh", ["4", "2x2", "2x1x2"])
+def test_it_does_so_for_every_optimizer_and_way_of_marking(
+    run_on_devices: Callable[..., str], tmp_path: Path, mesh: str
+) -> None:
+    print(run_on_devices(SCRIPTS / "resuming.py", tmp_path, mesh, timeout_s=1700))
+
+
 def test_plain_tensors_never_load_torch_xla() -> None:
     code = (
         "import sys, torch\n"

@@ -11,6 +11,7 @@ from storage_faults.proxy import Fault, Proxy, faulty
 
 from stepcluster import binaries
 from stepkeeper.errors import (
+    DamagedEntryError,
     MissingObjectError,
     ObjectExistsError,
     StorageError,
@@ -18,6 +19,7 @@ from stepkeeper.errors import (
     UnknownOutcomeError,
 )
 from stepkeeper.log import Log
+from stepkeeper.log.tail import slot_path
 from stepkeeper.storage import gcs
 from stepkeeper.storage.gcs import GcsStore
 from stepkeeper.storage.retry import Patience
@@ -156,7 +158,7 @@ def test_credentials_that_are_not_given_for_now_are_asked_for_again(
     proxy: Proxy, make_store: Callable[..., GcsStore], monkeypatch: pytest.MonkeyPatch, for_now: bool
 ) -> None:
     def refused(*_: object, **__: object) -> None:
-        raise RefreshError("the metadata server said no", retryable=for_now)  # type: ignore[no-untyped-call]  # ships no types
+        raise RefreshError("the metadata server said no", retryable=for_now)
 
     store = make_store()
     monkeypatch.setattr(AnonymousCredentials, "before_request", refused)
@@ -184,3 +186,43 @@ def test_bytes_that_differ_from_their_checksum_are_refused(
     with pytest.raises(StorageError):
         store.write("1/x", [b"1" * size])
     assert store.list("1/") == []
+
+
+@pytest.mark.parametrize("fault", ["flipped", "halved", "emptied"])
+def test_entries_that_go_bad_on_the_way_are_read_again_over_other_connections(
+    proxy: Proxy, make_store: Callable[..., GcsStore], fault: Fault
+) -> None:
+    store = make_store()
+    log = Log(store)
+    claim = log.begin()
+    for step in range(3):
+        log.void(claim, "nothing to save", f"{step}/0-x")
+    left = {slot_path(slot): 2 for slot in range(4)}
+
+    def rule(method: str, about: str) -> Fault:
+        path = next((path for path in left if path in about and "alt=media" in about), None)
+        if path is None or not left[path]:
+            return "none"
+        left[path] -= 1
+        return fault
+
+    proxy.rule = rule
+    assert Log(make_store(), patience=IMPATIENT).open() == log.state
+    assert set(left.values()) == {0}
+    # Two bad readings of each of the four entries; the second of each over a connection that had no bad one before.
+    assert len(proxy.bad_over) == 8
+    assert all(
+        second not in proxy.bad_over[:place] for place, second in list(enumerate(proxy.bad_over))[1::2]
+    )
+
+
+def test_an_entry_that_stays_bad_is_named_with_its_root(
+    proxy: Proxy, make_store: Callable[..., GcsStore]
+) -> None:
+    store = make_store()
+    log = Log(store)
+    log.void(log.begin(), "nothing to save", "1/0-x")
+    proxy.rule = lambda method, about: "flipped" if slot_path(1) in about and "alt=media" in about else "none"
+    with pytest.raises(DamagedEntryError, match=r"slot 1 of the log of gs://.* \(read 3 times\)"):
+        Log(store, patience=IMPATIENT).open()
+    assert len(set(proxy.bad_over)) == 3

@@ -77,11 +77,17 @@ ALL = (attempt(20, 30), attempt(20, 30), reader(), collector())
 FEWER_SAVES = (attempt(20, restores=False), attempt(20, restores=False), reader(), collector())
 RETURNING = (attempt(40, 15, last=3, returns=True), attempt(50, restores=False), reader())
 LOST_RETURNING = (attempt(40, 15, last=3, restores=False, returns=True), follower(0, 16, last=3))
+SLOW = (attempt(20, 30, 40, restores=False), reader(renews=1))
+SLOWER = (attempt(20, 30, 40, 50, 60, restores=False), reader(renews=2), collector())
+LEASE_TOLD = READ_TOLD | {"committed", "renewed", "lost", "away"}
 LAGGING = (attempt(20, 30, restores=False, lags=True), reader())
 LAGGING_LONGER = (attempt(20, 30, 40, restores=False, lags=True), reader())
 GOING_BACK = (attempt(25, 35, rewinds=True), attempt(40), reader())
 REMOVING = (attempt(40, last=3), remover(10), reader(oldest=True))
 REMOVING_TOLD = READ_TOLD | {"committed", "removed", "kept", "fenced"}
+FORGETTING = (attempt(15, 5, 40, forgets=True), attempt(20))
+FORGETTING_TOLD = frozenset({"forgot", "followed", "committed", "fenced"})
+LOST_FORGETTING = (attempt(5, forgets=True), follower(0, 6, forgets=True))
 CONDEMNING = (attempt(20, quarantines=True), attempt(20, quarantines=True))
 
 QUICK = {
@@ -102,6 +108,10 @@ QUICK = {
     "a-reader-and-a-deletion": Scenario(processes=READ, told=READ_TOLD),
     "a-reader-a-deletion-and-a-fault": Scenario(
         processes=READ, faults=1, switches=2, told=READ_TOLD, sent=WRITTEN | {"commit", "delete", "pin"}
+    ),
+    "a-slow-reader-that-renews": Scenario(processes=SLOW, switches=3, told=LEASE_TOLD),
+    "a-reader-that-stops": Scenario(
+        processes=SLOW, switches=2, crashes=(1,), told=frozenset({"committed", "held"})
     ),
     "a-lost-companion": Scenario(processes=LOST[:2], faults=1, crashes=(0,), told=LOST_TOLD - {"fenced"}),
     "a-lost-companion-and-a-start": Scenario(processes=LOST, switches=1, crashes=(0,), told=LOST_TOLD),
@@ -128,6 +138,21 @@ QUICK = {
         crashes=(0,),
         told=LOST_TOLD - {"fenced"} | {"followed"},
     ),
+    "a-process-that-restored-nothing": Scenario(
+        processes=FORGETTING, before=BRANCHES, switches=2, told=FORGETTING_TOLD
+    ),
+    "a-process-that-restored-nothing-and-a-fault": Scenario(
+        processes=[attempt(40, 15, 35, last=3, forgets=True)],
+        before=BRANCHES,
+        faults=1,
+        told=FORGETTING_TOLD - {"fenced"} | {"voided"},
+    ),
+    "a-companion-lost-while-a-branch-begins": Scenario(
+        processes=LOST_FORGETTING,
+        faults=1,
+        crashes=(0,),
+        told=LOST_TOLD - {"fenced"} | {"forgot", "followed"},
+    ),
     "saves-before-what-comes-after-commits": Scenario(processes=LAGGING, switches=1, told=READ_TOLD),
     "saves-before-what-comes-after-commits-and-a-fault": Scenario(
         processes=LAGGING[:1], faults=1, told=frozenset({"committed", "voided"})
@@ -143,6 +168,8 @@ LONG = {
     ),
     "a-reader-a-deletion-and-a-fault": Scenario(processes=READ, faults=1, told=READ_TOLD),
     "a-reader-a-deletion-and-two-faults": Scenario(processes=READ, faults=2, switches=2, told=READ_TOLD),
+    "a-slow-reader-that-renews": Scenario(processes=SLOW, switches=5, told=LEASE_TOLD),
+    "a-slow-reader-that-renews-twice": Scenario(processes=SLOWER, switches=3, told=LEASE_TOLD),
     "a-lost-companion": Scenario(processes=LOST, faults=1, switches=1, crashes=(0,), told=LOST_TOLD),
     "three-attempts": Scenario(processes=[attempt(20, restores=False)] * 3, switches=3, told=TWO_TOLD),
     "going-back": Scenario(
@@ -161,6 +188,22 @@ LONG = {
     "saves-before-what-comes-after-commits": Scenario(processes=LAGGING_LONGER, switches=2, told=READ_TOLD),
     "saves-before-what-comes-after-commits-and-a-fault": Scenario(
         processes=LAGGING_LONGER[:1], faults=1, told=frozenset({"committed", "voided"})
+    ),
+    "processes-that-restored-nothing": Scenario(
+        processes=[*FORGETTING, attempt(5, 8, forgets=True)],
+        before=BRANCHES,
+        switches=2,
+        told=FORGETTING_TOLD,
+    ),
+    "a-process-that-restored-nothing-and-a-fault": Scenario(
+        processes=FORGETTING, before=BRANCHES, faults=1, switches=1, told=FORGETTING_TOLD | {"voided"}
+    ),
+    "a-companion-lost-while-a-branch-begins": Scenario(
+        processes=[*LOST_FORGETTING, attempt(50, restores=False)],
+        before=BRANCHES,
+        switches=2,
+        crashes=(0,),
+        told=LOST_TOLD | {"forgot", "followed"},
     ),
     "condemned-commits": Scenario(processes=CONDEMNING, before=BRANCHES, faults=1, switches=1, told=TWO_TOLD),
     "a-removal-and-a-fault": Scenario(
@@ -196,11 +239,12 @@ CROWD = Scenario(
         collector(),
         remover(20),
         attempt(60, 70, quarantines=True),
+        attempt(55, 5, 25, last=2, forgets=True),
     ],
     before=BRANCHES,
     faults=6,
     crashes=(0,),
-    told=TWO_TOLD | READ_TOLD | {"voided", "kept"},
+    told=TWO_TOLD | READ_TOLD | {"voided", "kept", "forgot"},
 )
 
 

@@ -25,3 +25,12 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
+
+{{/* Names of the Secrets with startup scripts, as JSON: {"namespace": ["name", …]}. */}}
+{{- define "stepkeeper.startupScripts" -}}
+{{- $found := dict -}}
+{{- range .Values.cloudTPU.startupScriptSecrets -}}
+{{- $_ := set $found .namespace (append (get $found .namespace | default list) .name | uniq) -}}
+{{- end -}}
+{{- toJson $found -}}
+{{- end -}}

@@ -7,6 +7,8 @@ from typing import Final
 
 __all__ = [
     "ACCELERATORS",
+    "SHAPES_OF_TWO_SIDES",
+    "SMALL_SHAPES_OF_THREE_SIDES",
     "Accelerator",
     "AcceleratorFacts",
     "choose_chips_per_host",
@@ -45,6 +47,12 @@ ACCELERATORS: Final = {
     Accelerator.V7X: AcceleratorFacts(node_label="tpu7x", dimensions=3, host_sizes=(1, 4)),
 }
 """Source: the machine types in GKE's TPU documentation and in the code of xpk and tpu-provisioner."""
+
+SHAPES_OF_TWO_SIDES: Final = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+"""The topologies of v5e and v6e."""
+
+SMALL_SHAPES_OF_THREE_SIDES: Final = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
+"""The topologies of v4 and later ones with three sides that aren't made of whole cubes of 4x4x4."""
 
 _USUAL_HOST: Final = 4
 

@@ -45,9 +45,13 @@ class SpecPart(ApiModel):
         """Yield the paths, relative to this part, of the fields that this version doesn't know."""
         yield from self.model_extra or ()
         for name, field in type(self).model_fields.items():
-            part = getattr(self, name)
-            if isinstance(part, SpecPart):
-                yield from (f"{field.alias or name}.{path}" for path in part.unknown_fields())
+            value, alias = getattr(self, name), field.alias or name
+            if isinstance(value, SpecPart):
+                yield from (f"{alias}.{path}" for path in value.unknown_fields())
+            elif isinstance(value, tuple):
+                for index, item in enumerate(value):
+                    if isinstance(item, SpecPart):
+                        yield from (f"{alias}[{index}].{path}" for path in item.unknown_fields())
 
 
 class StatusPart(ApiModel):

@@ -8,7 +8,9 @@ from stepkeeper.contract import CONTAINER_NAME, ExitCode
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.build.objects import job_labels, owner_reference
 from stepkeeper_operator.build.pod import build_pod_template
+from stepkeeper_operator.facts import QueuedMachines
 from stepkeeper_operator.labels import (
+    CLOUD_NODE_LABEL,
     HANG_CONDITION,
     JOBSET_NUMBER_LABEL,
     TEMPLATE_HASH_ANNOTATION,
@@ -36,13 +38,27 @@ _MAX_IN_PLACE_FAILURES: Final = 2
 
 _QUEUE_LABELS: Final = "kueue.x-k8s.io/"
 
+_EXCLUSIVE_TOPOLOGY: Final = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+"""JobSet's annotation: one of its Jobs for each value of this node label."""
+
 
 def build_jobset(
-    job: CheckpointedTrainingJob, *, number: int, failures_left: int, unreachable_s: int
+    job: CheckpointedTrainingJob,
+    *,
+    number: int,
+    failures_left: int,
+    unreachable_s: int,
+    machines: QueuedMachines | None = None,
 ) -> dict[str, Any]:
     """Build the manifest of the job's JobSet with that number.
 
-    `failures_left` is how many restarts after failures are still allowed.
+    Args:
+        job: The job.
+        number: JobSets that the job had before.
+        failures_left: Restarts after failures that are still allowed.
+        unreachable_s: Seconds that a pod stays on an unreachable node.
+        machines: The QueuedResource that the job names, if it names one.
+
     """
     placement = job.spec.placement
     labels = job_labels(job) | {JOBSET_NUMBER_LABEL: str(number)}
@@ -54,7 +70,7 @@ def build_jobset(
         "backoffLimit": 0,
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {"rules": _job_rules(job)},
-        "template": build_pod_template(job, number=number, unreachable_s=unreachable_s),
+        "template": build_pod_template(job, number=number, unreachable_s=unreachable_s, machines=machines),
     }
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -63,7 +79,7 @@ def build_jobset(
             "name": job.metadata.name,
             "namespace": job.metadata.namespace,
             "labels": queue | labels,
-            "annotations": {TEMPLATE_HASH_ANNOTATION: template_hash(job)},
+            "annotations": {TEMPLATE_HASH_ANNOTATION: template_hash(job, machines), **_spread(machines)},
             "ownerReferences": [owner_reference(job)],
         },
         "spec": {
@@ -85,11 +101,22 @@ def build_jobset(
     }
 
 
-def template_hash(job: CheckpointedTrainingJob) -> str:
-    """Digest the user's template and placement, without what the operator adds: its upgrade restarts no job."""
-    placement = job.spec.placement.to_raw()
-    text = json.dumps([job.spec.template, placement], sort_keys=True, separators=(",", ":"))
+def template_hash(job: CheckpointedTrainingJob, machines: QueuedMachines | None = None) -> str:
+    """Digest the user's template and placement, without what the operator adds: its upgrade restarts no job.
+
+    Of a QueuedResource only what pods are built from counts.
+    """
+    parts: list[Any] = [job.spec.template, job.spec.placement.to_raw()]
+    if machines is not None:
+        parts.append([machines.autocheckpoint, machines.spot, machines.n_nodes])
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _spread(machines: QueuedMachines | None) -> dict[str, str]:
+    """Keep the pods of each slice of the job on one slice of the machines, where there are several."""
+    several = machines is not None and machines.n_nodes > 1
+    return {_EXCLUSIVE_TOPOLOGY: CLOUD_NODE_LABEL} if several else {}
 
 
 def _fatal_codes(job: CheckpointedTrainingJob) -> list[int]:

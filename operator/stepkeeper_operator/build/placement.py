@@ -7,6 +7,8 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import PlacementSpec, Provisio
 from stepkeeper_operator.labels import (
     ACCELERATOR_LABEL,
     NOT_READY_TAINT,
+    QUEUED_RESOURCE_LABEL,
+    QUEUED_RESOURCE_NAMESPACE_LABEL,
     SPOT_LABEL,
     TOPOLOGY_LABEL,
     TPU_RESOURCE,
@@ -25,11 +27,16 @@ def on_spot(placement: PlacementSpec) -> bool:
     return placement.tpu is not None and placement.tpu.provisioning is Provisioning.SPOT
 
 
-def node_selector(placement: PlacementSpec) -> dict[str, str]:
-    """Return the labels of the nodes that fit the placement."""
+def node_selector(placement: PlacementSpec, *, namespace: str) -> dict[str, str]:
+    """Return the labels of the nodes that fit the placement of a job in that namespace."""
     tpu = placement.tpu
     if tpu is None:
         return {}
+    if tpu.queued_resource_name is not None:
+        return {
+            QUEUED_RESOURCE_LABEL: tpu.queued_resource_name,
+            QUEUED_RESOURCE_NAMESPACE_LABEL: namespace,
+        }
     selector = {
         ACCELERATOR_LABEL: ACCELERATORS[tpu.accelerator].node_label,
         TOPOLOGY_LABEL: tpu.topology,

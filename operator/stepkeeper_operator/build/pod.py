@@ -16,6 +16,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.build.config_map import config_map_name
 from stepkeeper_operator.build.objects import job_labels
 from stepkeeper_operator.build.placement import SPOT_GRACE_S, node_selector, on_spot, tolerations
+from stepkeeper_operator.facts import QueuedMachines
 from stepkeeper_operator.labels import (
     COMPLETION_INDEX_LABEL,
     JOB_INDEX_LABEL,
@@ -44,16 +45,18 @@ _FIELD_PATHS: Final = {
 """Fields of Identity that differ by pod. The downward API fills them."""
 
 
-def build_pod_template(job: CheckpointedTrainingJob, *, number: int, unreachable_s: int) -> dict[str, Any]:
-    """Build the pod template of the JobSet with that number."""
+def build_pod_template(
+    job: CheckpointedTrainingJob, *, number: int, unreachable_s: int, machines: QueuedMachines | None
+) -> dict[str, Any]:
+    """Build the pod template of the JobSet with that number. `machines`: the QueuedResource that the job names."""
     template = copy.deepcopy(job.spec.template)
     meta = template.setdefault("metadata", {})
     meta["labels"] = (meta.get("labels") or {}) | job_labels(job) | {JOBSET_NUMBER_LABEL: str(number)}
     spec = template["spec"]
     placement = job.spec.placement
     spec["restartPolicy"] = "Never"
-    spec.setdefault("terminationGracePeriodSeconds", _DEFAULT_GRACE_S)
-    if selector := node_selector(placement):
+    spec.setdefault("terminationGracePeriodSeconds", _default_grace_s(machines))
+    if selector := node_selector(placement, namespace=job.metadata.namespace):
         spec["nodeSelector"] = (spec.get("nodeSelector") or {}) | selector
     spec["tolerations"] = tolerations(
         placement,
@@ -63,7 +66,12 @@ def build_pod_template(job: CheckpointedTrainingJob, *, number: int, unreachable
     )
     spec["volumes"] = [*(spec.get("volumes") or []), *_volumes(job)]
     spec["containers"] = [
-        _trainer(job, container, number=number, template_grace_s=spec["terminationGracePeriodSeconds"])
+        _trainer(
+            job,
+            container,
+            number=number,
+            grace_s=_count_on(spec["terminationGracePeriodSeconds"], job, machines),
+        )
         if container["name"] == CONTAINER_NAME
         else container
         for container in spec["containers"]
@@ -77,9 +85,8 @@ def coordinator_name(job_name: str) -> str:
 
 
 def _trainer(
-    job: CheckpointedTrainingJob, container: dict[str, Any], *, number: int, template_grace_s: int
+    job: CheckpointedTrainingJob, container: dict[str, Any], *, number: int, grace_s: int
 ) -> dict[str, Any]:
-    grace_s = min(SPOT_GRACE_S, template_grace_s) if on_spot(job.spec.placement) else template_grace_s
     trainer = copy.deepcopy(container)
     trainer["env"] = [*(trainer.get("env") or []), *_identity(job, number=number, grace_s=grace_s)]
     trainer["volumeMounts"] = [
@@ -98,6 +105,17 @@ def _trainer(
             kind: (resources.get(kind) or {}) | tpu for kind in ("limits", "requests")
         }
     return trainer
+
+
+def _default_grace_s(machines: QueuedMachines | None) -> int:
+    known_s = None if machines is None else machines.grace_s
+    return _DEFAULT_GRACE_S if known_s is None else known_s
+
+
+def _count_on(template_grace_s: int, job: CheckpointedTrainingJob, machines: QueuedMachines | None) -> int:
+    """Return the seconds that a trainer can count on at its end, whatever the template says."""
+    spot = on_spot(job.spec.placement) or (machines is not None and machines.spot)
+    return min(SPOT_GRACE_S, template_grace_s) if spot else template_grace_s
 
 
 def _identity(job: CheckpointedTrainingJob, *, number: int, grace_s: int) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Send requests to the API server without generated models: objects stay JSON."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,8 +10,14 @@ import aiohttp
 from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio import config as kubernetes_config
 
-from stepkeeper_operator.cluster.resources import Resource
-from stepkeeper_operator.errors import ApiError, api_error
+from stepkeeper_operator.cluster.resources import NODES, PODS, Resource
+from stepkeeper_operator.errors import (
+    ApiError,
+    ConflictError,
+    EvictionBlockedError,
+    InvalidObjectError,
+    api_error,
+)
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.labels import FIELD_OWNER
 
@@ -19,6 +26,7 @@ __all__ = ["Cluster", "KubernetesCluster", "connect"]
 _TIMEOUT_S = 15
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _APPLY = "application/apply-patch+yaml"
+_MERGE = "application/merge-patch+json"
 _STRATEGIC = "application/strategic-merge-patch+json"
 
 
@@ -30,6 +38,12 @@ class Cluster(Protocol):
 
     async def list_uids(self, resource: Resource, label_selector: str) -> frozenset[str]:
         """List the uids of all objects in all namespaces that match the selector."""
+
+    async def list_all(self, resource: Resource) -> tuple[RawObject, ...]:
+        """List all objects of the kind in all namespaces."""
+
+    async def list_pods_on(self, node_name: str) -> tuple[RawObject, ...]:
+        """List all pods that are bound to the node, whoever made them."""
 
     async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
         """Create the object. Raises AlreadyExistsError."""
@@ -45,10 +59,37 @@ class Cluster(Protocol):
     async def patch_pod_status(self, namespace: str, name: str, body: RawObject) -> None:
         """Merge `body` into the status of a pod. Conditions are merged by type."""
 
+    async def set_finalizers(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        finalizers: Sequence[str],
+        *,
+        uid: str,
+        resource_version: str,
+    ) -> RawObject | None:
+        """Replace the object's finalizers. Return None if there is none with that name.
+
+        Raises ConflictError for another uid or version.
+        """
+
+    async def set_unschedulable(self, node_name: str, *, uid: str, unschedulable: bool) -> RawObject | None:
+        """Cordon or uncordon the node. Return None if there is none with that name.
+
+        Raises ConflictError if another node has its name.
+        """
+
+    async def evict_pod(self, namespace: str, name: str, *, uid: str) -> None:
+        """Evict the pod with that uid, if it still exists.
+
+        Raises ConflictError if another pod has its name, EvictionBlockedError while a PodDisruptionBudget forbids it.
+        """
+
     async def delete(
         self,
         resource: Resource,
-        namespace: str,
+        namespace: str | None,
         name: str,
         *,
         uid: str,
@@ -74,15 +115,15 @@ class KubernetesCluster:
         return await self._ask("GET", resource.path(namespace, name), none_for_404=True)
 
     async def list_uids(self, resource: Resource, label_selector: str) -> frozenset[str]:
-        uids: set[str] = set()
-        query = {"limit": "500"} | ({"labelSelector": label_selector} if label_selector else {})
-        while True:
-            page = await self._answer("GET", resource.path(), query=query, accept=_METADATA_ONLY)
-            uids |= {item["metadata"]["uid"] for item in page.get("items") or ()}
-            token = page["metadata"].get("continue")
-            if not token:
-                return frozenset(uids)
-            query |= {"continue": token}
+        query = {"labelSelector": label_selector} if label_selector else {}
+        items = await self._list(resource, query, accept=_METADATA_ONLY)
+        return frozenset(item["metadata"]["uid"] for item in items)
+
+    async def list_all(self, resource: Resource) -> tuple[RawObject, ...]:
+        return tuple(await self._list(resource, {}))
+
+    async def list_pods_on(self, node_name: str) -> tuple[RawObject, ...]:
+        return tuple(await self._list(PODS, {"fieldSelector": f"spec.nodeName={node_name}"}))
 
     async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
         return await self._answer(
@@ -105,10 +146,48 @@ class KubernetesCluster:
         query = {"fieldManager": FIELD_OWNER}
         await self._answer("PATCH", path, body=body, query=query, content_type=_STRATEGIC)
 
+    async def set_finalizers(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        finalizers: Sequence[str],
+        *,
+        uid: str,
+        resource_version: str,
+    ) -> RawObject | None:
+        meta = {"uid": uid, "resourceVersion": resource_version, "finalizers": list(finalizers)}
+        return await self._merge(resource.path(namespace, name), {"metadata": meta})
+
+    async def set_unschedulable(self, node_name: str, *, uid: str, unschedulable: bool) -> RawObject | None:
+        body = {"metadata": {"uid": uid}, "spec": {"unschedulable": unschedulable}}
+        try:
+            return await self._merge(NODES.path(None, node_name), body)
+        except InvalidObjectError as error:
+            # Of this body only the uid can be invalid: it is immutable, and a patch of another object changes it.
+            if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:
+                raise ConflictError(error.status, str(error)) from error
+            raise
+
+    async def evict_pod(self, namespace: str, name: str, *, uid: str) -> None:
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        }
+        path = PODS.path(namespace, name, "eviction")
+        try:
+            await self._ask("POST", path, body=body, none_for_404=True)
+        except ApiError as error:
+            if error.status == HTTPStatus.TOO_MANY_REQUESTS:
+                raise EvictionBlockedError(error.status, str(error)) from error
+            raise
+
     async def delete(
         self,
         resource: Resource,
-        namespace: str,
+        namespace: str | None,
         name: str,
         *,
         uid: str,
@@ -124,6 +203,23 @@ class KubernetesCluster:
         if at_once:
             options["gracePeriodSeconds"] = 0
         await self._ask("DELETE", resource.path(namespace, name), body=options, none_for_404=True)
+
+    async def _list(
+        self, resource: Resource, query: Mapping[str, str], *, accept: str = "application/json"
+    ) -> list[RawObject]:
+        items: list[RawObject] = []
+        query = {"limit": "500", **query}
+        while True:
+            page = await self._answer("GET", resource.path(), query=query, accept=accept)
+            items += page.get("items") or ()
+            token = page["metadata"].get("continue")
+            if not token:
+                return items
+            query |= {"continue": token}
+
+    async def _merge(self, path: str, body: RawObject) -> RawObject | None:
+        query = {"fieldManager": FIELD_OWNER}
+        return await self._ask("PATCH", path, body=body, query=query, content_type=_MERGE, none_for_404=True)
 
     async def _answer(self, method: str, path: str, **request: Any) -> RawObject:
         answer = await self._ask(method, path, **request)

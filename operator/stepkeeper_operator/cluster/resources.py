@@ -9,8 +9,10 @@ __all__ = [
     "EVENTS",
     "JOBSETS",
     "LEASES",
+    "NAMESPACES",
     "NODES",
     "PODS",
+    "QUEUED_RESOURCES",
     "SECRETS",
     "TOKEN_REVIEWS",
     "TRAINING_JOBS",
@@ -45,10 +47,14 @@ class Resource:
 TRAINING_JOBS: Final = Resource(
     api_version="stepkeeper.dev/v1alpha1", plural="checkpointedtrainingjobs", kind="CheckpointedTrainingJob"
 )
+QUEUED_RESOURCES: Final = Resource(
+    api_version="stepkeeper.dev/v1alpha1", plural="queuedresources", kind="QueuedResource"
+)
 JOBSETS: Final = Resource(api_version="jobset.x-k8s.io/v1alpha2", plural="jobsets", kind="JobSet")
 BATCH_JOBS: Final = Resource(api_version="batch/v1", plural="jobs", kind="Job")
 PODS: Final = Resource(api_version="v1", plural="pods", kind="Pod")
 NODES: Final = Resource(api_version="v1", plural="nodes", kind="Node")
+NAMESPACES: Final = Resource(api_version="v1", plural="namespaces", kind="Namespace")
 CONFIG_MAPS: Final = Resource(api_version="v1", plural="configmaps", kind="ConfigMap")
 SECRETS: Final = Resource(api_version="v1", plural="secrets", kind="Secret")
 EVENTS: Final = Resource(api_version="events.k8s.io/v1", plural="events", kind="Event")

@@ -1,4 +1,4 @@
-"""Write the CRD, its admission policy, the chart's copies and the page of the docs.
+"""Write the CRDs, their admission policies, the chart's copies and the pages of the docs.
 
 Run it in the root of the repository.
 """
@@ -10,23 +10,17 @@ from typing import Any, Final
 
 import yaml
 
-from stepkeeper_operator.crds.crd import training_job_crd, training_job_schema
-from stepkeeper_operator.crds.reference import training_job_reference
-from stepkeeper_operator.crds.unknown_fields import (
-    POLICY_NAME,
-    unknown_fields_manifests,
-    unknown_fields_policy,
-)
+from stepkeeper_operator.crds.crd import build_crd
+from stepkeeper_operator.crds.definition import ResourceDefinition
+from stepkeeper_operator.crds.kinds import KINDS
+from stepkeeper_operator.crds.reference import build_reference
+from stepkeeper_operator.crds.unknown_fields import unknown_fields_manifests, unknown_fields_policy
 
 _HEADER: Final = (
     "# Made by `make generate` from operator/stepkeeper_operator/api; change the types, not this file.\n"
 )
-_FOLDERS: Final = (Path("crds"), Path("charts/stepkeeper/crds"))
-_POLICY: Final = Path("crds") / f"{POLICY_NAME}.yaml"
-_POLICY_OF_CHART: Final = Path("charts/stepkeeper/files/unknown-fields.yaml")
-"""The chart renders this file as a template: Helm never upgrades what a chart has in its crds folder."""
-
-_REFERENCE: Final = Path("docs/user/job-reference.md")
+_CRDS: Final = Path("crds")
+_CHART: Final = Path("charts/stepkeeper")
 
 
 def main() -> int:
@@ -34,23 +28,31 @@ def main() -> int:
     if not Path("pyproject.toml").is_file():
         sys.stderr.write("run this in the root of the repository: it writes into crds/, charts/ and docs/\n")
         return 2
-    crd = training_job_crd()
-    for folder in _FOLDERS:
-        _write(folder / f"{crd['metadata']['name']}.yaml", _HEADER + _yaml(crd))
-    schema = training_job_schema()
-    _write(_POLICY, _HEADER + "---\n".join(map(_yaml, unknown_fields_manifests(schema))))
-    _write(_POLICY_OF_CHART, _HEADER + _yaml(unknown_fields_policy(schema)))
-    _write(_REFERENCE, training_job_reference(crd))
+    for definition in KINDS:
+        for path, text in generate(definition).items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
     return 0
+
+
+def generate(definition: ResourceDefinition) -> dict[Path, str]:
+    """Return the files of one kind, by their paths from the root of the repository."""
+    crd = build_crd(definition)
+    crd_text = _HEADER + _yaml(crd)
+    name = f"{definition.full_name}.yaml"
+    manifests = unknown_fields_manifests(definition, crd)
+    policy = unknown_fields_policy(definition, crd)
+    return {
+        _CRDS / name: crd_text,
+        _CHART / "crds" / name: crd_text,
+        _CRDS / f"{definition.policy_name}.yaml": _HEADER + "---\n".join(map(_yaml, manifests)),
+        _CHART / definition.policy_of_chart: _HEADER + _yaml(policy),
+        definition.page: build_reference(definition, crd),
+    }
 
 
 def _yaml(value: Mapping[str, Any]) -> str:
     return yaml.safe_dump(value, sort_keys=False, width=110, allow_unicode=True)
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,47 +1,55 @@
-"""Write the docs page that lists a resource's fields, from its CRD."""
+"""Write the docs page that lists the fields of a kind, from its CRD."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from stepkeeper_operator.api.v1alpha1.rules import RULES
+from stepkeeper_operator.crds.definition import ResourceDefinition
 
-__all__ = ["training_job_reference"]
-
-_OPAQUE: Final = "spec.template"
-"""A pod template. Kubernetes' own documentation describes its fields."""
+__all__ = ["build_reference"]
 
 _INTRODUCTION: Final = """\
-# CheckpointedTrainingJob
+# {kind}
 
 <!-- Made by `make generate` from operator/stepkeeper_operator/api; change the types, not this file. -->
 
-A training job that is started again from its latest committed checkpoint, whatever ends it. Short name: `ctj`.
-`kubectl explain ctj.spec --recursive` says the same as this page. A field that isn't listed is refused.
+{introduction} Short name: `{short}`.
+`kubectl explain {short}.spec --recursive` says the same as this page. A field that isn't listed is refused.
 """
 
 
-def training_job_reference(crd: Mapping[str, Any]) -> str:
+def build_reference(definition: ResourceDefinition, crd: Mapping[str, Any]) -> str:
     """Return the page in Markdown."""
     properties = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
-    parts = [_INTRODUCTION]
+    parts = [
+        _INTRODUCTION.format(
+            kind=definition.kind,
+            introduction=definition.introduction,
+            short=definition.short_names[0],
+        )
+    ]
     for name in ("spec", "status"):
         parts += [f"## {name}", "", "| Field | Type | Default | |", "| --- | --- | --- | --- |"]
-        parts += list(_rows(properties[name], name))
+        parts += list(_rows(properties[name], name, definition.opaque))
         parts.append("")
     parts += ["## Rules", "", "The API server refuses what breaks one of these, and says:", ""]
-    parts += [f"- {rule.message}" for rule in RULES]
+    parts += [f"- {_escaped(rule.message)}" for rule in definition.rules]
     return "\n".join(parts) + "\n"
 
 
-def _rows(schema: Mapping[str, Any], path: str) -> Iterator[str]:
+def _escaped(text: str) -> str:
+    """Return the text with its <placeholders> as Markdown shows them: it would take them for HTML."""
+    return text.replace("<", "&lt;")
+
+
+def _rows(schema: Mapping[str, Any], path: str, opaque: frozenset[str]) -> Iterator[str]:
     required = schema.get("required", ())
     for name, field in schema.get("properties", {}).items():
         here = f"{path}.{name}"
         default = "required" if name in required and path.startswith("spec") else _default(field)
-        yield f"| `{here}` | {_type(field)} | {default} | {field.get('description', '')} |"
-        if here != _OPAQUE:
-            yield from _rows(field, here)
-            yield from _rows(field.get("items", {}), f"{here}[]")
+        yield f"| `{here}` | {_type(field)} | {default} | {_escaped(field.get('description', ''))} |"
+        if here not in opaque:
+            yield from _rows(field, here, opaque)
+            yield from _rows(field.get("items", {}), f"{here}[]", opaque)
 
 
 def _type(field: Mapping[str, Any]) -> str:
@@ -49,6 +57,8 @@ def _type(field: Mapping[str, Any]) -> str:
         return ", ".join(f"`{value}`" for value in field["enum"])
     if field["type"] == "array":
         return f"list of {_type(field['items'])}, at most {field['maxItems']}"
+    if "additionalProperties" in field:
+        return f"map of {_type(field['additionalProperties'])}, at most {field['maxProperties']}"
     return "time" if field.get("format") == "date-time" else str(field["type"])
 
 

@@ -5,7 +5,7 @@ from typing import Any, Final, TypeAlias
 
 from pydantic import BaseModel
 
-from stepkeeper_operator.api.v1alpha1.rules import CelRule
+from stepkeeper_operator.api.cel import CelRule
 from stepkeeper_operator.errors import GenerationError
 
 __all__ = ["Schema", "add_rules", "replace_at", "structural_schema", "without_defaults"]
@@ -25,6 +25,8 @@ _KEPT_KEYWORDS: Final = (
     "maxLength",
     "minItems",
     "maxItems",
+    "minProperties",
+    "maxProperties",
     "required",
     "x-kubernetes-list-type",
     "x-kubernetes-list-map-keys",
@@ -67,6 +69,7 @@ def _convert(node: Mapping[str, Any], defs: Mapping[str, Any], path: str) -> Sch
 def _convert_object(node: Mapping[str, Any], defs: Mapping[str, Any], path: str, result: Schema) -> None:
     if isinstance(extra := node.get("additionalProperties"), Mapping):
         result["additionalProperties"] = _convert(extra, defs, f"{path}{{}}")
+    # Empty properties aren't written: the API server drops them, and whoever applies the CRD next would change it.
     if properties := node.get("properties"):
         result["properties"] = {name: _convert(p, defs, f"{path}.{name}") for name, p in properties.items()}
     if "default" in result:

@@ -10,6 +10,7 @@ from stepkeeper_operator.facts import JobSet, Pod
 from stepkeeper_operator.labels import JOB_NAME_LABEL
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.machines import find_wait
 from stepkeeper_operator.policy.next_step import Plan, should_suspend
 from stepkeeper_operator.settings import OperatorSettings
 
@@ -56,7 +57,7 @@ def derive_conditions(
     reporting, look_s = _derive_reporting(
         observed, plan.history, running=running.status is True, now=now, silence_s=settings.silence_s
     )
-    updates = [_derive_accepted(accepted, observed), running, _derive_suspended(job, observed.jobset, plan)]
+    updates = [_derive_accepted(accepted, observed), running, _derive_suspended(job, observed, plan)]
     # A restarted operator has no report yet: the judgement of the last one still stands.
     if reporting.status is not None or not _was_reported_before(job):
         updates.append(reporting)
@@ -178,11 +179,14 @@ def _find_obstacle(pods: list[Pod]) -> tuple[str, str]:
     return "Starting", ""
 
 
-def _derive_suspended(job: CheckpointedTrainingJob, jobset: JobSet | None, plan: Plan) -> ConditionUpdate:
-    kind = ConditionType.SUSPENDED
-    if plan.end is not None or not should_suspend(job, plan.history):
-        return ConditionUpdate(type=kind, status=False, reason="NotSuspended")
+def _derive_suspended(job: CheckpointedTrainingJob, observed: Observed, plan: Plan) -> ConditionUpdate:
+    kind, jobset = ConditionType.SUSPENDED, observed.jobset
     stopped = jobset is None or jobset.suspended or jobset.is_finished
+    if plan.end is not None or not should_suspend(job, plan.history):
+        wait = None if plan.end is not None else find_wait(job, observed)
+        if wait is None or not (wait.stop or jobset is None or jobset.suspend):
+            return ConditionUpdate(type=kind, status=False, reason="NotSuspended")
+        return ConditionUpdate(type=kind, status=stopped, reason=wait.reason, message=wait.message)
     if job.spec.suspend:
         text = "spec.suspend is true: set it to false to resume from the latest checkpoint"
         return ConditionUpdate(

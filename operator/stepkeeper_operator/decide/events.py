@@ -3,14 +3,14 @@
 from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, TrainingJobStatus
 from stepkeeper_operator.decide.conditions import NO_PODS
-from stepkeeper_operator.decision import JobEvent
+from stepkeeper_operator.events import ObjectEvent
 
 __all__ = ["derive_events"]
 
 _BAD_PHASES = {Phase.FAILED, Phase.RESTARTING}
 
 
-def derive_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[JobEvent, ...]:
+def derive_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
     """List the events between two statuses.
 
     There is one for each end of an attempt, corrected cause, resume, change of phase, refusal, and for
@@ -21,12 +21,13 @@ def derive_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[
         *_derive_phase_event(before, after),
         *_derive_refusal_event(before, after),
         *_derive_missing_pods_event(before, after),
+        *_derive_request_events(before, after),
     )
 
 
-def _derive_attempt_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[JobEvent, ...]:
+def _derive_attempt_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
     known = {attempt.number: attempt for attempt in before.attempts}
-    events: list[JobEvent] = []
+    events: list[ObjectEvent] = []
     for attempt in after.attempts:
         earlier = known.get(attempt.number)
         if attempt.end is not None and (earlier is None or earlier.end is None):
@@ -35,35 +36,35 @@ def _derive_attempt_events(before: TrainingJobStatus, after: TrainingJobStatus) 
             text = (
                 f"attempt {attempt.number} ended by {attempt.cause}, not {earlier.cause}: {attempt.message}"
             )
-            events.append(JobEvent(warning=False, reason="CauseCorrected", message=text))
+            events.append(ObjectEvent(warning=False, reason="CauseCorrected", message=text))
         if attempt.from_step is not None and (earlier is None or earlier.from_step is None):
             restored = after.checkpoint.restored if after.checkpoint is not None else None
             commit = "a commit" if restored is None else f"commit {restored.sequence}"
             text = f"attempt {attempt.number} resumed from {commit}, step {attempt.from_step}"
-            events.append(JobEvent(warning=False, reason="Resumed", message=text))
+            events.append(ObjectEvent(warning=False, reason="Resumed", message=text))
     return tuple(events)
 
 
-def _describe_end(attempt: Attempt) -> JobEvent:
+def _describe_end(attempt: Attempt) -> ObjectEvent:
     if attempt.cause is None:
-        return JobEvent(
+        return ObjectEvent(
             warning=False, reason="AttemptEnded", message=f"attempt {attempt.number}: {attempt.message}"
         )
     step = "" if attempt.to_step is None else f" after step {attempt.to_step}"
     text = f"attempt {attempt.number} ended{step} by {attempt.cause}: {attempt.message}"
-    return JobEvent(warning=True, reason=attempt.cause, message=text)
+    return ObjectEvent(warning=True, reason=attempt.cause, message=text)
 
 
-def _derive_phase_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[JobEvent, ...]:
+def _derive_phase_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
     if before.phase is after.phase or after.phase is None:
         return ()
     condition = _find_explaining_condition(after)
     why = "" if condition is None else f": {condition.message or condition.reason}"
     text = f"phase {before.phase or 'none'} to {after.phase}{why}"
-    return (JobEvent(warning=after.phase in _BAD_PHASES, reason=after.phase.value, message=text),)
+    return (ObjectEvent(warning=after.phase in _BAD_PHASES, reason=after.phase.value, message=text),)
 
 
-def _derive_refusal_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[JobEvent, ...]:
+def _derive_refusal_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
     earlier, now = _find_condition(before, "Accepted"), _find_condition(after, "Accepted")
     if (
         now is None
@@ -71,14 +72,28 @@ def _derive_refusal_event(before: TrainingJobStatus, after: TrainingJobStatus) -
         or (earlier is not None and earlier.message == now.message)
     ):
         return ()
-    return (JobEvent(warning=True, reason=now.reason, message=now.message),)
+    return (ObjectEvent(warning=True, reason=now.reason, message=now.message),)
 
 
-def _derive_missing_pods_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[JobEvent, ...]:
+def _derive_missing_pods_event(
+    before: TrainingJobStatus, after: TrainingJobStatus
+) -> tuple[ObjectEvent, ...]:
     earlier, now = _find_condition(before, "Running"), _find_condition(after, "Running")
     if now is None or now.reason != NO_PODS or (earlier is not None and earlier.reason == NO_PODS):
         return ()
-    return (JobEvent(warning=True, reason=NO_PODS, message=now.message),)
+    return (ObjectEvent(warning=True, reason=NO_PODS, message=now.message),)
+
+
+def _derive_request_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
+    earlier = None if before.checkpoint is None else before.checkpoint.last_request
+    now = None if after.checkpoint is None else after.checkpoint.last_request
+    if now is None or now == earlier:
+        return ()
+    if now.sequence is not None:
+        text = f"commit {now.sequence}, step {now.step}, answers the request for a save: {now.reason}"
+        return (ObjectEvent(warning=False, reason="SaveRequestAnswered", message=text),)
+    text = f"asked the training to save: {now.reason}"
+    return (ObjectEvent(warning=False, reason="SaveRequested", message=text),)
 
 
 def _find_explaining_condition(status: TrainingJobStatus) -> Condition | None:

@@ -35,6 +35,7 @@ from stepkeeper_operator.policy.history_update import update_history
 from stepkeeper_operator.policy.lost_nodes import find_lost_pods
 from stepkeeper_operator.policy.next_step import Plan, plan_next, stop_jobset
 from stepkeeper_operator.policy.orphans import find_orphans
+from stepkeeper_operator.policy.save_requests import find_open_request, update_request
 from stepkeeper_operator.settings import OperatorSettings
 
 __all__ = ["decide_job"]
@@ -80,10 +81,13 @@ def _decide_running(
     ending = stop_jobset(jobset) if plan.end is not None else ()
     waits = jobset is not None and plan.end is None and waits_for_jobset(job, jobset)
     again_s = JOBSET_RECHECK_S if waits else _compute_pods_wait_s(plan, observed, now=now)
+    checkpoint = clear_previous_attempt(mirror.checkpoint, job, observed, plan.history)
+    checkpoint, request_s = update_request(observed, checkpoint, plan.history, now=now)
     draft = Decision(
-        status=_compose_status(job, observed, plan, conditions, mirror.checkpoint),
+        status=_compose_status(job, observed, plan, conditions, checkpoint),
+        save_request=find_open_request(checkpoint, plan.history),
         actions=(*config, *plan.actions, *lost, *orphans, *ending),
-        requeue_after_s=_find_soonest(plan.look_again_s, look_s, lost_s, orphans_s, again_s),
+        requeue_after_s=_find_soonest(plan.look_again_s, look_s, lost_s, orphans_s, again_s, request_s),
     )
     since_s = now - observed.last_write_at
     return _pace_write(job, draft, since_s=since_s, progress_s=settings.progress_interval_s)
@@ -101,7 +105,7 @@ def _compose_status(
         observed_generation=job.metadata.generation,
         phase=derive_phase(conditions, observed.jobset, plan.history),
         conditions=conditions,
-        checkpoint=clear_previous_attempt(checkpoint, job, observed, plan.history),
+        checkpoint=checkpoint,
         attempts=plan.history.attempts,
         restarts=plan.history.restarts,
         progress=derive_progress(job, observed),

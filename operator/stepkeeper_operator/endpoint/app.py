@@ -9,7 +9,8 @@ from aiohttp import web
 
 from stepkeeper.contract import ContractError, Directive, Report
 from stepkeeper.contract.report import REPORT_LIMIT_BYTES
-from stepkeeper_operator.cache.cache import JobKey
+from stepkeeper_operator.cache.directives import DirectiveCache
+from stepkeeper_operator.cache.keys import ObjectKey, job_key
 from stepkeeper_operator.cache.reports import LastReport, ReportCache
 from stepkeeper_operator.endpoint.authentication import ReportAuthenticator
 from stepkeeper_operator.errors import ApiError, ReportRefusedError
@@ -30,9 +31,9 @@ class ReportEndpoint:
         *,
         authenticator: ReportAuthenticator,
         reports: ReportCache,
-        enqueue: Callable[[JobKey], None],
+        enqueue: Callable[[ObjectKey], None],
         acting: Callable[[], bool],
-        report_interval_s: int,
+        directives: DirectiveCache,
         metrics: Metrics,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -40,7 +41,7 @@ class ReportEndpoint:
         self._reports = reports
         self._enqueue = enqueue
         self._acting = acting
-        self._directive = Directive(report_interval_s=report_interval_s)
+        self._directives = directives
         self._metrics = metrics
         self._clock = clock
 
@@ -52,20 +53,20 @@ class ReportEndpoint:
 
     async def _handle_post(self, request: web.Request) -> web.Response:
         """Answer a report with a directive, or with the refusal as JSON."""
-        key = JobKey(request.match_info["namespace"], request.match_info["name"])
+        key = job_key(request.match_info["namespace"], request.match_info["name"])
         try:
             directive = await self._accept_report(key, request)
         except ReportRefusedError as refusal:
             self._metrics.reports.labels(code=str(refusal.status)).inc()
             _log.info(
                 "refused report",
-                extra={"job": "/".join(key), "status": refusal.status, "error": str(refusal)},
+                extra={**key.log_fields, "status": refusal.status, "error": str(refusal)},
             )
             return web.json_response({"error": str(refusal)}, status=refusal.status)
         self._metrics.reports.labels(code="200").inc()
         return web.Response(body=directive.to_json(), content_type="application/json")
 
-    async def _accept_report(self, key: JobKey, request: web.Request) -> Directive:
+    async def _accept_report(self, key: ObjectKey, request: web.Request) -> Directive:
         if not self._acting():
             raise ReportRefusedError(
                 503, "this operator is not, or not yet, the acting one: report again later"
@@ -83,7 +84,7 @@ class ReportEndpoint:
         last = LastReport(report=report, ordinal=attempt.ordinal, received_at=self._clock())
         self._reports.add_report(attempt.job_uid, last)
         self._enqueue(key)
-        return self._directive
+        return self._directives.get_directive(attempt.job_uid)
 
 
 def _read_token(request: web.Request) -> str:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from stepkeeper.contract import token_audience
-from stepkeeper_operator.cache.cache import Cache, JobKey
+from stepkeeper_operator.cache.cache import Cache
+from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cluster import BATCH_JOBS, JOBSETS, PODS, TRAINING_JOBS, Cluster
 from stepkeeper_operator.endpoint.tokens import TokenPod, TokenVerifier
 from stepkeeper_operator.errors import ReportRefusedError
@@ -28,7 +29,7 @@ class ReportAuthenticator:
         self._cluster = cluster
         self._tokens = tokens
 
-    async def authenticate(self, key: JobKey, token: str) -> ReportingAttempt:
+    async def authenticate(self, key: ObjectKey, token: str) -> ReportingAttempt:
         """Find out which attempt of the job reports.
 
         Raises:
@@ -50,7 +51,7 @@ class ReportAuthenticator:
             raise ReportRefusedError(403, f"pod {pod.name} is not of job {key.namespace}/{key.name}")
         return ReportingAttempt(job_uid=uid, ordinal=_check_attempt(pod, jobset))
 
-    async def _find_job_uid(self, key: JobKey) -> str:
+    async def _find_job_uid(self, key: ObjectKey) -> str:
         raw = self._cache.get_training_job(key)
         if raw is None:
             raw = await self._cluster.get(TRAINING_JOBS, key.namespace, key.name)
@@ -80,7 +81,7 @@ class ReportAuthenticator:
             raise ReportRefusedError(409, f"the Job of pod {pod.name} is gone: stop reporting")
         return batch_job
 
-    async def _find_jobset(self, key: JobKey, batch_job: BatchJob) -> JobSet:
+    async def _find_jobset(self, key: ObjectKey, batch_job: BatchJob) -> JobSet:
         jobset = self._cache.get_jobset(key)
         if jobset is None or jobset.uid != batch_job.owner_uid:
             raw = await self._cluster.get(JOBSETS, key.namespace, key.name)

@@ -1,7 +1,7 @@
 """Serve /healthz and /metrics."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from aiohttp import web
@@ -20,10 +20,10 @@ def make_health_app(
     cache: Cache,
     metrics: Metrics,
     acting: Callable[[], bool],
-    queue_length: Callable[[], int],
+    queue_lengths: Callable[[], Mapping[str, int]],
     clock: Callable[[], float] = time.time,
 ) -> web.Application:
-    """Make the application. Any answer of it shows that the event loop lives."""
+    """Make the application. Any answer of it shows that the event loop lives. `queue_lengths` are by kind."""
 
     async def healthz(_: web.Request) -> web.Response:
         age_s = clock() - cache.last_event_at
@@ -34,7 +34,8 @@ def make_health_app(
         return web.json_response(body, status=500 if silent else 200)
 
     async def render(_: web.Request) -> web.Response:
-        metrics.queue_length.set(queue_length())
+        for kind, length in queue_lengths().items():
+            metrics.queue_length.labels(kind=kind).set(length)
         metrics.watch_age_seconds.set(clock() - cache.last_event_at)
         metrics.acting.set(acting())
         return web.Response(body=metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4"})

@@ -5,6 +5,7 @@ from stepkeeper_operator.facts.config_map import ConfigMap, read_config_map
 from stepkeeper_operator.facts.jobset import JobSet, read_jobset
 from stepkeeper_operator.facts.node import Node, read_node
 from stepkeeper_operator.facts.pod import Pod, read_pod
+from stepkeeper_operator.facts.queued_resource import QueuedMachines, read_queued_machines
 
 __all__ = [
     "BatchJob",
@@ -12,9 +13,11 @@ __all__ = [
     "JobSet",
     "Node",
     "Pod",
+    "QueuedMachines",
     "read_batch_job",
     "read_config_map",
     "read_jobset",
     "read_node",
     "read_pod",
+    "read_queued_machines",
 ]

@@ -1,9 +1,9 @@
-"""Read a node: its identity, whether it is a Spot machine, and whether it is alive."""
+"""Read a node: its identity, whether it is a Spot machine, whether it is alive, and its QueuedResource."""
 
 from dataclasses import dataclass
 
 from stepkeeper_operator.facts.raw import RawObject, condition_of, parse_time
-from stepkeeper_operator.labels import SPOT_LABEL
+from stepkeeper_operator.labels import CLOUD_NODE_LABEL, QUEUED_RESOURCE_UID_LABEL, SPOT_LABEL
 
 __all__ = ["Node", "read_node"]
 
@@ -16,6 +16,19 @@ class Node:
     unknown_since: float | None
     """Unix time since which its kubelet is silent; None while it isn't."""
 
+    ready: bool = True
+    unschedulable: bool = False
+    """True for a cordoned node."""
+
+    queued_resource_uid: str | None = None
+    """Uid of the QueuedResource that its labels name. Anybody who can label nodes can set it."""
+
+    cloud_node: str = ""
+    """Id of the cloud node that its labels name; empty: none."""
+
+    addresses: tuple[str, ...] = ()
+    """Internal addresses."""
+
     gone_since: float | None = None
     """Unix time when its object was seen to be deleted."""
 
@@ -27,11 +40,21 @@ class Node:
 def read_node(raw: RawObject) -> Node:
     """Read the facts of a node object."""
     meta = raw["metadata"]
+    labels = meta.get("labels") or {}
     ready = condition_of(raw, "Ready")
     unknown = ready.get("status") == "Unknown"
     return Node(
         name=meta["name"],
         uid=meta["uid"],
-        spot=(meta.get("labels") or {}).get(SPOT_LABEL) == "true",
+        spot=labels.get(SPOT_LABEL) == "true",
         unknown_since=parse_time(ready.get("lastTransitionTime")) if unknown else None,
+        ready=ready.get("status") == "True",
+        unschedulable=bool(raw.get("spec", {}).get("unschedulable")),
+        queued_resource_uid=labels.get(QUEUED_RESOURCE_UID_LABEL),
+        cloud_node=labels.get(CLOUD_NODE_LABEL, ""),
+        addresses=tuple(
+            item["address"]
+            for item in (raw.get("status") or {}).get("addresses") or ()
+            if item.get("type") == "InternalIP"
+        ),
     )

@@ -1,4 +1,4 @@
-"""Feed watches into the cache, and the jobs that they concern into the queue.
+"""Feed watches into the cache, and the keys of the objects that they concern into the queue.
 
 Nothing here decides anything or writes to any object. kopf's high-level handlers put finalizers and
 annotations on objects; its events and indices don't.
@@ -6,60 +6,39 @@ annotations on objects; its events and indices don't.
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import kopf
 
-from stepkeeper_operator.cache.cache import Cache, JobKey
-from stepkeeper_operator.cluster import BATCH_JOBS, JOBSETS, NODES, PODS, TRAINING_JOBS, Resource
-from stepkeeper_operator.labels import JOB_UID_LABEL
+from stepkeeper_operator.cache.cache import Cache
+from stepkeeper_operator.cache.keys import ObjectKey
+from stepkeeper_operator.cache.kinds import WatchedKind
+from stepkeeper_operator.cluster import Resource
 
 __all__ = ["make_kopf_settings", "make_registry", "run_watches"]
 
 _SERVER_TIMEOUT_S = 240
 _CLIENT_TIMEOUT_S = 270
 _CONNECT_TIMEOUT_S = 10
-_BURST_S = 0.25
-"""Pods, Jobs and JobSets change together, but their watches don't arrive together."""
-
-
-class RecordObject(Protocol):
-    def __call__(self, raw: Any, *, deleted: bool = False) -> tuple[JobKey, ...]:
-        """Record the object in the cache. Return the keys of the jobs that it concerns."""
 
 
 def make_registry(
     cache: Cache,
-    enqueue: Callable[[JobKey, float], None],
+    kinds: Iterable[WatchedKind],
+    enqueue: Callable[[ObjectKey, float], None],
     *,
     synced: asyncio.Event,
     relisted: asyncio.Event,
 ) -> Any:
-    """Register handlers for all kinds. `synced` is set once every kind has been listed into the cache.
+    """Register handlers for these kinds. `synced` is set once every kind has been listed into the cache.
 
     `relisted` is set whenever a kind is listed: a watch that was broken doesn't announce what was deleted
     meanwhile.
     """
     registry = kopf.OperatorRegistry()
-    kinds: tuple[tuple[Resource, RecordObject, float], ...] = (
-        (TRAINING_JOBS, cache.record_training_job, 0.0),
-        (JOBSETS, cache.record_jobset, _BURST_S),
-        (BATCH_JOBS, cache.record_batch_job, _BURST_S),
-        (PODS, cache.record_pod, _BURST_S),
-        (NODES, cache.record_node, _BURST_S),
-    )
-    for resource, record, delay_s in kinds:
-        _register_watch(
-            registry,
-            cache,
-            resource,
-            record,
-            enqueue=enqueue,
-            delay_s=delay_s,
-            synced=synced,
-            relisted=relisted,
-        )
+    for kind in kinds:
+        _register_watch(registry, cache, kind, enqueue=enqueue, synced=synced, relisted=relisted)
 
     @kopf.on.login(registry=registry)
     def login(**kwargs: Any) -> Any:
@@ -68,8 +47,8 @@ def make_registry(
     return registry
 
 
-def make_kopf_settings() -> Any:
-    """Configure kopf without anything that writes to the cluster."""
+def make_kopf_settings(kinds: Iterable[WatchedKind]) -> Any:
+    """Configure kopf to watch these kinds without anything that writes to the cluster."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.peering.standalone = True
@@ -78,8 +57,9 @@ def make_kopf_settings() -> Any:
     settings.watching.client_timeout = _CLIENT_TIMEOUT_S
     settings.watching.connect_timeout = _CONNECT_TIMEOUT_S
     settings.networking.request_timeout = 30
-    for resource in (JOBSETS, BATCH_JOBS, PODS):
-        settings.watching.label_selectors[_selector(resource)] = JOB_UID_LABEL
+    for kind in kinds:
+        if kind.label_selector:
+            settings.watching.label_selectors[_selector(kind.resource)] = kind.label_selector
     return settings
 
 
@@ -102,20 +82,18 @@ async def run_watches(
 def _register_watch(
     registry: Any,
     cache: Cache,
-    resource: Resource,
-    record: RecordObject,
+    kind: WatchedKind,
     *,
-    enqueue: Callable[[JobKey, float], None],
-    delay_s: float,
+    enqueue: Callable[[ObjectKey, float], None],
     synced: asyncio.Event,
     relisted: asyncio.Event,
 ) -> None:
-    selector = _selector(resource)
+    resource, selector = kind.resource, _selector(kind.resource)
 
     @kopf.index(*selector, registry=registry, id=f"list-{resource.plural}")
     async def listed(body: Any, **_: Any) -> None:
         # kopf delivers events only after the objects of all kinds have passed here: the cache is complete then.
-        record(dict(body))
+        cache.record(resource, dict(body))
 
     @kopf.on.event(*selector, registry=registry, id=f"watch-{resource.plural}")
     async def changed(event: Any, **_: Any) -> None:
@@ -123,8 +101,8 @@ def _register_watch(
         synced.set()
         if event["type"] is None:
             relisted.set()
-        for key in record(event["object"], deleted=event["type"] == "DELETED"):
-            enqueue(key, delay_s)
+        for key in cache.record(resource, event["object"], deleted=event["type"] == "DELETED"):
+            enqueue(key, kind.delay_s)
 
     logging.getLogger(__name__).debug("watching", extra={"kind": resource.kind})
 

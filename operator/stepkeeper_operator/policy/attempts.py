@@ -15,20 +15,24 @@ __all__ = [
     "DELETED",
     "EDITED",
     "MESSAGE_LIMIT",
-    "REQUESTED_ENDS",
     "SUSPENDED",
     "close_as_requested",
     "close_attempt",
+    "close_without_machines",
     "find_attempt_evidence",
     "find_start",
     "open_attempt",
+    "was_asked_for",
+    "was_suspended",
 ]
 
 SUSPENDED: Final = "suspended"
 EDITED: Final = "spec.template or spec.placement was changed"
 DELETED: Final = "its JobSet was deleted"
-REQUESTED_ENDS: Final = frozenset({SUSPENDED, EDITED, DELETED})
-"""Messages of ends that need no evidence: somebody asked for them, so the pods' ends prove nothing."""
+_NO_MACHINES: Final = f"{SUSPENDED}: "
+"""Beginning of the message where the job was suspended because its QueuedResource has no machines for it."""
+
+_REQUESTED_ENDS: Final = frozenset({SUSPENDED, EDITED, DELETED})
 
 MESSAGE_LIMIT: Final = 1024
 
@@ -66,7 +70,7 @@ def close_attempt(
         }
     )
     bookkeeping = history.bookkeeping
-    if finding.message not in REQUESTED_ENDS:
+    if not was_asked_for(finding.message):
         bookkeeping = bookkeeping.model_copy(
             update={"unexplained": 0 if finding.explained else bookkeeping.unexplained + 1}
         )
@@ -76,11 +80,30 @@ def close_attempt(
 
 
 def close_as_requested(history: JobHistory, observed: Observed, message: str, *, now: float) -> JobHistory:
-    """Close the running attempt, if there is one, because somebody asked for its end: one of REQUESTED_ENDS."""
+    """Close the running attempt, if there is one, because somebody asked for its end: SUSPENDED, EDITED or DELETED."""
     if not history.is_running:
         return history
     evidence = find_attempt_evidence(history.attempts, history.ordinal, observed)
     return close_attempt(history, evidence, Finding(cause=Cause.REQUESTED, message=message), now=now)
+
+
+def close_without_machines(
+    history: JobHistory, observed: Observed, cause: Cause, message: str, *, now: float
+) -> JobHistory:
+    """Close the running attempt because the job was suspended for want of machines."""
+    evidence = find_attempt_evidence(history.attempts, history.ordinal, observed)
+    finding = Finding(cause=cause, message=f"{_NO_MACHINES}{message}")
+    return close_attempt(history, evidence, finding, now=now)
+
+
+def was_suspended(message: str | None) -> bool:
+    """Return True for the message of an attempt that a suspension ended: the next one has the same ordinal."""
+    return message is not None and (message == SUSPENDED or message.startswith(_NO_MACHINES))
+
+
+def was_asked_for(message: str | None) -> bool:
+    """Return True for the message of an end that needs no evidence: the pods' ends prove nothing about it."""
+    return message in _REQUESTED_ENDS or was_suspended(message)
 
 
 def find_attempt_evidence(
@@ -93,7 +116,7 @@ def find_attempt_evidence(
     """
     evidence = observed.find_evidence(ordinal)
     before = attempts[-2] if len(attempts) > 1 else None
-    if evidence is None or before is None or before.message != SUSPENDED or before.end is None:
+    if evidence is None or before is None or not was_suspended(before.message) or before.end is None:
         return evidence
     since = before.end
     return replace(evidence, pods=tuple(pod for pod in evidence.pods if pod.created_at >= since))

@@ -1,7 +1,7 @@
 """Find why an attempt ended, from the evidence of its pods."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -39,6 +39,9 @@ _BY_REASON: Final = {
 _BY_KUBELET: Final = "TerminationByKubelet"
 _SHUTDOWN_REASONS: Final = {"NodeShutdown", "Terminated", "Shutdown"}
 _MADE_UP: Final = {"Unknown", "ContainerStatusUnknown"}
+_BY_LOSS: Final = {Cause.NODE_FAILURE, Cause.EVICTION, Cause.REQUESTED, CAUSE_DISRUPTION}
+"""Causes that pods give when their machines are taken away in an orderly way."""
+
 _BY_RULE: Final = {
     RULE_HANG: Cause.HANG.value,
     RULE_DISRUPTION: CAUSE_DISRUPTION,
@@ -84,7 +87,17 @@ def find_cause(evidence: AttemptEvidence | None, circumstances: Circumstances) -
         or _check_deleted(pods)
         or _check_job_message(evidence, circumstances)
     )
-    return finding or _guess_from_jobset(circumstances)
+    return _attribute_to_loss(finding or _guess_from_jobset(circumstances), circumstances)
+
+
+def _attribute_to_loss(finding: Finding, circumstances: Circumstances) -> Finding:
+    """Give an end that the loss of the job's machines explains the cause of that loss."""
+    loss = circumstances.loss
+    if loss is None or finding.verdict is not Verdict.RESTART:
+        return finding
+    if finding.explained and finding.cause not in _BY_LOSS:
+        return finding
+    return replace(finding, cause=loss.cause, message=f"{finding.message}; {loss.message}", explained=True)
 
 
 def _sort_key(pod: Pod) -> tuple[float, tuple[int, int]]:

@@ -1,7 +1,7 @@
 """Gather the facts about an attempt's end other than its pods."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
@@ -9,6 +9,7 @@ from stepkeeper_operator.build.placement import on_spot
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import Node
 from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.machines import MachinesLoss, explain_loss
 
 __all__ = ["Circumstances", "gather_circumstances"]
 
@@ -34,6 +35,9 @@ class Circumstances:
     rule: str | None
     """Name of the JobSet rule that matched."""
 
+    loss: MachinesLoss | None = None
+    """Set if the machines of the job's QueuedResource are gone."""
+
 
 def gather_circumstances(
     job: CheckpointedTrainingJob,
@@ -47,9 +51,15 @@ def gather_circumstances(
     """Gather the facts about the end of `attempt`."""
     report = observed.report
     ours = evidence is not None and report is not None and report.ordinal == evidence.ordinal
+    spot = on_spot(job.spec.placement)
+    nodes = observed.nodes
+    if observed.machines is not None and observed.machines.spot:
+        # Machines of Cloud TPU don't carry GKE's label.
+        spot, nodes = True, {name: replace(node, spot=True) for name, node in nodes.items()}
     return Circumstances(
-        nodes=observed.nodes,
-        spot=on_spot(job.spec.placement),
+        nodes=nodes,
+        spot=spot,
+        loss=explain_loss(job, observed.machines),
         committed=_has_committed(job, attempt)
         or (ours and report is not None and bool(report.report.commits)),
         notice=report.report.notice if ours and report is not None else None,

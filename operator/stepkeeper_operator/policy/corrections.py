@@ -8,13 +8,14 @@ from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.attempts import (
     MESSAGE_LIMIT,
-    REQUESTED_ENDS,
     find_attempt_evidence,
+    was_asked_for,
 )
 from stepkeeper_operator.policy.budgets import move_restart
 from stepkeeper_operator.policy.causes import Finding, find_cause
 from stepkeeper_operator.policy.circumstances import gather_circumstances
 from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.machines import is_explained_by_machines
 
 __all__ = ["correct_cause"]
 
@@ -30,7 +31,9 @@ def correct_cause(
     if not closed:
         return history
     attempt = closed[-1]
-    if attempt.end is None or attempt.message in REQUESTED_ENDS or not attempt.cause:
+    if attempt.end is None or was_asked_for(attempt.message) or not attempt.cause:
+        return history
+    if is_explained_by_machines(job, attempt.message):
         return history
     evidence = _find_evidence_of_ended(history, closed, observed)
     circumstances = gather_circumstances(job, observed, attempt, evidence, counted=None, rule=None)

@@ -15,15 +15,18 @@ from stepkeeper_operator.policy.attempts import (
     SUSPENDED,
     close_as_requested,
     close_attempt,
+    close_without_machines,
     find_attempt_evidence,
     find_start,
     open_attempt,
+    was_suspended,
 )
 from stepkeeper_operator.policy.budgets import count_disruptions, reset_failures
 from stepkeeper_operator.policy.causes import Finding, find_cause
 from stepkeeper_operator.policy.circumstances import gather_circumstances
 from stepkeeper_operator.policy.corrections import correct_cause
 from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.machines import explain_loss
 
 __all__ = ["update_history"]
 
@@ -62,10 +65,19 @@ def _follow_jobset(
         return close_as_requested(history, observed, DELETED, now=now)
     history = _record_restarts(history, job, observed, jobset, now=now)
     if history.is_running and jobset.suspended:
-        return close_as_requested(history, observed, SUSPENDED, now=now)
+        return _close_suspended(history, job, observed, now=now)
     if history.is_running and _has_ended(history, observed, jobset):
         return _close_with_cause(history, job, observed, jobset, now=now)
     return open_attempt(history, observed, now=now) if _may_open(history, jobset) else history
+
+
+def _close_suspended(
+    history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float
+) -> JobHistory:
+    loss = None if job.spec.suspend else explain_loss(job, observed.machines)
+    if loss is None:
+        return close_as_requested(history, observed, SUSPENDED, now=now)
+    return close_without_machines(history, observed, loss.cause, loss.message, now=now)
 
 
 def _record_report(history: JobHistory, observed: Observed) -> JobHistory:
@@ -163,7 +175,7 @@ def _has_ended(history: JobHistory, observed: Observed, jobset: JobSet) -> bool:
 def _may_open(history: JobHistory, jobset: JobSet) -> bool:
     if history.is_running or jobset.deleting or jobset.is_finished or jobset.suspend or jobset.suspended:
         return False
-    resumed = history.last_attempt is not None and history.last_attempt.message == SUSPENDED
+    resumed = history.last_attempt is not None and was_suspended(history.last_attempt.message)
     return not history.bookkeeping.started or resumed
 
 

@@ -10,10 +10,11 @@ from stepkeeper_operator.build import build_jobset, template_hash
 from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, JobEnd, SetSuspend
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import JOBSET_RECHECK_S, Leftover, Observed
-from stepkeeper_operator.policy.attempts import EDITED, REQUESTED_ENDS, close_as_requested
+from stepkeeper_operator.policy.attempts import EDITED, close_as_requested, was_asked_for
 from stepkeeper_operator.policy.budgets import compute_backoff_s, count_failures, explain_exhausted_budget
 from stepkeeper_operator.policy.causes import CAUSE_FENCED, Verdict
 from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.machines import find_wait
 from stepkeeper_operator.policy.orphans import ORPHAN_WAIT_S
 from stepkeeper_operator.settings import OperatorSettings
 
@@ -57,14 +58,14 @@ def plan_next(
     plan = Plan(history=history, job_set=JobSetRef(name=jobset.name, uid=jobset.uid))
     if jobset.deleting:
         return replace(plan, waiting="the old JobSet's pods are still stopping")
-    if jobset.template_hash != template_hash(job):
+    if _is_outdated(job, jobset, observed):
         closed = close_as_requested(history, observed, EDITED, now=now)
         return replace(plan, history=closed, actions=(DeleteJobSet(jobset=jobset),), waiting=EDITED)
     if jobset.completed:
         return _plan_after_completion(job, jobset, plan)
     if jobset.failure_reason is not None:
         return _plan_after_failure(job, jobset, plan, settings=settings, now=now)
-    return _plan_while_alive(job, jobset, plan)
+    return _plan_while_alive(job, observed, jobset, plan)
 
 
 def stop_jobset(jobset: JobSet | None) -> tuple[Action, ...]:
@@ -104,6 +105,8 @@ def _plan_without_jobset(
     plan = Plan(history=history, job_set=None)
     if should_suspend(job, history):
         return replace(plan, waiting="it is suspended")
+    if wait := find_wait(job, observed):
+        return replace(plan, waiting=wait.message)
     if wait_s > 0:
         return replace(plan, waiting=_BACKING_OFF, look_again_s=wait_s)
     if observed.leftover is not None:
@@ -114,6 +117,7 @@ def _plan_without_jobset(
         number=history.bookkeeping.job_sets - 1,
         failures_left=_count_failures_left(job, history),
         unreachable_s=settings.unreachable_toleration_s,
+        machines=observed.machines,
     )
     return replace(plan, actions=(CreateJobSet(manifest=manifest),), waiting="its JobSet is being made")
 
@@ -176,18 +180,28 @@ def _plan_after_failure(
     )
 
 
-def _plan_while_alive(job: CheckpointedTrainingJob, jobset: JobSet, plan: Plan) -> Plan:
+def _plan_while_alive(job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, plan: Plan) -> Plan:
     history = plan.history
     # JobSet acts first on an attempt that has just ended, unless no restart of it can be right.
     final = history.finding is not None and history.finding.verdict is not Verdict.RESTART
     to_judge = _has_unrecorded_end(job, history) if history.is_running else final
     if to_judge and (end := _judge_last_end(job, history, restarted=history.is_running)):
         return replace(plan, end=end)
-    wanted = should_suspend(job, plan.history)
+    wait = find_wait(job, observed)
+    # Hosts that left for a moment stop nothing that runs, but nothing starts without them.
+    waits = wait is not None and (wait.stop or jobset.suspend)
+    wanted = waits or should_suspend(job, plan.history)
     queued = _QUEUE_LABEL in job.metadata.labels
     if wanted != jobset.suspend and (wanted or not queued):
-        return replace(plan, actions=_set_suspend(jobset, suspend=wanted))
-    return plan
+        plan = replace(plan, actions=_set_suspend(jobset, suspend=wanted))
+    return replace(plan, waiting=wait.message) if waits and wait is not None else plan
+
+
+def _is_outdated(job: CheckpointedTrainingJob, jobset: JobSet, observed: Observed) -> bool:
+    """Tell whether the JobSet was built from another template. Without its machines nobody can tell yet."""
+    if job.spec.placement.queued_resource_name is not None and observed.machines is None:
+        return False
+    return jobset.template_hash != template_hash(job, observed.machines)
 
 
 def _has_unrecorded_end(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
@@ -237,7 +251,7 @@ def _set_backoff(job: CheckpointedTrainingJob, history: JobHistory, now: float) 
     if last is None or last.end is None or not last.cause:
         return history, 0.0
     # An end that somebody asked for proves nothing about the guesses before it.
-    unexplained = 0 if last.message in REQUESTED_ENDS else history.bookkeeping.unexplained
+    unexplained = 0 if was_asked_for(last.message) else history.bookkeeping.unexplained
     wait_s = compute_backoff_s(
         job.spec.restarts.backoff, history.restarts, last.cause, unexplained=unexplained
     )

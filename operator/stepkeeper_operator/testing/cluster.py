@@ -1,13 +1,13 @@
 """Keep objects with names, uids and versions: `Cluster` without a server."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from typing_extensions import override
 
-from stepkeeper_operator.cluster import CONFIG_MAPS, PODS, Cluster, Resource
+from stepkeeper_operator.cluster import CONFIG_MAPS, NODES, PODS, Cluster, Resource
 from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictError
 from stepkeeper_operator.facts.raw import RawObject, render_time
 
@@ -45,6 +45,17 @@ class FakeCluster(Cluster):
     @override
     async def list_uids(self, resource: Resource, label_selector: str) -> frozenset[str]:
         return frozenset(raw["metadata"]["uid"] for raw in self.list_objects(resource.plural))
+
+    @override
+    async def list_all(self, resource: Resource) -> tuple[RawObject, ...]:
+        if ("list", resource.plural) in self.refusals:
+            raise self.refusals["list", resource.plural]
+        return tuple(copy.deepcopy(raw) for raw in self.list_objects(resource.plural))
+
+    @override
+    async def list_pods_on(self, node_name: str) -> tuple[RawObject, ...]:
+        pods = self.list_objects("pods")
+        return tuple(copy.deepcopy(pod) for pod in pods if pod["spec"].get("nodeName") == node_name)
 
     @override
     async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
@@ -93,10 +104,49 @@ class FakeCluster(Cluster):
         self.put("pods", pod)
 
     @override
+    async def set_finalizers(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        finalizers: Sequence[str],
+        *,
+        uid: str,
+        resource_version: str,
+    ) -> RawObject | None:
+        self._record_request("patch", resource, name)
+        known = self.objects.get((resource.plural, namespace, name))
+        if known is None:
+            return None
+        self._check_versions(known, {"metadata": {"uid": uid, "resourceVersion": resource_version}})
+        changed = {**known, "metadata": known["metadata"] | {"finalizers": list(finalizers)}}
+        if finalizers or "deletionTimestamp" not in known["metadata"]:
+            return self.put(resource.plural, changed)
+        self.remove(resource.plural, namespace, name)
+        return copy.deepcopy(changed)
+
+    @override
+    async def set_unschedulable(self, node_name: str, *, uid: str, unschedulable: bool) -> RawObject | None:
+        self._record_request("patch", NODES, node_name)
+        known = self.objects.get(("nodes", None, node_name))
+        if known is None:
+            return None
+        self._check_versions(known, {"metadata": {"uid": uid}})
+        return self.put("nodes", {**known, "spec": known.get("spec", {}) | {"unschedulable": unschedulable}})
+
+    @override
+    async def evict_pod(self, namespace: str, name: str, *, uid: str) -> None:
+        self._record_request("evict", PODS, name)
+        known = self.objects.get(("pods", namespace, name))
+        if known is not None:
+            self._check_versions(known, {"metadata": {"uid": uid}})
+            self.mark_deleted("pods", namespace, name, grace_s=30)
+
+    @override
     async def delete(
         self,
         resource: Resource,
-        namespace: str,
+        namespace: str | None,
         name: str,
         *,
         uid: str,
@@ -109,8 +159,9 @@ class FakeCluster(Cluster):
             return
         self._check_versions(known, {"metadata": {"uid": uid}})
         if at_once:
+            assert namespace is not None  # only pods are deleted at once
             self.release_pod(namespace, name)
-        elif not foreground:
+        elif not foreground and not known["metadata"].get("finalizers"):
             self.remove(resource.plural, namespace, name)
         elif "deletionTimestamp" not in known["metadata"]:
             self.mark_deleted(resource.plural, namespace, name, grace_s=0)
@@ -129,7 +180,7 @@ class FakeCluster(Cluster):
         self.on_change(plural, copy.deepcopy(body), False)  # a plain callable
         return copy.deepcopy(body)
 
-    def mark_deleted(self, plural: str, namespace: str, name: str, *, grace_s: int) -> None:
+    def mark_deleted(self, plural: str, namespace: str | None, name: str, *, grace_s: int) -> None:
         """Give the object a deletionTimestamp."""
         raw = self.objects[(plural, namespace, name)]
         if "deletionTimestamp" not in raw["metadata"]:

@@ -6,20 +6,27 @@ from stepkeeper.contract import ExitCode, Report
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
-from stepkeeper_operator.cache.cache import Cache, JobKey
+from stepkeeper_operator.cache.cache import Cache
+from stepkeeper_operator.cache.directives import DirectiveCache
+from stepkeeper_operator.cache.keys import ObjectKey, job_key
+from stepkeeper_operator.cache.kinds import list_watched_kinds
 from stepkeeper_operator.cache.reports import LastReport, ReportCache
+from stepkeeper_operator.cache.sweep import forget_deleted_objects
 from stepkeeper_operator.facts.raw import RawObject, render_time
 from stepkeeper_operator.labels import SPOT_LABEL
 from stepkeeper_operator.metrics import Metrics
-from stepkeeper_operator.reconcile import make_reconciler
+from stepkeeper_operator.reconcile import Reconciler
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.testing.cluster import FakeCluster
 from stepkeeper_operator.testing.controllers import FakeControllers
 from stepkeeper_operator.testing.messages import termination_message
+from stepkeeper_operator.training_jobs.controller import make_job_controller
 
 __all__ = ["World", "training_job"]
 
-_KEY = JobKey("default", "lm")
+_KEY = job_key("default", "lm")
+_PLACE = (_KEY.namespace, _KEY.name)
+_KINDS = {kind.resource.plural: kind for kind in list_watched_kinds(cloud_tpu=True)}
 _NODES = ("n1", "n2", "n3", "n4")
 
 
@@ -61,26 +68,32 @@ class World:
         self.cluster.put("checkpointedtrainingjobs", training_job(**spec))
         self.now += 3600
 
-    def _start_operator(self) -> None:
-        self.settings = OperatorSettings(identity="operator-1")
+    def _start_operator(self, *, queued_resources: bool = True) -> None:
+        self.settings = OperatorSettings(identity="operator-1", cloud_tpu_enabled=queued_resources)
         self.cache = Cache(lambda: self.now)
         self.reports = ReportCache()
+        self.directives = DirectiveCache(report_interval_s=self.settings.report_interval_s)
         self.cluster.on_change = self._record_change
-        self.reconciler = make_reconciler(
+        self.metrics = Metrics()
+        jobs = make_job_controller(
             cluster=self.cluster,
             cache=self.cache,
             reports=self.reports,
+            directives=self.directives,
             settings=self.settings,
-            metrics=Metrics(),
+            metrics=self.metrics,
             ca_pem=lambda: "the CA",
             acting=lambda: True,
             clock=lambda: self.now,
         )
+        self.reconciler = Reconciler(
+            controllers={jobs.resource.kind: jobs}, cache=self.cache, metrics=self.metrics
+        )
 
-    def restart_operator(self) -> None:
-        """Start a new operator process. It knows only what it lists."""
-        self._start_operator()
-        for plural in ("checkpointedtrainingjobs", "jobsets", "jobs", "pods", "nodes"):
+    def restart_operator(self, *, queued_resources: bool = True) -> None:
+        """Start a new operator process, with QueuedResources switched on or off. It knows only what it lists."""
+        self._start_operator(queued_resources=queued_resources)
+        for plural in _KINDS:
             for raw in self.cluster.list_objects(plural):
                 self._record_change(plural, raw, deleted=False)
 
@@ -109,6 +122,11 @@ class World:
     async def reconcile(self) -> float | None:
         """Reconcile once. Return in how many seconds the operator wants to look again."""
         return await self.reconciler.reconcile(_KEY)
+
+    async def sweep(self) -> frozenset[ObjectKey]:
+        """Look for objects that are gone unnoticed. Return the keys of what they concern."""
+        found = [await forget_deleted_objects(self.cluster, self.cache, kind) for kind in _KINDS.values()]
+        return frozenset(key for keys in found for key in keys)
 
     async def run_until_settled(self, *, rounds: int = 12) -> None:
         """Run operator and controllers in turn, a few seconds apart, until neither has more to do."""
@@ -148,13 +166,15 @@ class World:
 
     def edit(self, **spec: Any) -> None:
         """Change the spec as a user would."""
-        raw = self.cluster.objects["checkpointedtrainingjobs", *_KEY]
+        raw = self.cluster.objects["checkpointedtrainingjobs", *_PLACE]
         meta = raw["metadata"] | {"generation": raw["metadata"]["generation"] + 1}
         self.cluster.put("checkpointedtrainingjobs", raw | {"metadata": meta, "spec": raw["spec"] | spec})
 
     @property
     def job(self) -> CheckpointedTrainingJob:
-        return CheckpointedTrainingJob.model_validate(self.cluster.objects["checkpointedtrainingjobs", *_KEY])
+        return CheckpointedTrainingJob.model_validate(
+            self.cluster.objects["checkpointedtrainingjobs", *_PLACE]
+        )
 
     @property
     def status(self) -> TrainingJobStatus:
@@ -175,7 +195,7 @@ class World:
 
     @property
     def jobset(self) -> dict[str, Any] | None:
-        return self.cluster.objects.get(("jobsets", *_KEY))
+        return self.cluster.objects.get(("jobsets", *_PLACE))
 
     @property
     def pods(self) -> list[dict[str, Any]]:
@@ -190,12 +210,5 @@ class World:
         return [raw["reason"] for raw in raws]
 
     def _record_change(self, plural: str, raw: RawObject, deleted: bool) -> None:  # a plain callable
-        record = {
-            "checkpointedtrainingjobs": self.cache.record_training_job,
-            "jobsets": self.cache.record_jobset,
-            "jobs": self.cache.record_batch_job,
-            "pods": self.cache.record_pod,
-            "nodes": self.cache.record_node,
-        }.get(plural)
-        if record is not None:
-            record(raw, deleted=deleted)
+        if plural in _KINDS:
+            self.cache.record(_KINDS[plural].resource, raw, deleted=deleted)

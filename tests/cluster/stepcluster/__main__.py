@@ -12,6 +12,7 @@ from stepcluster import api, binaries, drill, images, lifecycle, packages, state
 from stepcluster.api import Cluster
 from stepcluster.errors import ClusterError
 from stepcluster.machine import say
+from stepcluster.vms import command
 
 NODE_FAULTS = ("spot-preemption", "power-cut", "power-on", "drain", "uncordon")
 POD_FAULTS = ("kill", "stop", "continue", "oom", "evict")
@@ -97,6 +98,10 @@ def fault(arguments: argparse.Namespace) -> None:
     say(f"fault: {arguments.kind} {arguments.target}".rstrip() + " has happened")
 
 
+def vm(arguments: argparse.Namespace) -> None:
+    command.carry_out(arguments)
+
+
 def _random(arguments: argparse.Namespace) -> None:
     cluster = Cluster.attach(arguments.name)
     seed = random.SystemRandom().randrange(1 << 32) if arguments.seed is None else arguments.seed
@@ -144,6 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     loading.add_argument("--wheel", type=Path, help="a wheel in place of this tree's")
     loading.add_argument("--tag", default="dev")
     _add_fault_options(add(fault, "Make something go wrong."))
+    command.add_options(add(vm, "Start or stop a virtual machine, which joins by its startup script."))
     return parser
 
 

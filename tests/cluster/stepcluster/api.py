@@ -11,7 +11,11 @@ from stepcluster.errors import NoClusterError
 from stepcluster.faults import Faults
 from stepcluster.gcs import BUCKET
 from stepcluster.machine import COMMAND_TIMEOUT_S, run, search_path
+from stepcluster.nodes import SYSTEM_NODE
 from stepcluster.parts import Parts
+from stepcluster.vms import joining
+from stepcluster.vms.joining import JoinTerms
+from stepcluster.vms.machines import VirtualMachines
 
 TORCH_HOST_PATH = str(nodeinit.TORCH_PATH)
 """The hostPath at which every node has the torch environment of the Python that started the cluster."""
@@ -26,6 +30,7 @@ class Cluster:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.faults = Faults(parts=parts)
+        self.vms = VirtualMachines(parts=parts)
 
     @classmethod
     def attach(cls, name: str = "dev") -> "Cluster":
@@ -57,6 +62,11 @@ class Cluster:
     @property
     def tpu_nodes(self) -> tuple[str, ...]:
         return tuple(node.name for node in self._parts.record.nodes if node.tpu_chips)
+
+    @property
+    def host_address(self) -> str:
+        """The machine's address that pods reach: what listens there is outside of the cluster."""
+        return str(self._parts.layout.host_address)
 
     @property
     def gcs_url(self) -> str:
@@ -117,9 +127,15 @@ class Cluster:
         self._parts.wait_established(crd)
 
     def load_image(self, archive: Path, *, nodes: Sequence[str] | None = None) -> None:
-        """Import the image of an OCI archive on the nodes, by default all. A node that comes back as new has it too."""
-        for node in nodes if nodes is not None else self.nodes:
+        """Import the image of an OCI archive on the nodes, by default all. A node that comes back as new has it too.
+
+        Virtual machines, now and later, have what any node but the system node has.
+        """
+        chosen = nodes if nodes is not None else self.nodes
+        for node in chosen:
             self._parts.runner.import_image(self._parts.node(node).name, archive)
+        if tuple(chosen) != (SYSTEM_NODE,) or nodes is None:
+            self.vms.remember_image(archive)
 
     def load_shell_image(self) -> str:
         """Import an image with busybox on all nodes, and return its name."""
@@ -129,7 +145,7 @@ class Cluster:
     def load_operator_image(self, wheel: Path | None = None, tag: str = "dev") -> str:
         """Import the operator's image, of this tree or of a wheel, on the system node, and return its name."""
         name, archive = images.operator(wheel, tag)
-        self.load_image(archive, nodes=["system"])
+        self.load_image(archive, nodes=[SYSTEM_NODE])
         return name
 
     def load_trainer_image(self, app: Path, wheel: Path | None = None, tag: str = "dev") -> str:
@@ -137,6 +153,10 @@ class Cluster:
         name, archive = images.trainer(app, wheel, tag)
         self.load_image(archive, nodes=self.tpu_nodes)
         return name
+
+    def join_terms(self, *, ttl_s: float = 24 * 3600) -> JoinTerms:
+        """Make a token with which machines can join for so long."""
+        return joining.prepare(self._parts, ttl_s=ttl_s)
 
     def down(self) -> None:
         """End the cluster; nothing of it is left on the machine."""

@@ -2,6 +2,7 @@
 
 import base64
 import datetime as dt
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, ip_address
@@ -54,7 +55,7 @@ class Authority:
 
 
 def create_authority(folder: Path, cluster: str) -> Authority:
-    """Create an authority, and write its certificate and a key for service account tokens to `folder`."""
+    """Create an authority, and write its certificate, its key and one for service account tokens to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -66,8 +67,29 @@ def create_authority(folder: Path, cluster: str) -> Authority:
     )
     authority = Authority(key=key, certificate=certificate, folder=folder)
     authority.path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    _write_key(folder / "ca.key", key)
     _write_key(folder / "service-accounts.key", ec.generate_private_key(ec.SECP256R1()))
     return authority
+
+
+def load_authority(folder: Path) -> Authority:
+    """Load the authority of a running cluster from its folder."""
+    key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    return Authority(key=key, certificate=certificate, folder=folder)
+
+
+def hash_public_key(certificate: bytes) -> str:
+    """Hash the public key of a certificate, in PEM, as kubeadm's discovery-token-ca-cert-hash does."""
+    key = x509.load_pem_x509_certificate(certificate).public_key()
+    spki = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return f"sha256:{hashlib.sha256(spki).hexdigest()}"
+
+
+def issue_serving(authority: Authority, layout: Layout, node: str) -> None:
+    """Write the certificate by which the node's kubelet serves."""
+    authority.issue(f"kubelet-{node}", node, hosts=[node, str(layout.address)])
 
 
 def issue_all(authority: Authority, layout: Layout, nodes: Sequence[str]) -> None:
@@ -90,7 +112,7 @@ def issue_all(authority: Authority, layout: Layout, nodes: Sequence[str]) -> Non
         kubeconfig = authority.folder / f"{file_name}.kubeconfig"
         kubeconfig.write_text(write_kubeconfig(layout, authority.folder, file_name), encoding="utf-8")
     for node in nodes:
-        authority.issue(f"kubelet-{node}", node, hosts=[node, str(layout.address)])
+        issue_serving(authority, layout, node)
     layout.kubeconfig.write_bytes((authority.folder / "admin.kubeconfig").read_bytes())
     layout.kubeconfig.chmod(0o600)
 

@@ -100,6 +100,8 @@ def api_server_arguments(layout: Layout) -> list[str]:
         f"--service-cluster-ip-range={layout.service_network}",
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
+        # Nodes that join while the cluster runs come with a token.
+        "--enable-bootstrap-token-auth=true",
         f"--default-unreachable-toleration-seconds={UNREACHABLE_TOLERATION_S}",
         "--allow-privileged=true",
         f"--audit-policy-file={layout.folder / 'audit-policy.yaml'}",
@@ -115,6 +117,10 @@ def manager_arguments(layout: Layout) -> list[str]:
         *_client_arguments(layout, "kube-controller-manager"),
         f"--root-ca-file={folder / 'ca.crt'}",
         f"--service-account-private-key-file={folder / 'service-accounts.key'}",
+        # Kubelets that come with a token are given a certificate.
+        f"--cluster-signing-cert-file={folder / 'ca.crt'}",
+        f"--cluster-signing-key-file={folder / 'ca.key'}",
+        "--controllers=*,token-cleaner-controller",
         # Each controller has its own account and rights, as in a cluster that somebody runs.
         "--use-service-account-credentials=true",
         # Making these accounts at the default of 20 requests a second takes longer than all the rest of the start.

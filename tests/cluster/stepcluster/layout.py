@@ -11,6 +11,8 @@ from stepcluster.errors import ClusterError
 NAME_PATTERN = re.compile(r"[a-z][-a-z0-9]{0,19}")
 """Pattern of a cluster's name, which becomes part of folder and cgroup names."""
 
+NODE_NAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+
 FIRST_BLOCK = 128
 N_BLOCKS = 64
 """Clusters get 10.128.0.0/16 to 10.191.0.0/16, each the first that nothing on the machine is routed to."""
@@ -22,9 +24,16 @@ JOBSET_HEALTH_PORT = 9081
 ETCD_PORT = 2379
 ETCD_PEER_PORT = 2380
 KUBELET_PORT = 10250
-KUBELET_HEALTH_PORT = 10150
-PROXY_HEALTH_PORT = 10256
-PROXY_METRICS_PORT = 10249
+KUBELET_HEALTH_PORT = 10380
+METADATA_PORT = 10510
+"""Of the first node; this port and the two before are followed by one for each further node."""
+PROXY_HEALTH_PORT = 10640
+PROXY_METRICS_PORT = 10641
+
+N_NODES = 127
+"""Nodes that a cluster can have: as many as there are networks for their pods."""
+LONGEST_SOCKET_PATH = 107
+"""Longest path that the kernel takes for a Unix socket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +73,8 @@ class Layout:
 
     def pod_network(self, node_number: int) -> IPv4Network:
         """Return the /24 of a node's pods. Block 0 holds the cable, the upper half holds the services."""
-        if not 0 <= node_number < 127:
-            raise ClusterError(f"a cluster has at most 127 nodes, there is no number {node_number}")
+        if not 0 <= node_number < N_NODES:
+            raise ClusterError(f"a cluster has at most {N_NODES} nodes, there is no number {node_number}")
         return IPv4Network(f"10.{self.block}.{node_number + 1}.0/24")
 
     @property
@@ -112,6 +121,25 @@ def check_name(name: str) -> str:
     if not NAME_PATTERN.fullmatch(name):
         raise ClusterError(
             f"{name!r} can't be a cluster's name: use up to 20 lower-case letters, digits and hyphens, a letter first"
+        )
+    return name
+
+
+def check_node_name(layout: Layout, name: str) -> str:
+    """Check that the name can be a node's, and return it.
+
+    Raises:
+        ClusterError: It can't.
+    """
+    if not NODE_NAME_PATTERN.fullmatch(name):
+        raise ClusterError(
+            f"{name!r} can't be a node's name: use up to 63 lower-case letters, digits and hyphens, a letter first"
+        )
+    longest = layout.node_folder(name) / "kubelet" / "device-plugins" / "kubelet.sock"
+    if len(str(longest)) > LONGEST_SOCKET_PATH:
+        raise ClusterError(
+            f"node name {name!r} is too long: the kernel takes no Unix socket at {longest}; use a shorter name, or a"
+            " shorter one for the cluster"
         )
     return name
 

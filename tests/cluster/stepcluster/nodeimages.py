@@ -20,6 +20,11 @@ def remember(folder: Path, archive: Path) -> None:
     _write(folder / KNOWN, sorted({*_read(folder / KNOWN), str(archive)}))
 
 
+def known(folder: Path) -> tuple[Path, ...]:
+    """Return the archives that were remembered there."""
+    return tuple(Path(archive) for archive in _read(folder / KNOWN))
+
+
 def import_missing(folder: Path, run: Callable[[Sequence[str]], object]) -> None:
     """Import every archive that the node is to have and its containerd lacks."""
     imported = _read(folder / IMPORTED)

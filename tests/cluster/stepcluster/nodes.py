@@ -11,7 +11,7 @@ from pathlib import Path
 from stepcluster import cgroups, nodeconfig, nodeimages, nodeinit
 from stepcluster.binaries import Binaries
 from stepcluster.errors import FaultError
-from stepcluster.layout import Layout
+from stepcluster.layout import METADATA_PORT, Layout
 from stepcluster.machine import run, wait_until
 from stepcluster.processes import (
     NODE_MARK,
@@ -32,6 +32,7 @@ TPU_LABELS = {
     "cloud.google.com/gke-nodepool": "tpu-v5e-spot",
 }
 TPU_CHIPS = 4
+SYSTEM_NODE = "system"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,20 +43,29 @@ class Node:
     number: int
     """Place in the cluster: says which addresses its pods get and which ports its kubelet has."""
     tpu_chips: int = 0
+    is_vm: bool = False
+    """True if it came while the cluster ran, and joins by its startup script, which says its labels and taints."""
 
     @property
     def labels(self) -> dict[str, str]:
+        if self.is_vm:
+            return {}
         return TPU_LABELS if self.tpu_chips else {"cloud.google.com/gke-nodepool": "system"}
 
     @property
     def taints(self) -> Sequence[dict[str, str]]:
-        return TPU_TAINTS if self.tpu_chips else ()
+        return TPU_TAINTS if self.tpu_chips and not self.is_vm else ()
+
+
+def vm_folder(layout: Layout, name: str) -> Path:
+    """Return the folder with what a virtual machine was started with."""
+    return layout.node_folder(name) / "vm"
 
 
 def choose_nodes(n_tpu: int) -> tuple[Node, ...]:
     """Return the system node and `n_tpu` TPU nodes."""
     tpus = (Node(name=f"tpu-{i}", number=i + 1, tpu_chips=TPU_CHIPS) for i in range(n_tpu))
-    return (Node(name="system", number=0), *tpus)
+    return (Node(name=SYSTEM_NODE, number=0), *tpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +90,23 @@ class NodeRunner:
             api_host=str(self.layout.address),
             kubelet_arguments=nodeconfig.kubelet_arguments(self.layout, node.name, node.labels),
             torch_folder=str(self.torch_folder or ""),
+            vm=self._vm_plan(node) if node.is_vm else None,
         )
         (folder / "plan.json").write_text(json.dumps(asdict(plan)), encoding="utf-8")
         argv = ["unshare", "--pid", "--mount", "--fork", "--mount-proc", "--propagation", "private"]
+        argv += ["--uts"] if node.is_vm else []
         argv += [sys.executable, "-m", "stepcluster.nodeinit", str(folder / "plan.json")]
         marks = {NODE_MARK: str(folder), "PYTHONPATH": str(Path(__file__).parents[1])}
         return self.launcher.start(f"node-{node.name}", argv, marks=marks)
+
+    def _vm_plan(self, node: Node) -> nodeinit.VmPlan:
+        return nodeinit.VmPlan(
+            name=node.name,
+            address=str(self.layout.address),
+            metadata_address=f"127.0.0.1:{METADATA_PORT + node.number}",
+            folder=str(vm_folder(self.layout, node.name)),
+            ca=str(self.layout.certificates / "ca.crt"),
+        )
 
     def namespaces(self, node: str) -> Namespaces:
         """Return the node's namespaces.
@@ -125,7 +146,7 @@ class NodeRunner:
     def wipe(self, node: str) -> None:
         """Make the node, which is off, as new; only the list of its images is kept."""
         folder = self.layout.node_folder(node)
-        for name in ("containerd", "kubelet", "own", "pod-logs"):
+        for name in ("containerd", "kubelet", "own", "pod-logs", "services"):
             shutil.rmtree(folder / name, ignore_errors=True)
 
     def import_image(self, node: str, archive: Path) -> None:

@@ -11,6 +11,7 @@ from stepcluster.layout import Layout
 from stepcluster.machine import run, wait_until
 from stepcluster.nodes import Node, NodeRunner
 from stepcluster.processes import CLUSTER_MARK, Launcher, Namespaces
+from stepcluster.vms import records
 
 CRD_TIMEOUT_S = 30.0
 NODE_TIMEOUT_S = 60.0
@@ -68,24 +69,25 @@ class Parts:
         return [self.binaries["kubectl"], f"--kubeconfig={self.layout.kubeconfig}", f"--cache-dir={cache}"]
 
     def node(self, name: str) -> Node:
-        """Return the node of this name.
+        """Return the node of this name: one of those that the cluster was started with, or a virtual machine.
 
         Raises:
             NoClusterError: The cluster has none.
         """
-        found = next((node for node in self.record.nodes if node.name == name), None)
+        fixed = next((node for node in self.record.nodes if node.name == name), None)
+        found = fixed or records.read(self.layout, name)
         if found is None:
             known = ", ".join(node.name for node in self.record.nodes)
             raise NoClusterError(f"cluster {self.record.name!r} has no node {name!r}; it has {known}")
         return found
 
-    def wait_ready(self, node: Node) -> None:
+    def wait_ready(self, node: Node, *, log: Path | None = None) -> None:
         """Wait until the node is Ready and, if it has TPUs, reports their number.
 
         Raises:
-            StartError: Not in time; the message has the tail of its log.
+            StartError: Not in time; the message has the tail of its log, or of the kubelet's.
         """
-        log = self.layout.node_folder(node.name) / "kubelet.log"
+        log = log or self.layout.node_folder(node.name) / "kubelet.log"
         wait_until(lambda: self._is_ready(node.name), f"node {node.name}", timeout_s=NODE_TIMEOUT_S, log=log)
         if node.tpu_chips:
             chips = {"google.com/tpu": str(node.tpu_chips)}

@@ -1,5 +1,6 @@
 """stepkeeper on a test cluster, installed as its users install it: by its Helm chart, from the built wheel."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -13,8 +14,16 @@ _TOLERATION_S: Final = 5
 """Seconds that pods stay on an unreachable node here; the chart's own value is 30."""
 
 
-def install_operator(cluster: Cluster, **settings: int | str) -> None:
-    """Install the operator from its image and wait until it takes reports. `settings` are the chart's."""
+def install_operator(
+    cluster: Cluster, *, more: Mapping[str, int | str] | None = None, **settings: int | str
+) -> None:
+    """Install the operator from its image, or upgrade it, and wait until it takes reports.
+
+    Args:
+        cluster: Where to.
+        more: Other values of the chart, by their paths.
+        settings: The chart's settings.
+    """
     image = cluster.load_operator_image()
     repository, _, tag = image.rpartition(":")
     values: dict[str, int | str] = {
@@ -23,6 +32,7 @@ def install_operator(cluster: Cluster, **settings: int | str) -> None:
         "image.pullPolicy": "Never",
         "settings.unreachableTolerationSeconds": _TOLERATION_S,
         **{f"settings.{name}": value for name, value in settings.items()},
+        **(more or {}),
     }
     assignments = ",".join(f"{name}={value}" for name, value in values.items())
     options = [

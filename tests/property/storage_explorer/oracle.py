@@ -1,14 +1,14 @@
 """Read a root's bytes by the specification, without any code of the log."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import google_crc32c
 
-__all__ = ["Reading", "ViolationError", "check_data", "read_log"]
+__all__ = ["Reading", "ViolationError", "check_data", "check_forgetful", "read_log"]
 
 _LOG = ".stepkeeper/log/"
 
@@ -32,8 +32,14 @@ class Reading:
 
     head: int | None
 
-    begins: tuple[int, ...]
-    """Their slots."""
+    begins: Mapping[int, int | None]
+    """By slot, what HEAD was before."""
+
+    claims: Mapping[int, int]
+    """By commit, its claim."""
+
+    deletions: tuple[tuple[int, int, int], ...]
+    """The slot of each deletion, its claim, and a commit that it deleted."""
 
 
 def read_log(objects: Mapping[str, bytes]) -> Reading:
@@ -56,6 +62,30 @@ def check_data(objects: Mapping[str, bytes], commit: Mapping[str, Any]) -> None:
             raise ViolationError(f"{folder} is to be there, but {each['path']} is gone or other")
 
 
+def check_forgetful(reading: Reading, claim: int, own: Collection[int]) -> None:
+    """Raises ViolationError if a process that restored nothing goes on from HEAD with a step that HEAD has passed.
+
+    `claim` is its first claim, `own` are all of them. Nor may it have deleted what HEAD was because of such steps.
+    """
+    found = reading.begins[claim]
+    if found is None:
+        return
+    step_of = {slot: body["step"] for slot, body in reading.bodies.items()}
+    mine = {slot for slot, by in reading.claims.items() if by in own}
+    for slot in mine:
+        oldest: int | None = slot
+        while oldest in mine:
+            oldest = reading.bodies[oldest].get("parent")
+        if oldest is not None and step_of[slot] <= step_of[found]:
+            raise ViolationError(f"commit {slot}, of a process that restored nothing, goes on from {oldest}")
+    for slot, by, gone in reading.deletions:
+        if by not in own or gone in mine:
+            continue
+        come_to = max((step_of[each] for each in mine if each < slot), default=-1)
+        if come_to <= step_of[found] and come_to < step_of[gone]:
+            raise ViolationError(f"slot {slot} deletes {gone}, which was neither restored nor passed")
+
+
 @cache
 def _decoded(data: bytes) -> Any:
     return json.loads(data)
@@ -74,7 +104,12 @@ class _Log:
         """Is the claim a person's, who may remove what retention keeps?"""
 
         self.head: int | None = None
-        self.begins: list[int] = []
+        self.branching = False
+        """Does the next commit begin a branch?"""
+
+        self.begins: dict[int, int | None] = {}
+        self.claims: dict[int, int] = {}
+        self.deletions: list[tuple[int, int, int]] = []
         self.commits: dict[str, int] = {}
         self.bodies: dict[int, Mapping[str, Any]] = {}
         self.parents: dict[int, int | None] = {}
@@ -99,26 +134,38 @@ class _Log:
                 raise ViolationError(f"slot {slot} says {entry['after']}; it is {after}")
         kept = (set(self.bodies) - self.gone) | self.quarantined
         live = {slot: body for slot, body in self.bodies.items() if slot in kept}
-        return Reading(self.commits, self.bodies, live, self.head, tuple(self.begins))
+        return Reading(
+            self.commits, self.bodies, live, self.head, self.begins, self.claims, tuple(self.deletions)
+        )
 
     def begin(self, slot: int, entry: Any) -> None:
-        self.claim, self.head = slot, entry["begin"].get("base")
-        self.begins.append(slot)
+        self.begins[slot] = self.head
+        self.claim, self.branching = slot, entry["begin"].get("branch", False)
+        if not self.branching:
+            self.head = entry["begin"].get("base")
+        elif {"base", "legacy", "scratch"} & set(entry["begin"]):
+            raise ViolationError(f"slot {slot} begins a branch, and goes on from something")
         self.by_hand = entry["begin"]["host"].startswith("stepkeeper rm on ")
         if self.head in self.gone:
             raise ViolationError(f"slot {slot} goes on from commit {self.head}, which is gone")
 
     def commit(self, slot: int, entry: Any) -> None:
         body = entry["commit"]
-        if body.get("parent") != self.head:
-            raise ViolationError(f"slot {slot} has parent {body.get('parent')}, HEAD is {self.head}")
+        parent = None if self.branching else self.head
+        if body.get("parent") != parent:
+            raise ViolationError(f"slot {slot} has parent {body.get('parent')}, and goes on from {parent}")
         if body["folder"] in self.commits:
             raise ViolationError(f"slot {slot} commits {body['folder']} again")
-        self.parents[slot], self.head = self.head, slot
+        self.parents[slot], self.head = parent, slot
+        self.branching = False
+        assert self.claim is not None
+        self.claims[slot] = self.claim
         self.commits[body["folder"]] = slot
         self.bodies[slot] = body
 
     def delete(self, slot: int, entry: Any) -> None:
+        if self.branching:
+            raise ViolationError(f"slot {slot} deletes, and its branch has no commit yet")
         line = self.line()
         passed = {each: self.bodies[each]["step"] for each in line}
         for each in entry["delete"]["commits"]:
@@ -134,6 +181,8 @@ class _Log:
                     f"slot {slot} deletes an abandoned commit that HEAD's line hasn't passed"
                 )
             self.gone.add(each)
+            assert self.claim is not None
+            self.deletions.append((slot, self.claim, each))
 
     def quarantine(self, slot: int, entry: Any) -> None:
         self.gone.add(entry["quarantine"]["commit"])

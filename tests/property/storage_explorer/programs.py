@@ -1,6 +1,7 @@
 """Define what processes do with a root, each by the shipped code, and what they were answered."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from typing import TypeVar, final
 
@@ -13,6 +14,7 @@ from stepkeeper.cli.terminal import Root
 from stepkeeper.cli.write import _remove_commits
 from stepkeeper.companion.background import BackgroundTask
 from stepkeeper.companion.messages import (
+    ClaimedRoot,
     ClaimRequest,
     CommitRequest,
     OpenRequest,
@@ -23,6 +25,7 @@ from stepkeeper.companion.messages import (
 from stepkeeper.companion.session import Session
 from stepkeeper.errors import (
     FencedError,
+    PinLostError,
     RefusedError,
     RestoreError,
     TornCheckpointError,
@@ -30,10 +33,13 @@ from stepkeeper.errors import (
     UnknownOutcomeError,
 )
 from stepkeeper.log import Claim, CommitRecord, Log, LogState
+from stepkeeper.log.claims import must_branch
 from stepkeeper.policy.keep import LastN
 from stepkeeper.policy.keep_message import Keep
 from stepkeeper.retention.garbage import gc
-from stepkeeper.retention.pins import pin_commit, remove_pin
+from stepkeeper.retention.leases import LEASE_COMMITS
+from stepkeeper.retention.pinning import pin_commit, renew_pin
+from stepkeeper.retention.pins import Pin, remove_pin
 from stepkeeper.testing.background import jobs
 from stepkeeper.testing.checkpoints import write_request
 from stepkeeper.testing.pod import pod_identity
@@ -53,6 +59,7 @@ def attempt(
     returns: bool = False,
     collects: bool = False,
     lags: bool = False,
+    forgets: bool = False,
     start: int | None = None,
 ) -> Program:
     """A start of the job: claims, restores what HEAD is, saves `steps`; retention keeps `last` commits.
@@ -62,7 +69,7 @@ def attempt(
 
     With `quarantines` it may find HEAD's bytes bad, with `rewinds` it goes on from the oldest commit, with `returns`
     it goes back to that before each save but the first, with `collects` garbage is collected as soon as it has begun,
-    with `lags` what comes after a commit goes on beside the next saves.
+    with `lags` what comes after a commit goes on beside the next saves, with `forgets` it restores nothing.
     """
 
     def run(process: Process) -> None:
@@ -77,7 +84,9 @@ def attempt(
             if found is not None and quarantines and process.choose(2):
                 reason = QuarantineRequest(commit=found.slot, reason="a bad block")
                 found = _until_answered(lambda: session.quarantine_commit(reason)).base
-            if found is not None and restores:
+            if forgets:
+                process.note("forgot", begun.claim.slot)
+            elif found is not None and restores:
                 _restore(process, session, found)
             claim = begun.claim
             later = _Later(process, session, lags=lags)
@@ -86,19 +95,25 @@ def attempt(
                     # A begin waits for that.
                     later.end()
                     claim = _go_back(process, session, claim)
+                if forgets:
+                    begun = _begin_branch(process, session, begun, step, later)
+                    claim = begun.claim
                 _save(process, session, claim, step, later)
             later.end()
         except FencedError:
             process.note("fenced")
         except RestoreError:
             # All commits were condemned; or the one to go on from was deleted since it was chosen.
-            assert quarantines or rewinds or returns
+            assert quarantines or rewinds or returns or forgets
 
     return run
 
 
-def follower(died: int, *steps: int, last: int = 1) -> Program:
-    """A companion after the one of process `died`, under the same claim; it learns what came of the last save."""
+def follower(died: int, *steps: int, last: int = 1, forgets: bool = False) -> Program:
+    """A companion after the one of process `died`, under the same claim; it learns what came of the last save.
+
+    With `forgets` its trainer has restored nothing.
+    """
 
     def run(process: Process) -> None:
         notes = process.notes_of_dead(died)
@@ -119,7 +134,10 @@ def follower(died: int, *steps: int, last: int = 1) -> Program:
             if saving is not None and saving[0] == "saving":
                 _learn(process, session, saving[1])
             for step in steps:
-                _save(process, session, claim, step, _Later(process, session))
+                later = _Later(process, session)
+                if forgets:
+                    claim = _begin_branch(process, session, session._describe_claim(), step, later).claim
+                _save(process, session, claim, step, later)
         except FencedError:
             process.note("fenced")
         except RestoreError:
@@ -129,8 +147,11 @@ def follower(died: int, *steps: int, last: int = 1) -> Program:
     return run
 
 
-def reader(*, holder: str = "a reader", oldest: bool = False) -> Program:
-    """Holds what HEAD is, or the oldest commit, reads all of it, lets it go."""
+def reader(*, holder: str = "a reader", oldest: bool = False, renews: int = 0) -> Program:
+    """Holds what HEAD is, or the oldest commit, reads all of it, lets it go.
+
+    It reads as many more times as it `renews` its pin before, however late that is.
+    """
 
     def run(process: Process) -> None:
         log = Log(process, patience=IMPATIENT)
@@ -147,12 +168,33 @@ def reader(*, holder: str = "a reader", oldest: bool = False) -> Program:
         except RestoreError:
             return
         assert pin is not None
-        process.note("held", record.folder)
-        _read(process, record)
+        process.note("held", record.folder, pin.seen)
+        _read_held(process, record, pin)
+        for _ in range(renews):
+            try:
+                pin = _until_answered(partial(renew_pin, log, process, pin, patience=IMPATIENT))
+            except PinLostError:
+                process.note("let go")
+                process.note("lost")
+                return
+            process.note("held", record.folder, pin.seen)
+            process.note("renewed")
+            _read_held(process, record, pin)
         process.note("let go")
         _until_answered(lambda: remove_pin(process, pin, patience=IMPATIENT))
 
     return run
+
+
+def _read_held(process: Process, record: CommitRecord, pin: Pin) -> None:
+    """Read a commit that is pinned. Only a holder that has been away for too long may find data missing."""
+    try:
+        _read(process, record)
+    except TornCheckpointError:
+        state = _until_answered(Log(process, patience=IMPATIENT).open)
+        assert pin.seen is not None
+        assert state.tail - pin.seen >= LEASE_COMMITS
+        process.note("away")
 
 
 def remover(step: int) -> Program:
@@ -205,6 +247,18 @@ def _go_back(process: Process, session: Session, claim: Claim) -> Claim:
     _until_answered(session.refresh_head)
     oldest = session._log.state.live[0]
     return _follow(process, session, ClaimRequest(base=oldest.slot, after=claim, nonce=process.nonce()))
+
+
+def _begin_branch(
+    process: Process, session: Session, claimed: ClaimedRoot, step: int, later: "_Later"
+) -> ClaimedRoot:
+    """Before a save: begin a branch where a trainer does that has restored nothing."""
+    if claimed.branching or not must_branch(claimed.base, step):
+        return claimed
+    # A begin waits for that.
+    later.end()
+    _follow(process, session, ClaimRequest(branch=True, after=claimed.claim, nonce=process.nonce()))
+    return session._describe_claim()
 
 
 def _follow(process: Process, session: Session, body: ClaimRequest) -> Claim:

@@ -1,12 +1,11 @@
 """Test the cache: the jobs that a change concerns, and objects that are gone unnoticed."""
 
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
-from stepkeeper_operator.cache.cache import JobKey
-from stepkeeper_operator.cache.sweep import forget_deleted_objects
+from stepkeeper_operator.cache.keys import job_key
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.testing import World
 
-KEY = JobKey("default", "lm")
+KEY = job_key("default", "lm")
 
 
 async def running() -> World:
@@ -22,7 +21,7 @@ def silently(world: World, plural: str, namespace: str | None, name: str) -> Raw
 
 async def test_nothing_is_forgotten_of_a_cluster_that_is_seen_right() -> None:
     world = await running()
-    assert await forget_deleted_objects(world.cluster, world.cache) == ()
+    assert await world.sweep() == frozenset()
     assert len(world.cache.list_pods(world.job.metadata.uid)) == 2
 
 
@@ -31,7 +30,7 @@ async def test_a_pod_a_job_and_a_jobset_that_are_gone_unnoticed_are_found() -> N
     silently(world, "jobsets", "default", "lm")
     silently(world, "jobs", "default", "lm-w-0")
     pod = silently(world, "pods", "default", world.pods[0]["metadata"]["name"])
-    assert await forget_deleted_objects(world.cluster, world.cache) == (KEY,)
+    assert await world.sweep() == {KEY}
     assert world.cache.get_jobset(KEY) is None
     assert world.cache.get_batch_job("jobs-1") is None
     assert world.cache.get_pod("default", pod["metadata"]["name"]) is None
@@ -40,7 +39,7 @@ async def test_a_pod_a_job_and_a_jobset_that_are_gone_unnoticed_are_found() -> N
 async def test_a_training_job_that_is_gone_unnoticed_is_found() -> None:
     world = await running()
     silently(world, "checkpointedtrainingjobs", "default", "lm")
-    assert await forget_deleted_objects(world.cluster, world.cache) == (KEY,)
+    assert await world.sweep() == {KEY}
     assert world.cache.get_training_job(KEY) is None
 
 
@@ -48,16 +47,16 @@ async def test_a_node_that_is_gone_unnoticed_is_remembered_as_lost() -> None:
     world = await running()
     name = world.pods[0]["spec"]["nodeName"]
     silently(world, "nodes", None, name)
-    assert await forget_deleted_objects(world.cluster, world.cache) == (KEY,)
+    assert await world.sweep() == {KEY}
     node = world.cache.get_node(name)
     assert node is not None
     assert node.lost
-    assert await forget_deleted_objects(world.cluster, world.cache) == ()
+    assert await world.sweep() == frozenset()
 
 
 async def test_what_a_watch_brings_late_does_not_undo_what_a_write_was_answered_with() -> None:
     world = await running()
-    old = world.cluster.objects["checkpointedtrainingjobs", *KEY]
+    old = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
     world.edit(totalSteps=5)
     assert world.cache.record_training_job(old) == ()
     raw = world.cache.get_training_job(KEY)
@@ -93,7 +92,7 @@ async def test_a_jobset_that_is_gone_unnoticed_holds_a_job_up_for_seconds_only()
     again_s = await world.reconcile()
     assert again_s is not None
     assert again_s <= 5
-    await forget_deleted_objects(world.cluster, world.cache)
+    await world.sweep()
     await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
     assert len(world.pods) == 2

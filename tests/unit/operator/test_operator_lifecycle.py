@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
+from stepkeeper_operator.cache.keys import job_key
 from stepkeeper_operator.errors import InvalidObjectError
 from stepkeeper_operator.testing import World, termination_message
 
@@ -71,7 +72,7 @@ async def test_a_jobset_of_somebody_else_is_waited_for_and_never_adopted() -> No
     assert world.condition("Accepted") == (ConditionStatus.FALSE, "JobSetNameTaken")
     assert await world.record_writes(rounds=3) == []
     world.cluster.remove("jobsets", "default", "lm")
-    world.cache.forget_jobset(next(iter(world.cache.list_training_job_keys())))
+    world.cache.forget_jobset(job_key("default", "lm"))
     await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
 

@@ -7,7 +7,8 @@ import pytest
 
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
-from stepkeeper_operator.cache.cache import Cache, JobKey
+from stepkeeper_operator.cache.cache import Cache
+from stepkeeper_operator.cache.keys import job_key
 from stepkeeper_operator.testing import World
 
 
@@ -215,7 +216,7 @@ async def test_a_job_of_a_longer_name_and_a_copy_of_a_pod_are_not_in_the_way() -
     other = world.cluster.list_objects("jobs")[0]
     world.cluster.put("jobs", other | {"metadata": other["metadata"] | {"name": "lm-w-0-w-0", "uid": "o"}})
     world.cluster.put("pods", copied(world.pods[0], name="lm-w-0-0-copy"))
-    names = [item.name for item in world.cache.list_leftovers(JobKey("default", "lm"))]
+    names = [item.name for item in world.cache.list_leftovers(job_key("default", "lm"))]
     assert names == [
         "lm-w-0",
         *sorted(p["metadata"]["name"] for p in world.pods if "copy" not in p["metadata"]["name"]),

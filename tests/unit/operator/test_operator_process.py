@@ -39,6 +39,12 @@ def test_a_setting_out_of_its_bounds_is_refused() -> None:
         OperatorSettings(lease_duration_s=0)
 
 
+def test_plaintext_goes_to_a_named_server_only() -> None:
+    with pytest.raises(ValueError, match="STEPKEEPER_OPERATOR_CLOUD_TPU_ENDPOINT"):
+        OperatorSettings(cloud_tpu_insecure=True)
+    assert OperatorSettings(cloud_tpu_insecure=True, cloud_tpu_endpoint="10.0.0.1:8470").cloud_tpu_insecure
+
+
 def test_a_log_line_is_pairs_that_can_be_searched_for() -> None:
     record = logging.makeLogRecord(
         {

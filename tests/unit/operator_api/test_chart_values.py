@@ -26,6 +26,22 @@ def test_each_setting_is_one_of_the_operators_with_the_same_default(name: str) -
     assert OperatorSettings.model_fields[field_of(name)].default == VALUES["settings"][name]
 
 
+OF_THE_CHART_ALONE = {"credentialsSecret", "startupScriptSecrets", "uninstallCheck"}
+
+
+@pytest.mark.parametrize("name", sorted(VALUES["cloudTPU"].keys() - OF_THE_CHART_ALONE))
+def test_each_value_for_cloud_tpu_is_a_setting_with_the_same_default(name: str) -> None:
+    field = OperatorSettings.model_fields[f"cloud_tpu_{field_of(name)}"]
+    assert (field.default or "") == (VALUES["cloudTPU"][name] or "")
+
+
+def test_each_setting_for_cloud_tpu_is_a_value() -> None:
+    fields = {name for name in OperatorSettings.model_fields if name.startswith("cloud_tpu_")}
+    assert fields == {
+        f"cloud_tpu_{field_of(name)}" for name in VALUES["cloudTPU"].keys() - OF_THE_CHART_ALONE
+    }
+
+
 def test_the_schema_of_the_values_knows_every_value() -> None:
     assert set(SCHEMA["properties"]) == set(VALUES) | {"global"}
     for name, value in VALUES.items():

@@ -1,4 +1,4 @@
-"""Test the CRD that is generated from the types."""
+"""Test the CRDs that are generated from the types, and their admission policies and pages."""
 
 import json
 from collections.abc import Iterator
@@ -8,14 +8,20 @@ from typing import Any
 import pytest
 import yaml
 
-from stepkeeper_operator.api.v1alpha1.rules import RULES, CelRule
-from stepkeeper_operator.crds.__main__ import main
-from stepkeeper_operator.crds.crd import training_job_crd, training_job_schema
-from stepkeeper_operator.crds.unknown_fields import POLICY_NAME, unknown_fields_policy
+from stepkeeper_operator.api.cel import CelRule
+from stepkeeper_operator.api.v1alpha1 import queuedresource_rules, rules
+from stepkeeper_operator.crds.__main__ import generate, main
+from stepkeeper_operator.crds.crd import build_crd
+from stepkeeper_operator.crds.definition import ResourceDefinition
+from stepkeeper_operator.crds.kinds import KINDS, QUEUED_RESOURCE, TRAINING_JOB
+from stepkeeper_operator.crds.unknown_fields import unknown_fields_policy
 
 ROOT = Path(__file__).parents[3]
-FILE = "checkpointedtrainingjobs.stepkeeper.dev.yaml"
-MANIFESTS = ROOT / "tests/data/crd"
+MANIFESTS = {
+    TRAINING_JOB.kind: ROOT / "tests/data/crd",
+    QUEUED_RESOURCE.kind: ROOT / "tests/data/crd/queuedresources",
+}
+FOLDERS = ("crds", "charts/stepkeeper/crds", "charts/stepkeeper/files")
 
 
 def own_fields(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -28,27 +34,24 @@ def own_fields(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, di
             yield from own_fields(field.get("items", {}), f"{here}[]")
 
 
-@pytest.fixture(scope="module")
-def version() -> dict[str, Any]:
-    (only,) = training_job_crd()["spec"]["versions"]
-    assert isinstance(only, dict)
-    return only
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.kind)
+def definition(request: pytest.FixtureRequest) -> ResourceDefinition:
+    assert isinstance(request.param, ResourceDefinition)
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def fields(version: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def fields(definition: ResourceDefinition) -> dict[str, dict[str, Any]]:
+    return fields_of(definition)
+
+
+def fields_of(definition: ResourceDefinition) -> dict[str, dict[str, Any]]:
+    (version,) = build_crd(definition)["spec"]["versions"]
     return dict(own_fields(version["schema"]["openAPIV3Schema"]))
 
 
 @pytest.mark.parametrize(
-    "file",
-    [
-        f"crds/{FILE}",
-        f"crds/{POLICY_NAME}.yaml",
-        f"charts/stepkeeper/crds/{FILE}",
-        "charts/stepkeeper/files/unknown-fields.yaml",
-        "docs/user/job-reference.md",
-    ],
+    "file", [str(path) for definition in KINDS for path in generate(definition)], ids=str
 )
 def test_the_committed_file_is_the_one_that_make_generate_writes(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -57,6 +60,29 @@ def test_the_committed_file_is_the_one_that_make_generate_writes(
     monkeypatch.chdir(tmp_path)
     assert main() == 0
     assert (ROOT / file).read_text() == (tmp_path / file).read_text(), "run `make generate`"
+
+
+def test_the_files_of_the_kinds_are_where_their_readers_look() -> None:
+    """Helm installs charts/*/crds, the chart's templates read files/*, and people apply the folder crds."""
+    files = {str(path) for definition in KINDS for path in generate(definition)}
+    assert files == {
+        "crds/checkpointedtrainingjobs.stepkeeper.dev.yaml",
+        "crds/queuedresources.stepkeeper.dev.yaml",
+        "crds/unknown-fields.checkpointedtrainingjobs.stepkeeper.dev.yaml",
+        "crds/unknown-fields.queuedresources.stepkeeper.dev.yaml",
+        "charts/stepkeeper/crds/checkpointedtrainingjobs.stepkeeper.dev.yaml",
+        "charts/stepkeeper/crds/queuedresources.stepkeeper.dev.yaml",
+        "charts/stepkeeper/files/unknown-fields.yaml",
+        "charts/stepkeeper/files/unknown-fields.queuedresources.yaml",
+        "docs/user/job-reference.md",
+        "docs/operations/queued-resource-reference.md",
+    }
+
+
+def test_no_file_is_left_of_a_kind_that_is_not_generated_any_more() -> None:
+    generated = {path for definition in KINDS for path in generate(definition)}
+    found = {path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).glob("*.yaml")}
+    assert found <= generated
 
 
 def test_generate_writes_nothing_outside_of_the_repository(
@@ -68,8 +94,8 @@ def test_generate_writes_nothing_outside_of_the_repository(
     assert not list(tmp_path.iterdir())
 
 
-def test_client_side_apply_can_carry_it_in_an_annotation() -> None:
-    assert len(json.dumps(training_job_crd())) < 200_000 < 256 * 1024
+def test_client_side_apply_can_carry_it_in_an_annotation(definition: ResourceDefinition) -> None:
+    assert len(json.dumps(build_crd(definition))) < 200_000 < 256 * 1024
 
 
 def test_there_are_no_floats(fields: dict[str, dict[str, Any]]) -> None:
@@ -77,8 +103,7 @@ def test_there_are_no_floats(fields: dict[str, dict[str, Any]]) -> None:
 
 
 def test_every_field_says_what_it_is(fields: dict[str, dict[str, Any]]) -> None:
-    told_by_kubernetes = {"apiVersion", "kind", "metadata", "spec.template"}
-    assert fields["spec.template"]["description"]
+    told_by_kubernetes = {"apiVersion", "kind", "metadata"}
     assert [
         path for path, f in fields.items() if "description" not in f and path not in told_by_kubernetes
     ] == []
@@ -91,18 +116,26 @@ def test_lists_and_strings_are_bounded(fields: dict[str, dict[str, Any]]) -> Non
         path: f for path, f in fields.items() if f["type"] == "string" and path not in ("apiVersion", "kind")
     }
     assert [path for path, f in strings.items() if not f.keys() & {"maxLength", "enum", "format"}] == []
+    maps = {path: f for path, f in fields.items() if "additionalProperties" in f}
+    assert [path for path, f in maps.items() if "maxProperties" not in f] == []
+    assert [path for path, f in maps.items() if "maxLength" not in f["additionalProperties"]] == []
 
 
 def test_status_says_nothing_that_the_operator_did_not_write(fields: dict[str, dict[str, Any]]) -> None:
     assert [path for path, f in fields.items() if path.startswith("status") and "default" in f] == []
 
 
-def test_the_default_of_an_object_has_the_defaults_of_its_fields(fields: dict[str, dict[str, Any]]) -> None:
-    assert fields["spec.restarts"]["default"] == {
+def test_the_default_of_an_object_has_the_defaults_of_its_fields() -> None:
+    assert fields_of(TRAINING_JOB)["spec.restarts"]["default"] == {
         "maxFailures": 3,
         "resetOnNewCheckpoint": True,
         "fatalExitCodes": [],
         "backoff": {"initialSeconds": 10, "maxSeconds": 600},
+    }
+    assert fields_of(QUEUED_RESOURCE)["spec.recreatePolicy"]["default"] == {
+        "onSuspended": "Recreate",
+        "onFailed": "Recreate",
+        "backoff": {"initialSeconds": 30, "maxSeconds": 1800},
     }
 
 
@@ -114,43 +147,80 @@ def test_conditions_are_told_apart_by_type(fields: dict[str, dict[str, Any]]) ->
     )
 
 
-def test_the_columns_are_the_ones_that_are_computed(version: dict[str, Any]) -> None:
-    assert [column["name"] for column in version["additionalPrinterColumns"]] == [
-        "Phase",
-        "Step",
-        "Committed",
-        "Restarts",
-        "Age",
-    ]
+@pytest.mark.parametrize(
+    ("definition", "columns"),
+    [
+        (TRAINING_JOB, "Phase Step Committed Restarts Age"),
+        (QUEUED_RESOURCE, "State Nodes Autockpt Maintenance Age"),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_each_column_shows_a_field_that_is_there(definition: ResourceDefinition, columns: str) -> None:
+    assert [column.name for column in definition.columns] == columns.split()
+    fields = fields_of(definition)
+    for column in definition.columns:
+        path = column.path.removeprefix(".")
+        assert path in fields or path == "metadata.creationTimestamp"
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.at or 'object'}: {rule.message[:30]}")
-def test_each_rule_has_a_manifest_that_it_refuses(rule: CelRule) -> None:
-    expected = [path.read_text().splitlines()[0] for path in (MANIFESTS / "refused").glob("*.yaml")]
-    assert f"# {rule.message}" in expected
+@pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: f"{rule.at or 'object'}: {rule.message[:30]}")
+def test_each_rule_of_a_job_has_a_manifest_that_it_refuses(rule: CelRule) -> None:
+    assert f"# {rule.message}" in first_lines(MANIFESTS[TRAINING_JOB.kind] / "refused")
+
+
+@pytest.mark.parametrize(
+    "rule", queuedresource_rules.RULES, ids=lambda rule: f"{rule.at or 'object'}: {rule.message[:30]}"
+)
+def test_each_rule_of_a_queued_resource_has_a_manifest_that_it_refuses(rule: CelRule) -> None:
+    folder = MANIFESTS[QUEUED_RESOURCE.kind] / ("changes-refused" if "oldSelf" in rule.cel else "refused")
+    assert f"# {rule.message}" in first_lines(folder)
+
+
+def first_lines(folder: Path) -> list[str]:
+    return [path.read_text(encoding="utf-8").splitlines()[0] for path in folder.glob("*.yaml")]
 
 
 def test_accepted_manifests_ask_for_everything_that_can_be_asked_for(
-    fields: dict[str, dict[str, Any]],
+    definition: ResourceDefinition, fields: dict[str, dict[str, Any]]
 ) -> None:
     asked: set[str] = set()
-    for path in (MANIFESTS / "accepted").glob("*.yaml"):
+    for path in (MANIFESTS[definition.kind] / "accepted").glob("*.yaml"):
         asked |= set(paths_of(yaml.safe_load(path.read_text())["spec"], "spec"))
     assert {path for path in fields if path.startswith("spec.")} <= asked
 
 
-def test_what_the_schema_keeps_the_policy_looks_through(fields: dict[str, dict[str, Any]]) -> None:
+def test_what_the_schema_keeps_the_policy_looks_through(
+    definition: ResourceDefinition, fields: dict[str, dict[str, Any]]
+) -> None:
     keep = "x-kubernetes-preserve-unknown-fields"
     kept = {path for path, field in fields.items() if field.get(keep)}
-    assert "spec.checkpoint.interval" in kept
+    kept |= {path for path, field in fields.items() if field.get("items", {}).get(keep)}
     assert not {path for path in kept if path.startswith(("spec.template", "status", "metadata"))}
-    policy = unknown_fields_policy(training_job_schema())
+    policy = unknown_fields_policy(definition, build_crd(definition))
     assert {variable["name"] for variable in policy["variables"]} == {path.replace(".", "_") for path in kept}
     assert len(policy["validations"]) == len(kept)
+    (rule,) = policy["matchConstraints"]["resourceRules"]
+    assert rule["resources"] == [definition.plural]
+
+
+def test_the_policy_looks_into_lists_and_into_objects_without_fields() -> None:
+    policy = unknown_fields_policy(QUEUED_RESOURCE, build_crd(QUEUED_RESOURCE))
+    variables = {variable["name"]: variable["expression"] for variable in policy["variables"]}
+    assert "orValue([]).map(item, " in variables["spec_node_dataDisks"]
+    assert "!(name in [])" in variables["spec_tier_spot"]
+    messages = [validation["messageExpression"] for validation in policy["validations"]]
+    assert [m for m in messages if "variables.spec_node_dataDisks[0][0]" in m]
+    assert [m for m in messages if m.endswith("; the fields of spec.tier.spot are none'")]
+
+
+def test_the_page_shows_placeholders_and_hides_none_as_html(definition: ResourceDefinition) -> None:
+    page = (ROOT / definition.page).read_text(encoding="utf-8")
+    assert [line for line in page.splitlines() if "<" in line and not line.startswith("<!--")] == []
 
 
 def test_the_policy_is_no_template_of_helm() -> None:
-    assert "{{" not in (ROOT / "charts/stepkeeper/files/unknown-fields.yaml").read_text()
+    for definition in KINDS:
+        assert "{{" not in (ROOT / "charts/stepkeeper" / definition.policy_of_chart).read_text()
 
 
 def paths_of(value: object, path: str) -> Iterator[str]:
@@ -158,3 +228,6 @@ def paths_of(value: object, path: str) -> Iterator[str]:
     if isinstance(value, dict):
         for key, item in value.items():
             yield from paths_of(item, f"{path}.{key}")
+    if isinstance(value, list):
+        for item in value:
+            yield from paths_of(item, f"{path}[]")

@@ -1,11 +1,11 @@
 """Test the conversion of pydantic's JSON schema to one that a CRD may have."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from stepkeeper_operator.api.v1alpha1.rules import CelRule
+from stepkeeper_operator.api.cel import CelRule
 from stepkeeper_operator.crds.pod_template import pod_template_schema, trim_pod_template
 from stepkeeper_operator.crds.schema import add_rules, replace_at, structural_schema
 from stepkeeper_operator.errors import GenerationError
@@ -19,6 +19,14 @@ class Outer(BaseModel):
     inner: Inner = Inner()
     name: str | None = None
     items: tuple[Inner, ...] = ()
+
+
+class WithMap(BaseModel):
+    labels: Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=4)]
+
+
+class Empty(BaseModel):
+    pass
 
 
 class WithFloat(BaseModel):
@@ -39,6 +47,19 @@ def test_references_are_resolved_and_an_optional_field_is_simply_absent() -> Non
             "items": {"type": "array", "default": [], "items": inner, "x-kubernetes-list-type": "atomic"},
         },
     }
+
+
+def test_a_map_keeps_its_bounds() -> None:
+    assert structural_schema(WithMap)["properties"]["labels"] == {
+        "type": "object",
+        "maxProperties": 4,
+        "additionalProperties": {"type": "string", "maxLength": 63},
+    }
+
+
+def test_of_an_object_without_fields_only_what_the_api_server_keeps_is_written() -> None:
+    """An empty list of properties would be a change each time that somebody applies the CRD."""
+    assert structural_schema(Empty) == {"type": "object"}
 
 
 def test_a_float_has_no_place_in_the_api() -> None:

@@ -50,7 +50,7 @@ class ConditionStatus(StrEnum):
 
 class Condition(StatusPart):
     type: Annotated[str, Field(min_length=1, max_length=64)]
-    """Accepted, Running, Reporting, Suspended, Complete or Failed."""
+    """Name of the condition, for example Accepted. Each kind has its own."""
 
     status: ConditionStatus
     """True, False or Unknown."""

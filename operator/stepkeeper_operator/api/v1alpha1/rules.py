@@ -4,46 +4,30 @@ Each rule has a message that says what to write instead. The schema bounds the l
 reads: the API server refuses rules that could cost too much.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 from stepkeeper.contract import CONTAINER_NAME, ExitCode, Identity
-from stepkeeper_operator.api.accelerators import ACCELERATORS
+from stepkeeper_operator.api.accelerators import (
+    ACCELERATORS,
+    SHAPES_OF_TWO_SIDES,
+    SMALL_SHAPES_OF_THREE_SIDES,
+)
+from stepkeeper_operator.api.cel import CUBIC_TOPOLOGY, CelRule, cel_list, listed
+from stepkeeper_operator.api.v1alpha1.queuedresource_rules import NAME_MESSAGE, NAME_PATTERN
 
-__all__ = ["RULES", "CelRule"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CelRule:
-    at: str
-    """Path of the field that is `self`, from the root of the object; empty for the object itself."""
-
-    cel: str
-    message: str
-
+__all__ = ["RULES"]
 
 _ENV_PREFIX: Final = Identity.variable("")
 _FLAT: Final = tuple(a.value for a, facts in ACCELERATORS.items() if facts.dimensions == 2)
 _CUBIC: Final = tuple(a.value for a, facts in ACCELERATORS.items() if facts.dimensions == 3)
-_FLAT_SHAPES: Final = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
-_SMALL_SHAPES: Final = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
 _ONE_CHIP: Final = ("1x1", "1x1x1")
 _ONE_HOST: Final = ("1x1", "1x1x1", "2x2", "2x2x1")
 
 
-def _cel(values: tuple[str, ...] | tuple[int, ...]) -> str:
-    return "[" + ", ".join(f"'{v}'" if isinstance(v, str) else str(v) for v in values) + "]"
-
-
 def _host_sizes() -> str:
     """Return CEL for the host sizes of `self.accelerator`."""
-    sizes = ", ".join(f"'{a.value}': {_cel(facts.host_sizes)}" for a, facts in ACCELERATORS.items())
+    sizes = ", ".join(f"'{a.value}': {cel_list(facts.host_sizes)}" for a, facts in ACCELERATORS.items())
     return f"{{{sizes}}}[self.accelerator]"
-
-
-def _words(values: tuple[str, ...] | tuple[int, ...]) -> str:
-    *most, last = map(str, values)
-    return f"{', '.join(most)} and {last}"
 
 
 _META: Final = (
@@ -63,18 +47,16 @@ _PLACEMENT: Final = (
     ),
     CelRule(
         at="spec.placement.tpu",
-        cel=f"!(self.accelerator in {_cel(_FLAT)}) || self.topology in {_cel(_FLAT_SHAPES)}",
-        message=f"topology: {_words(_FLAT)} have two sides: use one of {', '.join(_FLAT_SHAPES)}",
+        cel=f"!(self.accelerator in {cel_list(_FLAT)}) || self.topology in {cel_list(SHAPES_OF_TWO_SIDES)}",
+        message=f"topology: {listed(_FLAT)} have two sides: use one of {', '.join(SHAPES_OF_TWO_SIDES)}",
     ),
     CelRule(
         at="spec.placement.tpu",
-        cel=f"!(self.accelerator in {_cel(_CUBIC)}) || self.topology in {_cel(_SMALL_SHAPES)}"
+        cel=f"!(self.accelerator in {cel_list(_CUBIC)}) || self.topology in {cel_list(SMALL_SHAPES_OF_THREE_SIDES)}"
         " || (self.accelerator == 'v7x' && self.topology == '1x1x1')"
-        " || (self.topology.matches('^[1-9][0-9]{0,3}x[1-9][0-9]{0,3}x[1-9][0-9]{0,3}$')"
-        " && self.topology.split('x').all(side, int(side) % 4 == 0)"
-        " && self.topology.split('x').map(side, int(side)).isSorted())",
-        message=f"topology: {_words(_CUBIC)} have three sides: use {', '.join(_SMALL_SHAPES)}, or multiples of 4 in"
-        " ascending order like 4x4x8",
+        f" || {CUBIC_TOPOLOGY}",
+        message=f"topology: {listed(_CUBIC)} have three sides: use {', '.join(SMALL_SHAPES_OF_THREE_SIDES)}, or"
+        " multiples of 4 in ascending order like 4x4x8",
     ),
     CelRule(
         at="spec.placement.tpu",
@@ -84,13 +66,13 @@ _PLACEMENT: Final = (
     ),
     CelRule(
         at="spec.placement.tpu",
-        cel=f"!has(self.chipsPerHost) || self.chipsPerHost == 1 || (!(self.topology in {_cel(_ONE_CHIP)})"
+        cel=f"!has(self.chipsPerHost) || self.chipsPerHost == 1 || (!(self.topology in {cel_list(_ONE_CHIP)})"
         " && (self.chipsPerHost <= 4 || self.topology != '2x2'))",
         message="chipsPerHost: a host has more chips than the whole topology; use a smaller one, or leave it out",
     ),
     CelRule(
         at="spec.placement.tpu",
-        cel=f"self.slices == 1 || (!(self.topology in {_cel(_ONE_HOST)})"
+        cel=f"self.slices == 1 || (!(self.topology in {cel_list(_ONE_HOST)})"
         " && !(self.topology == '2x4' && has(self.chipsPerHost) && self.chipsPerHost == 8))",
         message="slices: more than one slice needs a topology of several hosts; use a larger topology, or slices: 1",
     ),
@@ -98,6 +80,23 @@ _PLACEMENT: Final = (
         at="spec.placement.tpu",
         cel="!has(self.reservationName) || self.provisioning == 'Reserved'",
         message="reservationName: goes with provisioning: Reserved; set that, or leave reservationName out",
+    ),
+    CelRule(
+        at="spec.placement.tpu",
+        cel="!has(self.queuedResourceName) || (self.provisioning == 'OnDemand' && !has(self.reservationName))",
+        message="queuedResourceName: the QueuedResource says by its tier how its machines are bought; leave"
+        " provisioning and reservationName out",
+    ),
+    CelRule(
+        at="spec.placement.tpu",
+        cel="!has(self.queuedResourceName) || self.accelerator != 'v7x'",
+        message="queuedResourceName: there are no queued resources of v7x, which only GKE has; leave queuedResourceName"
+        " out, and the job runs on the TPU nodes of the cluster",
+    ),
+    CelRule(
+        at="spec.placement.tpu.queuedResourceName",
+        cel=f"self.matches('{NAME_PATTERN}')",
+        message=f"queuedResourceName: {NAME_MESSAGE}",
     ),
 )
 
@@ -139,8 +138,8 @@ _POLICIES: Final = (
     ),
     CelRule(
         at="spec.restarts.fatalExitCodes",
-        cel=f"self.all(code, !(code in {_cel(tuple(map(int, ExitCode)))}))",
-        message=f"fatalExitCodes: {_words(tuple(map(int, ExitCode)))} have meanings of their own; use others",
+        cel=f"self.all(code, !(code in {cel_list(tuple(map(int, ExitCode)))}))",
+        message=f"fatalExitCodes: {listed(tuple(map(int, ExitCode)))} have meanings of their own; use others",
     ),
     CelRule(
         at="spec.restarts.backoff",

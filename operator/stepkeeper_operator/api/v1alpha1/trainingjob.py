@@ -10,7 +10,8 @@ from pydantic import Field
 
 from stepkeeper.contract import IntervalType, OnDisruption
 from stepkeeper_operator.api.accelerators import Accelerator, choose_chips_per_host, count_chips, count_hosts
-from stepkeeper_operator.api.base import SET, ApiModel, SpecPart, StatusPart, Timestamp
+from stepkeeper_operator.api.base import SET, ApiModel, SpecPart
+from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
 
 __all__ = [
@@ -26,7 +27,6 @@ __all__ = [
     "CheckpointedTrainingJob",
     "HostsPlacement",
     "IntervalSpec",
-    "ObjectMeta",
     "PlacementSpec",
     "Provisioning",
     "RestartsSpec",
@@ -79,6 +79,10 @@ class TPUPlacement(SpecPart):
     reservation_name: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """Name of the reservation. Set it only with provisioning Reserved."""
 
+    queued_resource_name: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    """QueuedResource in the namespace of the job whose machines the job runs on. The job waits until they have joined
+    the cluster, and is resumed on the ones that come after them."""
+
 
 class HostsPlacement(SpecPart):
     """Hosts without a TPU. The template says what each of them needs."""
@@ -95,6 +99,11 @@ class PlacementSpec(SpecPart):
 
     hosts: HostsPlacement | None = None
     """Run on hosts without a TPU: CPU, or whatever the template asks for."""
+
+    @property
+    def queued_resource_name(self) -> str | None:
+        """Name of the QueuedResource whose machines the job runs on, if it names one."""
+        return self.tpu.queued_resource_name if self.tpu else None
 
     @property
     def n_slices(self) -> int:
@@ -221,18 +230,6 @@ class TrainingJobSpec(SpecPart):
 
     ttl_seconds_after_finished: NonNegativeInt | None = None
     """Delete the job this many seconds after its end. Unset: keep its record."""
-
-
-class ObjectMeta(StatusPart):
-    """The part of metadata that the operator reads."""
-
-    name: str
-    namespace: str
-    uid: str
-    generation: int = 1
-    resource_version: str = ""
-    deletion_timestamp: Timestamp | None = None
-    labels: dict[str, str] = Field(default_factory=dict)
 
 
 class CheckpointedTrainingJob(ApiModel):

@@ -25,6 +25,7 @@ __all__ = [
     "ResourcesStatus",
     "RestartsStatus",
     "RestoredStatus",
+    "SaveRequest",
     "TrainingJobStatus",
 ]
 
@@ -67,6 +68,28 @@ class RestoredStatus(StatusPart):
     """Step of the commit."""
 
 
+class SaveRequest(StatusPart):
+    """A save that the operator asked the training for."""
+
+    id: Annotated[str, Field(min_length=1, max_length=64)]
+    """Name of the request. The training answers each once."""
+
+    time: Timestamp
+    """Time when it was asked for."""
+
+    reason: Annotated[str, Field(max_length=512)] = ""
+    """Why it was asked for."""
+
+    after: Count | None = None
+    """Slot of the newest commit at that time. Any later one answers."""
+
+    sequence: Count | None = None
+    """Slot of the commit that answered. Unset: none has."""
+
+    step: Step | None = None
+    """Step of that commit."""
+
+
 class CheckpointStatus(StatusPart):
     latest: CommitStatus | None = None
     """The commit that the next attempt resumes from."""
@@ -79,6 +102,9 @@ class CheckpointStatus(StatusPart):
 
     recent: Annotated[tuple[CommitStatus, ...], Field(max_length=MAX_RECENT)] = ()
     """The newest reported commits, oldest first."""
+
+    last_request: SaveRequest | None = None
+    """The last save that the operator asked for, ahead of announced maintenance."""
 
     root: Annotated[str, Field(max_length=64)] | None = None
     """Identity of the storage log that these commits are from: the nonce of its first entry."""

@@ -7,12 +7,23 @@ from collections.abc import Callable
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.build import config_map_name
-from stepkeeper_operator.cache.cache import Cache, JobKey
+from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.evidence import AttemptEvidence
+from stepkeeper_operator.cache.keys import ObjectKey, queued_resource_key
 from stepkeeper_operator.cache.memory import Memory
 from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cluster import BATCH_JOBS, CONFIG_MAPS, JOBSETS, PODS, Cluster
-from stepkeeper_operator.facts import BatchJob, ConfigMap, JobSet, Node, Pod, read_config_map, read_jobset
+from stepkeeper_operator.facts import (
+    BatchJob,
+    ConfigMap,
+    JobSet,
+    Node,
+    Pod,
+    QueuedMachines,
+    read_config_map,
+    read_jobset,
+    read_queued_machines,
+)
 from stepkeeper_operator.facts.raw import RawObject, controller_of
 from stepkeeper_operator.labels import JOB_UID_LABEL
 from stepkeeper_operator.observed import JOBSET_RECHECK_S, Leftover, Observed, waits_for_jobset
@@ -32,6 +43,7 @@ class Observer:
         memory: Memory,
         ca_pem: Callable[[], str],
         resync_s: int,
+        queued_resources_managed: bool,
         clock: Callable[[], float],
     ) -> None:
         self._cluster = cluster
@@ -40,9 +52,10 @@ class Observer:
         self._memory = memory
         self._ca_pem = ca_pem
         self._resync_s = resync_s
+        self._queued_resources_managed = queued_resources_managed
         self._clock = clock
 
-    async def observe(self, key: JobKey, job: CheckpointedTrainingJob) -> Observed:
+    async def observe(self, key: ObjectKey, job: CheckpointedTrainingJob) -> Observed:
         """Gather everything around the job. Raises ApiError."""
         uid = job.metadata.uid
         jobset = await self._read_jobset(key, job)
@@ -63,11 +76,20 @@ class Observer:
             config_map=config_map,
             ca_pem=self._ca_pem(),
             rejection=memory.rejection[1] if rejected and memory.rejection is not None else None,
+            machines=self._read_machines(key, job),
+            queued_resources_managed=self._queued_resources_managed,
             operator_started_at=self._memory.started_at,
             last_write_at=memory.last_write_at,
         )
 
-    async def _read_jobset(self, key: JobKey, job: CheckpointedTrainingJob) -> JobSet | None:
+    def _read_machines(self, key: ObjectKey, job: CheckpointedTrainingJob) -> QueuedMachines | None:
+        name = job.spec.placement.queued_resource_name
+        if name is None:
+            return None
+        raw = self._cache.get_queued_resource(queued_resource_key(key.namespace, name))
+        return None if raw is None else read_queued_machines(raw)
+
+    async def _read_jobset(self, key: ObjectKey, job: CheckpointedTrainingJob) -> JobSet | None:
         """Read the JobSet from the cache. If it has none, ask the API server, since much follows from that.
 
         Also ask for the JobSet that a job without a running attempt waits for: watches can break silently.
@@ -84,7 +106,7 @@ class Observer:
             return None
         return read_jobset(raw)
 
-    async def _find_leftover(self, key: JobKey, job: CheckpointedTrainingJob) -> Leftover | None:
+    async def _find_leftover(self, key: ObjectKey, job: CheckpointedTrainingJob) -> Leftover | None:
         """Find one Job or pod that an earlier JobSet left: one is enough to wait for.
 
         The API server is asked whether it still exists, since much follows from that.
@@ -121,11 +143,11 @@ class Observer:
         for resource in (BATCH_JOBS, PODS):
             # List first: an object that a watch brings meanwhile is then in the cache.
             present = await self._cluster.list_uids(resource, f"{JOB_UID_LABEL}={job.metadata.uid}")
-            if present - self._cache.list_uids(resource.plural):
+            if present - self._cache.list_uids(resource):
                 return Leftover(name=f"a {resource.kind} that no watch has told of yet")
         return None
 
-    async def _read_config_map(self, key: JobKey, uid: str) -> ConfigMap | None:
+    async def _read_config_map(self, key: ObjectKey, uid: str) -> ConfigMap | None:
         """Read the ConfigMap once per resync period. ConfigMaps aren't watched; each write also refreshes it."""
         memory, now = self._memory.get_job(uid), self._clock()
         if memory.config_map is None or now - memory.config_map_read_at >= self._resync_s:

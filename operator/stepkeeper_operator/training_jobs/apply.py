@@ -1,16 +1,14 @@
-"""Apply a decision to the cluster. A reconcile writes nowhere else."""
+"""Apply a decision about a job to the cluster. A reconcile writes nowhere else."""
 
-import logging
-import uuid
 from collections.abc import Callable
-from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, assert_never
 
-from stepkeeper_operator.api.v1alpha1.trainingjob import API_VERSION, KIND, CheckpointedTrainingJob
-from stepkeeper_operator.cache.cache import Cache, JobKey
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.cache.cache import Cache
+from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.memory import Memory
-from stepkeeper_operator.cluster import CONFIG_MAPS, EVENTS, JOBSETS, PODS, TRAINING_JOBS, Cluster
+from stepkeeper_operator.cluster import CONFIG_MAPS, JOBSETS, PODS, TRAINING_JOBS, Cluster
 from stepkeeper_operator.decision import (
     Action,
     ApplyConfigMap,
@@ -20,20 +18,15 @@ from stepkeeper_operator.decision import (
     DeletePod,
     DeleteTrainingJob,
     GiveUpPod,
-    JobEvent,
     SetSuspend,
 )
 from stepkeeper_operator.errors import ApiError, InvalidObjectError
 from stepkeeper_operator.facts import JobSet, read_config_map
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.labels import NODE_LOST_REASON
-from stepkeeper_operator.metrics import Metrics
+from stepkeeper_operator.writing import ObjectWriter
 
-__all__ = ["Applier", "pod_failure_patch", "status_manifest", "suspend_manifest"]
-
-_log = logging.getLogger(__name__)
-
-_EVENT_LIMIT = 1024
+__all__ = ["Applier", "pod_failure_patch", "suspend_manifest"]
 
 
 class Applier:
@@ -45,35 +38,31 @@ class Applier:
         cluster: Cluster,
         cache: Cache,
         memory: Memory,
-        metrics: Metrics,
-        identity: str,
+        writer: ObjectWriter,
         clock: Callable[[], float],
     ) -> None:
         self._cluster = cluster
         self._cache = cache
         self._memory = memory
-        self._metrics = metrics
-        self._identity = identity
+        self._writer = writer
         self._clock = clock
 
-    async def apply_decision(self, key: JobKey, job: CheckpointedTrainingJob, decision: Decision) -> None:
+    async def apply_decision(self, key: ObjectKey, job: CheckpointedTrainingJob, decision: Decision) -> None:
         """Carry out `decision`.
 
         Raises:
             ApiError: A write failed. The writes before it are done.
         """
         if decision.write_status:
-            body = status_manifest(job, decision)
-            raw = await self._cluster.apply(TRAINING_JOBS, key.namespace, body, subresource="status")
+            raw = await self._writer.write_status(job.metadata, decision.status.to_raw())
             self._cache.record_training_job(raw)
             self._memory.get_job(job.metadata.uid).last_write_at = self._clock()
-            self._count_write("status", key)
         for event in decision.events:
-            await self._create_event(key, job, event)
+            await self._writer.create_event(job.metadata, event)
         for action in decision.actions:
             await self._do_action(key, job, action)
 
-    async def _do_action(self, key: JobKey, job: CheckpointedTrainingJob, action: Action) -> None:
+    async def _do_action(self, key: ObjectKey, job: CheckpointedTrainingJob, action: Action) -> None:
         match action:
             case ApplyConfigMap():
                 raw = await self._cluster.apply(CONFIG_MAPS, key.namespace, action.manifest)
@@ -95,9 +84,11 @@ class Applier:
                 await self._cluster.delete(TRAINING_JOBS, key.namespace, key.name, uid=job.metadata.uid)
             case _:
                 assert_never(action)
-        self._count_write(type(action).__name__, key)
+        self._writer.count_write(type(action).__name__, job.metadata)
 
-    async def _create_jobset(self, key: JobKey, job: CheckpointedTrainingJob, action: CreateJobSet) -> None:
+    async def _create_jobset(
+        self, key: ObjectKey, job: CheckpointedTrainingJob, action: CreateJobSet
+    ) -> None:
         memory = self._memory.get_job(job.metadata.uid)
         try:
             raw = await self._cluster.create(JOBSETS, key.namespace, action.manifest)
@@ -120,56 +111,6 @@ class Applier:
                 return
         # The Job's finalizer keeps the pod until the Job has counted it. Without this deletion it holds up the restart.
         await self._cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid, at_once=True)
-
-    async def _create_event(self, key: JobKey, job: CheckpointedTrainingJob, event: JobEvent) -> None:
-        try:
-            await self._cluster.create(EVENTS, key.namespace, self._build_event(job, event))
-        except ApiError as error:
-            # The status says the same, so a lost event is not worth repeating the other writes.
-            _log.warning("cannot write event", extra={"job": "/".join(key), "error": str(error)})
-        _log.info(event.message, extra={"job": "/".join(key), "reason": event.reason})
-
-    def _build_event(self, job: CheckpointedTrainingJob, event: JobEvent) -> dict[str, Any]:
-        meta = job.metadata
-        return {
-            "apiVersion": EVENTS.api_version,
-            "kind": EVENTS.kind,
-            "metadata": {"name": f"{meta.name}.{uuid.uuid4().hex[:16]}", "namespace": meta.namespace},
-            "eventTime": datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-            "reportingController": "stepkeeper.dev/operator",
-            "reportingInstance": self._identity,
-            "action": "Reconcile",
-            "type": "Warning" if event.warning else "Normal",
-            "reason": event.reason,
-            "note": event.message[:_EVENT_LIMIT],
-            "regarding": {
-                "apiVersion": API_VERSION,
-                "kind": KIND,
-                "name": meta.name,
-                "namespace": meta.namespace,
-                "uid": meta.uid,
-            },
-        }
-
-    def _count_write(self, what: str, key: JobKey) -> None:
-        self._metrics.writes.labels(what=what).inc()
-        _log.debug("wrote", extra={"what": what, "job": "/".join(key)})
-
-
-def status_manifest(job: CheckpointedTrainingJob, decision: Decision) -> dict[str, Any]:
-    """Build the whole status. The API server refuses it if anybody changed the job since it was read."""
-    meta = job.metadata
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": {
-            "name": meta.name,
-            "namespace": meta.namespace,
-            "uid": meta.uid,
-            "resourceVersion": meta.resource_version,
-        },
-        "status": decision.status.to_raw(),
-    }
 
 
 def suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:

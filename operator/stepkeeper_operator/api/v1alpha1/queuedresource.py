@@ -1,0 +1,194 @@
+"""Define QueuedResource, a request for Cloud TPU VMs that a user makes. Its status is in `queuedresource_status`.
+
+Field docstrings become the descriptions in the CRD. The rules that a schema can't express are in
+`queuedresource_rules`.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from stepkeeper_operator.api.base import ApiModel, SpecPart, Timestamp
+from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
+from stepkeeper_operator.api.v1alpha1.queuedresource_node import NodeSpec
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus
+
+__all__ = [
+    "KIND",
+    "PLURAL",
+    "SHORT_NAMES",
+    "SINGULAR",
+    "BestEffortTier",
+    "DeletionPolicy",
+    "GuaranteedTier",
+    "OnEnd",
+    "QueuedResource",
+    "QueuedResourceSpec",
+    "QueueingSpec",
+    "RecreateBackoff",
+    "RecreatePolicy",
+    "SpotTier",
+    "TierSpec",
+    "UpdatePolicy",
+]
+
+KIND: Final = "QueuedResource"
+PLURAL: Final = "queuedresources"
+SINGULAR: Final = "queuedresource"
+SHORT_NAMES: Final = ("qr",)
+
+Seconds = Annotated[int, Field(ge=60, le=31_536_000)]
+
+
+class OnEnd(StrEnum):
+    """The reaction to a cloud resource that will never be active again."""
+
+    RECREATE = "Recreate"
+    KEEP = "Keep"
+
+
+class DeletionPolicy(StrEnum):
+    DELETE = "Delete"
+    RETAIN = "Retain"
+
+
+class UpdatePolicy(StrEnum):
+    REFUSE = "Refuse"
+    RECREATE = "Recreate"
+
+
+class GuaranteedTier(SpecPart):
+    """Machines that aren't taken away for others."""
+
+    reserved: bool = False
+    """Take them from a reservation. Only version v2alpha1 of the Cloud TPU API has this."""
+
+    min_duration_seconds: Seconds | None = None
+    """Least time for which the machines have to be free when they are granted."""
+
+
+class SpotTier(SpecPart):
+    """Machines that the cloud can take away at any time."""
+
+
+class BestEffortTier(SpecPart):
+    """Machines that are given to guaranteed requests first."""
+
+
+class TierSpec(SpecPart):
+    """Way in which the machines are bought: exactly one of guaranteed, spot and bestEffort."""
+
+    guaranteed: GuaranteedTier | None = None
+    """Machines that aren't taken away for others."""
+
+    spot: SpotTier | None = None
+    """Machines that the cloud can take away at any time."""
+
+    best_effort: BestEffortTier | None = None
+    """Machines that are given to guaranteed requests first. Only version v2alpha1 of the Cloud TPU API has it."""
+
+
+class QueueingSpec(SpecPart):
+    """Limits of the time that the request waits, at most one of these. The operator removes a request that has run out
+    from the cloud.
+    """
+
+    valid_until_seconds: Seconds | None = None
+    """Wait at most this long, from the creation of the request."""
+
+    valid_until_time: Timestamp | None = None
+    """Wait until then."""
+
+    valid_after_seconds: Seconds | None = None
+    """Grant the request only this long after its creation."""
+
+    valid_after_time: Timestamp | None = None
+    """Grant the request only from then on."""
+
+
+class RecreateBackoff(SpecPart):
+    """Wait before a cloud resource is made anew. The wait doubles each time, until one has been active for an hour."""
+
+    initial_seconds: Annotated[int, Field(ge=0, le=86_400)] = 30
+    """First wait."""
+
+    max_seconds: Annotated[int, Field(ge=0, le=86_400)] = 1800
+    """Longest wait."""
+
+
+class RecreatePolicy(SpecPart):
+    """Reaction to a cloud resource that will never be active again. What remains of it eats quota until it is
+    deleted, and that happens first.
+    """
+
+    on_suspended: OnEnd = OnEnd.RECREATE
+    """The cloud has suspended it, or a machine of it was preempted."""
+
+    on_failed: OnEnd = OnEnd.RECREATE
+    """The cloud could not provide it, or its request has run out."""
+
+    backoff: RecreateBackoff = RecreateBackoff()
+    """Wait before each recreation."""
+
+    max: Annotated[int, Field(ge=0, le=100_000)] | None = None
+    """Recreations in a row without an hour of being active in between; then the resource stays as it is. Unset: no
+    limit."""
+
+
+class QueuedResourceSpec(SpecPart):
+    """The machines that the user asks for."""
+
+    project: Annotated[str, Field(min_length=6, max_length=63)]
+    """Google Cloud project, by its id and not by its number. It can't be changed."""
+
+    zone: Annotated[str, Field(min_length=5, max_length=32)]
+    """Zone of the machines: us-central2-b. It can't be changed."""
+
+    node: NodeSpec
+    """The TPU slices that are requested."""
+
+    tier: TierSpec
+    """How the machines are bought: exactly one of guaranteed, spot and bestEffort."""
+
+    reservation_name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Reservation that the machines come from: the name of one of this project and zone, or the path of a shared one,
+    projects/<project>/locations/<zone>/reservations/<name>. Set it only with tier guaranteed {reserved: true}."""
+
+    queueing: QueueingSpec | None = None
+    """How long the request waits. Unset: until it is granted."""
+
+    recreate_policy: RecreatePolicy = RecreatePolicy()
+    """What happens to a cloud resource that will never be active again."""
+
+    update_policy: UpdatePolicy = UpdatePolicy.REFUSE
+    """Reaction to a change of node, tier, reservationName or queueing, which the cloud can't change on a live
+    resource. Refuse: the API server refuses the change. Recreate: the operator deletes the cloud resource and makes it
+    anew; jobs on it save, wait, and resume."""
+
+    deletion_policy: DeletionPolicy = DeletionPolicy.DELETE
+    """With the deletion of this object, delete the cloud resource and its machines. Retain: leave both, and what they
+    cost."""
+
+    join_timeout_seconds: Annotated[int, Field(ge=60, le=86_400)] = 900
+    """Time that all hosts have to join the cluster, from the moment that the resource is active."""
+
+    @property
+    def reservation_path(self) -> str | None:
+        """The reservation's full name in the Cloud TPU API."""
+        if self.reservation_name is None or "/" in self.reservation_name:
+            return self.reservation_name
+        return f"projects/{self.project}/locations/{self.zone}/reservations/{self.reservation_name}"
+
+
+class QueuedResource(ApiModel):
+    """Cloud TPU VMs, requested through the queue of Cloud TPU, that join this cluster as nodes."""
+
+    api_version: Literal["stepkeeper.dev/v1alpha1"] = "stepkeeper.dev/v1alpha1"
+    kind: Literal["QueuedResource"] = "QueuedResource"
+    metadata: ObjectMeta
+    spec: QueuedResourceSpec
+    """The machines that the user asks for."""
+
+    status: QueuedResourceStatus = QueuedResourceStatus()
+    """The observed state of the request. The Cloud TPU API is the truth; this is its mirror."""

@@ -1,0 +1,248 @@
+"""Define the status of a QueuedResource: a mirror of the cloud for people, and what the operator has to remember."""
+
+from enum import StrEnum
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from stepkeeper_operator.api.base import Count, StatusPart, Timestamp, map_by
+from stepkeeper_operator.api.v1alpha1.conditions import Condition
+
+__all__ = [
+    "MAX_NODES",
+    "CloudError",
+    "CloudNodeStatus",
+    "CloudOperation",
+    "MaintenanceStatus",
+    "QueuedResourceBookkeeping",
+    "QueuedResourceConditionType",
+    "QueuedResourceState",
+    "QueuedResourceStatus",
+    "StateInitiator",
+]
+
+MAX_NODES: Final = 64
+"""Cloud nodes that the status lists; nodeCount says how many there are."""
+
+
+class QueuedResourceConditionType(StrEnum):
+    ACCEPTED = "Accepted"
+    """The Cloud TPU API took the request. A False one says what to change."""
+
+    ACTIVE = "Active"
+    """All machines are provided."""
+
+    NODES_JOINED = "NodesJoined"
+    """All hosts are Ready nodes of this cluster. Jobs start then."""
+
+    DEGRADED = "Degraded"
+    """Something of it isn't as it should be, and the message says what to do."""
+
+    MAINTENANCE_SCHEDULED = "MaintenanceScheduled"
+    """The cloud has announced maintenance; the message says when."""
+
+    QUOTA_EXHAUSTED = "QuotaExhausted"
+    """The project's quota doesn't suffice. The request is tried again, slowly."""
+
+
+class QueuedResourceState(StrEnum):
+    """The state of the cloud resource. The first two are states in which the cloud has none."""
+
+    PENDING = "Pending"
+    """The operator hasn't created one yet, or waits before it makes it anew."""
+
+    GONE = "Gone"
+    """It was removed and isn't made anew."""
+
+    CREATING = "Creating"
+    ACCEPTED = "Accepted"
+    WAITING = "WaitingForResources"
+    PROVISIONING = "Provisioning"
+    ACTIVE = "Active"
+    SUSPENDING = "Suspending"
+    SUSPENDED = "Suspended"
+    FAILED = "Failed"
+    DELETING = "Deleting"
+    UNKNOWN = "Unknown"
+    """The API names a state that this version doesn't know."""
+
+
+class StateInitiator(StrEnum):
+    """The side that brought the cloud resource into its state."""
+
+    USER = "User"
+    SERVICE = "Service"
+
+
+class MaintenanceStatus(StatusPart):
+    """Maintenance that the cloud has announced for a cloud node."""
+
+    status: Annotated[str, Field(max_length=32)]
+    """Pending or Ongoing."""
+
+    type: Annotated[str, Field(max_length=64)] = ""
+    """The cloud's word for its kind: Scheduled or Unscheduled."""
+
+    window_start: Timestamp | None = None
+    """It doesn't begin earlier."""
+
+    window_end: Timestamp | None = None
+    """It is expected to be over then."""
+
+    latest_window_start: Timestamp | None = None
+    """Latest beginning that it can be moved to."""
+
+    can_reschedule: bool = False
+    """It can be begun earlier by `PerformMaintenanceQueuedResource`."""
+
+
+class CloudNodeStatus(StatusPart):
+    """One slice: a node in the words of the Cloud TPU API."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    """Its id in the cloud."""
+
+    state: Annotated[str, Field(max_length=32)]
+    """The cloud's word: Creating, Ready, Repairing, Preempted, Terminated and others."""
+
+    health: Annotated[str, Field(max_length=64)] = ""
+    """The cloud's word: Healthy, Timeout, UnhealthyTensorflow, UnhealthyMaintenance."""
+
+    health_description: Annotated[str, Field(max_length=512)] = ""
+    """The cloud's explanation of its health."""
+
+    symptoms: Annotated[tuple[Annotated[str, Field(max_length=256)], ...], Field(max_length=8)] = ()
+    """What the cloud saw on its hosts, newest first."""
+
+    hosts: Count = 0
+    """Hosts of the slice."""
+
+    joined_hosts: Count = 0
+    """Hosts that are Ready nodes of this cluster."""
+
+    autocheckpoint_enabled: bool | None = None
+    """The setting as the cloud has it; absent where the version of its API doesn't tell."""
+
+    upcoming_maintenance: MaintenanceStatus | None = None
+    """Maintenance that the cloud has announced."""
+
+
+class CloudOperation(StatusPart):
+    """A long-running operation of the cloud that the operator follows."""
+
+    name: Annotated[str, Field(min_length=1, max_length=512)]
+    """Its name in the Cloud TPU API."""
+
+    verb: Annotated[str, Field(max_length=32)]
+    """Create or Delete."""
+
+    start_time: Timestamp
+    """When the operator began it."""
+
+
+class CloudError(StatusPart):
+    """The last error of the Cloud TPU API about this resource."""
+
+    code: Annotated[str, Field(min_length=1, max_length=64)]
+    """Its gRPC code: RESOURCE_EXHAUSTED, PERMISSION_DENIED."""
+
+    message: Annotated[str, Field(max_length=2048)]
+    """The API's own words."""
+
+    kind: Annotated[str, Field(max_length=32)] = ""
+    """What it means: Quota, Terminal, NotFound, AlreadyExists, Busy, Transient or Credentials."""
+
+    verb: Annotated[str, Field(max_length=32)] = ""
+    """What was asked: List, Create or Delete."""
+
+    time: Timestamp
+    """When it was seen first."""
+
+
+class QueuedResourceBookkeeping(StatusPart):
+    """The operator's own state."""
+
+    number: Count = 0
+    """Number of the present cloud resource: 0, and one more with each recreation. Its id and request ids follow."""
+
+    created: bool = False
+    """A creation of the present one was begun: from then on it may exist in the cloud."""
+
+    adopted: bool = False
+    """The present one was not made by the operator: its labels don't say whose it is."""
+
+    asked_at: Timestamp | None = None
+    """When the present one was asked for, while a request may still be on its way."""
+
+    spec_hash: Annotated[str, Field(max_length=64)] = ""
+    """Hash of the fields that the present one was created with."""
+
+    removing: Annotated[str, Field(max_length=128)] = ""
+    """Why the present one is being removed before it is made anew; empty while it isn't."""
+
+    removing_since: Timestamp | None = None
+    """Since when it is being removed: pods on its machines have a bounded time from then."""
+
+    streak: Count = 0
+    """Recreations in a row without an hour of being active in between."""
+
+    not_before: Timestamp | None = None
+    """Earliest time to create the next one, or to try again after an error."""
+
+    active_since: Timestamp | None = None
+    """Time since when the present one has been active."""
+
+    retries: Count = 0
+    """Errors in a row."""
+
+
+class QueuedResourceStatus(StatusPart):
+    """The observed state of the request."""
+
+    observed_generation: Count | None = None
+    """Generation of the spec that this status is about."""
+
+    state: QueuedResourceState | None = None
+    """State of the cloud resource."""
+
+    state_initiator: StateInitiator | None = None
+    """Who brought it into that state."""
+
+    cloud_name: Annotated[str, Field(max_length=512)] = ""
+    """Full name of the cloud resource: projects/<project>/locations/<zone>/queuedResources/<id>."""
+
+    api_version: Annotated[str, Field(max_length=16)] = ""
+    """Version of the Cloud TPU API that is used: v2 or v2alpha1."""
+
+    api_version_reason: Annotated[str, Field(max_length=256)] = ""
+    """Why this version is used."""
+
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=map_by("type"))] = ()
+    """The state of the resource, and why."""
+
+    joined: Annotated[str, Field(max_length=16)] = ""
+    """Hosts that are Ready nodes of this cluster, of all: 3/4."""
+
+    autocheckpoint: Annotated[str, Field(max_length=16)] = ""
+    """Autocheckpoint as the cloud has it: On, Off, or Mixed; empty while nobody can tell."""
+
+    next_maintenance_time: Timestamp | None = None
+    """Earliest beginning of announced maintenance."""
+
+    node_count: Count = 0
+    """Cloud nodes of the resource."""
+
+    nodes: Annotated[tuple[CloudNodeStatus, ...], Field(max_length=MAX_NODES)] = ()
+    """The cloud nodes; with more than 64, first those that aren't well."""
+
+    operation: CloudOperation | None = None
+    """Long-running operation of the cloud that the operator follows."""
+
+    error: CloudError | None = None
+    """Last error of the Cloud TPU API; absent once it has passed."""
+
+    recreations: Count = 0
+    """Times that the cloud resource was made anew."""
+
+    bookkeeping: QueuedResourceBookkeeping = QueuedResourceBookkeeping()
+    """The operator's own state."""

@@ -1,0 +1,91 @@
+"""Say what errors of google's client mean for the request that got them."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import grpc
+from google.api_core import exceptions as api_exceptions
+from google.auth import exceptions as auth_exceptions
+from google.rpc import error_details_pb2
+
+from stepkeeper_operator.cloud_tpu.cloud import CloudTPUError, ErrorKind
+
+__all__ = ["EXPECTED", "explain_error", "explain_status"]
+
+EXPECTED: Final[tuple[type[Exception], ...]] = (
+    api_exceptions.GoogleAPIError,
+    auth_exceptions.GoogleAuthError,
+    grpc.RpcError,
+    TimeoutError,
+)
+"""Errors that a request of the client can raise. Anything else is a defect of ours."""
+
+_KINDS: Final = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ErrorKind.QUOTA,
+    grpc.StatusCode.INVALID_ARGUMENT: ErrorKind.TERMINAL,
+    grpc.StatusCode.OUT_OF_RANGE: ErrorKind.TERMINAL,
+    grpc.StatusCode.UNIMPLEMENTED: ErrorKind.TERMINAL,
+    grpc.StatusCode.PERMISSION_DENIED: ErrorKind.TERMINAL,
+    grpc.StatusCode.UNAUTHENTICATED: ErrorKind.CREDENTIALS,
+    grpc.StatusCode.NOT_FOUND: ErrorKind.NOT_FOUND,
+    grpc.StatusCode.ALREADY_EXISTS: ErrorKind.ALREADY_EXISTS,
+    grpc.StatusCode.FAILED_PRECONDITION: ErrorKind.BUSY,
+    grpc.StatusCode.ABORTED: ErrorKind.BUSY,
+}
+"""Every other code is transient: the answer says nothing about the request."""
+
+_RATE_LIMIT: Final = "RATE_LIMIT_EXCEEDED"
+"""The reason by which the API tells too many requests from too many machines: both are RESOURCE_EXHAUSTED."""
+
+_NO_ANSWER: Final = "UNAVAILABLE"
+
+
+def explain_error(error: Exception) -> CloudTPUError:
+    """Return the error of ours for one of `EXPECTED`."""
+    if isinstance(error, api_exceptions.GoogleAPICallError):
+        return _explain_call(error)
+    if isinstance(error, auth_exceptions.TransportError):
+        return CloudTPUError(ErrorKind.TRANSIENT, _NO_ANSWER, f"no answer when asking for a token: {error}")
+    if isinstance(error, auth_exceptions.GoogleAuthError):
+        return CloudTPUError(ErrorKind.CREDENTIALS, "UNAUTHENTICATED", str(error))
+    if isinstance(error, grpc.RpcError):
+        code = error.code() if hasattr(error, "code") else None
+        details = error.details() if hasattr(error, "details") else str(error)
+        name = code.name if isinstance(code, grpc.StatusCode) else "UNKNOWN"
+        return CloudTPUError(_KINDS.get(code, ErrorKind.TRANSIENT), name, str(details))
+    if isinstance(error, TimeoutError):
+        return CloudTPUError(ErrorKind.TRANSIENT, "DEADLINE_EXCEEDED", "no answer in time")
+    return CloudTPUError(ErrorKind.TRANSIENT, "UNKNOWN", str(error))
+
+
+def explain_status(code: int, message: str) -> CloudTPUError:
+    """Return the error of ours for a google.rpc.Status, as a failed operation carries it."""
+    known = next((status for status in grpc.StatusCode if status.value[0] == code), None)
+    name = "UNKNOWN" if known is None else known.name
+    return CloudTPUError(_KINDS.get(known, ErrorKind.TRANSIENT), name, message)
+
+
+def _explain_call(error: api_exceptions.GoogleAPICallError) -> CloudTPUError:
+    code = error.grpc_status_code
+    kind = _KINDS.get(code, ErrorKind.TRANSIENT)
+    if kind is ErrorKind.QUOTA and error.reason == _RATE_LIMIT:
+        kind = ErrorKind.TRANSIENT
+    name = code.name if isinstance(code, grpc.StatusCode) else "UNKNOWN"
+    return CloudTPUError(kind, name, "; ".join((str(error.message), *_describe_details(error.details))))
+
+
+def _describe_details(details: Iterable[Any]) -> Iterator[str]:
+    """Yield one line for each detail that tells more than the message: exhausted quotas, wrong fields, reasons."""
+    for detail in details:
+        match detail:
+            case error_details_pb2.QuotaFailure() | error_details_pb2.PreconditionFailure():
+                yield from (
+                    f"{violation.subject}: {violation.description}" for violation in detail.violations
+                )
+            case error_details_pb2.BadRequest():
+                yield from (f"{wrong.field}: {wrong.description}" for wrong in detail.field_violations)
+            case error_details_pb2.ErrorInfo():
+                facts = ", ".join(f"{key}={value}" for key, value in sorted(detail.metadata.items()))
+                yield f"{detail.reason} ({facts})" if facts else detail.reason
+            case _:
+                pass  # help links, stack traces, retry delays: nothing that the message doesn't say

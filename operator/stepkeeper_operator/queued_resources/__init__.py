@@ -1,0 +1,1 @@
+"""Reconcile QueuedResources with the Cloud TPU API: observe, decide, apply. Jobs are reconciled elsewhere."""

@@ -1,0 +1,145 @@
+"""Apply a decision about a QueuedResource to the cloud and the cluster. A reconcile writes nowhere else."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import assert_never
+
+from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
+from stepkeeper_operator.cache.cache import Cache
+from stepkeeper_operator.cloud_tpu.cloud import CloudTPU, CloudTPUError
+from stepkeeper_operator.cluster import NODES, Cluster
+from stepkeeper_operator.errors import EvictionBlockedError, InvalidObjectError
+from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.queued_resources.decision import (
+    Action,
+    Cordon,
+    CreateCloudResource,
+    Decision,
+    DeleteCloudResource,
+    DeleteNode,
+    EvictPod,
+    SetFinalizer,
+)
+from stepkeeper_operator.queued_resources.memory import Memory
+from stepkeeper_operator.queued_resources.naming import FINALIZER
+from stepkeeper_operator.queued_resources.observed import Observed, Outcome, Verb
+from stepkeeper_operator.queued_resources.subject import Subject
+from stepkeeper_operator.writing import ObjectWriter
+
+__all__ = ["Applier"]
+
+_log = logging.getLogger(__name__)
+
+
+class Applier:
+    """Carry out a decision in its order: status, events, actions.
+
+    What the cloud answers is remembered, and the next decision takes it into the status.
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        cache: Cache,
+        cloud: CloudTPU,
+        memory: Memory,
+        writer: ObjectWriter,
+        clock: Callable[[], float],
+    ) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._cloud = cloud
+        self._memory = memory
+        self._writer = writer
+        self._clock = clock
+
+    async def apply_decision(self, subject: Subject, observed: Observed, decision: Decision) -> None:
+        """Carry out `decision`.
+
+        Raises:
+            ApiError: A write to the cluster failed. The writes before it are done.
+        """
+        meta, memory = subject.meta, self._memory.get(subject.meta.uid)
+        if decision.write_status:
+            await self._write_status(subject, decision)
+        if memory.outcome is observed.outcome:
+            memory.outcome = None  # the status tells of it now
+        for event in decision.events:
+            await self._writer.create_event(meta, event)
+        for action in decision.actions:
+            await self._do_action(meta, action)
+            self._writer.count_write(type(action).__name__, meta)
+
+    async def _write_status(self, subject: Subject, decision: Decision) -> None:
+        memory = self._memory.get(subject.meta.uid)
+        try:
+            raw = await self._writer.write_status(subject.meta, decision.status.to_raw())
+        except InvalidObjectError as error:
+            if subject.resource is not None:
+                raise
+            # Its spec isn't valid, and the API server keeps no status with it. Its removal goes on all the same.
+            _log.warning("cannot write status of unreadable object", extra={"error": str(error)})
+            memory.unwritten = decision.status
+        else:
+            memory.unwritten = None
+            self._record(raw)
+        memory.last_write_at = self._clock()
+
+    async def _do_action(self, meta: ObjectMeta, action: Action) -> None:
+        match action:
+            case SetFinalizer():
+                await self._set_finalizer(meta, present=action.present)
+            case CreateCloudResource():
+                creation = self._cloud.create_queued_resource(action.request)
+                await self._ask_cloud(meta, Verb.CREATE, action.request.id, creation)
+            case DeleteCloudResource():
+                deletion = self._cloud.delete_queued_resource(
+                    action.place, action.cloud_id, request_id=action.request_id, version=action.version
+                )
+                await self._ask_cloud(meta, Verb.DELETE, action.cloud_id, deletion)
+            case Cordon():
+                member = action.member
+                raw = await self._cluster.set_unschedulable(member.name, uid=member.uid, unschedulable=True)
+                if raw is not None:
+                    self._cache.record_node(raw)
+            case EvictPod():
+                await self._evict(action)
+            case DeleteNode():
+                await self._cluster.delete(NODES, None, action.member.name, uid=action.member.uid)
+            case _:
+                assert_never(action)
+
+    async def _ask_cloud(
+        self, meta: ObjectMeta, verb: Verb, cloud_id: str, request: Awaitable[str | None]
+    ) -> None:
+        memory, at = self._memory.get(meta.uid), self._clock()
+        memory.last_cloud_write_at = at
+        try:
+            operation = await request
+        except CloudTPUError as error:
+            memory.outcome = Outcome(verb=verb, cloud_id=cloud_id, at=at, error=error)
+        else:
+            memory.outcome = Outcome(verb=verb, cloud_id=cloud_id, at=at, operation=operation or "")
+        finally:
+            memory.last_cloud_write_at = self._clock()
+            memory.operation_read_at = 0.0
+
+    async def _set_finalizer(self, meta: ObjectMeta, *, present: bool) -> None:
+        others = [name for name in meta.finalizers if name != FINALIZER]
+        raw = await self._writer.set_finalizers(meta, [*others, FINALIZER] if present else others)
+        if raw is not None and present:  # without it, the object goes, and the watch tells it
+            self._record(raw)
+
+    async def _evict(self, action: EvictPod) -> None:
+        pod = action.pod
+        try:
+            await self._cluster.evict_pod(pod.namespace, pod.name, uid=pod.uid)
+        except EvictionBlockedError as error:
+            # Its disruption budget forbids it now. The time for the drain is bounded, and it is asked for again.
+            _log.info(
+                "cannot evict pod yet", extra={"pod": f"{pod.namespace}/{pod.name}", "error": str(error)}
+            )
+
+    def _record(self, raw: RawObject) -> None:
+        self._cache.record_queued_resource(raw)

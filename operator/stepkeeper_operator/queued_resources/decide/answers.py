@@ -1,0 +1,138 @@
+"""Take the cloud's answers into the status: to requests of ours, of operations, and errors of lists. Pure."""
+
+from typing import Any, Final
+
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
+    CloudError,
+    CloudOperation,
+    QueuedResourceState,
+    QueuedResourceStatus,
+)
+from stepkeeper_operator.cloud_tpu.cloud import CloudTPUError, ErrorKind
+from stepkeeper_operator.queued_resources.observed import Outcome, Verb
+from stepkeeper_operator.queued_resources.pacing import compute_retry_s
+from stepkeeper_operator.queued_resources.sight import Presence, Scene, Sight
+
+__all__ = ["book", "error_kind", "fold_answers", "record_error"]
+
+_MESSAGE_LIMIT: Final = 2048
+_LASTING: Final = {ErrorKind.TERMINAL, ErrorKind.NOT_FOUND, ErrorKind.CREDENTIALS}
+
+
+def book(status: QueuedResourceStatus, **changes: Any) -> QueuedResourceStatus:
+    """Return the status with changes in its bookkeeping."""
+    return status.model_copy(update={"bookkeeping": status.bookkeeping.model_copy(update=changes)})
+
+
+def error_kind(status: QueuedResourceStatus) -> ErrorKind | None:
+    """Return what the last error means; None: there is none."""
+    if status.error is None:
+        return None
+    kinds = {kind.value: kind for kind in ErrorKind}
+    return kinds.get(status.error.kind, ErrorKind.TRANSIENT)
+
+
+def fold_answers(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceStatus:
+    """Return the status with all answers of the cloud in it."""
+    status = _fold_listing(status, scene)
+    if scene.observed.outcome is not None:
+        status = _fold_outcome(status, scene.observed.outcome, scene)
+    return _fold_operation(status, scene)
+
+
+def record_error(
+    status: QueuedResourceStatus, error: CloudTPUError, verb: Verb, scene: Scene
+) -> QueuedResourceStatus:
+    """Return the status with the error, and with the time of the next try."""
+    retries = status.bookkeeping.retries + 1
+    not_before = int(scene.now + compute_retry_s(error.kind, retries, scene.settings))
+    return book(_show_error(status, error, verb, now=scene.now), retries=retries, not_before=not_before)
+
+
+def _fold_listing(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceStatus:
+    observed, sight = scene.observed, scene.sight
+    if observed.listing is None:
+        # A passing error of a list isn't told: it would be written to each of the place's resources.
+        lasting = observed.error is not None and observed.error.kind in _LASTING
+        if lasting and observed.error is not None:
+            return _show_error(status, observed.error, Verb.LIST, now=scene.now)
+        return status
+    verb = None if status.error is None else status.error.verb
+    if verb == Verb.LIST:  # the time of the next creation stands
+        return status.model_copy(update={"error": None})
+    created = verb == Verb.CREATE and sight.is_ours
+    deleted = verb == Verb.DELETE and sight.presence is Presence.ABSENT
+    return _clear_error(status) if created or deleted else status
+
+
+def _fold_outcome(status: QueuedResourceStatus, outcome: Outcome, scene: Scene) -> QueuedResourceStatus:
+    if outcome.verb is Verb.CREATE and status.bookkeeping.retries == 0 and _is_answer(outcome):
+        status = book(status, asked_at=None)
+    if outcome.error is not None:
+        return record_error(status, outcome.error, outcome.verb, scene)
+    status = _clear_error(status)
+    if outcome.verb is Verb.CREATE:
+        status = status.model_copy(update={"state": QueuedResourceState.CREATING})
+    if not outcome.operation:
+        return status
+    operation = CloudOperation(name=outcome.operation, verb=outcome.verb.value, start_time=int(outcome.at))
+    return status.model_copy(update={"operation": operation})
+
+
+def _fold_operation(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceStatus:
+    """End an operation that is done. What it did is judged together with a listing, so it waits for one."""
+    operation, answer, sight = status.operation, scene.observed.operation, scene.sight
+    if operation is None or sight.presence is Presence.UNKNOWN:
+        return status
+    if answer is not None and (answer.name != operation.name or not answer.done):
+        answer = None
+    if answer is None and scene.now - operation.start_time < scene.settings.operation_s:
+        return status
+    status = status.model_copy(update={"operation": None})
+    removing = bool(status.bookkeeping.removing)
+    error = None if answer is None else answer.error
+    if operation.verb == Verb.CREATE:
+        # A resource that exists tells by its state what became of it.
+        failed = error is not None and sight.presence is Presence.ABSENT and not removing
+        return _fold_failed_creation(status, error, scene) if failed and error is not None else status
+    if error is None and removing and _is_still_there(sight):
+        text = "its deletion is over, but the resource still exists"
+        error = CloudTPUError(ErrorKind.BUSY, "ABORTED", text)
+    return status if error is None else record_error(status, error, Verb.DELETE, scene)
+
+
+def _fold_failed_creation(
+    status: QueuedResourceStatus, error: CloudTPUError, scene: Scene
+) -> QueuedResourceStatus:
+    """Take another number: the API may answer the same request with the same failed operation."""
+    status = book(status, created=False, number=status.bookkeeping.number + 1, asked_at=None)
+    status = status.model_copy(update={"state": QueuedResourceState.PENDING})
+    return record_error(status, error, Verb.CREATE, scene)
+
+
+def _is_answer(outcome: Outcome) -> bool:
+    """Return False where the request may still be carried out."""
+    return outcome.error is None or outcome.error.kind is not ErrorKind.TRANSIENT
+
+
+def _is_still_there(sight: Sight) -> bool:
+    return sight.is_ours and sight.resource is not None and sight.resource.state != "DELETING"
+
+
+def _show_error(
+    status: QueuedResourceStatus, error: CloudTPUError, verb: Verb, *, now: float
+) -> QueuedResourceStatus:
+    before = status.error
+    same = before is not None and (before.code, before.kind, before.verb) == (error.code, error.kind, verb)
+    shown = CloudError(
+        code=error.code,
+        message=error.message[:_MESSAGE_LIMIT],
+        kind=error.kind.value,
+        verb=verb.value,
+        time=before.time if same and before is not None else int(now),
+    )
+    return status.model_copy(update={"error": shown})
+
+
+def _clear_error(status: QueuedResourceStatus) -> QueuedResourceStatus:
+    return book(status.model_copy(update={"error": None}), retries=0, not_before=None)

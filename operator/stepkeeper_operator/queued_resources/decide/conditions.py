@@ -1,0 +1,230 @@
+"""Derive the conditions of a QueuedResource. Pure."""
+
+from typing import Final
+
+from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus
+from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
+from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
+    QueuedResourceConditionType,
+    QueuedResourceState,
+    QueuedResourceStatus,
+)
+from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, ErrorKind
+from stepkeeper_operator.facts.raw import render_time
+from stepkeeper_operator.queued_resources.decide.answers import error_kind
+from stepkeeper_operator.queued_resources.decide.joining import derive_joined
+from stepkeeper_operator.queued_resources.decide.mirror import to_word
+from stepkeeper_operator.queued_resources.decision import Finding, Plan, Problem
+from stepkeeper_operator.queued_resources.observed import Observed
+from stepkeeper_operator.queued_resources.request import wants_autocheckpoint
+from stepkeeper_operator.queued_resources.sight import Presence, Scene, Sight
+
+__all__ = ["degraded", "derive_conditions", "merge_conditions"]
+
+_TYPES: Final = QueuedResourceConditionType
+_STATUS: Final = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
+_MESSAGE_LIMIT: Final = 2048
+_NAMED: Final = 3
+_SILENT_S: Final = 300
+"""Seconds without a listing that are told of. Shorter silences are the retries' business."""
+
+_STATE_TEXTS: Final = {
+    QueuedResourceState.CREATING: "the cloud is creating the request",
+    QueuedResourceState.ACCEPTED: "the request waits in the queue for machines",
+    QueuedResourceState.WAITING: "the request waits in the queue for machines",
+    QueuedResourceState.PROVISIONING: "the machines are being provided",
+    QueuedResourceState.ACTIVE: "all machines are provided",
+    QueuedResourceState.SUSPENDING: "the cloud takes the machines back",
+    QueuedResourceState.SUSPENDED: "the machines are gone",
+    QueuedResourceState.DELETING: "it is being deleted",
+    QueuedResourceState.GONE: "it was removed and isn't made anew",
+}
+_REFUSALS: Final = {
+    ErrorKind.TERMINAL: "Refused",
+    ErrorKind.NOT_FOUND: "Refused",
+    ErrorKind.ALREADY_EXISTS: "AlreadyExists",
+    ErrorKind.CREDENTIALS: "NoCredentials",
+}
+_ADVICE: Final = {
+    ErrorKind.TERMINAL: "Change the spec, or what the message names in the project; it is tried again every hour, and"
+    " at once after a change of the spec",
+    ErrorKind.NOT_FOUND: "Check spec.project and spec.zone; it is tried again every hour",
+    ErrorKind.ALREADY_EXISTS: "Something of that name exists that can't be listed, or a node of that name: choose"
+    " another metadata.name or node.idPrefix, or delete it",
+    ErrorKind.CREDENTIALS: "Give the operator credentials: cloudTPU.credentialsSecret in the chart's values, or"
+    " Workload Identity (docs/operations/queued-resources.md)",
+}
+_QUOTA_IS_ENOUGH: Final = {
+    QueuedResourceState.WAITING,
+    QueuedResourceState.PROVISIONING,
+    QueuedResourceState.ACTIVE,
+    QueuedResourceState.SUSPENDING,
+    QueuedResourceState.SUSPENDED,
+}
+
+
+def derive_conditions(
+    resource: QueuedResource, plan: Plan, status: QueuedResourceStatus, scene: Scene
+) -> tuple[tuple[Finding, ...], float | None]:
+    """Derive the conditions that can be told now; the others stay as they are.
+
+    Returns:
+        The conditions, and the seconds until a deadline of theirs; None if there is none.
+
+    """
+    sight = scene.sight
+    joined, look_s = derive_joined(resource, status, scene)
+    problems = (
+        *plan.problems,
+        *_find_autocheckpoint_problem(resource, sight),
+        *_find_unwell_nodes(sight),
+        *_find_silence(scene.observed, now=scene.now),
+    )
+    findings = [
+        _derive_accepted(plan, sight, status),
+        _derive_active(plan, sight, status),
+        joined,
+        degraded(problems),
+        _derive_maintenance(sight),
+        _derive_quota(sight, status),
+    ]
+    return tuple(finding for finding in findings if finding is not None), look_s
+
+
+def merge_conditions(
+    meta: ObjectMeta, before: tuple[Condition, ...], findings: tuple[Finding, ...], *, now: float
+) -> tuple[Condition, ...]:
+    """Merge what was found into the conditions. A transition time changes only with the status."""
+    after = {condition.type: condition for condition in before}
+    for finding in findings:
+        status, known = _STATUS[finding.status], after.get(finding.type)
+        since = known.last_transition_time if known is not None and known.status is status else int(now)
+        after[finding.type] = Condition(
+            type=finding.type,
+            status=status,
+            reason=finding.reason,
+            message=finding.message[:_MESSAGE_LIMIT],
+            last_transition_time=since,
+            observed_generation=meta.generation,
+        )
+    order = [kind.value for kind in _TYPES]
+    return tuple(sorted(after.values(), key=lambda c: order.index(c.type) if c.type in order else len(order)))
+
+
+def degraded(problems: tuple[Problem, ...]) -> Finding:
+    """Sum up all problems; the first one gives the reason."""
+    if not problems:
+        return Finding(type=_TYPES.DEGRADED, status=False, reason="AsExpected")
+    text = "; ".join(problem.message for problem in problems)
+    return Finding(type=_TYPES.DEGRADED, status=True, reason=problems[0].reason, message=text)
+
+
+def _derive_accepted(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> Finding | None:
+    kind = _TYPES.ACCEPTED
+    if plan.accepted is not None:
+        return plan.accepted
+    error = error_kind(status)
+    if status.error is not None and error in _REFUSALS and status.error.verb != "Delete":
+        text = f"{status.error.code}: {status.error.message}. {_ADVICE[error]}"
+        return Finding(type=kind, status=False, reason=_REFUSALS[error], message=text)
+    if sight.is_ours and sight.resource is not None and sight.resource.state != "FAILED":
+        return Finding(
+            type=kind, status=True, reason="Accepted", message=f"the cloud has {sight.resource.name}"
+        )
+    if any(condition.type == kind for condition in status.conditions) and not plan.actions:
+        return None
+    return Finding(type=kind, status=None, reason="NotAnswered", message=plan.waiting)
+
+
+def _derive_active(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> Finding | None:
+    kind, state = _TYPES.ACTIVE, status.state or QueuedResourceState.PENDING
+    removing = status.bookkeeping.removing
+    if removing:
+        return Finding(type=kind, status=False, reason=removing, message=plan.waiting)
+    if sight.presence is Presence.UNKNOWN and status.conditions:
+        return None
+    if state is QueuedResourceState.ACTIVE:
+        return Finding(type=kind, status=True, reason="Active", message=_STATE_TEXTS[state])
+    text = plan.waiting or _STATE_TEXTS.get(state, "")
+    if sight.resource is not None and sight.is_ours and sight.resource.error_code:
+        text = f"{sight.resource.error_code}: {sight.resource.error_message}"
+    elif status.error is not None:
+        text = f"{text}{'; ' if text else ''}{status.error.code}: {status.error.message}"
+    return Finding(type=kind, status=False, reason=state.value, message=text)
+
+
+def _derive_maintenance(sight: Sight) -> Finding | None:
+    kind = _TYPES.MAINTENANCE_SCHEDULED
+    if sight.presence is Presence.UNKNOWN:
+        return None
+    announced = [(node, node.maintenance) for node in sight.nodes if node.maintenance is not None]
+    if not announced:
+        return Finding(type=kind, status=False, reason="NotAnnounced")
+    first, maintenance = min(announced, key=lambda pair: pair[1].window_start or 0)
+    ongoing = any(item.status == "ONGOING" for _, item in announced)
+    more = f", and {len(announced) - 1} more" if len(announced) > 1 else ""
+    text = f"node {first.id}{more}: {_describe_window(maintenance)}. Jobs on it save before it begins"
+    return Finding(type=kind, status=True, reason="Ongoing" if ongoing else "Pending", message=text)
+
+
+def _describe_window(maintenance: CloudMaintenance) -> str:
+    start, end = maintenance.window_start, maintenance.window_end
+    window = "at an unknown time" if start is None else f"from {render_time(start)}"
+    if end is not None:
+        window += f" to {render_time(end)}"
+    return f"{to_word(maintenance.type)} maintenance is {to_word(maintenance.status)}, {window}"
+
+
+def _derive_quota(sight: Sight, status: QueuedResourceStatus) -> Finding | None:
+    kind, known = _TYPES.QUOTA_EXHAUSTED, {condition.type for condition in status.conditions}
+    text = ""
+    if status.error is not None and error_kind(status) is ErrorKind.QUOTA:
+        text = status.error.message
+    elif sight.resource is not None and sight.is_ours and sight.resource.error_code == "RESOURCE_EXHAUSTED":
+        text = sight.resource.error_message
+    if text:
+        text = f"{text}. It is tried again, slowly: free quota in the project, or ask for more"
+        return Finding(type=kind, status=True, reason="QuotaExhausted", message=text)
+    if status.state in _QUOTA_IS_ENOUGH or kind not in known:
+        return Finding(type=kind, status=False, reason="QuotaSuffices")
+    return None
+
+
+def _find_autocheckpoint_problem(resource: QueuedResource, sight: Sight) -> tuple[Problem, ...]:
+    wanted = wants_autocheckpoint(resource.spec)
+    wrong = [
+        node.id
+        for node in sight.nodes
+        if node.autocheckpoint_enabled is not None and node.autocheckpoint_enabled is not wanted
+    ]
+    if not wrong:
+        return ()
+    text = (
+        f"autocheckpoint is {'off' if wanted else 'on'} on {_name(wrong)}, and the spec asks for "
+        f"{'on' if wanted else 'off'}. The cloud takes it with the creation only: delete this object and make it "
+        f"again; if that changes nothing, ask for node.autocheckpointEnabled: {str(not wanted).lower()} there"
+    )
+    return (Problem(reason="AutocheckpointMismatch", message=text),)
+
+
+def _find_unwell_nodes(sight: Sight) -> tuple[Problem, ...]:
+    unwell = [node for node in sight.nodes if node.health not in {"", "HEALTHY"}]
+    if not unwell:
+        return ()
+    first = unwell[0]
+    why = first.health_description or "; ".join(first.symptoms) or "the cloud doesn't say why"
+    text = f"{_name([node.id for node in unwell])}: {to_word(first.health)}: {why}"
+    return (Problem(reason="NodeUnhealthy", message=text),)
+
+
+def _find_silence(observed: Observed, *, now: float) -> tuple[Problem, ...]:
+    if observed.listing is not None or now - observed.listed_at < _SILENT_S or observed.error is None:
+        return ()
+    text = f"the cloud can't be looked at, and this status may be old: {observed.error}"
+    return (Problem(reason="CloudUnreachable", message=text),)
+
+
+def _name(names: list[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,125 @@
+"""Decide for a QueuedResource that is being deleted. It needs no readable spec, and works in every state. Pure."""
+
+from typing import Final
+
+from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
+    QueuedResourceConditionType,
+    QueuedResourceStatus,
+)
+from stepkeeper_operator.cloud_tpu.cloud import ErrorKind
+from stepkeeper_operator.events import ObjectEvent
+from stepkeeper_operator.queued_resources.decide.answers import error_kind, fold_answers
+from stepkeeper_operator.queued_resources.decide.conditions import degraded, merge_conditions
+from stepkeeper_operator.queued_resources.decide.events import derive_events
+from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud
+from stepkeeper_operator.queued_resources.decide.removal import Removal, begin_removal, plan_removal
+from stepkeeper_operator.queued_resources.decision import (
+    Decision,
+    Finding,
+    Problem,
+    SetFinalizer,
+)
+from stepkeeper_operator.queued_resources.naming import FINALIZER, make_cloud_id, parse_cloud_name
+from stepkeeper_operator.queued_resources.observed import Observed
+from stepkeeper_operator.queued_resources.pacing import find_soonest
+from stepkeeper_operator.queued_resources.settings import CloudSettings
+from stepkeeper_operator.queued_resources.sight import Scene, Sight, look_at
+
+__all__ = ["decide_deletion"]
+
+_REASON: Final = "Deleted"
+_BLOCKED: Final = {ErrorKind.TERMINAL, ErrorKind.NOT_FOUND, ErrorKind.CREDENTIALS}
+
+
+def decide_deletion(
+    meta: ObjectMeta,
+    before: QueuedResourceStatus,
+    observed: Observed,
+    settings: CloudSettings,
+    *,
+    retain: bool,
+    now: float,
+) -> Decision:
+    """Decide the next step of a deletion. The finalizer goes last: until then, the object says what is left."""
+    if FINALIZER not in meta.finalizers:
+        return Decision(status=before)
+    if retain:
+        return Decision(status=before, actions=(SetFinalizer(present=False),), events=_tell_retained(before))
+    sight = _look(meta, before, observed)
+    never_asked = not before.bookkeeping.created and not before.bookkeeping.removing
+    if never_asked and not _must_look(before, observed) and not sight.is_ours and not sight.strays:
+        return Decision(status=before, actions=(SetFinalizer(present=False),))
+    scene = Scene(meta=meta, observed=observed, sight=sight, settings=settings, now=now)
+    status = begin_removal(fold_answers(before, scene), _REASON, now=now)
+    removal = plan_removal(status, scene)
+    if removal.done:
+        return Decision(status=before, actions=(SetFinalizer(present=False),))
+    status = _describe(meta, mirror_cloud(status, scene), observed, removal, now=now)
+    changed = status != before
+    return Decision(
+        status=status,
+        write_status=changed,
+        actions=removal.actions,
+        events=derive_events(before, status) if changed else (),
+        requeue_after_s=find_soonest(removal.look_s),
+    )
+
+
+def _must_look(status: QueuedResourceStatus, observed: Observed) -> bool:
+    """Return True while only the cloud can tell whether it has anything: somebody may have emptied the status."""
+    return status.observed_generation is None and observed.error is not None
+
+
+def _look(meta: ObjectMeta, status: QueuedResourceStatus, observed: Observed) -> Sight:
+    """Look for what the status says was made. Its id is there also where the spec can't be read."""
+    named = parse_cloud_name(status.cloud_name)
+    bookkeeping = status.bookkeeping
+    cloud_id = make_cloud_id(meta.namespace, meta.name, bookkeeping.number)
+    if bookkeeping.created and named is not None:
+        cloud_id = named[1]
+    return look_at(observed, meta, cloud_id, adopted=bookkeeping.adopted)
+
+
+def _describe(
+    meta: ObjectMeta, status: QueuedResourceStatus, observed: Observed, removal: Removal, *, now: float
+) -> QueuedResourceStatus:
+    kinds = QueuedResourceConditionType
+    text = f"it is being deleted: {removal.waiting}"
+    findings = [
+        Finding(type=kinds.ACTIVE, status=False, reason=_REASON, message=text),
+        Finding(type=kinds.NODES_JOINED, status=False, reason=_REASON, message="it is being deleted"),
+        degraded(_find_obstacles(meta, status, observed)),
+    ]
+    conditions = merge_conditions(meta, status.conditions, tuple(findings), now=now)
+    return status.model_copy(update={"conditions": conditions, "observed_generation": meta.generation})
+
+
+def _find_obstacles(
+    meta: ObjectMeta, status: QueuedResourceStatus, observed: Observed
+) -> tuple[Problem, ...]:
+    error, kind = status.error, error_kind(status)
+    if error is None and observed.error is not None and observed.error.kind in _BLOCKED:
+        return (Problem(reason="DeletionBlocked", message=_advise(meta, status, str(observed.error))),)
+    if error is None or kind not in _BLOCKED:
+        return ()
+    return (
+        Problem(reason="DeletionBlocked", message=_advise(meta, status, f"{error.code}: {error.message}")),
+    )
+
+
+def _advise(meta: ObjectMeta, status: QueuedResourceStatus, why: str) -> str:
+    what = status.cloud_name or "its cloud resource"
+    patch = f"kubectl -n {meta.namespace} patch qr {meta.name} --type merge -p"
+    return (
+        f"{what} can't be deleted, and costs money while it exists: {why}. Give the operator its credentials and "
+        "permissions back and it goes on by itself. To let go of it without deleting it: "
+        f'{patch} \'{{"spec":{{"deletionPolicy":"Retain"}}}}\''
+    )
+
+
+def _tell_retained(status: QueuedResourceStatus) -> tuple[ObjectEvent, ...]:
+    if not status.bookkeeping.created:
+        return ()
+    text = f"{status.cloud_name} and its machines stay in the cloud, and cost money, as deletionPolicy: Retain says"
+    return (ObjectEvent(warning=True, reason="Retained", message=text),)

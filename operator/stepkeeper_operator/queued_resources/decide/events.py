@@ -1,0 +1,76 @@
+"""Derive the Kubernetes events that tell a person how the status changed. Pure."""
+
+from typing import Final
+
+from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
+    QueuedResourceConditionType,
+    QueuedResourceState,
+    QueuedResourceStatus,
+)
+from stepkeeper_operator.events import ObjectEvent
+
+__all__ = ["derive_events"]
+
+_TYPES: Final = QueuedResourceConditionType
+_BAD_STATES: Final = {
+    QueuedResourceState.FAILED,
+    QueuedResourceState.SUSPENDED,
+    QueuedResourceState.SUSPENDING,
+}
+_BAD: Final = {
+    _TYPES.ACCEPTED: ConditionStatus.FALSE,
+    _TYPES.DEGRADED: ConditionStatus.TRUE,
+    _TYPES.QUOTA_EXHAUSTED: ConditionStatus.TRUE,
+    _TYPES.MAINTENANCE_SCHEDULED: ConditionStatus.TRUE,
+}
+_GOOD: Final = {_TYPES.NODES_JOINED: ConditionStatus.TRUE}
+_TIMEOUT: Final = "JoinTimeout"
+
+
+def derive_events(before: QueuedResourceStatus, after: QueuedResourceStatus) -> tuple[ObjectEvent, ...]:
+    """List the events between two statuses: changes of state, conditions that people act on, errors, each once."""
+    conditions = _derive_condition_events(before, after)
+    told = any(event.reason != "AllHostsJoined" for event in conditions)
+    return (
+        *_derive_state_event(before, after),
+        *conditions,
+        *(() if told else _derive_error_event(before, after)),
+    )
+
+
+def _derive_state_event(before: QueuedResourceStatus, after: QueuedResourceStatus) -> tuple[ObjectEvent, ...]:
+    if after.state is None or before.state is after.state:
+        return ()
+    active = _find(after, _TYPES.ACTIVE)
+    why = f": {active.message}" if active is not None and active.message else ""
+    text = f"state {before.state or 'none'} to {after.state}{why}"
+    return (ObjectEvent(warning=after.state in _BAD_STATES, reason=after.state.value, message=text),)
+
+
+def _derive_condition_events(
+    before: QueuedResourceStatus, after: QueuedResourceStatus
+) -> tuple[ObjectEvent, ...]:
+    events = []
+    for kind in _TYPES:
+        earlier, now = _find(before, kind), _find(after, kind)
+        if now is None or (
+            earlier is not None and (earlier.status, earlier.reason) == (now.status, now.reason)
+        ):
+            continue
+        bad = _BAD.get(kind) is now.status or now.reason == _TIMEOUT
+        if bad or _GOOD.get(kind) is now.status:
+            events.append(ObjectEvent(warning=bad, reason=now.reason, message=now.message))
+    return tuple(events)
+
+
+def _derive_error_event(before: QueuedResourceStatus, after: QueuedResourceStatus) -> tuple[ObjectEvent, ...]:
+    earlier, now = before.error, after.error
+    if now is None or (earlier is not None and (earlier.code, earlier.verb) == (now.code, now.verb)):
+        return ()
+    text = f"{now.verb}: {now.code}: {now.message}"
+    return (ObjectEvent(warning=True, reason="CloudError", message=text),)
+
+
+def _find(status: QueuedResourceStatus, kind: str) -> Condition | None:
+    return next((condition for condition in status.conditions if condition.type == kind), None)

@@ -1,0 +1,156 @@
+"""Mirror what the cloud has of a resource in its status. Pure."""
+
+from collections import Counter
+from typing import Final
+
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
+    MAX_NODES,
+    CloudNodeStatus,
+    MaintenanceStatus,
+    QueuedResourceState,
+    QueuedResourceStatus,
+    StateInitiator,
+)
+from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudNode
+from stepkeeper_operator.queued_resources.observed import Member
+from stepkeeper_operator.queued_resources.sight import Presence, Scene
+
+__all__ = ["clear_mirror", "count_hosts", "is_well", "match_members", "mirror_cloud", "to_state", "to_word"]
+
+_STATES: Final = {
+    "CREATING": QueuedResourceState.CREATING,
+    "ACCEPTED": QueuedResourceState.ACCEPTED,
+    "WAITING_FOR_RESOURCES": QueuedResourceState.WAITING,
+    "PROVISIONING": QueuedResourceState.PROVISIONING,
+    "ACTIVE": QueuedResourceState.ACTIVE,
+    "SUSPENDING": QueuedResourceState.SUSPENDING,
+    "SUSPENDED": QueuedResourceState.SUSPENDED,
+    "FAILED": QueuedResourceState.FAILED,
+    "DELETING": QueuedResourceState.DELETING,
+}
+_INITIATORS: Final = {"USER": StateInitiator.USER, "SERVICE": StateInitiator.SERVICE}
+_TEXT_LIMIT: Final = 512
+_SYMPTOM_LIMIT: Final = 256
+_MOST_SYMPTOMS: Final = 8
+
+
+def to_state(state: str) -> QueuedResourceState:
+    """Return the state for the cloud's name of it."""
+    return _STATES.get(state, QueuedResourceState.UNKNOWN)
+
+
+def to_word(name: str) -> str:
+    """Write a name of the cloud's as Kubernetes writes such words: UNHEALTHY_MAINTENANCE, UnhealthyMaintenance."""
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+def mirror_cloud(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceStatus:
+    """Return the status with what the cloud has. While nobody can tell, it stays as it was."""
+    observed, sight = scene.observed, scene.sight
+    if sight.presence is Presence.UNKNOWN:
+        return status
+    if not sight.is_ours or sight.resource is None:
+        return clear_mirror(status)
+    joined = match_members(sight.nodes, observed.members)
+    rows = [(_show_node(node, joined.get(node.id, ())), node) for node in sight.nodes]
+    if len(rows) > MAX_NODES:
+        rows.sort(key=lambda row: is_well(row[0]))
+    starts = [node.maintenance.window_start for node in sight.nodes if node.maintenance is not None]
+    known_starts = [start for start in starts if start is not None]
+    return status.model_copy(
+        update={
+            "state": to_state(sight.resource.state),
+            "state_initiator": _INITIATORS.get(sight.resource.initiator),
+            "cloud_name": sight.resource.name,
+            "joined": _show_joined([row for row, _ in rows]),
+            "autocheckpoint": _sum_up_autocheckpoint(sight.nodes),
+            "next_maintenance_time": min(known_starts) if known_starts else None,
+            "node_count": len(rows),
+            "nodes": tuple(row for row, _ in rows[:MAX_NODES]),
+        }
+    )
+
+
+def clear_mirror(status: QueuedResourceStatus) -> QueuedResourceStatus:
+    """Return the status without nodes: the cloud has none."""
+    return status.model_copy(
+        update={
+            "state_initiator": None,
+            "joined": "",
+            "autocheckpoint": "",
+            "next_maintenance_time": None,
+            "node_count": 0,
+            "nodes": (),
+        }
+    )
+
+
+def match_members(nodes: tuple[CloudNode, ...], members: tuple[Member, ...]) -> dict[str, tuple[Member, ...]]:
+    """Match the cluster's nodes with the cloud's, by id, cloud node's id first.
+
+    A member belongs to the cloud node that its label names, or that has its address. One that names a cloud node of
+    somebody else is nobody's: anybody whose kubelet may join could write our uid on a label.
+    """
+    by_address = {address: node.id for node in nodes for address in node.addresses if address}
+    ids = {node.id for node in nodes}
+    matched: dict[str, tuple[Member, ...]] = {}
+    for member in members:
+        node_id: str | None = member.cloud_node
+        if not member.cloud_node:
+            node_id = next((by_address[a] for a in member.addresses if a in by_address), None)
+        if node_id in ids and node_id is not None:
+            matched[node_id] = (*matched.get(node_id, ()), member)
+    return matched
+
+
+def count_hosts(node: CloudNode) -> int:
+    """Count the hosts of a node. It has one at least, also where the cloud doesn't tell yet."""
+    return max(1, node.n_hosts)
+
+
+def is_well(node: CloudNodeStatus) -> bool:
+    """Check whether there is nothing to say about the node."""
+    healthy = node.health in {"", "Healthy"}
+    joined = node.joined_hosts >= node.hosts
+    return node.state == "Ready" and healthy and joined and node.upcoming_maintenance is None
+
+
+def _show_node(node: CloudNode, members: tuple[Member, ...]) -> CloudNodeStatus:
+    hosts = count_hosts(node)
+    return CloudNodeStatus(
+        name=node.id,
+        state=to_word(node.state)[:32],
+        health=to_word(node.health)[:64],
+        health_description=node.health_description[:_TEXT_LIMIT],
+        symptoms=tuple(text[:_SYMPTOM_LIMIT] for text in node.symptoms[:_MOST_SYMPTOMS]),
+        hosts=hosts,
+        joined_hosts=min(hosts, sum(member.ready for member in members)),
+        autocheckpoint_enabled=node.autocheckpoint_enabled,
+        upcoming_maintenance=None if node.maintenance is None else _show_maintenance(node.maintenance),
+    )
+
+
+def _show_maintenance(maintenance: CloudMaintenance) -> MaintenanceStatus:
+    return MaintenanceStatus(
+        status=to_word(maintenance.status)[:32],
+        type=to_word(maintenance.type)[:64],
+        window_start=maintenance.window_start,
+        window_end=maintenance.window_end,
+        latest_window_start=maintenance.latest_window_start,
+        can_reschedule=maintenance.can_reschedule,
+    )
+
+
+def _show_joined(rows: list[CloudNodeStatus]) -> str:
+    if not rows:
+        return ""
+    return f"{sum(row.joined_hosts for row in rows)}/{sum(row.hosts for row in rows)}"
+
+
+def _sum_up_autocheckpoint(nodes: tuple[CloudNode, ...]) -> str:
+    counts = Counter(node.autocheckpoint_enabled for node in nodes)
+    if not counts or counts[None]:
+        return ""
+    if counts[True] and counts[False]:
+        return "Mixed"
+    return "On" if counts[True] else "Off"

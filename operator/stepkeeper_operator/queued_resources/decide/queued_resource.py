@@ -1,0 +1,154 @@
+"""Decide what to do for one QueuedResource. Pure and idempotent: once a decision is applied, the next does nothing."""
+
+from dataclasses import replace
+from typing import Final
+
+from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
+from stepkeeper_operator.api.v1alpha1.queuedresource import DeletionPolicy, QueuedResource
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState, QueuedResourceStatus
+from stepkeeper_operator.queued_resources.decide.answers import fold_answers
+from stepkeeper_operator.queued_resources.decide.conditions import derive_conditions, merge_conditions
+from stepkeeper_operator.queued_resources.decide.creation import plan_adoption, plan_creation, plan_recovery
+from stepkeeper_operator.queued_resources.decide.deletion import decide_deletion
+from stepkeeper_operator.queued_resources.decide.events import derive_events
+from stepkeeper_operator.queued_resources.decide.lifecycle import (
+    find_gone_reason,
+    plan_present,
+    plan_replacement,
+    plan_vanished,
+)
+from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud
+from stepkeeper_operator.queued_resources.decide.removal import delete_resource
+from stepkeeper_operator.queued_resources.decision import Decision, Plan, Problem, SetFinalizer
+from stepkeeper_operator.queued_resources.naming import FINALIZER, make_cloud_id, parse_number
+from stepkeeper_operator.queued_resources.observed import Observed
+from stepkeeper_operator.queued_resources.pacing import compute_poll_s, find_soonest, spread
+from stepkeeper_operator.queued_resources.settings import CloudSettings
+from stepkeeper_operator.queued_resources.sight import Presence, Scene, Sight, look_at
+
+__all__ = ["decide_queued_resource"]
+
+_MINOR_WRITE_S: Final = 5.0
+"""Least seconds between two writes of a status in which only the count of joined hosts changes."""
+
+_UNSEEN: Final = {None, QueuedResourceState.PENDING, QueuedResourceState.GONE}
+
+
+def decide_queued_resource(
+    resource: QueuedResource, observed: Observed, settings: CloudSettings, *, now: float
+) -> Decision:
+    """Decide what to write, what to ask of the cloud, and when to look again."""
+    meta, before = resource.metadata, resource.status
+    if meta.deletion_timestamp is not None:
+        retain = resource.spec.deletion_policy is DeletionPolicy.RETAIN
+        return decide_deletion(meta, before, observed, settings, retain=retain, now=now)
+    scene = Scene(
+        meta=meta, observed=observed, sight=_look(meta, before, observed), settings=settings, now=now
+    )
+    status = fold_answers(before, scene)
+    if status.bookkeeping.number != before.bookkeeping.number:  # a failed creation: the next has another id
+        scene = replace(scene, sight=_look(meta, status, observed))
+    plan = _plan(resource, status, scene)
+    if plan.status.bookkeeping.created and FINALIZER not in meta.finalizers:
+        # Nothing may be in the cloud that nobody would remove: the plan is made again once the finalizer is seen.
+        return Decision(status=before, actions=(SetFinalizer(present=True),))
+    return _compose(resource, plan, scene)
+
+
+def _look(meta: ObjectMeta, status: QueuedResourceStatus, observed: Observed) -> Sight:
+    cloud_id = make_cloud_id(meta.namespace, meta.name, status.bookkeeping.number)
+    return look_at(observed, meta, cloud_id, adopted=status.bookkeeping.adopted)
+
+
+def _plan(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
+    sight, settings = scene.sight, scene.settings
+    if status.bookkeeping.removing:
+        return plan_replacement(resource, status, scene)
+    if sight.strays:
+        return _plan_strays(resource, status, scene)
+    match sight.presence:
+        case Presence.UNKNOWN:
+            failed = scene.observed.error is not None
+            return Plan(
+                status=status, look_s=compute_poll_s(status, settings) if failed else settings.poll_fast_s
+            )
+        case Presence.FOREIGN | Presence.UNLABELLED:
+            return plan_adoption(resource, status, scene)
+        case Presence.OURS:
+            known = status.bookkeeping.created
+            return (plan_present if known else plan_recovery)(resource, status, scene)
+        case Presence.ABSENT:
+            return _plan_absent(resource, status, scene)
+
+
+def _plan_absent(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
+    if status.operation is not None:
+        text = "the cloud is working on the request"
+        return Plan(status=status, look_s=scene.settings.poll_fast_s, waiting=text)
+    if status.bookkeeping.created and status.state not in _UNSEEN:
+        return plan_vanished(resource, status, scene)
+    if status.state is QueuedResourceState.GONE:
+        why = find_gone_reason(resource.spec, status)
+        if why is not None:
+            return Plan(status=status, problems=(why,))
+    return plan_creation(resource, status, scene)
+
+
+def _plan_strays(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
+    """Plan for resources of ours under other ids than the present one: there must never be two.
+
+    With an empty status they are what it told of: the operator takes one up again. Else they came from requests
+    that were thought to be lost.
+    """
+    meta, stray, not_before = scene.meta, scene.sight.strays[0], status.bookkeeping.not_before
+    empty = status.observed_generation is None and not status.bookkeeping.created
+    known = parse_number(meta.namespace, meta.name, stray.id) is not None
+    if empty and known and scene.sight.presence is Presence.ABSENT:
+        return plan_recovery(resource, status, replace(scene, sight=replace(scene.sight, resource=stray)))
+    problem = Problem(reason="Stray", message=f"{stray.id} is an earlier one of this object; it is deleted")
+    fast_s = scene.settings.poll_fast_s
+    if stray.state == "DELETING" or (not_before is not None and scene.now < not_before):
+        return Plan(status=status, look_s=fast_s, problems=(problem,))
+    action = delete_resource(meta, status, stray)
+    return Plan(status=status, actions=(action,), look_s=fast_s, problems=(problem,))
+
+
+def _compose(resource: QueuedResource, plan: Plan, scene: Scene) -> Decision:
+    """Fill in the status: the mirror of the cloud, and the conditions."""
+    meta, before, status = resource.metadata, resource.status, plan.status
+    if status.bookkeeping.number != before.bookkeeping.number:
+        scene = replace(scene, sight=Sight(presence=Presence.ABSENT))  # what was seen is another one's
+    status = mirror_cloud(status, scene)
+    if status.state is None:
+        status = status.model_copy(update={"state": QueuedResourceState.PENDING})
+    findings, deadline_s = derive_conditions(resource, plan, status, scene)
+    conditions = merge_conditions(meta, before.conditions, findings, now=scene.now)
+    # Until the cloud was looked at, nobody knows whether an empty status is true.
+    looked = scene.sight.presence is not Presence.UNKNOWN or status.observed_generation is not None
+    generation = meta.generation if looked else None
+    status = status.model_copy(update={"conditions": conditions, "observed_generation": generation})
+    look_s = None if plan.look_s is None else spread(plan.look_s, meta.uid)
+    draft = Decision(status=status, actions=plan.actions, requeue_after_s=find_soonest(look_s, deadline_s))
+    return _pace_write(before, draft, plan, since_s=scene.now - scene.observed.last_write_at)
+
+
+def _pace_write(before: QueuedResourceStatus, draft: Decision, plan: Plan, *, since_s: float) -> Decision:
+    """Postpone a write that only counts hosts, if it comes too soon after the last one."""
+    if draft.status == before:
+        return draft
+    minor = not draft.actions and _without_counts(before) == _without_counts(draft.status)
+    if minor and since_s < _MINOR_WRITE_S:
+        wait_s = find_soonest(draft.requeue_after_s, _MINOR_WRITE_S - since_s)
+        return replace(draft, status=before, requeue_after_s=wait_s)
+    events = (*plan.events, *derive_events(before, draft.status))
+    return replace(draft, write_status=True, events=events)
+
+
+def _without_counts(status: QueuedResourceStatus) -> QueuedResourceStatus:
+    """Leave out what changes with each host that joins."""
+    nodes = tuple(node.model_copy(update={"joined_hosts": 0}) for node in status.nodes)
+    conditions = tuple(
+        condition.model_copy(update={"message": ""}) if condition.type == "NodesJoined" else condition
+        for condition in status.conditions
+    )
+    return status.model_copy(update={"joined": "", "nodes": nodes, "conditions": conditions})

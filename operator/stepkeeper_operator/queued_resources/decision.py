@@ -1,0 +1,125 @@
+"""Define the decision about one QueuedResource, as values. `apply` carries it out."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
+    QueuedResourceConditionType,
+    QueuedResourceStatus,
+)
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudRequest, Place
+from stepkeeper_operator.events import ObjectEvent
+from stepkeeper_operator.queued_resources.observed import Member, MemberPod
+
+__all__ = [
+    "Action",
+    "Cordon",
+    "CreateCloudResource",
+    "Decision",
+    "DeleteCloudResource",
+    "DeleteNode",
+    "EvictPod",
+    "Finding",
+    "Plan",
+    "Problem",
+    "SetFinalizer",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetFinalizer:
+    """Set the operator's finalizer, or remove it."""
+
+    present: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateCloudResource:
+    request: CloudRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteCloudResource:
+    """Delete a queued resource together with its machines."""
+
+    place: Place
+    cloud_id: str
+    request_id: str
+    version: ApiVersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cordon:
+    member: Member
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictPod:
+    """Ask for the pod's end with its grace period, as far as its disruption budget allows it."""
+
+    pod: MemberPod
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteNode:
+    """Delete the node's object: its machine is gone."""
+
+    member: Member
+
+
+Action: TypeAlias = SetFinalizer | CreateCloudResource | DeleteCloudResource | Cordon | EvictPod | DeleteNode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The value that one condition gets now."""
+
+    type: QueuedResourceConditionType
+    status: bool | None
+    """None: nobody can tell, which is status Unknown."""
+
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Something that isn't as it should be, and what to do: a part of condition Degraded."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The next step with the cloud resource, before the status is filled in."""
+
+    status: QueuedResourceStatus
+    """With the bookkeeping, operation and error as they will be. The mirror of the cloud isn't in it yet."""
+
+    actions: tuple[Action, ...] = ()
+    look_s: float | None = None
+    accepted: Finding | None = None
+    """Set where the plan knows why the request isn't accepted."""
+
+    problems: tuple[Problem, ...] = ()
+    waiting: str = ""
+    """The thing that it waits for, for condition Active."""
+
+    events: tuple[ObjectEvent, ...] = ()
+    """Told once, with the status that says the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The result of a reconcile: the new status, what to do and to tell, and when to look again."""
+
+    status: QueuedResourceStatus
+    write_status: bool = False
+    """Write the status. It is written first: the actions use the names that it keeps."""
+
+    actions: tuple[Action, ...] = ()
+    events: tuple[ObjectEvent, ...] = ()
+    """Events to create once the status is written."""
+
+    requeue_after_s: float | None = None

@@ -1,0 +1,148 @@
+"""Name what a QueuedResource has in the cloud. The same input always gives the same names. Pure."""
+
+import hashlib
+import re
+import uuid
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
+from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
+from stepkeeper_operator.cloud_tpu.cloud import Place
+from stepkeeper_operator.labels import (
+    QUEUED_RESOURCE_LABEL,
+    QUEUED_RESOURCE_NAMESPACE_LABEL,
+    QUEUED_RESOURCE_UID_LABEL,
+)
+
+__all__ = [
+    "CLUSTER_LABEL",
+    "FINALIZER",
+    "NAMESPACE_LABEL",
+    "NODE_LABELS_KEY",
+    "STARTUP_SCRIPT_KEY",
+    "UID_LABEL",
+    "Owner",
+    "find_owner",
+    "make_cloud_id",
+    "make_cloud_name",
+    "make_labels",
+    "make_node_ids",
+    "make_node_labels",
+    "make_request_id",
+    "parse_cloud_name",
+    "parse_number",
+]
+
+FINALIZER: Final = "stepkeeper.dev/cloud-tpu"
+"""It keeps a QueuedResource until the cloud has nothing of it any more."""
+
+CLUSTER_LABEL: Final = "stepkeeper-cluster"
+"""Label on cloud nodes: uid of the cluster's namespace kube-system."""
+
+NAMESPACE_LABEL: Final = "stepkeeper-namespace"
+UID_LABEL: Final = "stepkeeper-uid"
+"""Label on cloud nodes: uid of the QueuedResource."""
+
+NODE_LABELS_KEY: Final = "stepkeeper-node-labels"
+"""Key in the metadata of hosts: the labels that their kubelets join with, as key=value,key=value."""
+
+STARTUP_SCRIPT_KEY: Final = "startup-script"
+
+_NAMES: Final = uuid.UUID("5d3f8a52-8f0c-4a39-9a53-1c2f6e0b7d10")
+"""Namespace of the request ids. Never change it: an operator after an upgrade must make the same ones."""
+
+_MAX_BASE: Final = 44
+"""Characters of an id before its number: with that and the index of a node, 63 suffice."""
+
+
+class Owner(StrEnum):
+    """The owner of a cloud resource, by the labels of its node spec."""
+
+    OURS = "Ours"
+    UNLABELLED = "Unlabelled"
+    FOREIGN = "Foreign"
+
+
+def make_cloud_id(namespace: str, name: str, number: int) -> str:
+    """Make the id of the `number`th cloud resource of an object.
+
+    The first is `<namespace>-<name>`: whoever wants it adopted can make one of that name. Later ones end in their
+    number, since the cloud may remember an id for a while.
+    """
+    base = _make_base(namespace, name)
+    return base if number == 0 else f"{base}-r{number}"
+
+
+def parse_number(namespace: str, name: str, cloud_id: str) -> int | None:
+    """Return the number from which `make_cloud_id` makes this id. Return None for another object's id."""
+    base = _make_base(namespace, name)
+    if cloud_id == base:
+        return 0
+    match = re.fullmatch(rf"{re.escape(base)}-r([1-9]\d*)", cloud_id)
+    return None if match is None else int(match[1])
+
+
+def make_cloud_name(place: Place, cloud_id: str) -> str:
+    """Make the full name of a queued resource."""
+    return f"{place.parent}/queuedResources/{cloud_id}"
+
+
+def parse_cloud_name(cloud_name: str) -> tuple[Place, str] | None:
+    """Return the place and the id in a full name. Return None if it isn't one."""
+    match = re.fullmatch(r"projects/([^/]+)/locations/([^/]+)/queuedResources/([^/]+)", cloud_name)
+    return None if match is None else (Place(project=match[1], zone=match[2]), match[3])
+
+
+def make_request_id(uid: str, number: int, verb: str, detail: str) -> str:
+    """Make the id by which the API knows a repeated request.
+
+    Args:
+        uid: Uid of the QueuedResource.
+        number: Number of its cloud resource.
+        verb: create or delete.
+        detail: What makes it another request: the digest of what is created, the count of failed deletions.
+    """
+    return str(uuid.uuid5(_NAMES, f"{uid}/{number}/{verb}/{detail}"))
+
+
+def make_node_ids(resource: QueuedResource, cloud_id: str) -> tuple[tuple[str, ...], str | None]:
+    """Make the ids of the cloud nodes, and the prefix that they have in common where there is more than one."""
+    prefix, count = resource.spec.node.id_prefix or cloud_id, resource.spec.node.count
+    if count == 1:
+        return (prefix,), None
+    return tuple(f"{prefix}-{index}" for index in range(count)), prefix
+
+
+def make_labels(meta: ObjectMeta, cluster_id: str) -> dict[str, str]:
+    """Make the labels that say whose a cloud node is."""
+    return {CLUSTER_LABEL: cluster_id, NAMESPACE_LABEL: meta.namespace, UID_LABEL: meta.uid}
+
+
+def make_node_labels(meta: ObjectMeta) -> str:
+    """Make the value of `NODE_LABELS_KEY`."""
+    labels = {
+        QUEUED_RESOURCE_UID_LABEL: meta.uid,
+        QUEUED_RESOURCE_LABEL: meta.name,
+        QUEUED_RESOURCE_NAMESPACE_LABEL: meta.namespace,
+    }
+    return ",".join(f"{key}={value}" for key, value in labels.items())
+
+
+def find_owner(labels: Mapping[str, str], *, uid: str, cluster_id: str) -> Owner:
+    """Find whose a cloud resource is. One label of ours that names somebody else makes it foreign."""
+    cluster, owner = labels.get(CLUSTER_LABEL), labels.get(UID_LABEL)
+    if cluster is None and owner is None:
+        return Owner.UNLABELLED
+    return Owner.OURS if (cluster, owner) == (cluster_id, uid) else Owner.FOREIGN
+
+
+def _make_base(namespace: str, name: str) -> str:
+    base = f"{namespace}-{name}"
+    if not base[0].isalpha():  # a namespace may begin with a digit, an id in the cloud may not
+        base = f"n{base}"
+    if len(base) <= _MAX_BASE:
+        return base
+    digest = hashlib.sha256(f"{namespace}/{name}".encode()).hexdigest()[:8]
+    return f"{base[: _MAX_BASE - 9].rstrip('-')}-{digest}"

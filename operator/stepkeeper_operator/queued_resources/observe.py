@@ -1,0 +1,240 @@
+"""Observe the cloud and the cluster around one QueuedResource. A reconcile reads nowhere else."""
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState, QueuedResourceStatus
+from stepkeeper_operator.cache.cache import Cache
+from stepkeeper_operator.cloud_tpu.cloud import (
+    ApiVersion,
+    CloudOperationState,
+    CloudTPU,
+    CloudTPUError,
+    Place,
+)
+from stepkeeper_operator.cloud_tpu.polling import Listing
+from stepkeeper_operator.cluster import NAMESPACES, SECRETS, Cluster
+from stepkeeper_operator.errors import ApiError
+from stepkeeper_operator.facts import Node
+from stepkeeper_operator.facts.raw import RawObject, controller_of
+from stepkeeper_operator.queued_resources.listing import ImpatientPoller
+from stepkeeper_operator.queued_resources.memory import Memory, ResourceMemory
+from stepkeeper_operator.queued_resources.naming import FINALIZER, parse_cloud_name
+from stepkeeper_operator.queued_resources.observed import Member, MemberPod, Observed
+from stepkeeper_operator.queued_resources.pacing import compute_poll_s
+from stepkeeper_operator.queued_resources.request import choose_api_version, place_of
+from stepkeeper_operator.queued_resources.settings import CloudSettings
+from stepkeeper_operator.queued_resources.subject import Subject
+
+__all__ = ["Observer"]
+
+_FRESH_SHARE: Final = 0.9
+"""Share of the time between two looks for which a listing is shared by all who come."""
+
+_UNSEEN: Final = {None, QueuedResourceState.PENDING, QueuedResourceState.GONE}
+_MIRROR: Final = "kubernetes.io/config.mirror"
+"""Annotation on a pod that a kubelet runs from a file: nobody can evict it."""
+
+
+class Observer:
+    """Gather the `Observed` of a QueuedResource."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        cache: Cache,
+        cloud: CloudTPU,
+        memory: Memory,
+        settings: CloudSettings,
+        clock: Callable[[], float],
+    ) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._cloud = cloud
+        self._poller = ImpatientPoller(cloud, wait_s=settings.list_wait_s, clock=clock)
+        self._memory = memory
+        self._settings = settings
+        self._clock = clock
+
+    async def observe(self, subject: Subject) -> Observed:
+        """Gather everything around it. Errors of the cloud are a part of it. Raises ApiError for the cluster's."""
+        memory = self._memory.get(subject.meta.uid)
+        observed = Observed(
+            cluster_id=await self._find_cluster_id(),
+            outcome=memory.outcome,
+            listed_at=memory.listed_at,
+            last_write_at=memory.last_write_at,
+        )
+        if _needs_nothing(subject):
+            return observed
+        members = self._cache.list_nodes_of(subject.meta.uid)
+        removing = bool(subject.status.bookkeeping.removing)
+        observed = replace(
+            observed,
+            members=tuple(_read_member(node) for node in members),
+            pods=await self._find_pods(members) if removing else None,
+        )
+        observed = await self._observe_script(subject, observed)
+        return await self._observe_cloud(subject, memory, observed)
+
+    def forget(self, uid: str) -> None:
+        """Forget an object that is gone, and its place if it was the last one there."""
+        place = self._memory.forget(uid)
+        if place is not None:
+            self._poller.forget_place(place)
+
+    async def _observe_cloud(self, subject: Subject, memory: ResourceMemory, observed: Observed) -> Observed:
+        found = _find_place(subject)
+        if found is None:
+            return observed
+        memory.place, version = found
+        now = self._clock()
+        operation = await self._read_operation(subject.status, memory, version)
+        fresh_s = _FRESH_SHARE * compute_poll_s(subject.status, self._settings)
+        newer_than = max(memory.last_cloud_write_at, now - fresh_s)
+        if operation is not None and operation.done:
+            newer_than = max(newer_than, now)
+        try:
+            listing = await self._poller.list_place(memory.place, version, newer_than=newer_than)
+            listing = await self._confirm_absence(subject.status, listing, version)
+        except CloudTPUError as error:
+            return replace(observed, error=error, operation=operation)
+        memory.listed_at = listing.asked_at
+        return replace(observed, listing=listing, listed_at=listing.asked_at, operation=operation)
+
+    async def _read_operation(
+        self, status: QueuedResourceStatus, memory: ResourceMemory, version: ApiVersion
+    ) -> CloudOperationState | None:
+        """Look at the operation that the status names. One that the API has forgotten is done."""
+        now = self._clock()
+        if (
+            status.operation is None
+            or now - memory.operation_read_at < _FRESH_SHARE * self._settings.poll_fast_s
+        ):
+            return None
+        memory.operation_read_at = now
+        try:
+            found = await self._cloud.get_operation(status.operation.name, version)
+        except CloudTPUError:
+            return None  # the listing that is asked for next tells what is wrong with the API
+        return found or CloudOperationState(name=status.operation.name, done=True)
+
+    async def _confirm_absence(
+        self, status: QueuedResourceStatus, listing: Listing, version: ApiVersion
+    ) -> Listing:
+        """Ask for a resource that was there and isn't listed: much follows from its absence."""
+        named = parse_cloud_name(status.cloud_name)
+        bookkeeping = status.bookkeeping
+        if named is None or not bookkeeping.created or bookkeeping.removing or status.state in _UNSEEN:
+            return listing
+        place, cloud_id = named
+        if cloud_id in listing.resources:
+            return listing
+        found = await self._cloud.get_queued_resource(place, cloud_id, version)
+        return (
+            listing if found is None else replace(listing, resources={**listing.resources, cloud_id: found})
+        )
+
+    async def _find_pods(self, members: tuple[Node, ...]) -> tuple[MemberPod, ...]:
+        """Find the pods that have to end before the machines go. The pods of a silent node don't end."""
+        lists = await asyncio.gather(
+            *(self._cluster.list_pods_on(node.name) for node in members if node.ready)
+        )
+        return tuple(_read_pod(raw) for pods in lists for raw in pods if _holds_up(raw))
+
+    async def _observe_script(self, subject: Subject, observed: Observed) -> Observed:
+        resource, status = subject.resource, subject.status
+        if resource is None or subject.meta.deletion_timestamp is not None:
+            return observed
+        reference = resource.spec.node.startup_script_secret_ref
+        if reference is None or (status.bookkeeping.created and status.state not in _UNSEEN):
+            return observed
+        what = (
+            f"Secret {subject.meta.namespace}/{reference.name}, which spec.node.startupScriptSecretRef names,"
+        )
+        try:
+            raw = await self._cluster.get(SECRETS, subject.meta.namespace, reference.name)
+        except ApiError as error:
+            advice = "name it in cloudTPU.startupScriptSecrets of the chart's values if access is forbidden"
+            return replace(observed, script_error=f"{what} can't be read: {error}; {advice}")
+        if raw is None:
+            return replace(observed, script_error=f"{what} doesn't exist; create it")
+        return _read_script(observed, raw, reference.key, what)
+
+    async def _find_cluster_id(self) -> str:
+        """Find the id that no other cluster has."""
+        if not self._memory.cluster_id:
+            raw = await self._cluster.get(NAMESPACES, None, "kube-system")
+            if raw is None:
+                raise ApiError(
+                    404, "there is no namespace kube-system, whose uid names this cluster in the cloud"
+                )
+            self._memory.cluster_id = str(raw["metadata"]["uid"])
+        return self._memory.cluster_id
+
+
+def _needs_nothing(subject: Subject) -> bool:
+    """Return True where the decision doesn't depend on the cloud, so that it works without it."""
+    if subject.meta.deletion_timestamp is None:
+        return False
+    bookkeeping = subject.status.bookkeeping
+    never_asked = not bookkeeping.created and not bookkeeping.removing
+    never_asked = never_asked and subject.status.observed_generation is not None
+    return FINALIZER not in subject.meta.finalizers or subject.retain or never_asked
+
+
+def _find_place(subject: Subject) -> tuple[Place, ApiVersion] | None:
+    """Find where the resource is, and by which version of the API. What was made tells it, else the spec."""
+    named = parse_cloud_name(subject.status.cloud_name)
+    if subject.status.bookkeeping.created and named is not None:
+        version = ApiVersion.V2ALPHA1 if subject.status.api_version == ApiVersion.V2ALPHA1 else ApiVersion.V2
+        return named[0], version
+    if subject.resource is None:
+        return None
+    spec = subject.resource.spec
+    return place_of(spec), choose_api_version(spec)[0]
+
+
+def _read_script(observed: Observed, secret: RawObject, key: str, what: str) -> Observed:
+    data = secret.get("data") or {}
+    if key not in data:
+        return replace(observed, script_error=f"{what} has no key {key}; add it")
+    try:
+        return replace(observed, script=base64.b64decode(data[key]).decode())
+    except (binascii.Error, UnicodeDecodeError):
+        return replace(observed, script_error=f"{what} has no text under key {key}")
+
+
+def _read_member(node: Node) -> Member:
+    return Member(
+        name=node.name,
+        uid=node.uid,
+        cloud_node=node.cloud_node,
+        addresses=node.addresses,
+        ready=node.ready,
+        cordoned=node.unschedulable,
+    )
+
+
+def _holds_up(pod: RawObject) -> bool:
+    owner = controller_of(pod)
+    daemon = owner is not None and owner.get("kind") == "DaemonSet"
+    mirror = _MIRROR in (pod["metadata"].get("annotations") or {})
+    over = (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
+    return not (daemon or mirror or over)
+
+
+def _read_pod(raw: RawObject) -> MemberPod:
+    meta = raw["metadata"]
+    return MemberPod(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        node=raw["spec"]["nodeName"],
+        stopping="deletionTimestamp" in meta,
+    )

@@ -1,0 +1,92 @@
+"""Define the input of a decision about one QueuedResource, besides the object itself."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stepkeeper_operator.cloud_tpu.cloud import CloudOperationState, CloudTPUError
+from stepkeeper_operator.cloud_tpu.polling import Listing
+
+__all__ = ["Member", "MemberPod", "Observed", "Outcome", "Verb"]
+
+
+class Verb(StrEnum):
+    """A request to the Cloud TPU API, by what it does."""
+
+    LIST = "List"
+    CREATE = "Create"
+    DELETE = "Delete"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A node of this cluster whose labels name the resource: a host of one of its cloud nodes."""
+
+    name: str
+    uid: str
+    cloud_node: str = ""
+    """Id of its cloud node, as its label says; empty: it has none."""
+
+    addresses: tuple[str, ...] = ()
+    """Internal addresses."""
+
+    ready: bool = True
+    cordoned: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberPod:
+    """A pod on a member that has to end before the member's machine goes: no DaemonSet's, and not finished."""
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    stopping: bool = False
+    """Its deletion was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The answer to a request of ours that the status doesn't tell of yet."""
+
+    verb: Verb
+    cloud_id: str
+    at: float
+    """Unix time just before the request was sent."""
+
+    operation: str = ""
+    error: CloudTPUError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """The cloud and the cluster around one QueuedResource at one moment."""
+
+    cluster_id: str
+    """Uid of namespace kube-system: the cluster's name in the cloud."""
+
+    listing: Listing | None = None
+    """The contents of its place in the cloud, asked for after our last request there. None: nobody can tell."""
+
+    error: CloudTPUError | None = None
+    """Why there is no listing."""
+
+    listed_at: float = 0.0
+    """Unix time of the last listing that this operator got for it, else of the operator's start."""
+
+    operation: CloudOperationState | None = None
+    """The operation that the status names; None: it wasn't looked at."""
+
+    outcome: Outcome | None = None
+    members: tuple[Member, ...] = ()
+    pods: tuple[MemberPod, ...] | None = None
+    """The pods on the members; None: nobody has looked, for its machines aren't being removed."""
+
+    script: str | None = None
+    """The startup script, where the spec names one and it is about to be needed."""
+
+    script_error: str = ""
+    """Why there is no script."""
+
+    last_write_at: float = 0.0
+    """Unix time when this operator last wrote the status."""

@@ -1,0 +1,172 @@
+"""Build the request for a cloud resource from a spec. Pure."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from stepkeeper_operator.api.v1alpha1.queuedresource import (
+    QueuedResource,
+    QueuedResourceSpec,
+    QueueingSpec,
+    TierSpec,
+)
+from stepkeeper_operator.api.v1alpha1.queuedresource_node import DiskMode, NetworkSpec, NodeSpec
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudRequest, Place
+from stepkeeper_operator.facts.raw import render_time
+from stepkeeper_operator.queued_resources.naming import (
+    NODE_LABELS_KEY,
+    STARTUP_SCRIPT_KEY,
+    make_cloud_id,
+    make_labels,
+    make_node_ids,
+    make_node_labels,
+    make_request_id,
+)
+
+__all__ = ["build_request", "choose_api_version", "hash_spec", "place_of", "wants_autocheckpoint"]
+
+_HASHED: Final = ("node", "reservation_name", "queueing")
+_TIERS: Final = ("guaranteed", "spot", "best_effort")
+_DISK_MODES: Final = {DiskMode.READ_WRITE: "READ_WRITE", DiskMode.READ_ONLY: "READ_ONLY"}
+
+
+def place_of(spec: QueuedResourceSpec) -> Place:
+    """Return the place that the spec names."""
+    return Place(project=spec.project, zone=spec.zone)
+
+
+def hash_spec(spec: QueuedResourceSpec) -> str:
+    """Hash the fields that the cloud can't change on a live resource.
+
+    Fields with their default value don't count: an operator with a new field doesn't make everything anew.
+    """
+    fields = {name: part for name in _HASHED if (part := _dump(getattr(spec, name))) is not None}
+    fields["tier"] = {name: part for name in _TIERS if (part := _dump(getattr(spec.tier, name))) is not None}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def wants_autocheckpoint(spec: QueuedResourceSpec) -> bool:
+    """Return the setting of the spec, or its default: on where machines are guaranteed."""
+    asked = spec.node.autocheckpoint_enabled
+    return spec.tier.guaranteed is not None if asked is None else asked
+
+
+def choose_api_version(spec: QueuedResourceSpec) -> tuple[ApiVersion, str]:
+    """Choose the version of the Cloud TPU API that has what the spec asks for, and say why."""
+    needs = []
+    if wants_autocheckpoint(spec):
+        needs.append("autocheckpoint")
+    if spec.tier.best_effort is not None:
+        needs.append("tier bestEffort")
+    if spec.tier.guaranteed is not None and spec.tier.guaranteed.reserved:
+        needs.append("tier guaranteed with reserved")
+    if needs:
+        return ApiVersion.V2ALPHA1, f"only v2alpha1 has {' and '.join(needs)}"
+    return ApiVersion.V2, "nothing in the spec needs v2alpha1; v2 doesn't tell of maintenance"
+
+
+def build_request(
+    resource: QueuedResource, *, number: int, cluster_id: str, script: str | None
+) -> CloudRequest:
+    """Build the request for the `number`th cloud resource. `script` is the startup script from its Secret."""
+    meta, spec = resource.metadata, resource.spec
+    cloud_id = make_cloud_id(meta.namespace, meta.name, number)
+    node_ids, prefix = make_node_ids(resource, cloud_id)
+    node = _build_node(spec.node, autocheckpoint=wants_autocheckpoint(spec))
+    node["labels"] = {**spec.node.labels, **make_labels(meta, cluster_id)}
+    node["metadata"] = {
+        **spec.node.metadata,
+        **({} if script is None else {STARTUP_SCRIPT_KEY: script}),
+        NODE_LABELS_KEY: make_node_labels(meta),
+    }
+    tier, queueing = _build_tier(spec.tier), _build_queueing(spec.queueing)
+    digest = hashlib.sha256(
+        json.dumps([node, tier, queueing, spec.reservation_name, node_ids], sort_keys=True).encode()
+    ).hexdigest()
+    return CloudRequest(
+        place=place_of(spec),
+        id=cloud_id,
+        request_id=make_request_id(meta.uid, number, "create", digest),
+        api_version=choose_api_version(spec)[0],
+        node_ids=node_ids,
+        node_id_prefix=prefix,
+        node=node,
+        tier=tier,
+        queueing=queueing,
+        reservation_name=_build_reservation(spec),
+    )
+
+
+def _build_reservation(spec: QueuedResourceSpec) -> str | None:
+    name = spec.reservation_name
+    if name is None or "/" in name:
+        return name
+    return f"{place_of(spec).parent}/reservations/{name}"
+
+
+def _build_node(spec: NodeSpec, *, autocheckpoint: bool) -> dict[str, Any]:
+    node: dict[str, Any] = {"runtime_version": spec.runtime_version}
+    if spec.accelerator_type is not None:
+        node["accelerator_type"] = spec.accelerator_type
+    if spec.accelerator_config is not None:
+        config = spec.accelerator_config
+        node["accelerator_config"] = {"type": config.type.value, "topology": config.topology}
+    if spec.network is not None:
+        node["network_config"] = _build_network(spec.network)
+    if spec.service_account is not None:
+        account = spec.service_account
+        node["service_account"] = {"email": account.email, "scope": list(account.scopes)}
+    if spec.tags:
+        node["tags"] = list(spec.tags)
+    if spec.data_disks:
+        node["data_disks"] = [
+            {"source_disk": disk.source_disk, "mode": _DISK_MODES[disk.mode]} for disk in spec.data_disks
+        ]
+    if autocheckpoint:
+        node["autocheckpoint_enabled"] = True
+    return node
+
+
+def _build_network(spec: NetworkSpec) -> dict[str, Any]:
+    fields = {
+        "network": spec.network,
+        "subnetwork": spec.subnetwork,
+        "enable_external_ips": spec.external_ips,
+        "can_ip_forward": spec.can_ip_forward,
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def _build_tier(tier: TierSpec) -> dict[str, Any]:
+    if tier.spot is not None:
+        return {"spot": {}}
+    if tier.best_effort is not None:
+        return {"best_effort": {}}
+    guaranteed: dict[str, Any] = {}
+    if tier.guaranteed is not None and tier.guaranteed.reserved:
+        guaranteed["reserved"] = True
+    if tier.guaranteed is not None and tier.guaranteed.min_duration_seconds is not None:
+        guaranteed["min_duration"] = f"{tier.guaranteed.min_duration_seconds}s"
+    return {"guaranteed": guaranteed}
+
+
+def _build_queueing(spec: QueueingSpec | None) -> dict[str, Any]:
+    if spec is None:
+        return {}
+    if spec.valid_until_seconds is not None:
+        return {"valid_until_duration": f"{spec.valid_until_seconds}s"}
+    if spec.valid_until_time is not None:
+        return {"valid_until_time": render_time(spec.valid_until_time)}
+    if spec.valid_after_seconds is not None:
+        return {"valid_after_duration": f"{spec.valid_after_seconds}s"}
+    if spec.valid_after_time is not None:
+        return {"valid_after_time": render_time(spec.valid_after_time)}
+    return {}
+
+
+def _dump(part: Any) -> Mapping[str, Any] | str | None:
+    if part is None or isinstance(part, str):
+        return part
+    dumped: dict[str, Any] = part.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    return dumped

@@ -1,0 +1,112 @@
+"""Find in a place's listing what belongs to one QueuedResource. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
+from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudQueuedResource
+from stepkeeper_operator.queued_resources.naming import Owner, find_owner
+from stepkeeper_operator.queued_resources.observed import Observed
+from stepkeeper_operator.queued_resources.settings import CloudSettings
+
+__all__ = ["Presence", "Scene", "Sight", "look_at"]
+
+
+class Presence(StrEnum):
+    """The thing that there is under the id of the present cloud resource."""
+
+    UNKNOWN = "Unknown"
+    """There is no listing."""
+
+    ABSENT = "Absent"
+    OURS = "Ours"
+    UNLABELLED = "Unlabelled"
+    """Something without our labels. We haven't adopted it."""
+
+    FOREIGN = "Foreign"
+    """Something of another cluster or another object. It is never touched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """The part of a listing that is about one object."""
+
+    presence: Presence
+    resource: CloudQueuedResource | None = None
+    """The resource under the id, whoever made it."""
+
+    nodes: tuple[CloudNode, ...] = ()
+    """Nodes of it."""
+
+    leftovers: tuple[CloudNode, ...] = ()
+    """Other nodes that carry our labels."""
+
+    strays: tuple[CloudQueuedResource, ...] = ()
+    """Resources under other ids that carry our labels: answers to requests that came later than anybody waited."""
+
+    @property
+    def is_ours(self) -> bool:
+        return self.presence is Presence.OURS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """Everything that a plan is made from, besides the object's spec and status."""
+
+    meta: ObjectMeta
+    observed: Observed
+    sight: Sight
+    settings: CloudSettings
+    now: float
+
+
+def look_at(observed: Observed, meta: ObjectMeta, cloud_id: str, *, adopted: bool) -> Sight:
+    """Find what is under `cloud_id`, and everything else that carries the object's labels."""
+    if observed.listing is None:
+        return Sight(presence=Presence.UNKNOWN)
+    found = observed.listing.resources.get(cloud_id)
+    presence = Presence.ABSENT if found is None else _judge(found, observed, meta, adopted=adopted)
+    named = frozenset(found.node_ids) if found is not None and presence is Presence.OURS else frozenset()
+    mine = found is None or presence is Presence.OURS
+    nodes, leftovers = [], []
+    for node in sorted(observed.listing.nodes.values(), key=_natural):
+        ours = _owner(node.labels, observed, meta) is Owner.OURS
+        if mine and (node.queued_resource.rpartition("/")[2] == cloud_id or (ours and node.id in named)):
+            nodes.append(node)
+        elif ours:
+            leftovers.append(node)
+    return Sight(
+        presence=presence,
+        resource=found,
+        nodes=tuple(nodes),
+        leftovers=tuple(leftovers),
+        strays=tuple(
+            other
+            for other in observed.listing.resources.values()
+            if other.id != cloud_id and _owner(_labels_of(other), observed, meta) is Owner.OURS
+        ),
+    )
+
+
+def _judge(found: CloudQueuedResource, observed: Observed, meta: ObjectMeta, *, adopted: bool) -> Presence:
+    owner = _owner(_labels_of(found), observed, meta)
+    if owner is Owner.UNLABELLED:
+        return Presence.OURS if adopted else Presence.UNLABELLED
+    return Presence.OURS if owner is Owner.OURS else Presence.FOREIGN
+
+
+def _owner(labels: Mapping[str, str], observed: Observed, meta: ObjectMeta) -> Owner:
+    return find_owner(labels, uid=meta.uid, cluster_id=observed.cluster_id)
+
+
+def _labels_of(resource: CloudQueuedResource) -> Mapping[str, Any]:
+    labels: Mapping[str, Any] = resource.node.get("labels", {})
+    return labels
+
+
+def _natural(node: CloudNode) -> tuple[str, int, str]:
+    """Sort prefix-2 before prefix-10."""
+    prefix, _, index = node.id.rpartition("-")
+    return (prefix, int(index), node.id) if index.isdecimal() else (node.id, -1, node.id)

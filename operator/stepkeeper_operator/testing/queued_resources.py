@@ -1,0 +1,172 @@
+"""Make QueuedResources and what is observed around them, for tests of decisions."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from stepkeeper_operator.api.v1alpha1.conditions import Condition
+from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
+    QueuedResourceBookkeeping,
+    QueuedResourceState,
+    QueuedResourceStatus,
+)
+from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudQueuedResource, Place
+from stepkeeper_operator.cloud_tpu.polling import Listing
+from stepkeeper_operator.queued_resources.decide.queued_resource import decide_queued_resource
+from stepkeeper_operator.queued_resources.decision import Decision
+from stepkeeper_operator.queued_resources.naming import FINALIZER
+from stepkeeper_operator.queued_resources.observed import Observed
+from stepkeeper_operator.queued_resources.request import build_request, hash_spec
+from stepkeeper_operator.queued_resources.settings import CloudSettings
+
+__all__ = [
+    "CLUSTER_ID",
+    "NOW",
+    "PLACE",
+    "SETTINGS",
+    "after",
+    "created",
+    "decide",
+    "deleting",
+    "find",
+    "kinds",
+    "list_cloud",
+    "make_cloud_resource",
+    "make_node",
+    "make_resource",
+    "noted",
+    "observe",
+    "with_status",
+]
+
+CLUSTER_ID: Final = "cluster-uid"
+NOW: Final = 10_000.0
+SETTINGS: Final = CloudSettings()
+PLACE: Final = Place(project="my-project", zone="us-central2-b")
+
+
+def make_resource(
+    status: QueuedResourceStatus | None = None,
+    *,
+    node: Mapping[str, Any] | None = None,
+    deleting: bool = False,
+    finalizers: Iterable[str] = (FINALIZER,),
+    **spec: Any,
+) -> QueuedResource:
+    """Make a QueuedResource of one v5e slice of Spot machines, with changes to its spec."""
+    meta = {"name": "v5e", "namespace": "team", "uid": "uid-1", "finalizers": list(finalizers)}
+    if deleting:
+        meta["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    fields = {
+        "project": PLACE.project,
+        "zone": PLACE.zone,
+        "node": {"acceleratorType": "v5litepod-8", "runtimeVersion": "v2-alpha-tpuv5-lite", **(node or {})},
+        "tier": {"spot": {}},
+        **spec,
+    }
+    raw = {
+        "apiVersion": "stepkeeper.dev/v1alpha1",
+        "kind": "QueuedResource",
+        "metadata": meta,
+        "spec": fields,
+    }
+    resource = QueuedResource.model_validate(raw)
+    return resource if status is None else resource.model_copy(update={"status": status})
+
+
+def make_cloud_resource(resource: QueuedResource, state: str, **changes: Any) -> CloudQueuedResource:
+    """Make what the cloud has of the resource's present number."""
+    number = resource.status.bookkeeping.number
+    request = build_request(resource, number=number, cluster_id=CLUSTER_ID, script=None)
+    made = CloudQueuedResource(
+        place=request.place,
+        id=request.id,
+        state=state,
+        node_ids=request.node_ids,
+        node=request.node,
+        tier=request.tier,
+        queueing=request.queueing,
+        reservation_name=request.reservation_name,
+        create_time=1000,
+    )
+    return replace(made, **changes)
+
+
+def make_node(cloud: CloudQueuedResource, index: int = 0, state: str = "READY", **changes: Any) -> CloudNode:
+    """Make a node of a cloud resource."""
+    node = CloudNode(
+        place=cloud.place,
+        id=cloud.node_ids[index],
+        state=state,
+        n_hosts=1,
+        addresses=(f"10.0.0.{index}",),
+        labels=cloud.node.get("labels", {}),
+        queued_resource=cloud.name,
+    )
+    return replace(node, **changes)
+
+
+def list_cloud(
+    resources: Iterable[CloudQueuedResource], nodes: Iterable[CloudNode] = (), *, asked_at: float = 0.0
+) -> Listing:
+    """Make a listing."""
+    return Listing(
+        asked_at=asked_at,
+        resources={resource.id: resource for resource in resources},
+        nodes={node.id: node for node in nodes},
+    )
+
+
+def observe(*resources: CloudQueuedResource, nodes: Iterable[CloudNode] = (), **changes: Any) -> Observed:
+    """Make an observation in which the cloud has these resources and nodes."""
+    return Observed(cluster_id=CLUSTER_ID, listing=list_cloud(resources, nodes), **changes)
+
+
+def decide(resource: QueuedResource, observed: Observed, now: float = NOW) -> Decision:
+    return decide_queued_resource(resource, observed, SETTINGS, now=now)
+
+
+def created(state: QueuedResourceState = QueuedResourceState.PENDING, **spec: Any) -> QueuedResource:
+    """Make a resource that was asked for and that the status last saw in `state`."""
+    resource = make_resource(**spec)
+    bookkeeping = QueuedResourceBookkeeping(created=True, spec_hash=hash_spec(resource.spec))
+    name = make_cloud_resource(resource, "ACTIVE").name
+    status = QueuedResourceStatus(
+        state=state, bookkeeping=bookkeeping, cloud_name=name, observed_generation=1
+    )
+    return resource.model_copy(update={"status": status})
+
+
+def noted(resource: QueuedResource, **changes: Any) -> QueuedResource:
+    bookkeeping = resource.status.bookkeeping.model_copy(update=changes)
+    return with_status(resource, bookkeeping=bookkeeping)
+
+
+def with_status(resource: QueuedResource, **changes: Any) -> QueuedResource:
+    return resource.model_copy(update={"status": resource.status.model_copy(update=changes)})
+
+
+def after(resource: QueuedResource, decision: Decision) -> QueuedResource:
+    return resource.model_copy(update={"status": decision.status})
+
+
+def find(decision: Decision, kind: str) -> Condition:
+    return next(condition for condition in decision.status.conditions if condition.type == kind)
+
+
+def kinds(decision: Decision) -> list[type]:
+    return [type(action) for action in decision.actions]
+
+
+def deleting(state: QueuedResourceState = QueuedResourceState.ACTIVE, **spec: Any) -> QueuedResource:
+    """Make one that was asked for, and whose deletion was asked for."""
+    """List the kinds of the actions."""
+    """Find a condition that was decided."""
+    """Return it with the status that was decided."""
+    """Change its status."""
+    """Change the bookkeeping in its status."""
+    """Decide at NOW."""
+    resource = created(state, **spec)
+    meta = resource.metadata.model_copy(update={"deletion_timestamp": 1})
+    return resource.model_copy(update={"metadata": meta})

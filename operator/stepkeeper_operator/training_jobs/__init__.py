@@ -1,0 +1,1 @@
+"""Reconcile CheckpointedTrainingJobs: observe for the decision, and carry it out."""

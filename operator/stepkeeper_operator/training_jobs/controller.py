@@ -1,0 +1,144 @@
+"""Reconcile one job: parse, observe, decide, apply."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from pydantic import ValidationError
+
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.cache.cache import Cache
+from stepkeeper_operator.cache.directives import DirectiveCache
+from stepkeeper_operator.cache.keys import ObjectKey
+from stepkeeper_operator.cache.memory import Memory
+from stepkeeper_operator.cache.reports import ReportCache
+from stepkeeper_operator.cluster import TRAINING_JOBS, Cluster, Resource
+from stepkeeper_operator.controller import RETRY_SOON_S
+from stepkeeper_operator.decide.job import decide_job
+from stepkeeper_operator.decision import Decision
+from stepkeeper_operator.metrics import Metrics
+from stepkeeper_operator.settings import OperatorSettings
+from stepkeeper_operator.training_jobs.apply import Applier
+from stepkeeper_operator.training_jobs.observe import Observer
+from stepkeeper_operator.writing import ObjectWriter
+
+__all__ = ["JobController", "make_job_controller"]
+
+_log = logging.getLogger(__name__)
+
+
+class JobController:
+    """Implement `Controller` for CheckpointedTrainingJobs."""
+
+    def __init__(
+        self,
+        *,
+        cache: Cache,
+        reports: ReportCache,
+        directives: DirectiveCache,
+        memory: Memory,
+        observer: Observer,
+        applier: Applier,
+        settings: OperatorSettings,
+        metrics: Metrics,
+        acting: Callable[[], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        self._cache = cache
+        self._reports = reports
+        self._directives = directives
+        self._memory = memory
+        self._observer = observer
+        self._applier = applier
+        self._settings = settings
+        self._metrics = metrics
+        self._acting = acting
+        self._clock = clock
+        self._uids: dict[ObjectKey, str] = {}
+
+    @property
+    def resource(self) -> Resource:
+        return TRAINING_JOBS
+
+    async def reconcile(self, key: ObjectKey) -> float | None:
+        """Bring the job to its wanted state, or return in how many seconds to look again. Raises to be tried again."""
+        raw = self._cache.get_training_job(key)
+        try:
+            job = CheckpointedTrainingJob.model_validate(raw)
+        except ValidationError as error:
+            _log.error("cannot read job; is its CRD newer?", extra={**key.log_fields, "error": str(error)})
+            return None
+        self._uids[key] = job.metadata.uid
+        observed = await self._observer.observe(key, job)
+        decision = decide_job(job, observed, self._settings, now=self._clock())
+        # Requests take time: between two of them another operator may have taken over.
+        if not self._acting():
+            return RETRY_SOON_S
+        await self._applier.apply_decision(key, job, decision)
+        # Only what the status says is asked for: a restarted operator goes on with the same request.
+        self._directives.set_save_request(job.metadata.uid, decision.save_request)
+        self._update_metrics(key, job, decision)
+        return decision.requeue_after_s
+
+    def forget(self, key: ObjectKey) -> None:
+        """Drop the reports, the memory and the gauges of a job that is gone."""
+        uid = self._uids.pop(key, None)
+        if uid is not None:
+            self._reports.forget_job(uid)
+            self._directives.forget_job(uid)
+            self._memory.forget_job(uid)
+            self._metrics.forget_job(key.namespace, key.name)
+
+    def _update_metrics(self, key: ObjectKey, job: CheckpointedTrainingJob, decision: Decision) -> None:
+        progress, checkpoint = decision.status.progress, decision.status.checkpoint
+        if progress is not None and progress.step is not None:
+            self._metrics.step.labels(key.namespace, key.name).set(progress.step)
+        if checkpoint is not None and checkpoint.latest is not None:
+            self._metrics.committed_step.labels(key.namespace, key.name).set(checkpoint.latest.step)
+        if decision.write_status:
+            ended = {attempt.number for attempt in job.status.attempts if attempt.end is not None}
+            for attempt in decision.status.attempts:
+                if attempt.end is not None and attempt.cause is not None and attempt.number not in ended:
+                    self._metrics.restarts.labels(cause=attempt.cause).inc()
+
+
+def make_job_controller(
+    *,
+    cluster: Cluster,
+    cache: Cache,
+    reports: ReportCache,
+    directives: DirectiveCache,
+    settings: OperatorSettings,
+    metrics: Metrics,
+    ca_pem: Callable[[], str],
+    acting: Callable[[], bool],
+    clock: Callable[[], float] = time.time,
+) -> JobController:
+    """Put a controller together with an observer and an applier that share one memory of the jobs."""
+    memory = Memory(started_at=clock())
+    observer = Observer(
+        cluster=cluster,
+        cache=cache,
+        reports=reports,
+        memory=memory,
+        ca_pem=ca_pem,
+        resync_s=settings.resync_s,
+        queued_resources_managed=settings.cloud_tpu_enabled,
+        clock=clock,
+    )
+    writer = ObjectWriter(
+        TRAINING_JOBS, cluster=cluster, metrics=metrics, identity=settings.identity, clock=clock
+    )
+    applier = Applier(cluster=cluster, cache=cache, memory=memory, writer=writer, clock=clock)
+    return JobController(
+        cache=cache,
+        reports=reports,
+        directives=directives,
+        memory=memory,
+        observer=observer,
+        applier=applier,
+        settings=settings,
+        metrics=metrics,
+        acting=acting,
+        clock=clock,
+    )

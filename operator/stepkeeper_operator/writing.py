@@ -1,0 +1,132 @@
+"""Write what every controller writes to its own objects: status, finalizers and events."""
+
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
+from stepkeeper_operator.cache.keys import ObjectKey
+from stepkeeper_operator.cluster import EVENTS, Cluster, Resource
+from stepkeeper_operator.errors import ApiError
+from stepkeeper_operator.events import ObjectEvent
+from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.metrics import Metrics
+
+__all__ = ["ObjectWriter", "event_manifest", "status_manifest"]
+
+_log = logging.getLogger(__name__)
+
+_EVENT_LIMIT = 1024
+
+
+class ObjectWriter:
+    """Write to the objects of one kind, and count all writes that their controller makes.
+
+    `identity` names this operator in events.
+    """
+
+    def __init__(
+        self,
+        resource: Resource,
+        *,
+        cluster: Cluster,
+        metrics: Metrics,
+        identity: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self._resource = resource
+        self._cluster = cluster
+        self._metrics = metrics
+        self._identity = identity
+        self._clock = clock
+
+    async def write_status(self, meta: ObjectMeta, status: RawObject) -> RawObject:
+        """Replace the object's status. Return the object as it is then.
+
+        Raises:
+            ConflictError: Somebody changed the object since it was read, or another one has its name.
+            ApiError: The write failed.
+        """
+        body = status_manifest(self._resource, meta, status)
+        raw = await self._cluster.apply(self._resource, meta.namespace, body, subresource="status")
+        self.count_write("status", meta)
+        return raw
+
+    async def set_finalizers(self, meta: ObjectMeta, finalizers: Sequence[str]) -> RawObject | None:
+        """Replace the object's finalizers. Return the object as it is then, or None if it is gone.
+
+        Raises:
+            ConflictError: Somebody changed the object since it was read, or another one has its name.
+            ApiError: The write failed.
+        """
+        raw = await self._cluster.set_finalizers(
+            self._resource,
+            meta.namespace,
+            meta.name,
+            finalizers,
+            uid=meta.uid,
+            resource_version=meta.resource_version,
+        )
+        self.count_write("finalizers", meta)
+        return raw
+
+    async def create_event(self, meta: ObjectMeta, event: ObjectEvent) -> None:
+        """Create a Kubernetes event regarding the object, and log it."""
+        fields = self._key_of(meta).log_fields
+        body = event_manifest(self._resource, meta, event, identity=self._identity, now=self._clock())
+        try:
+            await self._cluster.create(EVENTS, meta.namespace, body)
+        except ApiError as error:
+            # The status says the same, so a lost event is not worth repeating the other writes.
+            _log.warning("cannot write event", extra={**fields, "error": str(error)})
+        _log.info(event.message, extra={**fields, "reason": event.reason})
+
+    def count_write(self, what: str, meta: ObjectMeta) -> None:
+        """Count and log a write that was done for the object."""
+        self._metrics.writes.labels(kind=self._resource.kind, what=what).inc()
+        _log.debug("wrote", extra={"what": what, **self._key_of(meta).log_fields})
+
+    def _key_of(self, meta: ObjectMeta) -> ObjectKey:
+        return ObjectKey(self._resource.kind, meta.namespace, meta.name)
+
+
+def status_manifest(resource: Resource, meta: ObjectMeta, status: RawObject) -> dict[str, Any]:
+    """Build the whole status. The API server refuses it if anybody changed the object since it was read."""
+    return {
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "metadata": {
+            "name": meta.name,
+            "namespace": meta.namespace,
+            "uid": meta.uid,
+            "resourceVersion": meta.resource_version,
+        },
+        "status": status,
+    }
+
+
+def event_manifest(
+    resource: Resource, meta: ObjectMeta, event: ObjectEvent, *, identity: str, now: float
+) -> dict[str, Any]:
+    """Build an event regarding the object, with a name of its own."""
+    return {
+        "apiVersion": EVENTS.api_version,
+        "kind": EVENTS.kind,
+        "metadata": {"name": f"{meta.name}.{uuid.uuid4().hex[:16]}", "namespace": meta.namespace},
+        "eventTime": datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "reportingController": "stepkeeper.dev/operator",
+        "reportingInstance": identity,
+        "action": "Reconcile",
+        "type": "Warning" if event.warning else "Normal",
+        "reason": event.reason,
+        "note": event.message[:_EVENT_LIMIT],
+        "regarding": {
+            "apiVersion": resource.api_version,
+            "kind": resource.kind,
+            "name": meta.name,
+            "namespace": meta.namespace,
+            "uid": meta.uid,
+        },
+    }

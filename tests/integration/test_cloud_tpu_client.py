@@ -1,0 +1,129 @@
+"""The operator's client of the Cloud TPU API, against a service that speaks it over the network."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from stepkeeper_operator.cloud_tpu.client import GoogleCloudTPU
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudRequest, CloudTPUError, ErrorKind, Place
+from stepkeeper_operator.cloud_tpu.polling import Poller
+from tpuapi.fake import FakeTpu
+from tpuapi.server import serving
+
+PLACE = Place(project="a-project", zone="us-west4-a")
+ALPHA, V2 = ApiVersion.V2ALPHA1, ApiVersion.V2
+
+
+@pytest.fixture
+async def cloud(tpu: FakeTpu) -> AsyncIterator[GoogleCloudTPU]:
+    async with serving(tpu) as address:
+        client = GoogleCloudTPU(endpoint=address, insecure=True)
+        yield client
+        await client.close()
+
+
+def request_of(
+    name: str = "train-0", *, version: ApiVersion = ALPHA, n_nodes: int = 1, request_id: str = ""
+) -> CloudRequest:
+    node = {
+        "accelerator_type": "v5litepod-4",
+        "runtime_version": "v2-alpha-tpuv5-lite",
+        "labels": {"stepkeeper-uid": "u-1"},
+    }
+    if version is ALPHA:
+        node["autocheckpoint_enabled"] = True  # type: ignore[assignment]  # JSON of several types
+    many = n_nodes > 1
+    return CloudRequest(
+        place=PLACE,
+        id=name,
+        request_id=request_id,
+        api_version=version,
+        node_ids=tuple(f"{name}-{n}" for n in range(n_nodes)) if many else (name,),
+        node_id_prefix=name if many else None,
+        node=node,
+        tier={"guaranteed": {}},
+        queueing={},
+    )
+
+
+@pytest.mark.parametrize("version", ApiVersion)
+@pytest.mark.parametrize("n_nodes", [1, 2])
+async def test_what_is_created_is_listed_becomes_active_and_is_deleted_with_its_nodes(
+    tpu: FakeTpu, cloud: GoogleCloudTPU, version: ApiVersion, n_nodes: int
+) -> None:
+    request = request_of(version=version, n_nodes=n_nodes)
+    operation = await cloud.create_queued_resource(request)
+    (listed,) = await cloud.list_queued_resources(PLACE, version)
+    assert (listed.id, listed.node_ids, listed.node, listed.tier) == (
+        request.id,
+        request.node_ids,
+        request.node,
+        request.tier,
+    )
+    while listed.state != "ACTIVE":
+        assert tpu.step_to_next() > 0
+        known = await cloud.get_queued_resource(PLACE, request.id, version)
+        assert known is not None
+        listed = known
+    done = await cloud.get_operation(operation, version)
+    assert done is not None
+    assert (done.done, done.error) == (True, None)
+    nodes = await cloud.list_nodes(PLACE, version)
+    assert [(node.id, node.state, node.n_hosts) for node in nodes] == [
+        (node_id, "READY", 1) for node_id in request.node_ids
+    ]
+    assert {node.queued_resource for node in nodes} == {listed.name}
+    assert {node.autocheckpoint_enabled for node in nodes} == {True if version is ALPHA else None}
+    assert await cloud.delete_queued_resource(PLACE, request.id, request_id="", version=version) is not None
+    while await cloud.get_queued_resource(PLACE, request.id, version) is not None:
+        assert tpu.step_to_next() > 0
+    assert await cloud.list_nodes(PLACE, version) == ()
+    assert await cloud.delete_queued_resource(PLACE, request.id, request_id="", version=version) is None
+
+
+async def test_the_same_request_twice_is_carried_out_once(cloud: GoogleCloudTPU) -> None:
+    request_id = "0b5ad8f0-5f4a-5c9e-9d2d-0d6a3f1c2b4e"
+    first = await cloud.create_queued_resource(request_of(request_id=request_id))
+    assert await cloud.create_queued_resource(request_of(request_id=request_id)) == first
+    with pytest.raises(CloudTPUError) as refusal:
+        await cloud.create_queued_resource(request_of(request_id=""))
+    assert refusal.value.kind is ErrorKind.ALREADY_EXISTS
+
+
+async def test_many_are_listed_page_by_page(cloud: GoogleCloudTPU) -> None:
+    for number in range(3):
+        await cloud.create_queued_resource(request_of(f"train-{number}"))
+    listing = await Poller(cloud).list_place(PLACE, ALPHA, newer_than=0.0)
+    assert set(listing.resources) == {"train-0", "train-1", "train-2"}
+
+
+async def test_an_unknown_operation_or_resource_is_none(cloud: GoogleCloudTPU) -> None:
+    assert await cloud.get_operation(f"{PLACE.parent}/operations/operation-1", ALPHA) is None
+    assert await cloud.get_queued_resource(PLACE, "nobody", V2) is None
+
+
+async def test_exhausted_quota_names_the_quota(tpu: FakeTpu, cloud: GoogleCloudTPU) -> None:
+    tpu.set_quota(PLACE.project, PLACE.zone, "v5litepod-4", 0)
+    with pytest.raises(CloudTPUError) as refusal:
+        await cloud.create_queued_resource(request_of())
+    assert refusal.value.kind is ErrorKind.QUOTA
+    assert "quota" in refusal.value.message.lower()
+
+
+async def test_a_service_that_is_not_there_is_transient() -> None:
+    client = GoogleCloudTPU(endpoint="127.0.0.1:1", insecure=True)
+    with pytest.raises(CloudTPUError) as failure:
+        await client.list_nodes(PLACE, V2)
+    await client.close()
+    assert failure.value.kind is ErrorKind.TRANSIENT
+
+
+async def test_without_credentials_every_request_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
+    client = GoogleCloudTPU(endpoint="127.0.0.1:1", insecure=False)
+    for _ in range(2):
+        with pytest.raises(CloudTPUError) as refusal:
+            await client.list_nodes(PLACE, V2)
+        assert refusal.value.kind is ErrorKind.CREDENTIALS
+        assert "/nowhere/key.json" in refusal.value.message
+    await client.close()

@@ -1,0 +1,163 @@
+"""The controller of QueuedResources with google's client, against a Cloud TPU service over the network."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
+from stepkeeper_operator.cloud_tpu.client import GoogleCloudTPU
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, Place
+from stepkeeper_operator.testing.resource_world import ResourceWorld
+from tpuapi.fake import FakeTpu
+from tpuapi.server import serving
+
+PLACE = Place(project="my-project", zone="us-west4-a")
+ACTIVE = QueuedResourceState.ACTIVE
+
+
+class Site:
+    """A world whose operator asks the service, and the passing of their time."""
+
+    def __init__(self, tpu: FakeTpu, client: GoogleCloudTPU, **spec: Any) -> None:
+        self.tpu = tpu
+        self.client = client
+        self.world = ResourceWorld(
+            now=tpu.clock.now(), service=client, project=PLACE.project, zone=PLACE.zone, **spec
+        )
+
+    async def run(
+        self, rounds: int, *, until: Callable[[], bool] = lambda: False, seconds: float = 10
+    ) -> None:
+        for _ in range(rounds):
+            for _ in range(3):
+                await self.world.reconcile()
+            if until():
+                return
+            self.tpu.step(seconds)
+            self.world.now = self.tpu.clock.now()
+            self.world.sync_hosts(await self.client.list_nodes(PLACE, ApiVersion.V2ALPHA1))
+
+    async def become_active(self) -> None:
+        await self.run(40, until=lambda: self.world.condition("NodesJoined") == ("True", "AllHostsJoined"))
+        assert self.world.status.state is ACTIVE
+
+    async def list_ids(self) -> list[str]:
+        return [r.id for r in await self.client.list_queued_resources(PLACE, ApiVersion.V2ALPHA1)]
+
+    async def vanish(self) -> None:
+        self.world.delete()
+        await self.run(60, until=lambda: self.world.raw is None)
+        assert self.world.raw is None
+        assert await self.list_ids() == []
+        assert await self.client.list_nodes(PLACE, ApiVersion.V2ALPHA1) == ()
+        assert self.world.cluster.list_objects("nodes") == []
+
+
+MakeSite = Callable[..., Awaitable[Site]]
+
+
+@pytest.fixture
+async def make_site(tpu: FakeTpu) -> AsyncIterator[MakeSite]:
+    @asynccontextmanager
+    async def connected() -> AsyncIterator[GoogleCloudTPU]:
+        async with serving(tpu) as address:
+            client = GoogleCloudTPU(endpoint=address, insecure=True)
+            yield client
+            await client.close()
+
+    async with connected() as client:
+
+        async def make(**spec: Any) -> Site:
+            return Site(tpu, client, **spec)
+
+        yield make
+
+
+@pytest.mark.parametrize("tier", [{"guaranteed": {}}, {"spot": {}}, {"bestEffort": {}}])
+async def test_it_is_created_joined_and_deleted(make_site: MakeSite, tier: dict[str, Any]) -> None:
+    site = await make_site(tier=tier, node={"count": 2})
+    await site.become_active()
+    assert site.world.status.joined == "2/2"
+    assert site.world.status.api_version == ("v2" if "spot" in tier else "v2alpha1")
+    assert (
+        site.world.status.autocheckpoint
+        == {"guaranteed": "On", "spot": "", "bestEffort": "Off"}[next(iter(tier))]
+    )
+    assert site.world.condition("Degraded") == ("False", "AsExpected")
+    assert await site.world.record_writes() == []
+    await site.vanish()
+
+
+async def test_a_preempted_one_is_made_anew_within_the_quota(make_site: MakeSite, tpu: FakeTpu) -> None:
+    site = await make_site()
+    tpu.set_quota(PLACE.project, PLACE.zone, "v5litepod", 8, preemptible=True)
+    await site.become_active()
+    tpu.preempt("team-v5e")
+    await site.run(40, until=lambda: site.world.status.bookkeeping.number == 1)
+    await site.become_active()
+    assert await site.list_ids() == ["team-v5e-r1"]
+    assert "QuotaExhausted" not in site.world.events
+    await site.vanish()
+
+
+async def test_quota_is_gone_and_comes_back(make_site: MakeSite, tpu: FakeTpu) -> None:
+    site = await make_site()
+    tpu.set_quota(PLACE.project, PLACE.zone, "v5litepod", 0, preemptible=True)
+    await site.run(10)
+    assert site.world.condition("QuotaExhausted") == ("True", "QuotaExhausted")
+    tpu.set_quota(PLACE.project, PLACE.zone, "v5litepod", None, preemptible=True)
+    await site.run(40)
+    await site.become_active()
+    assert site.world.condition("QuotaExhausted") == ("False", "QuotaSuffices")
+
+
+async def test_a_creation_whose_answer_is_lost_is_found_again(make_site: MakeSite, tpu: FakeTpu) -> None:
+    site = await make_site()
+    tpu.inject_error("CreateQueuedResource", "UNAVAILABLE", 1, after_commit=True)
+    await site.become_active()
+    assert await site.list_ids() == ["team-v5e"]
+    await site.vanish()
+
+
+async def test_an_operator_that_is_killed_during_the_creation_makes_no_second(make_site: MakeSite) -> None:
+    site = await make_site()
+    site.world.kill_at = 3
+    await site.become_active()
+    assert await site.list_ids() == ["team-v5e"]
+
+
+async def test_maintenance_is_told_with_its_window(make_site: MakeSite, tpu: FakeTpu) -> None:
+    site = await make_site(tier={"guaranteed": {}})
+    await site.become_active()
+    tpu.announce_maintenance("team-v5e", starts_in_s=3600, lasts_s=600)
+    await site.run(10)
+    assert site.world.condition("MaintenanceScheduled") == ("True", "Pending")
+    assert site.world.status.next_maintenance_time == int(site.world.now) + 3600 - 100
+
+
+async def test_a_refusal_is_told_in_the_services_words(make_site: MakeSite) -> None:
+    site = await make_site(node={"acceleratorType": "v9-8"})
+    await site.run(4)
+    assert site.world.condition("Accepted") == ("False", "Refused")
+    accepted = next(c for c in site.world.status.conditions if c.type == "Accepted")
+    assert "INVALID_ARGUMENT" in accepted.message
+    assert "v9-8" in accepted.message
+    await site.vanish()
+
+
+async def test_an_expired_request_is_removed_and_stays_gone(make_site: MakeSite, tpu: FakeTpu) -> None:
+    site = await make_site(queueing={"validUntilSeconds": 60}, recreatePolicy={"onFailed": "Keep"})
+    tpu.set_capacity(PLACE.zone, "v5litepod", 0)
+    await site.run(40)
+    assert site.world.status.state is QueuedResourceState.GONE
+    assert await site.list_ids() == []
+    await site.vanish()
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 4, 8, 12])
+async def test_a_deletion_at_any_time_leaves_nothing(make_site: MakeSite, rounds: int) -> None:
+    site = await make_site()
+    await site.run(rounds)
+    await site.vanish()

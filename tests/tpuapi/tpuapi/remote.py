@@ -1,0 +1,98 @@
+"""A service in a process of its own, for tests that run beside a cluster."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_S = 20.0
+
+
+class AdminError(Exception):
+    """The side door refuses an action; the message is the service's."""
+
+
+class RemoteTpu:
+    """Reach a service's side door.
+
+    Args:
+        address: Where it answers the API, `host:port`.
+        admin: The side door, `host:port`.
+    """
+
+    def __init__(self, address: str, admin: str) -> None:
+        self.address = address
+        self.admin = admin
+
+    def do(self, action: str, **arguments: object) -> Any:
+        """Call a method of the service's FakeTpu, and return what it returns.
+
+        Raises:
+            AdminError: It refuses.
+        """
+        body = json.dumps(arguments).encode()
+        return self._ask(urllib.request.Request(f"http://{self.admin}/v1/{action}", data=body))["result"]
+
+    def state(self) -> Any:
+        """Return all queued resources, nodes and operations."""
+        return self._ask(urllib.request.Request(f"http://{self.admin}/v1/state"))
+
+    def calls(self) -> Any:
+        return self._ask(urllib.request.Request(f"http://{self.admin}/v1/calls"))
+
+    def counts(self) -> Any:
+        """Return how often each method was called."""
+        return self._ask(urllib.request.Request(f"http://{self.admin}/v1/counts"))
+
+    def events(self, after: int = 0) -> Any:
+        """Return what happened to nodes, after the event of this number."""
+        return self._ask(urllib.request.Request(f"http://{self.admin}/v1/events?after={after}"))
+
+    def hook_runs(self) -> Any:
+        return self._ask(urllib.request.Request(f"http://{self.admin}/v1/hook-runs"))
+
+    def _ask(self, request: urllib.request.Request) -> Any:
+        request.add_header("Content-Type", "application/json")
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise AdminError(json.load(error).get("error", str(error))) from None
+
+
+@contextlib.contextmanager
+def started(*arguments: str, prefix: Sequence[str] = ()) -> Iterator[RemoteTpu]:
+    """Run `python -m tpuapi serve` with these arguments while the context lasts.
+
+    Args:
+        arguments: Of `serve`; without ports it takes free ones.
+        prefix: A command to run it under, such as one that enters a namespace.
+
+    Raises:
+        RuntimeError: It ended before it answered.
+    """
+    command = [*prefix, sys.executable, "-m", "tpuapi", "serve", *arguments]
+    roots = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(roots)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            line = process.stdout.readline() if process.stdout else ""
+            if not line:
+                raise RuntimeError(
+                    f"{' '.join(command)} ended with {process.wait(TIMEOUT_S)} before it answered"
+                )
+            where = json.loads(line)
+            yield RemoteTpu(where["address"], where["admin"])
+        finally:
+            process.terminate()
+            try:
+                process.wait(TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()

@@ -1,0 +1,200 @@
+"""Test the loop that all kinds share, and the startup that plugs the kinds in."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+from typing_extensions import override
+
+from stepkeeper_operator.cache.cache import Cache
+from stepkeeper_operator.cache.keys import ObjectKey, job_key, queued_resource_key
+from stepkeeper_operator.cluster import JOBSETS, QUEUED_RESOURCES, Resource
+from stepkeeper_operator.controller import RETRY_SOON_S
+from stepkeeper_operator.endpoint.health import make_health_app
+from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictError
+from stepkeeper_operator.handlers.watch import make_kopf_settings, make_registry
+from stepkeeper_operator.metrics import Metrics
+from stepkeeper_operator.reconcile import Reconciler
+from stepkeeper_operator.settings import OperatorSettings
+from stepkeeper_operator.startup import Operator
+from stepkeeper_operator.testing import FakeCluster, training_job
+
+QR = queued_resource_key("default", "slice")
+JOB = job_key("default", "lm")
+RAW: dict[str, Any] = {"metadata": {"name": "slice", "namespace": "default", "uid": "qr-1"}}
+
+
+class Recorder:
+    """A controller that keeps what it is asked, and answers what it is told."""
+
+    def __init__(self, answer: float | Exception | None = None) -> None:
+        self.answer = answer
+        self.reconciled: list[ObjectKey] = []
+        self.forgotten: list[ObjectKey] = []
+
+    @property
+    def resource(self) -> Resource:
+        return QUEUED_RESOURCES
+
+    async def reconcile(self, key: ObjectKey) -> float | None:
+        self.reconciled.append(key)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def forget(self, key: ObjectKey) -> None:
+        self.forgotten.append(key)
+
+
+class Loop:
+    def __init__(self, controller: Recorder) -> None:
+        self.cache = Cache()
+        self.cache.record_queued_resource(RAW)
+        self.metrics = Metrics()
+        self.reconciler = Reconciler(
+            controllers={controller.resource.kind: controller}, cache=self.cache, metrics=self.metrics
+        )
+
+    def count(self, result: str) -> str | None:
+        start = f'stepkeeper_reconciles_total{{kind="QueuedResource",result="{result}"}} '
+        lines = self.metrics.render().decode().splitlines()
+        return next((line.removeprefix(start) for line in lines if line.startswith(start)), None)
+
+
+async def test_a_key_goes_to_the_controller_of_its_kind() -> None:
+    controller = Recorder(7.0)
+    loop = Loop(controller)
+    assert await loop.reconciler.reconcile(QR) == 7.0
+    assert (controller.reconciled, controller.forgotten) == ([QR], [])
+    assert loop.count("done") == "1.0"
+    assert 'stepkeeper_reconcile_seconds_count{kind="QueuedResource"} 1.0' in loop.metrics.render().decode()
+
+
+async def test_a_key_without_a_controller_is_left_alone() -> None:
+    controller = Recorder()
+    assert await Loop(controller).reconciler.reconcile(JOB) is None
+    assert (controller.reconciled, controller.forgotten) == ([], [])
+
+
+async def test_an_object_that_is_gone_is_forgotten() -> None:
+    controller = Recorder()
+    loop = Loop(controller)
+    loop.cache.record_queued_resource(RAW, deleted=True)
+    assert await loop.reconciler.reconcile(QR) is None
+    assert (controller.reconciled, controller.forgotten) == ([], [QR])
+
+
+@pytest.mark.parametrize("error", [ConflictError(409, "changed"), AlreadyExistsError(409, "exists")])
+async def test_a_reconcile_that_was_behind_is_done_again_soon(error: ApiError) -> None:
+    loop = Loop(Recorder(error))
+    assert await loop.reconciler.reconcile(QR) == RETRY_SOON_S
+    assert loop.count("behind") == "1.0"
+
+
+@pytest.mark.parametrize(
+    ("error", "traceback"), [(ApiError(500, "down"), False), (ZeroDivisionError("a bug"), True)]
+)
+async def test_an_error_is_told_with_kind_and_name_and_tried_again(
+    error: Exception, *, traceback: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = Loop(Recorder(error))
+    with pytest.raises(type(error)):
+        await loop.reconciler.reconcile(QR)
+    (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert (
+        vars(record).items()
+        >= {
+            "kind": "QueuedResource",
+            "object": "default/slice",
+            "error": str(error),
+        }.items()
+    )
+    assert bool(record.exc_info) is traceback
+    assert loop.count("error") == "1.0"
+    assert loop.count("done") is None
+
+
+class Unlistable(FakeCluster):
+    """A cluster without JobSet's CRD."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 0.0)
+
+    @override
+    async def list_uids(self, resource: Resource, label_selector: str) -> frozenset[str]:
+        if resource is JOBSETS:
+            raise ApiError(404, "the server could not find the requested resource")
+        return await super().list_uids(resource, label_selector)
+
+
+async def test_a_kind_that_cannot_be_listed_hides_no_deletion_of_another() -> None:
+    operator = Operator(OperatorSettings(cloud_tpu_enabled=True), Unlistable())
+    raw = training_job()
+    operator._cache.record_training_job(raw | {"metadata": raw["metadata"] | {"uid": "job-1"}})
+    operator._cache.record_queued_resource(RAW)
+    assert not await operator._sweep()
+    assert set(operator._queue.list_due()) == {JOB, QR}
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+async def test_queued_resources_are_swept_only_where_they_are_on(*, enabled: bool) -> None:
+    operator = Operator(OperatorSettings(cloud_tpu_enabled=enabled), FakeCluster(lambda: 0.0))
+    operator._cache.record_queued_resource(RAW)
+    assert await operator._sweep()
+    assert operator._queue.list_due() == ((QR,) if enabled else ())
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+async def test_queued_resources_are_watched_only_where_they_are_on(*, enabled: bool) -> None:
+    operator = Operator(OperatorSettings(cloud_tpu_enabled=enabled), FakeCluster(lambda: 0.0))
+    registry = make_registry(
+        operator._cache,
+        operator._kinds,
+        operator._enqueue,
+        synced=operator._synced,
+        relisted=operator._relisted,
+    )
+    handlers = {handler.id: handler for handler in registry._watching.get_all_handlers()}
+    assert ("watch-queuedresources" in handlers) is enabled
+    assert len(handlers) == (6 if enabled else 5)
+    if enabled:
+        await handlers["watch-queuedresources"].fn(event={"type": "ADDED", "object": RAW})
+        assert operator._queue.list_due() == (QR,)
+    selectors = make_kopf_settings(operator._kinds).watching.label_selectors
+    assert {selector.any_name for selector in selectors} == {"jobsets", "jobs", "pods"}
+
+
+async def test_the_length_of_the_queue_is_told_by_kind() -> None:
+    operator = Operator(OperatorSettings(cloud_tpu_enabled=True), FakeCluster(lambda: 0.0))
+    assert operator._count_due() == {"CheckpointedTrainingJob": 0, "QueuedResource": 0}
+    for key in (JOB, QR, queued_resource_key("default", "other"), QR):
+        operator._queue.add(key)
+    assert operator._count_due() == {"CheckpointedTrainingJob": 1, "QueuedResource": 2}
+    app = make_health_app(
+        cache=operator._cache,
+        metrics=operator._metrics,
+        acting=lambda: True,
+        queue_lengths=operator._count_due,
+    )
+    (handler,) = (
+        route.handler
+        for route in app.router.routes()
+        if route.method == "GET" and route.resource is not None and route.resource.canonical == "/metrics"
+    )
+    answer = await handler(make_mocked_request("GET", "/metrics"))
+    assert isinstance(answer, web.Response)
+    assert 'stepkeeper_queue_length{kind="QueuedResource"} 2.0' in (answer.text or "").splitlines()
+
+
+async def test_the_operator_waits_for_the_crds_of_the_kinds_that_it_watches() -> None:
+    cluster = Unlistable()
+    operator = Operator(OperatorSettings(cloud_tpu_enabled=True), cluster)
+    waiting = asyncio.create_task(operator._wait_for_crds())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    waiting.cancel()
+    operator = Operator(OperatorSettings(), FakeCluster(lambda: 0.0))
+    await operator._wait_for_crds()

@@ -1,0 +1,133 @@
+"""Test what all controllers write to their objects: status, finalizers and events."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
+from stepkeeper_operator.cluster import PODS, QUEUED_RESOURCES
+from stepkeeper_operator.errors import ApiError, ConflictError, EvictionBlockedError
+from stepkeeper_operator.events import ObjectEvent
+from stepkeeper_operator.metrics import Metrics
+from stepkeeper_operator.testing import FakeCluster
+from stepkeeper_operator.writing import ObjectWriter
+
+EVENT = ObjectEvent(warning=True, reason="QuotaExhausted", message="no quota" + "!" * 2000)
+PLACE = ("queuedresources", "default", "slice")
+
+
+class Desk:
+    """A writer of QueuedResources beside a cluster with one."""
+
+    def __init__(self) -> None:
+        self.cluster = FakeCluster(lambda: 1000.0)
+        self.metrics = Metrics()
+        self.writer = ObjectWriter(
+            QUEUED_RESOURCES,
+            cluster=self.cluster,
+            metrics=self.metrics,
+            identity="operator-1",
+            clock=lambda: 1000.0,
+        )
+        self.cluster.put("queuedresources", {"metadata": {"name": "slice", "namespace": "default"}})
+
+    @property
+    def raw(self) -> dict[str, Any]:
+        return self.cluster.objects[PLACE]
+
+    @property
+    def meta(self) -> ObjectMeta:
+        return ObjectMeta.model_validate(self.raw["metadata"])
+
+    def count(self, what: str) -> bool:
+        line = f'stepkeeper_writes_total{{kind="QueuedResource",what="{what}"}} 1.0'
+        return line in self.metrics.render().decode().splitlines()
+
+
+async def test_a_status_is_written_whole() -> None:
+    desk = Desk()
+    raw = await desk.writer.write_status(desk.meta, {"state": "ACTIVE"})
+    assert raw["status"] == desk.raw["status"] == {"state": "ACTIVE"}
+    assert desk.count("status")
+
+
+async def test_a_status_of_an_object_that_somebody_changed_is_a_conflict() -> None:
+    desk = Desk()
+    meta = desk.meta
+    desk.cluster.put("queuedresources", desk.raw)
+    with pytest.raises(ConflictError):
+        await desk.writer.write_status(meta, {"state": "ACTIVE"})
+    assert "status" not in desk.raw
+    assert not desk.count("status")
+
+
+async def test_a_finalizer_keeps_a_deleted_object_until_it_is_taken_off() -> None:
+    desk = Desk()
+    await desk.writer.set_finalizers(desk.meta, ["stepkeeper.dev/cloud-tpu"])
+    assert desk.count("finalizers")
+    await desk.cluster.delete(QUEUED_RESOURCES, "default", "slice", uid=desk.meta.uid)
+    assert "deletionTimestamp" in desk.raw["metadata"]
+    meta = desk.meta
+    await desk.writer.set_finalizers(meta, [])
+    assert PLACE not in desk.cluster.objects
+    assert await desk.writer.set_finalizers(meta, []) is None
+
+
+async def test_finalizers_of_an_object_that_somebody_changed_are_a_conflict() -> None:
+    desk = Desk()
+    meta = desk.meta
+    desk.cluster.put("queuedresources", desk.raw)
+    with pytest.raises(ConflictError):
+        await desk.writer.set_finalizers(meta, ["stepkeeper.dev/cloud-tpu"])
+    assert "finalizers" not in desk.raw["metadata"]
+
+
+async def test_an_event_regards_its_object(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk()
+    with caplog.at_level(logging.INFO):
+        await desk.writer.create_event(desk.meta, EVENT)
+    (event,) = desk.cluster.list_objects("events")
+    assert event["regarding"] == {
+        "apiVersion": "stepkeeper.dev/v1alpha1",
+        "kind": "QueuedResource",
+        "name": "slice",
+        "namespace": "default",
+        "uid": desk.meta.uid,
+    }
+    assert (event["type"], event["reason"]) == ("Warning", "QuotaExhausted")
+    assert event["eventTime"] == "1970-01-01T00:16:40.000000Z"
+    assert len(event["note"]) == 1024
+    (record,) = caplog.records
+    assert vars(record).items() >= {"kind": "QueuedResource", "object": "default/slice"}.items()
+
+
+async def test_an_event_that_is_lost_is_told_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk()
+    desk.cluster.refusals["create", "events"] = ApiError(500, "down")
+    await desk.writer.create_event(desk.meta, EVENT)
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        "cannot write event"
+    ]
+
+
+async def test_the_cluster_in_memory_drains_a_node_as_the_real_one_does() -> None:
+    cluster = FakeCluster(lambda: 1000.0)
+    node = cluster.put("nodes", {"metadata": {"name": "n"}})
+    pod = cluster.put(
+        "pods", {"metadata": {"name": "p", "namespace": "ns"}, "spec": {"nodeName": "n"}, "status": {}}
+    )
+    assert [p["metadata"]["name"] for p in await cluster.list_pods_on("n")] == ["p"]
+    assert await cluster.list_pods_on("other") == ()
+    with pytest.raises(ConflictError):
+        await cluster.set_unschedulable("n", uid="another", unschedulable=True)
+    await cluster.set_unschedulable("n", uid=node["metadata"]["uid"], unschedulable=True)
+    assert cluster.objects["nodes", None, "n"]["spec"] == {"unschedulable": True}
+    assert await cluster.set_unschedulable("gone", uid="u", unschedulable=True) is None
+    cluster.refusals["evict", PODS.plural] = EvictionBlockedError(429, "a budget")
+    with pytest.raises(EvictionBlockedError):
+        await cluster.evict_pod("ns", "p", uid=pod["metadata"]["uid"])
+    cluster.refusals.clear()
+    await cluster.evict_pod("ns", "p", uid=pod["metadata"]["uid"])
+    assert "deletionTimestamp" in cluster.objects["pods", "ns", "p"]["metadata"]
+    await cluster.evict_pod("ns", "gone", uid="u")

@@ -1,0 +1,64 @@
+"""Test the types of a QueuedResource."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stepkeeper_operator.api.v1alpha1.queuedresource import OnEnd, QueuedResource, UpdatePolicy
+
+MANIFESTS = Path(__file__).parents[2] / "data/crd/queuedresources"
+ACCEPTED = sorted((MANIFESTS / "accepted").glob("*.yaml"))
+
+
+def read(raw: dict[str, Any]) -> QueuedResource:
+    raw["metadata"] |= {"namespace": "default", "uid": "u-1"}
+    return QueuedResource.model_validate(raw)
+
+
+def minimal(**spec: object) -> QueuedResource:
+    raw = yaml.safe_load((MANIFESTS / "accepted/minimal.yaml").read_text())
+    raw["spec"] |= spec
+    return read(raw)
+
+
+@pytest.mark.parametrize("path", ACCEPTED, ids=lambda path: path.stem)
+def test_what_the_api_server_accepts_the_operator_can_read(path: Path) -> None:
+    raw = yaml.safe_load(path.read_text())
+    resource = read(raw)
+    assert list(resource.spec.unknown_fields()) == []
+    assert QueuedResource.model_validate(resource.to_raw()) == resource
+
+
+def test_defaults_are_those_of_a_careful_user() -> None:
+    spec = minimal().spec
+    assert spec.update_policy is UpdatePolicy.REFUSE
+    assert (spec.recreate_policy.on_suspended, spec.recreate_policy.on_failed) == (
+        OnEnd.RECREATE,
+        OnEnd.RECREATE,
+    )
+    assert spec.node.autocheckpoint_enabled is None
+    assert (spec.node.count, spec.join_timeout_seconds) == (1, 900)
+
+
+def test_unknown_fields_are_found_in_lists_and_in_objects_without_fields() -> None:
+    node = {
+        "acceleratorType": "v6e-8",
+        "runtimeVersion": "v2-alpha-tpuv6e",
+        "dataDisks": [{"sourceDisk": "d"}, {"sourceDisk": "e", "readOnly": True}],
+    }
+    resource = minimal(node=node, tier={"spot": {"maxPrice": 1}})
+    assert list(resource.spec.unknown_fields()) == ["node.dataDisks[1].readOnly", "tier.spot.maxPrice"]
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        (None, None),
+        ("spring", "projects/my-project/locations/us-west4-a/reservations/spring"),
+        ("projects/p/locations/us-west4-a/reservations/r", "projects/p/locations/us-west4-a/reservations/r"),
+    ],
+)
+def test_a_reservation_has_a_full_name(name: str | None, path: str | None) -> None:
+    assert minimal(reservationName=name).spec.reservation_path == path

@@ -1,0 +1,197 @@
+"""Test the deletion of a QueuedResource in every state, and with an emptied or unreadable status."""
+
+from dataclasses import replace
+
+import pytest
+
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
+    CloudOperation,
+    QueuedResourceState,
+    QueuedResourceStatus,
+)
+from stepkeeper_operator.cloud_tpu.cloud import CloudOperationState, CloudTPUError, ErrorKind
+from stepkeeper_operator.queued_resources.decision import (
+    Cordon,
+    DeleteCloudResource,
+    DeleteNode,
+    EvictPod,
+    SetFinalizer,
+)
+from stepkeeper_operator.queued_resources.observed import Member, MemberPod, Observed
+from stepkeeper_operator.queued_resources.subject import read_subject
+from stepkeeper_operator.testing.queued_resources import (
+    NOW,
+    SETTINGS,
+    after,
+    created,
+    decide,
+    deleting,
+    find,
+    kinds,
+    make_cloud_resource,
+    make_node,
+    make_resource,
+    noted,
+    observe,
+    with_status,
+)
+
+STATES = (
+    "CREATING",
+    "ACCEPTED",
+    "WAITING_FOR_RESOURCES",
+    "PROVISIONING",
+    "ACTIVE",
+    "SUSPENDING",
+    "SUSPENDED",
+    "FAILED",
+    "DELETING",
+    "SOMETHING_NEW",
+)
+
+
+MEMBER = Member(name="host-0", uid="n0", cloud_node="team-v5e", addresses=("10.0.0.0",))
+
+
+POD = MemberPod(namespace="team", name="lm-w-0-0", uid="p0", node="host-0")
+
+
+def test_somebody_elses_deletion_is_seen_and_it_is_made_anew() -> None:
+    resource = created(QueuedResourceState.ACTIVE)
+    decision = decide(resource, observe())
+    assert decision.status.bookkeeping.number == 1
+    assert decision.actions == ()
+    assert "Vanished" in {event.reason for event in decision.events}
+
+
+def test_a_deletion_drains_then_deletes_then_removes_nodes_then_lets_go() -> None:
+    resource = deleting()
+    cloud = make_cloud_resource(resource, "ACTIVE")
+    node = make_node(cloud)
+    first = decide(resource, observe(cloud, nodes=[node], members=(MEMBER,)))
+    assert first.actions == (Cordon(member=MEMBER),)
+    assert first.status.bookkeeping.removing == "Deleted"
+    resource, cordoned = after(resource, first), replace(MEMBER, cordoned=True)
+    draining = observe(cloud, nodes=[node], members=(cordoned,), pods=(POD,))
+    assert decide(resource, draining).actions == (EvictPod(pod=POD),)
+    stopping = replace(draining, pods=(replace(POD, stopping=True),))
+    assert decide(resource, stopping).actions == ()
+    late = decide(resource, stopping, now=NOW + SETTINGS.drain_s)
+    assert kinds(late) == [DeleteCloudResource]
+    drained = decide(resource, replace(draining, pods=()))
+    assert kinds(drained) == [DeleteCloudResource]
+    gone = observe(members=(replace(cordoned, ready=False),), pods=())
+    assert kinds(decide(resource, gone)) == [DeleteNode]
+    assert decide(resource, observe(pods=())).actions == (SetFinalizer(present=False),)
+
+
+def test_pods_on_silent_nodes_hold_nothing_up() -> None:
+    resource = noted(deleting(), removing="Deleted", removing_since=int(NOW))
+    cloud = make_cloud_resource(resource, "SUSPENDED")
+    silent = replace(MEMBER, ready=False, cordoned=True)
+    assert kinds(decide(resource, observe(cloud, members=(silent,), pods=(POD,)))) == [DeleteCloudResource]
+
+
+def test_a_deletion_waits_for_the_clouds_last_node() -> None:
+    resource = noted(deleting(), removing="Deleted", removing_since=int(NOW))
+    node = make_node(make_cloud_resource(resource, "ACTIVE"), state="DELETING")
+    decision = decide(resource, observe(nodes=[node], pods=()))
+    assert decision.actions == ()
+    assert "team-v5e" in find(decision, "Active").message
+
+
+def test_a_deletion_waits_for_a_creation_without_an_answer() -> None:
+    resource = noted(deleting(QueuedResourceState.PENDING), asked_at=int(NOW - 10))
+    assert decide(resource, observe(pods=())).actions == ()
+    assert decide(resource, observe(pods=()), now=NOW + 80).actions == (SetFinalizer(present=False),)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_deletion_in_every_state_deletes_or_waits(state: str) -> None:
+    resource = deleting(QueuedResourceState.CREATING)
+    decision = decide(resource, observe(make_cloud_resource(resource, state), pods=()))
+    assert kinds(decision) == ([] if state == "DELETING" else [DeleteCloudResource])
+    assert decision.requeue_after_s is not None
+
+
+def test_a_retained_resource_stays_with_its_nodes() -> None:
+    resource = deleting(deletion_policy="Retain")
+    cloud = make_cloud_resource(resource, "ACTIVE")
+    decision = decide(resource, observe(cloud, members=(MEMBER,)))
+    assert decision.actions == (SetFinalizer(present=False),)
+    assert decision.events[0].reason == "Retained"
+
+
+def test_a_deletion_without_credentials_says_what_to_do() -> None:
+    error = CloudTPUError(ErrorKind.CREDENTIALS, "UNAUTHENTICATED", "no credentials")
+    blind = Observed(cluster_id="cluster-uid", error=error, pods=())
+    decision = decide(deleting(), blind)
+    degraded = find(decision, "Degraded")
+    assert degraded.reason == "DeletionBlocked"
+    assert "Retain" in degraded.message
+    assert not decide(after(deleting(), decision), blind).write_status
+
+
+def test_an_object_that_never_asked_for_anything_goes_without_the_cloud() -> None:
+    error = CloudTPUError(ErrorKind.CREDENTIALS, "UNAUTHENTICATED", "no credentials")
+    resource = make_resource(QueuedResourceStatus(observed_generation=1), deleting=True)
+    decision = decide(resource, Observed(cluster_id="cluster-uid", error=error))
+    assert decision.actions == (SetFinalizer(present=False),)
+
+
+def test_a_deletion_with_an_emptied_status_looks_first() -> None:
+    resource = make_resource(deleting=True)
+    error = CloudTPUError(ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
+    blind = decide(resource, Observed(cluster_id="cluster-uid", error=error))
+    assert blind.actions == ()
+    assert blind.requeue_after_s is not None
+    found = decide(resource, observe(make_cloud_resource(resource, "ACTIVE"), pods=()))
+    assert kinds(found) == [DeleteCloudResource]
+    assert decide(resource, observe()).actions == (SetFinalizer(present=False),)
+
+
+def test_a_deletion_that_ended_without_effect_is_asked_for_again_with_another_id() -> None:
+    operation = CloudOperation(name="op", verb="Delete", start_time=int(NOW))
+    resource = noted(
+        with_status(deleting(), operation=operation), removing="Deleted", removing_since=int(NOW)
+    )
+    cloud = make_cloud_resource(resource, "ACTIVE")
+    before = decide(with_status(resource, operation=None), observe(cloud, pods=()))
+    done = CloudOperationState(name="op", done=True)
+    told = decide(resource, observe(cloud, pods=(), operation=done))
+    assert told.actions == ()
+    again = decide(after(resource, told), observe(cloud, pods=()), now=NOW + 5)
+    ids = {a.request_id for d in (before, again) for a in d.actions if isinstance(a, DeleteCloudResource)}
+    assert len(ids) == 2
+
+
+def test_an_emptied_status_is_filled_from_what_is_ours() -> None:
+    resource = make_resource()
+    third = make_cloud_resource(noted(created(), number=3), "ACTIVE")
+    taken = decide(resource, observe(third))
+    assert taken.actions == ()
+    assert taken.status.bookkeeping.number == 3
+    settled = decide(after(resource, taken), observe(third, nodes=[make_node(third)]))
+    assert settled.status.state is QueuedResourceState.ACTIVE
+
+
+def test_a_late_answer_to_an_old_request_is_deleted() -> None:
+    old = make_cloud_resource(created(), "CREATING")
+    resource = noted(created(), number=1)
+    decision = decide(resource, observe(old, make_cloud_resource(resource, "ACTIVE")))
+    assert [a.cloud_id for a in decision.actions if isinstance(a, DeleteCloudResource)] == ["team-v5e"]
+
+
+def test_nodes_of_an_earlier_one_are_removed_before_the_next_is_asked_for() -> None:
+    assert kinds(decide(make_resource(), observe(members=(MEMBER,)))) == [DeleteNode]
+
+
+def test_a_status_of_another_version_still_names_what_is_to_be_deleted() -> None:
+    raw = created(QueuedResourceState.ACTIVE).to_raw()
+    raw["spec"]["deletionPolicy"] = "Retain"
+    raw["status"]["state"] = "Strange"
+    subject = read_subject(raw)
+    assert subject.resource is None
+    assert subject.retain
+    assert subject.status.cloud_name.endswith("/team-v5e")
+    assert subject.status.bookkeeping.created
