@@ -45,10 +45,13 @@ class Answers:
     def __init__(self) -> None:
         self.by_id: dict[int, dict[str, Any]] = {}
         self.complaint: str | None = None
+        self.upkept: list[int] = []
 
     def send(self, message: dict[str, Any]) -> None:
         if "complaint" in message:
             self.complaint = message["complaint"]
+        elif "upkept" in message:
+            self.upkept.append(message["upkept"])
         else:
             self.by_id[message["id"]] = message
 
@@ -195,6 +198,25 @@ def test_saves_go_before_what_comes_after_commits(trainer: Trainer, what: str) -
     assert trainer.session._upkeep._folders.keys() == {
         record.slot for record in Log(MemoryStore(trainer.bucket)).open().live
     }
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_trainer_is_told_when_the_work_after_a_commit_has_ended(trainer: Trainer, fails: bool) -> None:
+    trainer.save(10)
+    trainer.finish()
+    slots = [record.slot for record in Log(MemoryStore(trainer.bucket)).open().live]
+    assert trainer.answers.upkept == slots
+    block = Block(trainer, of_data(10))
+    trainer.save(20)
+    block.asked()
+    slots += [record.slot for record in Log(MemoryStore(trainer.bucket)).open().live]
+    assert trainer.answers.upkept == slots[:1], "the data of the old commit is there yet"
+    if fails:
+        trainer.session._upkeep._folders.clear()  # the work ends with an error of its own
+    block.released.set()
+    trainer.finish()
+    assert trainer.answers.upkept == slots
+    assert (trainer.answers.complaint is not None) == fails
 
 
 def test_the_newest_verified_commit_stays_until_a_later_one_is_verified(trainer: Trainer) -> None:
