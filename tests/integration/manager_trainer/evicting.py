@@ -21,7 +21,9 @@ def state_of(step: int) -> dict[str, Any]:
 
 
 def evict_together() -> None:
-    dist.init_process_group("gloo", init_method=f"file://{FOLDER}/rendezvous", rank=RANK, world_size=WORLD_SIZE)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{FOLDER}/rendezvous", rank=RANK, world_size=WORLD_SIZE
+    )
     manager = CheckpointManager(ROOT, 1, max_to_keep=2)
     for step in range(1, 8):
         manager.save(step, state_of(step))
