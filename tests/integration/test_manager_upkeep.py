@@ -1,4 +1,4 @@
-"""What follows a commit is done when `save`, `join` or `close` return: old commits are gone, nothing is written later."""
+"""`save`, `join` and `close` return when what follows the commits is done: nothing is written to the root later."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Who waits for what follows a commit: until rank 0's companion has done it, and not where there is something else to do."""
+"""Waiting for what follows a commit ends when it is done, and before where there is something else to do."""
 
 import time
 from collections.abc import Callable
