@@ -32,6 +32,11 @@ class Member:
     ready: bool = True
     cordoned: bool = False
 
+    @property
+    def joined(self) -> bool:
+        """True if pods can come to it."""
+        return self.ready and not self.cordoned
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberPod:
