@@ -12,6 +12,7 @@ __all__ = [
     "JOB_INDEX_LABEL",
     "JOB_NAME_LABEL",
     "JOB_UID_LABEL",
+    "MACHINES_HASH_ANNOTATION",
     "NODE_LOST_REASON",
     "NOT_READY_TAINT",
     "QUEUED_RESOURCE_LABEL",
@@ -40,6 +41,9 @@ QUEUED_RESOURCE_UID_LABEL: Final = "stepkeeper.dev/queued-resource-uid"
 
 TEMPLATE_HASH_ANNOTATION: Final = "stepkeeper.dev/template-hash"
 """Annotation on the JobSet: digest of the spec.template and spec.placement that it was made from."""
+
+MACHINES_HASH_ANNOTATION: Final = "stepkeeper.dev/machines-hash"
+"""Annotation on the JobSet: digest of the facts about the QueuedResource's machines that it was made from."""
 
 HANG_CONDITION: Final = "stepkeeper.dev/Hang"
 """Pod condition: the pod is deleted because its training made no progress."""

@@ -33,7 +33,7 @@ def find_differences(asked: CloudRequest, found: CloudQueuedResource) -> tuple[s
     return (
         *_compare_lists("node ids", asked.node_ids, found.node_ids),
         *_compare_node(asked.node, found.node),
-        *_compare("tier", asked.tier, found.tier),
+        *_compare("tier", asked.tier, found.tier or {"guaranteed": {}}),
         *_compare_reservation(asked, found),
         *(_compare("queueing", asked.queueing, found.queueing) if found.state != "ACTIVE" else ()),
     )
@@ -71,6 +71,8 @@ def _compare(path: str, asked: Any, found: Any) -> Iterator[str]:
     elif path.rpartition(".")[2] in {to_camel(name) for name in _PATHS}:
         if _last(asked) != _last(found):
             yield _describe(path, asked, found)
+    elif path == "node.serviceAccount.scope":
+        yield from _compare_lists(path, sorted(asked), sorted(found or ()))
     elif asked != found:
         yield _describe(path, asked, found)
 

@@ -16,12 +16,12 @@ from stepkeeper_operator.cloud_tpu.cloud import (
     CloudTPUError,
     Place,
 )
-from stepkeeper_operator.cloud_tpu.polling import Listing
+from stepkeeper_operator.cloud_tpu.slow_lists import ImpatientPoller
 from stepkeeper_operator.cluster import NAMESPACES, SECRETS, Cluster
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts import Node
 from stepkeeper_operator.facts.raw import RawObject, controller_of
-from stepkeeper_operator.queued_resources.listing import ImpatientPoller
+from stepkeeper_operator.queued_resources.absence import AbsenceCheck, find_expected
 from stepkeeper_operator.queued_resources.memory import Memory, ResourceMemory
 from stepkeeper_operator.queued_resources.naming import FINALIZER, parse_cloud_name
 from stepkeeper_operator.queued_resources.observed import Member, MemberPod, Observed
@@ -57,6 +57,7 @@ class Observer:
         self._cache = cache
         self._cloud = cloud
         self._poller = ImpatientPoller(cloud, wait_s=settings.list_wait_s, clock=clock)
+        self._absence = AbsenceCheck(cloud, confirm_s=settings.confirm_s, clock=clock)
         self._memory = memory
         self._settings = settings
         self._clock = clock
@@ -101,11 +102,12 @@ class Observer:
             newer_than = max(newer_than, now)
         try:
             listing = await self._poller.list_place(memory.place, version, newer_than=newer_than)
-            listing = await self._confirm_absence(subject.status, listing, version)
+            expected = find_expected(subject, observed.members, listing)
+            complete = await self._absence.complete(listing, expected, memory, memory.place, version)
         except CloudTPUError as error:
             return replace(observed, error=error, operation=operation)
         memory.listed_at = listing.asked_at
-        return replace(observed, listing=listing, listed_at=listing.asked_at, operation=operation)
+        return replace(observed, listing=complete, listed_at=listing.asked_at, operation=operation)
 
     async def _read_operation(
         self, status: QueuedResourceStatus, memory: ResourceMemory, version: ApiVersion
@@ -123,22 +125,6 @@ class Observer:
         except CloudTPUError:
             return None  # the listing that is asked for next tells what is wrong with the API
         return found or CloudOperationState(name=status.operation.name, done=True)
-
-    async def _confirm_absence(
-        self, status: QueuedResourceStatus, listing: Listing, version: ApiVersion
-    ) -> Listing:
-        """Ask for a resource that was there and isn't listed: much follows from its absence."""
-        named = parse_cloud_name(status.cloud_name)
-        bookkeeping = status.bookkeeping
-        if named is None or not bookkeeping.created or bookkeeping.removing or status.state in _UNSEEN:
-            return listing
-        place, cloud_id = named
-        if cloud_id in listing.resources:
-            return listing
-        found = await self._cloud.get_queued_resource(place, cloud_id, version)
-        return (
-            listing if found is None else replace(listing, resources={**listing.resources, cloud_id: found})
-        )
 
     async def _find_pods(self, members: tuple[Node, ...]) -> tuple[MemberPod, ...]:
         """Find the pods that have to end before the machines go. The pods of a silent node don't end."""
@@ -183,7 +169,7 @@ def _needs_nothing(subject: Subject) -> bool:
     if subject.meta.deletion_timestamp is None:
         return False
     bookkeeping = subject.status.bookkeeping
-    never_asked = not bookkeeping.created and not bookkeeping.removing
+    never_asked = not (bookkeeping.created or bookkeeping.removing or bookkeeping.number)
     never_asked = never_asked and subject.status.observed_generation is not None
     return FINALIZER not in subject.meta.finalizers or subject.retain or never_asked
 

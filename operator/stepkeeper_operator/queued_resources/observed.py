@@ -32,6 +32,11 @@ class Member:
     ready: bool = True
     cordoned: bool = False
 
+    @property
+    def joined(self) -> bool:
+        """True if pods can come to it."""
+        return self.ready and not self.cordoned
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberPod:
@@ -66,7 +71,8 @@ class Observed:
     """Uid of namespace kube-system: the cluster's name in the cloud."""
 
     listing: Listing | None = None
-    """The contents of its place in the cloud, asked for after our last request there. None: nobody can tell."""
+    """The contents of its place in the cloud, asked for after our last request there. None: nobody can tell; without
+    an error, something is missing in it that has to be missed twice."""
 
     error: CloudTPUError | None = None
     """Why there is no listing."""

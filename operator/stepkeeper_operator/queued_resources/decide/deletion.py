@@ -47,7 +47,7 @@ def decide_deletion(
     if retain:
         return Decision(status=before, actions=(SetFinalizer(present=False),), events=_tell_retained(before))
     sight = _look(meta, before, observed)
-    never_asked = not before.bookkeeping.created and not before.bookkeeping.removing
+    never_asked = not (before.bookkeeping.created or before.bookkeeping.removing or before.bookkeeping.number)
     if never_asked and not _must_look(before, observed) and not sight.is_ours and not sight.strays:
         return Decision(status=before, actions=(SetFinalizer(present=False),))
     scene = Scene(meta=meta, observed=observed, sight=sight, settings=settings, now=now)
