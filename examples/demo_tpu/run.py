@@ -56,11 +56,14 @@ def _play_on(stage: Stage) -> int:
         kubectl.run("apply", "-f", str(path))
         tell(f"kubectl apply -f {path.relative_to(ROOT)}")
     story, machines = _follow(cloud, kubectl, job, tell)
-    name = resource["metadata"]["name"]
-    tell(f"kubectl delete qr {name}")
-    kubectl.run("delete", "qr", name, "--timeout=50s")
+    name, resource_name = job["metadata"]["name"], resource["metadata"]["name"]
+    print("\n$ kubectl get qr,ctj\n" + kubectl.run("get", "qr,ctj"), flush=True)
+    print(f"$ kubectl describe ctj {name}\n{describe_attempts(kubectl, name)}\n", flush=True)
+    tell(f"kubectl delete qr {resource_name}")
+    kubectl.run("delete", "qr", resource_name, "--timeout=50s")
     machines.left_behind = cloud.names()
-    return _show(story, machines, kubectl, job["metadata"]["name"])
+    tell(f"the cloud has {', '.join(machines.left_behind) or 'nothing of it any more'}\n")
+    return _judge(story, machines, name)
 
 
 def _follow(cloud: Cloud, kubectl: Kubectl, job: dict[str, Any], tell: Teller) -> tuple[Story, MachinesStory]:
@@ -76,7 +79,7 @@ def _follow(cloud: Cloud, kubectl: Kubectl, job: dict[str, Any], tell: Teller) -
         cloud.make_room()
 
     with (
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         ThreadPoolExecutor() as executor,
         UndisturbedRun(Path(folder), n_steps) as run,
     ):
@@ -104,9 +107,7 @@ def _announcement(cloud: Cloud, follower: Follower) -> Act:
     return Act(name=_MAINTENANCE, told=told, cause=announce, at_step=_AT_STEP)
 
 
-def _show(story: Story, machines: MachinesStory, kubectl: Kubectl, name: str) -> int:
-    print("\n$ kubectl get ctj\n" + kubectl.run("get", "ctj"), flush=True)
-    print(f"$ kubectl describe ctj {name}\n{describe_attempts(kubectl, name)}\n", flush=True)
+def _judge(story: Story, machines: MachinesStory, name: str) -> int:
     title = (
         f"{name}: {story.total_steps} steps on Cloud TPU VMs that come, go for maintenance, and come again"
     )
