@@ -10,6 +10,7 @@ from stepkeeper_operator.cloud_tpu.cloud import CloudTPU, CloudTPUError
 from stepkeeper_operator.cluster import NODES, Cluster
 from stepkeeper_operator.errors import EvictionBlockedError, InvalidObjectError
 from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.labels import CORDONED_BY_ANNOTATION
 from stepkeeper_operator.queued_resources.decision import (
     Action,
     Cordon,
@@ -19,10 +20,11 @@ from stepkeeper_operator.queued_resources.decision import (
     DeleteNode,
     EvictPod,
     SetFinalizer,
+    Uncordon,
 )
 from stepkeeper_operator.queued_resources.memory import Memory
 from stepkeeper_operator.queued_resources.naming import FINALIZER
-from stepkeeper_operator.queued_resources.observed import Observed, Outcome, Verb
+from stepkeeper_operator.queued_resources.observed import Member, Observed, Outcome, Verb
 from stepkeeper_operator.queued_resources.subject import Subject
 from stepkeeper_operator.writing import ObjectWriter
 
@@ -99,10 +101,9 @@ class Applier:
                 )
                 await self._ask_cloud(meta, Verb.DELETE, action.cloud_id, deletion)
             case Cordon():
-                member = action.member
-                raw = await self._cluster.set_unschedulable(member.name, uid=member.uid, unschedulable=True)
-                if raw is not None:
-                    self._cache.record_node(raw)
+                await self._cordon(action.member, by=meta.uid)
+            case Uncordon():
+                await self._cordon(action.member, by=None)
             case EvictPod():
                 await self._evict(action)
             case DeleteNode():
@@ -130,6 +131,17 @@ class Applier:
         raw = await self._writer.set_finalizers(meta, [*others, FINALIZER] if present else others)
         if raw is not None and present:  # without it, the object goes, and the watch tells it
             self._record(raw)
+
+    async def _cordon(self, member: Member, *, by: str | None) -> None:
+        """Cordon a node in the name of the object with uid `by`; None: uncordon it."""
+        raw = await self._cluster.change_node(
+            member.name,
+            uid=member.uid,
+            unschedulable=by is not None,
+            annotations={CORDONED_BY_ANNOTATION: by},
+        )
+        if raw is not None:
+            self._cache.record_node(raw)
 
     async def _evict(self, action: EvictPod) -> None:
         pod = action.pod

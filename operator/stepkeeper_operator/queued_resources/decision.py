@@ -23,6 +23,7 @@ __all__ = [
     "Plan",
     "Problem",
     "SetFinalizer",
+    "Uncordon",
 ]
 
 
@@ -54,6 +55,13 @@ class Cordon:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Uncordon:
+    """Let pods come to the node again."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvictPod:
     """Ask for the pod's end with its grace period, as far as its disruption budget allows it."""
 
@@ -67,7 +75,9 @@ class DeleteNode:
     member: Member
 
 
-Action: TypeAlias = SetFinalizer | CreateCloudResource | DeleteCloudResource | Cordon | EvictPod | DeleteNode
+Action: TypeAlias = (
+    SetFinalizer | CreateCloudResource | DeleteCloudResource | Cordon | Uncordon | EvictPod | DeleteNode
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

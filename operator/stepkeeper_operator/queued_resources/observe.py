@@ -65,21 +65,18 @@ class Observer:
     async def observe(self, subject: Subject) -> Observed:
         """Gather everything around it. Errors of the cloud are a part of it. Raises ApiError for the cluster's."""
         memory = self._memory.get(subject.meta.uid)
+        members = self._cache.list_nodes_of(subject.meta.uid)
         observed = Observed(
             cluster_id=await self._find_cluster_id(),
+            members=tuple(_read_member(node, subject.meta.uid) for node in members),
             outcome=memory.outcome,
             listed_at=memory.listed_at,
             last_write_at=memory.last_write_at,
         )
         if _needs_nothing(subject):
             return observed
-        members = self._cache.list_nodes_of(subject.meta.uid)
-        removing = bool(subject.status.bookkeeping.removing)
-        observed = replace(
-            observed,
-            members=tuple(_read_member(node) for node in members),
-            pods=await self._find_pods(members) if removing else None,
-        )
+        if subject.status.bookkeeping.removing:
+            observed = replace(observed, pods=await self._find_pods(members))
         observed = await self._observe_script(subject, observed)
         return await self._observe_cloud(subject, memory, observed)
 
@@ -196,7 +193,7 @@ def _read_script(observed: Observed, secret: RawObject, key: str, what: str) -> 
         return replace(observed, script_error=f"{what} has no text under key {key}")
 
 
-def _read_member(node: Node) -> Member:
+def _read_member(node: Node, uid: str) -> Member:
     return Member(
         name=node.name,
         uid=node.uid,
@@ -204,6 +201,7 @@ def _read_member(node: Node) -> Member:
         addresses=node.addresses,
         ready=node.ready,
         cordoned=node.unschedulable,
+        cordoned_by_us=node.unschedulable and node.cordoned_by == uid,
     )
 
 

@@ -31,6 +31,8 @@ class Member:
 
     ready: bool = True
     cordoned: bool = False
+    cordoned_by_us: bool = False
+    """The operator has cordoned it, for the removal of this resource."""
 
     @property
     def joined(self) -> bool:

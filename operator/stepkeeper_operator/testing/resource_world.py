@@ -28,7 +28,7 @@ _KINDS: Final = {kind.resource.plural: kind for kind in list_watched_kinds(cloud
 _PLURAL: Final = "queuedresources"
 _KEY: Final = queued_resource_key("team", "v5e")
 _SETTINGS: Final = CloudSettings(poll_fast_s=10, poll_active_s=20, poll_waiting_s=20)
-_WRITES: Final = ("apply", "create", "delete", "set_finalizers", "set_unschedulable", "evict_pod")
+_WRITES: Final = ("apply", "create", "delete", "set_finalizers", "change_node", "evict_pod")
 _CLOUD_WRITES: Final = ("create_queued_resource", "delete_queued_resource")
 
 
