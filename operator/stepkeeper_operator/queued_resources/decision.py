@@ -22,6 +22,7 @@ __all__ = [
     "Finding",
     "Plan",
     "Problem",
+    "Relabel",
     "SetFinalizer",
     "Uncordon",
 ]
@@ -62,6 +63,13 @@ class Uncordon:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Relabel:
+    """Let the node's label name this object: it names the one whose machines this one has adopted."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvictPod:
     """Ask for the pod's end with its grace period, as far as its disruption budget allows it."""
 
@@ -76,7 +84,14 @@ class DeleteNode:
 
 
 Action: TypeAlias = (
-    SetFinalizer | CreateCloudResource | DeleteCloudResource | Cordon | Uncordon | EvictPod | DeleteNode
+    SetFinalizer
+    | CreateCloudResource
+    | DeleteCloudResource
+    | Cordon
+    | Uncordon
+    | Relabel
+    | EvictPod
+    | DeleteNode
 )
 
 

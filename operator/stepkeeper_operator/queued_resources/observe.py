@@ -16,6 +16,7 @@ from stepkeeper_operator.cloud_tpu.cloud import (
     CloudTPUError,
     Place,
 )
+from stepkeeper_operator.cloud_tpu.polling import Listing
 from stepkeeper_operator.cloud_tpu.slow_lists import ImpatientPoller
 from stepkeeper_operator.cluster import NAMESPACES, SECRETS, Cluster
 from stepkeeper_operator.errors import ApiError
@@ -23,7 +24,7 @@ from stepkeeper_operator.facts import Node
 from stepkeeper_operator.facts.raw import RawObject, controller_of
 from stepkeeper_operator.queued_resources.absence import AbsenceCheck, find_expected
 from stepkeeper_operator.queued_resources.memory import Memory, ResourceMemory
-from stepkeeper_operator.queued_resources.naming import FINALIZER, parse_cloud_name
+from stepkeeper_operator.queued_resources.naming import FINALIZER, UID_LABEL, parse_cloud_name
 from stepkeeper_operator.queued_resources.observed import Member, MemberPod, Observed
 from stepkeeper_operator.queued_resources.pacing import compute_poll_s
 from stepkeeper_operator.queued_resources.request import choose_api_version, place_of
@@ -104,7 +105,20 @@ class Observer:
         except CloudTPUError as error:
             return replace(observed, error=error, operation=operation)
         memory.listed_at = listing.asked_at
-        return replace(observed, listing=complete, listed_at=listing.asked_at, operation=operation)
+        former = self._find_former(subject, listing)
+        return replace(
+            observed, listing=complete, listed_at=listing.asked_at, operation=operation, former=former
+        )
+
+    def _find_former(self, subject: Subject, listing: Listing) -> tuple[Member, ...]:
+        """Find the nodes that name the earlier object of an adopted resource."""
+        named = parse_cloud_name(subject.status.cloud_name)
+        found = None if named is None else listing.resources.get(named[1])
+        if not subject.status.bookkeeping.adopted or found is None:
+            return ()
+        uid = found.node.get("labels", {}).get(UID_LABEL, subject.meta.uid)
+        nodes = () if uid == subject.meta.uid else self._cache.list_nodes_of(uid)
+        return tuple(_read_member(node, subject.meta.uid) for node in nodes)
 
     async def _read_operation(
         self, status: QueuedResourceStatus, memory: ResourceMemory, version: ApiVersion

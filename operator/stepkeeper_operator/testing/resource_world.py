@@ -68,8 +68,13 @@ class ResourceWorld:
         self._start_operator()
         namespace = {"metadata": {"name": "kube-system", "uid": CLUSTER_ID}}
         self.cluster.put("namespaces", namespace)
+        self.make_object(self.uid, **spec)
+
+    def make_object(self, uid: str, **spec: Any) -> None:
+        """Make the object, as a user would."""
+        self.uid = uid
         raw = make_resource(finalizers=(), **spec).to_raw()
-        raw["metadata"] = {"name": "v5e", "namespace": "team", "uid": self.uid, "generation": 1}
+        raw["metadata"] = {"name": "v5e", "namespace": "team", "uid": uid, "generation": 1}
         del raw["status"]
         self.cluster.put(_PLURAL, raw)
 

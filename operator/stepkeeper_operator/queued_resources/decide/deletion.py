@@ -16,6 +16,7 @@ from stepkeeper_operator.queued_resources.decide.events import derive_events
 from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud
 from stepkeeper_operator.queued_resources.decide.removal import Removal, begin_removal, plan_removal
 from stepkeeper_operator.queued_resources.decision import (
+    Action,
     Decision,
     Finding,
     Problem,
@@ -71,7 +72,7 @@ def decide_deletion(
 def _let_go(before: QueuedResourceStatus, observed: Observed) -> Decision:
     """Leave everything as it is in the cloud, and the nodes open for pods again."""
     uncordon = (Uncordon(member=member) for member in observed.members if member.cordoned_by_us)
-    actions = (*uncordon, SetFinalizer(present=False))
+    actions: tuple[Action, ...] = (*uncordon, SetFinalizer(present=False))
     return Decision(status=before, actions=actions, events=_tell_retained(before))
 
 
