@@ -16,6 +16,7 @@ from stepkeeper_operator.cloud_tpu.cloud import (
     CloudTPUError,
     Place,
 )
+from stepkeeper_operator.cloud_tpu.polling import Listing
 from stepkeeper_operator.cloud_tpu.slow_lists import ImpatientPoller
 from stepkeeper_operator.cluster import NAMESPACES, SECRETS, Cluster
 from stepkeeper_operator.errors import ApiError
@@ -23,7 +24,7 @@ from stepkeeper_operator.facts import Node
 from stepkeeper_operator.facts.raw import RawObject, controller_of
 from stepkeeper_operator.queued_resources.absence import AbsenceCheck, find_expected
 from stepkeeper_operator.queued_resources.memory import Memory, ResourceMemory
-from stepkeeper_operator.queued_resources.naming import FINALIZER, parse_cloud_name
+from stepkeeper_operator.queued_resources.naming import FINALIZER, UID_LABEL, parse_cloud_name
 from stepkeeper_operator.queued_resources.observed import Member, MemberPod, Observed
 from stepkeeper_operator.queued_resources.pacing import compute_poll_s
 from stepkeeper_operator.queued_resources.request import choose_api_version, place_of
@@ -65,21 +66,18 @@ class Observer:
     async def observe(self, subject: Subject) -> Observed:
         """Gather everything around it. Errors of the cloud are a part of it. Raises ApiError for the cluster's."""
         memory = self._memory.get(subject.meta.uid)
+        members = self._cache.list_nodes_of(subject.meta.uid)
         observed = Observed(
             cluster_id=await self._find_cluster_id(),
+            members=tuple(_read_member(node, subject.meta.uid) for node in members),
             outcome=memory.outcome,
             listed_at=memory.listed_at,
             last_write_at=memory.last_write_at,
         )
         if _needs_nothing(subject):
             return observed
-        members = self._cache.list_nodes_of(subject.meta.uid)
-        removing = bool(subject.status.bookkeeping.removing)
-        observed = replace(
-            observed,
-            members=tuple(_read_member(node) for node in members),
-            pods=await self._find_pods(members) if removing else None,
-        )
+        if subject.status.bookkeeping.removing:
+            observed = replace(observed, pods=await self._find_pods(members))
         observed = await self._observe_script(subject, observed)
         return await self._observe_cloud(subject, memory, observed)
 
@@ -107,7 +105,20 @@ class Observer:
         except CloudTPUError as error:
             return replace(observed, error=error, operation=operation)
         memory.listed_at = listing.asked_at
-        return replace(observed, listing=complete, listed_at=listing.asked_at, operation=operation)
+        former = self._find_former(subject, listing)
+        return replace(
+            observed, listing=complete, listed_at=listing.asked_at, operation=operation, former=former
+        )
+
+    def _find_former(self, subject: Subject, listing: Listing) -> tuple[Member, ...]:
+        """Find the nodes that name the earlier object of an adopted resource."""
+        named = parse_cloud_name(subject.status.cloud_name)
+        found = None if named is None else listing.resources.get(named[1])
+        if not subject.status.bookkeeping.adopted or found is None:
+            return ()
+        uid = found.node.get("labels", {}).get(UID_LABEL, subject.meta.uid)
+        nodes = () if uid == subject.meta.uid else self._cache.list_nodes_of(uid)
+        return tuple(_read_member(node, subject.meta.uid) for node in nodes)
 
     async def _read_operation(
         self, status: QueuedResourceStatus, memory: ResourceMemory, version: ApiVersion
@@ -196,7 +207,7 @@ def _read_script(observed: Observed, secret: RawObject, key: str, what: str) -> 
         return replace(observed, script_error=f"{what} has no text under key {key}")
 
 
-def _read_member(node: Node) -> Member:
+def _read_member(node: Node, uid: str) -> Member:
     return Member(
         name=node.name,
         uid=node.uid,
@@ -204,6 +215,7 @@ def _read_member(node: Node) -> Member:
         addresses=node.addresses,
         ready=node.ready,
         cordoned=node.unschedulable,
+        cordoned_by_us=node.unschedulable and node.cordoned_by == uid,
     )
 
 

@@ -31,6 +31,8 @@ class Member:
 
     ready: bool = True
     cordoned: bool = False
+    cordoned_by_us: bool = False
+    """The operator has cordoned it, for the removal of this resource."""
 
     @property
     def joined(self) -> bool:
@@ -85,6 +87,9 @@ class Observed:
 
     outcome: Outcome | None = None
     members: tuple[Member, ...] = ()
+    former: tuple[Member, ...] = ()
+    """Nodes of this cluster that still name the earlier object whose cloud resource was adopted."""
+
     pods: tuple[MemberPod, ...] | None = None
     """The pods on the members; None: nobody has looked, for its machines aren't being removed."""
 
