@@ -200,25 +200,6 @@ def test_saves_go_before_what_comes_after_commits(trainer: Trainer, what: str) -
     }
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_trainer_is_told_when_the_work_after_a_commit_has_ended(trainer: Trainer, fails: bool) -> None:
-    trainer.save(10)
-    trainer.finish()
-    slots = [record.slot for record in Log(MemoryStore(trainer.bucket)).open().live]
-    assert trainer.answers.upkept == slots
-    block = Block(trainer, of_data(10))
-    trainer.save(20)
-    block.asked()
-    slots += [record.slot for record in Log(MemoryStore(trainer.bucket)).open().live]
-    assert trainer.answers.upkept == slots[:1], "the data of the old commit is there yet"
-    if fails:
-        trainer.session._upkeep._folders.clear()  # the work ends with an error of its own
-    block.released.set()
-    trainer.finish()
-    assert trainer.answers.upkept == slots
-    assert (trainer.answers.complaint is not None) == fails
-
-
 def test_the_newest_verified_commit_stays_until_a_later_one_is_verified(trainer: Trainer) -> None:
     """Also where that has been committed for long."""
     trainer.save(10)
@@ -254,8 +235,10 @@ def test_who_restores_waits_for_the_deletion_and_a_save_that_comes_later_does_no
     refresh, write = block.asked()
     trainer.body(write)
     assert refresh not in trainer.answers.by_id
+    assert trainer.answers.upkept == [1], "the trainer isn't told before it is done"
     block.released.set()
     assert trainer.body(refresh)["base"]["step"] == 20
+    assert trainer.answers.upkept == [1, 2]
     assert trainer.steps == [20, 30], "30 is written, and isn't committed"
     assert trainer.server._tasks.n_tasks == 0
 
@@ -391,6 +374,7 @@ def test_a_stale_companion_that_was_held_up_deletes_nothing_of_a_later_claim(tra
     trainer.save(20)
     trainer.finish()
     assert "FencedError" in str(trainer.answers.complaint)
+    assert trainer.answers.upkept == [1, 2], "an end with an error is one, too"
     assert trainer.steps == [10, 20]
 
 
