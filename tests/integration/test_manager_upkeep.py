@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def test_all_ranks_see_it_when_save_and_join_return(launch: Callable[..., None],
 def test_a_notice_ends_the_wait_for_deletions_that_are_stuck(
     torch_server: ForkServer, tmp_path: Path, root: Path
 ) -> None:
-    garbage = leave_garbage(root)
+    garbage, pid = leave_garbage(root), None
     process = torch_server.start([EVICTING, 0, 1, tmp_path, "stuck"], stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
@@ -114,8 +115,11 @@ def test_a_notice_ends_the_wait_for_deletions_that_are_stuck(
         began_s = time.monotonic()
         assert process.wait(60) == ExitCode.DONE
         assert time.monotonic() - began_s < 50
-        os.kill(pid, signal.SIGKILL)
     finally:
         process.kill()
         process.communicate()
+        if pid is not None:
+            # Where the test has failed, it may still be there, stopped.
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     assert 20 in open_manager(root).all_steps()
