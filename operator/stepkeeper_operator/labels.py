@@ -6,6 +6,7 @@ __all__ = [
     "ACCELERATOR_LABEL",
     "CLOUD_NODE_LABEL",
     "COMPLETION_INDEX_LABEL",
+    "CORDONED_BY_ANNOTATION",
     "FIELD_OWNER",
     "HANG_CONDITION",
     "JOBSET_NUMBER_LABEL",
@@ -44,6 +45,9 @@ TEMPLATE_HASH_ANNOTATION: Final = "stepkeeper.dev/template-hash"
 
 MACHINES_HASH_ANNOTATION: Final = "stepkeeper.dev/machines-hash"
 """Annotation on the JobSet: digest of the facts about the QueuedResource's machines that it was made from."""
+
+CORDONED_BY_ANNOTATION: Final = "stepkeeper.dev/cordoned-by"
+"""Annotation on a node: uid of the QueuedResource for whose removal the operator has cordoned it."""
 
 HANG_CONDITION: Final = "stepkeeper.dev/Hang"
 """Pod condition: the pod is deleted because its training made no progress."""

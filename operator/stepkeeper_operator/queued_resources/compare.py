@@ -11,6 +11,7 @@ from pydantic.alias_generators import to_camel
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource, CloudRequest
 from stepkeeper_operator.queued_resources.naming import (
     CLUSTER_LABEL,
+    NAME_LABEL,
     NAMESPACE_LABEL,
     NODE_LABELS_KEY,
     UID_LABEL,
@@ -18,7 +19,7 @@ from stepkeeper_operator.queued_resources.naming import (
 
 __all__ = ["find_differences"]
 
-_OURS: Final = {CLUSTER_LABEL, NAMESPACE_LABEL, UID_LABEL}
+_OURS: Final = {CLUSTER_LABEL, NAMESPACE_LABEL, NAME_LABEL, UID_LABEL}
 _PATHS: Final = {"network", "subnetwork", "source_disk"}
 """Fields that the API answers with a full path where a name was given."""
 

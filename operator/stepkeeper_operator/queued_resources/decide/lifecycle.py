@@ -28,9 +28,9 @@ from stepkeeper_operator.queued_resources.decide.ends import (
     find_end,
     find_objection,
 )
-from stepkeeper_operator.queued_resources.decide.mirror import to_state
+from stepkeeper_operator.queued_resources.decide.mirror import match_members, to_state
 from stepkeeper_operator.queued_resources.decide.removal import begin_removal, plan_removal
-from stepkeeper_operator.queued_resources.decision import Plan, Problem
+from stepkeeper_operator.queued_resources.decision import Plan, Problem, Relabel
 from stepkeeper_operator.queued_resources.pacing import compute_backoff_s, compute_poll_s, compute_retry_s
 from stepkeeper_operator.queued_resources.request import hash_spec
 from stepkeeper_operator.queued_resources.settings import CloudSettings
@@ -59,13 +59,18 @@ def plan_present(resource: QueuedResource, status: QueuedResourceStatus, scene: 
         problems = (Problem(reason="SpecDiffers", message=text),)
     end = find_end(spec, cloud, sight, status, now=now)
     if end is None:
-        return Plan(
-            status=status, look_s=_compute_look_s(spec, cloud, status, settings, now=now), problems=problems
-        )
+        look_s = _compute_look_s(spec, cloud, status, settings, now=now)
+        return Plan(status=status, actions=_relabel(scene), look_s=look_s, problems=problems)
     problem = None if end.reason == EXPIRED else find_objection(spec, status, end)
     if problem is not None:
         return Plan(status=status, look_s=settings.poll_waiting_s, problems=(*problems, problem))
     return _replace(resource, status, end, scene)
+
+
+def _relabel(scene: Scene) -> tuple[Relabel, ...]:
+    """Take over the hosts of adopted machines that name the object before this one."""
+    hosts = match_members(scene.sight.nodes, scene.observed.former).values()
+    return tuple(Relabel(member=member) for members in hosts for member in members)
 
 
 def plan_vanished(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
