@@ -167,9 +167,9 @@ def _place_probe_with_room(store: Store, patience: Patience) -> str:
         if not is_full(error):
             raise
         raise StorageError(
-            f"{error}. Not even an entry of the log has room there. What was left behind before the last start is deleted "
-            "already. Make room for a few kilobytes by hand: the first save of the next start then deletes what the "
-            f"last start left behind; or, once it has begun, `stepkeeper gc {store.uri}` does"
+            f"{error}. Not even an entry of the log has room there. What was left behind before the last start is "
+            "deleted already. Make room for a few kilobytes by hand: the first save of the next start then deletes "
+            f"what the last start left behind; or, once it has begun, `stepkeeper gc {store.uri}` does"
         ) from error
 
 
