@@ -126,7 +126,9 @@ class World:
 
     async def sweep(self) -> frozenset[ObjectKey]:
         """Look for objects that are gone unnoticed. Return the keys of what they concern."""
-        found = [await forget_deleted_objects(self.cluster, self.cache, kind) for kind in self._kinds.values()]
+        found = [
+            await forget_deleted_objects(self.cluster, self.cache, kind) for kind in self._kinds.values()
+        ]
         return frozenset(key for keys in found for key in keys)
 
     async def run_until_settled(self, *, rounds: int = 12) -> None:
