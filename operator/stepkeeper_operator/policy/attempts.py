@@ -32,16 +32,22 @@ DELETED: Final = "its JobSet was deleted"
 _NO_MACHINES: Final = f"{SUSPENDED}: "
 """Beginning of the message where the job was suspended because its QueuedResource has no machines for it."""
 
+_NEVER_RAN: Final = f"{SUSPENDED} before all of its pods ran: "
+"""Beginning of the message where that happened to an attempt before it ran: it is over, and nothing restarts it."""
+
 _REQUESTED_ENDS: Final = frozenset({SUSPENDED, EDITED, DELETED})
 
 MESSAGE_LIMIT: Final = 1024
 
 
 def open_attempt(history: JobHistory, observed: Observed, *, now: float) -> JobHistory:
-    """Add the next attempt, and count the restart for the cause of the last attempt's end."""
+    """Add the next attempt, and count the restart for the cause of the last attempt's end.
+
+    After an attempt that never ran there is nothing to count: the restart that made it was counted.
+    """
     last = history.last_attempt
     restarts = history.restarts
-    if last is not None and last.cause is not None:
+    if last is not None and last.cause is not None and not (last.message or "").startswith(_NEVER_RAN):
         restarts = count_restart(restarts, last.cause)
     earliest = 0 if last is None or last.end is None else last.end
     start = max(earliest, int(find_start(history, observed, now=now)))
@@ -88,17 +94,29 @@ def close_as_requested(history: JobHistory, observed: Observed, message: str, *,
 
 
 def close_without_machines(
-    history: JobHistory, observed: Observed, cause: Cause, message: str, *, now: float
+    history: JobHistory, observed: Observed, cause: Cause, message: str, *, n_hosts: int, now: float
 ) -> JobHistory:
-    """Close the running attempt because the job was suspended for want of machines."""
+    """Close the running attempt because the job, on so many hosts, was suspended for want of machines.
+
+    JobSet may have restarted the pods in place after the machines' end, before the job was suspended: that attempt
+    finds no machines and never runs.
+    """
     evidence = find_attempt_evidence(history.attempts, history.ordinal, observed)
-    finding = Finding(cause=cause, message=f"{_NO_MACHINES}{message}")
+    begin = _NO_MACHINES if _has_run(history.attempts[-1], evidence, n_hosts) else _NEVER_RAN
+    finding = Finding(cause=cause, message=f"{begin}{message}")
     return close_attempt(history, evidence, finding, now=now)
+
+
+def _has_run(attempt: Attempt, evidence: AttemptEvidence | None, n_hosts: int) -> bool:
+    """Return True if the attempt reported a step, or had a pod on each host that ran."""
+    if attempt.from_step is not None or attempt.to_step is not None:
+        return True
+    return evidence is not None and len({pod.rank for pod in evidence.pods if pod.started}) >= n_hosts
 
 
 def was_suspended(message: str | None) -> bool:
     """Return True for the message of an attempt that a suspension ended: the next one has the same ordinal."""
-    return message is not None and (message == SUSPENDED or message.startswith(_NO_MACHINES))
+    return message is not None and (message == SUSPENDED or message.startswith((_NO_MACHINES, _NEVER_RAN)))
 
 
 def was_asked_for(message: str | None) -> bool:

@@ -77,7 +77,8 @@ def _close_suspended(
     loss = None if job.spec.suspend else explain_loss(job, observed.machines)
     if loss is None:
         return close_as_requested(history, observed, SUSPENDED, now=now)
-    return close_without_machines(history, observed, loss.cause, loss.message, now=now)
+    n_hosts = job.spec.placement.n_hosts
+    return close_without_machines(history, observed, loss.cause, loss.message, n_hosts=n_hosts, now=now)
 
 
 def _record_report(history: JobHistory, observed: Observed) -> JobHistory:

@@ -27,6 +27,8 @@ class FakeControllers:
         self._node_names = node_names
         self.stuck: set[str] = set()
         """Nodes whose kubelet does nothing any more."""
+        self.no_room = False
+        """True while new pods find no node: they stay Pending."""
 
     def sync(self) -> None:
         """Let JobSets and Jobs do all that there is to do."""
@@ -73,7 +75,7 @@ class FakeControllers:
                 self._cluster.remove("jobsets", meta["namespace"], meta["name"])
         elif condition_of(jobset, "Failed") or condition_of(jobset, "Completed"):
             return
-        elif jobset["spec"]["suspend"]:
+        elif jobset["spec"]["suspend"] and not self._has_failed(jobs):
             if self._stop_jobs(jobs):
                 self._set_condition("jobsets", jobset, "Suspended", "SuspendedJobs")
         elif not jobs:
@@ -100,7 +102,11 @@ class FakeControllers:
             node = self._node_names[(int(labels[JOB_INDEX_LABEL]) + index) % len(self._node_names)]
             own = template["metadata"]["labels"] | labels | {COMPLETION_INDEX_LABEL: str(index)}
             name = f"{job['metadata']['name']}-{index}-x{self._cluster._version}"  # noqa: SLF001  # a unique ending
-            pod = self._make_object("pods", name, job, own, template["spec"] | {"nodeName": node})
+            spec = template["spec"] if self.no_room else template["spec"] | {"nodeName": node}
+            pod = self._make_object("pods", name, job, own, spec)
+            if self.no_room:
+                self._cluster.put("pods", pod | {"status": {"phase": "Pending"}})
+                continue
             running = [{"name": "trainer", "state": {"running": {}}}]
             self._cluster.put("pods", pod | {"status": {"phase": "Running", "containerStatuses": running}})
 
@@ -169,9 +175,10 @@ class FakeControllers:
             if pod["status"]["phase"] in {"Failed", "Succeeded"}:
                 continue
             self._cluster.mark_deleted("pods", meta["namespace"], meta["name"], grace_s=30)
-            if pod["spec"]["nodeName"] in self.stuck:
+            if pod["spec"].get("nodeName") in self.stuck:
                 return False
-            self.end_pod(self._get_pod(pod), 143)
+            if "nodeName" in pod["spec"]:
+                self.end_pod(self._get_pod(pod), 143)
         if not keep:
             pods = self._list_owned("pods", job["metadata"]["uid"])
             if any(self._is_held(pod) for pod in pods):
@@ -187,12 +194,21 @@ class FakeControllers:
         Such a pod goes only when its kubelet says that its containers have ended.
         """
         return (
-            pod["spec"]["nodeName"] in self.stuck and pod["metadata"].get("deletionGracePeriodSeconds", 0) > 0
+            pod["spec"].get("nodeName") in self.stuck
+            and pod["metadata"].get("deletionGracePeriodSeconds", 0) > 0
         )
 
     def _stop_jobs(self, jobs: list[Raw]) -> bool:
         stopped = [self._stop_job(job) for job in jobs]
         return all(stopped)
+
+    def _has_failed(self, jobs: list[Raw]) -> bool:
+        """Return True if a pod has failed: the rules for failures come before a suspension."""
+        owned = [pod for job in jobs for pod in self._list_owned("pods", job["metadata"]["uid"])]
+        return any(
+            pod["status"].get("phase") == "Failed" and "deletionTimestamp" not in pod["metadata"]
+            for pod in owned
+        )
 
     def _has_succeeded(self, job: Raw) -> bool:
         return all(
