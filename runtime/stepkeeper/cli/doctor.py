@@ -43,7 +43,10 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check the log, the bucket's settings, permissions and conditional writes. Exit code 1 if something is bad."""
+    """Check whether a root can be trusted, and say what to do.
+
+    It checks the log, the bucket's settings, permissions and conditional writes. Exit code 1 if something is bad.
+    """
     if read_only and throughput_mib is not None:
         raise typer.BadParameter("--throughput writes: leave out --read-only")
     with open_root(context, url) as root:

@@ -98,7 +98,10 @@ def export(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a commit as a torch.save file or as safetensors. Every block is verified as it is read. Needs torch."""
+    """Write a commit as a torch.save file or as safetensors.
+
+    Every block is verified as it is read. Needs torch.
+    """
     one_file = destination.suffix == _SAFETENSORS
     if _is_safetensors(kind, looks_so=one_file):
         if max_shard_mib and one_file:
@@ -161,7 +164,10 @@ def import_(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a checkpoint's folder from a torch.save file or from safetensors. No code in them is run. Needs torch."""
+    """Make a folder of a torch.save file or safetensors.
+
+    No code in them is run. Stock DCP loads the folder. Needs torch.
+    """
     looks_so = source.is_dir() or source.name.endswith((_SAFETENSORS, ".json"))
     if _is_safetensors(kind, looks_so=looks_so):
         write = partial(_import_formats().safetensors_to_checkpoint, prefix=prefix)

@@ -50,7 +50,10 @@ def ls(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the commits of the latest line, newest first, and the steps of another writer that it goes on from."""
+    """List the commits of the latest line, newest first.
+
+    The steps of another writer that it goes on from follow.
+    """
     with open_root(context, url) as root:
         state = root.log.open()
         unnamed_folders = find_unnamed_folders(root, state) if every else []
@@ -115,7 +118,10 @@ def path(
     sequence: OneSequence = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the folder of a commit, which stock torch.distributed.checkpoint loads."""
+    """Print the folder of a commit, which stock DCP loads.
+
+    Stock DCP is torch.distributed.checkpoint.
+    """
     with open_root(context, url) as root:
         state = root.log.open()
         legacy = legacy_step(root, state, step, sequence)

@@ -122,10 +122,6 @@ def open_root(context: typer.Context, url: str) -> Iterator[Root]:
 def _store(url: str) -> Store:
     try:
         return open_store(url)
-    except ImportError as error:
-        raise BadUriError(
-            f"{url!r}: its client isn't installed ({error}): pip install 'stepkeeper[gcs]'"
-        ) from error
     except StepkeeperError:
         raise
     except Exception as error:  # a client's own, before there is a request: no credentials, for one

@@ -24,7 +24,7 @@ def watch(
     count: Annotated[int | None, typer.Option(min=1, help="End after this number of commits.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the latest commit, and new ones as they appear, until Ctrl-C."""
+    """Print the latest commit, then new ones, until Ctrl-C."""
     try:
         with open_root(context, url) as root:
             _watch(root, interval_s, count, as_json=as_json)

@@ -95,7 +95,10 @@ def gc(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete data that no commit needs, left by saves that were given up and by deletions that were cut short."""
+    """Delete data that no commit needs.
+
+    Saves that were given up leave some, and deletions that were cut short.
+    """
     if pins and dry_run:
         raise typer.BadParameter("--pins and --dry-run exclude each other")
     if remove is not None and not pins:

@@ -90,9 +90,13 @@ def _open_gcs(uri: str, parts: SplitResult) -> Store:
         raise BadUriError(
             f"{uri!r}: '//', '.' and '..' are names of objects in a bucket, not places; leave them out"
         )
-    # The client library costs a second to import and is an extra.
-    from stepkeeper.storage.gcs import GcsStore
-
+    try:
+        # The client library costs a second to import and is an extra.
+        from stepkeeper.storage.gcs import GcsStore
+    except ImportError as error:
+        raise BadUriError(
+            f"{uri!r}: its client isn't installed ({error}): pip install 'stepkeeper[gcs]'"
+        ) from error
     return GcsStore(bucket=parts.netloc, prefix=prefix)
 
 
