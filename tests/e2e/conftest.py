@@ -1,7 +1,11 @@
 """The cluster that the end-to-end tests share, with the operator as its users install it."""
 
+import json
 import os
-from collections.abc import Iterator
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -49,6 +53,30 @@ def operator(cluster: Cluster) -> Cluster:
 def trainer_image(cluster: Cluster) -> str:
     """Name of the image of examples/text_lm, which is on the TPU nodes."""
     return cluster.load_trainer_image(ROOT / "examples" / "text_lm")
+
+
+@pytest.fixture
+def object_storage(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name the cluster's object storage to the trainers of examples/text_lm, and to this process."""
+    config = {"STORAGE_EMULATOR_HOST": cluster.gcs_url}
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "object-storage"}, "data": config}
+    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(body))
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cluster.gcs_host_url)
+
+
+@pytest.fixture
+def train_undisturbed(tmp_path: Path) -> Callable[..., dict[int, str]]:
+    """Run examples/text_lm with these arguments in one process of this machine: its exact losses, by step."""
+
+    def train(*arguments: str) -> dict[int, str]:
+        env = os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
+        uri = (tmp_path / "undisturbed").as_uri()
+        command = [sys.executable, "-m", "text_lm", *arguments, "--checkpoint-uri", uri]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=400)
+        found = re.findall(r"^step=(\d+) .* exact=(\S+)$", done.stdout, re.MULTILINE)
+        return {int(step): exact for step, exact in found}
+
+    return train
 
 
 @pytest.fixture(scope="module")

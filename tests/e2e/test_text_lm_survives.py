@@ -1,10 +1,6 @@
 """examples/text_lm on the cluster: preempted, its node's power cut, without an operator; and exact all the same."""
 
 import json
-import os
-import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,13 +30,9 @@ TOLD = "for the test"
 
 
 @pytest.fixture
-def site(operator: Cluster, trainer_image: str, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def site(operator: Cluster, trainer_image: str, object_storage: None) -> Cluster:
     """The cluster, with the operator, the trainer's image and the way to the object storage."""
     assert trainer_image == manifest("any", 1)["spec"]["template"]["spec"]["containers"][0]["image"]
-    config = {"STORAGE_EMULATOR_HOST": operator.gcs_url}
-    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "object-storage"}, "data": config}
-    operator.kubectl("apply", "-f", "-", stdin=json.dumps(body))
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", operator.gcs_host_url)
     return operator
 
 
@@ -102,17 +94,9 @@ class Run:
         return Act(name=name, told=TOLD, cause=noted, at_step=at_step, uncommitted_steps=SAVE_INTERVAL // 2)
 
 
-def train_undisturbed(folder: Path, n_steps: int) -> dict[int, str]:
-    """The losses of the same training in one process on this machine, which nothing happens to."""
-    env = os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
-    uri = (folder / "undisturbed").as_uri()
-    command = [sys.executable, "-m", "text_lm", "--steps", str(n_steps), "--checkpoint-uri", uri]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=400)
-    found = re.findall(r"^step=(\d+) .* exact=(\S+)$", done.stdout, re.MULTILINE)
-    return {int(step): exact for step, exact in found}
-
-
-def test_a_job_survives_a_preemption_and_a_power_cut_exactly(site: Cluster, tmp_path: Path) -> None:
+def test_a_job_survives_a_preemption_and_a_power_cut_exactly(
+    site: Cluster, train_undisturbed: Callable[..., dict[int, str]]
+) -> None:
     n_steps = 220
     run = Run(site, manifest("survivor", n_steps))
     undisturbed: list[Future[dict[int, str]]] = []
@@ -123,7 +107,7 @@ def test_a_job_survives_a_preemption_and_a_power_cut_exactly(site: Cluster, tmp_
     def cut_power(node: str) -> None:
         site.faults.power_cut(node)
         # Its loss is noticed in half a minute, in which this machine has nothing else to do.
-        undisturbed.append(executor.submit(train_undisturbed, tmp_path, n_steps))
+        undisturbed.append(executor.submit(train_undisturbed, "--steps", str(n_steps)))
 
     # Midway between two saves: one that is under way when the power is cut may yet commit.
     preempted, cut = midway(60, SAVE_INTERVAL), midway(STEPS_PER_EPOCH + 30, SAVE_INTERVAL)
