@@ -36,7 +36,7 @@ def correct_cause(
     if is_explained_by_machines(job, attempt.message):
         return history
     evidence = _find_evidence_of_ended(history, closed, observed)
-    circumstances = gather_circumstances(job, observed, attempt, evidence, counted=None, rule=None)
+    circumstances = gather_circumstances(job, observed, attempt, evidence, counted=None, rule=None, now=now)
     finding = find_cause(evidence, circumstances)
     if not history.is_running:
         history = replace(history, finding=_keep_known_cause(attempt, finding))

@@ -74,7 +74,7 @@ def _follow_jobset(
 def _close_suspended(
     history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float
 ) -> JobHistory:
-    loss = None if job.spec.suspend else explain_loss(job, observed.machines)
+    loss = None if job.spec.suspend else explain_loss(job, observed.machines, now=now)
     if loss is None:
         return close_as_requested(history, observed, SUSPENDED, now=now)
     n_hosts = job.spec.placement.n_hosts
@@ -125,7 +125,13 @@ def _record_restarts(
             counted_left -= counted
         if history.is_running:
             circumstances = gather_circumstances(
-                job, observed, history.attempts[-1], evidence, counted=counted, rule=jobset.rule
+                job,
+                observed,
+                history.attempts[-1],
+                evidence,
+                counted=counted,
+                rule=jobset.rule,
+                now=now,
             )
             next_history = replace(history, bookkeeping=history.bookkeeping.model_copy(update=seen))
             finding, end = find_cause(evidence, circumstances), find_start(next_history, observed, now=now)
@@ -189,7 +195,7 @@ def _close_with_cause(
         return close_attempt(history, evidence, _judge_completion(evidence, observed, jobset), now=now)
     counted = True if jobset.failure_reason is not None else None
     circumstances = gather_circumstances(
-        job, observed, history.attempts[-1], evidence, counted=counted, rule=None
+        job, observed, history.attempts[-1], evidence, counted=counted, rule=None, now=now
     )
     return close_attempt(history, evidence, find_cause(evidence, circumstances), now=now)
 

@@ -6,7 +6,7 @@ from typing import Final
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, JobSetRef
-from stepkeeper_operator.build import build_jobset, template_hash
+from stepkeeper_operator.build import build_jobset, machines_hash, template_hash
 from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, JobEnd, SetSuspend
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import JOBSET_RECHECK_S, Leftover, Observed
@@ -198,10 +198,18 @@ def _plan_while_alive(job: CheckpointedTrainingJob, observed: Observed, jobset: 
 
 
 def _is_outdated(job: CheckpointedTrainingJob, jobset: JobSet, observed: Observed) -> bool:
-    """Tell whether the JobSet was built from another template. Without its machines nobody can tell yet."""
-    if job.spec.placement.queued_resource_name is not None and observed.machines is None:
+    """Tell whether the JobSet was built from another template, or for other machines than it could be resumed on.
+
+    Without its machines nobody can tell yet. What runs goes on, whatever is learnt of them meanwhile.
+    """
+    machines = observed.machines
+    if job.spec.placement.queued_resource_name is not None and machines is None:
         return False
-    return jobset.template_hash != template_hash(job, observed.machines)
+    if jobset.template_hash != template_hash(job, machines):
+        return True
+    if machines is None or not (machines.ready and jobset.suspended):
+        return False
+    return jobset.machines_hash != machines_hash(machines)
 
 
 def _has_unrecorded_end(job: CheckpointedTrainingJob, history: JobHistory) -> bool:

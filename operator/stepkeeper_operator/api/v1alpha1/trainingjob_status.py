@@ -74,6 +74,12 @@ class SaveRequest(StatusPart):
     id: Annotated[str, Field(min_length=1, max_length=64)]
     """Name of the request. The training answers each once."""
 
+    attempt: Count
+    """Number of the attempt that was asked. The next one is asked anew if it has something to lose."""
+
+    before: Timestamp
+    """Beginning of the maintenance that it is ahead of."""
+
     time: Timestamp
     """Time when it was asked for."""
 
