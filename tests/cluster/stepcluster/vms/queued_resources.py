@@ -158,18 +158,8 @@ class QueuedResources:
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects, and wait until they are gone."""
-        self.cluster.kubectl("delete", "qr", *names, "--wait=false")
-        self.wait_gone(names)
-
-    def wait_gone(self, names: Iterable[str]) -> None:
-        """Wait until these objects don't exist any more."""
-        gone = set(names)
-        wait_until(
-            lambda: not gone & self.list_objects().keys(),
-            lambda: json.dumps(
-                [item.get("status") for name, item in self.list_objects().items() if name in gone]
-            ),
-        )
+        options = (f"--timeout={PATIENCE_S:g}s", "--ignore-not-found")
+        self.cluster.kubectl("delete", "qr", *names, *options, timeout_s=PATIENCE_S + 10)
 
 
 def _condition_of(status: Mapping[str, Any], kind: str) -> Condition | None:
