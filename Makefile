@@ -44,6 +44,10 @@ build: setup ## Build the binaries of the test cluster into the cache (once; abo
 demo: build ## Run a training job on a real cluster, preempt it, cut its power, see it resume
 	$(BIN)/python -m demo
 
+.PHONY: demo-tpu
+demo-tpu: build ## Run a job on queued Cloud TPU VMs that join a real cluster, are maintained, and come anew
+	$(BIN)/python -m demo_tpu
+
 .PHONY: test
 test: build ## Run all tests but the exhaustive ones
 	$(BIN)/python -m pytest $(WORKERS) -m "not long" $(ARGS)

@@ -16,9 +16,9 @@ from stepkeeper.policy.keep import KeepPolicy
 from stepkeeper.restore import LatestRestore, Restorer
 from stepkeeper.save.hooks import SaveHooks
 from stepkeeper.save.saver import Saver
-from stepkeeper.storage import open_store
+from stepkeeper.storage import open_store, root_uri
 from stepkeeper.tier import CachedStore, LocalTier, TierPlace
-from stepkeeper.training.environment import Environment, attempt_name, build_open_request, root_uri
+from stepkeeper.training.environment import Environment, attempt_name, build_open_request
 from stepkeeper.training.shutdown import Shutdown
 from stepkeeper.training.step_controller import StepController
 

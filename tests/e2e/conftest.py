@@ -2,10 +2,7 @@
 
 import json
 import os
-import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -62,21 +59,6 @@ def object_storage(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "object-storage"}, "data": config}
     cluster.kubectl("apply", "-f", "-", stdin=json.dumps(body))
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", cluster.gcs_host_url)
-
-
-@pytest.fixture
-def train_undisturbed(tmp_path: Path) -> Callable[..., dict[int, str]]:
-    """Run examples/text_lm with these arguments in one process of this machine: its exact losses, by step."""
-
-    def train(*arguments: str) -> dict[int, str]:
-        env = os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
-        uri = (tmp_path / "undisturbed").as_uri()
-        command = [sys.executable, "-m", "text_lm", *arguments, "--checkpoint-uri", uri]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=400)
-        found = re.findall(r"^step=(\d+) .* exact=(\S+)$", done.stdout, re.MULTILINE)
-        return {int(step): exact for step, exact in found}
-
-    return train
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from demo.director import Act, Director, midway
 from demo.kubectl import Kubectl
 from demo.story import Story, broken_claims, lost_steps
 from demo.watch import Watch
+from demo_tpu.undisturbed import UndisturbedRun
 from stepcluster.api import Cluster
 from stepkeeper.log import Log, LogState
 from stepkeeper.storage import open_store
@@ -94,9 +95,12 @@ class Run:
         return Act(name=name, told=TOLD, cause=noted, at_step=at_step, uncommitted_steps=SAVE_INTERVAL // 2)
 
 
-def test_a_job_survives_a_preemption_and_a_power_cut_exactly(
-    site: Cluster, train_undisturbed: Callable[..., dict[int, str]]
-) -> None:
+def train_undisturbed(folder: Path, n_steps: int) -> dict[int, str]:
+    with UndisturbedRun(folder, n_steps) as run:
+        return run.losses()
+
+
+def test_a_job_survives_a_preemption_and_a_power_cut_exactly(site: Cluster, tmp_path: Path) -> None:
     n_steps = 220
     run = Run(site, manifest("survivor", n_steps))
     undisturbed: list[Future[dict[int, str]]] = []
@@ -107,7 +111,7 @@ def test_a_job_survives_a_preemption_and_a_power_cut_exactly(
     def cut_power(node: str) -> None:
         site.faults.power_cut(node)
         # Its loss is noticed in half a minute, in which this machine has nothing else to do.
-        undisturbed.append(executor.submit(train_undisturbed, "--steps", str(n_steps)))
+        undisturbed.append(executor.submit(train_undisturbed, tmp_path, n_steps))
 
     # Midway between two saves: one that is under way when the power is cut may yet commit.
     preempted, cut = midway(60, SAVE_INTERVAL), midway(STEPS_PER_EPOCH + 30, SAVE_INTERVAL)

@@ -97,6 +97,7 @@ def _plan_without_jobset(
                 "job_sets": history.bookkeeping.job_sets + 1,
                 "started": False,
                 "restarts_seen": 0,
+                "resumed_at": None,
                 "counted_restarts_seen": 0,
             }
         )
@@ -167,9 +168,8 @@ def _plan_after_failure(
     history = plan.history
     last = history.last_attempt
     if end := _judge_last_end(job, history, restarted=False):
-        guess = history.finding is not None and not history.finding.explained
         open_s = (0 if last is None or last.end is None else last.end) + settings.reattribution_s - now
-        if guess and open_s > 0:
+        if open_s > 0 and _is_provisional(job, history):
             return replace(plan, waiting="the cause of its end is not known yet", look_again_s=open_s)
         return replace(plan, end=end)
     history, wait_s = _set_backoff(job, history, now)
@@ -178,6 +178,18 @@ def _plan_after_failure(
     return replace(
         plan, history=history, actions=(DeleteJobSet(jobset=jobset),), waiting="its JobSet is being replaced"
     )
+
+
+def _is_provisional(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
+    """Tell whether the cause of the last end can still turn out to be another, so that nothing final may follow.
+
+    Survivors fail before the machines of their peers are seen to be gone.
+    """
+    finding = history.finding
+    if finding is None or finding.verdict is not Verdict.RESTART:
+        return False
+    on_machines = job.spec.placement.queued_resource_name is not None
+    return not finding.explained or (on_machines and finding.cause == Cause.APPLICATION_ERROR)
 
 
 def _plan_while_alive(job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, plan: Plan) -> Plan:

@@ -22,6 +22,7 @@ from stepkeeper_operator.cluster import NAMESPACES, SECRETS, Cluster
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts import Node
 from stepkeeper_operator.facts.raw import RawObject, controller_of
+from stepkeeper_operator.metrics import QueuedResourceMetrics
 from stepkeeper_operator.queued_resources.absence import AbsenceCheck, find_expected
 from stepkeeper_operator.queued_resources.memory import Memory, ResourceMemory
 from stepkeeper_operator.queued_resources.naming import FINALIZER, UID_LABEL, parse_cloud_name
@@ -52,6 +53,7 @@ class Observer:
         cloud: CloudTPU,
         memory: Memory,
         settings: CloudSettings,
+        metrics: QueuedResourceMetrics,
         clock: Callable[[], float],
     ) -> None:
         self._cluster = cluster
@@ -60,6 +62,7 @@ class Observer:
         self._poller = ImpatientPoller(cloud, wait_s=settings.list_wait_s, clock=clock)
         self._absence = AbsenceCheck(cloud, confirm_s=settings.confirm_s, clock=clock)
         self._memory = memory
+        self._metrics = metrics
         self._settings = settings
         self._clock = clock
 
@@ -86,6 +89,7 @@ class Observer:
         place = self._memory.forget(uid)
         if place is not None:
             self._poller.forget_place(place)
+            self._metrics.forget_place(place.project, place.zone)
 
     async def _observe_cloud(self, subject: Subject, memory: ResourceMemory, observed: Observed) -> Observed:
         found = _find_place(subject)
@@ -103,8 +107,10 @@ class Observer:
             expected = find_expected(subject, observed.members, listing)
             complete = await self._absence.complete(listing, expected, memory, memory.place, version)
         except CloudTPUError as error:
+            self._metrics.record_list(memory.place.project, memory.place.zone, memory.listed_at)
             return replace(observed, error=error, operation=operation)
         memory.listed_at = listing.asked_at
+        self._metrics.record_list(memory.place.project, memory.place.zone, listing.asked_at)
         former = self._find_former(subject, listing)
         return replace(
             observed, listing=complete, listed_at=listing.asked_at, operation=operation, former=former

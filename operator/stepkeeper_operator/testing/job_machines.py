@@ -68,9 +68,9 @@ def world_of(resource: dict[str, Any] | None, **spec: Any) -> World:
     return world
 
 
-async def running(**resource: Any) -> World:
-    """Make a world whose job runs on such machines."""
-    world = world_of(machines(**resource))
+async def running(*, restarts: dict[str, Any] | None = None, **resource: Any) -> World:
+    """Make a world whose job, with this `spec.restarts`, runs on such machines."""
+    world = world_of(machines(**resource), restarts=restarts or {})
     await world.run_until_settled(rounds=4)
     assert world.phase() is Phase.RUNNING
     return world

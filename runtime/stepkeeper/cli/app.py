@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stepkeeper.cli.doctor import doctor
+from stepkeeper.cli.doctor.command import doctor
 from stepkeeper.cli.formats import export, import_
 from stepkeeper.cli.read import ls, path, show
 from stepkeeper.cli.repair import repair

@@ -16,15 +16,8 @@ import typer
 from stepkeeper.checkpoint import CommitFiles
 from stepkeeper.cli.read import OneSequence, select_commit
 from stepkeeper.cli.render import size_text
-from stepkeeper.cli.terminal import (
-    AsJson,
-    ExitCode,
-    Root,
-    absolute_progress_bar,
-    open_root,
-    print_message,
-    show_document,
-)
+from stepkeeper.cli.root import Root, open_root
+from stepkeeper.cli.terminal import AsJson, ExitCode, absolute_progress_bar, print_message, show_document
 from stepkeeper.errors import (
     RefusedError,
     RestoreError,
@@ -117,15 +110,15 @@ def export(
             raise typer.BadParameter("--prefix, --leave-out-values and --max-shard are for safetensors")
         write = _import_formats().checkpoint_to_torch_save
     convert = _bind_destination(write, destination, overwrite=overwrite)
-    if "://" in source:
+    if "://" in source or not (Path(source) / ".metadata").exists():
         with open_root(context, source) as root:
             _export_commit(
-                root, select_commit(root.log.open(), step, sequence), destination, convert, as_json
+                root, select_commit(root.open_log(), step, sequence), destination, convert, as_json
             )
         return
     if step is not None or sequence is not None:
         raise typer.BadParameter(
-            f"{source} is a path: a checkpoint's folder has no steps; a root is file:///…"
+            f"{source} is the folder of one checkpoint, which has no steps; give its root"
         )
     done = _convert_with_progress(convert, Path(source), f"export {source}")
     _show(Path(source).absolute().as_uri(), done, destination, {}, f"exported {source}", as_json=as_json)

@@ -164,48 +164,6 @@ async def test_pods_that_end_before_the_resource_is_seen_to_be_gone_get_its_caus
     assert world.phase() is Phase.SUSPENDED
 
 
-@pytest.mark.parametrize("seen_first", ["the pods' ends", "the loss"])
-async def test_one_loss_of_machines_is_one_restart(seen_first: str) -> None:
-    """JobSet restarts the pods in place as well, before it is suspended: that attempt never runs."""
-    world = await running(tier={"spot": {}})
-    lost = machines(tier={"spot": {}}, active=False, joined=False, state="Suspending")
-    world.controllers.no_room = True
-    world.preempt()
-    if seen_first == "the loss":
-        world.cluster.put("queuedresources", lost)
-    await world.run_until_settled(rounds=2)
-    world.cluster.put("queuedresources", lost)
-    await world.run_until_settled()
-    assert world.phase() is Phase.SUSPENDED
-    world.controllers.no_room = False
-    await change(world, tier={"spot": {}})
-    assert world.causes[-1] is None
-    assert world.status.restarts.total == 1
-    assert {count.cause: count.count for count in world.status.restarts.by_cause} == {"SpotPreemption": 1}
-    assert set(world.causes[:-1]) == {"SpotPreemption"}
-
-
-async def test_machines_lost_after_they_came_back_are_another_restart() -> None:
-    world = await running(tier={"spot": {}})
-    for _ in range(2):
-        await change(world, tier={"spot": {}}, active=False, joined=False, state="Suspended")
-        await change(world, tier={"spot": {}})
-    assert world.status.restarts.total == 2
-    assert world.causes == ["SpotPreemption", "SpotPreemption", None]
-
-
-async def test_a_restart_that_loses_its_machines_before_all_its_pods_run_keeps_its_own_cause() -> None:
-    world = await running(tier={"spot": {}})
-    world.controllers.no_room = True
-    world.controllers.end_pod(world.pods[0], 1)
-    await world.run_until_settled(rounds=2)
-    await change(world, tier={"spot": {}}, active=False, joined=False, state="Suspended")
-    world.controllers.no_room = False
-    await change(world, tier={"spot": {}})
-    counts = {count.cause: count.count for count in world.status.restarts.by_cause}
-    assert counts == {"ApplicationError": 1}
-
-
 async def test_a_lost_node_of_preempted_machines_is_a_preemption_also_once_they_are_back() -> None:
     world = await running(tier={"spot": {}})
     node = world.pods[0]["spec"]["nodeName"]
