@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from stepkeeper_operator.facts.raw import RawObject, condition_of, controller_uid
+from stepkeeper_operator.facts.raw import RawObject, condition_of, controller_uid, parse_time
 from stepkeeper_operator.labels import (
     JOB_UID_LABEL,
     JOBSET_NUMBER_LABEL,
@@ -35,6 +35,9 @@ class JobSet:
     suspended: bool
     """True if it is suspended."""
 
+    resumed_at: float | None
+    """Unix time of the end of its last suspension."""
+
     restarts: int
     restarts_counted: int
     """Restarts that count towards maxRestarts: those that JobSet took for failures of the application."""
@@ -61,7 +64,8 @@ def read_jobset(raw: RawObject) -> JobSet:
     """Read the facts of a JobSet object."""
     meta, status = raw["metadata"], raw.get("status", {})
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
-    failed = condition_of(raw, "Failed")
+    failed, suspended = condition_of(raw, "Failed"), condition_of(raw, "Suspended")
+    resumed = suspended.get("status") == "False"
     restarting = condition_of(raw, "RestartingJobSet").get("reason", "")
     number = labels.get(JOBSET_NUMBER_LABEL, "")
     return JobSet(
@@ -74,7 +78,8 @@ def read_jobset(raw: RawObject) -> JobSet:
         template_hash=annotations.get(TEMPLATE_HASH_ANNOTATION, ""),
         machines_hash=annotations.get(MACHINES_HASH_ANNOTATION, ""),
         suspend=bool(raw.get("spec", {}).get("suspend")),
-        suspended=condition_of(raw, "Suspended").get("status") == "True",
+        suspended=suspended.get("status") == "True",
+        resumed_at=parse_time(suspended.get("lastTransitionTime")) if resumed else None,
         restarts=status.get("restarts", 0),
         restarts_counted=status.get("restartsCountTowardsMax", 0),
         rule=restarting.removeprefix(_RULE_PREFIX) if restarting.startswith(_RULE_PREFIX) else None,

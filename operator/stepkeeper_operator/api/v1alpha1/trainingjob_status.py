@@ -235,6 +235,10 @@ class Bookkeeping(StatusPart):
     counted_restarts_seen: Count = 0
     """Restarts among restartsSeen that JobSet counted towards its own limit."""
 
+    resumed_at: Timestamp | None = None
+    """Time when the current JobSet was resumed without a restart. Its earlier pods with the present count of restarts
+    are of an earlier attempt."""
+
     not_before: Timestamp | None = None
     """Earliest time to make the next JobSet: the back-off after a failure."""
 

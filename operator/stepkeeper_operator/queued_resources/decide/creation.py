@@ -65,6 +65,10 @@ def plan_creation(resource: QueuedResource, status: QueuedResourceStatus, scene:
     if wait_s > 0:
         text = f"the next request is sent at {render_time(now + wait_s)}"
         return Plan(status=status, look_s=wait_s, waiting=text)
+    valid_until = None if resource.spec.queueing is None else resource.spec.queueing.valid_until_time
+    if valid_until is not None and valid_until <= now:
+        text = f"queueing.validUntilTime, {render_time(valid_until)}, has passed: set a later one, or leave it out"
+        return Plan(status=status, accepted=_refuse("Expired", text))
     if observed.script_error:
         accepted = _refuse(_NO_SCRIPT, observed.script_error)
         return Plan(status=status, look_s=settings.poll_active_s, accepted=accepted)
