@@ -7,8 +7,7 @@ import datetime as dt
 import json
 import queue
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import yaml
 
 from demo.kubectl import Kubectl
 from demo.watch import Event, PodStarted, StepPrinted, Watch
+from demo_tpu.undisturbed import UndisturbedRun
 from stepcluster.api import Cluster
 from stepcluster.faults import OPERATOR_SELECTOR
 from stepcluster.product import NAMESPACE
@@ -45,8 +45,7 @@ OTHERS = {
 KEEP = {"recreatePolicy": {"onSuspended": "Keep", "onFailed": "Keep"}}
 NEVER_S = 600.0
 N_MANY = 200
-N_STEPS = 70
-TRAINING = ["--preset", "test", "--steps", str(N_STEPS)]
+N_STEPS = 60
 
 
 @pytest.fixture
@@ -79,7 +78,7 @@ def set_quota(resources: QueuedResources, accelerator: str, cores: int | None) -
 
 
 def job_manifest(resource: str) -> dict[str, Any]:
-    """The example's job, smaller, on the machines of a resource. Only what is asked for and told saves it."""
+    """The example's job, on the machines of a resource. Only what is asked for and told saves it."""
     job: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "text_lm" / "job.yaml").read_text())
     job["metadata"]["name"] = "on-machines"
     spec = job["spec"]
@@ -91,7 +90,7 @@ def job_manifest(resource: str) -> dict[str, Any]:
         "uri": f"gs://checkpoints/on-machines-{time.time_ns()}",
         "interval": {"steps": 100 * N_STEPS},
     }
-    spec["template"]["spec"]["containers"][0]["args"] = [*TRAINING, "--pause-seconds", "0.3"]
+    spec["template"]["spec"]["containers"][0]["args"] += ["--steps", str(N_STEPS), "--pause-seconds", "0.3"]
     return job
 
 
@@ -142,14 +141,14 @@ def test_machines_come_are_taken_away_and_come_again_and_the_training_goes_on_ex
     resources: QueuedResources,
     trainer_image: str,
     object_storage: None,
-    train_undisturbed: Callable[..., dict[int, str]],
+    tmp_path: Path,
 ) -> None:
     cluster, cloud = resources.cluster, resources.cloud
     manifest = job_manifest("story")
     name, uri = manifest["metadata"]["name"], manifest["spec"]["checkpoint"]["uri"]
     job = ClusterObject(cluster=cluster, kind="ctj", name=name)
     with (
-        ThreadPoolExecutor() as executor,
+        UndisturbedRun(tmp_path, N_STEPS) as undisturbed,
         Watch(Kubectl(environment=cluster.environment), job=name, uri=uri) as watch,
     ):
         lines = Lines(watch.events)
@@ -160,7 +159,6 @@ def test_machines_come_are_taken_away_and_come_again_and_the_training_goes_on_ex
         resource = resources.create("story", node={"autocheckpointEnabled": True})
         resource.until_state("WaitingForResources")
         job.until_condition("Suspended", "True", "WaitingForQueuedResource")
-        undisturbed = executor.submit(train_undisturbed, *TRAINING)
         cloud.do("set_capacity", zone=ZONE, accelerator=V5E, cores=None)
         resource.until_state("Provisioning")
         resource.until_state("Active")
@@ -188,6 +186,7 @@ def test_machines_come_are_taken_away_and_come_again_and_the_training_goes_on_ex
         assert resources.in_cloud() == {"default-story-r1": "ACTIVE"}
         status = job.until_state("Complete")
         wait_until(lambda: lines.last_step() == N_STEPS, lambda: str(lines.pods))
+        losses = undisturbed.losses()
 
     before, after = lines.pods
     assert (lines.nodes[before], lines.nodes[after]) == (first_machine, second_machine)
@@ -195,7 +194,7 @@ def test_machines_come_are_taken_away_and_come_again_and_the_training_goes_on_ex
     assert status["checkpoint"]["restored"]["step"] == status["attempts"][-1]["fromStep"] == resumed_from
     assert resumed_from in {record.step for record in read_log(uri).commits.values()}
     assert saved.step <= resumed_from <= lines.pods[before][-1]
-    assert {step: {loss} for step, loss in undisturbed.result().items()} == lines.losses
+    assert {step: {loss} for step, loss in losses.items()} == lines.losses
     assert {attempt.get("cause") for attempt in status["attempts"][:-1]} == {"SpotPreemption"}
     assert status["restarts"] == {
         "total": 1,
