@@ -11,9 +11,9 @@ from stepcluster.vms.tpu_cloud import JOIN_SECRET
 from tpuapi.clients import PROJECT, ZONE
 from tpuapi.remote import RemoteTpu
 
-__all__ = ["ClusterObject", "Condition", "QueuedResources", "queued_resource", "wait_until"]
+__all__ = ["PATIENCE_S", "ClusterObject", "Condition", "QueuedResources", "queued_resource", "wait_until"]
 
-PATIENCE_S: Final = 120.0
+PATIENCE_S: Final = 240.0
 """Far more than anything takes here on an idle machine."""
 
 _LOOK_AGAIN_S: Final = 0.4
