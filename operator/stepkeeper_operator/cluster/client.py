@@ -92,7 +92,7 @@ class Cluster(Protocol):
     async def evict_pod(self, namespace: str, name: str, *, uid: str) -> None:
         """Evict the pod with that uid, if it still exists.
 
-        Raises ConflictError if another pod has its name, ApiError with status 429 while a PodDisruptionBudget forbids it.
+        Raises ConflictError if another pod has its name, ApiError 429 while a PodDisruptionBudget forbids it.
         """
 
     async def delete(
