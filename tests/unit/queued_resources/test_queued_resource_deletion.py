@@ -175,6 +175,18 @@ def test_an_emptied_status_is_filled_from_what_is_ours() -> None:
     assert settled.status.state is QueuedResourceState.ACTIVE
 
 
+def test_a_status_that_is_older_than_the_cloud_costs_no_machine() -> None:
+    restored = created(QueuedResourceState.ACTIVE)
+    late = make_cloud_resource(noted(created(), number=1), "ACTIVE")
+    present = make_cloud_resource(noted(created(), number=3), "ACTIVE")
+    taken = decide(restored, observe(late, present))
+    assert taken.actions == ()
+    assert taken.status.bookkeeping.number == 3
+    settled = decide(after(restored, taken), observe(late, present, nodes=[make_node(present)]))
+    assert [a.cloud_id for a in settled.actions if isinstance(a, DeleteCloudResource)] == [late.id]
+    assert settled.status.state is QueuedResourceState.ACTIVE
+
+
 def test_a_late_answer_to_an_old_request_is_deleted() -> None:
     old = make_cloud_resource(created(), "CREATING")
     resource = noted(created(), number=1)
