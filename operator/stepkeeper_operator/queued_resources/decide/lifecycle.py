@@ -30,7 +30,7 @@ from stepkeeper_operator.queued_resources.decide.ends import (
 )
 from stepkeeper_operator.queued_resources.decide.mirror import match_members, to_state
 from stepkeeper_operator.queued_resources.decide.removal import begin_removal, plan_removal
-from stepkeeper_operator.queued_resources.decision import Plan, Problem, Relabel, Uncordon
+from stepkeeper_operator.queued_resources.decision import Action, Plan, Problem, Relabel, Uncordon
 from stepkeeper_operator.queued_resources.pacing import compute_backoff_s, compute_poll_s, compute_retry_s
 from stepkeeper_operator.queued_resources.request import hash_spec
 from stepkeeper_operator.queued_resources.settings import CloudSettings
@@ -60,7 +60,7 @@ def plan_present(resource: QueuedResource, status: QueuedResourceStatus, scene: 
     end = find_end(spec, cloud, sight, status, now=now)
     if end is None:
         look_s = _compute_look_s(spec, cloud, status, settings, now=now)
-        actions = (*_relabel(scene), *_uncordon(scene))
+        actions: tuple[Action, ...] = (*_relabel(scene), *_uncordon(scene))
         return Plan(status=status, actions=actions, look_s=look_s, problems=problems)
     problem = None if end.reason == EXPIRED else find_objection(spec, status, end)
     if problem is not None:
