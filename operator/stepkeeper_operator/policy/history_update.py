@@ -65,7 +65,8 @@ def _follow_jobset(
     if jobset is None:
         return close_as_requested(history, observed, DELETED, now=now)
     history = _record_restarts(history, job, observed, jobset, now=now)
-    if history.is_running and _came_too_late(history, job, observed, now=now):
+    over = jobset.suspended or _has_ended(history, observed, jobset)
+    if history.is_running and over and _came_too_late(history, job, observed, now=now):
         return withdraw_attempt(history)
     if history.is_running and jobset.suspended:
         return _close_suspended(history, job, observed, now=now)
@@ -220,11 +221,18 @@ def _will_be_restarted(history: JobHistory, observed: Observed) -> bool:
 def _came_too_late(
     history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float
 ) -> bool:
-    """Tell whether the running attempt's machines are gone, and none of its pods has ever run on them."""
-    if explain_loss(job, observed, now=now) is None:
+    """Tell whether the running attempt's machines are gone, and not all of its pods have ever run on them.
+
+    JobSet may restart the pods before the loss is seen: the restart finds fewer machines than it needs.
+    """
+    attempt = history.attempts[-1]
+    stepped = attempt.from_step is not None or attempt.to_step is not None
+    if stepped or explain_loss(job, observed, now=now) is None:
         return False
     evidence = find_attempt_evidence(history, observed)
-    return evidence is not None and bool(evidence.pods) and not any(pod.started for pod in evidence.pods)
+    if evidence is None or not evidence.pods:
+        return False
+    return len({pod.rank for pod in evidence.pods if pod.started}) < job.spec.placement.n_hosts
 
 
 def _close_with_cause(
