@@ -21,7 +21,7 @@ from demo_tpu.picture import draw
 from demo_tpu.stage import Stage, open_stage
 from demo_tpu.story import MachinesStory, broken_machine_claims
 from demo_tpu.undisturbed import UndisturbedRun
-from demo_tpu.watch import watch_machines
+from demo_tpu.watch import UndisturbedStep, watch_machines
 
 __all__ = ["main"]
 
@@ -69,12 +69,10 @@ def _play_on(stage: Stage) -> int:
 def _follow(cloud: Cloud, kubectl: Kubectl, job: dict[str, Any], tell: Teller) -> tuple[Story, MachinesStory]:
     """Follow the job to its end. While it waits in the queue, the same training runs undisturbed on this machine."""
     n_steps, uri = job["spec"]["totalSteps"], job["spec"]["checkpoint"]["uri"]
+    sources = [watch_machines(cloud.resource["metadata"]["name"])]
 
     def make_room(losses: Future[dict[int, str]]) -> None:
         if losses.exception() is None:
-            tell(
-                f"meanwhile the same {n_steps} steps ran undisturbed on this machine, to compare losses with"
-            )
             tell("the cloud has room now")
         cloud.make_room()
 
@@ -82,8 +80,11 @@ def _follow(cloud: Cloud, kubectl: Kubectl, job: dict[str, Any], tell: Teller) -
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         ThreadPoolExecutor() as executor,
         UndisturbedRun(Path(folder), n_steps) as run,
+        Watch(kubectl, job=job["metadata"]["name"], uri=uri, more=sources) as watch,
     ):
-        losses = executor.submit(run.losses)
+        losses = executor.submit(
+            run.losses, each=lambda step: watch.events.put(UndisturbedStep(at_s=time.time(), step=step))
+        )
         follower = Follower(tell, when_waiting=lambda: losses.add_done_callback(make_room))
         director = Director(
             acts=[_announcement(cloud, follower)],
@@ -91,9 +92,7 @@ def _follow(cloud: Cloud, kubectl: Kubectl, job: dict[str, Any], tell: Teller) -
             started_unix_s=tell.started_unix_s,
             also=follower.see,
         )
-        sources = [watch_machines(cloud.resource["metadata"]["name"])]
-        with Watch(kubectl, job=job["metadata"]["name"], uri=uri, more=sources) as watch:
-            story = director.follow(watch.events, quiet_s=_QUIET_S)
+        story = director.follow(watch.events, quiet_s=_QUIET_S)
         follower.story.undisturbed = losses.result()
     return story, follower.story
 
