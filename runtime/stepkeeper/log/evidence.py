@@ -1,10 +1,15 @@
 """Find out from the entries that can be read what those said that can't. Pure."""
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from stepkeeper.errors import DamagedEntryError
 from stepkeeper.log.entries import CommitEntry, DeleteEntry, Entry, QuarantineEntry, RestoredEntry, VoidEntry
 from stepkeeper.log.records import ManifestRef
+from stepkeeper.log.replay import state_at
+from stepkeeper.log.state import LogState
 
 __all__ = ["Evidence", "FoundSave", "assign_saves", "find_evidence", "find_start", "named_folders"]
 
@@ -41,10 +46,23 @@ class Evidence:
     """Slots that were begins."""
 
 
-def find_start(entries: Entries) -> int:
-    """Find the newest entry that has an index, from which a reader goes on; -1 if none can be read."""
-    slots = (slot for slot, entry in enumerate(entries) if entry is not None and entry.index is not None)
-    return max(slots, default=-1)
+def find_start(entries: Entries) -> tuple[int, LogState]:
+    """Find the newest entry with an index from which a reader can go on, and the state after it.
+
+    If there is none, that is -1 and the state of an empty log.
+    """
+    for slot, entry in reversed(list(enumerate(entries))):
+        if entry is not None and entry.index is not None:
+            with contextlib.suppress(DamagedEntryError):
+                return slot, state_at(slot, partial(_readable, entries), damaged=lambda _: None)
+    return -1, LogState()
+
+
+def _readable(entries: Entries, slot: int) -> Entry:
+    entry = entries[slot]
+    if entry is None:
+        raise DamagedEntryError(f"slot {slot} can't be read")
+    return entry
 
 
 def named_folders(entry: Entry) -> frozenset[str]:

@@ -8,7 +8,7 @@ from stepkeeper.errors import LogGapError, MissingObjectError
 from stepkeeper.storage.base import LOG_PREFIX, ObjectStat, PagedStore, Store
 from stepkeeper.storage.retry import Patience
 
-__all__ = ["LOG_PREFIX", "PAGE", "find_tail", "listed_slots", "slot_path"]
+__all__ = ["LOG_PREFIX", "PAGE", "find_tail", "gap_at", "listed_slots", "slot_path"]
 
 PAGE: Final = 1000
 """The most slots in one answer of a listing. No answer of Cloud Storage has more."""
@@ -89,8 +89,13 @@ def _check_no_gap(store: Store, patience: Patience, slot: int) -> None:
     try:
         patience.retry(lambda: store.read(slot_path(slot), 0, 1))
     except MissingObjectError:
-        raise LogGapError(
-            f"{store.uri}/{slot_path(slot)} is gone, later slots are there: something deletes from the "
-            "log (a lifecycle rule, a clean-up job?). Put it back, from object versions or soft delete; without those, "
-            f"see what can be rebuilt: stepkeeper repair {store.uri.rstrip('/')}"
-        ) from None
+        raise gap_at(store, slot) from None
+
+
+def gap_at(store: Store, slot: int) -> LogGapError:
+    """Make the error for a slot that is empty although later ones aren't."""
+    return LogGapError(
+        f"{store.uri}/{slot_path(slot)} is gone, later slots are there: something deletes from the "
+        "log (a lifecycle rule, a clean-up job?). Put it back, from object versions or soft delete; without those, "
+        f"see what can be rebuilt: stepkeeper repair {store.uri.rstrip('/')}"
+    )

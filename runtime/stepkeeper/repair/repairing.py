@@ -77,9 +77,8 @@ def plan_repair(store: Store, *, adopt: str | None = None, patience: Patience = 
     """
     log = read_log(store, patience)
     folders = sizes_by_folder(patience.retry(lambda: store.list("")))
-    start = find_start(log.entries)
-    first = log.entries[start] if start >= 0 else None
-    since = 0 if first is None else first.after.claim
+    _, known = find_start(log.entries)
+    since = known.claim or 0
     saves = (
         find_saves(store, folders, named=log.folders, since=since, patience=patience) if log.faults else ()
     )

@@ -134,7 +134,7 @@ def sealed(entry: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (b'"format":1', b'"format":2', "has format 2, this stepkeeper knows 1"),
+        (b'"format":2', b'"format":3', "has format 3, this stepkeeper knows 2"),
         (b'"kind":"void"', b'"kind":"vote"', "is of the unknown kind 'vote'; known: begin, "),
         (b'"after"', b'"afterwards"', "unknown key 'afterwards'"),
         (b'"claim":0,"index"', b'"claim":1,"index"', "slot 1 says"),
