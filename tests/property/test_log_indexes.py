@@ -97,7 +97,9 @@ class Writer:
         self.starts += 1
         identity = replace(pod_identity(restart_attempt=self.starts), job=uid, job_uid=uid)
         scratch = base is None and self.log.state.head is None
-        self.claim = self.log.begin(identity, base=base, scratch=scratch, take_over=True, host=f"host {self.starts}")
+        self.claim = self.log.begin(
+            identity, base=base, scratch=scratch, take_over=True, host=f"host {self.starts}"
+        )
 
 
 def told(seed: int) -> Writer:

@@ -161,7 +161,9 @@ class Entry:
             self.kind: self.body,
             "after": self.after,
         }
-        return _seal(encode_json(envelope if self.index is None else envelope | {"index": encode_index(self.index)}))
+        return _seal(
+            encode_json(envelope if self.index is None else envelope | {"index": encode_index(self.index)})
+        )
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> "Entry":

@@ -1,7 +1,7 @@
-"""Make the indexes of the log, each of what has changed since an earlier one, and put states together from them. Pure.
+"""Make the indexes of the log, each of what has changed since an earlier one, and put states together from them.
 
-A slot is written with the base 4 and without its last 3 bits; an index goes on from the slot in which the last digit that
-isn't 0 is 0. So a state stands on few indexes, and what changed is written few times, however long the log is.
+Pure. Of a slot, as 8 times a number to the base 4, the last digit that isn't 0 becomes 0: the index there goes on from
+that one. So a state stands on few indexes, and what changed is written few times, however long the log is.
 """
 
 from bisect import bisect_right
@@ -22,7 +22,17 @@ from stepkeeper.log.entries import (
 from stepkeeper.log.records import CommitRecord, Index, IndexRef, Link
 from stepkeeper.log.state import LogState
 
-__all__ = ["base_slot", "folded", "is_indexed", "named_in", "noted", "overlaid", "relinked", "standing_on", "with_index"]
+__all__ = [
+    "base_slot",
+    "folded",
+    "is_indexed",
+    "named_in",
+    "noted",
+    "overlaid",
+    "relinked",
+    "standing_on",
+    "with_index",
+]
 
 _INTERVAL: Final = 8
 """Every slot that is a multiple of it has an index, and every begin."""
@@ -75,7 +85,7 @@ def with_index(before: LogState, slot: int, nonce: str, body: Body) -> tuple[Log
 
 
 def standing_on(state: LogState, base: IndexRef) -> LogState:
-    """Let a state, from the entry before `base`, stand for the one after it: all but what `base` itself said is there."""
+    """Let a state, from before `base`, stand for the one after it. What `base` itself said is missing."""
     chain = _merged(state, base_slot(base.slot)) if state.chain else ()
     # The nonce of slot 0 is the root's name.
     return replace(state, tail=base.slot, root=state.root or base.nonce, chain=(*chain, Link(base=base)))
@@ -114,9 +124,7 @@ def folded(state: LogState, slot: int, entry: Entry, *, stands_in: bool = False)
         after, moved = relinked(after, state)
         chain = (*noted(chain[:-1], changed | moved, owners), *chain[-1:])
     _check_whole(after, slot, index.commits)
-    return replace(
-        after, chain=(*noted(chain, changed, owners), _link(slot, entry.nonce, entry.body))
-    )
+    return replace(after, chain=(*noted(chain, changed, owners), _link(slot, entry.nonce, entry.body)))
 
 
 def overlaid(
@@ -195,7 +203,7 @@ def _link(slot: int, nonce: str, body: Body) -> Link:
 
 
 def _merged(state: LogState, base: int) -> tuple[Link, ...]:
-    """Return the chain up to the index at `base`, or to its oldest one; what changed since the last is of all others."""
+    """Return the chain up to the index at `base`, or to its oldest one. What has changed since is the last one's."""
     kept = [link for link in state.chain if link.base.slot <= base] or [state.chain[0]]
     last = kept[-1]
     commits = last.commits.union(*(link.commits for link in state.chain[len(kept) :]))

@@ -89,7 +89,7 @@ def _base_entry(slot: int, base: IndexRef, read: ReadEntry) -> Entry:
     entry = read(base.slot)
     if entry.nonce != base.nonce:
         raise DamagedEntryError(
-            f"slot {base.slot} holds another entry ({entry.nonce}) than the index of slot {slot} goes on from ({base.nonce})"
+            f"slot {base.slot} holds the entry {entry.nonce}; the index of slot {slot} goes on from {base.nonce}"
         )
     return entry
 

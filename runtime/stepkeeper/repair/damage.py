@@ -8,9 +8,9 @@ from typing import Final
 
 from stepkeeper.errors import DamagedEntryError, MissingObjectError, TransientStorageError
 from stepkeeper.log.entries import Entry
-from stepkeeper.log.evidence import named_folders
 from stepkeeper.log.reading import read_entry
 from stepkeeper.log.tail import LOG_PREFIX, listed_slots, slot_path
+from stepkeeper.repair.evidence import named_folders
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import Patience
 

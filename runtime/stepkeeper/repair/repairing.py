@@ -9,10 +9,10 @@ from typing import Final
 from stepkeeper.errors import RefusedError
 from stepkeeper.log import Claim, Log
 from stepkeeper.log.entries import lost_marker, new_nonce
-from stepkeeper.log.evidence import find_start
-from stepkeeper.log.rebuild import Rebuilt, rebuild, repair_body
 from stepkeeper.log.tail import slot_path
 from stepkeeper.repair.damage import ReadLog, read_log
+from stepkeeper.repair.evidence import find_start
+from stepkeeper.repair.rebuild import Rebuilt, rebuild, repair_body
 from stepkeeper.repair.saves import find_saves, sizes_by_folder
 from stepkeeper.storage import ObjectStat, Store
 from stepkeeper.storage.base import PROBE_PREFIX

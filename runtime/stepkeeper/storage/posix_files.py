@@ -1,6 +1,5 @@
 """Write, sync, rename and list the files and folders of a store on a POSIX file system."""
 
-import contextlib
 import ctypes
 import errno
 import os

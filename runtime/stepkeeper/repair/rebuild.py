@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from stepkeeper.errors import RefusedError
 from stepkeeper.log.entries import BeginEntry, Entry
-from stepkeeper.log.evidence import Entries, FoundSave, assign_saves, find_evidence, find_start
-from stepkeeper.log.partial_replay import PartialReplay, record_of
 from stepkeeper.log.records import CommitRecord
 from stepkeeper.log.state import LogState, without
+from stepkeeper.repair.evidence import Entries, FoundSave, assign_saves, find_evidence, find_start
+from stepkeeper.repair.partial_replay import PartialReplay, record_of
 
 __all__ = ["Rebuilt", "rebuild", "repair_body"]
 
@@ -101,7 +101,9 @@ def rebuild(
         unproven=tuple(record for record in unproven if record is not adopted),
         adopted=adopted,
         deleted=deleted,
-        doubts=_doubts(entries, doubtful, evidence.begins, set(evidence.commits) - set(assigned) - set(state.commits)),
+        doubts=_doubts(
+            entries, doubtful, evidence.begins, set(evidence.commits) - set(assigned) - set(state.commits)
+        ),
     )
 
 

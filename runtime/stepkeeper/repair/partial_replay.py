@@ -13,10 +13,10 @@ from stepkeeper.log.entries import (
     RestoredEntry,
     VoidEntry,
 )
-from stepkeeper.log.evidence import FoundSave
 from stepkeeper.log.indexes import overlaid, relinked
 from stepkeeper.log.records import CommitRecord
 from stepkeeper.log.state import LogState, quarantined, without
+from stepkeeper.repair.evidence import FoundSave
 
 __all__ = ["PartialReplay", "record_of"]
 
@@ -48,7 +48,8 @@ class PartialReplay:
         if entry.index is not None:
             # Its base can't be read, so it isn't all. But what it says is as it was after this entry.
             state = overlaid(self.state, slot, entry, entry.index)
-            self.state, _ = relinked(self._with_known_head(state), self.state)
+            state, _ = relinked(self._with_known_head(state), self.state)
+            self.state = self._with_known_parents(state)
 
     def _begin(self, slot: int, entry: Entry, body: BeginEntry) -> None:
         owners = dict(self.state.owners)
@@ -91,6 +92,20 @@ class PartialReplay:
             return state
         known = self.state.head if self.state.head in state.commits else None
         return replace(state, head=known)
+
+    def _with_known_parents(self, state: LogState) -> LogState:
+        """Let commits go on from the nearest one that is known, as far as that is known from before the index."""
+        before, found = self.state.commits, dict(state.commits)
+        for record in state.commits.values():
+            if record.parent is None or record.parent in state.commits:
+                continue
+            near = before.get(record.slot) or next(
+                (before[each.slot] for each in found.values() if each.parent == record.slot and each.slot in before),
+                None,
+            )
+            parent = None if near is None or near.parent not in state.commits else near.parent
+            found[record.slot] = replace(record, parent=parent)
+        return replace(state, commits=found)
 
     def _pass_over(self, slot: int) -> None:
         claim = 0 if slot == 0 else self.state.claim

@@ -84,14 +84,17 @@ def find_evidence(entries: Entries, start: int) -> Evidence:
     shown: dict[int, int] = {}
     deleted: set[int] = set()
     begins = {0} if start < 0 else set()
+    told: set[int] = set()
     for at, entry in enumerate(entries[start + 1 :], start + 1):
         if entry is not None:
             shown |= dict.fromkeys(_named_commits(entry), at)
             deleted |= set(entry.body.commits) if isinstance(entry.body, DeleteEntry) else set()
             begins.add(entry.after.claim)
+            told |= {record.slot for record in entry.index.commits} if entry.index is not None else set()
     lost = {slot for slot, entry in enumerate(entries) if entry is None and slot > start}
-    last_unknown = max(lost - begins - set(shown), default=-1)
-    commits = sorted((set(shown) - deleted) & lost)
+    last_unknown = max(lost - begins - set(shown) - told, default=-1)
+    # What an index tells of needs no proof.
+    commits = sorted((set(shown) - deleted - told) & lost)
     return Evidence(
         commits={slot: _claim_at(entries, slot) for slot in commits},
         maybe_deleted=frozenset(slot for slot in commits if shown[slot] < last_unknown),
@@ -129,6 +132,8 @@ def assign_saves(evidence: Evidence, saves: Collection[FoundSave]) -> dict[int, 
 def _named_commits(entry: Entry) -> set[int]:
     """Return the slots that the entry names as commits whose data is there."""
     named = {entry.after.head}
+    if entry.index is not None:
+        named |= {record.parent for record in entry.index.commits}
     match entry.body:
         case CommitEntry():
             named.add(entry.body.parent)
