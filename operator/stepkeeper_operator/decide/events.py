@@ -3,6 +3,7 @@
 from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, TrainingJobStatus
 from stepkeeper_operator.decide.conditions import NO_PODS
+from stepkeeper_operator.decide.grace import TOO_SHORT
 from stepkeeper_operator.events import ObjectEvent
 
 __all__ = ["derive_events"]
@@ -13,8 +14,8 @@ _BAD_PHASES = {Phase.FAILED, Phase.RESTARTING}
 def derive_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
     """List the events between two statuses.
 
-    There is one for each end of an attempt, corrected cause, resume, change of phase, refusal, and for
-    missing pods.
+    There is one for each end of an attempt, corrected cause, resume, change of phase, refusal, for missing pods,
+    and for a grace period that becomes too short or long enough again.
     """
     return (
         *_derive_attempt_events(before, after),
@@ -22,6 +23,7 @@ def derive_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[
         *_derive_refusal_event(before, after),
         *_derive_missing_pods_event(before, after),
         *_derive_request_events(before, after),
+        *_derive_grace_event(before, after),
     )
 
 
@@ -94,6 +96,14 @@ def _derive_request_events(before: TrainingJobStatus, after: TrainingJobStatus) 
         return (ObjectEvent(warning=False, reason="SaveRequestAnswered", message=text),)
     text = f"asked the training to save: {now.reason}"
     return (ObjectEvent(warning=False, reason="SaveRequested", message=text),)
+
+
+def _derive_grace_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
+    earlier, now = _find_condition(before, "GraceSufficient"), _find_condition(after, "GraceSufficient")
+    was_short = earlier is not None and earlier.reason == TOO_SHORT
+    if now is None or was_short is (now.reason == TOO_SHORT):
+        return ()
+    return (ObjectEvent(warning=not was_short, reason=now.reason, message=now.message),)
 
 
 def _find_explaining_condition(status: TrainingJobStatus) -> Condition | None:

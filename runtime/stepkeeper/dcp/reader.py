@@ -68,6 +68,11 @@ class StorageReader(storage.StorageReader):
         if path is not None:
             folder_uri(path)
 
+    @override
+    def __repr__(self) -> str:
+        where = "" if self._location is None else f" {str(self._location)!r}"
+        return f"<{type(self).__name__}{where}>"
+
     @property
     def checkpoint_id(self) -> Location | None:
         """The folder that the next load reads from."""
@@ -155,7 +160,8 @@ class StorageReader(storage.StorageReader):
             if self._manifests:
                 targets = LoadTargets(self._metadata, self._manifests, plan.items, planner)
                 reader = BlockReader(folder, self._manifests, patience=self._patience, folder=folder.name)
-                Filling(reader, targets.table, targets.places).run(targets.reads)
+                filling = Filling(reader, targets.table, targets.places, what=folder.own_uri)
+                filling.run(targets.reads)
                 blobs = {name: value.data.tobytes() for name, value in targets.places.values.items()}
             else:
                 content = ForeignContent(folder, folder.name, self._metadata, self._patience)

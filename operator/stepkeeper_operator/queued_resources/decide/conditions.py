@@ -14,7 +14,7 @@ from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, ErrorKind
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.queued_resources.decide.answers import error_kind
 from stepkeeper_operator.queued_resources.decide.joining import derive_joined
-from stepkeeper_operator.queued_resources.decide.mirror import to_word
+from stepkeeper_operator.queued_resources.decide.mirror import find_next_maintenance, to_word
 from stepkeeper_operator.queued_resources.decision import Finding, Plan, Problem
 from stepkeeper_operator.queued_resources.observed import Observed
 from stepkeeper_operator.queued_resources.request import wants_autocheckpoint
@@ -55,6 +55,9 @@ _ADVICE: Final = {
     ErrorKind.CREDENTIALS: "Give the operator credentials: cloudTPU.credentialsSecret in the chart's values, or"
     " Workload Identity (docs/operations/queued-resources.md)",
 }
+_ON_ITS_WAY: Final = {"READY", "CREATING", "DELETING", "PREEMPTED", "TERMINATED", "STATE_UNSPECIFIED"}
+"""States of nodes that need no word of their own: all is well, or the resource is made anew for them."""
+
 _QUOTA_IS_ENOUGH: Final = {
     QueuedResourceState.WAITING,
     QueuedResourceState.PROVISIONING,
@@ -79,6 +82,7 @@ def derive_conditions(
         *plan.problems,
         *_find_autocheckpoint_problem(resource, sight),
         *_find_unwell_nodes(sight),
+        *_find_unready_nodes(sight),
         *_find_silence(scene.observed, now=scene.now),
     )
     findings = [
@@ -86,7 +90,7 @@ def derive_conditions(
         _derive_active(plan, sight, status),
         joined,
         degraded(problems),
-        _derive_maintenance(sight),
+        _derive_maintenance(sight, now=scene.now),
         _derive_quota(sight, status),
     ]
     return tuple(finding for finding in findings if finding is not None), look_s
@@ -154,17 +158,20 @@ def _derive_active(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> Fi
     return Finding(type=kind, status=False, reason=state.value, message=text)
 
 
-def _derive_maintenance(sight: Sight) -> Finding | None:
+def _derive_maintenance(sight: Sight, *, now: float) -> Finding | None:
     kind = _TYPES.MAINTENANCE_SCHEDULED
     if sight.presence is Presence.UNKNOWN:
         return None
-    announced = [(node, node.maintenance) for node in sight.nodes if node.maintenance is not None]
-    if not announced:
+    found = find_next_maintenance(sight.nodes, now=now)
+    if found is None:
         return Finding(type=kind, status=False, reason="NotAnnounced")
-    first, maintenance = min(announced, key=lambda pair: pair[1].window_start or 0)
-    ongoing = any(item.status == "ONGOING" for _, item in announced)
+    first, maintenance = found
+    announced = [node for node in sight.nodes if node.maintenance is not None]
+    ongoing = [n.id for n in announced if n.maintenance is not None and n.maintenance.status == "ONGOING"]
     more = f", and {len(announced) - 1} more" if len(announced) > 1 else ""
     text = f"node {first.id}{more}: {_describe_window(maintenance)}. Jobs on it save before it begins"
+    if ongoing and first.id not in ongoing:
+        text += f"; {_name(ongoing)} has maintenance now"
     return Finding(type=kind, status=True, reason="Ongoing" if ongoing else "Pending", message=text)
 
 
@@ -216,6 +223,17 @@ def _find_unwell_nodes(sight: Sight) -> tuple[Problem, ...]:
     why = first.health_description or "; ".join(first.symptoms) or "the cloud doesn't say why"
     text = f"{_name([node.id for node in unwell])}: {to_word(first.health)}: {why}"
     return (Problem(reason="NodeUnhealthy", message=text),)
+
+
+def _find_unready_nodes(sight: Sight) -> tuple[Problem, ...]:
+    """Find what takes no pods though the resource is active, and isn't lost for ever: stopped, repaired, unknown."""
+    if sight.resource is None or sight.resource.state != "ACTIVE":
+        return ()
+    unready = [node for node in sight.nodes if node.state not in _ON_ITS_WAY]
+    if not unready:
+        return ()
+    text = f"{_name([f'{node.id} is {to_word(node.state)}' for node in unready])}: jobs wait until it is Ready again"
+    return (Problem(reason="NodeNotReady", message=text),)
 
 
 def _find_silence(observed: Observed, *, now: float) -> tuple[Problem, ...]:
