@@ -171,7 +171,8 @@ def relinked(state: LogState, before: LogState) -> tuple[LogState, frozenset[int
     for record in state.commits.values():
         parent, legacy = record.parent, record.legacy
         while parent is not None and not is_live(parent) and parent in before.commits:
-            parent, legacy = before.commits[parent].parent, before.commits[parent].legacy
+            below = before.commits[parent]
+            parent, legacy = below.parent, below.legacy
         if parent != record.parent:
             moved[record.slot] = replace(record, parent=parent, legacy=legacy)
     return replace(state, commits={**state.commits, **moved}), frozenset(moved)

@@ -82,7 +82,7 @@ class IndexRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """What has changed since an earlier index, the base: with it a reader needs no entry between the two.
+    """The changes since an earlier index, the base: with it a reader needs no entry between the two.
 
     A change of the base's own entry is in it once more. So the entry before the base can stand in for the base.
     """

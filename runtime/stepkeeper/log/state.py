@@ -193,5 +193,6 @@ def _below(
 ) -> tuple[int | None, ForeignBase | None]:
     """Find the nearest commit from `commit` down that isn't gone, or what lies below the last of them."""
     while commit is not None and commit in gone:
-        commit, legacy = state.commits[commit].parent, state.commits[commit].legacy
+        below = state.commits[commit]
+        commit, legacy = below.parent, below.legacy
     return commit, legacy

@@ -1,4 +1,4 @@
-"""What a log costs that keeps every commit: in bytes, and to open."""
+"""The cost of a log that keeps every commit: in bytes, and to open."""
 
 import pytest
 
