@@ -14,12 +14,13 @@ _BAD_PHASES = {Phase.FAILED, Phase.RESTARTING}
 def derive_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
     """List the events between two statuses.
 
-    There is one for each end of an attempt, corrected cause, resume, change of phase, refusal, for missing pods,
-    and for a grace period that becomes too short or long enough again.
+    There is one for each end of an attempt, corrected cause, resume, change of phase, of what a suspended job waits
+    for, refusal, for missing pods, and for a grace period that becomes too short or long enough again.
     """
     return (
         *_derive_attempt_events(before, after),
         *_derive_phase_event(before, after),
+        *_derive_wait_event(before, after),
         *_derive_refusal_event(before, after),
         *_derive_missing_pods_event(before, after),
         *_derive_request_events(before, after),
@@ -64,6 +65,15 @@ def _derive_phase_event(before: TrainingJobStatus, after: TrainingJobStatus) -> 
     why = "" if condition is None else f": {condition.message or condition.reason}"
     text = f"phase {before.phase or 'none'} to {after.phase}{why}"
     return (ObjectEvent(warning=after.phase in _BAD_PHASES, reason=after.phase.value, message=text),)
+
+
+def _derive_wait_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
+    """Tell what a job that stays suspended is suspended for now."""
+    earlier, now = _find_condition(before, "Suspended"), _find_condition(after, "Suspended")
+    stays = before.phase is after.phase is Phase.SUSPENDED
+    if not stays or earlier is None or now is None or earlier.reason == now.reason:
+        return ()
+    return (ObjectEvent(warning=False, reason=now.reason, message=now.message),)
 
 
 def _derive_refusal_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
