@@ -139,6 +139,17 @@ def test_an_object_that_never_asked_for_anything_goes_without_the_cloud() -> Non
     assert decision.actions == (SetFinalizer(present=False),)
 
 
+@pytest.mark.parametrize("state", [QueuedResourceState.GONE, QueuedResourceState.PENDING])
+def test_an_object_whose_cloud_resource_was_removed_for_good_goes_without_the_cloud(
+    state: QueuedResourceState,
+) -> None:
+    error = CloudTPUError(ErrorKind.CREDENTIALS, "UNAUTHENTICATED", "no credentials")
+    resource = noted(deleting(state), created=False, number=1)
+    decision = decide(resource, Observed(cluster_id="cluster-uid", error=error))
+    released = decision.actions == (SetFinalizer(present=False),)
+    assert released is (state is QueuedResourceState.GONE), "after a failed creation nobody knows"
+
+
 def test_a_deletion_with_an_emptied_status_looks_first() -> None:
     resource = make_resource(deleting=True)
     error = CloudTPUError(ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
