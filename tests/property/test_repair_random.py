@@ -204,10 +204,10 @@ def check_goes_on(story: Story, state: LogState) -> None:
 
 
 @settings(max_examples=150)
-@given(actions=st.lists(st.sampled_from(ACTIONS), min_size=1, max_size=28), found=hits, again=hits, size=sizes)
-def test_random_damage(
-    actions: list[str], found: list[Hit], again: list[Hit], size: tuple[int, int]
-) -> None:
+@given(
+    actions=st.lists(st.sampled_from(ACTIONS), min_size=1, max_size=28), found=hits, again=hits, size=sizes
+)
+def test_random_damage(actions: list[str], found: list[Hit], again: list[Hit], size: tuple[int, int]) -> None:
     with (
         mock.patch("stepkeeper.log.indexes._INTERVAL", size[0]),
         mock.patch("stepkeeper.log.indexes._RADIX", size[1]),

@@ -100,7 +100,11 @@ class PartialReplay:
             if record.parent is None or record.parent in state.commits:
                 continue
             near = before.get(record.slot) or next(
-                (before[each.slot] for each in found.values() if each.parent == record.slot and each.slot in before),
+                (
+                    before[each.slot]
+                    for each in found.values()
+                    if each.parent == record.slot and each.slot in before
+                ),
                 None,
             )
             parent = None if near is None or near.parent not in state.commits else near.parent
