@@ -1,4 +1,4 @@
-"""A log whose newest index goes on from older ones, of which some are bad: what is known of it, and what is repaired."""
+"""A log whose newest index goes on from older ones, some of them bad: what is known of it, and what is repaired."""
 
 import logging
 import secrets
