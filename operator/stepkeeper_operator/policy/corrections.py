@@ -78,7 +78,7 @@ def _find_evidence_of_ended(
         return None
     pods = [pod for pod in evidence.pods if since is None or pod.created_at >= since]
     own = tuple(pod for pod in pods if resumed_at is None or pod.created_at < resumed_at)
-    return replace(evidence, pods=own) if own else None
+    return replace(evidence, pods=own) if own or not evidence.pods else None
 
 
 def _find_until(end: float | None, evidence: AttemptEvidence | None) -> AttemptEvidence | None:

@@ -90,6 +90,8 @@ def _record_report(history: JobHistory, observed: Observed) -> JobHistory:
     if last is None or not history.is_running or last.ordinal != history.ordinal:
         return history
     attempt, report = history.attempts[-1], last.report
+    if last.received_at < attempt.start:
+        return history  # it is of the attempt before a suspension
     update = {
         "from_step": attempt.from_step if report.restored is None else report.restored.step,
         "to_step": attempt.to_step if report.step is None else report.step,
@@ -124,11 +126,9 @@ def _record_restarts(
         evidence = find_attempt_evidence(history, observed)
         counted = _counts_as_failure(evidence)
         if counted is None:
-            counted = (
-                counted_left > 0
-                if history.is_running
-                else history.attempts[-1].cause == Cause.APPLICATION_ERROR
-            )
+            last = history.last_attempt
+            failed = last is not None and last.cause == Cause.APPLICATION_ERROR
+            counted = counted_left > 0 if history.is_running else failed
             counted_left -= counted
         if history.is_running:
             circumstances = gather_circumstances(

@@ -200,7 +200,8 @@ class FakeControllers:
                 continue
             self._cluster.mark_deleted("pods", meta["namespace"], meta["name"], grace_s=30)
             if pod["status"]["phase"] == "Pending":
-                self._cluster.put("pods", self._get_pod(pod) | {"status": {"phase": "Failed"}})
+                if keep:  # nobody but the garbage collector of pods ends one that no kubelet has
+                    self._cluster.put("pods", self._get_pod(pod) | {"status": {"phase": "Failed"}})
                 continue
             if pod["spec"]["nodeName"] in self.stuck:
                 return False

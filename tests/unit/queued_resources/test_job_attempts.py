@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from stepkeeper.contract import ReportedRestore
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
-from stepkeeper_operator.testing import World
+from stepkeeper_operator.testing import World, training_report
 from stepkeeper_operator.testing.job_machines import change, machines, running, world_of
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -155,6 +156,39 @@ async def test_machines_that_go_before_the_first_pod_has_run() -> None:
     assert world.causes == [None]
     assert world.phase() is Phase.RUNNING
     assert world.status.restarts.total == 0
+
+
+async def test_a_restart_of_pods_of_which_none_was_an_attempt() -> None:
+    world = world_of(machines(tier=SPOT))
+    world.controllers.gone.update(NODES)
+    await world.run_until_settled(rounds=3)
+    await change(world, **GONE)
+    assert world.causes == []
+    jobset = world.jobset
+    assert jobset is not None
+    world.cluster.put("jobsets", jobset | {"status": jobset["status"] | {"restarts": 1}})
+    await world.reconcile()
+    world.controllers.gone.clear()
+    await change(world, tier=SPOT)
+    assert world.causes == [None]
+    assert world.status.restarts.total == 0
+
+
+async def test_a_report_from_before_a_suspension_says_nothing_of_the_attempt_after_it() -> None:
+    world = await running(tier=SPOT)
+    restored = ReportedRestore(sequence=3, step=40)
+    world.receive_report(training_report(sequence=5, step=100, restored=restored, in_flight_step=110))
+    await world.reconcile()
+    let_time_pass(world)
+    await change(world, **GONE)
+    await change(world, tier=SPOT)
+    first, second = world.status.attempts
+    assert (first.from_step, first.to_step) == (40, 100)
+    assert (second.from_step, second.to_step) == (None, None)
+    checkpoint = world.status.checkpoint
+    assert checkpoint is not None
+    assert checkpoint.latest is not None
+    assert (checkpoint.restored, checkpoint.in_flight_step) == (None, None)
 
 
 async def test_pods_that_are_made_when_the_machines_are_gone_already_are_no_attempt() -> None:
