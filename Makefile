@@ -7,6 +7,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.stepkeeper-setup
 NAME ?= dev
+# One worker has the cluster, and waits for it most of the time; the other has the rest.
+WORKERS ?= -n 2 --dist loadgroup --no-loadscope-reorder
 SOURCES := operator runtime planners tests examples benchmarks
 
 # Tests, demo and benchmarks start hundreds of processes: without bytecode each would compile the packages again.
@@ -42,13 +44,17 @@ build: setup ## Build the binaries of the test cluster into the cache (once; abo
 demo: build ## Run a training job on a real cluster, preempt it, cut its power, see it resume
 	$(BIN)/python -m demo
 
+.PHONY: demo-tpu
+demo-tpu: build ## Run a job on queued Cloud TPU VMs that join a real cluster, are maintained, and come anew
+	$(BIN)/python -m demo_tpu
+
 .PHONY: test
 test: build ## Run all tests but the exhaustive ones
-	$(BIN)/python -m pytest -m "not long" $(ARGS)
+	$(BIN)/python -m pytest $(WORKERS) -m "not long" $(ARGS)
 
 .PHONY: test-long
 test-long: build ## Run all tests, the exhaustive ones too
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 .PHONY: test-unit
 test-unit: setup ## Run the tests that need no cluster, network or root: seconds

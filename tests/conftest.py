@@ -1,4 +1,4 @@
-"""Share what tests of several folders need: processes that have torch already, and the table of where the time went."""
+"""Share what all tests need: processes that have torch already, the order of the tests, the table of their times."""
 
 import os
 import signal
@@ -22,6 +22,18 @@ def pytest_configure() -> None:
     """SIGINT means something, here and in what tests start: a shell that runs this behind it has it ignored by all."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each of several pytest workers whole files, and all that share the cluster to one of them, as its first."""
+    items.sort(key=lambda item: not _is_on_cluster(item))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("cluster" if _is_on_cluster(item) else str(item.path)))
+
+
+def _is_on_cluster(item: pytest.Item) -> bool:
+    return item.path.is_relative_to(ROOT / "e2e")
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from demo.story import Attempt, Commit, Disruption, Resume, StepSeen, Story, lost_steps
+from demo.teller import Teller
 from demo.watch import Event, LogGrew, PodStarted, StatusChanged, StepPrinted
 from stepkeeper.log import LogState
 
@@ -38,16 +39,36 @@ class Act:
 
 
 class Director:
-    """One run of the job, from `kubectl apply` to Complete."""
+    """One run of the job, from `kubectl apply` to Complete.
 
-    def __init__(self, *, acts: Iterable[Act], total_steps: int, started_unix_s: float) -> None:
+    Args:
+        acts: The faults, in their order.
+        total_steps: The job's steps.
+        started_unix_s: When it was applied.
+        also: Called with each event after the director has seen it.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        acts: Iterable[Act],
+        total_steps: int,
+        started_unix_s: float,
+        also: Callable[[Event], None] | None = None,
+    ) -> None:
         self.story = Story(total_steps=total_steps)
+        self.tell = Teller(started_unix_s)
         self._acts = list(acts)
+        self._also = also
         self._t0 = started_unix_s
         self._phase = ""
         self._complete_seen_s = 0.0
         self._named: dict[int, Commit] = {}
         self._claims: dict[int, int] = {}
+        """The attempts that claimed the root, by their claims."""
+        self._resumed = 1
+        """Number of the newest attempt whose resume was seen; the first begins from scratch."""
         self._to_redo: list[StepSeen] = []
         # Lines are told while a fault takes its time.
         self._executor = ThreadPoolExecutor(max_workers=1)
@@ -80,11 +101,6 @@ class Director:
             self._executor.shutdown()
         return self.story
 
-    def tell(self, text: str, at_unix_s: float | None = None) -> None:
-        """Print a line with the time since the job was applied."""
-        elapsed_s = int((at_unix_s or time.time()) - self._t0)
-        print(f"{elapsed_s // 60:3d}:{elapsed_s % 60:02d}  {text}", flush=True)
-
     def _ended(self) -> bool:
         story = self.story
         if story.complete_at_s is None:
@@ -98,12 +114,15 @@ class Director:
             case StatusChanged():
                 self._see_status(event.at_s, event.status)
             case PodStarted():
-                self.story.attempts.append(Attempt(pod=event.pod, node=event.node))
-                self.tell(f"pod {event.pod} runs on {event.node}", event.at_s)
+                self._see_pod(event)
             case StepPrinted():
                 self._see_step(event)
             case LogGrew():
                 self._see_log(event.at_s, event.state)
+            case _:
+                pass  # It is about something else than the job.
+        if self._also is not None:
+            self._also(event)
 
     def _see_status(self, at_unix_s: float, status: dict[str, Any]) -> None:
         phase = status.get("phase", "")
@@ -117,19 +136,25 @@ class Director:
             self._complete_seen_s = time.monotonic()
         self._see_restored(status)
 
+    def _see_pod(self, event: PodStarted) -> None:
+        last = len(self.story.attempts) - 1
+        if last >= 0 and not self.story.attempts[last].steps and last not in self._claims.values():
+            # It was started on a machine that was about to go, and never came to train.
+            self.story.attempts.pop()
+        self.story.attempts.append(Attempt(pod=event.pod, node=event.node))
+        self.tell(f"pod {event.pod} runs on {event.node}", event.at_s)
+
     def _see_restored(self, status: dict[str, Any]) -> None:
         restored = status.get("checkpoint", {}).get("restored")
         number = max((a["number"] for a in status.get("attempts", [])), default=0)
-        index = number - 1
-        if (
-            restored is None
-            or number != len(self.story.attempts)
-            or self.story.attempts[index].resume is not None
-        ):
-            return
+        index = len(self.story.attempts) - 1
         named = self._named.get(index)
-        if named is None:
+        # What an older attempt restored is in the status until the new one's first report.
+        if restored is None or named is None or number <= self._resumed:
             return
+        if self.story.attempts[index].resume is not None:
+            return
+        self._resumed = number
         sequence, step = restored["sequence"], restored["step"]
         known = {c.sequence: c for c in self.story.commits}
         commit = known.get(sequence, Commit(at_s=0, sequence=sequence, step=step))
@@ -141,8 +166,8 @@ class Director:
         )
 
     def _see_step(self, event: StepPrinted) -> None:
-        attempt = next(a for a in self.story.attempts if a.pod == event.pod)
-        if event.step <= attempt.last_step:
+        attempt = next((a for a in self.story.attempts if a.pod == event.pod), None)
+        if attempt is None or event.step <= attempt.last_step:
             return
         seen = StepSeen(
             at_s=event.at_s - self._t0, step=event.step, epoch=event.epoch, loss=event.loss, exact=event.exact

@@ -1,21 +1,20 @@
 """The demo: a training on a real cluster is preempted, its node loses power, and it comes to its end all the same."""
 
 import os
-import signal
-import sys
 import time
 from typing import Any
 
 import yaml
 
-from demo.director import Act, DemoError, Director, midway
+from demo.director import Act, Director, midway
+from demo.furnishing import ROOT
 from demo.kubectl import Kubectl
+from demo.performance import describe_attempts, judge, perform
 from demo.picture import draw
-from demo.stage import JOB_FILE, ROOT, open_stage
+from demo.stage import JOB_FILE, open_stage
 from demo.story import Story, broken_claims, lost_steps
 from demo.watch import Watch
 from stepcluster.api import Cluster
-from stepcluster.errors import ClusterError
 
 __all__ = ["main"]
 
@@ -27,21 +26,15 @@ _SPOT, _POWER = "Spot preemption", "Power cut"
 
 def main() -> int:
     """0: everything that the demo claims has happened."""
-    # Whatever ends the demo ends it as Ctrl-C does: with nothing left behind.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
-    try:
-        with open_stage(keep=bool(os.environ.get("KEEP"))) as cluster:
-            return _play(cluster)
-    except KeyboardInterrupt:
-        print("interrupted; nothing is left running", file=sys.stderr)
-        return 130
-    except (ClusterError, DemoError) as error:
-        print(f"demo: {error}", file=sys.stderr)
-        return 1
+    return perform(_play)
 
 
-def _play(cluster: Cluster) -> int:
+def _play() -> int:
+    with open_stage(keep=bool(os.environ.get("KEEP"))) as cluster:
+        return _play_on(cluster)
+
+
+def _play_on(cluster: Cluster) -> int:
     job = yaml.safe_load(JOB_FILE.read_text(encoding="utf-8"))
     name, spec = job["metadata"]["name"], job["spec"]
     kubectl = Kubectl(environment=cluster.environment)
@@ -80,29 +73,14 @@ def _acts(cluster: Cluster, spec: dict[str, Any]) -> list[Act]:
 
 def _show(story: Story, kubectl: Kubectl, name: str) -> int:
     print("\n$ kubectl get ctj\n" + kubectl.run("get", "ctj"), flush=True)
-    print(f"$ kubectl describe ctj {name}\n{_attempts(kubectl.run('describe', 'ctj', name))}\n", flush=True)
+    print(f"$ kubectl describe ctj {name}\n{describe_attempts(kubectl, name)}\n", flush=True)
     lost = sum(len(lost_steps(story, index)) for index in range(len(story.attempts)))
-    for path in _PICTURES:
-        draw(story, path, title=f"{name}: {story.total_steps} steps, one Spot preemption, one power cut")
+    draw(story, *_PICTURES, title=f"{name}: {story.total_steps} steps, one Spot preemption, one power cut")
     print("picture: " + ", ".join(str(path.relative_to(ROOT)) for path in _PICTURES))
     broken = broken_claims(story, disruptions=[_SPOT, _POWER])
     if not lost:
         broken.append("no uncommitted step was lost at the power cut: nothing shows that work is done again")
-    for line in broken:
-        print(f"NOT AS CLAIMED: {line}", file=sys.stderr)
-    if not broken:
-        print(
-            f"as claimed: resumed from the newest commit each time; {lost} steps done again, bit-equal; Complete"
-        )
-    return 1 if broken else 0
-
-
-def _attempts(described: str) -> str:
-    """Return the attempts from the output of `kubectl describe`."""
-    lines = described.splitlines()
-    start = next((i for i, line in enumerate(lines) if line.strip() == "Attempts:"), len(lines))
-    depth = len(lines[start]) - len(lines[start].lstrip()) if start < len(lines) else 0
-    end = start + 1
-    while end < len(lines) and len(lines[end]) - len(lines[end].lstrip()) > depth:
-        end += 1
-    return "\n".join(lines[start:end])
+    return judge(
+        broken,
+        as_claimed=f"resumed from the newest commit each time; {lost} steps done again, bit-equal; Complete",
+    )

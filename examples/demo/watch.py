@@ -9,7 +9,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
@@ -19,7 +19,16 @@ from stepkeeper.errors import TransientStorageError
 from stepkeeper.log import Log, LogState
 from stepkeeper.storage import open_store
 
-__all__ = ["Event", "LogGrew", "PodStarted", "StatusChanged", "StepPrinted", "Watch"]
+__all__ = [
+    "Event",
+    "LogGrew",
+    "PodStarted",
+    "Source",
+    "StatusChanged",
+    "StepPrinted",
+    "Watch",
+    "watch_json",
+]
 
 _LOG_POLL_S = 0.3
 _AGAIN_S = 0.5
@@ -28,24 +37,27 @@ _POD_COLUMNS = "{.metadata.name} {.spec.nodeName} {.status.phase}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StatusChanged:
+class Event:
     at_s: float
-    """Unix time, here and below."""
+    """Unix time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusChanged(Event):
+    """The job's."""
 
     status: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodStarted:
-    at_s: float
+class PodStarted(Event):
     pod: str
     node: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepPrinted:
-    at_s: float
-    """When the container printed it, by the kubelet."""
+class StepPrinted(Event):
+    """Its time is when the container printed it, by the kubelet."""
 
     pod: str
     step: int
@@ -55,28 +67,37 @@ class StepPrinted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogGrew:
-    at_s: float
+class LogGrew(Event):
     state: LogState
 
 
-Event = StatusChanged | PodStarted | StepPrinted | LogGrew
+Source = Callable[[Kubectl], Iterator[Event]]
+"""Yields what one watch sees, until it ends."""
 
 
 class Watch:
-    """Within its block, threads put what they see into `events`."""
+    """Within its block, threads put what they see into `events`.
 
-    def __init__(self, kubectl: Kubectl, *, job: str, uri: str) -> None:
+    Args:
+        kubectl: What they see it by.
+        job: Name of the job.
+        uri: The root where it saves.
+        more: What else is seen.
+
+    """
+
+    def __init__(self, kubectl: Kubectl, *, job: str, uri: str, more: Sequence[Source] = ()) -> None:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._kubectl = kubectl
         self._job = job
         self._uri = uri
+        self._sources = (self._watch_status, self._watch_pods, *more)
         self._seen_pods: set[str] = set()
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Self:
-        for target in (self._watch_status, self._watch_pods):
-            self._start(self._again_and_again, target)
+        for source in self._sources:
+            self._start(self._again_and_again, source)
         self._start(self._watch_log)
         return self
 
@@ -90,28 +111,27 @@ class Watch:
         self._threads.append(thread)
         thread.start()
 
-    def _again_and_again(self, target: Callable[[], None]) -> None:
+    def _again_and_again(self, source: Source) -> None:
         # A watch ends now and then; what it lists when it begins anew is the present state.
         while not self._kubectl.closed:
-            target()
+            for event in source(self._kubectl):
+                self.events.put(event)
             time.sleep(_AGAIN_S)
 
-    def _watch_status(self) -> None:
-        words = ("get", "ctj", self._job, "--watch", "-o", 'jsonpath={.status}{"\\n"}')
-        for line in self._kubectl.lines(*words):
-            if line.strip():
-                self.events.put(StatusChanged(at_s=time.time(), status=json.loads(line)))
+    def _watch_status(self, kubectl: Kubectl) -> Iterator[Event]:
+        for status in watch_json(kubectl, "ctj", self._job, "{.status}"):
+            yield StatusChanged(at_s=time.time(), status=status)
 
-    def _watch_pods(self) -> None:
+    def _watch_pods(self, kubectl: Kubectl) -> Iterator[Event]:
         selector = f"stepkeeper.dev/job-name={self._job}"
         words = ("get", "pods", "-l", selector, "--watch", "-o", f'jsonpath={_POD_COLUMNS}{{"\\n"}}')
-        for line in self._kubectl.lines(*words):
+        for line in kubectl.lines(*words):
             name, _, rest = line.strip().partition(" ")
             node, _, phase = rest.partition(" ")
             if phase == "Pending" or not phase or name in self._seen_pods:
                 continue
             self._seen_pods.add(name)
-            self.events.put(PodStarted(at_s=time.time(), pod=name, node=node))
+            yield PodStarted(at_s=time.time(), pod=name, node=node)
             self._start(self._follow, name)
 
     def _follow(self, pod: str) -> None:
@@ -146,6 +166,14 @@ class Watch:
                 self.events.put(LogGrew(at_s=time.time(), state=state))
             time.sleep(_LOG_POLL_S)
         store.close()
+
+
+def watch_json(kubectl: Kubectl, *selection: str) -> Iterator[Any]:
+    """Yield a part of objects, the last of the words, each time one of them changes."""
+    *words, part = selection
+    for line in kubectl.lines("get", *words, "--watch", "-o", f'jsonpath={part}{{"\\n"}}'):
+        if line.strip():
+            yield json.loads(line)
 
 
 def unix_s(stamp: str) -> float:

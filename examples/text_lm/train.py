@@ -8,6 +8,7 @@ training needs to go on exactly where it stopped stands in `Training.state`, and
 
 import argparse
 import random
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,6 +151,7 @@ def main() -> None:
             print(f"step={step} epoch={training.loader.epoch} loss={loss:.4f} exact={loss.hex()}", flush=True)
             if manager.step(step, training.state, metrics={"loss": f"{loss:.4f}"}).stop:
                 break
+            time.sleep(options.pause_seconds)
 
 
 def open_manager(checkpoint_uri: str | None) -> CheckpointManager:
@@ -164,6 +166,12 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--preset", choices=sorted(PRESETS), default="demo")
     parser.add_argument("--steps", type=int, help="stop there; the preset's number of steps if left out")
+    parser.add_argument(
+        "--pause-seconds",
+        type=float,
+        default=0.0,
+        help="rest after each step, so that a short training lasts",
+    )
     parser.add_argument(
         "--checkpoint-uri", help="file:// or gs://; left out where the operator starts the process"
     )

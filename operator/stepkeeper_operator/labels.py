@@ -6,12 +6,14 @@ __all__ = [
     "ACCELERATOR_LABEL",
     "CLOUD_NODE_LABEL",
     "COMPLETION_INDEX_LABEL",
+    "CORDONED_BY_ANNOTATION",
     "FIELD_OWNER",
     "HANG_CONDITION",
     "JOBSET_NUMBER_LABEL",
     "JOB_INDEX_LABEL",
     "JOB_NAME_LABEL",
     "JOB_UID_LABEL",
+    "MACHINES_HASH_ANNOTATION",
     "NODE_LOST_REASON",
     "NOT_READY_TAINT",
     "QUEUED_RESOURCE_LABEL",
@@ -40,6 +42,12 @@ QUEUED_RESOURCE_UID_LABEL: Final = "stepkeeper.dev/queued-resource-uid"
 
 TEMPLATE_HASH_ANNOTATION: Final = "stepkeeper.dev/template-hash"
 """Annotation on the JobSet: digest of the spec.template and spec.placement that it was made from."""
+
+MACHINES_HASH_ANNOTATION: Final = "stepkeeper.dev/machines-hash"
+"""Annotation on the JobSet: digest of the facts about the QueuedResource's machines that it was made from."""
+
+CORDONED_BY_ANNOTATION: Final = "stepkeeper.dev/cordoned-by"
+"""Annotation on a node: uid of the QueuedResource for whose removal the operator has cordoned it."""
 
 HANG_CONDITION: Final = "stepkeeper.dev/Hang"
 """Pod condition: the pod is deleted because its training made no progress."""

@@ -2,7 +2,108 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-__all__ = ["Metrics"]
+__all__ = ["Metrics", "QueuedResourceMetrics"]
+
+
+class QueuedResourceMetrics:
+    """Hold the figures of QueuedResources and of the requests to the cloud. Those of an object go with it."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        names = ["namespace", "queued_resource"]
+        self._state = Gauge(
+            "stepkeeper_queued_resource_state",
+            "1 for the state that a QueuedResource is in.",
+            [*names, "state"],
+            registry=registry,
+        )
+        self._hosts = Gauge(
+            "stepkeeper_queued_resource_hosts",
+            "Hosts of a QueuedResource's machines; absent while the cloud doesn't tell.",
+            names,
+            registry=registry,
+        )
+        self._joined_hosts = Gauge(
+            "stepkeeper_queued_resource_joined_hosts",
+            "Hosts of a QueuedResource that are Ready nodes of the cluster and not cordoned.",
+            names,
+            registry=registry,
+        )
+        self._recreations = Gauge(
+            "stepkeeper_queued_resource_recreations",
+            "Times that a QueuedResource was made anew in the cloud.",
+            names,
+            registry=registry,
+        )
+        self._quota_exhausted = Gauge(
+            "stepkeeper_queued_resource_quota_exhausted",
+            "1 while the project's quota doesn't suffice for a QueuedResource.",
+            names,
+            registry=registry,
+        )
+        self._requests = Counter(
+            "stepkeeper_cloud_tpu_requests",
+            "Requests to the Cloud TPU API, by method and by gRPC code.",
+            ["method", "code"],
+            registry=registry,
+        )
+        self._list_age_seconds = Gauge(
+            "stepkeeper_cloud_tpu_list_age_seconds",
+            "Seconds since a project's zone was last listed.",
+            ["project", "zone"],
+            registry=registry,
+        )
+        self._states: dict[tuple[str, str], str] = {}
+        self._listed_at: dict[tuple[str, str], float] = {}
+
+    def record(
+        self,
+        namespace: str,
+        name: str,
+        *,
+        state: str,
+        hosts: int | None,
+        joined_hosts: int,
+        recreations: int,
+        quota_exhausted: bool,
+    ) -> None:
+        """Record the figures of one object. `hosts` is None while nobody knows how many there are."""
+        before = self._states.get((namespace, name))
+        if before is not None and before != state:
+            self._state.remove(namespace, name, before)
+        self._states[namespace, name] = state
+        self._state.labels(namespace, name, state).set(1)
+        if hosts is None:
+            self._hosts.remove_by_labels({"namespace": namespace, "queued_resource": name})
+        else:
+            self._hosts.labels(namespace, name).set(hosts)
+        self._joined_hosts.labels(namespace, name).set(joined_hosts)
+        self._recreations.labels(namespace, name).set(recreations)
+        self._quota_exhausted.labels(namespace, name).set(quota_exhausted)
+
+    def forget(self, namespace: str, name: str) -> None:
+        """Remove the figures of an object that is gone."""
+        self._states.pop((namespace, name), None)
+        gauges = (self._state, self._hosts, self._joined_hosts, self._recreations, self._quota_exhausted)
+        for gauge in gauges:
+            gauge.remove_by_labels({"namespace": namespace, "queued_resource": name})
+
+    def count_request(self, method: str, code: str) -> None:
+        """Count a request to the Cloud TPU API."""
+        self._requests.labels(method=method, code=code).inc()
+
+    def record_list(self, project: str, zone: str, listed_at: float) -> None:
+        """Record when the place was last listed: Unix time."""
+        self._listed_at[project, zone] = max(listed_at, self._listed_at.get((project, zone), listed_at))
+
+    def forget_place(self, project: str, zone: str) -> None:
+        """Remove the figures of a place that no object is in any more."""
+        self._listed_at.pop((project, zone), None)
+        self._list_age_seconds.remove_by_labels({"project": project, "zone": zone})
+
+    def update_list_ages(self, now: float) -> None:
+        """Set the ages of all lists. Called before the metrics are read."""
+        for (project, zone), listed_at in self._listed_at.items():
+            self._list_age_seconds.labels(project, zone).set(now - listed_at)
 
 
 class Metrics:
@@ -57,6 +158,8 @@ class Metrics:
         self.acting = Gauge(
             "stepkeeper_acting", "1 while this operator holds the Lease.", registry=self._registry
         )
+
+        self.queued_resources = QueuedResourceMetrics(self._registry)
 
     def forget_job(self, namespace: str, job: str) -> None:
         """Remove the gauges of a job that is gone."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stepkeeper.restore.results import RestoreResult
     from stepkeeper.results import StepOutcome
     from stepkeeper.save.report import SaveReport
+    from stepkeeper.version import __version__
     from stepkeeper_planners import (
         PerRank,
         RandomState,
@@ -38,6 +39,7 @@ __all__ = [
     "StepkeeperError",
     "TornCheckpointError",
     "Whole",
+    "__version__",
     "dcp",
     "follow",
     "prime_optimizer",
@@ -58,6 +60,7 @@ _MODULES: Final = {
     "StepkeeperError": "stepkeeper.errors",
     "TornCheckpointError": "stepkeeper.errors",
     "Whole": "stepkeeper_planners",
+    "__version__": "stepkeeper.version",
     "dcp": "stepkeeper.dcp",
     "follow": "stepkeeper.follower",
     "prime_optimizer": "stepkeeper_planners",

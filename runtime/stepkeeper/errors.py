@@ -22,6 +22,7 @@ __all__ = [
     "LogGapError",
     "ManifestError",
     "MissingObjectError",
+    "NoAccessError",
     "NotExclusiveError",
     "NotInPodError",
     "NoticeDeadlineError",
@@ -67,6 +68,13 @@ class TransientStorageError(StorageError):
     ends.
 
     After a put the outcome is unknown. This error never means bad bytes. Try again later.
+    """
+
+
+class NoAccessError(StorageError, PermissionError):
+    """Raised when a bucket can't be used as things are: no credentials, no permission, or no bucket of that name.
+
+    It is raised at once, since waiting changes nothing. The message names the bucket, and says what to do.
     """
 
 

@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import Final, Self
 from weakref import finalize
 
+from typing_extensions import override
+
 from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import RestoreError, TransientStorageError
 from stepkeeper.log import CommitRecord, Log, LogState
@@ -19,8 +21,7 @@ from stepkeeper.restore.restorer import Restorer
 from stepkeeper.retention.deletable import metrics_of
 from stepkeeper.retention.held_pin import HeldPin, hold_commit, release_all_pins
 from stepkeeper.save.given_state import check_target
-from stepkeeper.storage import Store, open_store
-from stepkeeper.training.environment import root_uri
+from stepkeeper.storage import Store, open_store, root_uri
 from stepkeeper.training.sigterm_cleanup import SigtermCleanup
 from stepkeeper_planners.loading.selection import LoadRules
 
@@ -53,6 +54,10 @@ class FollowedCommit:
 
         self.metrics: Final[Mapping[str, float]] = metrics_of(record)
         """The step's metrics that the training passed, as numbers."""
+
+    @override
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} step {self.step} (sequence {self.sequence}): {self.uri}>"
 
     def load(
         self,
@@ -139,6 +144,11 @@ class Follower:
 
         self._sigterm = SigtermCleanup(self._end_process, limit_s=_SIGTERM_S)
         self._sigterm.start()
+
+    @override
+    def __repr__(self) -> str:
+        seen = "no commit yet" if self._seen < 0 else f"last sequence {self._seen}"
+        return f"<{type(self).__name__} {self._store.uri}: {seen}>"
 
     def __iter__(self) -> Iterator[FollowedCommit]:
         return self

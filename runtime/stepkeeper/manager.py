@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Self, SupportsIndex
 
 import torch.distributed as dist
+from typing_extensions import override
 
 from stepkeeper.contract import ReportedRestore, ReportPhase
 from stepkeeper.errors import NoticeDeadlineError
@@ -113,6 +114,10 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             device_budget_bytes=device_budget_bytes,
             environment=environment,
         )
+
+    @override
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._parts.describe()}>"
 
     @classmethod
     def from_env(

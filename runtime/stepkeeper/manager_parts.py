@@ -16,9 +16,9 @@ from stepkeeper.policy.keep import KeepPolicy
 from stepkeeper.restore import LatestRestore, Restorer
 from stepkeeper.save.hooks import SaveHooks
 from stepkeeper.save.saver import Saver
-from stepkeeper.storage import open_store
+from stepkeeper.storage import open_store, root_uri
 from stepkeeper.tier import CachedStore, LocalTier, TierPlace
-from stepkeeper.training.environment import Environment, attempt_name, build_open_request, root_uri
+from stepkeeper.training.environment import Environment, attempt_name, build_open_request
 from stepkeeper.training.shutdown import Shutdown
 from stepkeeper.training.step_controller import StepController
 
@@ -53,7 +53,8 @@ class ManagerParts:
         """
         self.store: Final = open_store(root_uri(given.path), unsafe_single_writer=unsafe_single_writer)
         self.waits: Final = Waits()
-        rank_group = open_rank_group(given.process_group, self.waits)
+        self.rank_group: Final = open_rank_group(given.process_group, self.waits)
+        rank_group = self.rank_group
         identify(rank=rank_group.rank, attempt=attempt_name(environment))
         opening = build_open_request(
             environment,
@@ -103,6 +104,19 @@ class ManagerParts:
             # The operator expects reports and may send directives from now on. Elsewhere that begins with the training.
             self.controller.start()
             self.companion.ensure_process()
+
+    def describe(self) -> str:
+        """Say in one line which root this is, and how far it is saved. From memory alone."""
+        committed, saving = self.saver.newest_commit, self.saver.in_flight
+        said = [self.store.uri]
+        if self.rank_group.world_size > 1:
+            said.append(f"rank {self.rank_group.rank} of {self.rank_group.world_size}")
+        said.append("nothing committed" if committed is None else f"step {committed.step} committed")
+        if saving is not None:
+            said.append(f"step {saving.step} in flight")
+        if self.shutdown.closed:
+            said.append("closed")
+        return ", ".join(said)
 
     def follow_directive(self, directive: Directive) -> None:
         """Do what the operator asks for. Runs in the thread that listens to the companion."""

@@ -1,10 +1,6 @@
 """examples/text_lm on the cluster: preempted, its node's power cut, without an operator; and exact all the same."""
 
 import json
-import os
-import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +15,7 @@ from demo.director import Act, Director, midway
 from demo.kubectl import Kubectl
 from demo.story import Story, broken_claims, lost_steps
 from demo.watch import Watch
+from demo_tpu.undisturbed import UndisturbedRun
 from stepcluster.api import Cluster
 from stepkeeper.log import Log, LogState
 from stepkeeper.storage import open_store
@@ -103,13 +100,8 @@ class Run:
 
 
 def train_undisturbed(folder: Path, n_steps: int) -> dict[int, str]:
-    """The losses of the same training in one process on this machine, which nothing happens to."""
-    env = os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
-    uri = (folder / "undisturbed").as_uri()
-    command = [sys.executable, "-m", "text_lm", "--steps", str(n_steps), "--checkpoint-uri", uri]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=400)
-    found = re.findall(r"^step=(\d+) .* exact=(\S+)$", done.stdout, re.MULTILINE)
-    return {int(step): exact for step, exact in found}
+    with UndisturbedRun(folder, n_steps) as run:
+        return run.losses()
 
 
 def test_a_job_survives_a_preemption_and_a_power_cut_exactly(site: Cluster, tmp_path: Path) -> None:

@@ -85,6 +85,19 @@ def launch(torch_servers: tuple[ForkServer, ForkServer]) -> Launch:
 
 
 @pytest.fixture
+def folder_with_room(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system that has room however full this machine's disk is: a local tier leaves a part of it free."""
+    folder = tmp_path / "room"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1g,mode=0700", "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        # Lazily: a process that a failed test has left may still hold a file there.
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.fixture
 def tpu() -> "FakeTpu":
     """A Cloud TPU service whose time stands still until the test steps it."""
     from tpuapi.fake import FakeTpu

@@ -73,6 +73,7 @@ async def test_what_is_created_is_listed_becomes_active_and_is_deleted_with_its_
         (node_id, "READY", 1) for node_id in request.node_ids
     ]
     assert {node.queued_resource for node in nodes} == {listed.name}
+    assert await cloud.get_node(PLACE, nodes[0].id, version) == nodes[0]
     assert {node.autocheckpoint_enabled for node in nodes} == {True if version is ALPHA else None}
     assert await cloud.delete_queued_resource(PLACE, request.id, request_id="", version=version) is not None
     while await cloud.get_queued_resource(PLACE, request.id, version) is not None:
@@ -99,7 +100,9 @@ async def test_many_are_listed_page_by_page(cloud: GoogleCloudTPU) -> None:
 
 async def test_an_unknown_operation_or_resource_is_none(cloud: GoogleCloudTPU) -> None:
     assert await cloud.get_operation(f"{PLACE.parent}/operations/operation-1", ALPHA) is None
-    assert await cloud.get_queued_resource(PLACE, "nobody", V2) is None
+    for version in ApiVersion:
+        assert await cloud.get_queued_resource(PLACE, "nobody", version) is None
+        assert await cloud.get_node(PLACE, "nobody", version) is None
 
 
 async def test_exhausted_quota_names_the_quota(tpu: FakeTpu, cloud: GoogleCloudTPU) -> None:

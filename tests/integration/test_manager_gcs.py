@@ -105,10 +105,10 @@ def test_an_old_root_in_a_bucket_is_resumed(
 
 
 def test_a_local_disk_spares_the_bucket_and_is_not_needed(
-    gcs_address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gcs_address: str, monkeypatch: pytest.MonkeyPatch, folder_with_room: Path
 ) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_address)
-    uri, disk = f"gs://{BUCKET}/runs/tier", tmp_path / "disk"
+    uri, disk = f"gs://{BUCKET}/runs/tier", folder_with_room / "disk"
     reads: list[str] = []
     read = GcsStore.read
 

@@ -24,19 +24,19 @@ HERE: Final = Path(__file__).parent / "manager_tier"
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "root"
+def root(folder_with_room: Path) -> Path:
+    return folder_with_room / "root"
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Path:
-    return tmp_path / "disk"
+def disk(folder_with_room: Path) -> Path:
+    return folder_with_room / "disk"
 
 
 @pytest.fixture
-def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def hold(folder_with_room: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Keep companions from writing data to a root as long as this file is there."""
-    file = tmp_path / "hold"
+    file = folder_with_room / "hold"
     monkeypatch.setenv("STEPKEEPER_TEST_HOLD", str(file))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE / "held"), os.environ.get("PYTHONPATH", "")]))
     return file
@@ -152,9 +152,9 @@ def test_the_next_snapshot_is_taken_while_the_root_is_slow(root: Path, disk: Pat
 
 
 def test_devices_have_their_room_back_while_the_root_is_slow(
-    tmp_path: Path, hold: Path, run_on_devices: Callable[..., str]
+    folder_with_room: Path, hold: Path, run_on_devices: Callable[..., str]
 ) -> None:
-    said = run_on_devices(HERE / "devices.py", tmp_path)
+    said = run_on_devices(HERE / "devices.py", folder_with_room)
     assert json.loads(said.splitlines()[-1]) == {"two in memory": [0, 0], "tier": [0, 0]}
 
 
@@ -164,11 +164,11 @@ def test_a_step_that_only_a_local_disk_has_is_never_restored(
     root: Path,
     disk: Path,
     hold: Path,
-    tmp_path: Path,
+    folder_with_room: Path,
     reads: list[str],
     ending: str,
 ) -> None:
-    trainer = torch_server.start([HERE / "trainer.py", tmp_path, ending], stdout=subprocess.PIPE)
+    trainer = torch_server.start([HERE / "trainer.py", folder_with_room, ending], stdout=subprocess.PIPE)
     assert trainer.stdout is not None
     try:
         assert trainer.stdout.readline() == "staged\n"
@@ -214,5 +214,7 @@ def test_a_bound_of_nothing_is_refused(root: Path, options: dict[str, Any]) -> N
         CheckpointManager(root.as_uri(), **options)
 
 
-def test_ranks_read_for_each_other_what_their_disks_have(tmp_path: Path, launch: Callable[..., None]) -> None:
-    launch(HERE / "ranks.py", 2, tmp_path)
+def test_ranks_read_for_each_other_what_their_disks_have(
+    folder_with_room: Path, launch: Callable[..., None]
+) -> None:
+    launch(HERE / "ranks.py", 2, folder_with_room)

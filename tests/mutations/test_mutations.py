@@ -38,6 +38,10 @@ _DCP: Final = "tests/integration/test_dcp_storage.py"
 _FORKS: Final = "tests/integration/test_companion_forks.py"
 _FORK_GUARD: Final = "tests/unit/runtime_process/test_fork_guard.py"
 _WAITS: Final = "tests/unit/runtime_process/test_waits.py"
+_PROCESSES: Final = (
+    "tests/unit/runtime_process/test_companion_processes.py::"
+    "test_a_companion_closes_what_it_has_inherited_and_nothing_that_its_interpreter_opened"
+)
 _PEERS: Final = "tests/unit/runtime_process/test_peer_links.py"
 
 TESTS: Final = {
@@ -109,6 +113,9 @@ TESTS: Final = {
     "test_a_companion_is_gone_with_its_trainer_though_a_forked_child_has_its_socket",
     "forks-are-held-back": f"{_FORK_GUARD}::"
     "test_no_thread_forks_between_the_making_of_a_descriptor_and_its_being_known",
+    "inherited-is-closed": _PROCESSES,
+    "own-files-stay-open": _PROCESSES,
+    "no-call-after-the-end": "tests/unit/runtime_process/test_store_calls.py",
     "forked-copies-are-closed": f"{_FORK_GUARD}::"
     "test_what_has_descriptors_lets_go_of_them_in_a_child_and_only_there",
     "start-is-given-up": "tests/unit/runtime_process/test_companion_client.py::"

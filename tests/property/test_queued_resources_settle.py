@@ -93,6 +93,13 @@ def _set_quota(world: World, quota: int | None) -> None:
     world.cloud.quota = quota
 
 
+def _hide(world: World, index: int) -> None:
+    """Let lists leave out what is the object's, or show it again."""
+    mine = [r for r in world.cloud.resources.values() if r.id in world.ours]
+    names = sorted({r.id for r in mine} | {node_id for r in mine for node_id in r.node_ids})
+    world.cloud.unlisted = set(names[index % 2 :]) if index < 8 else set()
+
+
 def _run_pod(world: World) -> None:
     for raw in world.cluster.list_objects("nodes")[:1]:
         world.add_pod(raw["metadata"]["name"])
@@ -103,6 +110,8 @@ HAPPENINGS: dict[str, Callable[[World, int], object]] = {
     "a creation fails": lambda world, index: _fail(world, "create", index),
     "a deletion fails": lambda world, index: _fail(world, "delete", index),
     "an operation can't be read": lambda world, index: _fail(world, "operation", index),
+    "something can't be read by its name": lambda world, index: _fail(world, "get", index),
+    "a list leaves something out": _hide,
     "the cloud goes on": lambda world, _index: world.step(),
     "time passes": lambda world, index: setattr(world, "now", world.now + 60 * (index + 1)),
     "it is suspended": lambda world, _index: _set_state(world, "SUSPENDED"),
@@ -152,6 +161,7 @@ def check(world: World) -> None:
 async def come_to_rest(world: World) -> None:
     """Let all faults pass, and then the waits and back-offs."""
     world.cloud.faults.clear()
+    world.cloud.unlisted.clear()
     world.cloud.quota = None
     world.kill_at = None
     for _ in range(45):

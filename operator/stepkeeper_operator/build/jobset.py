@@ -13,6 +13,7 @@ from stepkeeper_operator.labels import (
     CLOUD_NODE_LABEL,
     HANG_CONDITION,
     JOBSET_NUMBER_LABEL,
+    MACHINES_HASH_ANNOTATION,
     TEMPLATE_HASH_ANNOTATION,
     WORKER_JOB,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "RULE_HANG",
     "RULE_SAVED",
     "build_jobset",
+    "machines_hash",
     "template_hash",
 ]
 
@@ -79,7 +81,11 @@ def build_jobset(
             "name": job.metadata.name,
             "namespace": job.metadata.namespace,
             "labels": queue | labels,
-            "annotations": {TEMPLATE_HASH_ANNOTATION: template_hash(job, machines), **_spread(machines)},
+            "annotations": {
+                TEMPLATE_HASH_ANNOTATION: template_hash(job, machines),
+                **({} if machines is None else {MACHINES_HASH_ANNOTATION: machines_hash(machines)}),
+                **_spread(machines),
+            },
             "ownerReferences": [owner_reference(job)],
         },
         "spec": {
@@ -104,11 +110,18 @@ def build_jobset(
 def template_hash(job: CheckpointedTrainingJob, machines: QueuedMachines | None = None) -> str:
     """Digest the user's template and placement, without what the operator adds: its upgrade restarts no job.
 
-    Of a QueuedResource only what pods are built from counts.
+    The uid of the QueuedResource is part of the placement: one that is made again under a name is another.
     """
-    parts: list[Any] = [job.spec.template, job.spec.placement.to_raw()]
-    if machines is not None:
-        parts.append([machines.autocheckpoint, machines.spot, machines.n_nodes])
+    uid = [] if machines is None else [machines.uid]
+    return _digest([job.spec.template, job.spec.placement.to_raw(), *uid])
+
+
+def machines_hash(machines: QueuedMachines) -> str:
+    """Digest what pods are built from of a QueuedResource. It can change while they run, and ends none of them."""
+    return _digest([machines.autocheckpoint, machines.spot, machines.n_nodes])
+
+
+def _digest(parts: list[Any]) -> str:
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -4,21 +4,18 @@ from typing import Any, Final
 
 from stepkeeper_operator.api.accelerators import ACCELERATORS
 from stepkeeper_operator.api.v1alpha1.trainingjob import PlacementSpec, Provisioning, TPUPlacement
+from stepkeeper_operator.facts import QueuedMachines
 from stepkeeper_operator.labels import (
     ACCELERATOR_LABEL,
     NOT_READY_TAINT,
-    QUEUED_RESOURCE_LABEL,
-    QUEUED_RESOURCE_NAMESPACE_LABEL,
+    QUEUED_RESOURCE_UID_LABEL,
     SPOT_LABEL,
     TOPOLOGY_LABEL,
     TPU_RESOURCE,
     UNREACHABLE_TAINT,
 )
 
-__all__ = ["SPOT_GRACE_S", "node_selector", "on_spot", "tolerations"]
-
-SPOT_GRACE_S: Final = 15
-"""Seconds that the kubelet of a Spot machine on GKE gives a pod, whatever its grace period says."""
+__all__ = ["node_selector", "on_spot", "tolerations"]
 
 _RESERVATION_LABEL: Final = "cloud.google.com/reservation-name"
 
@@ -27,16 +24,16 @@ def on_spot(placement: PlacementSpec) -> bool:
     return placement.tpu is not None and placement.tpu.provisioning is Provisioning.SPOT
 
 
-def node_selector(placement: PlacementSpec, *, namespace: str) -> dict[str, str]:
-    """Return the labels of the nodes that fit the placement of a job in that namespace."""
+def node_selector(placement: PlacementSpec, machines: QueuedMachines | None) -> dict[str, str]:
+    """Return the labels of the nodes that fit the placement. `machines`: the QueuedResource that it names.
+
+    A uid names one QueuedResource and no other: nodes of an earlier one of the same name may still be there.
+    """
     tpu = placement.tpu
     if tpu is None:
         return {}
-    if tpu.queued_resource_name is not None:
-        return {
-            QUEUED_RESOURCE_LABEL: tpu.queued_resource_name,
-            QUEUED_RESOURCE_NAMESPACE_LABEL: namespace,
-        }
+    if machines is not None:
+        return {QUEUED_RESOURCE_UID_LABEL: machines.uid}
     selector = {
         ACCELERATOR_LABEL: ACCELERATORS[tpu.accelerator].node_label,
         TOPOLOGY_LABEL: tpu.topology,

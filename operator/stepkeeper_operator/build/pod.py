@@ -14,8 +14,9 @@ from stepkeeper.contract import (
 )
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.build.config_map import config_map_name
+from stepkeeper_operator.build.grace import choose_grace_s, limit_grace_s
 from stepkeeper_operator.build.objects import job_labels
-from stepkeeper_operator.build.placement import SPOT_GRACE_S, node_selector, on_spot, tolerations
+from stepkeeper_operator.build.placement import node_selector, tolerations
 from stepkeeper_operator.facts import QueuedMachines
 from stepkeeper_operator.labels import (
     COMPLETION_INDEX_LABEL,
@@ -32,7 +33,6 @@ _SETTINGS_VOLUME: Final = "stepkeeper-settings"
 _TOKEN_VOLUME: Final = "stepkeeper-token"  # noqa: S105  # a volume's name
 _RUN_VOLUME: Final = "stepkeeper-run"
 _TOKEN_LIFE_S: Final = 3600
-_DEFAULT_GRACE_S: Final = 30
 
 _FIELD_PATHS: Final = {
     "pod": "metadata.name",
@@ -55,23 +55,15 @@ def build_pod_template(
     spec = template["spec"]
     placement = job.spec.placement
     spec["restartPolicy"] = "Never"
-    spec.setdefault("terminationGracePeriodSeconds", _default_grace_s(machines))
-    if selector := node_selector(placement, namespace=job.metadata.namespace):
+    grace_s = spec["terminationGracePeriodSeconds"] = choose_grace_s(job, machines)
+    if selector := node_selector(placement, machines):
         spec["nodeSelector"] = (spec.get("nodeSelector") or {}) | selector
     spec["tolerations"] = tolerations(
-        placement,
-        spec.get("tolerations") or [],
-        unreachable_s=unreachable_s,
-        grace_s=spec["terminationGracePeriodSeconds"],
+        placement, spec.get("tolerations") or [], unreachable_s=unreachable_s, grace_s=grace_s
     )
     spec["volumes"] = [*(spec.get("volumes") or []), *_volumes(job)]
     spec["containers"] = [
-        _trainer(
-            job,
-            container,
-            number=number,
-            grace_s=_count_on(spec["terminationGracePeriodSeconds"], job, machines),
-        )
+        _trainer(job, container, number=number, grace_s=limit_grace_s(grace_s, job, machines))
         if container["name"] == CONTAINER_NAME
         else container
         for container in spec["containers"]
@@ -105,17 +97,6 @@ def _trainer(
             kind: (resources.get(kind) or {}) | tpu for kind in ("limits", "requests")
         }
     return trainer
-
-
-def _default_grace_s(machines: QueuedMachines | None) -> int:
-    known_s = None if machines is None else machines.grace_s
-    return _DEFAULT_GRACE_S if known_s is None else known_s
-
-
-def _count_on(template_grace_s: int, job: CheckpointedTrainingJob, machines: QueuedMachines | None) -> int:
-    """Return the seconds that a trainer can count on at its end, whatever the template says."""
-    spot = on_spot(job.spec.placement) or (machines is not None and machines.spot)
-    return min(SPOT_GRACE_S, template_grace_s) if spot else template_grace_s
 
 
 def _identity(job: CheckpointedTrainingJob, *, number: int, grace_s: int) -> list[dict[str, Any]]:

@@ -91,13 +91,15 @@ class GoogleCloudTPU:
         """Read one queued resource. Return None if there is none."""
         client, types = await self._connect(version)
         request = types.GetQueuedResourceRequest(name=f"{place.parent}/queuedResources/{queued_resource_id}")
-        try:
-            answer = await _ask(client.get_queued_resource(request, retry=None, timeout=_TIMEOUT_S))
-        except CloudTPUError as error:
-            if error.kind is ErrorKind.NOT_FOUND:
-                return None
-            raise
-        return read_queued_resource(type(answer).pb(answer))
+        answer = await _get(client.get_queued_resource(request, retry=None, timeout=_TIMEOUT_S))
+        return None if answer is None else read_queued_resource(type(answer).pb(answer))
+
+    async def get_node(self, place: Place, node_id: str, version: ApiVersion) -> CloudNode | None:
+        """Read one node. Return None if there is none."""
+        client, types = await self._connect(version)
+        request = types.GetNodeRequest(name=f"{place.parent}/nodes/{node_id}")
+        answer = await _get(client.get_node(request, retry=None, timeout=_TIMEOUT_S))
+        return None if answer is None else read_node(type(answer).pb(answer), version)
 
     async def create_queued_resource(self, request: CloudRequest) -> str:
         """Begin to create a queued resource. Return the name of the operation."""
@@ -120,24 +122,16 @@ class GoogleCloudTPU:
         request = types.DeleteQueuedResourceRequest(
             name=f"{place.parent}/queuedResources/{queued_resource_id}", request_id=request_id, force=True
         )
-        try:
-            begun = await _ask(client.delete_queued_resource(request, retry=None, timeout=_TIMEOUT_S))
-        except CloudTPUError as error:
-            if error.kind is ErrorKind.NOT_FOUND:
-                return None
-            raise
-        return str(begun.operation.name)
+        begun = await _get(client.delete_queued_resource(request, retry=None, timeout=_TIMEOUT_S))
+        return None if begun is None else str(begun.operation.name)
 
     async def get_operation(self, name: str, version: ApiVersion) -> CloudOperationState | None:
         """Look at an operation. Return None if the API has forgotten it."""
         client, _ = await self._connect(version)
         request = operations_pb2.GetOperationRequest(name=name)
-        try:
-            answer = await _ask(client.get_operation(request, retry=None, timeout=_TIMEOUT_S))
-        except CloudTPUError as error:
-            if error.kind is ErrorKind.NOT_FOUND:
-                return None
-            raise
+        answer = await _get(client.get_operation(request, retry=None, timeout=_TIMEOUT_S))
+        if answer is None:
+            return None
         failed = answer.done and answer.WhichOneof("result") == "error"
         error_value = explain_status(answer.error.code, answer.error.message) if failed else None
         return CloudOperationState(name=name, done=answer.done, error=error_value)
@@ -188,6 +182,16 @@ class GoogleCloudTPU:
 
 async def _collect(pages: Any) -> list[Any]:
     return [page async for page in pages]
+
+
+async def _get(request: Awaitable[T]) -> T | None:
+    """Return the answer; None if there is nothing of that name."""
+    try:
+        return await _ask(request)
+    except CloudTPUError as error:
+        if error.kind is ErrorKind.NOT_FOUND:
+            return None
+        raise
 
 
 async def _ask(request: Awaitable[T]) -> T:

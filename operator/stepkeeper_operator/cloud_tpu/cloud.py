@@ -217,6 +217,9 @@ class CloudTPU(Protocol):
     ) -> CloudQueuedResource | None:
         """Read one queued resource. Return None if there is none."""
 
+    async def get_node(self, place: Place, node_id: str, version: ApiVersion) -> CloudNode | None:
+        """Read one node. Return None if there is none."""
+
     async def create_queued_resource(self, request: CloudRequest) -> str:
         """Begin to create a queued resource. Return the name of the operation."""
 

@@ -1,8 +1,9 @@
 """List the resources of a place once for all objects that are there, and keep the answer for a while."""
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,6 +18,8 @@ from stepkeeper_operator.cloud_tpu.cloud import (
 
 __all__ = ["Listing", "Poller"]
 
+_log = logging.getLogger(__name__)
+
 _ERROR_KEPT_S: Final = 5.0
 """Seconds for which a failed list answers for all who ask: 200 resources of a place send one request, not 200."""
 
@@ -28,17 +31,18 @@ class Listing:
     asked_at: float
     """Unix time just before the requests were sent: what was written before it is in the listing."""
 
-    resources: Mapping[str, CloudQueuedResource] = field(default_factory=dict)
+    resources: dict[str, CloudQueuedResource] = field(default_factory=dict)
     """Queued resources by id."""
 
-    nodes: Mapping[str, CloudNode] = field(default_factory=dict)
+    nodes: dict[str, CloudNode] = field(default_factory=dict)
     """Nodes by id."""
 
 
 @dataclass(slots=True)
-class _PlaceState:
+class _Lists:
+    """The lists of a place by one version of the API."""
+
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    version: ApiVersion = ApiVersion.V2
     listing: Listing | None = None
     failed: tuple[float, CloudTPUError] | None = None
 
@@ -49,36 +53,45 @@ class Poller:
     def __init__(self, cloud: CloudTPU, *, clock: Callable[[], float] = time.time) -> None:
         self._cloud = cloud
         self._clock = clock
-        self._places: dict[Place, _PlaceState] = {}
+        self._lists: dict[tuple[Place, ApiVersion], _Lists] = {}
 
     async def list_place(self, place: Place, version: ApiVersion, *, newer_than: float) -> Listing:
         """Return a listing that was asked for after `newer_than`, a Unix time. Whoever comes meanwhile shares it.
 
-        Once a resource of the place needs v2alpha1, the place is listed with it: it shows all that v2 shows.
+        Once a resource of the place needs v2alpha1, the place is listed with it: it shows all that v2 shows. Where
+        v2alpha1 doesn't answer, the others are told what v2 shows.
 
         Raises:
             CloudTPUError: The place can't be listed. The error answers for some seconds.
         """
-        state = self._places.setdefault(place, _PlaceState())
-        async with state.lock:
-            if version is ApiVersion.V2ALPHA1 and state.version is ApiVersion.V2:
-                state.version, state.listing = version, None
-            if state.listing is not None and state.listing.asked_at > newer_than:
-                return state.listing
-            now = self._clock()
-            if state.failed is not None and 0 <= now - state.failed[0] < _ERROR_KEPT_S:
-                raise state.failed[1]
+        alpha = self._lists.get((place, ApiVersion.V2ALPHA1))
+        if version is ApiVersion.V2 and alpha is not None and alpha.failed is None:
             try:
-                state.listing = await self._list(place, state.version, now)
-            except CloudTPUError as error:
-                state.failed = (now, error)
-                raise
-            state.failed = None
-            return state.listing
+                return await self._share(alpha, place, ApiVersion.V2ALPHA1, newer_than)
+            except CloudTPUError as error:  # whoever needs v2alpha1 is told of it when they ask
+                _log.info("v2alpha1 fails; asking v2", extra={"place": place.parent, "error": str(error)})
+        lists = self._lists.setdefault((place, version), _Lists())
+        return await self._share(lists, place, version, newer_than)
 
     def forget_place(self, place: Place) -> None:
-        """Forget the listing of a place that no object is in any more."""
-        self._places.pop(place, None)
+        """Forget the listings of a place that no object is in any more."""
+        for version in ApiVersion:
+            self._lists.pop((place, version), None)
+
+    async def _share(self, lists: _Lists, place: Place, version: ApiVersion, newer_than: float) -> Listing:
+        async with lists.lock:
+            if lists.listing is not None and lists.listing.asked_at > newer_than:
+                return lists.listing
+            now = self._clock()
+            if lists.failed is not None and 0 <= now - lists.failed[0] < _ERROR_KEPT_S:
+                raise lists.failed[1]
+            try:
+                lists.listing = await self._list(place, version, now)
+            except CloudTPUError as error:
+                lists.failed = (now, error)
+                raise
+            lists.failed = None
+            return lists.listing
 
     async def _list(self, place: Place, version: ApiVersion, now: float) -> Listing:
         # Nodes first: a node that is listed belongs to a resource that the second list still shows, or that is gone.

@@ -74,8 +74,18 @@ class Cluster(Protocol):
         Raises ConflictError for another uid or version.
         """
 
-    async def set_unschedulable(self, node_name: str, *, uid: str, unschedulable: bool) -> RawObject | None:
-        """Cordon or uncordon the node. Return None if there is none with that name.
+    async def change_node(
+        self,
+        node_name: str,
+        *,
+        uid: str,
+        unschedulable: bool | None = None,
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str | None] | None = None,
+    ) -> RawObject | None:
+        """Cordon or uncordon the node, label it, annotate it. Return None if there is none with that name.
+
+        An annotation that is given as None is removed.
 
         Raises ConflictError if another node has its name.
         """
@@ -159,8 +169,20 @@ class KubernetesCluster:
         meta = {"uid": uid, "resourceVersion": resource_version, "finalizers": list(finalizers)}
         return await self._merge(resource.path(namespace, name), {"metadata": meta})
 
-    async def set_unschedulable(self, node_name: str, *, uid: str, unschedulable: bool) -> RawObject | None:
-        body = {"metadata": {"uid": uid}, "spec": {"unschedulable": unschedulable}}
+    async def change_node(
+        self,
+        node_name: str,
+        *,
+        uid: str,
+        unschedulable: bool | None = None,
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str | None] | None = None,
+    ) -> RawObject | None:
+        meta: dict[str, Any] = {"uid": uid}
+        meta |= {} if labels is None else {"labels": dict(labels)}
+        meta |= {} if annotations is None else {"annotations": dict(annotations)}
+        body: dict[str, Any] = {"metadata": meta}
+        body |= {} if unschedulable is None else {"spec": {"unschedulable": unschedulable}}
         try:
             return await self._merge(NODES.path(None, node_name), body)
         except InvalidObjectError as error:

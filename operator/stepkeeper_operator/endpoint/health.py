@@ -37,6 +37,7 @@ def make_health_app(
         for kind, length in queue_lengths().items():
             metrics.queue_length.labels(kind=kind).set(length)
         metrics.watch_age_seconds.set(clock() - cache.last_event_at)
+        metrics.queued_resources.update_list_ages(clock())
         metrics.acting.set(acting())
         return web.Response(body=metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4"})
 

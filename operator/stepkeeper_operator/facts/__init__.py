@@ -5,12 +5,13 @@ from stepkeeper_operator.facts.config_map import ConfigMap, read_config_map
 from stepkeeper_operator.facts.jobset import JobSet, read_jobset
 from stepkeeper_operator.facts.node import Node, read_node
 from stepkeeper_operator.facts.pod import Pod, read_pod
-from stepkeeper_operator.facts.queued_resource import QueuedMachines, read_queued_machines
+from stepkeeper_operator.facts.queued_resource import MaintenanceWindow, QueuedMachines, read_queued_machines
 
 __all__ = [
     "BatchJob",
     "ConfigMap",
     "JobSet",
+    "MaintenanceWindow",
     "Node",
     "Pod",
     "QueuedMachines",

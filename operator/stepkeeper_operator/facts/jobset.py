@@ -2,8 +2,13 @@
 
 from dataclasses import dataclass
 
-from stepkeeper_operator.facts.raw import RawObject, condition_of, controller_uid
-from stepkeeper_operator.labels import JOB_UID_LABEL, JOBSET_NUMBER_LABEL, TEMPLATE_HASH_ANNOTATION
+from stepkeeper_operator.facts.raw import RawObject, condition_of, controller_uid, parse_time
+from stepkeeper_operator.labels import (
+    JOB_UID_LABEL,
+    JOBSET_NUMBER_LABEL,
+    MACHINES_HASH_ANNOTATION,
+    TEMPLATE_HASH_ANNOTATION,
+)
 
 __all__ = ["JobSet", "read_jobset"]
 
@@ -21,11 +26,17 @@ class JobSet:
     owner_uid: str | None
     number: int
     template_hash: str
+    machines_hash: str
+    """Empty where the job names no QueuedResource."""
+
     suspend: bool
     """True if its spec asks for suspension."""
 
     suspended: bool
     """True if it is suspended."""
+
+    resumed_at: float | None
+    """Unix time of the end of its last suspension."""
 
     restarts: int
     restarts_counted: int
@@ -52,8 +63,9 @@ class JobSet:
 def read_jobset(raw: RawObject) -> JobSet:
     """Read the facts of a JobSet object."""
     meta, status = raw["metadata"], raw.get("status", {})
-    labels = meta.get("labels") or {}
-    failed = condition_of(raw, "Failed")
+    labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
+    failed, suspended = condition_of(raw, "Failed"), condition_of(raw, "Suspended")
+    resumed = suspended.get("status") == "False"
     restarting = condition_of(raw, "RestartingJobSet").get("reason", "")
     number = labels.get(JOBSET_NUMBER_LABEL, "")
     return JobSet(
@@ -63,9 +75,11 @@ def read_jobset(raw: RawObject) -> JobSet:
         job_uid=labels.get(JOB_UID_LABEL, ""),
         owner_uid=controller_uid(raw),
         number=int(number) if number.isdecimal() else 0,
-        template_hash=(meta.get("annotations") or {}).get(TEMPLATE_HASH_ANNOTATION, ""),
+        template_hash=annotations.get(TEMPLATE_HASH_ANNOTATION, ""),
+        machines_hash=annotations.get(MACHINES_HASH_ANNOTATION, ""),
         suspend=bool(raw.get("spec", {}).get("suspend")),
-        suspended=condition_of(raw, "Suspended").get("status") == "True",
+        suspended=suspended.get("status") == "True",
+        resumed_at=parse_time(suspended.get("lastTransitionTime")) if resumed else None,
         restarts=status.get("restarts", 0),
         restarts_counted=status.get("restartsCountTowardsMax", 0),
         rule=restarting.removeprefix(_RULE_PREFIX) if restarting.startswith(_RULE_PREFIX) else None,

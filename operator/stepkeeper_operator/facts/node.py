@@ -3,7 +3,12 @@
 from dataclasses import dataclass
 
 from stepkeeper_operator.facts.raw import RawObject, condition_of, parse_time
-from stepkeeper_operator.labels import CLOUD_NODE_LABEL, QUEUED_RESOURCE_UID_LABEL, SPOT_LABEL
+from stepkeeper_operator.labels import (
+    CLOUD_NODE_LABEL,
+    CORDONED_BY_ANNOTATION,
+    QUEUED_RESOURCE_UID_LABEL,
+    SPOT_LABEL,
+)
 
 __all__ = ["Node", "read_node"]
 
@@ -19,6 +24,9 @@ class Node:
     ready: bool = True
     unschedulable: bool = False
     """True for a cordoned node."""
+
+    cordoned_by: str = ""
+    """Uid of the QueuedResource for whose removal the operator has cordoned it; empty: none."""
 
     queued_resource_uid: str | None = None
     """Uid of the QueuedResource that its labels name. Anybody who can label nodes can set it."""
@@ -50,6 +58,7 @@ def read_node(raw: RawObject) -> Node:
         unknown_since=parse_time(ready.get("lastTransitionTime")) if unknown else None,
         ready=ready.get("status") == "True",
         unschedulable=bool(raw.get("spec", {}).get("unschedulable")),
+        cordoned_by=(meta.get("annotations") or {}).get(CORDONED_BY_ANNOTATION, ""),
         queued_resource_uid=labels.get(QUEUED_RESOURCE_UID_LABEL),
         cloud_node=labels.get(CLOUD_NODE_LABEL, ""),
         addresses=tuple(

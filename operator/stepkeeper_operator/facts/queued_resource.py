@@ -2,14 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from stepkeeper_operator.facts.raw import RawObject, condition_of, parse_time
 
-__all__ = ["AUTOCHECKPOINT_GRACE_S", "QueuedMachines", "read_queued_machines"]
+__all__ = ["MaintenanceWindow", "QueuedMachines", "read_queued_machines"]
 
-AUTOCHECKPOINT_GRACE_S: Final = 300
-"""Seconds that Cloud TPU waits for a training to save before maintenance, on nodes with autocheckpoint."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaintenanceWindow:
+    """Announced maintenance of one or more of the machines."""
+
+    begins_at: float
+    """Unix time before which it doesn't begin."""
+
+    ends_at: float | None
+    """Unix time by which it is over, where that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +31,7 @@ class QueuedMachines:
     spot: bool
     best_effort: bool
     autocheckpoint: bool
-    """True if its nodes give a training 5 minutes before maintenance."""
+    """True if its nodes give a training 5 minutes before maintenance: as the cloud has them, not as was asked."""
 
     n_nodes: int
     """Slices that it asks for."""
@@ -43,21 +51,13 @@ class QueuedMachines:
     replaced: bool
     """True if its machines go because somebody changed its spec."""
 
-    maintenance_at: float | None = None
-    """Unix time at which announced maintenance begins at the earliest."""
-
-    maintenance: str = ""
-    """The resource's own words about announced maintenance."""
+    windows: tuple[MaintenanceWindow, ...] = ()
+    """Announced maintenance of all its machines, the earliest first; also what has begun."""
 
     @property
     def ready(self) -> bool:
         """True if a job can start on it."""
         return self.active and self.joined and not self.deleting
-
-    @property
-    def grace_s(self) -> int | None:
-        """Seconds that its machines give a training at their end, if more is known than the pod's own grace period."""
-        return AUTOCHECKPOINT_GRACE_S if self.autocheckpoint else None
 
 
 def read_queued_machines(raw: RawObject) -> QueuedMachines:
@@ -65,8 +65,6 @@ def read_queued_machines(raw: RawObject) -> QueuedMachines:
     meta, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     node, tier = spec.get("node") or {}, spec.get("tier") or {}
     active, joined = condition_of(raw, "Active"), condition_of(raw, "NodesJoined")
-    scheduled = condition_of(raw, "MaintenanceScheduled")
-    told = node.get("autocheckpointEnabled")
     return QueuedMachines(
         name=meta["name"],
         namespace=meta["namespace"],
@@ -74,16 +72,40 @@ def read_queued_machines(raw: RawObject) -> QueuedMachines:
         deleting=meta.get("deletionTimestamp") is not None,
         spot="spot" in tier,
         best_effort="bestEffort" in tier,
-        autocheckpoint="guaranteed" in tier if told is None else bool(told),
+        autocheckpoint=_has_autocheckpoint(status.get("autocheckpoint") or "", node, tier),
         n_nodes=node.get("count") or 1,
         active=active.get("status") == "True",
         joined=joined.get("status") == "True",
         state=status.get("state") or "Pending",
         obstacle=_find_obstacle(raw, active, joined),
         replaced=(status.get("bookkeeping") or {}).get("removing") == "SpecChanged",
-        maintenance_at=parse_time(status.get("nextMaintenanceTime")),
-        maintenance=str(scheduled.get("message", "")) if scheduled.get("status") == "True" else "",
+        windows=_read_windows(status),
     )
+
+
+def _read_windows(status: Mapping[str, Any]) -> tuple[MaintenanceWindow, ...]:
+    """Read the windows of all nodes: the earliest alone would hide the ones after it once it has begun."""
+    announced = [
+        node["upcomingMaintenance"] for node in status.get("nodes") or () if "upcomingMaintenance" in node
+    ]
+    # Only so many nodes are shown; the earliest time is of all.
+    announced.append({"windowStart": status.get("nextMaintenanceTime")})
+    windows: dict[float, MaintenanceWindow] = {}
+    for item in announced:
+        begins_at = parse_time(item.get("windowStart"))
+        if begins_at is not None and begins_at not in windows:
+            windows[begins_at] = MaintenanceWindow(
+                begins_at=begins_at, ends_at=parse_time(item.get("windowEnd"))
+            )
+    return tuple(windows[begins_at] for begins_at in sorted(windows))
+
+
+def _has_autocheckpoint(read_back: str, node: Mapping[str, Any], tier: Mapping[str, Any]) -> bool:
+    """Tell whether every node has it on. While the cloud doesn't tell, what was asked for counts."""
+    if read_back:
+        return read_back == "On"
+    asked = node.get("autocheckpointEnabled")
+    return "guaranteed" in tier if asked is None else bool(asked)
 
 
 def _find_obstacle(raw: RawObject, active: Mapping[str, Any], joined: Mapping[str, Any]) -> str:

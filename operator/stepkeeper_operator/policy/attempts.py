@@ -7,7 +7,7 @@ from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_ATTEMPTS, Attempt
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.budgets import count_restart
+from stepkeeper_operator.policy.budgets import count_restart, take_back_restart
 from stepkeeper_operator.policy.causes import Finding
 from stepkeeper_operator.policy.history import JobHistory
 
@@ -24,13 +24,14 @@ __all__ = [
     "open_attempt",
     "was_asked_for",
     "was_suspended",
+    "withdraw_attempt",
 ]
 
 SUSPENDED: Final = "suspended"
 EDITED: Final = "spec.template or spec.placement was changed"
 DELETED: Final = "its JobSet was deleted"
-_NO_MACHINES: Final = f"{SUSPENDED}: "
-"""Beginning of the message where the job was suspended because its QueuedResource has no machines for it."""
+_WITH_REASON: Final = f"{SUSPENDED}: "
+"""Beginning of the message where more is known of the end than that the job was suspended."""
 
 _REQUESTED_ENDS: Final = frozenset({SUSPENDED, EDITED, DELETED})
 
@@ -83,7 +84,7 @@ def close_as_requested(history: JobHistory, observed: Observed, message: str, *,
     """Close the running attempt, if there is one, because somebody asked for its end: SUSPENDED, EDITED or DELETED."""
     if not history.is_running:
         return history
-    evidence = find_attempt_evidence(history.attempts, history.ordinal, observed)
+    evidence = find_attempt_evidence(history, observed)
     return close_attempt(history, evidence, Finding(cause=Cause.REQUESTED, message=message), now=now)
 
 
@@ -91,14 +92,23 @@ def close_without_machines(
     history: JobHistory, observed: Observed, cause: Cause, message: str, *, now: float
 ) -> JobHistory:
     """Close the running attempt because the job was suspended for want of machines."""
-    evidence = find_attempt_evidence(history.attempts, history.ordinal, observed)
-    finding = Finding(cause=cause, message=f"{_NO_MACHINES}{message}")
+    evidence = find_attempt_evidence(history, observed)
+    finding = Finding(cause=cause, message=f"{_WITH_REASON}{message}")
     return close_attempt(history, evidence, finding, now=now)
+
+
+def withdraw_attempt(history: JobHistory) -> JobHistory:
+    """Take back the running attempt, and the restart that it counted for: none of its pods ever ran."""
+    before = history.attempts[-2] if len(history.attempts) > 1 else None
+    restarts = history.restarts
+    if before is not None and before.cause is not None:
+        restarts = take_back_restart(restarts, before.cause)
+    return replace(history, attempts=history.attempts[:-1], restarts=restarts)
 
 
 def was_suspended(message: str | None) -> bool:
     """Return True for the message of an attempt that a suspension ended: the next one has the same ordinal."""
-    return message is not None and (message == SUSPENDED or message.startswith(_NO_MACHINES))
+    return message is not None and (message == SUSPENDED or message.startswith(_WITH_REASON))
 
 
 def was_asked_for(message: str | None) -> bool:
@@ -106,25 +116,22 @@ def was_asked_for(message: str | None) -> bool:
     return message in _REQUESTED_ENDS or was_suspended(message)
 
 
-def find_attempt_evidence(
-    attempts: tuple[Attempt, ...], ordinal: tuple[int, int], observed: Observed
-) -> AttemptEvidence | None:
-    """Find the evidence of the last of these attempts.
+def find_attempt_evidence(history: JobHistory, observed: Observed) -> AttemptEvidence | None:
+    """Find the evidence of the last attempt.
 
     A suspension doesn't change JobSet's count of restarts, so the pods of two attempts have the same labels
     then.
     """
-    evidence = observed.find_evidence(ordinal)
-    before = attempts[-2] if len(attempts) > 1 else None
-    if evidence is None or before is None or not was_suspended(before.message) or before.end is None:
+    since = history.bookkeeping.resumed_at
+    evidence = observed.find_evidence(history.ordinal)
+    if evidence is None or since is None:
         return evidence
-    since = before.end
     return replace(evidence, pods=tuple(pod for pod in evidence.pods if pod.created_at >= since))
 
 
 def find_start(history: JobHistory, observed: Observed, *, now: float) -> float:
-    """Return when the first pod of the history's ordinal was made, or `now` if none was seen."""
-    evidence = observed.find_evidence(history.ordinal)
+    """Return when the first pod of the attempt was made, or `now` if none was seen."""
+    evidence = find_attempt_evidence(history, observed)
     created = [pod.created_at for pod in evidence.pods] if evidence is not None else []
     return min([*created, now])
 

@@ -15,6 +15,7 @@ __all__ = [
     "explain_exhausted_budget",
     "move_restart",
     "reset_failures",
+    "take_back_restart",
 ]
 
 _DISRUPTIONS: Final = frozenset(
@@ -40,6 +41,11 @@ def count_failures(restarts: RestartsStatus) -> int:
 def count_restart(restarts: RestartsStatus, cause: str) -> RestartsStatus:
     """Add one restart for that cause."""
     return _add_restarts(restarts, cause, 1)
+
+
+def take_back_restart(restarts: RestartsStatus, cause: str) -> RestartsStatus:
+    """Take back one restart for that cause: it came to nothing."""
+    return _add_restarts(restarts, cause, -1)
 
 
 def move_restart(restarts: RestartsStatus, *, source: str, target: str) -> RestartsStatus:

@@ -11,6 +11,7 @@ from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.labels import NODE_LOST_REASON
 from stepkeeper_operator.policy.circumstances import Circumstances
+from stepkeeper_operator.policy.machines import MachinesLoss
 from stepkeeper_operator.policy.pod_ends import (
     describe_failure,
     ended_by_deletion,
@@ -23,6 +24,7 @@ __all__ = [
     "CAUSE_FENCED",
     "Finding",
     "Verdict",
+    "attribute_to_loss",
     "find_cause",
 ]
 
@@ -39,8 +41,14 @@ _BY_REASON: Final = {
 _BY_KUBELET: Final = "TerminationByKubelet"
 _SHUTDOWN_REASONS: Final = {"NodeShutdown", "Terminated", "Shutdown"}
 _MADE_UP: Final = {"Unknown", "ContainerStatusUnknown"}
-_BY_LOSS: Final = {Cause.NODE_FAILURE, Cause.EVICTION, Cause.REQUESTED, CAUSE_DISRUPTION}
-"""Causes that pods give when their machines are taken away in an orderly way."""
+_BY_LOSS: Final = {
+    Cause.NODE_FAILURE,
+    Cause.EVICTION,
+    Cause.REQUESTED,
+    Cause.APPLICATION_ERROR,
+    CAUSE_DISRUPTION,
+}
+"""Causes that ends of pods give when their machines are taken away; those whose peers are gone fail on their own."""
 
 _BY_RULE: Final = {
     RULE_HANG: Cause.HANG.value,
@@ -87,12 +95,11 @@ def find_cause(evidence: AttemptEvidence | None, circumstances: Circumstances) -
         or _check_deleted(pods)
         or _check_job_message(evidence, circumstances)
     )
-    return _attribute_to_loss(finding or _guess_from_jobset(circumstances), circumstances)
+    return attribute_to_loss(finding or _guess_from_jobset(circumstances), circumstances.loss)
 
 
-def _attribute_to_loss(finding: Finding, circumstances: Circumstances) -> Finding:
+def attribute_to_loss(finding: Finding, loss: MachinesLoss | None) -> Finding:
     """Give an end that the loss of the job's machines explains the cause of that loss."""
-    loss = circumstances.loss
     if loss is None or finding.verdict is not Verdict.RESTART:
         return finding
     if finding.explained and finding.cause not in _BY_LOSS:

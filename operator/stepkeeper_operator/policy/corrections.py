@@ -6,16 +6,12 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempts import (
-    MESSAGE_LIMIT,
-    find_attempt_evidence,
-    was_asked_for,
-)
+from stepkeeper_operator.policy.attempts import MESSAGE_LIMIT, find_attempt_evidence, was_asked_for
 from stepkeeper_operator.policy.budgets import move_restart
-from stepkeeper_operator.policy.causes import Finding, find_cause
+from stepkeeper_operator.policy.causes import Finding, attribute_to_loss, find_cause
 from stepkeeper_operator.policy.circumstances import gather_circumstances
 from stepkeeper_operator.policy.history import JobHistory
-from stepkeeper_operator.policy.machines import is_explained_by_machines
+from stepkeeper_operator.policy.machines import MachinesLoss, is_explained_by_machines
 
 __all__ = ["correct_cause"]
 
@@ -36,10 +32,15 @@ def correct_cause(
     if is_explained_by_machines(job, attempt.message):
         return history
     evidence = _find_evidence_of_ended(history, closed, observed)
-    circumstances = gather_circumstances(job, observed, attempt, evidence, counted=None, rule=None)
-    finding = find_cause(evidence, circumstances)
+    circumstances = gather_circumstances(job, observed, attempt, evidence, counted=None, rule=None, now=now)
+    # Machines that were lost long after the end, or that all pods have run on since, explain nothing.
+    late = now - attempt.end >= reattribution_s or _runs_whole(history, job, observed)
+    loss = None if late else circumstances.loss
+    by_pods = find_cause(evidence, replace(circumstances, loss=None))
+    known = by_pods if by_pods.explained else _keep_known_cause(attempt, by_pods)
+    finding = _attribute(known, loss)
     if not history.is_running:
-        history = replace(history, finding=_keep_known_cause(attempt, finding))
+        history = replace(history, finding=finding)
     elif now - attempt.end >= reattribution_s:
         return history
     if finding.explained and history.bookkeeping.unexplained:
@@ -51,24 +52,33 @@ def correct_cause(
     )
 
 
+def _runs_whole(history: JobHistory, job: CheckpointedTrainingJob, observed: Observed) -> bool:
+    """Tell whether all pods of the next attempt have started."""
+    evidence = find_attempt_evidence(history, observed) if history.is_running else None
+    started = [pod for pod in evidence.pods if pod.started] if evidence is not None else []
+    return len(started) >= job.spec.placement.n_hosts
+
+
 def _find_evidence_of_ended(
     history: JobHistory, closed: tuple[Attempt, ...], observed: Observed
 ) -> AttemptEvidence | None:
     """Find the evidence of the newest ended attempt itself: another attempt's evidence proves nothing about it."""
     number, restarts = history.ordinal
-    if history.is_running:
-        restarts -= 1
-    elif not history.bookkeeping.started:
-        restarts = -1
-    if restarts >= 0:
-        return find_attempt_evidence(closed, (number, restarts), observed)
-    # It was the last of an earlier JobSet, whose count of restarts isn't known any more.
-    ordinal = max((e.ordinal for e in observed.evidence if e.ordinal[0] < number), default=None)
-    evidence = None if ordinal is None else find_attempt_evidence(closed, ordinal, observed)
-    before = closed[-2].end if len(closed) > 1 else None
-    if evidence is None or before is None or any(pod.created_at >= before for pod in evidence.pods):
-        return evidence
-    return None
+    resumed_at = history.bookkeeping.resumed_at
+    if not history.bookkeeping.started or (history.is_running and resumed_at is None and restarts == 0):
+        # It was the last of an earlier JobSet, whose count of restarts isn't known any more.
+        ordinal = max((e.ordinal for e in observed.evidence if e.ordinal[0] < number), default=None)
+        evidence = None if ordinal is None else observed.find_evidence(ordinal)
+    elif not history.is_running:
+        return find_attempt_evidence(history, observed)
+    else:
+        evidence = observed.find_evidence((number, restarts if resumed_at is not None else restarts - 1))
+    since = closed[-2].end if len(closed) > 1 else None
+    if evidence is None:
+        return None
+    pods = [pod for pod in evidence.pods if since is None or pod.created_at >= since]
+    own = tuple(pod for pod in pods if resumed_at is None or pod.created_at < resumed_at)
+    return replace(evidence, pods=own) if own else None
 
 
 def _replace_cause(history: JobHistory, attempt: Attempt, finding: Finding) -> JobHistory:
@@ -86,6 +96,12 @@ def _replace_cause(history: JobHistory, attempt: Attempt, finding: Finding) -> J
 
 def _keep_known_cause(attempt: Attempt, finding: Finding) -> Finding:
     """Keep the cause that was found while there was evidence, now that there is none."""
-    if finding.explained or attempt.cause is None:
+    if attempt.cause is None:
         return finding
     return replace(finding, cause=attempt.cause, message=attempt.message or "", node=attempt.node)
+
+
+def _attribute(known: Finding, loss: MachinesLoss | None) -> Finding:
+    """Attribute the end to the loss of its machines, if that explains it. A loss is evidence."""
+    by_loss = attribute_to_loss(replace(known, explained=True), loss)
+    return known if by_loss.cause == known.cause else by_loss

@@ -20,6 +20,7 @@ from stepkeeper_operator.policy.attempts import (
     find_start,
     open_attempt,
     was_suspended,
+    withdraw_attempt,
 )
 from stepkeeper_operator.policy.budgets import count_disruptions, reset_failures
 from stepkeeper_operator.policy.causes import Finding, find_cause
@@ -64,17 +65,19 @@ def _follow_jobset(
     if jobset is None:
         return close_as_requested(history, observed, DELETED, now=now)
     history = _record_restarts(history, job, observed, jobset, now=now)
+    if history.is_running and _came_too_late(history, job, observed, now=now):
+        return withdraw_attempt(history)
     if history.is_running and jobset.suspended:
         return _close_suspended(history, job, observed, now=now)
     if history.is_running and _has_ended(history, observed, jobset):
         return _close_with_cause(history, job, observed, jobset, now=now)
-    return open_attempt(history, observed, now=now) if _may_open(history, jobset) else history
+    return _open_if_started(history, observed, jobset, now=now)
 
 
 def _close_suspended(
     history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float
 ) -> JobHistory:
-    loss = None if job.spec.suspend else explain_loss(job, observed.machines)
+    loss = None if job.spec.suspend else explain_loss(job, observed.machines, now=now)
     if loss is None:
         return close_as_requested(history, observed, SUSPENDED, now=now)
     return close_without_machines(history, observed, loss.cause, loss.message, now=now)
@@ -107,13 +110,17 @@ def _load_history(job: CheckpointedTrainingJob, *, new_commit: bool) -> JobHisto
 def _record_restarts(
     history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, *, now: float
 ) -> JobHistory:
-    """Open an attempt for every restart that JobSet did in place, also for those that no operator watched."""
+    """Open an attempt for every restart that JobSet did in place, also for those that no operator watched.
+
+    JobSet makes no pods for a restart while it is suspended: its attempt begins when it is resumed.
+    """
+    held = (jobset.suspend or jobset.suspended) and observed.find_evidence(jobset.ordinal) is None
     counted_left = _count_unseen_failures(history, observed, jobset)
     while history.bookkeeping.restarts_seen < jobset.restarts:
         if not history.bookkeeping.started:
             history = open_attempt(history, observed, now=now)
-        seen = {"restarts_seen": history.bookkeeping.restarts_seen + 1}
-        evidence = find_attempt_evidence(history.attempts, history.ordinal, observed)
+        seen = {"restarts_seen": history.bookkeeping.restarts_seen + 1, "resumed_at": None}
+        evidence = find_attempt_evidence(history, observed)
         counted = _counts_as_failure(evidence)
         if counted is None:
             counted = (
@@ -124,11 +131,19 @@ def _record_restarts(
             counted_left -= counted
         if history.is_running:
             circumstances = gather_circumstances(
-                job, observed, history.attempts[-1], evidence, counted=counted, rule=jobset.rule
+                job,
+                observed,
+                history.attempts[-1],
+                evidence,
+                counted=counted,
+                rule=jobset.rule,
+                now=now,
             )
             next_history = replace(history, bookkeeping=history.bookkeeping.model_copy(update=seen))
             finding, end = find_cause(evidence, circumstances), find_start(next_history, observed, now=now)
             history = close_attempt(history, evidence, finding, now=end)
+        if held and history.bookkeeping.restarts_seen + 1 == jobset.restarts:
+            return history
         history = replace(history, bookkeeping=history.bookkeeping.model_copy(update=seen))
         history = open_attempt(history, observed, now=now)
     bookkeeping = history.bookkeeping.model_copy(update={"counted_restarts_seen": jobset.restarts_counted})
@@ -137,11 +152,11 @@ def _record_restarts(
 
 def _count_unseen_failures(history: JobHistory, observed: Observed, jobset: JobSet) -> int:
     """Count the restarts that JobSet counted as failures and whose ends nobody saw."""
-    ordinals = [(jobset.number, n) for n in range(history.bookkeeping.restarts_seen, jobset.restarts)]
-    seen = sum(
-        bool(_counts_as_failure(find_attempt_evidence(history.attempts, ordinal, observed)))
-        for ordinal in ordinals
-    )
+    ordinals = [(jobset.number, n) for n in range(history.bookkeeping.restarts_seen + 1, jobset.restarts)]
+    found = [observed.find_evidence(ordinal) for ordinal in ordinals]
+    if history.bookkeeping.restarts_seen < jobset.restarts:
+        found.append(find_attempt_evidence(history, observed))
+    seen = sum(bool(_counts_as_failure(evidence)) for evidence in found)
     return jobset.restarts_counted - history.bookkeeping.counted_restarts_seen - seen
 
 
@@ -162,7 +177,7 @@ def _has_ended(history: JobHistory, observed: Observed, jobset: JobSet) -> bool:
 
     One failed pod ends it: its Job has no retries, and says so a second later.
     """
-    evidence = find_attempt_evidence(history.attempts, history.ordinal, observed)
+    evidence = find_attempt_evidence(history, observed)
     if evidence is None:
         return jobset.is_finished
     return (
@@ -172,23 +187,56 @@ def _has_ended(history: JobHistory, observed: Observed, jobset: JobSet) -> bool:
     )
 
 
-def _may_open(history: JobHistory, jobset: JobSet) -> bool:
+def _open_if_started(history: JobHistory, observed: Observed, jobset: JobSet, *, now: float) -> JobHistory:
+    """Open an attempt for the first start of a JobSet, or for its start after a suspension."""
     if history.is_running or jobset.deleting or jobset.is_finished or jobset.suspend or jobset.suspended:
+        return history
+    if not history.bookkeeping.started:
+        return open_attempt(history, observed, now=now)
+    if not _was_resumed(history, jobset) or _will_be_restarted(history, observed):
+        return history
+    resumed = {"resumed_at": int(now if jobset.resumed_at is None else jobset.resumed_at)}
+    history = replace(history, bookkeeping=history.bookkeeping.model_copy(update=resumed))
+    return open_attempt(history, observed, now=now)
+
+
+def _was_resumed(history: JobHistory, jobset: JobSet) -> bool:
+    """Tell whether a suspension that the last attempt ended in, or that came after its end, is over."""
+    last = history.last_attempt
+    if last is None:
+        return True  # the attempt before the suspension was withdrawn
+    if last.end is None:
         return False
-    resumed = history.last_attempt is not None and was_suspended(history.last_attempt.message)
-    return not history.bookkeeping.started or resumed
+    resumed_since = jobset.resumed_at is not None and jobset.resumed_at > last.end
+    return resumed_since or was_suspended(last.message)
+
+
+def _will_be_restarted(history: JobHistory, observed: Observed) -> bool:
+    """Tell whether JobSet still has to act on a failed Job: the next pods are of the next ordinal."""
+    evidence = observed.find_evidence(history.ordinal)
+    return evidence is not None and bool(evidence.failed_batch_jobs)
+
+
+def _came_too_late(
+    history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float
+) -> bool:
+    """Tell whether the running attempt's machines are gone, and none of its pods has ever run on them."""
+    if explain_loss(job, observed.machines, now=now) is None:
+        return False
+    evidence = find_attempt_evidence(history, observed)
+    return evidence is not None and bool(evidence.pods) and not any(pod.started for pod in evidence.pods)
 
 
 def _close_with_cause(
     history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, *, now: float
 ) -> JobHistory:
     """Close the last attempt with the cause that the evidence gives."""
-    evidence = find_attempt_evidence(history.attempts, history.ordinal, observed)
+    evidence = find_attempt_evidence(history, observed)
     if jobset.completed:
         return close_attempt(history, evidence, _judge_completion(evidence, observed, jobset), now=now)
     counted = True if jobset.failure_reason is not None else None
     circumstances = gather_circumstances(
-        job, observed, history.attempts[-1], evidence, counted=counted, rule=None
+        job, observed, history.attempts[-1], evidence, counted=counted, rule=None, now=now
     )
     return close_attempt(history, evidence, find_cause(evidence, circumstances), now=now)
 

@@ -16,6 +16,8 @@ _DELETING: Final = "QueuedResourceDeleting"
 _WAITING: Final = "WaitingForQueuedResource"
 _NOT_JOINED: Final = "WaitingForNodes"
 _LOST: Final = "QueuedResourceLost"
+_CLOCK_SKEW_S: Final = 60
+"""The windows of maintenance have the cloud's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,9 @@ def _describe_wait(machines: QueuedMachines, *, started: bool) -> MachinesWait:
     return MachinesWait(reason=_NOT_JOINED, message=text, stop=False)
 
 
-def explain_loss(job: CheckpointedTrainingJob, machines: QueuedMachines | None) -> MachinesLoss | None:
+def explain_loss(
+    job: CheckpointedTrainingJob, machines: QueuedMachines | None, *, now: float
+) -> MachinesLoss | None:
     """Explain an end by what happened to the machines. None: they are all there, or the job names none."""
     name = job.spec.placement.queued_resource_name
     if name is None or (machines is not None and machines.active and not machines.deleting):
@@ -80,7 +84,7 @@ def explain_loss(job: CheckpointedTrainingJob, machines: QueuedMachines | None) 
     if machines.replaced:
         return MachinesLoss(cause=Cause.REQUESTED, message=f"the spec of QueuedResource {name} was changed")
     return MachinesLoss(
-        cause=_cause_by_tier(machines),
+        cause=_cause_by_tier(machines, now=now),
         message=f"the machines of QueuedResource {name} are gone ({machines.state}): {machines.obstacle}",
     )
 
@@ -91,9 +95,10 @@ def is_explained_by_machines(job: CheckpointedTrainingJob, message: str | None) 
     return name is not None and message is not None and f"QueuedResource {name} " in message
 
 
-def _cause_by_tier(machines: QueuedMachines) -> Cause:
+def _cause_by_tier(machines: QueuedMachines, *, now: float) -> Cause:
     if machines.spot:
         return Cause.SPOT_PREEMPTION
     if machines.best_effort:
         return Cause.QUEUE_PREEMPTION
-    return Cause.MAINTENANCE if machines.maintenance else Cause.NODE_FAILURE
+    begun = any(window.begins_at <= now + _CLOCK_SKEW_S for window in machines.windows)
+    return Cause.MAINTENANCE if begun else Cause.NODE_FAILURE

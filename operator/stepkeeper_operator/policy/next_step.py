@@ -6,7 +6,7 @@ from typing import Final
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, JobSetRef
-from stepkeeper_operator.build import build_jobset, template_hash
+from stepkeeper_operator.build import build_jobset, machines_hash, template_hash
 from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, JobEnd, SetSuspend
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import JOBSET_RECHECK_S, Leftover, Observed
@@ -97,6 +97,7 @@ def _plan_without_jobset(
                 "job_sets": history.bookkeeping.job_sets + 1,
                 "started": False,
                 "restarts_seen": 0,
+                "resumed_at": None,
                 "counted_restarts_seen": 0,
             }
         )
@@ -167,9 +168,8 @@ def _plan_after_failure(
     history = plan.history
     last = history.last_attempt
     if end := _judge_last_end(job, history, restarted=False):
-        guess = history.finding is not None and not history.finding.explained
         open_s = (0 if last is None or last.end is None else last.end) + settings.reattribution_s - now
-        if guess and open_s > 0:
+        if open_s > 0 and _is_provisional(job, history):
             return replace(plan, waiting="the cause of its end is not known yet", look_again_s=open_s)
         return replace(plan, end=end)
     history, wait_s = _set_backoff(job, history, now)
@@ -178,6 +178,18 @@ def _plan_after_failure(
     return replace(
         plan, history=history, actions=(DeleteJobSet(jobset=jobset),), waiting="its JobSet is being replaced"
     )
+
+
+def _is_provisional(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
+    """Tell whether the cause of the last end can still turn out to be another, so that nothing final may follow.
+
+    Survivors fail before the machines of their peers are seen to be gone.
+    """
+    finding = history.finding
+    if finding is None or finding.verdict is not Verdict.RESTART:
+        return False
+    on_machines = job.spec.placement.queued_resource_name is not None
+    return not finding.explained or (on_machines and finding.cause == Cause.APPLICATION_ERROR)
 
 
 def _plan_while_alive(job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, plan: Plan) -> Plan:
@@ -198,10 +210,18 @@ def _plan_while_alive(job: CheckpointedTrainingJob, observed: Observed, jobset: 
 
 
 def _is_outdated(job: CheckpointedTrainingJob, jobset: JobSet, observed: Observed) -> bool:
-    """Tell whether the JobSet was built from another template. Without its machines nobody can tell yet."""
-    if job.spec.placement.queued_resource_name is not None and observed.machines is None:
+    """Tell whether the JobSet was built from another template, or for other machines than it could be resumed on.
+
+    Without its machines nobody can tell yet. What runs goes on, whatever is learnt of them meanwhile.
+    """
+    machines = observed.machines
+    if job.spec.placement.queued_resource_name is not None and machines is None:
         return False
-    return jobset.template_hash != template_hash(job, observed.machines)
+    if jobset.template_hash != template_hash(job, machines):
+        return True
+    if machines is None or not (machines.ready and jobset.suspended):
+        return False
+    return jobset.machines_hash != machines_hash(machines)
 
 
 def _has_unrecorded_end(job: CheckpointedTrainingJob, history: JobHistory) -> bool:

@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import CheckpointStatus, SaveRequest
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, CheckpointStatus, SaveRequest
+from stepkeeper_operator.facts import MaintenanceWindow
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.history import JobHistory
@@ -14,6 +15,9 @@ _MAX_LEAD_S: Final = 3600.0
 _LEAD_PER_SAVE: Final = 3.0
 """Times that the last save took, before maintenance: one for a save in flight, one for ours, one for luck."""
 
+_TOGETHER_S: Final = _MIN_LEAD_S
+"""Windows that begin within so many seconds of each other are one reason to save."""
+
 
 def update_request(
     observed: Observed,
@@ -24,25 +28,23 @@ def update_request(
 ) -> tuple[CheckpointStatus | None, float | None]:
     """Add a request that is due to the checkpoint part of the status, and the commit that answers the last one.
 
+    Each attempt is asked once for each window, as soon as it has done something that no commit has.
+
     Returns:
         That part, and the seconds until a request will be due; None if none is known.
 
     """
     status = _add_answer(checkpoint or CheckpointStatus())
-    machines = observed.machines
-    if not history.is_running or machines is None or machines.maintenance_at is None:
+    attempt = history.last_attempt
+    window = None if attempt is None else _find_window(observed, status, attempt, now=now)
+    if not history.is_running or attempt is None or window is None or observed.machines is None:
         return _none_if_empty(status), None
-    request_id = f"maintenance-{int(machines.maintenance_at)}"
-    if status.last_request is not None and status.last_request.id == request_id:
-        return _none_if_empty(status), None
-    wait_s = machines.maintenance_at - compute_lead_s(status) - now
+    wait_s = window.begins_at - compute_lead_s(status) - now
     if wait_s > 0:
         return _none_if_empty(status), wait_s
-    left_s = max(0, int(machines.maintenance_at - now))
-    begin = render_time(machines.maintenance_at)
-    reason = f"QueuedResource {machines.name} has maintenance from {begin}, in {left_s} s"
-    known = None if status.latest is None else status.latest.sequence
-    request = SaveRequest(id=request_id, time=int(now), reason=reason, after=known)
+    if not _has_something_to_lose(attempt, status):
+        return _none_if_empty(status), None
+    request = _make_request(observed.machines.name, window, attempt, status, now=now)
     return status.model_copy(update={"last_request": request}), None
 
 
@@ -58,7 +60,43 @@ def find_open_request(checkpoint: CheckpointStatus | None, history: JobHistory) 
     last = history.last_attempt
     if request is None or request.sequence is not None or last is None or not history.is_running:
         return None
-    return request.id if request.time >= last.start else None
+    return request.id if request.attempt == last.number else None
+
+
+def _find_window(
+    observed: Observed, status: CheckpointStatus, attempt: Attempt, *, now: float
+) -> MaintenanceWindow | None:
+    """Find the earliest window that isn't over and that the attempt has not been asked for."""
+    windows = () if observed.machines is None else observed.machines.windows
+    request = status.last_request
+    asked = request.before if request is not None and request.attempt == attempt.number else None
+    for window in windows:
+        over = window.ends_at is not None and window.ends_at <= now
+        if not over and (asked is None or window.begins_at > asked + _TOGETHER_S):
+            return window
+    return None
+
+
+def _has_something_to_lose(attempt: Attempt, status: CheckpointStatus) -> bool:
+    """Return True if the attempt has done a step that the latest commit doesn't hold."""
+    if attempt.to_step is None:
+        return False
+    return status.latest is None or attempt.to_step > status.latest.step
+
+
+def _make_request(
+    resource: str, window: MaintenanceWindow, attempt: Attempt, status: CheckpointStatus, *, now: float
+) -> SaveRequest:
+    left_s = int(window.begins_at - now)
+    when = f"in {left_s} s" if left_s > 0 else "which may begin at any moment"
+    return SaveRequest(
+        id=f"maintenance-{int(window.begins_at)}-{attempt.number}",
+        attempt=attempt.number,
+        before=int(window.begins_at),
+        time=int(now),
+        reason=f"QueuedResource {resource} has maintenance from {render_time(window.begins_at)}, {when}",
+        after=None if status.latest is None else status.latest.sequence,
+    )
 
 
 def _add_answer(status: CheckpointStatus) -> CheckpointStatus:

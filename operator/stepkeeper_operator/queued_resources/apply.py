@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import assert_never
+from typing import Any, assert_never
 
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.cache.cache import Cache
@@ -10,6 +10,7 @@ from stepkeeper_operator.cloud_tpu.cloud import CloudTPU, CloudTPUError
 from stepkeeper_operator.cluster import NODES, Cluster
 from stepkeeper_operator.errors import EvictionBlockedError, InvalidObjectError
 from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.labels import CORDONED_BY_ANNOTATION, QUEUED_RESOURCE_UID_LABEL
 from stepkeeper_operator.queued_resources.decision import (
     Action,
     Cordon,
@@ -18,11 +19,13 @@ from stepkeeper_operator.queued_resources.decision import (
     DeleteCloudResource,
     DeleteNode,
     EvictPod,
+    Relabel,
     SetFinalizer,
+    Uncordon,
 )
 from stepkeeper_operator.queued_resources.memory import Memory
 from stepkeeper_operator.queued_resources.naming import FINALIZER
-from stepkeeper_operator.queued_resources.observed import Observed, Outcome, Verb
+from stepkeeper_operator.queued_resources.observed import Member, Observed, Outcome, Verb
 from stepkeeper_operator.queued_resources.subject import Subject
 from stepkeeper_operator.writing import ObjectWriter
 
@@ -99,10 +102,11 @@ class Applier:
                 )
                 await self._ask_cloud(meta, Verb.DELETE, action.cloud_id, deletion)
             case Cordon():
-                member = action.member
-                raw = await self._cluster.set_unschedulable(member.name, uid=member.uid, unschedulable=True)
-                if raw is not None:
-                    self._cache.record_node(raw)
+                await self._cordon(action.member, by=meta.uid)
+            case Uncordon():
+                await self._cordon(action.member, by=None)
+            case Relabel():
+                await self._change(action.member, labels={QUEUED_RESOURCE_UID_LABEL: meta.uid})
             case EvictPod():
                 await self._evict(action)
             case DeleteNode():
@@ -130,6 +134,15 @@ class Applier:
         raw = await self._writer.set_finalizers(meta, [*others, FINALIZER] if present else others)
         if raw is not None and present:  # without it, the object goes, and the watch tells it
             self._record(raw)
+
+    async def _cordon(self, member: Member, *, by: str | None) -> None:
+        """Cordon a node in the name of the object with uid `by`; None: uncordon it."""
+        await self._change(member, unschedulable=by is not None, annotations={CORDONED_BY_ANNOTATION: by})
+
+    async def _change(self, member: Member, **changes: Any) -> None:
+        raw = await self._cluster.change_node(member.name, uid=member.uid, **changes)
+        if raw is not None:
+            self._cache.record_node(raw)
 
     async def _evict(self, action: EvictPod) -> None:
         pod = action.pod

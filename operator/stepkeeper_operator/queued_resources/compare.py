@@ -11,6 +11,7 @@ from pydantic.alias_generators import to_camel
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource, CloudRequest
 from stepkeeper_operator.queued_resources.naming import (
     CLUSTER_LABEL,
+    NAME_LABEL,
     NAMESPACE_LABEL,
     NODE_LABELS_KEY,
     UID_LABEL,
@@ -18,7 +19,7 @@ from stepkeeper_operator.queued_resources.naming import (
 
 __all__ = ["find_differences"]
 
-_OURS: Final = {CLUSTER_LABEL, NAMESPACE_LABEL, UID_LABEL}
+_OURS: Final = {CLUSTER_LABEL, NAMESPACE_LABEL, NAME_LABEL, UID_LABEL}
 _PATHS: Final = {"network", "subnetwork", "source_disk"}
 """Fields that the API answers with a full path where a name was given."""
 
@@ -33,7 +34,7 @@ def find_differences(asked: CloudRequest, found: CloudQueuedResource) -> tuple[s
     return (
         *_compare_lists("node ids", asked.node_ids, found.node_ids),
         *_compare_node(asked.node, found.node),
-        *_compare("tier", asked.tier, found.tier),
+        *_compare("tier", asked.tier, found.tier or {"guaranteed": {}}),
         *_compare_reservation(asked, found),
         *(_compare("queueing", asked.queueing, found.queueing) if found.state != "ACTIVE" else ()),
     )
@@ -71,6 +72,8 @@ def _compare(path: str, asked: Any, found: Any) -> Iterator[str]:
     elif path.rpartition(".")[2] in {to_camel(name) for name in _PATHS}:
         if _last(asked) != _last(found):
             yield _describe(path, asked, found)
+    elif path == "node.serviceAccount.scope":
+        yield from _compare_lists(path, sorted(asked), sorted(found or ()))
     elif asked != found:
         yield _describe(path, asked, found)
 

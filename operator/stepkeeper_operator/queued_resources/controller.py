@@ -6,12 +6,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
+    QueuedResourceConditionType,
+    QueuedResourceState,
+    QueuedResourceStatus,
+)
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU
+from stepkeeper_operator.cloud_tpu.counting import CountingCloudTPU
 from stepkeeper_operator.cluster import QUEUED_RESOURCES, Cluster, Resource
 from stepkeeper_operator.controller import RETRY_SOON_S
-from stepkeeper_operator.metrics import Metrics
+from stepkeeper_operator.metrics import Metrics, QueuedResourceMetrics
 from stepkeeper_operator.queued_resources.apply import Applier
 from stepkeeper_operator.queued_resources.decide.deletion import decide_deletion
 from stepkeeper_operator.queued_resources.decide.queued_resource import decide_queued_resource
@@ -42,10 +48,12 @@ class QueuedResourceController:
         observer: Observer,
         applier: Applier,
         settings: CloudSettings,
+        metrics: QueuedResourceMetrics,
         acting: Callable[[], bool],
         clock: Callable[[], float],
     ) -> None:
         self._cache = cache
+        self._metrics = metrics
         self._memory = memory
         self._observer = observer
         self._applier = applier
@@ -92,6 +100,7 @@ class QueuedResourceController:
         if not self._acting():
             return RETRY_SOON_S
         await self._applier.apply_decision(subject, observed, decision)
+        self._record_metrics(key, decision.status)
         return decision.requeue_after_s
 
     def forget(self, key: ObjectKey) -> None:
@@ -99,6 +108,20 @@ class QueuedResourceController:
         uid = self._uids.pop(key, None)
         if uid is not None:
             self._observer.forget(uid)
+            self._metrics.forget(key.namespace, key.name)
+
+    def _record_metrics(self, key: ObjectKey, status: QueuedResourceStatus) -> None:
+        joined, _, total = status.joined.partition("/")
+        exhausted = QueuedResourceConditionType.QUOTA_EXHAUSTED
+        self._metrics.record(
+            key.namespace,
+            key.name,
+            state=status.state or QueuedResourceState.PENDING,
+            hosts=int(total) if total.isdecimal() else None,
+            joined_hosts=int(joined or 0),
+            recreations=status.recreations,
+            quota_exhausted=any(c.type == exhausted and c.status == "True" for c in status.conditions),
+        )
 
     def _decide(self, subject: Subject, observed: Observed) -> Decision:
         now = self._clock()
@@ -121,9 +144,16 @@ def make_queued_resource_controller(
     clock: Callable[[], float] = time.time,
 ) -> QueuedResourceController:
     """Put a controller together with an observer and an applier that share one memory of the resources."""
-    memory = Memory(clock)
+    memory, figures = Memory(clock), metrics.queued_resources
+    cloud = CountingCloudTPU(cloud, figures.count_request)
     observer = Observer(
-        cluster=cluster, cache=cache, cloud=cloud, memory=memory, settings=settings, clock=clock
+        cluster=cluster,
+        cache=cache,
+        cloud=cloud,
+        memory=memory,
+        settings=settings,
+        metrics=figures,
+        clock=clock,
     )
     writer = ObjectWriter(QUEUED_RESOURCES, cluster=cluster, metrics=metrics, identity=identity, clock=clock)
     applier = Applier(cluster=cluster, cache=cache, cloud=cloud, memory=memory, writer=writer, clock=clock)
@@ -133,6 +163,7 @@ def make_queued_resource_controller(
         observer=observer,
         applier=applier,
         settings=settings,
+        metrics=figures,
         acting=acting,
         clock=clock,
     )

@@ -22,7 +22,9 @@ __all__ = [
     "Finding",
     "Plan",
     "Problem",
+    "Relabel",
     "SetFinalizer",
+    "Uncordon",
 ]
 
 
@@ -54,6 +56,20 @@ class Cordon:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Uncordon:
+    """Let pods come to the node again."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relabel:
+    """Let the node's label name this object: it names the one whose machines this one has adopted."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvictPod:
     """Ask for the pod's end with its grace period, as far as its disruption budget allows it."""
 
@@ -67,7 +83,16 @@ class DeleteNode:
     member: Member
 
 
-Action: TypeAlias = SetFinalizer | CreateCloudResource | DeleteCloudResource | Cordon | EvictPod | DeleteNode
+Action: TypeAlias = (
+    SetFinalizer
+    | CreateCloudResource
+    | DeleteCloudResource
+    | Cordon
+    | Uncordon
+    | Relabel
+    | EvictPod
+    | DeleteNode
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Remember what this process needs of each QueuedResource between two reconciles. A restart may forget all of it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus
 from stepkeeper_operator.cloud_tpu.cloud import Place
@@ -24,6 +24,9 @@ class ResourceMemory:
 
     last_write_at: float = 0.0
     operation_read_at: float = 0.0
+    missed: dict[str, float] = field(default_factory=dict)
+    """What should exist in the cloud and doesn't, with the time since when that is known."""
+
     unwritten: QueuedResourceStatus | None = None
     """A status that the API server refuses to keep, since the object's spec isn't valid."""
 

@@ -20,6 +20,7 @@ __all__ = [
     "CLUSTER_LABEL",
     "FINALIZER",
     "NAMESPACE_LABEL",
+    "NAME_LABEL",
     "NODE_LABELS_KEY",
     "STARTUP_SCRIPT_KEY",
     "UID_LABEL",
@@ -42,6 +43,7 @@ CLUSTER_LABEL: Final = "stepkeeper-cluster"
 """Label on cloud nodes: uid of the cluster's namespace kube-system."""
 
 NAMESPACE_LABEL: Final = "stepkeeper-namespace"
+NAME_LABEL: Final = "stepkeeper-name"
 UID_LABEL: Final = "stepkeeper-uid"
 """Label on cloud nodes: uid of the QueuedResource."""
 
@@ -62,6 +64,9 @@ class Owner(StrEnum):
 
     OURS = "Ours"
     UNLABELLED = "Unlabelled"
+    RELIC = "Relic"
+    """Of an earlier object of this cluster with the same namespace and name. That one is gone: a name is unique."""
+
     FOREIGN = "Foreign"
 
 
@@ -117,7 +122,12 @@ def make_node_ids(resource: QueuedResource, cloud_id: str) -> tuple[tuple[str, .
 
 def make_labels(meta: ObjectMeta, cluster_id: str) -> dict[str, str]:
     """Make the labels that say whose a cloud node is."""
-    return {CLUSTER_LABEL: cluster_id, NAMESPACE_LABEL: meta.namespace, UID_LABEL: meta.uid}
+    return {
+        CLUSTER_LABEL: cluster_id,
+        NAMESPACE_LABEL: meta.namespace,
+        NAME_LABEL: meta.name,
+        UID_LABEL: meta.uid,
+    }
 
 
 def make_node_labels(meta: ObjectMeta) -> str:
@@ -130,12 +140,15 @@ def make_node_labels(meta: ObjectMeta) -> str:
     return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
-def find_owner(labels: Mapping[str, str], *, uid: str, cluster_id: str) -> Owner:
+def find_owner(labels: Mapping[str, str], meta: ObjectMeta, *, cluster_id: str) -> Owner:
     """Find whose a cloud resource is. One label of ours that names somebody else makes it foreign."""
     cluster, owner = labels.get(CLUSTER_LABEL), labels.get(UID_LABEL)
     if cluster is None and owner is None:
         return Owner.UNLABELLED
-    return Owner.OURS if (cluster, owner) == (cluster_id, uid) else Owner.FOREIGN
+    if (cluster, owner) == (cluster_id, meta.uid):
+        return Owner.OURS
+    named = (cluster, labels.get(NAMESPACE_LABEL), labels.get(NAME_LABEL))
+    return Owner.RELIC if named == (cluster_id, meta.namespace, meta.name) else Owner.FOREIGN
 
 
 def _make_base(namespace: str, name: str) -> str:

@@ -17,13 +17,15 @@ from stepkeeper_operator.cloud_tpu.cloud import (
     Place,
 )
 from stepkeeper_operator.cloud_tpu.polling import Listing
+from stepkeeper_operator.cloud_tpu.slow_lists import ImpatientPoller
 from stepkeeper_operator.cluster import NAMESPACES, SECRETS, Cluster
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts import Node
 from stepkeeper_operator.facts.raw import RawObject, controller_of
-from stepkeeper_operator.queued_resources.listing import ImpatientPoller
+from stepkeeper_operator.metrics import QueuedResourceMetrics
+from stepkeeper_operator.queued_resources.absence import AbsenceCheck, find_expected
 from stepkeeper_operator.queued_resources.memory import Memory, ResourceMemory
-from stepkeeper_operator.queued_resources.naming import FINALIZER, parse_cloud_name
+from stepkeeper_operator.queued_resources.naming import FINALIZER, UID_LABEL, parse_cloud_name
 from stepkeeper_operator.queued_resources.observed import Member, MemberPod, Observed
 from stepkeeper_operator.queued_resources.pacing import compute_poll_s
 from stepkeeper_operator.queued_resources.request import choose_api_version, place_of
@@ -51,34 +53,34 @@ class Observer:
         cloud: CloudTPU,
         memory: Memory,
         settings: CloudSettings,
+        metrics: QueuedResourceMetrics,
         clock: Callable[[], float],
     ) -> None:
         self._cluster = cluster
         self._cache = cache
         self._cloud = cloud
         self._poller = ImpatientPoller(cloud, wait_s=settings.list_wait_s, clock=clock)
+        self._absence = AbsenceCheck(cloud, confirm_s=settings.confirm_s, clock=clock)
         self._memory = memory
+        self._metrics = metrics
         self._settings = settings
         self._clock = clock
 
     async def observe(self, subject: Subject) -> Observed:
         """Gather everything around it. Errors of the cloud are a part of it. Raises ApiError for the cluster's."""
         memory = self._memory.get(subject.meta.uid)
+        members = self._cache.list_nodes_of(subject.meta.uid)
         observed = Observed(
             cluster_id=await self._find_cluster_id(),
+            members=tuple(_read_member(node, subject.meta.uid) for node in members),
             outcome=memory.outcome,
             listed_at=memory.listed_at,
             last_write_at=memory.last_write_at,
         )
         if _needs_nothing(subject):
             return observed
-        members = self._cache.list_nodes_of(subject.meta.uid)
-        removing = bool(subject.status.bookkeeping.removing)
-        observed = replace(
-            observed,
-            members=tuple(_read_member(node) for node in members),
-            pods=await self._find_pods(members) if removing else None,
-        )
+        if subject.status.bookkeeping.removing:
+            observed = replace(observed, pods=await self._find_pods(members))
         observed = await self._observe_script(subject, observed)
         return await self._observe_cloud(subject, memory, observed)
 
@@ -87,6 +89,7 @@ class Observer:
         place = self._memory.forget(uid)
         if place is not None:
             self._poller.forget_place(place)
+            self._metrics.forget_place(place.project, place.zone)
 
     async def _observe_cloud(self, subject: Subject, memory: ResourceMemory, observed: Observed) -> Observed:
         found = _find_place(subject)
@@ -101,11 +104,27 @@ class Observer:
             newer_than = max(newer_than, now)
         try:
             listing = await self._poller.list_place(memory.place, version, newer_than=newer_than)
-            listing = await self._confirm_absence(subject.status, listing, version)
+            expected = find_expected(subject, observed.members, listing)
+            complete = await self._absence.complete(listing, expected, memory, memory.place, version)
         except CloudTPUError as error:
+            self._metrics.record_list(memory.place.project, memory.place.zone, memory.listed_at)
             return replace(observed, error=error, operation=operation)
         memory.listed_at = listing.asked_at
-        return replace(observed, listing=listing, listed_at=listing.asked_at, operation=operation)
+        self._metrics.record_list(memory.place.project, memory.place.zone, listing.asked_at)
+        former = self._find_former(subject, listing)
+        return replace(
+            observed, listing=complete, listed_at=listing.asked_at, operation=operation, former=former
+        )
+
+    def _find_former(self, subject: Subject, listing: Listing) -> tuple[Member, ...]:
+        """Find the nodes that name the earlier object of an adopted resource."""
+        named = parse_cloud_name(subject.status.cloud_name)
+        found = None if named is None else listing.resources.get(named[1])
+        if not subject.status.bookkeeping.adopted or found is None:
+            return ()
+        uid = found.node.get("labels", {}).get(UID_LABEL, subject.meta.uid)
+        nodes = () if uid == subject.meta.uid else self._cache.list_nodes_of(uid)
+        return tuple(_read_member(node, subject.meta.uid) for node in nodes)
 
     async def _read_operation(
         self, status: QueuedResourceStatus, memory: ResourceMemory, version: ApiVersion
@@ -123,22 +142,6 @@ class Observer:
         except CloudTPUError:
             return None  # the listing that is asked for next tells what is wrong with the API
         return found or CloudOperationState(name=status.operation.name, done=True)
-
-    async def _confirm_absence(
-        self, status: QueuedResourceStatus, listing: Listing, version: ApiVersion
-    ) -> Listing:
-        """Ask for a resource that was there and isn't listed: much follows from its absence."""
-        named = parse_cloud_name(status.cloud_name)
-        bookkeeping = status.bookkeeping
-        if named is None or not bookkeeping.created or bookkeeping.removing or status.state in _UNSEEN:
-            return listing
-        place, cloud_id = named
-        if cloud_id in listing.resources:
-            return listing
-        found = await self._cloud.get_queued_resource(place, cloud_id, version)
-        return (
-            listing if found is None else replace(listing, resources={**listing.resources, cloud_id: found})
-        )
 
     async def _find_pods(self, members: tuple[Node, ...]) -> tuple[MemberPod, ...]:
         """Find the pods that have to end before the machines go. The pods of a silent node don't end."""
@@ -183,7 +186,7 @@ def _needs_nothing(subject: Subject) -> bool:
     if subject.meta.deletion_timestamp is None:
         return False
     bookkeeping = subject.status.bookkeeping
-    never_asked = not bookkeeping.created and not bookkeeping.removing
+    never_asked = not (bookkeeping.created or bookkeeping.removing or bookkeeping.number)
     never_asked = never_asked and subject.status.observed_generation is not None
     return FINALIZER not in subject.meta.finalizers or subject.retain or never_asked
 
@@ -210,7 +213,7 @@ def _read_script(observed: Observed, secret: RawObject, key: str, what: str) -> 
         return replace(observed, script_error=f"{what} has no text under key {key}")
 
 
-def _read_member(node: Node) -> Member:
+def _read_member(node: Node, uid: str) -> Member:
     return Member(
         name=node.name,
         uid=node.uid,
@@ -218,6 +221,7 @@ def _read_member(node: Node) -> Member:
         addresses=node.addresses,
         ready=node.ready,
         cordoned=node.unschedulable,
+        cordoned_by_us=node.unschedulable and node.cordoned_by == uid,
     )
 
 

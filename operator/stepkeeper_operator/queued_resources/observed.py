@@ -31,6 +31,13 @@ class Member:
 
     ready: bool = True
     cordoned: bool = False
+    cordoned_by_us: bool = False
+    """The operator has cordoned it, for the removal of this resource."""
+
+    @property
+    def joined(self) -> bool:
+        """True if pods can come to it."""
+        return self.ready and not self.cordoned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +73,8 @@ class Observed:
     """Uid of namespace kube-system: the cluster's name in the cloud."""
 
     listing: Listing | None = None
-    """The contents of its place in the cloud, asked for after our last request there. None: nobody can tell."""
+    """The contents of its place in the cloud, asked for after our last request there. None: nobody can tell; without
+    an error, something is missing in it that has to be missed twice."""
 
     error: CloudTPUError | None = None
     """Why there is no listing."""
@@ -79,6 +87,9 @@ class Observed:
 
     outcome: Outcome | None = None
     members: tuple[Member, ...] = ()
+    former: tuple[Member, ...] = ()
+    """Nodes of this cluster that still name the earlier object whose cloud resource was adopted."""
+
     pods: tuple[MemberPod, ...] | None = None
     """The pods on the members; None: nobody has looked, for its machines aren't being removed."""
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from typing import Any, Final
 
 from stepkeeper_operator.api.v1alpha1.queuedresource import (
@@ -26,8 +25,7 @@ from stepkeeper_operator.queued_resources.naming import (
 
 __all__ = ["build_request", "choose_api_version", "hash_spec", "place_of", "wants_autocheckpoint"]
 
-_HASHED: Final = ("node", "reservation_name", "queueing")
-_TIERS: Final = ("guaranteed", "spot", "best_effort")
+_DEFAULT_NETWORKS: Final = {"default", "global/networks/default"}
 _DISK_MODES: Final = {DiskMode.READ_WRITE: "READ_WRITE", DiskMode.READ_ONLY: "READ_ONLY"}
 
 
@@ -37,13 +35,18 @@ def place_of(spec: QueuedResourceSpec) -> Place:
 
 
 def hash_spec(spec: QueuedResourceSpec) -> str:
-    """Hash the fields that the cloud can't change on a live resource.
+    """Hash the fields that the cloud can't change on a live resource, in the words of the request that they make.
 
-    Fields with their default value don't count: an operator with a new field doesn't make everything anew.
+    So a default doesn't count, written out or not, and an operator with a new field doesn't make everything anew.
     """
-    fields = {name: part for name in _HASHED if (part := _dump(getattr(spec, name))) is not None}
-    fields["tier"] = {name: part for name in _TIERS if (part := _dump(getattr(spec.tier, name))) is not None}
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+    script = spec.node.startup_script_secret_ref
+    asked = [
+        _build_node(spec.node, autocheckpoint=wants_autocheckpoint(spec)),
+        [spec.node.labels, spec.node.metadata, spec.node.count, spec.node.id_prefix],
+        None if script is None else [script.name, script.key],
+        [_build_tier(spec.tier), _build_queueing(spec.queueing), _build_reservation(spec)],
+    ]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def wants_autocheckpoint(spec: QueuedResourceSpec) -> bool:
@@ -82,7 +85,7 @@ def build_request(
     }
     tier, queueing = _build_tier(spec.tier), _build_queueing(spec.queueing)
     digest = hashlib.sha256(
-        json.dumps([node, tier, queueing, spec.reservation_name, node_ids], sort_keys=True).encode()
+        json.dumps([node, tier, queueing, _build_reservation(spec), node_ids], sort_keys=True).encode()
     ).hexdigest()
     return CloudRequest(
         place=place_of(spec),
@@ -112,13 +115,13 @@ def _build_node(spec: NodeSpec, *, autocheckpoint: bool) -> dict[str, Any]:
     if spec.accelerator_config is not None:
         config = spec.accelerator_config
         node["accelerator_config"] = {"type": config.type.value, "topology": config.topology}
-    if spec.network is not None:
-        node["network_config"] = _build_network(spec.network)
+    if spec.network is not None and (network := _build_network(spec.network)):
+        node["network_config"] = network
     if spec.service_account is not None:
         account = spec.service_account
-        node["service_account"] = {"email": account.email, "scope": list(account.scopes)}
+        node["service_account"] = {"email": account.email, "scope": sorted(account.scopes)}
     if spec.tags:
-        node["tags"] = list(spec.tags)
+        node["tags"] = sorted(spec.tags)
     if spec.data_disks:
         node["data_disks"] = [
             {"source_disk": disk.source_disk, "mode": _DISK_MODES[disk.mode]} for disk in spec.data_disks
@@ -130,7 +133,7 @@ def _build_node(spec: NodeSpec, *, autocheckpoint: bool) -> dict[str, Any]:
 
 def _build_network(spec: NetworkSpec) -> dict[str, Any]:
     fields = {
-        "network": spec.network,
+        "network": None if spec.network in _DEFAULT_NETWORKS else spec.network,
         "subnetwork": spec.subnetwork,
         "enable_external_ips": spec.external_ips,
         "can_ip_forward": spec.can_ip_forward,
@@ -163,10 +166,3 @@ def _build_queueing(spec: QueueingSpec | None) -> dict[str, Any]:
     if spec.valid_after_time is not None:
         return {"valid_after_time": render_time(spec.valid_after_time)}
     return {}
-
-
-def _dump(part: Any) -> Mapping[str, Any] | str | None:
-    if part is None or isinstance(part, str):
-        return part
-    dumped: dict[str, Any] = part.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
-    return dumped

@@ -33,6 +33,9 @@ class CloudSettings:
     settle_s: float = 90.0
     """Time after which a request to create that got no answer isn't carried out any more: longer than its limit."""
 
+    confirm_s: float = 10.0
+    """Least time between the two looks after which machines count as gone, and what is left of them is given up."""
+
     operation_s: float = 3600.0
     """Longest time for which an operation of the cloud is believed to go on."""
 
@@ -53,6 +56,7 @@ class CloudSettings:
         return cls(
             n_at_once=max(1, settings.workers // 2),
             poll_fast_s=settings.cloud_tpu_poll_s,
+            confirm_s=settings.cloud_tpu_poll_s,
             poll_active_s=idle_s,
             poll_waiting_s=2 * idle_s,
         )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudQueuedResource
@@ -25,8 +25,19 @@ class Presence(StrEnum):
     UNLABELLED = "Unlabelled"
     """Something without our labels. We haven't adopted it."""
 
+    RELIC = "Relic"
+    """Something of an earlier object of the same name, which is gone. We haven't adopted it."""
+
     FOREIGN = "Foreign"
     """Something of another cluster or another object. It is never touched."""
+
+
+_PRESENCES: Final = {
+    Owner.OURS: Presence.OURS,
+    Owner.UNLABELLED: Presence.UNLABELLED,
+    Owner.RELIC: Presence.RELIC,
+    Owner.FOREIGN: Presence.FOREIGN,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +56,9 @@ class Sight:
 
     strays: tuple[CloudQueuedResource, ...] = ()
     """Resources under other ids that carry our labels: answers to requests that came later than anybody waited."""
+
+    relics: tuple[CloudQueuedResource, ...] = ()
+    """Resources under other ids that an earlier object of the same name has left."""
 
     @property
     def is_ours(self) -> bool:
@@ -72,7 +86,8 @@ def look_at(observed: Observed, meta: ObjectMeta, cloud_id: str, *, adopted: boo
     mine = found is None or presence is Presence.OURS
     nodes, leftovers = [], []
     for node in sorted(observed.listing.nodes.values(), key=_natural):
-        ours = _owner(node.labels, observed, meta) is Owner.OURS
+        owner = _owner(node.labels, observed, meta)
+        ours = owner is Owner.OURS or (adopted and owner is Owner.RELIC)
         if mine and (node.queued_resource.rpartition("/")[2] == cloud_id or (ours and node.id in named)):
             nodes.append(node)
         elif ours:
@@ -82,23 +97,27 @@ def look_at(observed: Observed, meta: ObjectMeta, cloud_id: str, *, adopted: boo
         resource=found,
         nodes=tuple(nodes),
         leftovers=tuple(leftovers),
-        strays=tuple(
-            other
-            for other in observed.listing.resources.values()
-            if other.id != cloud_id and _owner(_labels_of(other), observed, meta) is Owner.OURS
-        ),
+        strays=_list_others(observed, meta, cloud_id, Owner.OURS),
+        relics=_list_others(observed, meta, cloud_id, Owner.RELIC),
     )
+
+
+def _list_others(
+    observed: Observed, meta: ObjectMeta, cloud_id: str, owner: Owner
+) -> tuple[CloudQueuedResource, ...]:
+    listed = () if observed.listing is None else observed.listing.resources.values()
+    return tuple(r for r in listed if r.id != cloud_id and _owner(_labels_of(r), observed, meta) is owner)
 
 
 def _judge(found: CloudQueuedResource, observed: Observed, meta: ObjectMeta, *, adopted: bool) -> Presence:
     owner = _owner(_labels_of(found), observed, meta)
-    if owner is Owner.UNLABELLED:
-        return Presence.OURS if adopted else Presence.UNLABELLED
-    return Presence.OURS if owner is Owner.OURS else Presence.FOREIGN
+    if adopted and owner in {Owner.UNLABELLED, Owner.RELIC}:
+        return Presence.OURS
+    return _PRESENCES[owner]
 
 
 def _owner(labels: Mapping[str, str], observed: Observed, meta: ObjectMeta) -> Owner:
-    return find_owner(labels, uid=meta.uid, cluster_id=observed.cluster_id)
+    return find_owner(labels, meta, cluster_id=observed.cluster_id)
 
 
 def _labels_of(resource: CloudQueuedResource) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """Keep objects with names, uids and versions: `Cluster` without a server."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,13 +126,27 @@ class FakeCluster(Cluster):
         return copy.deepcopy(changed)
 
     @override
-    async def set_unschedulable(self, node_name: str, *, uid: str, unschedulable: bool) -> RawObject | None:
+    async def change_node(
+        self,
+        node_name: str,
+        *,
+        uid: str,
+        unschedulable: bool | None = None,
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str | None] | None = None,
+    ) -> RawObject | None:
         self._record_request("patch", NODES, node_name)
         known = self.objects.get(("nodes", None, node_name))
         if known is None:
             return None
         self._check_versions(known, {"metadata": {"uid": uid}})
-        return self.put("nodes", {**known, "spec": known.get("spec", {}) | {"unschedulable": unschedulable}})
+        meta, spec = dict(known["metadata"]), dict(known.get("spec", {}))
+        meta["labels"] = {**meta.get("labels", {}), **(labels or {})}
+        merged = {**meta.get("annotations", {}), **(annotations or {})}
+        meta["annotations"] = {key: value for key, value in merged.items() if value is not None}
+        if unschedulable is not None:
+            spec["unschedulable"] = unschedulable
+        return self.put("nodes", {**known, "metadata": meta, "spec": spec})
 
     @override
     async def evict_pod(self, namespace: str, name: str, *, uid: str) -> None:

@@ -27,12 +27,15 @@ class FakeControllers:
         self._node_names = node_names
         self.stuck: set[str] = set()
         """Nodes whose kubelet does nothing any more."""
+        self.gone: set[str] = set()
+        """Nodes that aren't there: pods that are meant for them wait."""
 
     def sync(self) -> None:
         """Let JobSets and Jobs do all that there is to do."""
         for _ in range(6):
             for jobset in self._cluster.list_objects("jobsets"):
                 self._sync_jobset(jobset)
+            self._start_pods()
         self._collect_garbage()
 
     def end_pod(self, pod: Raw, code: int, *, message: str = "", finished_at: float | None = None) -> None:
@@ -74,13 +77,36 @@ class FakeControllers:
         elif condition_of(jobset, "Failed") or condition_of(jobset, "Completed"):
             return
         elif jobset["spec"]["suspend"]:
-            if self._stop_jobs(jobs):
-                self._set_condition("jobsets", jobset, "Suspended", "SuspendedJobs")
+            self._suspend(jobset, jobs)
         elif not jobs:
             self._set_condition("jobsets", jobset, "Suspended", "ResumeJobs", status="False")
             self._make_jobs(self._cluster.objects[("jobsets", meta["namespace"], meta["name"])])
         else:
             self._update_jobs(jobset, jobs)
+
+    def _suspend(self, jobset: Raw, jobs: list[Raw]) -> None:
+        """Suspend the JobSet. It still acts on a Job that is failing, and makes the next Jobs without pods.
+
+        A pod's failure that its Job has not seen yet is forgotten.
+        """
+        target = next((job for job in jobs if condition_of(job, "FailureTarget")), None)
+        if target is not None:
+            if self._stop_job(target, keep=True):
+                self._fail_or_restart(jobset, target, jobs)
+        elif self._stop_jobs(jobs):
+            self._set_condition("jobsets", jobset, "Suspended", "SuspendedJobs")
+
+    def notice_failures(self) -> None:
+        """Let Jobs see which of their pods have failed, and do nothing about it yet."""
+        for job in self._cluster.list_objects("jobs"):
+            self._note_failure(job)
+
+    def _note_failure(self, job: Raw) -> None:
+        pods = self._list_owned("pods", job["metadata"]["uid"])
+        failed = [pod for pod in pods if pod["status"]["phase"] == "Failed"]
+        if failed and not condition_of(job, "FailureTarget"):
+            reason, message = _job_failure(job, failed)
+            self._set_condition("jobs", job, "FailureTarget", reason, message=message)
 
     def _make_jobs(self, jobset: Raw) -> None:
         attempt = {RESTART_ATTEMPT_LABEL: str(jobset.get("status", {}).get("restarts", 0))}
@@ -101,8 +127,17 @@ class FakeControllers:
             own = template["metadata"]["labels"] | labels | {COMPLETION_INDEX_LABEL: str(index)}
             name = f"{job['metadata']['name']}-{index}-x{self._cluster._version}"  # noqa: SLF001  # a unique ending
             pod = self._make_object("pods", name, job, own, template["spec"] | {"nodeName": node})
-            running = [{"name": "trainer", "state": {"running": {}}}]
-            self._cluster.put("pods", pod | {"status": {"phase": "Running", "containerStatuses": running}})
+            self._cluster.put("pods", pod | {"status": {"phase": "Pending"}})
+
+    def _start_pods(self) -> None:
+        """Start the pods whose nodes are there."""
+        running = [{"name": "trainer", "state": {"running": {}}}]
+        for pod in self._cluster.list_objects("pods"):
+            waits = pod["status"]["phase"] == "Pending" and "deletionTimestamp" not in pod["metadata"]
+            if waits and pod["spec"]["nodeName"] not in self.gone:
+                self._cluster.put(
+                    "pods", pod | {"status": {"phase": "Running", "containerStatuses": running}}
+                )
 
     def _make_object(self, plural: str, name: str, owner: Raw, labels: dict[str, str], spec: Raw) -> Raw:
         meta = {
@@ -122,14 +157,7 @@ class FakeControllers:
 
     def _update_jobs(self, jobset: Raw, jobs: list[Raw]) -> None:
         for job in jobs:
-            failed = [
-                pod
-                for pod in self._list_owned("pods", job["metadata"]["uid"])
-                if pod["status"]["phase"] == "Failed"
-            ]
-            if failed and not condition_of(job, "FailureTarget"):
-                reason, message = _job_failure(job, failed)
-                self._set_condition("jobs", job, "FailureTarget", reason, message=message)
+            self._note_failure(job)
         jobs = self._list_owned("jobs", jobset["metadata"]["uid"])
         targets = [job for job in jobs if condition_of(job, "FailureTarget")]
         if targets and self._stop_job(targets[0], keep=True):
@@ -169,6 +197,9 @@ class FakeControllers:
             if pod["status"]["phase"] in {"Failed", "Succeeded"}:
                 continue
             self._cluster.mark_deleted("pods", meta["namespace"], meta["name"], grace_s=30)
+            if pod["status"]["phase"] == "Pending":
+                self._cluster.put("pods", self._get_pod(pod) | {"status": {"phase": "Failed"}})
+                continue
             if pod["spec"]["nodeName"] in self.stuck:
                 return False
             self.end_pod(self._get_pod(pod), 143)

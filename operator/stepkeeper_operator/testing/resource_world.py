@@ -28,7 +28,7 @@ _KINDS: Final = {kind.resource.plural: kind for kind in list_watched_kinds(cloud
 _PLURAL: Final = "queuedresources"
 _KEY: Final = queued_resource_key("team", "v5e")
 _SETTINGS: Final = CloudSettings(poll_fast_s=10, poll_active_s=20, poll_waiting_s=20)
-_WRITES: Final = ("apply", "create", "delete", "set_finalizers", "set_unschedulable", "evict_pod")
+_WRITES: Final = ("apply", "create", "delete", "set_finalizers", "change_node", "evict_pod")
 _CLOUD_WRITES: Final = ("create_queued_resource", "delete_queued_resource")
 
 
@@ -68,8 +68,13 @@ class ResourceWorld:
         self._start_operator()
         namespace = {"metadata": {"name": "kube-system", "uid": CLUSTER_ID}}
         self.cluster.put("namespaces", namespace)
+        self.make_object(self.uid, **spec)
+
+    def make_object(self, uid: str, **spec: Any) -> None:
+        """Make the object, as a user would."""
+        self.uid = uid
         raw = make_resource(finalizers=(), **spec).to_raw()
-        raw["metadata"] = {"name": "v5e", "namespace": "team", "uid": self.uid, "generation": 1}
+        raw["metadata"] = {"name": "v5e", "namespace": "team", "uid": uid, "generation": 1}
         del raw["status"]
         self.cluster.put(_PLURAL, raw)
 

@@ -59,8 +59,17 @@ class SmallCloud(CloudTPU):
         self.n_lists = 0
         """Lists of queued resources that were answered."""
 
+        self.n_gets = 0
+        """Resources and nodes that were asked for by name."""
+
         self.unlisted: set[str] = set()
-        """Ids of resources that lists leave out."""
+        """Ids of resources and nodes that lists leave out."""
+
+        self.stays: set[str] = set()
+        """Ids of resources whose deletion doesn't come to an end."""
+
+        self.operation_error: CloudTPUError | None = None
+        """The error that operations end with."""
 
         self.on_request: Callable[[str, str], None] = lambda _verb, _id: None
         """Called for each request to create and delete, before it is carried out."""
@@ -78,7 +87,7 @@ class SmallCloud(CloudTPU):
     @override
     async def list_nodes(self, place: Place, version: ApiVersion) -> tuple[CloudNode, ...]:
         self._fail("list")
-        nodes = [node for (at, _), node in self.nodes.items() if at == place]
+        nodes = [node for (at, _), node in self.nodes.items() if at == place and node.id not in self.unlisted]
         if version is ApiVersion.V2:
             nodes = [replace(node, autocheckpoint_enabled=None, maintenance=None) for node in nodes]
         return tuple(nodes)
@@ -87,8 +96,15 @@ class SmallCloud(CloudTPU):
     async def get_queued_resource(
         self, place: Place, queued_resource_id: str, version: ApiVersion
     ) -> CloudQueuedResource | None:
-        self._fail("list")
+        self.n_gets += 1
+        self._fail("get")
         return self.resources.get((place, queued_resource_id))
+
+    @override
+    async def get_node(self, place: Place, node_id: str, version: ApiVersion) -> CloudNode | None:
+        self.n_gets += 1
+        self._fail("get")
+        return self.nodes.get((place, node_id))
 
     @override
     async def create_queued_resource(self, request: CloudRequest) -> str:
@@ -125,13 +141,19 @@ class SmallCloud(CloudTPU):
 
     def advance(self) -> None:
         """Let every resource go one state further, every node become ready, and every operation end."""
-        for name, operation in self._operations.items():
-            self._operations[name] = replace(operation, done=True)
+        self.finish_operations()
         for key, resource in list(self.resources.items()):
             if resource.state == "DELETING":
-                self._remove(key)
+                if resource.id not in self.stays:
+                    self._remove(key)
             elif resource.state in _NEXT:
                 self.set_state(key[1], _NEXT[resource.state])
+
+    def finish_operations(self) -> None:
+        """Let every operation end."""
+        for name, operation in self._operations.items():
+            if not operation.done:
+                self._operations[name] = replace(operation, done=True, error=self.operation_error)
 
     def set_state(self, cloud_id: str, state: str, *, error: tuple[str, str] = ("", "")) -> None:
         """Bring a resource into a state, with the nodes that belong to it."""

@@ -9,6 +9,7 @@ from typing import Any, Final, final
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from stepkeeper_planners.adapters import random_numbers
 from stepkeeper_planners.geometry.layout import Ranks
@@ -38,6 +39,10 @@ class RandomState:
     go on with theirs. A further rank gets a generator's state where all ranks had the same, as seeds of tensor-parallel
     ranks are; otherwise a seed of its own, which follows from what was saved and from its number.
     """
+
+    @override
+    def __repr__(self) -> str:
+        return "RandomState()"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the present states of all generators."""

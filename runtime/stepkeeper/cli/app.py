@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stepkeeper.cli.doctor import doctor
+from stepkeeper.cli.doctor.command import doctor
 from stepkeeper.cli.formats import export, import_
 from stepkeeper.cli.read import ls, path, show
 from stepkeeper.cli.repair import repair
@@ -16,6 +16,7 @@ from stepkeeper.cli.watch import watch
 from stepkeeper.cli.write import gc, rm
 from stepkeeper.errors import StepkeeperError
 from stepkeeper.storage.retry import Patience
+from stepkeeper.version import __version__
 
 __all__ = ["app"]
 
@@ -36,7 +37,6 @@ def _report_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help=(
@@ -47,15 +47,26 @@ app = typer.Typer(
 )
 
 
+def _print_version(*, wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"stepkeeper {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     context: typer.Context,
+    *,
     patience_s: Annotated[
         float,
         typer.Option(
             "--patience", min=0.0, metavar="SECONDS", help="How long to retry while the store doesn't answer."
         ),
     ] = 20.0,
+    version: Annotated[  # noqa: ARG001  # its callback does it
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit."),
+    ] = False,
 ) -> None:
     context.obj = Patience(total_s=patience_s)
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import typer
 
-from stepkeeper.cli.render import Row, size_text
-from stepkeeper.cli.terminal import Root
+from stepkeeper.cli.render import Row, count_text, size_text
+from stepkeeper.cli.root import Root
 from stepkeeper.log import LogState
 from stepkeeper.log.foreign_steps import ForeignStep, find_steps, find_steps_below
 
@@ -51,7 +51,7 @@ def show_legacy(document: dict[str, Any]) -> None:
     lines = {
         "step": document["step"],
         "state": f"legacy: saved by {document['writer']}, not in the log and without checksums",
-        "size": f"{size_text(size_bytes)} ({size_bytes} bytes), in {document['n_objects']} objects",
+        "size": f"{size_text(size_bytes)} ({size_bytes} bytes), in {count_text(document['n_objects'], 'object')}",
         "folder": document["commit_uri"],
     }
     for key, value in lines.items():

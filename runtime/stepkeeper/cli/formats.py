@@ -16,15 +16,8 @@ import typer
 from stepkeeper.checkpoint import CommitFiles
 from stepkeeper.cli.read import OneSequence, select_commit
 from stepkeeper.cli.render import size_text
-from stepkeeper.cli.terminal import (
-    AsJson,
-    ExitCode,
-    Root,
-    absolute_progress_bar,
-    open_root,
-    print_message,
-    show_document,
-)
+from stepkeeper.cli.root import Root, open_root
+from stepkeeper.cli.terminal import AsJson, ExitCode, absolute_progress_bar, print_message, show_document
 from stepkeeper.errors import (
     RefusedError,
     RestoreError,
@@ -98,7 +91,10 @@ def export(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a commit as a torch.save file or as safetensors. Every block is verified as it is read. Needs torch."""
+    """Write a commit as a torch.save file or as safetensors.
+
+    Every block is verified as it is read. Needs torch.
+    """
     one_file = destination.suffix == _SAFETENSORS
     if _is_safetensors(kind, looks_so=one_file):
         if max_shard_mib and one_file:
@@ -114,15 +110,15 @@ def export(
             raise typer.BadParameter("--prefix, --leave-out-values and --max-shard are for safetensors")
         write = _import_formats().checkpoint_to_torch_save
     convert = _bind_destination(write, destination, overwrite=overwrite)
-    if "://" in source:
+    if "://" in source or not (Path(source) / ".metadata").exists():
         with open_root(context, source) as root:
             _export_commit(
-                root, select_commit(root.log.open(), step, sequence), destination, convert, as_json
+                root, select_commit(root.open_log(), step, sequence), destination, convert, as_json
             )
         return
     if step is not None or sequence is not None:
         raise typer.BadParameter(
-            f"{source} is a path: a checkpoint's folder has no steps; a root is file:///…"
+            f"{source} is the folder of one checkpoint, which has no steps; give its root"
         )
     done = _convert_with_progress(convert, Path(source), f"export {source}")
     _show(Path(source).absolute().as_uri(), done, destination, {}, f"exported {source}", as_json=as_json)
@@ -161,7 +157,10 @@ def import_(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a checkpoint's folder from a torch.save file or from safetensors. No code in them is run. Needs torch."""
+    """Make a folder of a torch.save file or safetensors.
+
+    No code in them is run. Stock DCP loads the folder. Needs torch.
+    """
     looks_so = source.is_dir() or source.name.endswith((_SAFETENSORS, ".json"))
     if _is_safetensors(kind, looks_so=looks_so):
         write = partial(_import_formats().safetensors_to_checkpoint, prefix=prefix)

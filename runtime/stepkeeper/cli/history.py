@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stepkeeper.cli.render import UnnamedFolder
-from stepkeeper.cli.terminal import Root
+from stepkeeper.cli.root import Root
 from stepkeeper.errors import DamagedEntryError, LogFormatError
 from stepkeeper.log import BeginEntry, CommitEntry, LogState
 from stepkeeper.log.entries import Body

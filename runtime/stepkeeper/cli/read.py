@@ -13,21 +13,29 @@ from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.cli.foreign import legacy_document, legacy_rows, legacy_step, show_legacy
 from stepkeeper.cli.history import find_unnamed_folders, read_begins, read_slot_times
 from stepkeeper.cli.render import (
+    age_text,
     attempt_text,
     build_rows,
+    count_text,
+    metrics_text,
     owner_document,
     row_document,
     select_commits,
     size_text,
     table_row,
+    time_text,
+    writer_text,
 )
-from stepkeeper.cli.terminal import AsJson, Root, Url, open_root, print_message, show_document, show_table
+from stepkeeper.cli.root import Root, Url, open_root
+from stepkeeper.cli.terminal import AsJson, print_message, show_document, show_table
 from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.log import CommitRecord, LogState
+from stepkeeper.retention.deletable import metrics_of
 
 __all__ = ["OneSequence", "ls", "path", "select_commit", "show"]
 
-_COLUMNS = ("SEQUENCE", "STEP", "STATE", "CLAIM", "ATTEMPT", "SIZE", "VERIFIED", "AGE")
+_COLUMNS = ("SEQUENCE", "STEP", "STATE", "CLAIM", "ATTEMPT", "HOST", "SIZE", "VERIFIED", "AGE", "METRICS")
+_OPTIONAL = ("HOST", "METRICS")
 _NUMBERS = ("SEQUENCE", "STEP", "CLAIM", "SIZE", "AGE")
 
 Step = Annotated[
@@ -50,9 +58,12 @@ def ls(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the commits of the latest line, newest first, and the steps of another writer that it goes on from."""
+    """List the commits of the latest line, newest first.
+
+    The steps of another writer that it goes on from follow.
+    """
     with open_root(context, url) as root:
-        state = root.log.open()
+        state = root.open_log()
         unnamed_folders = find_unnamed_folders(root, state) if every else []
         shown = [*state.commits.values()] if every else state.line
         claims = {record.claim for record in shown} | ({state.claim} - {None})
@@ -78,7 +89,8 @@ def ls(
                 f"{root.uri}: no commit on the latest line" + ("" if every else "; --all shows the rest")
             )
         now_unix_s = time.time()
-        show_table(_COLUMNS, [table_row(row, now_unix_s) for row in rows], right=_NUMBERS)
+        rows_shown = [table_row(row, now_unix_s) for row in rows]
+        show_table(_COLUMNS, rows_shown, right=_NUMBERS, optional=_OPTIONAL)
 
 
 def show(
@@ -92,7 +104,7 @@ def show(
 ) -> None:
     """Show one commit: who saved it, and what it holds. Of another writer's step, show where it is."""
     with open_root(context, url) as root:
-        state = root.log.open()
+        state = root.open_log()
         legacy = legacy_step(root, state, step, sequence)
         if legacy is not None:
             document = legacy_document(root, legacy)
@@ -115,9 +127,12 @@ def path(
     sequence: OneSequence = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the folder of a commit, which stock torch.distributed.checkpoint loads."""
+    """Print the folder of a commit, which stock DCP loads.
+
+    Stock DCP is torch.distributed.checkpoint.
+    """
     with open_root(context, url) as root:
-        state = root.log.open()
+        state = root.open_log()
         legacy = legacy_step(root, state, step, sequence)
         record = legacy or select_commit(state, step, sequence)
         uri = f"{root.uri}/{record.folder}"
@@ -180,7 +195,6 @@ def _commit_document(
     tensors, values = merge_tensors(manifests), merge_values(manifests)
     ref = record.manifest
     document |= {
-        "host": begin.host,
         "attempt": attempt_text(row.owner),
         "world_size": manifests[0].world_size,
         "n_objects": 1 + sum(len(manifest.objects) for manifest in manifests),
@@ -204,17 +218,25 @@ def _commit_document(
     return document
 
 
+def _time_and_age(time_unix_s: float | None) -> str:
+    if time_unix_s is None:
+        return "the store doesn't tell when"
+    return f"{time_text(time_unix_s)} ({age_text(time.time() - time_unix_s)} ago)"
+
+
 def _show(document: dict[str, Any], record: CommitRecord) -> None:
     manifest = document["manifest"]
     lines = {
         "step": document["step"],
         "sequence": document["sequence"],
         "state": document["state"] + (", verified by a restore" if document["verified"] else ""),
-        "claim": f"{document['claim']} of {document['attempt']} on {document['host'] or '-'}",
+        "saved": _time_and_age(document["time_unix_s"]),
+        "metrics": metrics_text(metrics_of(record)),
+        "saved by": f"{writer_text(document)}, claim {document['claim']}",
         "parent": "-" if document["parent"] is None else document["parent"],
         "size": f"{size_text(record.size_bytes)} ({record.size_bytes} bytes)",
-        "content": f"{document['n_tensors']} tensors, {document['n_values']} values",
-        "written by": f"{document['world_size']} ranks, in {document['n_objects']} objects",
+        "content": f"{count_text(document['n_tensors'], 'tensor')}, {count_text(document['n_values'], 'value')}",
+        "stored": f"by {count_text(document['world_size'], 'rank')}, in {count_text(document['n_objects'], 'object')}",
         "manifest": f"{manifest['path']}, {manifest['size_bytes']} bytes, crc32c {manifest['crc32c']:08x}",
         "folder": document["commit_uri"],
     }

@@ -1,11 +1,14 @@
 """Make rows and JSON documents from the state of a log. Pure."""
 
+import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from stepkeeper.errors import RestoreError
 from stepkeeper.log import BeginEntry, CommitRecord, LogState, Owner
+from stepkeeper.retention.deletable import metrics_of
 
 __all__ = [
     "Row",
@@ -13,17 +16,23 @@ __all__ = [
     "age_text",
     "attempt_text",
     "build_rows",
+    "count_text",
+    "metrics_text",
     "owner_document",
     "row_document",
     "select_commits",
     "size_text",
     "table_row",
+    "time_text",
+    "writer_text",
 ]
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
 _DAY_S: Final = 86400
+_MOST_METRICS: Final = 3
+"""The number of metrics that a table has room for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +68,13 @@ class Row:
     verified: bool
     folder: str
     owner: Owner | None = None
+    host: str | None = None
+    """Host of rank 0 when the root was claimed; None if the claim names none."""
+
     parent: int | None = None
     time_unix_s: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Metrics that the training gave with the step."""
 
 
 def build_rows(
@@ -93,8 +107,10 @@ def build_rows(
             verified=record.verified,
             folder=record.folder,
             owner=_owner(claims, record.claim),
+            host=_host(claims, record.claim),
             parent=record.parent,
             time_unix_s=times.get(record.slot),
+            metrics=metrics_of(record),
         )
         for record in records
     ]
@@ -108,6 +124,7 @@ def build_rows(
             verified=False,
             folder=each.folder,
             owner=_owner(claims, each.claim),
+            host=_host(claims, each.claim),
             time_unix_s=None if each.slot is None else times.get(each.slot),
         )
         for each in (unnamed_folders if every else ())
@@ -172,6 +189,10 @@ def _owner(claims: Mapping[int, BeginEntry], claim: int) -> Owner | None:
     return claims[claim].owner if claim in claims else None
 
 
+def _host(claims: Mapping[int, BeginEntry], claim: int) -> str | None:
+    return claims[claim].host if claim in claims else None
+
+
 def row_document(row: Row, uri: str) -> dict[str, Any]:
     """Convert a row to a JSON object; `uri` is the root's."""
     return {
@@ -180,10 +201,15 @@ def row_document(row: Row, uri: str) -> dict[str, Any]:
         "state": row.state,
         "claim": row.claim,
         "owner": owner_document(row.owner),
+        "host": row.host,
         "parent": row.parent,
         "size_bytes": row.size_bytes,
         "verified": row.verified,
         "time_unix_s": row.time_unix_s,
+        # JSON has no other numbers: of a metric that is none, its text.
+        "metrics": {
+            name: value if math.isfinite(value) else str(value) for name, value in row.metrics.items()
+        },
         "commit_uri": f"{uri}/{row.folder}",
     }
 
@@ -201,17 +227,46 @@ def owner_document(owner: Owner | None) -> dict[str, Any] | None:
 
 
 def table_row(row: Row, now_unix_s: float) -> tuple[str, ...]:
-    """Format a row: sequence, step, state, claim, attempt, size, verified, age."""
+    """Format a row: sequence, step, state, claim, attempt, host, size, verified, age, metrics."""
     return (
         "-" if row.sequence is None else str(row.sequence),
         str(row.step),
         row.state,
         "-" if row.claim is None else str(row.claim),
         attempt_text(row.owner),
+        row.host or "-",
         size_text(row.size_bytes),
         "yes" if row.verified else "-",
         "-" if row.time_unix_s is None else age_text(now_unix_s - row.time_unix_s),
+        metrics_text(row.metrics, most=_MOST_METRICS),
     )
+
+
+def metrics_text(metrics: Mapping[str, float], *, most: int | None = None) -> str:
+    """Format metrics as name=number, at most so many of them; "-" if there are none."""
+    said = [f"{name}={value:.6g}" for name, value in metrics.items()]
+    return " ".join([*said[:most], *(["…"] if said[most:] and most is not None else [])]) or "-"
+
+
+def time_text(time_unix_s: float) -> str:
+    """Format a time as a date and time of UTC."""
+    return time.strftime("%FT%TZ", time.gmtime(time_unix_s))
+
+
+def count_text(number: int, name: str) -> str:
+    """Format a number of things: "1 rank", "2 ranks"."""
+    return f"{number} {name}" + ("" if number == 1 else "s")
+
+
+def writer_text(document: Mapping[str, Any]) -> str:
+    """Format who saved the commit of `row_document`: the job and its start, and the host."""
+    owner = document["owner"]
+    who = (
+        "a process without an operator"
+        if owner is None
+        else f"{owner['name']}, start {owner['jobset_number']}.{owner['restart_attempt']}"
+    )
+    return who if document["host"] is None else f"{who}, on {document['host']}"
 
 
 def attempt_text(owner: Owner | None) -> str:

@@ -7,7 +7,8 @@ import typer
 
 from stepkeeper.cli.removal import REPAIR_PREFIX
 from stepkeeper.cli.render import age_text, size_text
-from stepkeeper.cli.terminal import AsJson, ExitCode, Root, Url, open_root, print_message, show_document
+from stepkeeper.cli.root import Root, Url, open_root
+from stepkeeper.cli.terminal import AsJson, ExitCode, print_message, show_document
 from stepkeeper.errors import RefusedError
 from stepkeeper.log import CommitRecord
 from stepkeeper.repair.repairing import QUIET_S, Plan, Writing, carry_out, find_writing, plan_repair
@@ -40,6 +41,7 @@ def repair(
     with open_root(context, url) as root:
         plan = plan_repair(root.store, adopt=adopt, patience=root.patience)
         if not plan.is_needed:
+            root.open_log()
             _show(root, plan, None, as_json=as_json)
             return
         writing = find_writing(root.store, plan.slot, probe=yes, patience=root.patience)
@@ -49,7 +51,7 @@ def repair(
             host = REPAIR_PREFIX + socket.gethostname()
             carry_out(root.store, root.log, plan, host, patience=root.patience)
             # As a start opens it: from what is in the store now.
-            root.log.open()
+            root.open_log()
         _show(root, plan, None if yes else writing, as_json=as_json)
     if not yes:
         raise typer.Exit(ExitCode.FINDING)

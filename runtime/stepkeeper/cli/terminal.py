@@ -1,18 +1,21 @@
+# mypy: disable-error-code="explicit-override"
+# typing has override from Python 3.12 on.
 """Provide what all commands share: opening a root, printing text and JSON, progress bars, exit codes."""
 
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.table import Table
+from rich.text import Text
 
+from stepkeeper.cli.render import size_text
 from stepkeeper.errors import (
     BadUriError,
     FencedError,
@@ -22,20 +25,14 @@ from stepkeeper.errors import (
     StorageError,
     UnknownOutcomeError,
 )
-from stepkeeper.log import Log
-from stepkeeper.storage import Store, open_store
-from stepkeeper.storage.retry import Patience
 
 __all__ = [
     "AsJson",
     "ExitCode",
-    "Root",
     "Sequences",
-    "Url",
     "absolute_progress_bar",
     "command_exit_code",
     "is_interactive",
-    "open_root",
     "print_message",
     "progress_bar",
     "show_document",
@@ -48,7 +45,6 @@ FORMAT: Final = 1
 _UNLIMITED: Final = 10_000
 """Width in columns where no terminal limits it."""
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="The root: file:///…, gs://bucket/prefix, …")]
 Sequences = Annotated[
     list[int] | None,
     typer.Option(
@@ -88,50 +84,6 @@ def command_exit_code(error: StepkeeperError) -> ExitCode:
             return ExitCode.FINDING
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Root:
-    """The root that a command works on."""
-
-    store: Store
-    log: Log
-    patience: Patience
-
-    @property
-    def uri(self) -> str:
-        """URI of the root, without a trailing slash."""
-        return self.store.uri.rstrip("/")
-
-
-@contextmanager
-def open_root(context: typer.Context, url: str) -> Iterator[Root]:
-    """Open the root at `url`; its log isn't read yet.
-
-    Raises:
-        BadUriError: `url` names no store, or its client isn't installed.
-        StorageError: The store's client can't be made, for lack of credentials for example.
-
-    """
-    patience: Patience = context.obj
-    store = _store(url)
-    try:
-        yield Root(store=store, log=Log(store, patience=patience), patience=patience)
-    finally:
-        store.close()
-
-
-def _store(url: str) -> Store:
-    try:
-        return open_store(url)
-    except ImportError as error:
-        raise BadUriError(
-            f"{url!r}: its client isn't installed ({error}): pip install 'stepkeeper[gcs]'"
-        ) from error
-    except StepkeeperError:
-        raise
-    except Exception as error:  # a client's own, before there is a request: no credentials, for one
-        raise StorageError(f"{url}: {error}") from error
-
-
 def is_interactive() -> bool:
     """Tell whether a person would read a question, and can answer it."""
     return sys.stdin.isatty() and sys.stderr.isatty()
@@ -160,22 +112,34 @@ def show_document(uri: str, document: dict[str, Any], *, line: bool = False) -> 
     typer.echo(json.dumps(whole, indent=None if line else 2))
 
 
-def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
+def show_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Sequence[str] = (),
+    optional: Sequence[str] = (),
+) -> None:
     """Print the rows on stdout, cut at the terminal's width if there is one; print nothing without rows.
 
     Args:
         columns: The columns' names.
         rows: The cells of each row.
         right: Names of the columns that are aligned right.
+        optional: Names of the columns that are left out if every cell is "-".
 
     """
     if not rows:
         return
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for column in columns:
+    empty = {
+        column
+        for column, cells in zip(columns, zip(*rows, strict=True), strict=True)
+        if column in optional and set(cells) == {"-"}
+    }
+    for column in (each for each in columns if each not in empty):
         table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(cell for column, cell in zip(columns, row, strict=True) if column not in empty))
     console = Console(width=None if sys.stdout.isatty() else _UNLIMITED, highlight=False, markup=False)
     console.print(table)
 
@@ -211,9 +175,22 @@ def absolute_progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done_bytes, total_bytes: progress.update(task, completed=done_bytes, total=total_bytes)
 
 
+class _SpeedColumn(ProgressColumn):
+    """The speed, in the units that everything else is in."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{size_text(int(speed))}/s")
+
+
 @contextmanager
 def _bar(title: str, total_bytes: int | None) -> Iterator[tuple[Progress, TaskID]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        _SpeedColumn(),
+    )
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield progress, progress.add_task(title, total=total_bytes)

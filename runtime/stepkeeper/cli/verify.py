@@ -5,18 +5,9 @@ from typing import Annotated, Any
 import typer
 
 from stepkeeper.cli.blocks import CommitFindings, verify_commit
-from stepkeeper.cli.render import select_commits, size_text
-from stepkeeper.cli.terminal import (
-    AsJson,
-    ExitCode,
-    Root,
-    Sequences,
-    Url,
-    open_root,
-    print_message,
-    progress_bar,
-    show_document,
-)
+from stepkeeper.cli.render import count_text, select_commits, size_text
+from stepkeeper.cli.root import Root, Url, open_root
+from stepkeeper.cli.terminal import AsJson, ExitCode, Sequences, print_message, progress_bar, show_document
 from stepkeeper.log import CommitRecord
 
 __all__ = ["verify"]
@@ -40,7 +31,7 @@ def verify(
     if every and (steps or sequences):
         raise typer.BadParameter("--all and single commits exclude each other")
     with open_root(context, url) as root:
-        state = root.log.open()
+        state = root.open_log()
         records = state.live[::-1] if every else select_commits(state, steps or (), sequences or ())
         documents = [_verify_one(root, record, as_json=as_json) for record in records]
         if as_json:
@@ -81,4 +72,5 @@ def _show(record: CommitRecord, found: CommitFindings, *, deleted: bool) -> None
     for name in found.unlisted:
         typer.echo(f"{what}: {record.folder}/{name} is no object of this commit")
     if not found.bad:
-        typer.echo(f"{what}: {found.n_objects} objects, {size_text(found.size_bytes)}, every block is right")
+        read = f"{count_text(found.n_objects, 'object')}, {size_text(found.size_bytes)}"
+        typer.echo(f"{what}: {read}, every block is right")

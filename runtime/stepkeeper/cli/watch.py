@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from stepkeeper.cli.history import read_begins, read_slot_time
-from stepkeeper.cli.render import attempt_text, build_rows, row_document, size_text
-from stepkeeper.cli.terminal import AsJson, Root, Url, open_root, show_document
+from stepkeeper.cli.render import attempt_text, build_rows, metrics_text, row_document, size_text, time_text
+from stepkeeper.cli.root import Root, Url, open_root
+from stepkeeper.cli.terminal import AsJson, show_document
 from stepkeeper.log import CommitRecord, LogState
 
 __all__ = ["watch"]
@@ -24,7 +25,7 @@ def watch(
     count: Annotated[int | None, typer.Option(min=1, help="End after this number of commits.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the latest commit, and new ones as they appear, until Ctrl-C."""
+    """Print the latest commit, then new ones, until Ctrl-C."""
     try:
         with open_root(context, url) as root:
             _watch(root, interval_s, count, as_json=as_json)
@@ -33,7 +34,7 @@ def watch(
 
 
 def _watch(root: Root, interval_s: float, count: int | None, *, as_json: bool) -> None:
-    state = root.log.open()
+    state = root.open_log()
     seen = state.tail if state.head is None else state.head - 1
     n_left = count
     while True:
@@ -57,8 +58,9 @@ def _announce(root: Root, state: LogState, record: CommitRecord, *, as_json: boo
     if as_json:
         show_document(root.uri, row_document(row, root.uri), line=True)
         return
-    moment = "" if row.time_unix_s is None else time.strftime("%FT%TZ ", time.gmtime(row.time_unix_s))
+    moment = "" if row.time_unix_s is None else f"{time_text(row.time_unix_s)} "
     typer.echo(
         f"{moment}step {row.step} (sequence {row.sequence}, claim {row.claim}, {attempt_text(row.owner)}): "
         f"{size_text(row.size_bytes)}, {row.state}"
+        + (f", {metrics_text(row.metrics)}" if row.metrics else "")
     )

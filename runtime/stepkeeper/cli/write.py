@@ -18,13 +18,11 @@ from stepkeeper.cli.removal import (
     select_removed,
 )
 from stepkeeper.cli.render import age_text, size_text
+from stepkeeper.cli.root import Root, Url, open_root
 from stepkeeper.cli.terminal import (
     AsJson,
-    Root,
     Sequences,
-    Url,
     is_interactive,
-    open_root,
     print_message,
     progress_bar,
     show_document,
@@ -56,7 +54,7 @@ def rm(
     if not steps and not sequences:
         raise typer.BadParameter("name the commits to remove: steps, or --sequence")
     with open_root(context, url) as root:
-        state = root.log.open()
+        state = root.open_log()
         records = select_removed(state, steps or (), sequences or ())
         slots = {record.slot for record in records}
         check_removable(state, slots)
@@ -95,7 +93,10 @@ def gc(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete data that no commit needs, left by saves that were given up and by deletions that were cut short."""
+    """Delete data that no commit needs.
+
+    Saves that were given up leave some, and deletions that were cut short.
+    """
     if pins and dry_run:
         raise typer.BadParameter("--pins and --dry-run exclude each other")
     if remove is not None and not pins:
@@ -107,6 +108,7 @@ def gc(
         if pins:
             _show_pins(root, as_json=as_json)
             return
+        root.open_log()
         report = collect(root.log, root.store, dry_run=dry_run, patience=root.patience)
         if as_json:
             show_document(
@@ -200,7 +202,7 @@ def _remove_commits(
 
 
 def _report_pins(root: Root) -> tuple[LogState, tuple[PinReport, ...]]:
-    state = root.log.open()
+    state = root.open_log()
     times = VerifiedTimes(root.store, patience=root.patience)
     return state, report_pins(root.store, lambda: times.read(state), patience=root.patience)
 

@@ -4,11 +4,10 @@
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Self, final
 
 from stepkeeper.errors import BadUriError
-from stepkeeper.storage import ObjectStat, Store, check_slashes, open_store
+from stepkeeper.storage import ObjectStat, Store, open_store, root_uri
 from stepkeeper.storage.base import Buffer, StreamedStore
 
 __all__ = ["Location", "folder_uri", "is_folder_name", "open_folder"]
@@ -27,10 +26,7 @@ def folder_uri(location: Location) -> str:
     text = os.fspath(location)
     if not text:
         raise BadUriError("'' names no folder to save to or load from")
-    if "://" in text:
-        return text.rstrip("/")
-    check_slashes(text)
-    return Path(text).absolute().as_uri()
+    return root_uri(text).rstrip("/")
 
 
 def open_folder(location: Location) -> "Folder":

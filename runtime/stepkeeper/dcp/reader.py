@@ -68,6 +68,11 @@ class StorageReader(storage.StorageReader):
         if path is not None:
             folder_uri(path)
 
+    @override
+    def __repr__(self) -> str:
+        where = "" if self._location is None else f" {str(self._location)!r}"
+        return f"<{type(self).__name__}{where}>"
+
     @property
     def checkpoint_id(self) -> Location | None:
         """The folder that the next load reads from."""

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final
 
+from typing_extensions import override
+
 from stepkeeper.companion.messages import Committed
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.save.report import SaveClock, SaveReport, SaveState
@@ -38,6 +40,10 @@ class InFlight:
         self.clock: Final = clock or SaveClock()
         self._began_s = time.monotonic()
         self._durable_bytes = 0
+
+    @override
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} step {self.step}: {self.state.value}, {self.duration_millis() / 1000:.1f} s>"
 
     def set_state(self, state: SaveState) -> None:
         """Note that the save has come as far as `state`."""

@@ -1,6 +1,6 @@
 """Store a root's objects. `open_store` turns a URI into a store."""
 
 from stepkeeper.storage.base import ObjectStat, Store
-from stepkeeper.storage.open import check_slashes, open_store
+from stepkeeper.storage.open import check_slashes, open_store, root_uri
 
-__all__ = ["ObjectStat", "Store", "check_slashes", "open_store"]
+__all__ = ["ObjectStat", "Store", "check_slashes", "open_store", "root_uri"]

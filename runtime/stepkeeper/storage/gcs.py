@@ -7,23 +7,22 @@ import base64
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final, final
 
 import google.auth
-import requests
 from google.api_core import exceptions as api_exceptions
 from google.api_core.retry import Retry
-from google.auth import exceptions as auth_exceptions
 from google.auth.credentials import AnonymousCredentials
 from google.auth.transport.requests import AuthorizedSession
 from google.cloud import storage
-from google.cloud.storage.exceptions import DataCorruption
 from google.cloud.storage.retry import DEFAULT_RETRY
 from requests.adapters import HTTPAdapter
 
-from stepkeeper.errors import MissingObjectError, ObjectExistsError, StorageError, TransientStorageError
+from stepkeeper.errors import MissingObjectError, ObjectExistsError, TransientStorageError
 from stepkeeper.storage.base import Buffer, ObjectStat, check_path, joined_size_bytes
 from stepkeeper.storage.crc import crc32c, crc32c_of_parts
+from stepkeeper.storage.gcs_errors import translated
 from stepkeeper.storage.gcs_upload import CALL_TIMEOUT_S, Place, upload
 from stepkeeper.storage.retry import Patience
 
@@ -34,18 +33,6 @@ _CONNECTIONS: Final = 64
 _STREAMS: Final = 16
 _RETRY_S: Final = 30.0
 """The seconds of retries within one call; callers have their own patience beyond it."""
-
-_TRANSIENT: Final = (
-    api_exceptions.TooManyRequests,
-    api_exceptions.ServerError,
-    api_exceptions.RetryError,
-    auth_exceptions.TransportError,
-    requests.ConnectionError,
-    requests.Timeout,
-    requests.exceptions.ChunkedEncodingError,
-    DataCorruption,
-    ConnectionError,
-)
 
 
 @final
@@ -62,7 +49,8 @@ class GcsStore:
         self._streams, self._retry_s = streams, retry_s
         self._uri = f"gs://{bucket}/{prefix}".rstrip("/")
         self._prefix = f"{prefix}/" if prefix else ""
-        self._session = _session()
+        with translated(self._uri, bucket):
+            self._session = _session()
         self._client = _client(self._session)
         self._bucket = self._client.bucket(bucket)
         self._retry: Retry = DEFAULT_RETRY.with_delay(initial=0.2, maximum=8.0).with_timeout(retry_s)
@@ -164,6 +152,12 @@ class GcsStore:
     def close(self) -> None:
         self._client.close()
 
+    @property
+    def _account(self) -> str | None:
+        """Name of the service account that asks; None if it isn't known, as before the first token of a machine's."""
+        name = getattr(self._session.credentials, "service_account_email", None)
+        return name if name and name != "default" else None
+
     def _blob(self, path: str) -> Any:
         return self._bucket.blob(self._prefix + check_path(path))
 
@@ -219,28 +213,8 @@ class GcsStore:
         if (there[0].size_bytes, there[0].crc32c) != (joined_size_bytes(parts), crc32c_of_parts(parts)):
             raise ObjectExistsError(f"{self._uri}/{path} exists with other bytes; it was not overwritten")
 
-    @contextlib.contextmanager
-    def _translated(self, path: str) -> Iterator[None]:
-        """Convert the client's errors into StorageErrors that name the object."""
-        where = f"{self._uri}/{path}"
-        try:
-            yield
-        except StorageError:
-            raise
-        except api_exceptions.NotFound as error:
-            raise StorageError(f"{where}: there is no bucket {self._bucket.name!r}: {error}") from error
-        except (api_exceptions.Forbidden, api_exceptions.Unauthorized) as error:
-            raise StorageError(
-                f"{where}: not allowed: {error.message}; the service account needs "
-                "roles/storage.objectUser on the bucket"
-            ) from error
-        except _TRANSIENT as error:
-            raise TransientStorageError(f"{where}: {error}") from error
-        except auth_exceptions.GoogleAuthError as error:
-            kind = TransientStorageError if error.retryable else StorageError
-            raise kind(f"{where}: no valid credentials: {error}") from error
-        except api_exceptions.GoogleAPIError as error:
-            raise StorageError(f"{where}: {error}") from error
+    def _translated(self, path: str) -> AbstractContextManager[None]:
+        return translated(f"{self._uri}/{path}", self._bucket.name, self._account)
 
 
 def _session() -> AuthorizedSession:

@@ -11,7 +11,7 @@ from stepkeeper.storage.memory import MemoryStore, named_bucket
 from stepkeeper.storage.mounts import gcsfuse_uri, read_mountinfo
 from stepkeeper.storage.posix import PosixStore
 
-__all__ = ["check_slashes", "open_store"]
+__all__ = ["check_slashes", "open_store", "root_uri"]
 
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{1,220}[a-z0-9]")
 _LOST_SLASH: Final = re.compile(r"[a-z][a-z0-9+.-]+:/[^/]")
@@ -23,6 +23,21 @@ def check_slashes(path: str) -> None:
         scheme, _, rest = path.partition(":")
         whole = f"{scheme}://{'/' if scheme == 'file' else ''}{rest.lstrip('/')}"
         raise BadUriError(f"{path!r}: pathlib removes a slash of a URI; pass {whole!r}, a str")
+
+
+def root_uri(path: str) -> str:
+    """Return the URI of a root: a folder's path as a file:// URI, and a URI unchanged.
+
+    Raises:
+        BadUriError: The path is empty, or what pathlib makes of a URI ("gs:/bucket").
+
+    """
+    if not path:
+        raise BadUriError("'' names no root: write a folder's path, or 'gs://bucket/prefix'")
+    if "://" in path:
+        return path
+    check_slashes(path)
+    return Path(path).absolute().as_uri()
 
 
 def open_store(uri: str, *, unsafe_single_writer: bool = False) -> Store:
@@ -90,9 +105,13 @@ def _open_gcs(uri: str, parts: SplitResult) -> Store:
         raise BadUriError(
             f"{uri!r}: '//', '.' and '..' are names of objects in a bucket, not places; leave them out"
         )
-    # The client library costs a second to import and is an extra.
-    from stepkeeper.storage.gcs import GcsStore
-
+    try:
+        # The client library costs a second to import and is an extra.
+        from stepkeeper.storage.gcs import GcsStore
+    except ImportError as error:
+        raise BadUriError(
+            f"{uri!r}: its client isn't installed ({error}): pip install 'stepkeeper[gcs]'"
+        ) from error
     return GcsStore(bucket=parts.netloc, prefix=prefix)
 
 

@@ -26,7 +26,14 @@ _VALUE = b"no value that anybody reads"
 
 
 def save_small(
-    log: Log, store: Store, claim: Claim, step: int, *, world_size: int = 1, value: bytes = _VALUE
+    log: Log,
+    store: Store,
+    claim: Claim,
+    step: int,
+    *,
+    world_size: int = 1,
+    value: bytes = _VALUE,
+    metrics: dict[str, str] | None = None,
 ) -> CommitRecord:
     """Write and commit a small checkpoint of `step`.
 
@@ -40,6 +47,7 @@ def save_small(
         step: The step.
         world_size: Number of ranks to write as.
         value: Bytes that torch.save would have written for the value `step`.
+        metrics: The step's metrics, as the log has them.
 
     Returns:
         The commit's record.
@@ -52,7 +60,12 @@ def save_small(
     own, *others = write_small(store, claim, step, world_size=world_size, value=value)
     finished = finish_checkpoint(store, own, [manifest.make_ref() for manifest in others])
     return log.commit(
-        claim, step=step, folder=own.folder, size_bytes=finished.size_bytes, manifest=finished.manifest
+        claim,
+        step=step,
+        folder=own.folder,
+        size_bytes=finished.size_bytes,
+        manifest=finished.manifest,
+        metrics=metrics,
     )
 
 
@@ -138,9 +151,18 @@ class SmallRoot:
         """
         self.claim = self.log.begin(pod_identity(restart_attempt=attempt), base=base, host=f"host-{attempt}")
 
-    def save(self, step: int, *, world_size: int = 1, value: bytes = _VALUE) -> CommitRecord:
+    def save(
+        self,
+        step: int,
+        *,
+        world_size: int = 1,
+        value: bytes = _VALUE,
+        metrics: dict[str, str] | None = None,
+    ) -> CommitRecord:
         """Write and commit a small checkpoint under the last claim, as `save_small` does."""
-        return save_small(self.log, self.store, self.claim, step, world_size=world_size, value=value)
+        return save_small(
+            self.log, self.store, self.claim, step, world_size=world_size, value=value, metrics=metrics
+        )
 
     def give_up(self, step: int) -> str:
         """Write a small checkpoint that is never committed, and return its folder."""

@@ -23,7 +23,6 @@ from stepkeeper.coordination.rank_group import RankGroup, world_size_of
 from stepkeeper.errors import NotInPodError, ProcessGroupError
 from stepkeeper.policy.keep import KeepPolicy
 from stepkeeper.policy.keep_message import Keep
-from stepkeeper.storage import check_slashes
 from stepkeeper.storage.mounts import is_mount_point, read_mountinfo
 from stepkeeper.tier import TierPlace
 
@@ -34,7 +33,6 @@ __all__ = [
     "build_open_request",
     "check_world_size",
     "read_environment",
-    "root_uri",
 ]
 
 
@@ -160,16 +158,3 @@ def build_open_request(
         report_target=None if environment is None else environment.report_target,
         report_interval_s=10 if endpoint is None else endpoint.report_interval_s,
     )
-
-
-def root_uri(path: str) -> str:
-    """Return the URI of a root: a folder's path as a file:// URI, and a URI unchanged.
-
-    Raises:
-        BadUriError: The path is what pathlib makes of a URI ("gs:/bucket").
-
-    """
-    if "://" in path:
-        return path
-    check_slashes(path)
-    return Path(path).absolute().as_uri()

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from stepkeeper.cli.bucket import judge_bucket
-from stepkeeper.cli.probing import probe_store
+from stepkeeper.cli.doctor.bucket import judge_bucket
+from stepkeeper.cli.doctor.probing import probe_store
 from stepkeeper.errors import NotExclusiveError, StorageError, TransientStorageError
 from stepkeeper.retention.pins import Pin, put_pin
 from stepkeeper.storage.memory import MemoryStore
@@ -41,7 +41,9 @@ def test_a_good_root(run: Run, root: SmallRoot) -> None:
     assert result.exit_code == 0
     checks = ("log", "pins", "latest", *WRITING, "throughput")
     assert verdicts(result) == dict.fromkeys(checks, "ok")
-    assert "OK      log: 4 entries without a gap" in run("doctor", root.url).stdout
+    said = run("doctor", root.url).stdout
+    assert "OK      log: 4 entries without a gap" in said
+    assert f"-> stepkeeper verify {root.store.uri} reads every block" in said
     assert root.contents() == before
 
 

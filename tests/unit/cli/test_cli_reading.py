@@ -1,5 +1,6 @@
 """ls, show, verify, path and watch: what they print, what they find, and that they leave everything as it is."""
 
+import calendar
 import json
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from typer.testing import Result
 
 from stepkeeper.cli.blocks import CommitFindings, verify_commit
 from stepkeeper.cli.history import find_unnamed_folders
-from stepkeeper.cli.terminal import Root
+from stepkeeper.cli.root import Root
 from stepkeeper.log import CommitRecord, Log
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import Patience
@@ -50,13 +51,13 @@ def document(result: Result) -> dict[str, object]:
 
 def test_ls_is_the_latest_line_newest_first(run: Run, root: SmallRoot) -> None:
     header, *rows = lines(run("ls", root.url))
-    assert header == ["SEQUENCE", "STEP", "STATE", "CLAIM", "ATTEMPT", "SIZE", "VERIFIED", "AGE"]
-    assert [row[:6] for row in rows] == [
-        ["8", "25", "latest", "3", "default/lm", "0.1"],
-        ["5", "15", "line", "3", "default/lm", "0.1"],
-        ["1", "10", "line", "0", "default/lm", "0.0"],
+    assert header == ["SEQUENCE", "STEP", "STATE", "CLAIM", "ATTEMPT", "HOST", "SIZE", "VERIFIED", "AGE"]
+    assert [row[:7] for row in rows] == [
+        ["8", "25", "latest", "3", "default/lm", "0.1", "host-1"],
+        ["5", "15", "line", "3", "default/lm", "0.1", "host-1"],
+        ["1", "10", "line", "0", "default/lm", "0.0", "host-0"],
     ]
-    assert [row[8] for row in rows] == ["-", "-", "yes"]
+    assert [row[9] for row in rows] == ["-", "-", "yes"]
 
 
 def test_ls_all_shows_what_else_takes_room(run: Run, root: SmallRoot) -> None:
@@ -82,7 +83,8 @@ def test_ls_as_a_document(run: Run, root: SmallRoot) -> None:
     assert isinstance(commits, list)
     latest = commits[0]
     assert set(latest) == {
-        "sequence", "step", "state", "claim", "owner", "parent", "size_bytes", "verified", "time_unix_s", "commit_uri",
+        "sequence", "step", "state", "claim", "owner", "host", "parent", "size_bytes", "verified", "time_unix_s",
+        "metrics", "commit_uri",
     }  # fmt: skip
     assert latest["commit_uri"].startswith(f"{root.store.uri}/25/3-")
     assert time.time() - 60 < latest["time_unix_s"] < time.time() + 60
@@ -103,8 +105,12 @@ def test_show_says_who_saved_what(run: Run, root: SmallRoot) -> None:
     result = run("show", root.url, 15, "--tensors")
     assert result.exit_code == 0
     said = dict(line.split(":", 1) for line in result.stdout.splitlines() if ": " in line)
-    assert said["claim"].split() == ["3", "of", "default/lm", "0.1", "on", "host-1"]
-    assert said["content"].split() == ["1", "tensors,", "1", "values"]
+    assert said["saved by"].strip() == "default/lm, start 0.1, on host-1, claim 3"
+    assert said["stored"].strip() == "by 1 rank, in 3 objects"
+    assert said["content"].strip() == "1 tensor, 1 value"
+    assert said["metrics"].strip() == "-"
+    moment = said["saved"].split()[0]
+    assert abs(calendar.timegm(time.strptime(moment, "%Y-%m-%dT%H:%M:%SZ")) - time.time()) < 60
     assert ["model.w", "float32", "[1,", "8]"] in [line.split() for line in result.stdout.splitlines()]
     found = document(run("show", root.url, "--sequence", 6, "--json"))
     assert (found["step"], found["state"], found["n_tensors"], "tensors" in found) == (
@@ -221,7 +227,8 @@ def test_watch_of_an_empty_root_waits_and_ends_quietly(
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["ls", "/tmp/x"], 2),
+        (["ls", "gs:/bucket"], 2),
+        (["ls", ""], 2),
         (["ls", "gcs://bucket"], 2),
         (["ls"], 2),
         (["nothing"], 2),

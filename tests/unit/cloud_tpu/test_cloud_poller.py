@@ -26,6 +26,9 @@ class ListingCloud:
     def __init__(self) -> None:
         self.asked: list[tuple[Place, ApiVersion]] = []
         self.error: CloudTPUError | None = None
+        self.refused: set[ApiVersion] = set()
+        """Versions that may not be used."""
+
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -36,6 +39,8 @@ class ListingCloud:
         await self.gate.wait()
         if self.error is not None:
             raise self.error
+        if version in self.refused:
+            raise CloudTPUError(ErrorKind.TERMINAL, "PERMISSION_DENIED", f"no {version}")
         return (CloudQueuedResource(place=place, id="a", state="ACTIVE"),)
 
     async def list_nodes(self, place: Place, version: ApiVersion) -> tuple[CloudNode, ...]:
@@ -44,6 +49,9 @@ class ListingCloud:
     async def get_queued_resource(
         self, place: Place, queued_resource_id: str, version: ApiVersion
     ) -> CloudQueuedResource | None:
+        raise NotImplementedError
+
+    async def get_node(self, place: Place, node_id: str, version: ApiVersion) -> CloudNode | None:
         raise NotImplementedError
 
     async def create_queued_resource(self, request: CloudRequest) -> str:
@@ -113,3 +121,41 @@ async def test_a_place_is_listed_with_v2alpha1_once_somebody_needs_it() -> None:
     for version in (ApiVersion.V2, ApiVersion.V2ALPHA1, ApiVersion.V2):
         await poller.list_place(PLACE, version, newer_than=0.0)
     assert [version for _, version in cloud.asked] == [ApiVersion.V2, ApiVersion.V2ALPHA1]
+
+
+async def test_a_refusal_of_v2alpha1_hides_nothing_that_v2_shows() -> None:
+    cloud, clock = ListingCloud(), Clock()
+    poller = Poller(cloud, clock=clock)
+    cloud.refused = {ApiVersion.V2ALPHA1}
+    for _ in range(3):
+        with pytest.raises(CloudTPUError, match="no v2alpha1"):
+            await poller.list_place(PLACE, ApiVersion.V2ALPHA1, newer_than=clock.now - 1)
+        assert (await poller.list_place(PLACE, ApiVersion.V2, newer_than=clock.now - 1)).resources
+        clock.now += 10
+    assert [version for _, version in cloud.asked].count(ApiVersion.V2) == 3
+
+
+async def test_v2alpha1_that_begins_to_fail_is_replaced_for_those_who_can_do_without() -> None:
+    cloud, clock = ListingCloud(), Clock()
+    poller = Poller(cloud, clock=clock)
+    await poller.list_place(PLACE, ApiVersion.V2ALPHA1, newer_than=0.0)
+    cloud.refused = {ApiVersion.V2ALPHA1}
+    clock.now += 10
+    listing = await poller.list_place(PLACE, ApiVersion.V2, newer_than=clock.now - 1)
+    assert listing.asked_at == clock.now
+    cloud.refused = set()
+    clock.now += 10
+    await poller.list_place(PLACE, ApiVersion.V2ALPHA1, newer_than=clock.now - 1)
+    n_asked = len(cloud.asked)
+    await poller.list_place(PLACE, ApiVersion.V2, newer_than=clock.now - 1)
+    assert len(cloud.asked) == n_asked, "one list for all again"
+
+
+async def test_a_failing_v2_hides_nothing_that_v2alpha1_shows() -> None:
+    cloud, clock = ListingCloud(), Clock()
+    poller = Poller(cloud, clock=clock)
+    cloud.refused = {ApiVersion.V2}
+    with pytest.raises(CloudTPUError, match="no v2"):
+        await poller.list_place(PLACE, ApiVersion.V2, newer_than=0.0)
+    assert (await poller.list_place(PLACE, ApiVersion.V2ALPHA1, newer_than=0.0)).resources
+    assert (await poller.list_place(PLACE, ApiVersion.V2, newer_than=0.0)).resources

@@ -123,3 +123,33 @@ def test_a_kubelets_time_is_read_with_any_number_of_digits(stamp: str, seconds: 
 def test_midway_is_half_an_interval_from_the_saves_on_both_sides() -> None:
     assert [midway(step, 20) for step in (0, 10, 11, 160, 170, 171)] == [10, 10, 30, 170, 170, 190]
     assert [midway(step, 5) for step in (0, 2, 3)] == [2, 2, 7]
+
+
+def test_a_pod_that_never_came_to_train_is_no_part_of_the_story() -> None:
+    """A job that is restarted on a machine that goes a moment later."""
+    story = follow(
+        pod("a", "n1"),
+        log(0),
+        steps("a", 1, 4),
+        log(0, (1, 4)),
+        pod("b", "n1"),
+        pod("c", "n2"),
+        log(2, (1, 4)),
+        status("Running", 2, restored=(1, 4)),
+        steps("c", 5, 10),
+        status("Complete", 2, restored=(1, 4)),
+    )
+    assert [attempt.pod for attempt in story.attempts] == ["a", "c"]
+    resume = story.attempts[1].resume
+    assert resume is not None
+    assert (resume.restored.sequence, resume.named.sequence) == (1, 1)
+
+
+def test_others_see_all_events_too() -> None:
+    seen: list[Event] = []
+    given = [pod("a", "n1"), Event(at_s=NOW), *steps("a", 1, 10), status("Complete", 1)]
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    for event in given:
+        events.put(event)
+    Director(acts=(), total_steps=10, started_unix_s=NOW, also=seen.append).follow(events, quiet_s=20)
+    assert seen == given

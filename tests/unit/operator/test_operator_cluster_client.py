@@ -80,17 +80,24 @@ async def test_finalizers_of_an_object_that_is_gone_are_no_error(
 
 async def test_a_node_is_cordoned_by_its_uid(wire: Wire, cluster: KubernetesCluster) -> None:
     wire.answer(200, metadata={"name": "n"})
-    await cluster.set_unschedulable("n", uid="u", unschedulable=True)
+    await cluster.change_node("n", uid="u", unschedulable=True)
     ((method, url, content_type, body),) = wire.requests
     assert (method, url) == ("PATCH", "/api/v1/nodes/n?fieldManager=stepkeeper")
     assert content_type == "application/merge-patch+json"
     assert body == {"metadata": {"uid": "u"}, "spec": {"unschedulable": True}}
 
 
+async def test_a_node_is_labelled_and_annotated_by_its_uid(wire: Wire, cluster: KubernetesCluster) -> None:
+    wire.answer(200, metadata={"name": "n"})
+    await cluster.change_node("n", uid="u", labels={"a": "b"}, annotations={"c": None})
+    ((_, _, _, body),) = wire.requests
+    assert body == {"metadata": {"uid": "u", "labels": {"a": "b"}, "annotations": {"c": None}}}
+
+
 async def test_a_node_of_another_uid_is_a_conflict(wire: Wire, cluster: KubernetesCluster) -> None:
     wire.answer(422, reason="Invalid", message='Node "n" is invalid: metadata.uid: field is immutable')
     with pytest.raises(ConflictError, match="immutable"):
-        await cluster.set_unschedulable("n", uid="u", unschedulable=True)
+        await cluster.change_node("n", uid="u", unschedulable=True)
 
 
 async def test_a_webhook_that_forbids_to_cordon_is_no_conflict(
@@ -98,7 +105,7 @@ async def test_a_webhook_that_forbids_to_cordon_is_no_conflict(
 ) -> None:
     wire.answer(403, reason="Forbidden", message="admission webhook said no")
     with pytest.raises(InvalidObjectError):
-        await cluster.set_unschedulable("n", uid="u", unschedulable=True)
+        await cluster.change_node("n", uid="u", unschedulable=True)
 
 
 async def test_a_node_is_deleted_by_its_uid(wire: Wire, cluster: KubernetesCluster) -> None:

@@ -120,10 +120,10 @@ async def test_the_cluster_in_memory_drains_a_node_as_the_real_one_does() -> Non
     assert [p["metadata"]["name"] for p in await cluster.list_pods_on("n")] == ["p"]
     assert await cluster.list_pods_on("other") == ()
     with pytest.raises(ConflictError):
-        await cluster.set_unschedulable("n", uid="another", unschedulable=True)
-    await cluster.set_unschedulable("n", uid=node["metadata"]["uid"], unschedulable=True)
+        await cluster.change_node("n", uid="another", unschedulable=True)
+    await cluster.change_node("n", uid=node["metadata"]["uid"], unschedulable=True)
     assert cluster.objects["nodes", None, "n"]["spec"] == {"unschedulable": True}
-    assert await cluster.set_unschedulable("gone", uid="u", unschedulable=True) is None
+    assert await cluster.change_node("gone", uid="u", unschedulable=True) is None
     cluster.refusals["evict", PODS.plural] = EvictionBlockedError(429, "a budget")
     with pytest.raises(EvictionBlockedError):
         await cluster.evict_pod("ns", "p", uid=pod["metadata"]["uid"])

@@ -1,68 +1,21 @@
-"""Jobs on the machines of a QueuedResource: they wait, start, lose them, resume, and save before maintenance."""
+"""Jobs on the machines of a QueuedResource: they wait, start, lose them, and resume."""
 
 from typing import Any
 
 import pytest
 
-from stepkeeper.contract import Head, Report, ReportedCommit, ReportPhase
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
-from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.testing import World
+from stepkeeper_operator.testing.job_machines import change, machines, running, world_of
 
-TPU = {"accelerator": "v5e", "topology": "2x4", "chipsPerHost": 4, "queuedResourceName": "pod-a"}
 GUARANTEED: dict[str, Any] = {"guaranteed": {}}
 
 
-def machines(
-    *,
-    tier: dict[str, Any] = GUARANTEED,
-    active: bool = True,
-    joined: bool = True,
-    state: str = "Active",
-    message: str = "",
-    count: int = 1,
-    autocheckpoint: bool | None = None,
-    namespace: str = "default",
-    deleting: bool = False,
-    maintenance_at: float | None = None,
-    removing: str = "",
-) -> dict[str, Any]:
-    """Make a QueuedResource as the API server has it."""
-    node: dict[str, Any] = {"acceleratorType": "v5litepod-8", "runtimeVersion": "r", "count": count}
-    if autocheckpoint is not None:
-        node["autocheckpointEnabled"] = autocheckpoint
-    conditions = [
-        {"type": "Active", "status": str(active), "message": message},
-        {"type": "NodesJoined", "status": str(joined), "message": message},
-    ]
-    status: dict[str, Any] = {"state": state, "conditions": conditions, "bookkeeping": {"removing": removing}}
-    if maintenance_at is not None:
-        status["nextMaintenanceTime"] = render_time(maintenance_at)
-        conditions.append({"type": "MaintenanceScheduled", "status": "True", "message": "from 10:00"})
-    meta: dict[str, Any] = {"name": "pod-a", "namespace": namespace}
-    if deleting:
-        meta["deletionTimestamp"] = render_time(1_800_000_000.0)
-    spec = {"project": "lab-tpus", "zone": "us-central2-b", "node": node, "tier": tier}
-    return {"metadata": meta, "spec": spec, "status": status}
-
-
-def world_of(resource: dict[str, Any] | None, **spec: Any) -> World:
-    world = World(placement={"tpu": TPU}, **spec)
-    if resource is not None:
-        world.cluster.put("queuedresources", resource)
-    return world
-
-
-async def running(**resource: Any) -> World:
-    world = world_of(machines(**resource))
-    await world.run_until_settled(rounds=4)
-    assert world.phase() is Phase.RUNNING
-    return world
-
-
-async def change(world: World, **resource: Any) -> None:
-    world.cluster.put("queuedresources", machines(**resource))
-    await world.run_until_settled()
+def read_graces(world: World) -> tuple[int, int]:
+    """Return the grace period of the pods, and the part of it that their trainers are told to count on."""
+    spec = world.pods[0]["spec"]
+    env = {variable["name"]: variable.get("value") for variable in spec["containers"][0]["env"]}
+    return spec["terminationGracePeriodSeconds"], int(env["STEPKEEPER_GRACE_S"])
 
 
 @pytest.mark.parametrize(
@@ -106,13 +59,21 @@ async def test_a_job_starts_once_all_hosts_have_joined() -> None:
 async def test_its_pods_go_to_the_nodes_of_the_resource_and_ask_for_no_gke_labels() -> None:
     world = await running()
     selectors = [pod["spec"]["nodeSelector"] for pod in world.pods]
-    assert (
-        selectors
-        == [
-            {"stepkeeper.dev/queued-resource": "pod-a", "stepkeeper.dev/queued-resource-namespace": "default"}
-        ]
-        * 2
-    )
+    assert selectors == [{"stepkeeper.dev/queued-resource-uid": "uid-a"}] * 2
+
+
+async def test_a_resource_that_is_made_again_under_its_name_gets_the_pods_and_not_the_old_one() -> None:
+    world = await running()
+    await change(world, deleting=True)
+    assert world.pods == []
+    await change(world, uid="uid-b", active=False, joined=False)
+    assert world.pods == []
+    await change(world, uid="uid-b")
+    assert world.phase() is Phase.RUNNING
+    selectors = [pod["spec"]["nodeSelector"] for pod in world.pods]
+    assert selectors == [{"stepkeeper.dev/queued-resource-uid": "uid-b"}] * 2
+    assert world.causes == ["Requested", None]
+    assert world.status.restarts.total == 1
 
 
 async def test_slices_of_a_job_stay_on_slices_of_the_machines_where_there_are_several() -> None:
@@ -125,31 +86,52 @@ async def test_slices_of_a_job_stay_on_slices_of_the_machines_where_there_are_se
 
 
 @pytest.mark.parametrize(
-    ("tier", "autocheckpoint", "grace_s", "counted_on_s"),
+    ("tier", "autocheckpoint", "read_back", "grace_s", "counted_on_s"),
     [
-        ({"guaranteed": {}}, None, 300, 300),
-        ({"guaranteed": {}}, False, 30, 30),
-        ({"spot": {}}, None, 30, 15),
-        ({"bestEffort": {}}, None, 30, 30),
-        ({"bestEffort": {}}, True, 300, 300),
+        ({"guaranteed": {}}, None, "", 300, 300),
+        ({"guaranteed": {}}, None, "On", 300, 300),
+        ({"guaranteed": {}}, None, "Off", 30, 30),
+        ({"guaranteed": {}}, None, "Mixed", 30, 30),
+        ({"guaranteed": {}}, False, "", 30, 30),
+        ({"guaranteed": {}}, False, "On", 300, 300),
+        ({"spot": {}}, None, "", 30, 15),
+        ({"spot": {}}, True, "On", 300, 15),
+        ({"bestEffort": {}}, None, "", 30, 30),
+        ({"bestEffort": {}}, True, "On", 300, 300),
+        ({"bestEffort": {}}, True, "Off", 30, 30),
     ],
 )
-async def test_pods_on_autocheckpoint_nodes_have_five_minutes(
-    tier: dict[str, Any], autocheckpoint: bool | None, grace_s: int, counted_on_s: int
+async def test_pods_have_five_minutes_where_the_cloud_has_autocheckpoint_on(
+    tier: dict[str, Any], autocheckpoint: bool | None, read_back: str, grace_s: int, counted_on_s: int
 ) -> None:
-    world = await running(tier=tier, autocheckpoint=autocheckpoint)
-    spec = world.pods[0]["spec"]
-    env = {variable["name"]: variable.get("value") for variable in spec["containers"][0]["env"]}
-    assert (spec["terminationGracePeriodSeconds"], env["STEPKEEPER_GRACE_S"]) == (grace_s, str(counted_on_s))
+    world = await running(tier=tier, autocheckpoint=autocheckpoint, read_back=read_back)
+    assert read_graces(world) == (grace_s, counted_on_s)
 
 
-async def test_the_grace_period_of_a_template_is_respected() -> None:
-    template = {
-        "spec": {"terminationGracePeriodSeconds": 60, "containers": [{"name": "trainer", "image": "t"}]}
-    }
-    world = world_of(machines(), template=template)
+@pytest.mark.parametrize(
+    ("template_grace_s", "read_back", "counted_on_s"),
+    [(60, "On", 60), (600, "On", 300), (600, "Off", 600), (0, "On", 0)],
+)
+async def test_the_grace_period_of_a_template_is_respected(
+    template_grace_s: int, read_back: str, counted_on_s: int
+) -> None:
+    container = {"name": "trainer", "image": "t"}
+    template = {"spec": {"terminationGracePeriodSeconds": template_grace_s, "containers": [container]}}
+    world = world_of(machines(read_back=read_back), template=template)
     await world.run_until_settled()
-    assert world.pods[0]["spec"]["terminationGracePeriodSeconds"] == 60
+    assert read_graces(world) == (template_grace_s, counted_on_s)
+
+
+async def test_pods_keep_their_grace_period_until_they_have_to_stop_anyway() -> None:
+    world = await running(read_back="On")
+    await change(world, read_back="Mixed")
+    assert world.causes == [None]
+    assert read_graces(world) == (300, 300)
+    await change(world, read_back="", active=False, joined=False, state="Suspended")
+    await change(world, read_back="Off")
+    assert world.phase() is Phase.RUNNING
+    assert read_graces(world) == (30, 30)
+    assert world.causes == ["NodeFailure", None]
 
 
 @pytest.mark.parametrize(
@@ -197,8 +179,14 @@ async def test_a_lost_node_of_preempted_machines_is_a_preemption_also_once_they_
 
 async def test_maintenance_of_guaranteed_machines_is_maintenance() -> None:
     world = await running()
-    await change(world, active=False, joined=False, state="Suspending", maintenance_at=world.now)
+    await change(world, active=False, joined=False, state="Suspending", maintenance_at=(world.now,))
     assert world.causes == ["Maintenance"]
+
+
+async def test_machines_that_are_lost_days_before_their_maintenance_have_failed() -> None:
+    world = await running()
+    await change(world, active=False, joined=False, state="Suspended", maintenance_at=(world.now + 86_400,))
+    assert world.causes == ["NodeFailure"]
 
 
 async def test_a_change_or_deletion_that_somebody_asked_for_is_requested() -> None:
@@ -223,48 +211,6 @@ async def test_a_job_that_names_no_resource_waits_for_none() -> None:
     world.cluster.put("queuedresources", machines(active=False, joined=False))
     await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
-
-
-def report_of(sequence: int, step: int, *, now: float) -> Report:
-    uri = f"gs://bucket/runs/lm/{step}"
-    commit = ReportedCommit(
-        sequence=sequence, step=step, uri=uri, size_bytes=1, duration_millis=100_000, time_unix_s=int(now)
-    )
-    head = Head(sequence=sequence, step=step, uri=uri, size_bytes=1)
-    return Report(
-        phase=ReportPhase.TRAINING, root="r", claim=1, tail=sequence, head=head, step=step, commits=(commit,)
-    )
-
-
-async def test_a_training_is_asked_once_to_save_before_maintenance_with_the_time_that_saves_take() -> None:
-    world = await running()
-    world.receive_report(report_of(5, 100, now=world.now))
-    await change(world, maintenance_at=world.now + 1000)
-    uid = world.job.metadata.uid
-    assert world.directives.get_directive(uid).checkpoint_now is None
-    look_s = await world.reconcile()
-    assert look_s is not None
-    world.now += 700  # a save takes 100 s: three times that is left
-    world.receive_report(report_of(5, 100, now=world.now))
-    await world.reconcile()
-    request = world.directives.get_directive(uid).checkpoint_now
-    assert request is not None
-    assert world.events.count("SaveRequested") == 1
-    await world.reconcile()
-    assert world.directives.get_directive(uid).checkpoint_now == request
-    world.restart_operator()
-    await world.reconcile()
-    assert world.directives.get_directive(uid).checkpoint_now == request
-    world.receive_report(report_of(6, 180, now=world.now))
-    world.now += 2
-    await world.reconcile()
-    assert world.directives.get_directive(uid).checkpoint_now is None
-    checkpoint = world.status.checkpoint
-    assert checkpoint is not None
-    assert checkpoint.last_request is not None
-    assert (checkpoint.last_request.sequence, checkpoint.last_request.step) == (6, 180)
-    assert world.events.count("SaveRequested") == 1
-    assert world.events.count("SaveRequestAnswered") == 1
 
 
 async def test_an_operator_without_the_kind_says_so() -> None:

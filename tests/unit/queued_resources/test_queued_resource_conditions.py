@@ -256,6 +256,7 @@ def test_the_request_names_owner_labels_and_script() -> None:
         "team": "a",
         "stepkeeper-cluster": "c",
         "stepkeeper-namespace": "team",
+        "stepkeeper-name": "v5e",
         "stepkeeper-uid": "uid-1",
     }
     assert request.node["metadata"]["startup-script"] == "#!/bin/sh"

@@ -11,6 +11,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourc
 from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, ErrorKind
 from stepkeeper_operator.errors import EvictionBlockedError, InvalidObjectError
 from stepkeeper_operator.queued_resources.settings import CloudSettings
+from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.testing.queued_resources import PLACE, make_cloud_resource
 from stepkeeper_operator.testing.resource_world import ResourceWorld
 
@@ -276,6 +277,23 @@ def test_many_looks_share_one_list() -> None:
         for _ in range(20):
             await world.reconcile()
         assert world.cloud.n_lists <= before + 1
+
+    play(story())
+
+
+@pytest.mark.parametrize("tier", [{"spot": {}}, {"guaranteed": {}}], ids=["v2", "v2alpha1"])
+def test_the_cloud_is_listed_at_the_idle_pace_once_all_is_well(tier: dict[str, Any]) -> None:
+    async def story() -> None:
+        paces = OperatorSettings(cloud_tpu_poll_s=5, cloud_tpu_idle_poll_s=100)
+        world = ResourceWorld(settings=CloudSettings.from_settings(paces), tier=tier)
+        await world.run(60)
+        assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
+        lists_before, ends_at = world.cloud.n_lists, world.now + 2000
+        while world.now < ends_at:
+            wait_s = await world.reconcile()
+            assert wait_s is not None
+            world.now += min(wait_s, 7)  # something or other wakes it, more often than it wants
+        assert 15 <= world.cloud.n_lists - lists_before <= 23
 
     play(story())
 

@@ -29,6 +29,13 @@ N_BYTES = BLOCK_BYTES + 4096
 DATA = bytes(range(256)) * (N_BYTES // 256) + b"a value"
 
 
+@pytest.fixture(autouse=True)
+def room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have room on the disk, whatever this machine's has: the tier leaves a part of a disk free."""
+    found = SimpleNamespace(f_bavail=1 << 20, f_blocks=1 << 21, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda _: found)
+
+
 class Root:
     """In memory, its operations counted."""
 

@@ -126,7 +126,7 @@ class NodeSpec(SpecPart):
     """Identity of the hosts. Unset: the project's default service account of Compute Engine."""
 
     labels: Annotated[dict[str, LabelValue], Field(max_length=48)] = Field(default_factory=dict)
-    """Labels of the cloud nodes. The operator adds stepkeeper-cluster, stepkeeper-namespace and stepkeeper-uid; no key
+    """Labels of the cloud nodes. The operator adds stepkeeper-cluster, -namespace, -name and -uid; no key
     of yours may begin with stepkeeper-."""
 
     tags: Annotated[tuple[Name63, ...], Field(max_length=64, json_schema_extra=SET)] = ()

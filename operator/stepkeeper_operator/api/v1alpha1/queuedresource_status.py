@@ -33,7 +33,7 @@ class QueuedResourceConditionType(StrEnum):
     """All machines are provided."""
 
     NODES_JOINED = "NodesJoined"
-    """All hosts are Ready nodes of this cluster. Jobs start then."""
+    """All hosts are Ready nodes of this cluster, and none is cordoned. Jobs start then."""
 
     DEGRADED = "Degraded"
     """Something of it isn't as it should be, and the message says what to do."""
@@ -115,10 +115,10 @@ class CloudNodeStatus(StatusPart):
     """What the cloud saw on its hosts, newest first."""
 
     hosts: Count = 0
-    """Hosts of the slice."""
+    """Hosts of the slice; 0 while the cloud doesn't tell."""
 
     joined_hosts: Count = 0
-    """Hosts that are Ready nodes of this cluster."""
+    """Hosts that are Ready nodes of this cluster and not cordoned."""
 
     autocheckpoint_enabled: bool | None = None
     """The setting as the cloud has it; absent where the version of its API doesn't tell."""
@@ -195,6 +195,9 @@ class QueuedResourceBookkeeping(StatusPart):
     retries: Count = 0
     """Errors in a row."""
 
+    quota_failures: Count = 0
+    """Failures for lack of quota since it was active: the next wait follows."""
+
 
 class QueuedResourceStatus(StatusPart):
     """The observed state of the request."""
@@ -221,13 +224,13 @@ class QueuedResourceStatus(StatusPart):
     """The state of the resource, and why."""
 
     joined: Annotated[str, Field(max_length=16)] = ""
-    """Hosts that are Ready nodes of this cluster, of all: 3/4."""
+    """Hosts that are Ready nodes of this cluster and not cordoned, of all: 3/4; 3/? while the cloud doesn't tell."""
 
     autocheckpoint: Annotated[str, Field(max_length=16)] = ""
     """Autocheckpoint as the cloud has it: On, Off, or Mixed; empty while nobody can tell."""
 
     next_maintenance_time: Timestamp | None = None
-    """Earliest beginning of announced maintenance."""
+    """Earliest beginning of announced maintenance that is ahead; if none is, the latest one that was."""
 
     node_count: Count = 0
     """Cloud nodes of the resource."""

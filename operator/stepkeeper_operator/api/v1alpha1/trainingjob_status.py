@@ -74,6 +74,12 @@ class SaveRequest(StatusPart):
     id: Annotated[str, Field(min_length=1, max_length=64)]
     """Name of the request. The training answers each once."""
 
+    attempt: Count
+    """Number of the attempt that was asked. The next one is asked anew if it has something to lose."""
+
+    before: Timestamp
+    """Beginning of the maintenance that it is ahead of."""
+
     time: Timestamp
     """Time when it was asked for."""
 
@@ -228,6 +234,10 @@ class Bookkeeping(StatusPart):
 
     counted_restarts_seen: Count = 0
     """Restarts among restartsSeen that JobSet counted towards its own limit."""
+
+    resumed_at: Timestamp | None = None
+    """Time when the current JobSet was resumed without a restart. Its earlier pods with the present count of restarts
+    are of an earlier attempt."""
 
     not_before: Timestamp | None = None
     """Earliest time to make the next JobSet: the back-off after a failure."""

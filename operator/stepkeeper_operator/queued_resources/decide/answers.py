@@ -44,9 +44,14 @@ def record_error(
     status: QueuedResourceStatus, error: CloudTPUError, verb: Verb, scene: Scene
 ) -> QueuedResourceStatus:
     """Return the status with the error, and with the time of the next try."""
-    retries = status.bookkeeping.retries + 1
-    not_before = int(scene.now + compute_retry_s(error.kind, retries, scene.settings))
-    return book(_show_error(status, error, verb, now=scene.now), retries=retries, not_before=not_before)
+    bookkeeping = status.bookkeeping
+    retries, n_quota = bookkeeping.retries + 1, bookkeeping.quota_failures
+    if error.kind is ErrorKind.QUOTA:
+        n_quota += 1
+    n_tries = n_quota if error.kind is ErrorKind.QUOTA else retries
+    not_before = int(scene.now + compute_retry_s(error.kind, n_tries, scene.settings))
+    status = _show_error(status, error, verb, now=scene.now)
+    return book(status, retries=retries, quota_failures=n_quota, not_before=not_before)
 
 
 def _fold_listing(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceStatus:

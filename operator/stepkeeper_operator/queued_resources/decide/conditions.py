@@ -14,7 +14,7 @@ from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, ErrorKind
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.queued_resources.decide.answers import error_kind
 from stepkeeper_operator.queued_resources.decide.joining import derive_joined
-from stepkeeper_operator.queued_resources.decide.mirror import to_word
+from stepkeeper_operator.queued_resources.decide.mirror import find_next_maintenance, to_word
 from stepkeeper_operator.queued_resources.decision import Finding, Plan, Problem
 from stepkeeper_operator.queued_resources.observed import Observed
 from stepkeeper_operator.queued_resources.request import wants_autocheckpoint
@@ -86,7 +86,7 @@ def derive_conditions(
         _derive_active(plan, sight, status),
         joined,
         degraded(problems),
-        _derive_maintenance(sight),
+        _derive_maintenance(sight, now=scene.now),
         _derive_quota(sight, status),
     ]
     return tuple(finding for finding in findings if finding is not None), look_s
@@ -154,17 +154,20 @@ def _derive_active(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> Fi
     return Finding(type=kind, status=False, reason=state.value, message=text)
 
 
-def _derive_maintenance(sight: Sight) -> Finding | None:
+def _derive_maintenance(sight: Sight, *, now: float) -> Finding | None:
     kind = _TYPES.MAINTENANCE_SCHEDULED
     if sight.presence is Presence.UNKNOWN:
         return None
-    announced = [(node, node.maintenance) for node in sight.nodes if node.maintenance is not None]
-    if not announced:
+    found = find_next_maintenance(sight.nodes, now=now)
+    if found is None:
         return Finding(type=kind, status=False, reason="NotAnnounced")
-    first, maintenance = min(announced, key=lambda pair: pair[1].window_start or 0)
-    ongoing = any(item.status == "ONGOING" for _, item in announced)
+    first, maintenance = found
+    announced = [node for node in sight.nodes if node.maintenance is not None]
+    ongoing = [n.id for n in announced if n.maintenance is not None and n.maintenance.status == "ONGOING"]
     more = f", and {len(announced) - 1} more" if len(announced) > 1 else ""
     text = f"node {first.id}{more}: {_describe_window(maintenance)}. Jobs on it save before it begins"
+    if ongoing and first.id not in ongoing:
+        text += f"; {_name(ongoing)} has maintenance now"
     return Finding(type=kind, status=True, reason="Ongoing" if ongoing else "Pending", message=text)
 
 

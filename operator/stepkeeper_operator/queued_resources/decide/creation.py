@@ -15,6 +15,7 @@ from stepkeeper_operator.queued_resources.decide.answers import book
 from stepkeeper_operator.queued_resources.decision import CreateCloudResource, DeleteNode, Finding, Plan
 from stepkeeper_operator.queued_resources.naming import (
     CLUSTER_LABEL,
+    NAME_LABEL,
     NAMESPACE_LABEL,
     UID_LABEL,
     make_cloud_id,
@@ -95,18 +96,22 @@ def plan_adoption(resource: QueuedResource, status: QueuedResourceStatus, scene:
             look_s=settings.poll_waiting_s,
             accepted=_refuse("NotOurs", _describe_foreign(found)),
         )
-    asked = build_request(
-        resource, number=status.bookkeeping.number, cluster_id=observed.cluster_id, script=observed.script
-    )
-    if observed.script_error:
+    relic = scene.sight.presence is Presence.RELIC
+    number = parse_number(scene.meta.namespace, scene.meta.name, found.id) or 0
+    # Machines that joined long ago need no script any more, and its token is another one by now.
+    script = None if relic else observed.script
+    asked = build_request(resource, number=number, cluster_id=observed.cluster_id, script=script)
+    if observed.script_error and not relic:
         return Plan(
             status=status, look_s=settings.poll_active_s, accepted=_refuse(_NO_SCRIPT, observed.script_error)
         )
     differences = find_differences(asked, found)
     if not differences:
-        return Plan(status=_claim(resource, status, adopted=True), look_s=0.0, waiting="adopts what exists")
+        status = _claim(resource, book(status, number=number), adopted=True)
+        return Plan(status=status, look_s=0.0, waiting="adopts what exists")
+    whose = "is of an earlier object of this name" if relic else "has no labels of this operator"
     text = (
-        f"{found.name} exists, has no labels of this operator, and isn't what the spec asks for: "
+        f"{found.name} exists, {whose}, and isn't what the spec asks for: "
         f"{'; '.join(differences)}. Change the spec to match it and it is adopted, delete it (gcloud compute tpus "
         "queued-resources delete), or choose another metadata.name"
     )
@@ -150,7 +155,9 @@ def _refuse(reason: str, message: str) -> Finding:
 def _describe_foreign(found: CloudQueuedResource) -> str:
     labels = found.node.get("labels", {})
     owner = ", ".join(
-        f"{key}={labels[key]}" for key in (CLUSTER_LABEL, NAMESPACE_LABEL, UID_LABEL) if key in labels
+        f"{key}={labels[key]}"
+        for key in (CLUSTER_LABEL, NAMESPACE_LABEL, NAME_LABEL, UID_LABEL)
+        if key in labels
     )
     return (
         f"{found.name} exists, and its labels say that another object made it: {owner}. It is never touched. If that "

@@ -5,6 +5,7 @@ from typing import Final
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceConditionType,
+    QueuedResourceState,
     QueuedResourceStatus,
 )
 from stepkeeper_operator.cloud_tpu.cloud import ErrorKind
@@ -15,13 +16,15 @@ from stepkeeper_operator.queued_resources.decide.events import derive_events
 from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud
 from stepkeeper_operator.queued_resources.decide.removal import Removal, begin_removal, plan_removal
 from stepkeeper_operator.queued_resources.decision import (
+    Action,
     Decision,
     Finding,
     Problem,
     SetFinalizer,
+    Uncordon,
 )
 from stepkeeper_operator.queued_resources.naming import FINALIZER, make_cloud_id, parse_cloud_name
-from stepkeeper_operator.queued_resources.observed import Observed
+from stepkeeper_operator.queued_resources.observed import Observed, Verb
 from stepkeeper_operator.queued_resources.pacing import find_soonest
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.queued_resources.sight import Scene, Sight, look_at
@@ -45,9 +48,9 @@ def decide_deletion(
     if FINALIZER not in meta.finalizers:
         return Decision(status=before)
     if retain:
-        return Decision(status=before, actions=(SetFinalizer(present=False),), events=_tell_retained(before))
+        return _let_go(before, observed)
     sight = _look(meta, before, observed)
-    never_asked = not before.bookkeeping.created and not before.bookkeeping.removing
+    never_asked = not (before.bookkeeping.created or before.bookkeeping.removing or before.bookkeeping.number)
     if never_asked and not _must_look(before, observed) and not sight.is_ours and not sight.strays:
         return Decision(status=before, actions=(SetFinalizer(present=False),))
     scene = Scene(meta=meta, observed=observed, sight=sight, settings=settings, now=now)
@@ -64,6 +67,13 @@ def decide_deletion(
         events=derive_events(before, status) if changed else (),
         requeue_after_s=find_soonest(removal.look_s),
     )
+
+
+def _let_go(before: QueuedResourceStatus, observed: Observed) -> Decision:
+    """Leave everything as it is in the cloud, and the nodes open for pods again."""
+    uncordon = (Uncordon(member=member) for member in observed.members if member.cordoned_by_us)
+    actions: tuple[Action, ...] = (*uncordon, SetFinalizer(present=False))
+    return Decision(status=before, actions=actions, events=_tell_retained(before))
 
 
 def _must_look(status: QueuedResourceStatus, observed: Observed) -> bool:
@@ -121,5 +131,10 @@ def _advise(meta: ObjectMeta, status: QueuedResourceStatus, why: str) -> str:
 def _tell_retained(status: QueuedResourceStatus) -> tuple[ObjectEvent, ...]:
     if not status.bookkeeping.created:
         return ()
-    text = f"{status.cloud_name} and its machines stay in the cloud, and cost money, as deletionPolicy: Retain says"
+    operation = status.operation
+    going = status.state is QueuedResourceState.DELETING
+    if going or (operation is not None and operation.verb == Verb.DELETE):
+        text = f"{status.cloud_name} was being deleted before deletionPolicy was Retain, and the cloud goes on with it"
+    else:
+        text = f"{status.cloud_name} and its machines stay in the cloud, and cost money, as deletionPolicy: Retain says"
     return (ObjectEvent(warning=True, reason="Retained", message=text),)

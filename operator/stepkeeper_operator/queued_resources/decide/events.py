@@ -54,14 +54,19 @@ def _derive_condition_events(
     events = []
     for kind in _TYPES:
         earlier, now = _find(before, kind), _find(after, kind)
-        if now is None or (
-            earlier is not None and (earlier.status, earlier.reason) == (now.status, now.reason)
-        ):
+        if now is None:
+            continue
+        same = earlier is not None and (earlier.status, earlier.reason) == (now.status, now.reason)
+        if same and not (kind is _TYPES.MAINTENANCE_SCHEDULED and _is_another_window(before, after)):
             continue
         bad = _BAD.get(kind) is now.status or now.reason == _TIMEOUT
         if bad or _GOOD.get(kind) is now.status:
             events.append(ObjectEvent(warning=bad, reason=now.reason, message=now.message))
     return tuple(events)
+
+
+def _is_another_window(before: QueuedResourceStatus, after: QueuedResourceStatus) -> bool:
+    return after.next_maintenance_time not in {None, before.next_maintenance_time}
 
 
 def _derive_error_event(before: QueuedResourceStatus, after: QueuedResourceStatus) -> tuple[ObjectEvent, ...]:

@@ -1,5 +1,7 @@
 """Judge whether all hosts of a resource have joined the cluster. Pure."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
@@ -10,10 +12,10 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 )
 from stepkeeper_operator.cloud_tpu.cloud import CloudNode
 from stepkeeper_operator.labels import CLOUD_NODE_LABEL, QUEUED_RESOURCE_UID_LABEL
-from stepkeeper_operator.queued_resources.decide.mirror import count_hosts, match_members
+from stepkeeper_operator.queued_resources.decide.mirror import match_members
 from stepkeeper_operator.queued_resources.decision import Finding
 from stepkeeper_operator.queued_resources.observed import Member
-from stepkeeper_operator.queued_resources.sight import Presence, Scene
+from stepkeeper_operator.queued_resources.sight import Presence, Scene, Sight
 
 __all__ = ["derive_joined"]
 
@@ -28,19 +30,39 @@ def derive_joined(
     sight, now = scene.sight, scene.now
     if sight.presence is Presence.UNKNOWN:
         return None, None
-    if status.state is not QueuedResourceState.ACTIVE or not sight.nodes or status.bookkeeping.removing:
+    nobody = not sight.nodes and (sight.resource is None or not sight.resource.node_ids)
+    if status.state is not QueuedResourceState.ACTIVE or nobody or status.bookkeeping.removing:
         text = "its hosts join once it is active"
         return Finding(type=_KIND, status=False, reason="NotActive", message=text), None
-    matched = match_members(sight.nodes, scene.observed.members)
-    missing = [text for node in sight.nodes if (text := _describe_missing(node, matched.get(node.id, ())))]
-    total = sum(count_hosts(node) for node in sight.nodes)
-    if not missing:
+    gaps = _find_gaps(sight, match_members(sight.nodes, scene.observed.members))
+    if not gaps:
+        total = sum(node.n_hosts for node in sight.nodes)
         text = f"{total} of {total} hosts are Ready nodes"
         return Finding(type=_KIND, status=True, reason="AllHostsJoined", message=text), None
     since = status.bookkeeping.active_since
     left_s = (now if since is None else since) + resource.spec.join_timeout_seconds - now
-    more = f"; and {len(missing) - _NAMED} more nodes" if len(missing) > _NAMED else ""
-    what = f"missing: {'; '.join(missing[:_NAMED])}{more}"
+    return _judge_gaps(resource, gaps, left_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gap:
+    """A slice that isn't here as a whole."""
+
+    text: str
+    cordoned: bool = False
+    """Its hosts are all here, but no pods may come to some of them."""
+
+    uncounted: bool = False
+    """The cloud doesn't say how many hosts it has."""
+
+
+def _judge_gaps(resource: QueuedResource, gaps: list[_Gap], left_s: float) -> tuple[Finding, float | None]:
+    more = f"; and {len(gaps) - _NAMED} more nodes" if len(gaps) > _NAMED else ""
+    what = f"missing: {'; '.join(gap.text for gap in gaps[:_NAMED])}{more}"
+    if all(gap.cordoned for gap in gaps):
+        return Finding(type=_KIND, status=False, reason="Cordoned", message=what), None
+    if left_s > 0 and all(gap.uncounted for gap in gaps):
+        return Finding(type=_KIND, status=None, reason="HostsUnknown", message=what), left_s
     if left_s > 0:
         return Finding(type=_KIND, status=False, reason="Joining", message=what), left_s
     text = (
@@ -51,16 +73,37 @@ def derive_joined(
     return Finding(type=_KIND, status=False, reason="JoinTimeout", message=text), None
 
 
-def _describe_missing(node: CloudNode, members: tuple[Member, ...]) -> str:
-    """Describe which hosts of the node are missing; empty: none is."""
-    ready = [member for member in members if member.ready]
-    if len(ready) >= count_hosts(node):
-        return ""
+def _find_gaps(sight: Sight, matched: Mapping[str, tuple[Member, ...]]) -> list[_Gap]:
+    gaps = [_describe_gap(node, matched.get(node.id, ())) for node in sight.nodes]
+    listed = {node.id for node in sight.nodes}
+    asked = () if sight.resource is None else sight.resource.node_ids
+    unlisted = [_Gap(text=f"{name}: the cloud doesn't list it") for name in asked if name not in listed]
+    return [gap for gap in (*gaps, *unlisted) if gap is not None]
+
+
+def _describe_gap(node: CloudNode, members: tuple[Member, ...]) -> _Gap | None:
+    """Describe which hosts of the node are missing; None: none is."""
+    n_joined = sum(member.joined for member in members)
+    if not node.n_hosts:
+        text = f"{node.id}: the cloud doesn't say how many hosts it has; {n_joined} have joined"
+        return _Gap(text=text, uncounted=True)
+    if n_joined >= node.n_hosts:
+        return None
     silent = [member.name for member in members if not member.ready]
-    if silent:
-        return f"{node.id}: {', '.join(silent[:_NAMED])} not Ready"
+    cordoned = [member.name for member in members if member.ready and member.cordoned]
+    absent = "" if len(members) >= node.n_hosts else _describe_absent(node, members)
+    texts = (
+        f"{', '.join(silent[:_NAMED])} not Ready" if silent else "",
+        f"{', '.join(cordoned[:_NAMED])} cordoned (kubectl uncordon {cordoned[0]})" if cordoned else "",
+        absent,
+    )
+    text = f"{node.id}: {', '.join(text for text in texts if text)}"
+    return _Gap(text=text, cordoned=bool(cordoned) and not silent and not absent)
+
+
+def _describe_absent(node: CloudNode, members: tuple[Member, ...]) -> str:
     here = {address for member in members for address in member.addresses}
     addresses = [address for address in node.addresses if address and address not in here]
-    if addresses and len(addresses) < count_hosts(node) + 1:
-        return f"{node.id}: hosts at {', '.join(addresses[:_NAMED])}"
-    return f"{node.id}: {len(ready)} of {count_hosts(node)} hosts"
+    if addresses and len(addresses) <= node.n_hosts - len(members):
+        return f"hosts at {', '.join(addresses[:_NAMED])}"
+    return f"{len(members)} of {node.n_hosts} hosts"

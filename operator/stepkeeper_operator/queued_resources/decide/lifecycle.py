@@ -8,8 +8,12 @@ from stepkeeper_operator.api.v1alpha1.queuedresource import (
     QueuedResourceSpec,
     UpdatePolicy,
 )
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState, QueuedResourceStatus
-from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
+    QueuedResourceBookkeeping,
+    QueuedResourceState,
+    QueuedResourceStatus,
+)
+from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource, ErrorKind
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.queued_resources.decide.answers import book
 from stepkeeper_operator.queued_resources.decide.ends import (
@@ -24,10 +28,10 @@ from stepkeeper_operator.queued_resources.decide.ends import (
     find_end,
     find_objection,
 )
-from stepkeeper_operator.queued_resources.decide.mirror import to_state
+from stepkeeper_operator.queued_resources.decide.mirror import match_members, to_state
 from stepkeeper_operator.queued_resources.decide.removal import begin_removal, plan_removal
-from stepkeeper_operator.queued_resources.decision import Plan, Problem
-from stepkeeper_operator.queued_resources.pacing import compute_backoff_s, compute_poll_s
+from stepkeeper_operator.queued_resources.decision import Plan, Problem, Relabel
+from stepkeeper_operator.queued_resources.pacing import compute_backoff_s, compute_poll_s, compute_retry_s
 from stepkeeper_operator.queued_resources.request import hash_spec
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.queued_resources.sight import Scene
@@ -55,13 +59,18 @@ def plan_present(resource: QueuedResource, status: QueuedResourceStatus, scene: 
         problems = (Problem(reason="SpecDiffers", message=text),)
     end = find_end(spec, cloud, sight, status, now=now)
     if end is None:
-        return Plan(
-            status=status, look_s=_compute_look_s(spec, cloud, status, settings, now=now), problems=problems
-        )
+        look_s = _compute_look_s(spec, cloud, status, settings, now=now)
+        return Plan(status=status, actions=_relabel(scene), look_s=look_s, problems=problems)
     problem = None if end.reason == EXPIRED else find_objection(spec, status, end)
     if problem is not None:
         return Plan(status=status, look_s=settings.poll_waiting_s, problems=(*problems, problem))
     return _replace(resource, status, end, scene)
+
+
+def _relabel(scene: Scene) -> tuple[Relabel, ...]:
+    """Take over the hosts of adopted machines that name the object before this one."""
+    hosts = match_members(scene.sight.nodes, scene.observed.former).values()
+    return tuple(Relabel(member=member) for members in hosts for member in members)
 
 
 def plan_vanished(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
@@ -122,21 +131,24 @@ def _finish(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene
     stays_gone = why not in _REPLACED_ANYWAY and objection is not None
     counted = why not in {SPEC_CHANGED, QUOTA}
     wait_s = compute_backoff_s(policy.backoff, before.streak) if counted else 0.0
+    n_quota = before.quota_failures
     if why == QUOTA:
-        wait_s = scene.settings.quota_retry_s
+        n_quota += 1
+        wait_s = compute_retry_s(ErrorKind.QUOTA, n_quota, scene.settings)
     bookkeeping = before.model_copy(
         update={
             "number": before.number + 1,
             "created": False,
             "adopted": False,
             "asked_at": None,
-            "spec_hash": hash_spec(resource.spec) if stays_gone else "",
+            "spec_hash": _keep_hash(resource.spec, before, why, stays_gone=stays_gone),
             "removing": "",
             "removing_since": None,
             "streak": before.streak + int(counted and not stays_gone),
             "not_before": int(scene.now + wait_s) if wait_s and not stays_gone else None,
             "active_since": None,
             "retries": 0,
+            "quota_failures": n_quota,
         }
     )
     return status.model_copy(
@@ -171,4 +183,13 @@ def _note_active(
 ) -> QueuedResourceStatus:
     if cloud.state != "ACTIVE" or status.bookkeeping.active_since is not None:
         return status
-    return book(status, active_since=int(now))
+    return book(status, active_since=int(now), quota_failures=0)
+
+
+def _keep_hash(
+    spec: QueuedResourceSpec, before: QueuedResourceBookkeeping, why: str, *, stays_gone: bool
+) -> str:
+    """Return the hash by which a change of the spec is seen while the next one isn't asked for yet."""
+    if stays_gone:
+        return hash_spec(spec)
+    return before.spec_hash if why == QUOTA else ""  # a smaller wish may be within the quota

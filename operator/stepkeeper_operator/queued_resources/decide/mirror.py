@@ -15,7 +15,15 @@ from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudNode
 from stepkeeper_operator.queued_resources.observed import Member
 from stepkeeper_operator.queued_resources.sight import Presence, Scene
 
-__all__ = ["clear_mirror", "count_hosts", "is_well", "match_members", "mirror_cloud", "to_state", "to_word"]
+__all__ = [
+    "clear_mirror",
+    "find_next_maintenance",
+    "is_well",
+    "match_members",
+    "mirror_cloud",
+    "to_state",
+    "to_word",
+]
 
 _STATES: Final = {
     "CREATING": QueuedResourceState.CREATING,
@@ -29,6 +37,7 @@ _STATES: Final = {
     "DELETING": QueuedResourceState.DELETING,
 }
 _INITIATORS: Final = {"USER": StateInitiator.USER, "SERVICE": StateInitiator.SERVICE}
+_ONGOING: Final = "ONGOING"
 _TEXT_LIMIT: Final = 512
 _SYMPTOM_LIMIT: Final = 256
 _MOST_SYMPTOMS: Final = 8
@@ -55,16 +64,15 @@ def mirror_cloud(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceSt
     rows = [(_show_node(node, joined.get(node.id, ())), node) for node in sight.nodes]
     if len(rows) > MAX_NODES:
         rows.sort(key=lambda row: is_well(row[0]))
-    starts = [node.maintenance.window_start for node in sight.nodes if node.maintenance is not None]
-    known_starts = [start for start in starts if start is not None]
+    n_missing = len(set(sight.resource.node_ids) - {node.id for node in sight.nodes})
     return status.model_copy(
         update={
             "state": to_state(sight.resource.state),
             "state_initiator": _INITIATORS.get(sight.resource.initiator),
             "cloud_name": sight.resource.name,
-            "joined": _show_joined([row for row, _ in rows]),
+            "joined": _show_joined([row for row, _ in rows], n_missing),
             "autocheckpoint": _sum_up_autocheckpoint(sight.nodes),
-            "next_maintenance_time": min(known_starts) if known_starts else None,
+            "next_maintenance_time": _find_next_start(sight.nodes, now=scene.now),
             "node_count": len(rows),
             "nodes": tuple(row for row, _ in rows[:MAX_NODES]),
         }
@@ -103,28 +111,44 @@ def match_members(nodes: tuple[CloudNode, ...], members: tuple[Member, ...]) -> 
     return matched
 
 
-def count_hosts(node: CloudNode) -> int:
-    """Count the hosts of a node. It has one at least, also where the cloud doesn't tell yet."""
-    return max(1, node.n_hosts)
+def find_next_maintenance(
+    nodes: tuple[CloudNode, ...], *, now: float
+) -> tuple[CloudNode, CloudMaintenance] | None:
+    """Find the node whose announced maintenance begins next. What has begun comes last: it is too late for that."""
+    announced = [(node, node.maintenance) for node in nodes if node.maintenance is not None]
+    return min(announced, key=lambda pair: _rank_maintenance(pair[1], now=now)) if announced else None
+
+
+def _rank_maintenance(maintenance: CloudMaintenance, *, now: float) -> tuple[int, int]:
+    start = maintenance.window_start
+    if maintenance.status == _ONGOING or (start is not None and start <= now):
+        return 2, -(start or 0)
+    return (1, 0) if start is None else (0, start)
+
+
+def _find_next_start(nodes: tuple[CloudNode, ...], *, now: float) -> int | None:
+    timed = [n for n in nodes if n.maintenance is not None and n.maintenance.window_start is not None]
+    found = find_next_maintenance(tuple(timed), now=now)
+    return None if found is None else found[1].window_start
 
 
 def is_well(node: CloudNodeStatus) -> bool:
     """Check whether there is nothing to say about the node."""
     healthy = node.health in {"", "Healthy"}
-    joined = node.joined_hosts >= node.hosts
+    joined = 0 < node.hosts <= node.joined_hosts
     return node.state == "Ready" and healthy and joined and node.upcoming_maintenance is None
 
 
 def _show_node(node: CloudNode, members: tuple[Member, ...]) -> CloudNodeStatus:
-    hosts = count_hosts(node)
+    n_joined = sum(member.joined for member in members)
     return CloudNodeStatus(
         name=node.id,
         state=to_word(node.state)[:32],
         health=to_word(node.health)[:64],
         health_description=node.health_description[:_TEXT_LIMIT],
         symptoms=tuple(text[:_SYMPTOM_LIMIT] for text in node.symptoms[:_MOST_SYMPTOMS]),
-        hosts=hosts,
-        joined_hosts=min(hosts, sum(member.ready for member in members)),
+        hosts=node.n_hosts,
+        joined_hosts=min(node.n_hosts, n_joined) if node.n_hosts else n_joined,
         autocheckpoint_enabled=node.autocheckpoint_enabled,
         upcoming_maintenance=None if node.maintenance is None else _show_maintenance(node.maintenance),
     )
@@ -141,10 +165,13 @@ def _show_maintenance(maintenance: CloudMaintenance) -> MaintenanceStatus:
     )
 
 
-def _show_joined(rows: list[CloudNodeStatus]) -> str:
+def _show_joined(rows: list[CloudNodeStatus], n_missing: int) -> str:
+    """Show how many hosts have joined, of how many. A slice that isn't listed has an unknown number of them."""
     if not rows:
         return ""
-    return f"{sum(row.joined_hosts for row in rows)}/{sum(row.hosts for row in rows)}"
+    known = not n_missing and all(row.hosts for row in rows)
+    total = str(sum(row.hosts for row in rows)) if known else "?"
+    return f"{sum(row.joined_hosts for row in rows)}/{total}"
 
 
 def _sum_up_autocheckpoint(nodes: tuple[CloudNode, ...]) -> str:

@@ -72,7 +72,7 @@ def _plan(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) 
             return Plan(
                 status=status, look_s=compute_poll_s(status, settings) if failed else settings.poll_fast_s
             )
-        case Presence.FOREIGN | Presence.UNLABELLED:
+        case Presence.FOREIGN | Presence.UNLABELLED | Presence.RELIC:
             return plan_adoption(resource, status, scene)
         case Presence.OURS:
             known = status.bookkeeping.created
@@ -82,6 +82,7 @@ def _plan(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) 
 
 
 def _plan_absent(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
+    sight = scene.sight
     if status.operation is not None:
         text = "the cloud is working on the request"
         return Plan(status=status, look_s=scene.settings.poll_fast_s, waiting=text)
@@ -91,7 +92,21 @@ def _plan_absent(resource: QueuedResource, status: QueuedResourceStatus, scene: 
         why = find_gone_reason(resource.spec, status)
         if why is not None:
             return Plan(status=status, problems=(why,))
+    if sight.relics and not status.bookkeeping.created and not status.bookkeeping.number:
+        return _plan_relic(resource, status, scene)
     return plan_creation(resource, status, scene)
+
+
+def _plan_relic(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
+    """Plan for what an earlier object of this name has left under a later number, before anything is asked for."""
+    meta, relics = scene.meta, scene.sight.relics
+    numbers = {relic.id: parse_number(meta.namespace, meta.name, relic.id) for relic in relics}
+    known = [relic for relic in relics if numbers[relic.id] is not None]
+    if not known:
+        return plan_creation(resource, status, scene)
+    newest = max(known, key=lambda relic: numbers[relic.id] or 0)
+    sight = replace(scene.sight, resource=newest, presence=Presence.RELIC)
+    return plan_adoption(resource, status, replace(scene, sight=sight))
 
 
 def _plan_strays(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:

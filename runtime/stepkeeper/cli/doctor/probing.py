@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from stepkeeper.cli.bucket import Finding
+from stepkeeper.cli.doctor.bucket import Finding
 from stepkeeper.cli.render import size_text
 from stepkeeper.errors import (
     LogGapError,

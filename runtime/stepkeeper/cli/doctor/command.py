@@ -5,9 +5,10 @@ from urllib.parse import urlsplit
 
 import typer
 
-from stepkeeper.cli.bucket import Finding, judge_bucket
-from stepkeeper.cli.probing import measure_throughput, probe_store
-from stepkeeper.cli.terminal import AsJson, ExitCode, Root, Url, open_root, show_document
+from stepkeeper.cli.doctor.bucket import Finding, judge_bucket
+from stepkeeper.cli.doctor.probing import measure_throughput, probe_store
+from stepkeeper.cli.root import Root, Url, open_root
+from stepkeeper.cli.terminal import AsJson, ExitCode, show_document
 from stepkeeper.errors import (
     DamagedEntryError,
     LogFormatError,
@@ -43,7 +44,10 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check the log, the bucket's settings, permissions and conditional writes. Exit code 1 if something is bad."""
+    """Check whether a root can be trusted, and say what to do.
+
+    It checks the log, the bucket's settings, permissions and conditional writes. Exit code 1 if something is bad.
+    """
     if read_only and throughput_mib is not None:
         raise typer.BadParameter("--throughput writes: leave out --read-only")
     with open_root(context, url) as root:
@@ -83,7 +87,7 @@ def _log_findings(root: Root) -> list[Finding]:
     listed = root.patience.retry(lambda: root.store.list(LOG_PREFIX))
     paths = {stat.path for stat in listed}
     try:
-        state = root.log.open()
+        state = root.open_log()
         unlisted = [slot for slot in range(state.tail + 1) if slot_path(slot) not in paths]
         if unlisted:
             # A slot that was put after the listing isn't in it, but can be read.
@@ -142,7 +146,9 @@ def _latest_findings(root: Root) -> list[Finding]:
         says = f"{what} has {size_bytes} bytes of {latest.size_bytes}"
         todo = f"stepkeeper verify {root.uri} names the objects; a start falls back to the commit before"
         return [Finding(check="latest", verdict="bad", says=says, todo=todo)]
-    return [Finding(check="latest", verdict="ok", says=f"{what}: all {latest.size_bytes} bytes are there")]
+    says = f"{what}: all {latest.size_bytes} bytes are there; whether they are right isn't checked here"
+    todo = f"stepkeeper verify {root.uri} reads every block and compares it with its checksum"
+    return [Finding(check="latest", verdict="ok", says=says, todo=todo)]
 
 
 def _bucket_findings(store: Store) -> list[Finding]:

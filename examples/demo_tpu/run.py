@@ -1,0 +1,125 @@
+"""The demo: a job waits for Cloud TPU VMs, saves ahead of their maintenance, loses them, and resumes on new ones."""
+
+import tempfile
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from demo.director import Act, Director
+from demo.furnishing import ROOT
+from demo.kubectl import Kubectl
+from demo.performance import describe_attempts, judge, perform
+from demo.story import Story, broken_claims
+from demo.teller import Teller
+from demo.watch import Watch
+from demo_tpu.cloud import Cloud
+from demo_tpu.follower import Follower
+from demo_tpu.picture import draw
+from demo_tpu.stage import Stage, open_stage
+from demo_tpu.story import MachinesStory, broken_machine_claims
+from demo_tpu.undisturbed import UndisturbedRun
+from demo_tpu.watch import watch_machines
+
+__all__ = ["main"]
+
+_RESOURCE_FILE, _JOB_FILE = (Path(__file__).with_name(name) for name in ("queued-resource.yaml", "job.yaml"))
+_PICTURES = (ROOT / "out" / "demo-tpu.png", ROOT / "out" / "demo-tpu.svg")
+_QUIET_S = 240
+"""A slow machine takes its time; one on which nothing moves for so long is stuck."""
+_MAINTENANCE = "Maintenance"
+_AT_STEP = 70
+_NOTICE_S = 30
+"""From the announcement to the window. The job rests 0.3 s after each of its 180 steps, so it still trains then."""
+_CAUSE = "SpotPreemption"
+
+
+def main() -> int:
+    """0: everything that the demo claims has happened."""
+    return perform(_play)
+
+
+def _play() -> int:
+    with open_stage() as stage:
+        return _play_on(stage)
+
+
+def _play_on(stage: Stage) -> int:
+    resource, job = (yaml.safe_load(path.read_text(encoding="utf-8")) for path in (_RESOURCE_FILE, _JOB_FILE))
+    kubectl = Kubectl(environment=stage.cluster.environment)
+    cloud = Cloud(remote=stage.cloud, resource=resource)
+    cloud.take_room()
+    tell = Teller(time.time())
+    for path in (_RESOURCE_FILE, _JOB_FILE):
+        kubectl.run("apply", "-f", str(path))
+        tell(f"kubectl apply -f {path.relative_to(ROOT)}")
+    story, machines = _follow(cloud, kubectl, job, tell)
+    name, resource_name = job["metadata"]["name"], resource["metadata"]["name"]
+    print("\n$ kubectl get qr,ctj\n" + kubectl.run("get", "qr,ctj"), flush=True)
+    print(f"$ kubectl describe ctj {name}\n{describe_attempts(kubectl, name)}\n", flush=True)
+    tell(f"kubectl delete qr {resource_name}")
+    kubectl.run("delete", "qr", resource_name, "--timeout=50s")
+    machines.left_behind = cloud.names()
+    tell(f"the cloud has {', '.join(machines.left_behind) or 'nothing of it any more'}\n")
+    return _judge(story, machines, name)
+
+
+def _follow(cloud: Cloud, kubectl: Kubectl, job: dict[str, Any], tell: Teller) -> tuple[Story, MachinesStory]:
+    """Follow the job to its end. While it waits in the queue, the same training runs undisturbed on this machine."""
+    n_steps, uri = job["spec"]["totalSteps"], job["spec"]["checkpoint"]["uri"]
+
+    def make_room(losses: Future[dict[int, str]]) -> None:
+        if losses.exception() is None:
+            tell(
+                f"meanwhile the same {n_steps} steps ran undisturbed on this machine, to compare losses with"
+            )
+            tell("the cloud has room now")
+        cloud.make_room()
+
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        ThreadPoolExecutor() as executor,
+        UndisturbedRun(Path(folder), n_steps) as run,
+    ):
+        losses = executor.submit(run.losses)
+        follower = Follower(tell, when_waiting=lambda: losses.add_done_callback(make_room))
+        director = Director(
+            acts=[_announcement(cloud, follower)],
+            total_steps=n_steps,
+            started_unix_s=tell.started_unix_s,
+            also=follower.see,
+        )
+        sources = [watch_machines(cloud.resource["metadata"]["name"])]
+        with Watch(kubectl, job=job["metadata"]["name"], uri=uri, more=sources) as watch:
+            story = director.follow(watch.events, quiet_s=_QUIET_S)
+        follower.story.undisturbed = losses.result()
+    return story, follower.story
+
+
+def _announcement(cloud: Cloud, follower: Follower) -> Act:
+    def announce(_node: str) -> None:
+        follower.note_announcement(time.time())
+        cloud.announce_maintenance(starts_in_s=_NOTICE_S)
+
+    told = f"the cloud announces it; it begins in {_NOTICE_S} s, and the machine doesn't come back"
+    return Act(name=_MAINTENANCE, told=told, cause=announce, at_step=_AT_STEP)
+
+
+def _judge(story: Story, machines: MachinesStory, name: str) -> int:
+    title = (
+        f"{name}: {story.total_steps} steps on Cloud TPU VMs that come, go for maintenance, and come again"
+    )
+    draw(story, machines, *_PICTURES, title=title)
+    print("picture: " + ", ".join(str(path.relative_to(ROOT)) for path in _PICTURES))
+    return judge(
+        [
+            *broken_claims(story, disruptions=[_MAINTENANCE]),
+            *broken_machine_claims(story, machines, cause=_CAUSE),
+        ],
+        as_claimed=(
+            "waited for its machines; saved ahead of their maintenance; resumed on new ones; one restart, no failure; "
+            f"all {story.total_steps} losses bit-equal to an undisturbed run's; nothing left in the cloud"
+        ),
+    )

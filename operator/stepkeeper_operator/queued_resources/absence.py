@@ -1,0 +1,106 @@
+"""Ask by name for what a list leaves out: one short list must destroy nothing, and let go of nothing."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudNode, CloudQueuedResource, CloudTPU, Place
+from stepkeeper_operator.cloud_tpu.polling import Listing
+from stepkeeper_operator.queued_resources.memory import ResourceMemory
+from stepkeeper_operator.queued_resources.naming import make_cloud_id, parse_cloud_name
+from stepkeeper_operator.queued_resources.observed import Member
+from stepkeeper_operator.queued_resources.subject import Subject
+
+__all__ = ["AbsenceCheck", "Expected", "find_expected"]
+
+_UNSEEN: Final = {None, QueuedResourceState.PENDING, QueuedResourceState.GONE}
+_MOST_AT_ONCE: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """The ids that a listing should show: much follows from the absence of these."""
+
+    resources: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    twice: bool = False
+    """Their absence destroys machines: it counts once it was seen twice, some time apart."""
+
+
+def find_expected(subject: Subject, members: Iterable[Member], listing: Listing) -> Expected:
+    """Find what the listing should show of an object, from its status and its nodes of this cluster."""
+    bookkeeping = subject.status.bookkeeping
+    named = parse_cloud_name(subject.status.cloud_name)
+    leaving = subject.meta.deletion_timestamp is not None or bool(bookkeeping.removing)
+    numbers = {bookkeeping.number}
+    if leaving and not bookkeeping.created:  # a creation that failed may have left the one before
+        numbers.add(max(0, bookkeeping.number - 1))
+    ids = tuple(
+        make_cloud_id(subject.meta.namespace, subject.meta.name, number) for number in sorted(numbers)
+    )
+    if bookkeeping.created and named is not None:
+        ids = (named[1],)
+    found = listing.resources.get(ids[-1])
+    if found is not None and bookkeeping.created:
+        known = found.state == "ACTIVE" and bookkeeping.active_since is not None and not leaving
+        return Expected(nodes=found.node_ids if known else (), twice=True)
+    nodes = tuple(sorted({member.cloud_node for member in members if member.cloud_node}))
+    if not (bookkeeping.created or leaving or nodes):
+        return Expected()  # nothing was asked for, as far as anybody knows
+    seen = bookkeeping.created and subject.status.state not in _UNSEEN
+    return Expected(resources=ids, nodes=nodes, twice=seen and not leaving)
+
+
+class AbsenceCheck:
+    """Complete listings with what can be read by its name."""
+
+    def __init__(self, cloud: CloudTPU, *, confirm_s: float, clock: Callable[[], float]) -> None:
+        self._cloud = cloud
+        self._confirm_s = confirm_s
+        self._clock = clock
+
+    async def complete(
+        self, listing: Listing, expected: Expected, memory: ResourceMemory, place: Place, version: ApiVersion
+    ) -> Listing | None:
+        """Return the listing with everything that exists of what is expected.
+
+        None: something is missing for the first time that has to be missed twice. Raises CloudTPUError.
+        """
+        nodes = await self._get_nodes(expected.nodes, listing, place, version)
+        owners = {node.queued_resource.rpartition("/")[2] for node in nodes.values() if node is not None}
+        wanted = {*expected.resources, *owners} - {""}
+        resources = await self._get_resources(wanted, listing, place, version)
+        missing = {f"nodes/{name}" for name, node in nodes.items() if node is None}
+        missing |= {name for name in expected.resources if name in resources and resources[name] is None}
+        now = self._clock()
+        memory.missed = {name: memory.missed.get(name, now) for name in missing}
+        if expected.twice and any(now - first < self._confirm_s for first in memory.missed.values()):
+            return None
+        return replace(
+            listing,
+            resources=listing.resources
+            | {name: item for name, item in resources.items() if item is not None},
+            nodes=listing.nodes | {name: item for name, item in nodes.items() if item is not None},
+        )
+
+    async def _get_nodes(
+        self, names: Iterable[str], listing: Listing, place: Place, version: ApiVersion
+    ) -> dict[str, CloudNode | None]:
+        slots = asyncio.Semaphore(_MOST_AT_ONCE)
+
+        async def get(name: str) -> tuple[str, CloudNode | None]:
+            async with slots:
+                return name, await self._cloud.get_node(place, name, version)
+
+        return dict(await asyncio.gather(*(get(name) for name in names if name not in listing.nodes)))
+
+    async def _get_resources(
+        self, names: Iterable[str], listing: Listing, place: Place, version: ApiVersion
+    ) -> dict[str, CloudQueuedResource | None]:
+        return {
+            name: await self._cloud.get_queued_resource(place, name, version)
+            for name in sorted(names)
+            if name not in listing.resources
+        }

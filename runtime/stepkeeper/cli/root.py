@@ -1,0 +1,96 @@
+"""Open the root that a command works on, by its URI or its path, and tell one checkpoint's folder from a root."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import typer
+
+from stepkeeper.errors import BadUriError, StepkeeperError, StorageError
+from stepkeeper.log import Log, LogState
+from stepkeeper.storage import Store, open_store, root_uri
+from stepkeeper.storage.retry import Patience
+
+__all__ = ["Root", "Url", "open_root"]
+
+Url = Annotated[
+    str, typer.Argument(metavar="URL", help="The root: a folder's path or file:///…, gs://bucket/prefix, …")
+]
+_METADATA: Final = ".metadata"
+_COMMIT: Final = re.compile(r"(?P<root>.+)/(?P<step>[0-9]+)/[0-9]+-[0-9a-f]{32}")
+_STEP: Final = re.compile(r"(?P<root>.+)/(?P<step>[0-9]+)")
+_IN_STEP: Final = re.compile(r"[0-9]+-[0-9a-f]{32}/.+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Root:
+    """The root that a command works on."""
+
+    store: Store
+    log: Log
+    patience: Patience
+
+    @property
+    def uri(self) -> str:
+        """URI of the root, without a trailing slash."""
+        return self.store.uri.rstrip("/")
+
+    def open_log(self) -> LogState:
+        """Read the log.
+
+        Raises:
+            BadUriError: There is no log, and this is the folder of a checkpoint: the message names its root.
+            StepkeeperError: The log can't be read.
+
+        """
+        state = self.log.open()
+        if state.tail < 0:
+            self._check_no_checkpoint()
+        return state
+
+    def _check_no_checkpoint(self) -> None:
+        """Check that what has no log isn't the folder of a checkpoint, or of a step's checkpoints."""
+        named = _COMMIT.fullmatch(self.uri) or _STEP.fullmatch(self.uri)
+        if self.patience.retry(lambda: self.store.list(_METADATA)):
+            what = "one checkpoint"
+        elif named and any(map(_IN_STEP.fullmatch, self._paths())):
+            what = f"the folder of the checkpoints of step {named['step']}"
+        else:
+            return
+        todo = (
+            f"its root is probably {named['root']}"
+            if named
+            else "stock torch.distributed.checkpoint reads it"
+        )
+        raise BadUriError(f"{self.uri} is {what}, not a root, which has the log of a whole run: {todo}")
+
+    def _paths(self) -> list[str]:
+        return [stat.path for stat in self.patience.retry(lambda: self.store.list(""))]
+
+
+@contextmanager
+def open_root(context: typer.Context, url: str) -> Iterator[Root]:
+    """Open the root at `url`, a URI or a path; its log isn't read yet.
+
+    Raises:
+        BadUriError: `url` names no store, or its client isn't installed.
+        StorageError: The store's client can't be made, for lack of credentials for example.
+
+    """
+    patience: Patience = context.obj
+    store = _store(url)
+    try:
+        yield Root(store=store, log=Log(store, patience=patience), patience=patience)
+    finally:
+        store.close()
+
+
+def _store(url: str) -> Store:
+    try:
+        return open_store(root_uri(url))
+    except StepkeeperError:
+        raise
+    except Exception as error:  # a client's own, before there is a request: no credentials, for one
+        raise StorageError(f"{url}: {error}") from error

@@ -1,0 +1,127 @@
+"""What a training is told at once where it has no access to its bucket: what lacks, and what to do about it."""
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+from typing_extensions import override
+
+from stepkeeper import CheckpointManager
+from stepkeeper.cli.app import app
+from stepkeeper.errors import BadUriError, NoAccessError, TransientStorageError
+
+URI = "gs://my-bucket/run"
+_MOST_REQUESTS = 12
+"""A restore and a save ask a few times each. A refusal that is retried for a minute takes more."""
+
+
+@contextmanager
+def refusing(status: int, says: str) -> Iterator[tuple[str, list[str]]]:
+    """Serve Cloud Storage's answer to everything: the address, and the requests that came."""
+    came: list[str] = []
+    body = json.dumps({"error": {"code": status, "message": says}}).encode()
+
+    class Refuse(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self) -> None:
+            came.append(self.requestline)
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = do_PUT = answer  # noqa: N815  # the server looks for these names
+
+        @override
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refuse) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", came
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "says", "told"),
+    [
+        pytest.param(
+            404,
+            "The specified bucket does not exist.",
+            r"there is no bucket 'my-bucket' \(The specified bucket does not exist\).*"
+            r"gcloud storage buckets create gs://my-bucket --location=REGION",
+            id="no bucket",
+        ),
+        pytest.param(
+            403,
+            "trainer@project.iam.gserviceaccount.com does not have storage.objects.list access.",
+            r"not allowed \(trainer@.*list access\).*add-iam-policy-binding gs://my-bucket.*"
+            r"--role=roles/storage\.objectUser",
+            id="no permission",
+        ),
+        pytest.param(401, "Invalid Credentials", r"no valid credentials.*gcloud auth", id="bad credentials"),
+    ],
+)
+def test_a_training_is_told_what_to_do(
+    status: int, says: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"w": torch.zeros(2)}
+    with refusing(status, says) as (address, came):
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+        manager = CheckpointManager(URI, 1, chkpt_on_preemption=False)
+        with pytest.raises(NoAccessError, match=told):
+            manager.restore_latest(state)
+        with pytest.raises(NoAccessError, match=told):
+            manager.step(1, state)
+        with pytest.raises(NoAccessError, match=told):
+            manager.all_steps()
+        manager.close()
+        said = CliRunner().invoke(app, ["ls", URI])
+        assert said.exit_code == 3
+        assert "my-bucket" in said.stderr
+    assert 3 <= len(came) <= _MOST_REQUESTS
+
+
+@pytest.fixture
+def no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS"):
+        monkeypatch.delenv(name, raising=False)
+    # No Google machine, and nobody has logged in.
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+
+
+@pytest.mark.usefixtures("no_credentials")
+def test_nobody_has_logged_in() -> None:
+    with pytest.raises(NoAccessError, match=f"{URI}: no valid credentials.*gcloud auth") as raised:
+        CheckpointManager(URI, 1)
+    assert isinstance(raised.value, PermissionError)
+    assert not isinstance(raised.value, TransientStorageError)
+    said = CliRunner().invoke(app, ["ls", URI])
+    assert said.exit_code == 3
+    assert "gcloud auth application-default login" in said.stderr
+
+
+@pytest.mark.usefixtures("no_credentials")
+def test_the_credentials_file_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+    with pytest.raises(NoAccessError, match=r"no valid credentials.*key\.json was not found"):
+        CheckpointManager(URI, 1)
+
+
+def test_the_client_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "stepkeeper.storage.gcs", None)
+    with pytest.raises(BadUriError, match=r"pip install 'stepkeeper\[gcs\]'"):
+        CheckpointManager(URI, 1)

@@ -1,0 +1,113 @@
+"""Test what a retained resource leaves: machines, and nodes that take pods again."""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import CloudOperation, QueuedResourceState
+from stepkeeper_operator.queued_resources.decision import SetFinalizer, Uncordon
+from stepkeeper_operator.queued_resources.observed import Member
+from stepkeeper_operator.testing.queued_resources import (
+    PLACE,
+    decide,
+    deleting,
+    make_cloud_resource,
+    noted,
+    observe,
+    with_status,
+)
+from stepkeeper_operator.testing.resource_world import ResourceWorld
+
+OURS = Member(name="host-0", uid="n0", cloud_node="team-v5e", cordoned=True, cordoned_by_us=True)
+
+
+def play(story: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(story)
+
+
+def unschedulable(world: ResourceWorld) -> dict[str, bool]:
+    nodes = world.cluster.list_objects("nodes")
+    return {raw["metadata"]["name"]: raw["spec"].get("unschedulable", False) for raw in nodes}
+
+
+async def draining(**spec: Any) -> ResourceWorld:
+    """Make one of two slices that is deleted while a pod saves; somebody else had cordoned one node before."""
+    world = ResourceWorld(node={"count": 2}, **spec)
+    await world.run(12)
+    assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
+    theirs = world.cluster.objects["nodes", None, "team-v5e-1-w0"]
+    world.cluster.put("nodes", {**theirs, "spec": {"unschedulable": True}})
+    world.add_pod("team-v5e-0-w0")
+    return world
+
+
+def test_retain_in_the_midst_of_a_deletion_uncordons_what_we_cordoned() -> None:
+    async def story() -> None:
+        world = await draining()
+        world.delete()
+        await world.run(1)
+        assert unschedulable(world) == {"team-v5e-0-w0": True, "team-v5e-1-w0": True}
+        world.edit(deletionPolicy="Retain")
+        await world.run(3)
+        assert world.raw is None
+        assert unschedulable(world) == {"team-v5e-0-w0": False, "team-v5e-1-w0": True}
+        node = world.cluster.objects["nodes", None, "team-v5e-0-w0"]
+        assert not node["metadata"].get("annotations")
+        assert (PLACE, "team-v5e") in world.cloud.resources
+
+    play(story())
+
+
+@pytest.mark.parametrize("restart", [True, False], ids=["restarted", "not restarted"])
+def test_a_retained_object_that_is_deleted_in_the_midst_of_a_drain_leaves_no_cordon(*, restart: bool) -> None:
+    async def story() -> None:
+        world = await draining(deletion_policy="Retain", update_policy="Recreate")
+        world.edit(node={"count": 2, "acceleratorType": "v5litepod-4", "runtimeVersion": "x"})
+        await world.run(2)
+        assert unschedulable(world)["team-v5e-0-w0"]
+        world.delete()
+        if restart:
+            world.restart_operator()
+        await world.run(2)
+        assert world.raw is None
+        assert unschedulable(world) == {"team-v5e-0-w0": False, "team-v5e-1-w0": True}
+
+    play(story())
+
+
+@pytest.mark.parametrize("write", range(3))
+def test_an_operator_that_is_killed_on_the_way_leaves_no_cordon(write: int) -> None:
+    async def story() -> None:
+        world = await draining()
+        world.delete()
+        await world.run(1)
+        world.edit(deletionPolicy="Retain")
+        world.kill_at, world.kill_before = write, False
+        await world.run(3)
+        assert world.raw is None
+        assert unschedulable(world) == {"team-v5e-0-w0": False, "team-v5e-1-w0": True}
+
+    play(story())
+
+
+def test_nodes_are_uncordoned_before_the_object_goes() -> None:
+    resource = noted(deleting(deletion_policy="Retain"), removing="Deleted")
+    members = (OURS, replace(OURS, name="host-1", cordoned_by_us=False))
+    decision = decide(resource, observe(make_cloud_resource(resource, "ACTIVE"), members=members))
+    assert decision.actions == (Uncordon(member=OURS), SetFinalizer(present=False))
+
+
+@pytest.mark.parametrize(
+    ("verb", "state"), [("Delete", QueuedResourceState.ACTIVE), ("", QueuedResourceState.DELETING)]
+)
+def test_what_the_cloud_deletes_already_is_not_said_to_stay(verb: str, state: QueuedResourceState) -> None:
+    resource = deleting(state, deletion_policy="Retain")
+    if verb:
+        operation = CloudOperation(name="op", verb=verb, start_time=0)
+        resource = with_status(resource, operation=operation)
+    (event,) = decide(resource, observe()).events
+    assert "goes on" in event.message
+    assert "stay" not in event.message
