@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Any:
     if name != "SafeFsspecReader":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader
+        from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader  # type: ignore[import-not-found]  # since torch 2.15
     except ModuleNotFoundError:
         # This is its only home up to torch 2.14, and deprecated then.
         from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader

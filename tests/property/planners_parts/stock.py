@@ -5,7 +5,7 @@ import warnings
 import torch
 
 try:
-    from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader, FsspecWriter
+    from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader, FsspecWriter  # type: ignore[import-not-found]  # since torch 2.15
 except ModuleNotFoundError:
     # Its only home up to torch 2.14.
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter

@@ -214,7 +214,7 @@ class Accelerator:
 
 
 class Guarded:
-    """A module such as TorchTPU's torch.tpu: it refuses what torch.accelerator has, and knows the current device only."""
+    """A module such as torch_tpu's torch.tpu: it refuses what torch.accelerator has, and knows one device only."""
 
     def __init__(self, state: int) -> None:
         self.states = [torch.tensor([0]), torch.tensor([state])]
