@@ -1,11 +1,15 @@
+# mypy: disable-error-code="explicit-override"
+# typing has override from Python 3.12 on.
 """Make this package's loggers: Python's own, below `stepkeeper`, whose records name the attempt and the rank."""
 
 import logging
 import sys
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
-__all__ = ["identify", "logger"]
+__all__ = ["identify", "logger", "show_by_default"]
 
+_PACKAGE: Final = "stepkeeper"
+_FORMAT: Final = "%(asctime)s %(levelname)s stepkeeper (rank %(rank)s, start %(attempt)s): %(message)s"
 _identity: Final[dict[str, Any]] = {"attempt": None, "rank": None}
 
 
@@ -31,6 +35,28 @@ def identify(*, rank: int, attempt: str | None) -> None:
     """
     if attempt is not None or _identity["attempt"] is None:
         _identity.update(attempt=attempt, rank=rank)
+
+
+def show_by_default() -> None:
+    """Write this package's records, from INFO on, to stderr, unless the program has configured logging itself.
+
+    A handler or a level of one's own, on the root logger or on `stepkeeper`, decides alone, also if it comes later.
+    """
+    package = logging.getLogger(_PACKAGE)
+    if package.level != logging.NOTSET or package.hasHandlers():
+        return
+    handler = _DefaultHandler()
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    package.addHandler(handler)
+    package.setLevel(logging.INFO)
+
+
+class _DefaultHandler(logging.StreamHandler[TextIO]):
+    """Writes to stderr as long as the root logger has no handler."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers:
+            super().emit(record)
 
 
 def _add_identity(record: logging.LogRecord) -> bool:

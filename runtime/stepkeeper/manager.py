@@ -1,5 +1,6 @@
 """Define the checkpoint manager that a training script uses."""
 
+import time
 from collections.abc import Collection, Mapping
 from os import PathLike
 from types import TracebackType
@@ -10,6 +11,7 @@ from typing_extensions import override
 
 from stepkeeper.contract import ReportedRestore, ReportPhase
 from stepkeeper.errors import NoticeDeadlineError
+from stepkeeper.loggers import show_by_default
 from stepkeeper.manager_arguments import TorchXlaArguments, build_tier_place
 from stepkeeper.manager_inspection import ManagerInspection
 from stepkeeper.manager_parts import ManagerParts
@@ -135,7 +137,8 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
     ) -> Self:
         """Construct the manager that this container's CheckpointedTrainingJob asks for.
 
-        The job says when to save and what to keep. Arguments that the constructor has too mean the same here.
+        The job says when to save and what to keep. One line for each save, restore and notice goes to stderr, unless
+        the program has configured logging. Arguments that the constructor has too mean the same here.
 
         Args:
             process_group: The ranks that save together; by default torch's default group, if there is one.
@@ -159,6 +162,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
 
         """
         environment = read_environment(places)
+        show_by_default()
         check_world_size(environment, process_group)
         settings = environment.settings
         tier = environment.local_tier if local_tier is None else local_tier
@@ -220,6 +224,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
         parts.saver.await_saves_and_prove_root()
         parts.shutdown.raise_failure()
         parts.progress.set_phase(ReportPhase.RESTORING)
+        began_s = time.monotonic()
         if rules.is_whole:
             parts.saver.state_watch.note_target(state)
         with parts.shutdown.record_fencing():
@@ -230,7 +235,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             parts.saver.prepare(state)
         elif rules.is_whole:
             parts.saver.state_watch.note_unfilled(state)
-        parts.save_hooks.log_restore(record)
+        parts.save_hooks.log_restore(record, parts.store.uri, time.monotonic() - began_s)
         parts.progress.record_restore(
             None if record is None else ReportedRestore(sequence=record.slot, step=record.step)
         )

@@ -1,5 +1,6 @@
 """Provide the methods of torch_xla's CheckpointManager, so that code written for it runs unchanged."""
 
+import time
 from collections.abc import Collection, Mapping
 
 import torch.distributed as dist
@@ -208,10 +209,11 @@ class TorchXlaApi:
         self._parts.saver.wait_until_idle()
         self._parts.shutdown.raise_failure()
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
+        began_s = time.monotonic()
         with self._parts.shutdown.record_fencing():
             record = restore_step(self._parts.restorer, self._parts.companion, step, state_dict, rules=rules)
         self._parts.saver.mark_restored(record, whole=items is None and not exclude)
-        self._parts.save_hooks.log_restore(record)
+        self._parts.save_hooks.log_restore(record, self._parts.store.uri, time.monotonic() - began_s)
 
     def all_steps(self) -> list[int]:
         """List the steps that can be restored, those of HEAD and its ancestors, without repetition."""

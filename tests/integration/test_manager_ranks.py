@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fork_server import ForkedProcess, ForkServer
+from rank_talk import ended_at_last, hear, hear_rest
 
 from stepkeeper.checkpoint import read_manifests
 from stepkeeper.contract import ExitCode
@@ -36,30 +37,10 @@ def ranks(torch_servers: tuple[ForkServer, ForkServer]) -> Ranks:
             )
             for rank in range(N_RANKS)
         ]
-        try:
+        with ended_at_last(processes):
             yield processes
-        finally:
-            for process in processes:
-                process.kill()
-                process.communicate()
 
     return ranks
-
-
-def hear(process: ForkedProcess, event: str, at_least: int = 0) -> dict[str, Any]:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if not line.startswith("{"):
-            continue  # Gloo says hello on stdout.
-        said: dict[str, Any] = json.loads(line)
-        if said["event"] == event and said["step"] >= at_least:
-            return said
-    raise AssertionError(f"a rank ended with {process.wait()} before it said {event!r}")
-
-
-def rest(process: ForkedProcess) -> list[dict[str, Any]]:
-    out, _ = process.communicate(timeout=200)
-    return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
 @pytest.mark.parametrize(("told", "collective"), [(1, False), (0, True)])
@@ -70,7 +51,7 @@ def test_one_notice_makes_all_ranks_save_one_step(
         for process in both:
             hear(process, "step", at_least=20)
         both[told].send_signal(signal.SIGTERM)
-        last = [rest(process)[-1] for process in both]
+        last = [hear_rest(process)[-1] for process in both]
         assert [process.returncode for process in both] == [ExitCode.SAVED] * N_RANKS
     assert last[0] == last[1] == {"event": "step", "step": last[0]["step"], "stop": True, "saved": False}
 
@@ -84,7 +65,7 @@ def test_one_notice_makes_all_ranks_save_one_step(
     with ranks(tmp_path / "run", head.step, interval=10**6) as both:
         starts = [hear(process, "start") for process in both]
         for process in both:
-            rest(process)
+            hear_rest(process)
         assert [process.returncode for process in both] == [ExitCode.DONE] * N_RANKS
     step = head.step
     assert starts == [{"event": "start", "step": step, "a": step, "b": step, "value": step}] * N_RANKS
@@ -95,7 +76,7 @@ def test_a_policy_by_the_clock_saves_the_same_steps_in_all_ranks(
     tmp_path: Path, ranks: Ranks, options: dict[str, Any]
 ) -> None:
     with ranks(tmp_path / "run", 300, seconds=0.4, pause_s=0.002, **options) as both:
-        said = [rest(process) for process in both]
+        said = [hear_rest(process) for process in both]
         assert [process.returncode for process in both] == [ExitCode.DONE] * N_RANKS
     saved = [[each["step"] for each in one if each.get("saved")] for one in said]
     assert saved[0] == saved[1]
@@ -105,7 +86,7 @@ def test_a_policy_by_the_clock_saves_the_same_steps_in_all_ranks(
 def test_a_rank_that_cannot_write_voids_the_save_for_all(tmp_path: Path, ranks: Ranks) -> None:
     with ranks(tmp_path / "run", 100_000, interval=10, fail_at=20, pause_s=0.002) as both:
         for process in both:
-            rest(process)
+            hear_rest(process)
         codes = {process.returncode for process in both}
     # Who comes to its next step after the other has ended has lost a peer.
     assert 1 in codes
@@ -120,7 +101,7 @@ def test_a_rank_that_cannot_write_voids_the_save_for_all(tmp_path: Path, ranks: 
 def test_a_companion_that_is_lost_once_costs_one_save_and_no_rank(tmp_path: Path, ranks: Ranks) -> None:
     with ranks(tmp_path / "run", 60, interval=10, lose_at=20, pause_s=0.06) as both:
         for process in both:
-            rest(process)
+            hear_rest(process)
         assert [process.returncode for process in both] == [ExitCode.DONE] * N_RANKS
     log = Log(open_store((tmp_path / "run" / "root").as_uri()))
     steps = {record.step for record in log.open().line}

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from fork_server import ForkedProcess, ForkServer
+from rank_talk import ended_at_last, hear
 
 from stepkeeper.contract import ExitCode, Termination
 from stepkeeper.log import Log
@@ -44,24 +45,10 @@ def ranks(torch_servers: tuple[ForkServer, ForkServer], tmp_path: Path) -> Ranks
             )
             for rank in range(world_size)
         ]
-        try:
+        with ended_at_last(processes):
             yield processes
-        finally:
-            for process in processes:
-                process.kill()
-                process.communicate()
 
     return ranks
-
-
-def hear(process: ForkedProcess, event: str, at_least: int = 0) -> dict[str, Any]:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("{"):
-            said: dict[str, Any] = json.loads(line)
-            if said["event"] == event and said.get("step", at_least) >= at_least:
-                return said
-    raise AssertionError(f"a rank ended with {process.wait()} before it said {event!r}")
 
 
 def ends_within(process: ForkedProcess, timeout_s: float) -> int:

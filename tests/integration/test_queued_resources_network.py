@@ -113,6 +113,51 @@ async def test_quota_is_gone_and_comes_back(make_site: MakeSite, tpu: FakeTpu) -
     assert site.world.condition("QuotaExhausted") == ("False", "QuotaSuffices")
 
 
+async def test_quota_that_a_state_tells_of_is_tried_again_ever_more_slowly(
+    make_site: MakeSite, tpu: FakeTpu
+) -> None:
+    site = await make_site()
+    tpu.set_habits(quota_refused_at_call=False)
+    tpu.set_quota(PLACE.project, PLACE.zone, "v5litepod", 0, preemptible=True)
+    created_at: list[float] = []
+    for number in range(3):
+        wanted = "team-v5e" if number == 0 else f"team-v5e-r{number}"
+        for _ in range(400):
+            await site.run(1)
+            if wanted in await site.list_ids():
+                break
+        created_at.append(site.world.now)
+    first_s, second_s = created_at[1] - created_at[0], created_at[2] - created_at[1]
+    assert first_s >= 300
+    assert second_s >= first_s + 200
+    assert site.world.condition("QuotaExhausted") == ("True", "QuotaExhausted")
+    await site.vanish()
+
+
+@pytest.mark.parametrize("tier", [{"guaranteed": {}}, {"spot": {}}])
+async def test_what_was_retained_is_taken_up_by_the_next_object_of_the_name(
+    make_site: MakeSite, tier: dict[str, Any]
+) -> None:
+    spec: dict[str, Any] = {
+        "tier": tier,
+        "node": {"count": 2, "network": {"network": "default"}, "tags": ["b", "a"], "labels": {"team": "x"}},
+        "project": PLACE.project,
+        "zone": PLACE.zone,
+        "deletionPolicy": "Retain",
+    }
+    site = await make_site(**{key: value for key, value in spec.items() if key not in {"project", "zone"}})
+    await site.become_active()
+    site.world.delete()
+    await site.run(2)
+    assert site.world.raw is None
+    assert await site.list_ids() == ["team-v5e"]
+    site.world.make_object("uid-2", **{**spec, "deletionPolicy": "Delete"})
+    await site.become_active()
+    assert await site.list_ids() == ["team-v5e"]
+    assert site.world.status.joined == "2/2"
+    await site.vanish()
+
+
 async def test_a_creation_whose_answer_is_lost_is_found_again(make_site: MakeSite, tpu: FakeTpu) -> None:
     site = await make_site()
     tpu.inject_error("CreateQueuedResource", "UNAVAILABLE", 1, after_commit=True)

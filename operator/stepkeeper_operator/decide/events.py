@@ -3,6 +3,7 @@
 from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, TrainingJobStatus
 from stepkeeper_operator.decide.conditions import NO_PODS
+from stepkeeper_operator.decide.grace import TOO_SHORT
 from stepkeeper_operator.events import ObjectEvent
 
 __all__ = ["derive_events"]
@@ -13,15 +14,17 @@ _BAD_PHASES = {Phase.FAILED, Phase.RESTARTING}
 def derive_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
     """List the events between two statuses.
 
-    There is one for each end of an attempt, corrected cause, resume, change of phase, refusal, and for
-    missing pods.
+    There is one for each end of an attempt, corrected cause, resume, change of phase, of what a suspended job waits
+    for, refusal, for missing pods, and for a grace period that becomes too short or long enough again.
     """
     return (
         *_derive_attempt_events(before, after),
         *_derive_phase_event(before, after),
+        *_derive_wait_event(before, after),
         *_derive_refusal_event(before, after),
         *_derive_missing_pods_event(before, after),
         *_derive_request_events(before, after),
+        *_derive_grace_event(before, after),
     )
 
 
@@ -64,6 +67,15 @@ def _derive_phase_event(before: TrainingJobStatus, after: TrainingJobStatus) -> 
     return (ObjectEvent(warning=after.phase in _BAD_PHASES, reason=after.phase.value, message=text),)
 
 
+def _derive_wait_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
+    """Tell what a job that stays suspended is suspended for now."""
+    earlier, now = _find_condition(before, "Suspended"), _find_condition(after, "Suspended")
+    stays = before.phase is after.phase is Phase.SUSPENDED
+    if not stays or earlier is None or now is None or earlier.reason == now.reason:
+        return ()
+    return (ObjectEvent(warning=False, reason=now.reason, message=now.message),)
+
+
 def _derive_refusal_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
     earlier, now = _find_condition(before, "Accepted"), _find_condition(after, "Accepted")
     if (
@@ -94,6 +106,14 @@ def _derive_request_events(before: TrainingJobStatus, after: TrainingJobStatus) 
         return (ObjectEvent(warning=False, reason="SaveRequestAnswered", message=text),)
     text = f"asked the training to save: {now.reason}"
     return (ObjectEvent(warning=False, reason="SaveRequested", message=text),)
+
+
+def _derive_grace_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
+    earlier, now = _find_condition(before, "GraceSufficient"), _find_condition(after, "GraceSufficient")
+    was_short = earlier is not None and earlier.reason == TOO_SHORT
+    if now is None or was_short is (now.reason == TOO_SHORT):
+        return ()
+    return (ObjectEvent(warning=not was_short, reason=now.reason, message=now.message),)
 
 
 def _find_explaining_condition(status: TrainingJobStatus) -> Condition | None:

@@ -18,6 +18,7 @@ from stepkeeper_operator.decide.conditions import (
     update_conditions,
 )
 from stepkeeper_operator.decide.events import derive_events
+from stepkeeper_operator.decide.grace import derive_grace
 from stepkeeper_operator.decide.status import clear_previous_attempt, derive_progress, mirror_storage
 from stepkeeper_operator.decision import (
     Action,
@@ -74,7 +75,8 @@ def _decide_running(
     )
     plan = plan_next(job, observed, history, settings=settings, now=now)
     updates, look_s = derive_conditions(job, observed, plan, accepted, settings, now=now)
-    conditions = update_conditions(job, updates, now=now)
+    grace = () if plan.end is not None else derive_grace(job, observed, plan.history, mirror.checkpoint)
+    conditions = update_conditions(job, (*updates, *grace), now=now)
     lost, lost_s = find_lost_pods(observed, now=now, uptime_s=settings.lost_node_uptime_s)
     orphans, orphans_s = find_orphans(observed, plan.history, now=now)
     config = () if plan.end is not None else _plan_config_map(job, observed, settings)

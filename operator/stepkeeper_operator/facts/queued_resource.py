@@ -2,11 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResourceSpec
 from stepkeeper_operator.facts.raw import RawObject, condition_of, parse_time
 
 __all__ = ["MaintenanceWindow", "QueuedMachines", "read_queued_machines"]
+
+_JOIN_TIMEOUT: Final = "JoinTimeout"
+"""Reason of condition NodesJoined once the time to join is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,12 @@ class QueuedMachines:
     joined: bool
     """True if all hosts are Ready nodes of this cluster."""
 
+    join_deadline: float | None
+    """Unix time until which its hosts have to have joined, once it is active."""
+
+    join_timed_out: bool
+    """True if that time is over and not all have joined."""
+
     state: str
     """State of the cloud resource, in one word."""
 
@@ -76,6 +86,8 @@ def read_queued_machines(raw: RawObject) -> QueuedMachines:
         n_nodes=node.get("count") or 1,
         active=active.get("status") == "True",
         joined=joined.get("status") == "True",
+        join_deadline=_find_join_deadline(spec, status),
+        join_timed_out=joined.get("reason") == _JOIN_TIMEOUT,
         state=status.get("state") or "Pending",
         obstacle=_find_obstacle(raw, active, joined),
         replaced=(status.get("bookkeeping") or {}).get("removing") == "SpecChanged",
@@ -98,6 +110,12 @@ def _read_windows(status: Mapping[str, Any]) -> tuple[MaintenanceWindow, ...]:
                 begins_at=begins_at, ends_at=parse_time(item.get("windowEnd"))
             )
     return tuple(windows[begins_at] for begins_at in sorted(windows))
+
+
+def _find_join_deadline(spec: Mapping[str, Any], status: Mapping[str, Any]) -> float | None:
+    since = parse_time((status.get("bookkeeping") or {}).get("activeSince"))
+    default = QueuedResourceSpec.model_fields["join_timeout_seconds"].default
+    return None if since is None else since + spec.get("joinTimeoutSeconds", default)
 
 
 def _has_autocheckpoint(read_back: str, node: Mapping[str, Any], tier: Mapping[str, Any]) -> bool:

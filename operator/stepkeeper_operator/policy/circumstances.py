@@ -60,7 +60,7 @@ def gather_circumstances(
     return Circumstances(
         nodes=nodes,
         spot=spot,
-        loss=explain_loss(job, observed.machines, now=now),
+        loss=explain_loss(job, observed, now=now),
         committed=_has_committed(job, attempt)
         or (ours and report is not None and bool(report.report.commits)),
         notice=report.report.notice if ours and report is not None else None,

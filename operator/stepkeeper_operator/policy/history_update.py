@@ -77,7 +77,7 @@ def _follow_jobset(
 def _close_suspended(
     history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float
 ) -> JobHistory:
-    loss = None if job.spec.suspend else explain_loss(job, observed.machines, now=now)
+    loss = None if job.spec.suspend else explain_loss(job, observed, now=now)
     if loss is None:
         return close_as_requested(history, observed, SUSPENDED, now=now)
     return close_without_machines(history, observed, loss.cause, loss.message, now=now)
@@ -221,7 +221,7 @@ def _came_too_late(
     history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float
 ) -> bool:
     """Tell whether the running attempt's machines are gone, and none of its pods has ever run on them."""
-    if explain_loss(job, observed.machines, now=now) is None:
+    if explain_loss(job, observed, now=now) is None:
         return False
     evidence = find_attempt_evidence(history, observed)
     return evidence is not None and bool(evidence.pods) and not any(pod.started for pod in evidence.pods)

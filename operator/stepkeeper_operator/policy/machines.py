@@ -6,6 +6,7 @@ from typing import Final
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.facts.queued_resource import QueuedMachines
+from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.observed import Observed
 
 __all__ = ["MachinesLoss", "MachinesWait", "explain_loss", "find_wait", "is_explained_by_machines"]
@@ -15,6 +16,7 @@ _MISSING: Final = "QueuedResourceNotFound"
 _DELETING: Final = "QueuedResourceDeleting"
 _WAITING: Final = "WaitingForQueuedResource"
 _NOT_JOINED: Final = "WaitingForNodes"
+_JOIN_TIMEOUT: Final = "NodesJoinTimeout"
 _LOST: Final = "QueuedResourceLost"
 _CLOCK_SKEW_S: Final = 60
 """The windows of maintenance have the cloud's clock."""
@@ -66,18 +68,23 @@ def _describe_wait(machines: QueuedMachines, *, started: bool) -> MachinesWait:
     if not machines.active:
         text = f"it waits for {where} ({machines.state}): {machines.obstacle or 'its machines are not there yet'}"
         return MachinesWait(reason=_LOST if started else _WAITING, message=text, stop=True)
-    text = (
-        f"it waits for the hosts of {where} to join the cluster: {machines.obstacle or 'none is known yet'}"
+    if machines.join_timed_out:
+        text = f"the hosts of {where} have not joined the cluster in time: {machines.obstacle}"
+        return MachinesWait(reason=_JOIN_TIMEOUT, message=text, stop=False)
+    until = (
+        "" if machines.join_deadline is None else f"; they have until {render_time(machines.join_deadline)}"
     )
+    what = machines.obstacle or "none is known yet"
+    text = f"it waits for the hosts of {where} to join the cluster{until}: {what}"
     return MachinesWait(reason=_NOT_JOINED, message=text, stop=False)
 
 
-def explain_loss(
-    job: CheckpointedTrainingJob, machines: QueuedMachines | None, *, now: float
-) -> MachinesLoss | None:
-    """Explain an end by what happened to the machines. None: they are all there, or the job names none."""
-    name = job.spec.placement.queued_resource_name
-    if name is None or (machines is not None and machines.active and not machines.deleting):
+def explain_loss(job: CheckpointedTrainingJob, observed: Observed, *, now: float) -> MachinesLoss | None:
+    """Explain an end by what happened to the machines. None: all are there, or the job names none that is seen."""
+    name, machines = job.spec.placement.queued_resource_name, observed.machines
+    if name is None or not observed.queued_resources_managed:
+        return None
+    if machines is not None and machines.active and not machines.deleting:
         return None
     if machines is None or machines.deleting:
         return MachinesLoss(cause=Cause.REQUESTED, message=f"QueuedResource {name} was deleted")

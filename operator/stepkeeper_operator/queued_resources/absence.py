@@ -6,7 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
-from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudNode, CloudQueuedResource, CloudTPU, Place
+from stepkeeper_operator.cloud_tpu.cloud import (
+    ApiVersion,
+    CloudNode,
+    CloudQueuedResource,
+    CloudTPU,
+    CloudTPUError,
+    Place,
+)
 from stepkeeper_operator.cloud_tpu.polling import Listing
 from stepkeeper_operator.queued_resources.memory import ResourceMemory
 from stepkeeper_operator.queued_resources.naming import make_cloud_id, parse_cloud_name
@@ -17,6 +24,7 @@ __all__ = ["AbsenceCheck", "Expected", "find_expected"]
 
 _UNSEEN: Final = {None, QueuedResourceState.PENDING, QueuedResourceState.GONE}
 _MOST_AT_ONCE: Final = 8
+_INVALID: Final = "INVALID_ARGUMENT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +100,19 @@ class AbsenceCheck:
 
         async def get(name: str) -> tuple[str, CloudNode | None]:
             async with slots:
-                return name, await self._cloud.get_node(place, name, version)
+                return name, await self._get_node(place, name, version)
 
         return dict(await asyncio.gather(*(get(name) for name in names if name not in listing.nodes)))
+
+    async def _get_node(self, place: Place, name: str, version: ApiVersion) -> CloudNode | None:
+        try:
+            return await self._cloud.get_node(place, name, version)
+        except CloudTPUError as error:
+            if (
+                error.code == _INVALID
+            ):  # a name from a label of a Kubernetes node, which no cloud node can have
+                return None
+            raise
 
     async def _get_resources(
         self, names: Iterable[str], listing: Listing, place: Place, version: ApiVersion

@@ -194,7 +194,7 @@ def _needs_nothing(subject: Subject) -> bool:
 def _find_place(subject: Subject) -> tuple[Place, ApiVersion] | None:
     """Find where the resource is, and by which version of the API. What was made tells it, else the spec."""
     named = parse_cloud_name(subject.status.cloud_name)
-    if subject.status.bookkeeping.created and named is not None:
+    if named is not None and (subject.status.bookkeeping.created or subject.resource is None):
         version = ApiVersion.V2ALPHA1 if subject.status.api_version == ApiVersion.V2ALPHA1 else ApiVersion.V2
         return named[0], version
     if subject.resource is None:

@@ -6,9 +6,9 @@ from stepkeeper_operator.api.v1alpha1.conditions import Phase
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.testing.world import World
 
-__all__ = ["change", "machines", "running", "world_of"]
+__all__ = ["TPU", "change", "machines", "running", "world_of"]
 
-_TPU: Final = {"accelerator": "v5e", "topology": "2x4", "chipsPerHost": 4, "queuedResourceName": "pod-a"}
+TPU: Final = {"accelerator": "v5e", "topology": "2x4", "chipsPerHost": 4, "queuedResourceName": "pod-a"}
 _GUARANTEED: Final[dict[str, Any]] = {"guaranteed": {}}
 
 
@@ -26,6 +26,8 @@ def machines(
     maintenance_at: tuple[float, ...] = (),
     removing: str = "",
     read_back: str = "",
+    active_since: float | None = None,
+    join_timed_out: bool = False,
     uid: str = "uid-a",
 ) -> dict[str, Any]:
     """Make a QueuedResource as the API server has it."""
@@ -34,12 +36,17 @@ def machines(
         node["autocheckpointEnabled"] = autocheckpoint
     conditions = [
         {"type": "Active", "status": str(active), "message": message},
-        {"type": "NodesJoined", "status": str(joined), "message": message},
+        {
+            "type": "NodesJoined",
+            "status": str(joined),
+            "reason": "JoinTimeout" if join_timed_out else "Joining",
+            "message": message,
+        },
     ]
     status: dict[str, Any] = {
         "state": state,
         "conditions": conditions,
-        "bookkeeping": {"removing": removing},
+        "bookkeeping": {"removing": removing, "activeSince": _render(active_since)},
         "autocheckpoint": read_back,
     }
     if maintenance_at:
@@ -60,9 +67,13 @@ def machines(
     return {"metadata": meta, "spec": spec, "status": status}
 
 
+def _render(at: float | None) -> str | None:
+    return None if at is None else render_time(at)
+
+
 def world_of(resource: dict[str, Any] | None, **spec: Any) -> World:
     """Make a world whose job names QueuedResource pod-a."""
-    world = World(placement={"tpu": _TPU}, **spec)
+    world = World(placement={"tpu": TPU}, **spec)
     if resource is not None:
         world.cluster.put("queuedresources", resource)
     return world

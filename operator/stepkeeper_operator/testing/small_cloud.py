@@ -104,6 +104,7 @@ class SmallCloud(CloudTPU):
     async def get_node(self, place: Place, node_id: str, version: ApiVersion) -> CloudNode | None:
         self.n_gets += 1
         self._fail("get")
+        self._fail("get_node")
         return self.nodes.get((place, node_id))
 
     @override
@@ -190,7 +191,7 @@ class SmallCloud(CloudTPU):
     def fail_next(
         self, verb: str, kind: ErrorKind, code: str, message: str = "", *, carried_out: bool = False
     ) -> None:
-        """Let the next request of a verb (list, operation, create, delete) get an error."""
+        """Let the next request of a verb (list, get, get_node, operation, create, delete) get an error."""
         self.faults.setdefault(verb, []).append((CloudTPUError(kind, code, message), carried_out))
 
     def _create(self, request: CloudRequest) -> str:

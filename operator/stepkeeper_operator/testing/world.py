@@ -26,7 +26,6 @@ __all__ = ["World", "training_job"]
 
 _KEY = job_key("default", "lm")
 _PLACE = (_KEY.namespace, _KEY.name)
-_KINDS = {kind.resource.plural: kind for kind in list_watched_kinds(cloud_tpu=True)}
 _NODES = ("n1", "n2", "n3", "n4")
 
 
@@ -70,6 +69,8 @@ class World:
 
     def _start_operator(self, *, queued_resources: bool = True) -> None:
         self.settings = OperatorSettings(identity="operator-1", cloud_tpu_enabled=queued_resources)
+        kinds = list_watched_kinds(cloud_tpu=queued_resources)
+        self._kinds = {kind.resource.plural: kind for kind in kinds}
         self.cache = Cache(lambda: self.now)
         self.reports = ReportCache()
         self.directives = DirectiveCache(report_interval_s=self.settings.report_interval_s)
@@ -93,7 +94,7 @@ class World:
     def restart_operator(self, *, queued_resources: bool = True) -> None:
         """Start a new operator process, with QueuedResources switched on or off. It knows only what it lists."""
         self._start_operator(queued_resources=queued_resources)
-        for plural in _KINDS:
+        for plural in self._kinds:
             for raw in self.cluster.list_objects(plural):
                 self._record_change(plural, raw, deleted=False)
 
@@ -125,7 +126,9 @@ class World:
 
     async def sweep(self) -> frozenset[ObjectKey]:
         """Look for objects that are gone unnoticed. Return the keys of what they concern."""
-        found = [await forget_deleted_objects(self.cluster, self.cache, kind) for kind in _KINDS.values()]
+        found = [
+            await forget_deleted_objects(self.cluster, self.cache, kind) for kind in self._kinds.values()
+        ]
         return frozenset(key for keys in found for key in keys)
 
     async def run_until_settled(self, *, rounds: int = 12) -> None:
@@ -210,5 +213,5 @@ class World:
         return [raw["reason"] for raw in raws]
 
     def _record_change(self, plural: str, raw: RawObject, deleted: bool) -> None:  # a plain callable
-        if plural in _KINDS:
-            self.cache.record(_KINDS[plural].resource, raw, deleted=deleted)
+        if plural in self._kinds:
+            self.cache.record(self._kinds[plural].resource, raw, deleted=deleted)

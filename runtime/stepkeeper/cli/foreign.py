@@ -4,10 +4,11 @@ from typing import Any
 
 import typer
 
-from stepkeeper.cli.render import Row, count_text, size_text
+from stepkeeper.cli.render import Row, count_text
 from stepkeeper.cli.root import Root
 from stepkeeper.log import LogState
 from stepkeeper.log.foreign_steps import ForeignStep, find_steps, find_steps_below
+from stepkeeper.quantities import size_text
 
 __all__ = ["legacy_document", "legacy_rows", "legacy_step", "show_legacy"]
 

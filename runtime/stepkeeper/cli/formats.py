@@ -15,7 +15,6 @@ import typer
 
 from stepkeeper.checkpoint import CommitFiles
 from stepkeeper.cli.read import OneSequence, select_commit
-from stepkeeper.cli.render import size_text
 from stepkeeper.cli.root import Root, open_root
 from stepkeeper.cli.terminal import AsJson, ExitCode, absolute_progress_bar, print_message, show_document
 from stepkeeper.errors import (
@@ -26,6 +25,7 @@ from stepkeeper.errors import (
     TornCheckpointError,
 )
 from stepkeeper.log import CommitRecord
+from stepkeeper.quantities import size_text
 
 __all__ = ["export", "import_"]
 

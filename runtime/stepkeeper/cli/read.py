@@ -21,7 +21,6 @@ from stepkeeper.cli.render import (
     owner_document,
     row_document,
     select_commits,
-    size_text,
     table_row,
     time_text,
     writer_text,
@@ -30,6 +29,7 @@ from stepkeeper.cli.root import Root, Url, open_root
 from stepkeeper.cli.terminal import AsJson, print_message, show_document, show_table
 from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.log import CommitRecord, LogState
+from stepkeeper.quantities import size_text
 from stepkeeper.retention.deletable import metrics_of
 
 __all__ = ["OneSequence", "ls", "path", "select_commit", "show"]

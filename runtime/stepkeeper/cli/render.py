@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from stepkeeper.errors import RestoreError
 from stepkeeper.log import BeginEntry, CommitRecord, LogState, Owner
+from stepkeeper.quantities import size_text
 from stepkeeper.retention.deletable import metrics_of
 
 __all__ = [
@@ -21,13 +22,11 @@ __all__ = [
     "owner_document",
     "row_document",
     "select_commits",
-    "size_text",
     "table_row",
     "time_text",
     "writer_text",
 ]
 
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
 _DAY_S: Final = 86400
@@ -272,16 +271,6 @@ def writer_text(document: Mapping[str, Any]) -> str:
 def attempt_text(owner: Owner | None) -> str:
     """Format the job's name and the number of its start."""
     return "-" if owner is None else f"{owner.name} {owner.jobset_number}.{owner.restart_attempt}"
-
-
-def size_text(size_bytes: int) -> str:
-    """Format a number of bytes with a binary unit."""
-    size = float(size_bytes)
-    for unit in _UNITS[:-1]:
-        if size < 1024:
-            return f"{size_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} {_UNITS[-1]}"
 
 
 def age_text(seconds: float) -> str:

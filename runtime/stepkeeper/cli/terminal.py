@@ -15,7 +15,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from stepkeeper.cli.render import size_text
 from stepkeeper.errors import (
     BadUriError,
     FencedError,
@@ -25,6 +24,7 @@ from stepkeeper.errors import (
     StorageError,
     UnknownOutcomeError,
 )
+from stepkeeper.quantities import size_text
 
 __all__ = [
     "AsJson",

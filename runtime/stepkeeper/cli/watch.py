@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from stepkeeper.cli.history import read_begins, read_slot_time
-from stepkeeper.cli.render import attempt_text, build_rows, metrics_text, row_document, size_text, time_text
+from stepkeeper.cli.render import attempt_text, build_rows, metrics_text, row_document, time_text
 from stepkeeper.cli.root import Root, Url, open_root
 from stepkeeper.cli.terminal import AsJson, show_document
 from stepkeeper.log import CommitRecord, LogState
+from stepkeeper.quantities import size_text
 
 __all__ = ["watch"]
 

@@ -17,7 +17,7 @@ from stepkeeper.cli.removal import (
     owner_identity,
     select_removed,
 )
-from stepkeeper.cli.render import age_text, size_text
+from stepkeeper.cli.render import age_text
 from stepkeeper.cli.root import Root, Url, open_root
 from stepkeeper.cli.terminal import (
     AsJson,
@@ -30,6 +30,7 @@ from stepkeeper.cli.terminal import (
 )
 from stepkeeper.errors import PinLostError, RefusedError
 from stepkeeper.log import BeginEntry, CommitRecord, LogState
+from stepkeeper.quantities import size_text
 from stepkeeper.retention.garbage import Garbage, sweep
 from stepkeeper.retention.garbage import gc as collect
 from stepkeeper.retention.leases import PinReport, VerifiedTimes, report_pins

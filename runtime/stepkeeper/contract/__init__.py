@@ -4,7 +4,7 @@ It needs the standard library only. Every value has one writer and one reader on
 boundary, and both sides use this code: nothing else in the project spells one of these names again.
 """
 
-from stepkeeper.contract.exits import Cause, ExitCode
+from stepkeeper.contract.exits import END_RESERVE_S, Cause, ExitCode
 from stepkeeper.contract.identity import Identity
 from stepkeeper.contract.places import (
     CA_FILE_NAME,
@@ -41,6 +41,7 @@ from stepkeeper.contract.wire import ContractError
 __all__ = [
     "CA_FILE_NAME",
     "CONTAINER_NAME",
+    "END_RESERVE_S",
     "LOCAL_TIER_FOLDER",
     "NOTICE_FILE",
     "RUN_FOLDER",

@@ -1,8 +1,13 @@
 """Name the exit codes of a trainer process, and the causes for which an attempt ends."""
 
 from enum import IntEnum, StrEnum
+from typing import Final
 
-__all__ = ["Cause", "ExitCode"]
+__all__ = ["END_RESERVE_S", "Cause", "ExitCode"]
+
+END_RESERVE_S: Final = 1.5
+"""Seconds of the grace period that a trainer keeps for the last report and the interpreter's own end: no save gets
+them."""
 
 
 class ExitCode(IntEnum):

@@ -160,7 +160,8 @@ class StorageReader(storage.StorageReader):
             if self._manifests:
                 targets = LoadTargets(self._metadata, self._manifests, plan.items, planner)
                 reader = BlockReader(folder, self._manifests, patience=self._patience, folder=folder.name)
-                Filling(reader, targets.table, targets.places).run(targets.reads)
+                filling = Filling(reader, targets.table, targets.places, what=folder.own_uri)
+                filling.run(targets.reads)
                 blobs = {name: value.data.tobytes() for name, value in targets.places.values.items()}
             else:
                 content = ForeignContent(folder, folder.name, self._metadata, self._patience)

@@ -10,6 +10,7 @@ import numpy as np
 from stepkeeper.checkpoint import BlockReader
 from stepkeeper.checkpoint.blocks import BlockTable
 from stepkeeper.restore.placing import Bytes, Piece, Places, StoredValue
+from stepkeeper.restore.progress import RestoreProgress
 
 __all__ = ["Filling", "Peers"]
 
@@ -39,8 +40,28 @@ class Peers(Protocol):
 class Filling:
     """Fill tensors and collect values, once. Any thread may call `put_bytes` from the start until `run` has ended."""
 
-    def __init__(self, reader: BlockReader, table: BlockTable, places: Places) -> None:
+    def __init__(
+        self,
+        reader: BlockReader,
+        table: BlockTable,
+        places: Places,
+        *,
+        what: str = "a checkpoint",
+        step: int | None = None,
+    ) -> None:
+        """Prepare to fill.
+
+        Args:
+            reader: Reads the blocks.
+            table: The blocks by number.
+            places: Where their bytes go.
+            what: Name of the checkpoint in the log's lines about progress.
+            step: Its step, for the same.
+
+        """
         self._reader = reader
+        self._what, self._step = what, step
+        self._done_bytes = 0
         self._table = table
         self._places = places
         self._lock = threading.Condition()
@@ -60,6 +81,10 @@ class Filling:
 
         """
         waiting = iter(list(reads.items()))
+        lacking_bytes = sum(piece.n_lacking for piece in self._places.pieces)
+        lacking_bytes += sum(value.n_lacking for value in self._places.values.values())
+        total_bytes = self._done_bytes + lacking_bytes
+        progress = RestoreProgress(self._what, total_bytes, step=self._step)
         threads = [
             threading.Thread(target=self._read_blocks, args=(waiting, peers), name=f"restore-{number}")
             for number in range(min(_STREAMS, len(reads)))
@@ -67,7 +92,7 @@ class Filling:
         try:
             for thread in threads:
                 thread.start()
-            for piece in self._pieces(len(threads)):
+            for piece in self._pieces(len(threads), progress):
                 piece.finish()
         except BaseException as error:
             self.fail(error)
@@ -108,6 +133,7 @@ class Filling:
             n_bytes = place.copy_bytes(start, data)
             with self._lock:
                 place.n_lacking -= n_bytes
+                self._done_bytes += n_bytes
                 if n_bytes and not place.n_lacking:
                     found.append(place)
         if found:
@@ -119,7 +145,7 @@ class Filling:
             self._failure = self._failure or error
         self._ended.set()
 
-    def _pieces(self, n_threads: int) -> Iterator[Piece]:
+    def _pieces(self, n_threads: int, progress: RestoreProgress) -> Iterator[Piece]:
         """Yield each piece once it is whole, until all are and every thread has done its part."""
         n_open = len(self._places.pieces) + len(self._places.values)
         while n_open or n_threads:
@@ -127,6 +153,7 @@ class Filling:
                 found = self._found.get(timeout=_LOOK_S)
             except Empty:
                 found = ()
+            progress.note_bytes(self._done_bytes)
             if self._ended.is_set():
                 return
             if found is None:

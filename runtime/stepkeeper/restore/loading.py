@@ -140,7 +140,13 @@ class Loading:
                 self._ranks,
                 shardings=self._shardings,
             )
-            self._filling = Filling(BlockReader(self._store, manifests), contents.table, self._places)
+            self._filling = Filling(
+                BlockReader(self._store, manifests),
+                contents.table,
+                self._places,
+                what=f"step {self._record.step}",
+                step=self._record.step,
+            )
         if not differences:
             return {}
         findings = Findings.from_differences(differences, self.stored_names, short=self._ranks.rank != 0)

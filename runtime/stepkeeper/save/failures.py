@@ -4,9 +4,11 @@ import threading
 from typing import Final
 
 from stepkeeper.errors import CompanionLostError, FencedError, PeerLostError, StepkeeperError
+from stepkeeper.loggers import logger
 
 __all__ = ["SaveFailures"]
 
+_log: Final = logger("stepkeeper")
 _MAX_LOST_IN_A_ROW: Final = 2
 
 
@@ -37,9 +39,12 @@ class SaveFailures:
         return self._fence
 
     def record_fence(self, fence: FencedError) -> None:
-        """Note that another claim owns the root."""
+        """Note that another claim owns the root. The first such error is logged."""
         with self._lock:
+            is_new = self._fence is None
             self._fence = self._fence or fence
+        if is_new:
+            _log.error("fenced, nothing more is saved here: %s", fence)
 
     def forget_fence(self) -> None:
         """Forget the fence: this process has claimed the root."""
@@ -48,6 +53,7 @@ class SaveFailures:
 
     def record_outcome(self, failure: BaseException | None) -> None:
         """Note how the next save has ended: with `failure`, or with a commit."""
+        fence: FencedError | None = None
         with self._lock:
             if failure is None:
                 self._unrecovered = self._fence = None
@@ -57,11 +63,13 @@ class SaveFailures:
             self._lost_in_a_row = self._lost_in_a_row + 1 if isinstance(failure, CompanionLostError) else 0
             mends = isinstance(failure, StepkeeperError) and failure.next_save_mends
             if isinstance(failure, FencedError):
-                self._fence = self._fence or failure
+                fence = failure
             ends = not mends or self._lost_in_a_row >= _MAX_LOST_IN_A_ROW
             # The saves that were in flight when the root was lost fail after that, each in its own way.
             if ends and not isinstance(self._failure, FencedError):
                 self._failure = failure
+        if fence is not None:
+            self.record_fence(fence)
 
     def pop_failure(self, *, newest: bool = False) -> BaseException | None:
         """Return the failure of a save since the last call, if there was one, and forget it.

@@ -10,6 +10,7 @@ from weakref import WeakSet
 
 from stepkeeper.log.foreign_steps import Restorable
 from stepkeeper.loggers import logger
+from stepkeeper.quantities import size_text
 from stepkeeper.save.report import SaveReport
 
 __all__ = ["SaveHook", "SaveHooks"]
@@ -24,7 +25,7 @@ SaveHook = Callable[[SaveReport], object]
 class SaveHooks:
     """Log saves and restores, and call the hooks of saves.
 
-    Successes are logged at INFO, which stays invisible unless the training turns it on.
+    Successes are logged at INFO, which is shown in an operator's pod, and elsewhere if the training turns it on.
 
     A thread of its own calls the hooks one after the other, in the order of the saves. A hook may take long, or
     call the manager: no save waits for it. The thread ends when there are no more reports.
@@ -57,9 +58,10 @@ class SaveHooks:
             _log.error("the save of step %d failed: %s", report.step, report.error, extra=_log_fields(report))
         else:
             _log.info(
-                "step %d is committed as %s after %.1f s; the training waited %.0f ms for it",
+                "step %d is committed as %s (%s) after %.1f s; the training waited %.0f ms for it",
                 report.step,
                 report.sequence,
+                size_text(report.total_bytes or 0),
                 report.duration_s,
                 report.stall_s * 1000,
                 extra=_log_fields(report),
@@ -76,12 +78,18 @@ class SaveHooks:
                 self._thread = thread
                 _with_threads.add(self)
 
-    def log_restore(self, record: Restorable | None) -> None:
-        """Log that the state now holds `record`; None: there was nothing to restore."""
+    def log_restore(self, record: Restorable | None, uri: str, duration_s: float) -> None:
+        """Log that the state now holds `record` of the root at `uri`; None: there was nothing to restore."""
         if record is None:
-            _log.info("nothing to restore: the root holds no commit")
+            _log.info("nothing to restore: %s holds no commit", uri)
         else:
-            _log.info("step %d is restored", record.step, extra={"step": record.step})
+            _log.info(
+                "step %d is restored from %s after %.1f s",
+                record.step,
+                uri,
+                duration_s,
+                extra={"step": record.step},
+            )
 
     def await_hooks(self, timeout_s: float) -> bool:
         """Wait until all hooks have returned. A call from a hook itself doesn't wait.

@@ -8,7 +8,7 @@ from typing import Final
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.contract import ExitCode, OnDisruption, Termination
+from stepkeeper.contract import END_RESERVE_S, ExitCode, OnDisruption, Termination
 from stepkeeper.errors import FencedError, NoticeDeadlineError, PeerLostError
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger
@@ -21,9 +21,7 @@ _log: Final = logger(__name__)
 _CLOSING_S: Final = 9.0
 _CLOSING_STOPPED_S: Final = 4.0
 _CLOSING_LATE_S: Final = 0.9
-_RESERVE_S: Final = 1.5
-"""Seconds of the grace period that are kept for the last report, within `_CLOSING_LATE_S`, and for the interpreter's
-own end."""
+"""Seconds of END_RESERVE_S that the last report gets."""
 
 _LAST_RESORT_S: Final = 0.3
 """Seconds before the end of the grace period at which a process that hasn't ended by itself is ended."""
@@ -99,7 +97,7 @@ class ProcessExit:
         if notice is None or self._environment is None:
             return None
         passed_s = time.monotonic() - notice.monotonic_s
-        return max(0.0, self._environment.identity.grace_s - _RESERVE_S - passed_s)
+        return max(0.0, self._environment.identity.grace_s - END_RESERVE_S - passed_s)
 
     def wait_left_s(self, progress_s: float) -> float | None:
         """Return how many more seconds a wait may take; None without a notice.

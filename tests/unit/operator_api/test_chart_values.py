@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from stepkeeper.version import __version__
 from stepkeeper_operator.settings import OperatorSettings
 
 CHART = Path(__file__).parents[3] / "charts/stepkeeper"
@@ -52,5 +53,4 @@ def test_the_schema_of_the_values_knows_every_value() -> None:
 
 def test_the_versions_are_the_packages() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    pyproject = (CHART.parents[1] / "pyproject.toml").read_text()
-    assert f'\nversion = "{chart["appVersion"]}"\n' in pyproject
+    assert chart["appVersion"] == __version__

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
-from stepkeeper_operator.testing import World
-from stepkeeper_operator.testing.job_machines import change, machines, running, world_of
+from stepkeeper_operator.cache.keys import job_key, queued_resource_key
+from stepkeeper_operator.testing import World, training_job
+from stepkeeper_operator.testing.job_machines import TPU, change, machines, running, world_of
 
 GUARANTEED: dict[str, Any] = {"guaranteed": {}}
 
@@ -30,6 +31,16 @@ def read_graces(world: World) -> tuple[int, int]:
             "(WaitingForResources): in the queue",
         ),
         (machines(joined=False, message="1 of 2 hosts"), "WaitingForNodes", "1 of 2 hosts"),
+        (
+            machines(joined=False, message="1 of 2 hosts", active_since=1_800_000_000.0),
+            "WaitingForNodes",
+            "have until 2027-01-15T08:15:00Z: 1 of 2 hosts",
+        ),
+        (
+            machines(joined=False, join_timed_out=True, message="look at the script"),
+            "NodesJoinTimeout",
+            "have not joined the cluster in time: look at the script",
+        ),
     ],
 )
 async def test_a_job_waits_for_its_machines_suspended_and_says_for_what(
@@ -199,6 +210,18 @@ async def test_a_change_or_deletion_that_somebody_asked_for_is_requested() -> No
     assert world.status.restarts.total == 1
 
 
+async def test_a_resource_that_is_gone_while_its_job_runs_stops_it_until_there_is_one_again() -> None:
+    world = await running()
+    world.cluster.remove("queuedresources", "default", "pod-a")
+    await world.run_until_settled()
+    assert world.pods == []
+    assert world.condition("Suspended") == (ConditionStatus.TRUE, "QueuedResourceNotFound")
+    assert world.causes == ["Requested"]
+    await change(world, uid="uid-b")
+    assert world.causes == ["Requested", None]
+    assert world.phase() is Phase.RUNNING
+
+
 async def test_hosts_that_leave_for_a_moment_stop_nothing_that_runs() -> None:
     world = await running()
     await change(world, joined=False, message="1 of 2 hosts")
@@ -211,6 +234,60 @@ async def test_a_job_that_names_no_resource_waits_for_none() -> None:
     world.cluster.put("queuedresources", machines(active=False, joined=False))
     await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
+
+
+async def test_each_thing_that_a_job_waits_for_is_an_event() -> None:
+    world = world_of(None)
+    await world.run_until_settled(rounds=2)
+    await change(world, active=False, joined=False, state="WaitingForResources")
+    await change(world, joined=False, message="1 of 2 hosts")
+    await change(world, joined=False, message="0 of 2 hosts")
+    await change(world, joined=False, join_timed_out=True)
+    await change(world)
+    waits = ["WaitingForQueuedResource", "WaitingForNodes", "NodesJoinTimeout"]
+    assert world.events == ["Suspended", *waits, "Pending", "Running"]
+
+
+async def test_several_jobs_share_one_resource_and_its_fate() -> None:
+    world = await running(tier={"spot": {}})
+    other = training_job(placement={"tpu": TPU}, checkpoint={"uri": "gs://b/o", "interval": {"steps": 1}})
+    other["metadata"]["name"] = "other"
+    world.cluster.put("checkpointedtrainingjobs", other)
+    keys = [job_key("default", "lm"), job_key("default", "other")]
+
+    async def settle(**resource: Any) -> None:
+        world.cluster.put("queuedresources", machines(tier={"spot": {}}, **resource))
+        raw = world.cache.get_queued_resource(queued_resource_key("default", "pod-a"))
+        assert raw is not None
+        assert world.cache.record_queued_resource(raw)[1:] == tuple(keys)
+        for _ in range(6):
+            for key in keys:
+                await world.reconciler.reconcile(key)
+            world.controllers.sync()
+            world.now += 2
+
+    def phases() -> list[str]:
+        jobs = world.cluster.list_objects("checkpointedtrainingjobs")
+        return [job["status"]["phase"] for job in jobs]
+
+    await settle()
+    assert phases() == ["Running", "Running"]
+    await settle(active=False, joined=False, state="Suspended")
+    assert phases() == ["Suspended", "Suspended"]
+    await settle()
+    assert phases() == ["Running", "Running"]
+    world.cluster.remove("checkpointedtrainingjobs", "default", "other")
+    raw = world.cache.get_queued_resource(queued_resource_key("default", "pod-a"))
+    assert raw is not None
+    assert world.cache.record_queued_resource(raw)[1:] == (keys[0],)
+
+
+async def test_an_operator_that_cannot_see_the_machines_blames_them_for_nothing() -> None:
+    world = await running()
+    world.restart_operator(queued_resources=False)
+    world.controllers.end_pod(world.pods[0], 1)
+    await world.run_until_settled()
+    assert world.causes == ["ApplicationError", None]
 
 
 async def test_an_operator_without_the_kind_says_so() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import CloudOperation, QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPUError, ErrorKind
+from stepkeeper_operator.labels import CLOUD_NODE_LABEL
 from stepkeeper_operator.queued_resources.decision import DeleteCloudResource, SetFinalizer
 from stepkeeper_operator.queued_resources.observed import Observed
 from stepkeeper_operator.testing.queued_resources import (
@@ -202,5 +203,23 @@ def test_what_a_failed_creation_left_is_deleted_though_lists_leave_it_out() -> N
         await world.run(20)
         assert world.raw is None
         assert not world.cloud.resources
+
+    play(story())
+
+
+def test_a_label_that_can_name_no_slice_holds_nothing_up() -> None:
+    async def story() -> None:
+        world = await active()
+        known = world.cluster.objects["nodes", None, "team-v5e-w0"]
+        labels = {**known["metadata"]["labels"], CLOUD_NODE_LABEL: "Not_An.Id"}
+        world.cluster.put("nodes", {**known, "metadata": {**known["metadata"], "labels": labels}})
+        for _ in range(50):
+            world.cloud.fail_next(
+                "get_node", ErrorKind.TERMINAL, "INVALID_ARGUMENT", "no such name is possible"
+            )
+        world.delete()
+        await world.run(20)
+        assert world.raw is None
+        assert nodes_of(world) == []
 
     play(story())

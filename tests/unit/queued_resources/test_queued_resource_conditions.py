@@ -186,6 +186,30 @@ def test_an_unhealthy_node_is_a_problem_with_the_clouds_words() -> None:
     assert "UnhealthyTensorflow: chip 3 is down" in degraded.message
 
 
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [("STOPPED", True), ("REPAIRING", True), ("UNKNOWN", True), ("HIDDEN", True), ("READY", False)],
+)
+def test_a_slice_that_is_not_ready_is_a_problem_of_an_active_resource(state: str, *, told: bool) -> None:
+    resource = active()
+    degraded = find(
+        judge(resource, slices(resource, state=state), member(0, cloud_node="team-v5e")), "Degraded"
+    )
+    assert (degraded.status == "True") is told
+    if told:
+        assert degraded.reason == "NodeNotReady"
+        assert f"team-v5e is {state.capitalize()}" in degraded.message
+
+
+def test_slices_that_are_being_made_are_no_problem() -> None:
+    resource = active()
+    cloud = make_cloud_resource(resource, "PROVISIONING")
+    decision = decide_queued_resource(
+        resource, observe(cloud, nodes=[make_node(cloud, state="CREATING")]), CloudSettings(), now=NOW
+    )
+    assert find(decision, "Degraded").status == "False"
+
+
 def test_a_large_status_stays_bounded_and_shows_the_worst_first() -> None:
     resource = active(node={"count": 200})
     nodes = slices(resource, symptoms=("x" * 5000,) * 50, health_description="y" * 5000)

@@ -282,3 +282,16 @@ def test_a_later_number_that_somebody_has_taken_is_passed_over() -> None:
     decision = decide(resource, observe(foreign))
     assert decision.status.bookkeeping.number == 3
     assert not decision.status.bookkeeping.created
+
+
+@pytest.mark.parametrize("asked_before", [True, False], ids=["after an earlier one", "for the first time"])
+def test_a_request_whose_time_is_over_is_not_sent(*, asked_before: bool) -> None:
+    resource = make_resource(queueing={"validUntilTime": "1970-01-01T02:00:00Z"})
+    if asked_before:
+        resource = noted(resource.model_copy(update={"status": created().status}), created=False, number=1)
+    decision = decide(resource, observe())
+    assert decision.actions == ()
+    accepted = find(decision, "Accepted")
+    assert (accepted.status, accepted.reason) == ("False", "Expired")
+    assert "validUntilTime" in accepted.message
+    assert kinds(decide(resource, observe(), now=7000.0)) == [CreateCloudResource]

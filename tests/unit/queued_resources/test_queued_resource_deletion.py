@@ -183,7 +183,18 @@ def test_a_late_answer_to_an_old_request_is_deleted() -> None:
 
 
 def test_nodes_of_an_earlier_one_are_removed_before_the_next_is_asked_for() -> None:
-    assert kinds(decide(make_resource(), observe(members=(MEMBER,)))) == [DeleteNode]
+    assert kinds(decide(noted(make_resource(), number=1), observe(members=(MEMBER,)))) == [DeleteNode]
+    silent = replace(MEMBER, ready=False)
+    assert kinds(decide(make_resource(), observe(members=(silent,)))) == [DeleteNode]
+
+
+def test_a_living_node_that_no_machine_is_known_of_is_told_and_left_alone() -> None:
+    resource = make_resource()
+    decision = decide(resource, observe(members=(MEMBER,)))
+    assert decision.actions == ()
+    assert decision.requeue_after_s is not None
+    assert "host-0" in find(decision, "Active").message
+    assert "stepkeeper.dev/queued-resource-uid" in find(decision, "Active").message
 
 
 def test_a_status_of_another_version_still_names_what_is_to_be_deleted() -> None:

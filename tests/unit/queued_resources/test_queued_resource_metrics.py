@@ -85,6 +85,9 @@ def test_requests_are_counted_by_method_and_code() -> None:
     async def story() -> None:
         world = ResourceWorld()
         world.cloud.fail_next("list", ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
+        for _ in range(20):  # its creation is looked at before the cloud goes on
+            await world.reconcile()
+            world.now += 1
         await world.run(12)
         world.delete()
         await world.run(20)

@@ -194,6 +194,22 @@ def test_an_unreadable_spec_is_deleted_all_the_same() -> None:
     play(story())
 
 
+def test_an_unreadable_spec_is_deleted_between_two_cloud_resources_too() -> None:
+    async def story() -> None:
+        world = await active(recreate_policy={"backoff": {"initialSeconds": 5000, "maxSeconds": 5000}})
+        world.cloud.set_nodes("PREEMPTED")
+        await world.run(20)
+        assert (world.status.bookkeeping.number, world.status.bookkeeping.created) == (1, False)
+        raw = world.raw
+        assert raw is not None
+        world.cluster.put("queuedresources", raw | {"spec": {"project": 1, "newField": {}}})
+        world.delete()
+        await world.run(20)
+        assert world.raw is None
+
+    play(story())
+
+
 def test_maintenance_is_seen_and_passes() -> None:
     async def story() -> None:
         world = await active(tier={"guaranteed": {}})

@@ -32,6 +32,9 @@ class ConditionType(StrEnum):
     REPORTING = "Reporting"
     """The job's reports arrive. A False one names the likely reasons; it alone never restarts the job."""
 
+    GRACE_SUFFICIENT = "GraceSufficient"
+    """A save fits into the time that pods have at their end. Unknown until a commit tells how long one takes."""
+
     SUSPENDED = "Suspended"
     """Nothing of the job runs, because the user asked for it or because a limit was reached."""
 

@@ -91,7 +91,8 @@ def _fold_operation(status: QueuedResourceStatus, scene: Scene) -> QueuedResourc
         return status
     if answer is not None and (answer.name != operation.name or not answer.done):
         answer = None
-    if answer is None and scene.now - operation.start_time < scene.settings.operation_s:
+    gone_on_s = scene.now - operation.start_time
+    if answer is None and gone_on_s < scene.settings.operation_s and not _is_settled(operation, sight):
         return status
     status = status.model_copy(update={"operation": None})
     removing = bool(status.bookkeeping.removing)
@@ -118,6 +119,13 @@ def _fold_failed_creation(
 def _is_answer(outcome: Outcome) -> bool:
     """Return False where the request may still be carried out."""
     return outcome.error is None or outcome.error.kind is not ErrorKind.TRANSIENT
+
+
+def _is_settled(operation: CloudOperation, sight: Sight) -> bool:
+    """Return True where the resource itself tells that the operation is over, whether it can be read or not."""
+    if operation.verb == Verb.DELETE:
+        return sight.presence is Presence.ABSENT
+    return sight.is_ours and sight.resource is not None and sight.resource.state != "CREATING"
 
 
 def _is_still_there(sight: Sight) -> bool:

@@ -55,6 +55,9 @@ _ADVICE: Final = {
     ErrorKind.CREDENTIALS: "Give the operator credentials: cloudTPU.credentialsSecret in the chart's values, or"
     " Workload Identity (docs/operations/queued-resources.md)",
 }
+_ON_ITS_WAY: Final = {"READY", "CREATING", "DELETING", "PREEMPTED", "TERMINATED", "STATE_UNSPECIFIED"}
+"""States of nodes that need no word of their own: all is well, or the resource is made anew for them."""
+
 _QUOTA_IS_ENOUGH: Final = {
     QueuedResourceState.WAITING,
     QueuedResourceState.PROVISIONING,
@@ -79,6 +82,7 @@ def derive_conditions(
         *plan.problems,
         *_find_autocheckpoint_problem(resource, sight),
         *_find_unwell_nodes(sight),
+        *_find_unready_nodes(sight),
         *_find_silence(scene.observed, now=scene.now),
     )
     findings = [
@@ -219,6 +223,17 @@ def _find_unwell_nodes(sight: Sight) -> tuple[Problem, ...]:
     why = first.health_description or "; ".join(first.symptoms) or "the cloud doesn't say why"
     text = f"{_name([node.id for node in unwell])}: {to_word(first.health)}: {why}"
     return (Problem(reason="NodeUnhealthy", message=text),)
+
+
+def _find_unready_nodes(sight: Sight) -> tuple[Problem, ...]:
+    """Find what takes no pods though the resource is active, and isn't lost for ever: stopped, repaired, unknown."""
+    if sight.resource is None or sight.resource.state != "ACTIVE":
+        return ()
+    unready = [node for node in sight.nodes if node.state not in _ON_ITS_WAY]
+    if not unready:
+        return ()
+    text = f"{_name([f'{node.id} is {to_word(node.state)}' for node in unready])}: jobs wait until it is Ready again"
+    return (Problem(reason="NodeNotReady", message=text),)
 
 
 def _find_silence(observed: Observed, *, now: float) -> tuple[Problem, ...]:

@@ -10,6 +10,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 )
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource
 from stepkeeper_operator.facts.raw import render_time
+from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL
 from stepkeeper_operator.queued_resources.compare import find_differences
 from stepkeeper_operator.queued_resources.decide.answers import book
 from stepkeeper_operator.queued_resources.decision import CreateCloudResource, DeleteNode, Finding, Plan
@@ -53,14 +54,9 @@ def compute_wait_s(resource: QueuedResource, status: QueuedResourceStatus, scene
 def plan_creation(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
     """Plan to create the cloud resource, which is absent for certain. The status is written before the request."""
     observed, settings, now = scene.observed, scene.settings, scene.now
-    rest = [*scene.sight.nodes, *scene.sight.leftovers]
-    if rest:
-        text = f"the cloud still has node {rest[0].id} of an earlier one"
-        return Plan(status=status, look_s=settings.poll_fast_s, waiting=text)
-    if observed.members:
-        actions = tuple(DeleteNode(member=member) for member in observed.members)
-        text = f"removes node {observed.members[0].name} of an earlier one"
-        return Plan(status=status, actions=actions, look_s=_NODE_LOOK_S, waiting=text)
+    obstacle = _find_rest(status, scene) or _find_refusal(resource, status, scene)
+    if obstacle is not None:
+        return obstacle
     wait_s = compute_wait_s(resource, status, scene)
     if wait_s > 0:
         text = f"the next request is sent at {render_time(now + wait_s)}"
@@ -78,6 +74,38 @@ def plan_creation(resource: QueuedResource, status: QueuedResourceStatus, scene:
     status = book(status, asked_at=int(now), not_before=None)
     action = CreateCloudResource(request=request)
     return Plan(status=status, actions=(action,), look_s=0.0, waiting="asks the cloud for it")
+
+
+def _find_rest(status: QueuedResourceStatus, scene: Scene) -> Plan | None:
+    """Find what an earlier cloud resource has left; it goes before the next one is asked for."""
+    members, rest = scene.observed.members, [*scene.sight.nodes, *scene.sight.leftovers]
+    if rest:
+        text = f"the cloud still has node {rest[0].id} of an earlier one"
+        return Plan(status=status, look_s=scene.settings.poll_fast_s, waiting=text)
+    alive = [member.name for member in members if member.ready]
+    if alive and status.bookkeeping.number == 0:  # there was no earlier one, as far as anybody knows
+        text = (
+            f"node {alive[0]} of this cluster names this object and is Ready, but the cloud has no machine of it: take "
+            f"the label {QUEUED_RESOURCE_UID_LABEL} from it, or delete the Node"
+        )
+        return Plan(status=status, look_s=scene.settings.poll_fast_s, waiting=text)
+    if members:
+        actions = tuple(DeleteNode(member=member) for member in members)
+        text = f"removes node {members[0].name} of an earlier one"
+        return Plan(status=status, actions=actions, look_s=_NODE_LOOK_S, waiting=text)
+    return None
+
+
+def _find_refusal(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan | None:
+    """Find what makes the request pointless, however long one waits."""
+    queueing = resource.spec.queueing
+    valid_until = None if queueing is None else queueing.valid_until_time
+    if valid_until is None or valid_until > scene.now:
+        return None
+    text = (
+        f"queueing.validUntilTime, {render_time(valid_until)}, has passed: set a later one, or leave it out"
+    )
+    return Plan(status=status, accepted=_refuse("Expired", text))
 
 
 def plan_adoption(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Final
 
 from stepkeeper.cli.doctor.bucket import Finding
-from stepkeeper.cli.render import size_text
 from stepkeeper.errors import (
     LogGapError,
     MissingObjectError,
@@ -19,6 +18,7 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.log.tail import find_tail
+from stepkeeper.quantities import size_text
 from stepkeeper.storage import Store
 from stepkeeper.storage.base import PROBE_PREFIX
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience

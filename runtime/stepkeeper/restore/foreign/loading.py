@@ -10,6 +10,7 @@ import torch
 from stepkeeper.restore.foreign.content import ForeignContent, open_content
 from stepkeeper.restore.foreign.read_ahead import read_ahead
 from stepkeeper.restore.loading import check_refilled, encode_findings
+from stepkeeper.restore.progress import RestoreProgress
 from stepkeeper.storage import Store
 from stepkeeper_planners import adapters
 from stepkeeper_planners.dtypes import cast_elements, dtype_of, itemsize_bytes
@@ -43,6 +44,11 @@ class _Load:
     pieces: tuple[PieceRead, ...]
     size_bytes: int
     """The host memory that it takes while it is read."""
+
+    @property
+    def filled_bytes(self) -> int:
+        """Number of bytes of the local shards."""
+        return sum(prod(box.sizes) for box in self.boxes.values()) * itemsize_bytes(self.layout.dtype)
 
 
 class ForeignLoading:
@@ -138,11 +144,17 @@ class ForeignLoading:
         """
         assert self._content is not None
         content, tensors = self._content, self._flat.tensors
-        read_ahead(
-            self._loads(),
-            lambda load: _read_shards(content, load),
-            lambda load, shards: adapters.fill(tensors[load.layout.fqn], shards),
-        )
+        loads = list(self._loads())
+        progress = RestoreProgress(f"step folder {self._folder}", sum(load.filled_bytes for load in loads))
+        done_bytes = 0
+
+        def fill(load: _Load, shards: Shards) -> None:
+            nonlocal done_bytes
+            adapters.fill(tensors[load.layout.fqn], shards)
+            done_bytes += load.filled_bytes
+            progress.note_bytes(done_bytes)
+
+        read_ahead(iter(loads), lambda load: _read_shards(content, load), fill)
         self._check_tied_copies(self._content)
         names = dict.fromkeys(name for read in self._reads.values for name in read.stored_names)
         self._values = {name: self._content.read_value(name) for name in names}
