@@ -177,7 +177,8 @@ def _like(tensor: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor, DTensor):
         return place
     names, context = tensor.__tensor_flatten__()  # type: ignore[no-untyped-call]  # torch's way to take one apart
-    parts = dict.fromkeys(names, place)
+    # Since torch 2.15 the mesh is a part, too.
+    parts = {name: getattr(tensor, name) for name in names} | {"_local_tensor": place}
     rebuild = type(tensor).__tensor_unflatten__
     copied: torch.Tensor = rebuild(parts, context, tensor.shape, tensor.stride())  # type: ignore[no-untyped-call]  # as above
     return copied.detach()
