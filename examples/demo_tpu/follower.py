@@ -7,12 +7,13 @@ from typing import Any
 from demo.teller import Teller
 from demo.watch import Event, StatusChanged
 from demo_tpu.story import Answer, MachinesStory, MachinesView, Restarts, Wait, Window
-from demo_tpu.watch import MachinesChanged
+from demo_tpu.watch import MachinesChanged, UndisturbedStep
 
 __all__ = ["Follower"]
 
 _TAKEN = ("Preempted", "Terminated")
 _ENDING = ("Suspending", "Suspended")
+_STEPS_BETWEEN_LINES = 30
 
 
 class Follower:
@@ -38,6 +39,8 @@ class Follower:
                 self._see_machines(event.at_s, event.status)
             case StatusChanged():
                 self._see_job(event.at_s, event.status)
+            case UndisturbedStep() if event.step % _STEPS_BETWEEN_LINES == 0:
+                self._tell(f"meanwhile, the same training undisturbed on this machine: step {event.step}")
             case _:
                 pass  # The director's.
         self._call_when_waiting()

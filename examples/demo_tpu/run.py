@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from demo.director import Act, Director
+from demo.director import Act, DemoError, Director
 from demo.furnishing import ROOT
 from demo.kubectl import Kubectl
 from demo.performance import describe_attempts, judge, perform
@@ -19,9 +19,9 @@ from demo_tpu.cloud import Cloud
 from demo_tpu.follower import Follower
 from demo_tpu.picture import draw
 from demo_tpu.stage import Stage, open_stage
-from demo_tpu.story import MachinesStory, broken_machine_claims
+from demo_tpu.story import MachinesStory, broken_machine_claims, find_notice_s
 from demo_tpu.undisturbed import UndisturbedRun
-from demo_tpu.watch import watch_machines
+from demo_tpu.watch import UndisturbedStep, watch_machines
 
 __all__ = ["main"]
 
@@ -29,10 +29,10 @@ _RESOURCE_FILE, _JOB_FILE = (Path(__file__).with_name(name) for name in ("queued
 _PICTURES = (ROOT / "out" / "demo-tpu.png", ROOT / "out" / "demo-tpu.svg")
 _QUIET_S = 240
 """A slow machine takes its time; one on which nothing moves for so long is stuck."""
+_AGAIN_S = 0.5
 _MAINTENANCE = "Maintenance"
 _AT_STEP = 70
-_NOTICE_S = 30
-"""From the announcement to the window. The job rests 0.3 s after each of its 180 steps, so it still trains then."""
+_TOLD = "the cloud announces it, and the machine won't come back"
 _CAUSE = "SpotPreemption"
 
 
@@ -60,7 +60,7 @@ def _play_on(stage: Stage) -> int:
     print("\n$ kubectl get qr,ctj\n" + kubectl.run("get", "qr,ctj"), flush=True)
     print(f"$ kubectl describe ctj {name}\n{describe_attempts(kubectl, name)}\n", flush=True)
     tell(f"kubectl delete qr {resource_name}")
-    kubectl.run("delete", "qr", resource_name, "--timeout=50s")
+    _delete(kubectl, resource_name)
     machines.left_behind = cloud.names()
     tell(f"the cloud has {', '.join(machines.left_behind) or 'nothing of it any more'}\n")
     return _judge(story, machines, name)
@@ -69,42 +69,45 @@ def _play_on(stage: Stage) -> int:
 def _follow(cloud: Cloud, kubectl: Kubectl, job: dict[str, Any], tell: Teller) -> tuple[Story, MachinesStory]:
     """Follow the job to its end. While it waits in the queue, the same training runs undisturbed on this machine."""
     n_steps, uri = job["spec"]["totalSteps"], job["spec"]["checkpoint"]["uri"]
+    sources = [watch_machines(cloud.resource["metadata"]["name"])]
 
     def make_room(losses: Future[dict[int, str]]) -> None:
         if losses.exception() is None:
-            tell(
-                f"meanwhile the same {n_steps} steps ran undisturbed on this machine, to compare losses with"
-            )
             tell("the cloud has room now")
         cloud.make_room()
+
+    def announce(_node: str) -> None:
+        follower.note_announcement(time.time())
+        cloud.announce_maintenance(starts_in_s=find_notice_s(director.story.attempts[-1].steps))
 
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         ThreadPoolExecutor() as executor,
         UndisturbedRun(Path(folder), n_steps) as run,
+        Watch(kubectl, job=job["metadata"]["name"], uri=uri, more=sources) as watch,
     ):
-        losses = executor.submit(run.losses)
+        losses = executor.submit(
+            run.losses, each=lambda step: watch.events.put(UndisturbedStep(at_s=time.time(), step=step))
+        )
         follower = Follower(tell, when_waiting=lambda: losses.add_done_callback(make_room))
         director = Director(
-            acts=[_announcement(cloud, follower)],
+            acts=[Act(name=_MAINTENANCE, told=_TOLD, cause=announce, at_step=_AT_STEP)],
             total_steps=n_steps,
             started_unix_s=tell.started_unix_s,
             also=follower.see,
         )
-        sources = [watch_machines(cloud.resource["metadata"]["name"])]
-        with Watch(kubectl, job=job["metadata"]["name"], uri=uri, more=sources) as watch:
-            story = director.follow(watch.events, quiet_s=_QUIET_S)
+        story = director.follow(watch.events, quiet_s=_QUIET_S)
         follower.story.undisturbed = losses.result()
     return story, follower.story
 
 
-def _announcement(cloud: Cloud, follower: Follower) -> Act:
-    def announce(_node: str) -> None:
-        follower.note_announcement(time.time())
-        cloud.announce_maintenance(starts_in_s=_NOTICE_S)
-
-    told = f"the cloud announces it; it begins in {_NOTICE_S} s, and the machine doesn't come back"
-    return Act(name=_MAINTENANCE, told=told, cause=announce, at_step=_AT_STEP)
+def _delete(kubectl: Kubectl, name: str) -> None:
+    kubectl.run("delete", "qr", name, "--wait=false")
+    deadline = time.monotonic() + _QUIET_S
+    while kubectl.run("get", "qr", name, "--ignore-not-found", "-o", "name"):
+        if time.monotonic() > deadline:
+            raise DemoError(f"QueuedResource {name} is still there {_QUIET_S} s after its deletion")
+        time.sleep(_AGAIN_S)
 
 
 def _judge(story: Story, machines: MachinesStory, name: str) -> int:

@@ -1,10 +1,10 @@
 """Describe in pure values what happened to the machines, and check that it bears out what the demo claims."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from demo.story import Story
+from demo.story import StepSeen, Story
 
 __all__ = [
     "Answer",
@@ -15,11 +15,15 @@ __all__ = [
     "Wait",
     "Window",
     "broken_machine_claims",
+    "find_notice_s",
     "spans",
 ]
 
 WAITING, ACTIVE = "WaitingForResources", "Active"
 WAITS_FOR_MACHINES = "WaitingForQueuedResource"
+
+_NOTICE_STEPS = 60
+_SHORTEST_NOTICE_S, _LONGEST_NOTICE_S = 30.0, 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +110,16 @@ def spans(seen: list[tuple[float, str]], end_s: float) -> list[Span]:
         for (at_s, state), end in zip(changes, ends, strict=True)
         if end > at_s
     ]
+
+
+def find_notice_s(steps: Sequence[StepSeen]) -> float:
+    """Find how long the announcement comes before the window, from the steps so far.
+
+    A slow machine has time to save ahead of the window. The job, which rests 0.3 s after each of its 180 steps, still
+    trains then.
+    """
+    step_s = (steps[-1].at_s - steps[0].at_s) / (len(steps) - 1)
+    return min(_LONGEST_NOTICE_S, max(_SHORTEST_NOTICE_S, _NOTICE_STEPS * step_s))
 
 
 def broken_machine_claims(story: Story, machines: MachinesStory, *, cause: str) -> list[str]:

@@ -5,12 +5,17 @@ import re
 import signal
 import subprocess
 import sys
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
 from demo.director import DemoError
 
 __all__ = ["UndisturbedRun"]
+
+_STEP = re.compile(r"step=(\d+) .* exact=(\S+)$")
+_LAST_LINES = 20
 
 
 class UndisturbedRun:
@@ -40,8 +45,11 @@ class UndisturbedRun:
         )
         return self
 
-    def losses(self) -> dict[int, str]:
+    def losses(self, *, each: Callable[[int], None] = lambda _: None) -> dict[int, str]:
         """Wait for its end, and return the loss of each step, to its last bit.
+
+        Args:
+            each: Called with each step that it does.
 
         Raises:
             DemoError: It failed; the message has what it said last.
@@ -49,11 +57,18 @@ class UndisturbedRun:
         """
         assert self._process is not None
         assert self._process.stdout is not None
-        output = self._process.stdout.read()
+        losses: dict[int, str] = {}
+        last: deque[str] = deque(maxlen=_LAST_LINES)
+        with self._process.stdout as lines:
+            for line in lines:
+                last.append(line)
+                if found := _STEP.match(line):
+                    losses[int(found[1])] = found[2]
+                    each(int(found[1]))
         if self._process.wait() != 0:
-            raise DemoError(f"the undisturbed run ended with {self._process.returncode}: {output[-2000:]}")
-        found = re.findall(r"^step=(\d+) .* exact=(\S+)$", output, re.MULTILINE)
-        return {int(step): exact for step, exact in found}
+            said = "".join(last)
+            raise DemoError(f"the undisturbed run ended with {self._process.returncode}: {said}")
+        return losses
 
     def __exit__(self, *_: object) -> None:
         assert self._process is not None

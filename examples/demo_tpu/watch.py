@@ -8,12 +8,19 @@ from typing import Any
 from demo.kubectl import Kubectl
 from demo.watch import Event, Source, watch_json
 
-__all__ = ["MachinesChanged", "watch_machines"]
+__all__ = ["MachinesChanged", "UndisturbedStep", "watch_machines"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachinesChanged(Event):
     status: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndisturbedStep(Event):
+    """The run on this machine has done a step."""
+
+    step: int
 
 
 def watch_machines(name: str) -> Source:

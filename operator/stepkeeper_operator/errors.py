@@ -5,7 +5,6 @@ OperatorError
 ├── ApiError (OSError)                  the API server refused a request
 │   ├── AlreadyExistsError              another object has that name
 │   ├── ConflictError                   the object has another uid or version than we read
-│   ├── EvictionBlockedError            a PodDisruptionBudget forbids the eviction now
 │   └── InvalidObjectError              validation or admission refused what we wrote
 ├── ReportRefusedError                  a pod's report isn't accepted; carries the HTTP status
 └── LeaseLostError                      another operator may act now
@@ -17,7 +16,6 @@ __all__ = [
     "AlreadyExistsError",
     "ApiError",
     "ConflictError",
-    "EvictionBlockedError",
     "GenerationError",
     "InvalidObjectError",
     "LeaseLostError",
@@ -49,10 +47,6 @@ class AlreadyExistsError(ApiError):
 
 class ConflictError(ApiError):
     """The object has another uid or resourceVersion than the request said."""
-
-
-class EvictionBlockedError(ApiError):
-    """A PodDisruptionBudget forbids the eviction now: ask again later."""
 
 
 class InvalidObjectError(ApiError):

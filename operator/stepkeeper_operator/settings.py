@@ -78,6 +78,9 @@ class OperatorSettings(BaseSettings):
     cloud_tpu_idle_poll_s: int = Field(default=60, ge=1)
     """Seconds between two looks at a queued resource that is active; twice as long while it waits for machines."""
 
+    cloud_tpu_quota_retry_s: int = Field(default=300, ge=1)
+    """Seconds after a first refusal for lack of quota. The wait doubles with each further one, to half an hour."""
+
     log_level: str = "INFO"
 
     @model_validator(mode="after")

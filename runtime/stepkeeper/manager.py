@@ -338,6 +338,8 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
     def close(self) -> None:
         """Finish the training: commit the saves in flight, wait for all ranks, and report to the operator.
 
+        What the saves make superfluous is deleted before.
+
         Raises:
             StepkeeperError: A save in the background failed.
             PeerLostError: A rank did not come.

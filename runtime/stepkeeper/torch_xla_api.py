@@ -94,7 +94,7 @@ class TorchXlaApi:
         *,
         metrics: Mapping[str, object] | None = None,
     ) -> bool:
-        """Save `step` if it is due, and wait for its commit.
+        """Save `step` if it is due, and wait until it is committed and what it makes superfluous is deleted.
 
         Args:
             step: The step that was just finished, at least 0.
@@ -116,6 +116,7 @@ class TorchXlaApi:
         if not self.save_async(step, state_dict, force, metrics=metrics):
             return False
         self._parts.saver.await_commit()
+        self._parts.saver.await_upkeep()
         return True
 
     @heeds_notices
@@ -221,11 +222,14 @@ class TorchXlaApi:
 
     @heeds_notices
     def join(self) -> None:
-        """Wait until no save is in flight.
+        """Wait until no save is in flight, and what the saves make superfluous is deleted.
+
+        Nothing is written to the root from then on, until the next save.
 
         Raises:
             StepkeeperError: One of the saves failed.
 
         """
         self._parts.saver.wait_until_idle()
+        self._parts.saver.await_upkeep()
         self._parts.shutdown.raise_failure(newest=True)

@@ -1,5 +1,6 @@
 """The cluster that the end-to-end tests share, with the operator as its users install it."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,15 @@ def operator(cluster: Cluster) -> Cluster:
 def trainer_image(cluster: Cluster) -> str:
     """Name of the image of examples/text_lm, which is on the TPU nodes."""
     return cluster.load_trainer_image(ROOT / "examples" / "text_lm")
+
+
+@pytest.fixture
+def object_storage(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name the cluster's object storage to the trainers of examples/text_lm, and to this process."""
+    config = {"STORAGE_EMULATOR_HOST": cluster.gcs_url}
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "object-storage"}, "data": config}
+    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(body))
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cluster.gcs_host_url)
 
 
 @pytest.fixture(scope="module")

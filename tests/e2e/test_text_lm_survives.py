@@ -31,13 +31,9 @@ TOLD = "for the test"
 
 
 @pytest.fixture
-def site(operator: Cluster, trainer_image: str, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def site(operator: Cluster, trainer_image: str, object_storage: None) -> Cluster:
     """The cluster, with the operator, the trainer's image and the way to the object storage."""
     assert trainer_image == manifest("any", 1)["spec"]["template"]["spec"]["containers"][0]["image"]
-    config = {"STORAGE_EMULATOR_HOST": operator.gcs_url}
-    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "object-storage"}, "data": config}
-    operator.kubectl("apply", "-f", "-", stdin=json.dumps(body))
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", operator.gcs_host_url)
     return operator
 
 

@@ -1,10 +1,8 @@
 """The machines of a queued resource join the cluster through the startup script that users are given."""
 
-import asyncio
 import json
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,16 +11,12 @@ import pytest
 
 from stepcluster.api import Cluster
 from stepcluster.machine import run
+from stepcluster.vms.cloud_user import CloudUser
 from stepcluster.vms.tpu_cloud import JOIN_SCRIPT, join_script
-from stepkeeper_operator.cloud_tpu.client import GoogleCloudTPU
-from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudRequest, Place
-from tpuapi.clients import PROJECT, ZONE
 from tpuapi.remote import RemoteTpu
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-PLACE = Place(project=PROJECT, zone=ZONE)
-VERSION = ApiVersion.V2ALPHA1
 UID = "5c1f1f9e-0000-4000-8000-000000000001"
 LABELS = {
     "stepkeeper.dev/queued-resource-uid": UID,
@@ -34,11 +28,12 @@ SAVES = "trap 'sleep 1; echo saved > /dev/termination-log; exit 75' TERM; while 
 
 
 class Machines:
-    """Queued resources of one test, asked for by the operator's client, and the nodes that their machines become."""
+    """Queued resources of one test, asked for by hand, and the nodes that their machines become."""
 
     def __init__(self, cluster: Cluster, cloud: RemoteTpu) -> None:
         self.cluster = cluster
         self.cloud = cloud
+        self._user = CloudUser(cloud.address)
         self._created: list[str] = []
 
     def create(self, resource: str, *, count: int = 1, **node: object) -> None:
@@ -46,33 +41,15 @@ class Machines:
             "startup-script": join_script(self.cluster.join_terms()),
             "stepkeeper-node-labels": ",".join(f"{key}={value}" for key, value in LABELS.items()),
         }
-        body = {"accelerator_type": "v5litepod-4", "runtime_version": "v2-alpha-tpuv5-lite", **node}
-        request = CloudRequest(
-            place=PLACE,
-            id=resource,
-            request_id=str(uuid.uuid4()),
-            api_version=VERSION,
-            node_ids=(resource,) if count == 1 else tuple(f"{resource}-{index}" for index in range(count)),
-            node_id_prefix=None if count == 1 else resource,
-            node={**body, "metadata": metadata},
-            tier={"spot": {}},
-            queueing={},
-        )
-        self._asked(lambda client: client.create_queued_resource(request))
+        self._user.create(resource, count=count, metadata=metadata, **node)
         self._created.append(resource)
 
     def state(self, resource: str) -> str:
         """Return the state of a queued resource; empty if it is gone."""
-        found = self._asked(lambda client: client.get_queued_resource(PLACE, resource, VERSION))
-        return found.state if found else ""
+        return self._user.state(resource)
 
     def delete(self, resource: str) -> None:
-        request_id = str(uuid.uuid4())
-        self._asked(
-            lambda client: client.delete_queued_resource(
-                PLACE, resource, request_id=request_id, version=VERSION
-            )
-        )
+        self._user.delete(resource)
         self.until(lambda: self.state(resource) == "", 30, f"{resource} is gone")
 
     def delete_all(self) -> None:
@@ -101,16 +78,6 @@ class Machines:
                 f"{what}: not within {timeout_s:g} s; {self.cloud.hook_runs()}"
             )
             time.sleep(0.3)
-
-    def _asked(self, call: Callable[[GoogleCloudTPU], Any]) -> Any:
-        async def ask() -> Any:
-            client = GoogleCloudTPU(endpoint=self.cloud.address, insecure=True)
-            try:
-                return await call(client)
-            finally:
-                await client.close()
-
-        return asyncio.run(ask())
 
 
 def is_ready(node: Mapping[str, Any]) -> bool:

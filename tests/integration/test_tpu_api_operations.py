@@ -225,6 +225,18 @@ class TestFaults:
         tpu.release("CreateQueuedResource")
         assert (await call).metadata.target == queued_name("qr")
 
+    async def test_an_answer_is_held_while_what_was_asked_for_goes_on(
+        self, tpu: FakeTpu, clients: Clients
+    ) -> None:
+        tpu.hold("CreateQueuedResource", after_commit=True)
+        call = asyncio.ensure_future(clients.alpha.create_queued_resource(request=create_request("qr")))
+        await tpu.until_held("CreateQueuedResource")
+        assert list(tpu.engine.world.queued) == [queued_name("qr")]
+        assert [logged.code for logged in tpu.calls] == [""]
+        assert not call.done()
+        tpu.release("CreateQueuedResource")
+        assert (await call).metadata.target == queued_name("qr")
+
     async def test_a_call_takes_longer_than_its_deadline(self, tpu: FakeTpu, clients: Clients) -> None:
         tpu.inject_latency("GetQueuedResource", 30)
         with pytest.raises(exceptions.DeadlineExceeded):

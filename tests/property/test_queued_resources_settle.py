@@ -174,6 +174,16 @@ async def come_to_rest(world: World) -> None:
 @settings(max_examples=60, deadline=None, suppress_health_check=slow)
 @given(story=happenings)
 @example(story=[("a creation fails", 9, 1), ("the spec is changed", 1, 4)])
+@example(
+    story=[
+        ("a deletion fails", 0, 2),
+        ("a creation fails", 0, 3),
+        ("it is active", 0, 4),
+        ("it fails", 0, 4),
+        ("the status is lost", 0, 0),
+        ("it is active", 0, 0),
+    ]
+)
 def test_a_resource_that_could_become_active_does(story: list[tuple[str, int, int]]) -> None:
     async def run() -> None:
         world = World()

@@ -14,7 +14,6 @@ from stepkeeper_operator.cluster.resources import NODES, PODS, Resource
 from stepkeeper_operator.errors import (
     ApiError,
     ConflictError,
-    EvictionBlockedError,
     InvalidObjectError,
     api_error,
 )
@@ -93,7 +92,7 @@ class Cluster(Protocol):
     async def evict_pod(self, namespace: str, name: str, *, uid: str) -> None:
         """Evict the pod with that uid, if it still exists.
 
-        Raises ConflictError if another pod has its name, EvictionBlockedError while a PodDisruptionBudget forbids it.
+        Raises ConflictError if another pod has its name, ApiError 429 while a PodDisruptionBudget forbids it.
         """
 
     async def delete(
@@ -199,12 +198,7 @@ class KubernetesCluster:
             "deleteOptions": {"preconditions": {"uid": uid}},
         }
         path = PODS.path(namespace, name, "eviction")
-        try:
-            await self._ask("POST", path, body=body, none_for_404=True)
-        except ApiError as error:
-            if error.status == HTTPStatus.TOO_MANY_REQUESTS:
-                raise EvictionBlockedError(error.status, str(error)) from error
-            raise
+        await self._ask("POST", path, body=body, none_for_404=True)
 
     async def delete(
         self,

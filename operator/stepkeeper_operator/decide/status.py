@@ -41,7 +41,8 @@ def mirror_storage(
     before = job.status.checkpoint or CheckpointStatus()
     after = before
     if observed.report is not None:
-        after = _mirror_report(after, observed.report, current=observed.report.ordinal == running)
+        current = observed.report.ordinal == running and _is_of_last_attempt(job, observed.report)
+        after = _mirror_report(after, observed.report, current=current)
     after = _mirror_terminations(after, job, observed)
     newest = -1 if before.latest is None or before.root not in {None, after.root} else before.latest.sequence
     new_commit = after.latest is not None and after.latest.sequence > newest
@@ -54,7 +55,9 @@ def clear_previous_attempt(
     """Remove the previous attempt's save in flight and restored commit, unless the new attempt has already reported."""
     known = job.status.attempts[-1].number if job.status.attempts else 0
     opened = history.last_attempt is not None and history.last_attempt.number != known
-    reported = observed.report is not None and observed.report.ordinal == history.ordinal
+    report, last = observed.report, history.last_attempt
+    same = report is not None and report.ordinal == history.ordinal
+    reported = same and report is not None and last is not None and report.received_at >= last.start
     if checkpoint is None or not opened or reported:
         return checkpoint
     return checkpoint.model_copy(update={"in_flight_step": None, "restored": None})
@@ -80,6 +83,11 @@ def derive_progress(job: CheckpointedTrainingJob, observed: Observed) -> Progres
         slowest_rank=report.ranks.slowest if report.ranks is not None else known.slowest_rank,
         metrics=_convert_metrics(report.metrics) or known.metrics,
     )
+
+
+def _is_of_last_attempt(job: CheckpointedTrainingJob, report: LastReport) -> bool:
+    """Return False for a report from before a suspension: the next attempt has the same ordinal."""
+    return not job.status.attempts or report.received_at >= job.status.attempts[-1].start
 
 
 def _mirror_report(status: CheckpointStatus, last: LastReport, *, current: bool) -> CheckpointStatus:

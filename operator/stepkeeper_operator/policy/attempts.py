@@ -98,7 +98,7 @@ def close_without_machines(
 
 
 def withdraw_attempt(history: JobHistory) -> JobHistory:
-    """Take back the running attempt, and the restart that it counted for: none of its pods ever ran."""
+    """Take back the running attempt, and the restart that it counted for: it never ran on all its hosts."""
     before = history.attempts[-2] if len(history.attempts) > 1 else None
     restarts = history.restarts
     if before is not None and before.cause is not None:

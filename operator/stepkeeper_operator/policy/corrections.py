@@ -70,7 +70,7 @@ def _find_evidence_of_ended(
         ordinal = max((e.ordinal for e in observed.evidence if e.ordinal[0] < number), default=None)
         evidence = None if ordinal is None else observed.find_evidence(ordinal)
     elif not history.is_running:
-        return find_attempt_evidence(history, observed)
+        return _find_until(closed[-1].end, find_attempt_evidence(history, observed))
     else:
         evidence = observed.find_evidence((number, restarts if resumed_at is not None else restarts - 1))
     since = closed[-2].end if len(closed) > 1 else None
@@ -78,7 +78,14 @@ def _find_evidence_of_ended(
         return None
     pods = [pod for pod in evidence.pods if since is None or pod.created_at >= since]
     own = tuple(pod for pod in pods if resumed_at is None or pod.created_at < resumed_at)
-    return replace(evidence, pods=own) if own else None
+    return replace(evidence, pods=own) if own or not evidence.pods else None
+
+
+def _find_until(end: float | None, evidence: AttemptEvidence | None) -> AttemptEvidence | None:
+    """Leave out the pods that were made after the end: they were of an attempt that was withdrawn."""
+    if evidence is None or end is None:
+        return evidence
+    return replace(evidence, pods=tuple(pod for pod in evidence.pods if pod.created_at <= end))
 
 
 def _replace_cause(history: JobHistory, attempt: Attempt, finding: Finding) -> JobHistory:

@@ -65,7 +65,8 @@ def _follow_jobset(
     if jobset is None:
         return close_as_requested(history, observed, DELETED, now=now)
     history = _record_restarts(history, job, observed, jobset, now=now)
-    if history.is_running and _came_too_late(history, job, observed, now=now):
+    over = jobset.suspended or _has_ended(history, observed, jobset)
+    if history.is_running and over and _came_too_late(history, job, observed, now=now):
         return withdraw_attempt(history)
     if history.is_running and jobset.suspended:
         return _close_suspended(history, job, observed, now=now)
@@ -89,6 +90,8 @@ def _record_report(history: JobHistory, observed: Observed) -> JobHistory:
     if last is None or not history.is_running or last.ordinal != history.ordinal:
         return history
     attempt, report = history.attempts[-1], last.report
+    if last.received_at < attempt.start:
+        return history  # it is of the attempt before a suspension
     update = {
         "from_step": attempt.from_step if report.restored is None else report.restored.step,
         "to_step": attempt.to_step if report.step is None else report.step,
@@ -123,11 +126,9 @@ def _record_restarts(
         evidence = find_attempt_evidence(history, observed)
         counted = _counts_as_failure(evidence)
         if counted is None:
-            counted = (
-                counted_left > 0
-                if history.is_running
-                else history.attempts[-1].cause == Cause.APPLICATION_ERROR
-            )
+            last = history.last_attempt
+            failed = last is not None and last.cause == Cause.APPLICATION_ERROR
+            counted = counted_left > 0 if history.is_running else failed
             counted_left -= counted
         if history.is_running:
             circumstances = gather_circumstances(
@@ -220,11 +221,18 @@ def _will_be_restarted(history: JobHistory, observed: Observed) -> bool:
 def _came_too_late(
     history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float
 ) -> bool:
-    """Tell whether the running attempt's machines are gone, and none of its pods has ever run on them."""
-    if explain_loss(job, observed, now=now) is None:
+    """Tell whether the running attempt's machines are gone, and not all of its pods have ever run on them.
+
+    JobSet may restart the pods before the loss is seen: the restart finds fewer machines than it needs.
+    """
+    attempt = history.attempts[-1]
+    stepped = attempt.from_step is not None or attempt.to_step is not None
+    if stepped or explain_loss(job, observed, now=now) is None:
         return False
     evidence = find_attempt_evidence(history, observed)
-    return evidence is not None and bool(evidence.pods) and not any(pod.started for pod in evidence.pods)
+    if evidence is None or not evidence.pods:
+        return False
+    return len({pod.rank for pod in evidence.pods if pod.started}) < job.spec.placement.n_hosts
 
 
 def _close_with_cause(

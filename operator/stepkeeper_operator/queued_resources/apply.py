@@ -8,7 +8,7 @@ from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU, CloudTPUError
 from stepkeeper_operator.cluster import NODES, Cluster
-from stepkeeper_operator.errors import EvictionBlockedError, InvalidObjectError
+from stepkeeper_operator.errors import ApiError, InvalidObjectError
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.labels import CORDONED_BY_ANNOTATION, QUEUED_RESOURCE_UID_LABEL
 from stepkeeper_operator.queued_resources.decision import (
@@ -148,8 +148,9 @@ class Applier:
         pod = action.pod
         try:
             await self._cluster.evict_pod(pod.namespace, pod.name, uid=pod.uid)
-        except EvictionBlockedError as error:
-            # Its disruption budget forbids it now. The time for the drain is bounded, and it is asked for again.
+        except ApiError as error:
+            # A disruption budget forbids it, two budgets cover the pod, or a webhook says no: the other pods are told
+            # to save all the same. The time for the drain is bounded, and this one is asked for again.
             _log.info(
                 "cannot evict pod yet", extra={"pod": f"{pod.namespace}/{pod.name}", "error": str(error)}
             )

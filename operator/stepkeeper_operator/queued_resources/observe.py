@@ -30,7 +30,7 @@ from stepkeeper_operator.queued_resources.observed import Member, MemberPod, Obs
 from stepkeeper_operator.queued_resources.pacing import compute_poll_s
 from stepkeeper_operator.queued_resources.request import choose_api_version, place_of
 from stepkeeper_operator.queued_resources.settings import CloudSettings
-from stepkeeper_operator.queued_resources.subject import Subject
+from stepkeeper_operator.queued_resources.subject import Subject, has_nothing
 
 __all__ = ["Observer"]
 
@@ -185,10 +185,8 @@ def _needs_nothing(subject: Subject) -> bool:
     """Return True where the decision doesn't depend on the cloud, so that it works without it."""
     if subject.meta.deletion_timestamp is None:
         return False
-    bookkeeping = subject.status.bookkeeping
-    never_asked = not (bookkeeping.created or bookkeeping.removing or bookkeeping.number)
-    never_asked = never_asked and subject.status.observed_generation is not None
-    return FINALIZER not in subject.meta.finalizers or subject.retain or never_asked
+    nothing = has_nothing(subject.status) and subject.status.observed_generation is not None
+    return FINALIZER not in subject.meta.finalizers or subject.retain or nothing
 
 
 def _find_place(subject: Subject) -> tuple[Place, ApiVersion] | None:

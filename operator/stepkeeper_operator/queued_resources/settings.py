@@ -59,4 +59,5 @@ class CloudSettings:
             confirm_s=settings.cloud_tpu_poll_s,
             poll_active_s=idle_s,
             poll_waiting_s=2 * idle_s,
+            quota_retry_s=settings.cloud_tpu_quota_retry_s,
         )

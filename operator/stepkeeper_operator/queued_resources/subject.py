@@ -7,10 +7,10 @@ from pydantic import ValidationError
 
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.api.v1alpha1.queuedresource import DeletionPolicy, QueuedResource
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState, QueuedResourceStatus
 from stepkeeper_operator.facts.raw import RawObject
 
-__all__ = ["Subject", "read_subject"]
+__all__ = ["Subject", "has_nothing", "read_subject"]
 
 _NEEDED: Final = ("cloudName", "apiVersion", "operation", "bookkeeping")
 """Fields of a status by which a resource is removed."""
@@ -44,6 +44,14 @@ def read_subject(raw: RawObject) -> Subject:
         return Subject(meta=meta, status=status, resource=None, retain=retain, error=str(error))
     retain = resource.spec.deletion_policy is DeletionPolicy.RETAIN
     return Subject(meta=meta, status=resource.status, resource=resource, retain=retain)
+
+
+def has_nothing(status: QueuedResourceStatus) -> bool:
+    """Return True where the cloud has nothing of it for certain: it was never asked for, or was removed for good."""
+    bookkeeping = status.bookkeeping
+    if bookkeeping.created or bookkeeping.removing:
+        return False
+    return bookkeeping.number == 0 or status.state is QueuedResourceState.GONE
 
 
 def _read_status(raw: dict[str, Any]) -> QueuedResourceStatus:

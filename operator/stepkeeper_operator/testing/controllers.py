@@ -35,7 +35,7 @@ class FakeControllers:
         for _ in range(6):
             for jobset in self._cluster.list_objects("jobsets"):
                 self._sync_jobset(jobset)
-            self._start_pods()
+            self._run_kubelets()
         self._collect_garbage()
 
     def end_pod(self, pod: Raw, code: int, *, message: str = "", finished_at: float | None = None) -> None:
@@ -129,12 +129,14 @@ class FakeControllers:
             pod = self._make_object("pods", name, job, own, template["spec"] | {"nodeName": node})
             self._cluster.put("pods", pod | {"status": {"phase": "Pending"}})
 
-    def _start_pods(self) -> None:
-        """Start the pods whose nodes are there."""
+    def _run_kubelets(self) -> None:
+        """Start the pods whose nodes are there, and end the ones that a kubelet was told to end while it was silent."""
         running = [{"name": "trainer", "state": {"running": {}}}]
         for pod in self._cluster.list_objects("pods"):
-            waits = pod["status"]["phase"] == "Pending" and "deletionTimestamp" not in pod["metadata"]
-            if waits and pod["spec"]["nodeName"] not in self.gone:
+            phase, told = pod["status"]["phase"], "deletionTimestamp" in pod["metadata"]
+            if phase == "Running" and told and pod["spec"]["nodeName"] not in self.stuck:
+                self.end_pod(pod, 143)
+            elif phase == "Pending" and not told and pod["spec"]["nodeName"] not in self.gone:
                 self._cluster.put(
                     "pods", pod | {"status": {"phase": "Running", "containerStatuses": running}}
                 )
@@ -198,7 +200,8 @@ class FakeControllers:
                 continue
             self._cluster.mark_deleted("pods", meta["namespace"], meta["name"], grace_s=30)
             if pod["status"]["phase"] == "Pending":
-                self._cluster.put("pods", self._get_pod(pod) | {"status": {"phase": "Failed"}})
+                if keep:  # nobody but the garbage collector of pods ends one that no kubelet has
+                    self._cluster.put("pods", self._get_pod(pod) | {"status": {"phase": "Failed"}})
                 continue
             if pod["spec"]["nodeName"] in self.stuck:
                 return False

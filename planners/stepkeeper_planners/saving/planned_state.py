@@ -118,9 +118,10 @@ class PlannedState:
         names = sorted(name for name, writer in writers.items() if writer == rank)
         of_rank = Ranks(rank=rank, world_size=self.ranks.world_size)
         names += [stored_name(name, of_rank) for name in self.flat.per_rank]
-        return [make_tensor_item(write) for write in writes] + [
-            make_value_item(name) for name in names
-        ], writes
+        items = [
+            make_tensor_item(write, is_sharded=len(self._layouts[write.fqn].chunks) > 1) for write in writes
+        ]
+        return [*items, *map(make_value_item, names)], writes
 
     def build_metadata(self) -> GlobalMetadata:
         """Build the metadata of the whole checkpoint: the entries of all ranks."""

@@ -76,14 +76,14 @@ class SPMDSavePlanner(SavePlanner):
     def set_up_planner(
         self,
         state_dict: dict[str, Any],
-        storage_meta: StorageMeta | None = None,
+        storage_meta: StorageMeta | bool | None = None,
         is_coordinator: bool = False,
     ) -> None:
         """Flatten the state, and start what is pending on XLA devices.
 
         Args:
             state_dict: the state to save; nested dicts and lists of tensors, values, Stateful objects and PerRank.
-            storage_meta: not used.
+            storage_meta: not used, unless it is True or False: torch_xla's planner has `is_coordinator` in this place.
             is_coordinator: whether this rank makes the global plan.
 
         Raises:
@@ -92,7 +92,7 @@ class SPMDSavePlanner(SavePlanner):
 
         Ranks: torch.distributed.checkpoint calls it on all ranks.
         """
-        self.is_coordinator = is_coordinator
+        self.is_coordinator = storage_meta if isinstance(storage_meta, bool) else is_coordinator
         self._metadata = GlobalMetadata({})
         self._flat = flatten_state(state_dict)
         tensors = self._flat.tensors

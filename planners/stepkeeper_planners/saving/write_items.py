@@ -54,11 +54,17 @@ class LazyItems(Sequence[WriteItem]):
         return (OwnItems, ())
 
 
-def make_tensor_item(write: TensorWrite) -> WriteItem:
-    """Make the write item for one box of a tensor."""
+def make_tensor_item(write: TensorWrite, *, is_sharded: bool) -> WriteItem:
+    """Make the write item for one box of a tensor.
+
+    Args:
+        write: the box.
+        is_sharded: whether devices hold different parts of the tensor. The item's index then tells the position of the
+            local shard that holds the box, as torch_xla's does.
+    """
     offsets, sizes = torch.Size(write.box.offsets), torch.Size(write.box.sizes)
     return WriteItem(
-        index=MetadataIndex(write.fqn, offsets),
+        index=MetadataIndex(write.fqn, offsets, write.local_index if is_sharded else None),
         type=WriteItemType.SHARD,
         tensor_data=TensorWriteData(
             chunk=ChunkStorageMetadata(offsets=offsets, sizes=sizes),

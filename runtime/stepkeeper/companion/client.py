@@ -63,6 +63,9 @@ class CompanionProcess:
         self._on_directive = on_directive
         self._lock = threading.Lock()
         self._pending: dict[int, Future[dict[str, Any]]] = {}
+        self._upkeep: dict[int, Future[None]] = {}
+        """By the commit's slot: of those that were asked for, or of which the end was told, and not both yet."""
+
         self._next_id = 1
         self._lost = self._is_dismissed = False
         self._owner = os.getpid()
@@ -138,6 +141,34 @@ class CompanionProcess:
         except OSError as error:
             raise self._loss(kind) from error
 
+    def upkeep_of(self, slot: int) -> Future[None]:
+        """Return what is resolved when the work after a commit has ended, well or not. Called once for each commit.
+
+        Args:
+            slot: The slot of a commit that this process has made.
+
+        Returns:
+            A future that has CompanionLostError if the process went away before.
+
+        """
+        with self._lock:
+            found = self._meet_upkeep(slot)
+            if self._lost and not found.done():
+                found.set_exception(self._unfinished())
+        return found
+
+    def _meet_upkeep(self, slot: int) -> Future[None]:
+        """Return the future that both sides get, whichever comes first: who waits, and who tells the end."""
+        found = self._upkeep.pop(slot, None)
+        if found is None:
+            found = self._upkeep[slot] = Future()
+        return found
+
+    def _unfinished(self) -> CompanionLostError:
+        return CompanionLostError(
+            f"the companion process {self.pid} went away before it had verified its last commit and deleted old ones"
+        )
+
     def send_state(self, kind: Kind, body: dict[str, Any]) -> None:
         """Send a message without waiting for anything. It is lost if the companion is gone or doesn't keep up."""
         with suppress(OSError):
@@ -204,6 +235,9 @@ class CompanionProcess:
         with self._lock:
             self._lost = True
             pending, self._pending = self._pending, {}
+            for upkeep in self._upkeep.values():
+                if not upkeep.done():
+                    upkeep.set_exception(self._unfinished())
         self._process.wait(_EXIT_TIMEOUT_S)
         how = f"the companion process {self.pid} went away (code {self._process.code})"
         for future in pending.values():
@@ -220,6 +254,10 @@ class CompanionProcess:
             self._complaint = message["complaint"]
             if self._complaint is not None:
                 _log.error("%s; the commit stands, and it is tried again after the next one", self._complaint)
+            return
+        if "upkept" in message:
+            with self._lock:
+                self._meet_upkeep(message["upkept"]).set_result(None)
             return
         with self._lock:
             future = self._pending.pop(message["id"])

@@ -196,7 +196,7 @@ class Server:
             moved.share(fds[place])
         if kind is Kind.COMMIT:
             committed, after = session.commit_save(decode(CommitRequest, raw))
-            return encode(committed), after
+            return encode(committed), self._tell_end(after, committed.record.slot)
         do: dict[Kind, Callable[[], object]] = {
             Kind.CLAIM: lambda: session.claim_root(decode(ClaimRequest, raw)),
             Kind.REFRESH: session.refresh_head,
@@ -218,6 +218,11 @@ class Server:
             left = "closed before all was deleted that can be: the first save of the next start does that"
             print(f"stepkeeper: {left}", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
         session.await_last_report(max(0.0, self._close_by_s - time.monotonic()))
+
+    def _tell_end(self, task: BackgroundTask, slot: int) -> BackgroundTask:
+        """Run the work after a commit, and tell the trainer that it has ended."""
+        yield from task
+        self._send({"upkept": slot})
 
     def _send_complaint(self, text: str | None) -> None:
         self._send({"complaint": text})

@@ -72,8 +72,12 @@ class RankGroup(Protocol):
         """Give `name` this value, unless another rank has proposed one before."""
         ...
 
+    def publish(self, name: str, value: Mapping[str, Any]) -> None:
+        """Give `name` this value, in place of the one that it had. One rank publishes under a name."""
+        ...
+
     def read_proposal(self, name: str) -> dict[str, Any] | None:
-        """Return at once what was proposed for `name`; None if nothing was yet."""
+        """Return at once what was proposed for `name`, or published; None if nothing was yet."""
         ...
 
 
@@ -115,6 +119,9 @@ class SoloRankGroup:
 
     def propose(self, name: str, value: Mapping[str, Any]) -> None:
         self._proposals.setdefault(name, dict(value))
+
+    def publish(self, name: str, value: Mapping[str, Any]) -> None:
+        self._proposals[name] = dict(value)
 
     def read_proposal(self, name: str) -> dict[str, Any] | None:
         return self._proposals.get(name)

@@ -163,6 +163,10 @@ class StoreRankGroup:
         with self._client() as client:
             client.compare_set(name, "", json.dumps(value))
 
+    def publish(self, name: str, value: Mapping[str, Any]) -> None:
+        with self._client() as client:
+            client.set(name, json.dumps(value))
+
     def read_proposal(self, name: str) -> dict[str, Any] | None:
         with self._client() as client:
             found: dict[str, Any] | None = json.loads(client.get(name)) if client.check([name]) else None

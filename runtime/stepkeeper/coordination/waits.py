@@ -98,6 +98,11 @@ class Waits:
             # A new one each time: several threads raise it, and each adds its own trace.
             raise type(loss)(str(loss))
 
+    @property
+    def has_to_hurry(self) -> bool:
+        """True if a notice has come, or a rank is lost: what the next start can do as well is left to it."""
+        return self._loss is not None or self.notice_left_s(time.monotonic()) is not None
+
     def check(self, since_s: float) -> None:
         """Check that a wait may go on.
 

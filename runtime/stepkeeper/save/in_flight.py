@@ -34,6 +34,9 @@ class InFlight:
         self.report: SaveReport | None = None
         """The save's cost in time; None until the save has ended."""
 
+        self.upkeep: Future[None] | None = None
+        """On rank 0, once the save is committed: resolved when the work after the commit has ended."""
+
         self.on_raised: Callable[[BaseException], None] = lambda _error: None
         """Called with each error that `result` raises."""
 

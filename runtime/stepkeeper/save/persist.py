@@ -83,7 +83,10 @@ def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> C
     outcome = rank_group.broadcast(f"{job.name}/outcome", outcome, votes_s + 3 * _COMMIT_TIMEOUT_S)
     if "error" in outcome:
         raise _choose_error(failure, decode_error(outcome["error"]))
-    return decode(Committed, outcome["committed"])
+    committed = decode(Committed, outcome["committed"])
+    if process is not None and rank_group.rank == 0:
+        job.in_flight.upkeep = process.upkeep_of(committed.record.slot)
+    return committed
 
 
 def _choose_error(own: Exception | None, shared: Exception) -> Exception:

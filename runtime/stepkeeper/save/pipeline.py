@@ -6,6 +6,7 @@ a store or for another rank. The other thread does everything else.
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -45,6 +46,9 @@ class SaveEnd:
 
     step: int
     record: CommitRecord | None
+    upkeep: Future[None] | None
+    """On rank 0: resolved when the work after the commit has ended."""
+
     error: BaseException | None
     idle: bool
     """True if no later save was started."""
@@ -232,6 +236,7 @@ class SavePipeline:
                 SaveEnd(
                     step=in_flight.step,
                     record=None if committed is None else committed.record,
+                    upkeep=in_flight.upkeep,
                     error=failure,
                     idle=in_flight is self._pending[-1],
                     report=report,

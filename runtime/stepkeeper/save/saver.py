@@ -11,6 +11,7 @@ from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion, Origin
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.root_check import RootProof
+from stepkeeper.coordination.upkeep_wait import UpkeepWait
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import FencedError, PeerLostError, SaveError, StepkeeperError, StorageError
 from stepkeeper.log import CommitRecord
@@ -65,6 +66,7 @@ class Saver:
         self._own_commit: CommitRecord | None = None
         self._error: str | None = None
         self._newest_save: InFlight | None = None
+        self._upkeep = UpkeepWait(rank_group, self._waits)
         self._pipeline = SavePipeline(
             companion,
             rank_group,
@@ -289,6 +291,13 @@ class Saver:
         """
         return self._pipeline.wait_until_idle(timeout_s)
 
+    def await_upkeep(self) -> None:
+        """Wait until what follows the newest commit is done: it is verified, and what it makes superfluous deleted.
+
+        This ends early, without an error, where the process is told to stop, a rank is lost, or a store is stuck.
+        """
+        self._upkeep.await_newest()
+
     def raise_failure(self, *, newest: bool = False) -> None:
         """Raise the failure of a save in the background since the last call, if there was one.
 
@@ -320,6 +329,7 @@ class Saver:
         """Take over the end of a save. Called in the pipeline's thread."""
         if end.record is not None:
             self._own_commit = end.record
+            self._upkeep.note_commit(end.record.slot, end.upkeep)
             self._reports.append(end.report)
             self._cost = SaveCost(
                 stall_s=median(report.stall_s for report in self._reports),

@@ -103,6 +103,8 @@ class Shutdown:
     def close(self) -> None:
         """Finish the training: commit the saves in flight, wait for all ranks, and report to the operator.
 
+        What the saves make superfluous is deleted before.
+
         If the caller has been told before that another claim owns the root, the manager is closed, and says that this
         is how the training ended.
 
@@ -124,6 +126,7 @@ class Shutdown:
         if (fence := self._saver.fence) is not None:
             self._end(ExitCode.FENCED, str(fence), fence)
             return
+        self._saver.await_upkeep()
         if self._rank_group.world_size > 1:
             met = self._rank_group.gather("done", {}, _MEET_S)
             self._rank_group.broadcast("all-done", {"ranks": len(met)} if met else None, _MEET_S)

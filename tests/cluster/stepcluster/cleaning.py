@@ -1,16 +1,18 @@
 """Ending a cluster, whether it runs, half started or crashed, and leaving the machine as it was."""
 
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from stepcluster import cgroups, network
+from stepcluster.discarding import discard
 from stepcluster.layout import Layout
 from stepcluster.machine import run, wait_until
 from stepcluster.processes import CLUSTER_MARK, first_process, kill_marked, marked
 
 GRACE_S = 20.0
+PATIENCE_S = 10.0
+"""Longest wait until the files are deleted: on a healthy disk it takes two or three seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,8 @@ def mount_points(mountinfo: str) -> list[Path]:
 def clean(layout: Layout, others: Iterable[str]) -> None:
     """Remove everything of the cluster, every process, interface, group, mount and file, but its empty folder.
 
+    On a slow disk files are deleted in the background, elsewhere than in that folder.
+
     Raises:
         StartError: A process or a group would not go away; it is named.
     """
@@ -70,11 +74,7 @@ def clean(layout: Layout, others: Iterable[str]) -> None:
         run(["umount", str(mount)])
     for name in left.groups:
         wait_until(lambda name=name: not cgroups.remove(name), f"group {name} to be empty", timeout_s=GRACE_S)  # type: ignore[misc]
-    for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    discard(folder, folder.parent.with_name("discarded"), patience_s=PATIENCE_S)
 
 
 def _no_process(folder: Path) -> bool:

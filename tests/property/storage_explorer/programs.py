@@ -10,7 +10,7 @@ from storage_explorer.replay import IMPATIENT, Process, Program
 from stepkeeper.checkpoint import BlockReader, SaveOrder, Structure, ValueOrder, read_manifests
 from stepkeeper.cli.blocks import verify_commit
 from stepkeeper.cli.removal import check_removable, commit_to_verify, select_removed
-from stepkeeper.cli.terminal import Root
+from stepkeeper.cli.root import Root
 from stepkeeper.cli.write import _remove_commits
 from stepkeeper.companion.background import BackgroundTask
 from stepkeeper.companion.messages import (

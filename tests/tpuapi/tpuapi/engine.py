@@ -53,6 +53,7 @@ class Engine:
         try:
             await self.faults.wait(method)
             answer = self._answer(method, version, request)
+            await self.faults.wait_held(method, after_commit=True)
         except ApiError as error:
             self.calls[index] = replace(logged, code=error.status.code.name)
             raise

@@ -57,9 +57,14 @@ class FaultControls:
         """Let the next calls of a method take so many real seconds longer."""
         self.engine.faults.delay(Latency(method=method, seconds=seconds, left=times))
 
-    def hold(self, method: str) -> None:
-        """Let calls of a method wait until `release`."""
-        self.engine.faults.hold(method)
+    def hold(self, method: str, *, after_commit: bool = False) -> None:
+        """Let calls of a method wait until `release`.
+
+        Args:
+            method: Its name, such as CreateQueuedResource; `*` for all.
+            after_commit: They are carried out at once, and only their answers wait.
+        """
+        self.engine.faults.hold(method, after_commit=after_commit)
 
     async def until_held(self, method: str) -> None:
         """Wait until a call of a held method has come."""

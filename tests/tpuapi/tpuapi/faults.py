@@ -31,8 +31,9 @@ class Latency:
     left: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
+    after_commit: bool
     come: asyncio.Event = field(default_factory=asyncio.Event)
     released: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -51,9 +52,9 @@ class Faults:
     def delay(self, latency: Latency) -> None:
         self._latencies.append(latency)
 
-    def hold(self, method: str) -> None:
-        """Let no call of the method go on before `release`."""
-        self._held.setdefault(method, _Held())
+    def hold(self, method: str, *, after_commit: bool) -> None:
+        """Let no call of the method go on before `release`; after the commit, only its answer waits."""
+        self._held.setdefault(method, _Held(after_commit=after_commit))
 
     async def until_held(self, method: str) -> None:
         """Wait until a call of the held method has come.
@@ -82,10 +83,15 @@ class Faults:
                     self._latencies[index] = replace(latency, left=latency.left - 1)
                 await asyncio.sleep(latency.seconds)
                 break
-        for held in (method, ANY_METHOD):
-            if held in self._held:
-                self._held[held].come.set()
-                await self._held[held].released.wait()
+        await self.wait_held(method, after_commit=False)
+
+    async def wait_held(self, method: str, *, after_commit: bool) -> None:
+        """Wait while calls of the method are held at this point."""
+        for name in (method, ANY_METHOD):
+            held = self._held.get(name)
+            if held is not None and held.after_commit == after_commit:
+                held.come.set()
+                await held.released.wait()
 
     def take(self, method: str, request: Json, *, after_commit: bool) -> ApiError | None:
         """Use up and return the error that this call has to suffer, if any."""

@@ -81,7 +81,10 @@ def started(*arguments: str, prefix: Sequence[str] = ()) -> Iterator[RemoteTpu]:
     command = [*prefix, sys.executable, "-m", "tpuapi", "serve", *arguments]
     roots = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(roots)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    # A session of its own: Ctrl-C reaches this program, which then ends it, and it the commands that it runs.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as process:
         try:
             line = process.stdout.readline() if process.stdout else ""
             if not line:

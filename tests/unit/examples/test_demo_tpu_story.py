@@ -17,6 +17,7 @@ from demo_tpu.story import (
     Wait,
     Window,
     broken_machine_claims,
+    find_notice_s,
     spans,
 )
 
@@ -193,6 +194,14 @@ def test_a_state_lasts_until_another_is_seen() -> None:
         Span(begin_s=1.0, end_s=5.0, state="Suspended"),
         Span(begin_s=5.0, end_s=9.0, state="Complete"),
     ]
+
+
+@pytest.mark.parametrize(("step_s", "notice_s"), [(0.4, 30), (1, 60), (5, 120)])
+def test_a_slow_machine_has_longer_notice(step_s: float, notice_s: float) -> None:
+    steps = [
+        StepSeen(at_s=step * step_s, step=step, epoch=0, loss=1, exact="0x1.0p+0") for step in range(1, 71)
+    ]
+    assert find_notice_s(steps) == pytest.approx(notice_s)
 
 
 @pytest.mark.parametrize(("suffix", "begins"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])

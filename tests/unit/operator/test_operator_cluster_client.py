@@ -9,7 +9,7 @@ from kubernetes.aio import client as kubernetes_client
 from typing_extensions import override
 
 from stepkeeper_operator.cluster import NODES, QUEUED_RESOURCES, SECRETS, KubernetesCluster
-from stepkeeper_operator.errors import ApiError, ConflictError, EvictionBlockedError, InvalidObjectError
+from stepkeeper_operator.errors import ApiError, ConflictError, InvalidObjectError
 
 
 class Answer:
@@ -135,7 +135,7 @@ async def test_a_pod_that_is_gone_is_evicted_already(wire: Wire, cluster: Kubern
 @pytest.mark.parametrize(
     ("status", "reason", "kind"),
     [
-        pytest.param(429, "TooManyRequests", EvictionBlockedError, id="a budget forbids it now"),
+        pytest.param(429, "TooManyRequests", ApiError, id="a budget forbids it now"),
         pytest.param(409, "Conflict", ConflictError, id="another pod has its name"),
         pytest.param(500, "InternalError", ApiError, id="two budgets select it"),
     ],

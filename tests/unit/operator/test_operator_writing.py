@@ -7,7 +7,7 @@ import pytest
 
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.cluster import PODS, QUEUED_RESOURCES
-from stepkeeper_operator.errors import ApiError, ConflictError, EvictionBlockedError
+from stepkeeper_operator.errors import ApiError, ConflictError
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.testing import FakeCluster
@@ -124,8 +124,8 @@ async def test_the_cluster_in_memory_drains_a_node_as_the_real_one_does() -> Non
     await cluster.change_node("n", uid=node["metadata"]["uid"], unschedulable=True)
     assert cluster.objects["nodes", None, "n"]["spec"] == {"unschedulable": True}
     assert await cluster.change_node("gone", uid="u", unschedulable=True) is None
-    cluster.refusals["evict", PODS.plural] = EvictionBlockedError(429, "a budget")
-    with pytest.raises(EvictionBlockedError):
+    cluster.refusals["evict", PODS.plural] = ApiError(429, "a budget")
+    with pytest.raises(ApiError):
         await cluster.evict_pod("ns", "p", uid=pod["metadata"]["uid"])
     cluster.refusals.clear()
     await cluster.evict_pod("ns", "p", uid=pod["metadata"]["uid"])

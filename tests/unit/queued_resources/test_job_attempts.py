@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from stepkeeper.contract import ReportedRestore
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
-from stepkeeper_operator.testing import World
+from stepkeeper_operator.testing import World, training_report
 from stepkeeper_operator.testing.job_machines import change, machines, running, world_of
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -157,6 +158,39 @@ async def test_machines_that_go_before_the_first_pod_has_run() -> None:
     assert world.status.restarts.total == 0
 
 
+async def test_a_restart_of_pods_of_which_none_was_an_attempt() -> None:
+    world = world_of(machines(tier=SPOT))
+    world.controllers.gone.update(NODES)
+    await world.run_until_settled(rounds=3)
+    await change(world, **GONE)
+    assert world.causes == []
+    jobset = world.jobset
+    assert jobset is not None
+    world.cluster.put("jobsets", jobset | {"status": jobset["status"] | {"restarts": 1}})
+    await world.reconcile()
+    world.controllers.gone.clear()
+    await change(world, tier=SPOT)
+    assert world.causes == [None]
+    assert world.status.restarts.total == 0
+
+
+async def test_a_report_from_before_a_suspension_says_nothing_of_the_attempt_after_it() -> None:
+    world = await running(tier=SPOT)
+    restored = ReportedRestore(sequence=3, step=40)
+    world.receive_report(training_report(sequence=5, step=100, restored=restored, in_flight_step=110))
+    await world.reconcile()
+    let_time_pass(world)
+    await change(world, **GONE)
+    await change(world, tier=SPOT)
+    first, second = world.status.attempts
+    assert (first.from_step, first.to_step) == (40, 100)
+    assert (second.from_step, second.to_step) == (None, None)
+    checkpoint = world.status.checkpoint
+    assert checkpoint is not None
+    assert checkpoint.latest is not None
+    assert (checkpoint.restored, checkpoint.in_flight_step) == (None, None)
+
+
 async def test_pods_that_are_made_when_the_machines_are_gone_already_are_no_attempt() -> None:
     world = await running(tier=SPOT)
     world.controllers.end_pod(world.pods[0], 1)
@@ -172,6 +206,50 @@ async def test_pods_that_are_made_when_the_machines_are_gone_already_are_no_atte
     await settle(world)
 
 
+async def test_pods_that_run_on_the_machines_that_are_left_are_no_attempt() -> None:
+    world = await running(tier=SPOT)
+    world.controllers.end_pod(world.pods[0], 1)
+    await world.reconcile()
+    let_time_pass(world)
+    world.controllers.gone.add(world.pods[1]["spec"]["nodeName"])
+    world.controllers.sync()
+    await world.reconcile()
+    assert sorted(pod["status"]["phase"] for pod in world.pods) == ["Pending", "Running"]
+    await change(world, **GONE)
+    await bring_back(world)
+    await settle(world)
+
+
+async def test_pods_that_are_made_while_the_machines_are_thought_gone_for_a_moment_are_one() -> None:
+    world = await running(tier=SPOT)
+    world.controllers.gone.update(NODES)
+    world.controllers.end_pod(world.pods[0], 1)
+    await world.run_until_settled(rounds=2)
+    assert world.causes == ["ApplicationError", None]
+    await lose(world)
+    await bring_back(world)
+    await settle(world)
+
+
+async def test_a_hang_is_not_judged_by_the_pods_of_an_attempt_that_was_none() -> None:
+    world = await running(tier=SPOT)
+    world.controllers.disrupt(world.pods[0], "stepkeeper.dev/Hang")
+    hang = {"type": "stepkeeper.dev/Hang", "status": "True", "reason": "NoProgress"}
+    world.cluster.put("pods", world.pods[0] | {"status": world.pods[0]["status"] | {"conditions": [hang]}})
+    world.controllers.end_pod(world.pods[0], 143)
+    await world.reconcile()
+    let_time_pass(world)
+    world.controllers.gone.add(world.pods[1]["spec"]["nodeName"])
+    world.controllers.sync()
+    await world.reconcile()
+    assert world.causes == ["Hang", None]
+    await lose(world)
+    world.controllers.end_pod(next(p for p in world.pods if p["status"]["phase"] == "Running"), 1)
+    await world.reconcile()
+    await change(world, **GONE)
+    assert world.causes == ["Hang"]
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_survivor_that_failed_before_the_loss_was_seen_costs_no_failure(*, restarted: bool) -> None:
     world = await running(tier=SPOT)
@@ -184,13 +262,15 @@ async def test_a_survivor_that_failed_before_the_loss_was_seen_costs_no_failure(
     if restarted:
         world.restart_operator()
     await change(world, **GONE)
-    counts = {e.cause: (e.count, e.counted_towards_limit) for e in world.status.restarts.by_cause}
-    assert counts == {"SpotPreemption": (1, 0)}
-    assert world.causes[0] == "SpotPreemption"
+    assert world.causes == ["SpotPreemption"]
+    assert world.status.restarts.total == 0
     assert "CauseCorrected" in world.events
     first = world.status.attempts[0].message or ""
     assert "exited with code 1" in first
     assert "QueuedResource pod-a are gone" in first
+    await bring_back(world)
+    await settle(world)
+    assert world.status.restarts.by_cause[0].counted_towards_limit == 0
 
 
 async def test_a_failure_long_before_the_loss_stays_a_failure() -> None:

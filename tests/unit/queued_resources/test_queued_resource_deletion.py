@@ -139,6 +139,17 @@ def test_an_object_that_never_asked_for_anything_goes_without_the_cloud() -> Non
     assert decision.actions == (SetFinalizer(present=False),)
 
 
+@pytest.mark.parametrize("state", [QueuedResourceState.GONE, QueuedResourceState.PENDING])
+def test_an_object_whose_cloud_resource_was_removed_for_good_goes_without_the_cloud(
+    state: QueuedResourceState,
+) -> None:
+    error = CloudTPUError(ErrorKind.CREDENTIALS, "UNAUTHENTICATED", "no credentials")
+    resource = noted(deleting(state), created=False, number=1)
+    decision = decide(resource, Observed(cluster_id="cluster-uid", error=error))
+    released = decision.actions == (SetFinalizer(present=False),)
+    assert released is (state is QueuedResourceState.GONE), "after a failed creation nobody knows"
+
+
 def test_a_deletion_with_an_emptied_status_looks_first() -> None:
     resource = make_resource(deleting=True)
     error = CloudTPUError(ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
@@ -172,6 +183,18 @@ def test_an_emptied_status_is_filled_from_what_is_ours() -> None:
     assert taken.actions == ()
     assert taken.status.bookkeeping.number == 3
     settled = decide(after(resource, taken), observe(third, nodes=[make_node(third)]))
+    assert settled.status.state is QueuedResourceState.ACTIVE
+
+
+def test_a_status_that_is_older_than_the_cloud_costs_no_machine() -> None:
+    restored = created(QueuedResourceState.ACTIVE)
+    late = make_cloud_resource(noted(created(), number=1), "ACTIVE")
+    present = make_cloud_resource(noted(created(), number=3), "ACTIVE")
+    taken = decide(restored, observe(late, present))
+    assert taken.actions == ()
+    assert taken.status.bookkeeping.number == 3
+    settled = decide(after(restored, taken), observe(late, present, nodes=[make_node(present)]))
+    assert [a.cloud_id for a in settled.actions if isinstance(a, DeleteCloudResource)] == [late.id]
     assert settled.status.state is QueuedResourceState.ACTIVE
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, ErrorKind
-from stepkeeper_operator.errors import EvictionBlockedError, InvalidObjectError
+from stepkeeper_operator.errors import ApiError, InvalidObjectError
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.testing.queued_resources import PLACE, make_cloud_resource
@@ -345,14 +345,23 @@ def test_a_deletion_goes_on_where_no_status_can_be_kept() -> None:
     play(story())
 
 
-def test_an_eviction_that_a_budget_forbids_holds_nothing_up_for_ever() -> None:
+REFUSED_EVICTIONS = {
+    "a budget forbids it": ApiError(429, "disruption budget"),
+    "two budgets cover it": ApiError(500, "this pod has more than one PodDisruptionBudget"),
+    "a webhook forbids it": InvalidObjectError(403, "admission webhook said no"),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSED_EVICTIONS.values(), ids=REFUSED_EVICTIONS)
+def test_an_eviction_that_is_refused_holds_nothing_up_for_ever(refusal: ApiError) -> None:
     async def story() -> None:
         world = await active()
         world.add_pod("team-v5e-w0")
-        world.cluster.refusals["evict", "pods"] = EvictionBlockedError(429, "disruption budget")
+        world.cluster.refusals["evict", "pods"] = refusal
         world.delete()
         await world.run(30)
         assert world.cloud.resources, "it is waited for"
+        assert sum(write.verb == "evict" for write in world.cluster.writes) > 1, "it is asked for again"
         await world.run(60)
         assert world.raw is None
 

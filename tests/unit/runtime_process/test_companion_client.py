@@ -49,6 +49,22 @@ def test_what_cannot_be_understood_ends_the_wait_for_an_answer(monkeypatch: pyte
     process.close()
 
 
+def test_the_end_of_the_work_after_a_commit_is_heard_whoever_comes_first() -> None:
+    process = CompanionProcess(refuse)
+    early = process.upkeep_of(3)
+    assert not early.done()
+    process._take({"upkept": 3})
+    process._take({"upkept": 4})
+    unfinished = process.upkeep_of(5)
+    process.kill()
+    assert early.exception(0) is None
+    with pytest.raises(CompanionLostError, match="before it had verified its last commit and deleted old"):
+        unfinished.result(60)
+    assert process.upkeep_of(4).exception(0) is None, "it was done before"
+    assert isinstance(process.upkeep_of(6).exception(0), CompanionLostError)
+    process.close()
+
+
 def test_a_full_socket_does_not_outlast_the_time_for_an_answer() -> None:
     process = CompanionProcess(refuse)
     os.kill(process.pid, signal.SIGSTOP)

@@ -45,10 +45,13 @@ class Answers:
     def __init__(self) -> None:
         self.by_id: dict[int, dict[str, Any]] = {}
         self.complaint: str | None = None
+        self.upkept: list[int] = []
 
     def send(self, message: dict[str, Any]) -> None:
         if "complaint" in message:
             self.complaint = message["complaint"]
+        elif "upkept" in message:
+            self.upkept.append(message["upkept"])
         else:
             self.by_id[message["id"]] = message
 
@@ -232,8 +235,10 @@ def test_who_restores_waits_for_the_deletion_and_a_save_that_comes_later_does_no
     refresh, write = block.asked()
     trainer.body(write)
     assert refresh not in trainer.answers.by_id
+    assert trainer.answers.upkept == [1], "the trainer isn't told before it is done"
     block.released.set()
     assert trainer.body(refresh)["base"]["step"] == 20
+    assert trainer.answers.upkept == [1, 2]
     assert trainer.steps == [20, 30], "30 is written, and isn't committed"
     assert trainer.server._tasks.n_tasks == 0
 
@@ -369,6 +374,7 @@ def test_a_stale_companion_that_was_held_up_deletes_nothing_of_a_later_claim(tra
     trainer.save(20)
     trainer.finish()
     assert "FencedError" in str(trainer.answers.complaint)
+    assert trainer.answers.upkept == [1, 2], "an end with an error is one, too"
     assert trainer.steps == [10, 20]
 
 

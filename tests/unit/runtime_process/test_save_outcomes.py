@@ -85,6 +85,9 @@ class FirstOfTwo:
     def propose(self, name: str, value: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
+    def publish(self, name: str, value: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
     def read_proposal(self, name: str) -> dict[str, Any] | None:
         raise NotImplementedError
 

@@ -3,6 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -64,6 +65,9 @@ class SlowCompanion:
             manifest=REF,
         )
         return encode(Committed(record=record, uri=f"memory://bucket/{record.folder}"))
+
+    def upkeep_of(self, _slot: int) -> Future[None]:
+        return Future()
 
 
 class Moves:

@@ -64,6 +64,9 @@ class ThreadRankGroup:
             self.board.values.setdefault(name, dict(value))
             self.board.changed.notify_all()
 
+    def publish(self, name: str, value: Mapping[str, Any]) -> None:
+        self._set(name, value)
+
     def read_proposal(self, name: str) -> dict[str, Any] | None:
         with self.board.changed:
             return self.board.values.get(name)

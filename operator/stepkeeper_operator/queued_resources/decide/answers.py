@@ -66,7 +66,9 @@ def _fold_listing(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceS
     if verb == Verb.LIST:  # the time of the next creation stands
         return status.model_copy(update={"error": None})
     created = verb == Verb.CREATE and sight.is_ours
-    deleted = verb == Verb.DELETE and sight.presence is Presence.ABSENT
+    # Nobody wants it gone any more where somebody has emptied the status in the midst of a removal.
+    kept = sight.is_ours and not sight.strays and not status.bookkeeping.removing
+    deleted = verb == Verb.DELETE and (kept or sight.presence is Presence.ABSENT)
     return _clear_error(status) if created or deleted else status
 
 

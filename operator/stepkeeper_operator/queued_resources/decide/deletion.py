@@ -28,6 +28,7 @@ from stepkeeper_operator.queued_resources.observed import Observed, Verb
 from stepkeeper_operator.queued_resources.pacing import find_soonest
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.queued_resources.sight import Scene, Sight, look_at
+from stepkeeper_operator.queued_resources.subject import has_nothing
 
 __all__ = ["decide_deletion"]
 
@@ -50,8 +51,7 @@ def decide_deletion(
     if retain:
         return _let_go(before, observed)
     sight = _look(meta, before, observed)
-    never_asked = not (before.bookkeeping.created or before.bookkeeping.removing or before.bookkeeping.number)
-    if never_asked and not _must_look(before, observed) and not sight.is_ours and not sight.strays:
+    if has_nothing(before) and not _must_look(before, observed) and not sight.is_ours and not sight.strays:
         return Decision(status=before, actions=(SetFinalizer(present=False),))
     scene = Scene(meta=meta, observed=observed, sight=sight, settings=settings, now=now)
     status = begin_removal(fold_answers(before, scene), _REASON, now=now)

@@ -30,7 +30,7 @@ from stepkeeper_operator.queued_resources.decide.ends import (
 )
 from stepkeeper_operator.queued_resources.decide.mirror import match_members, to_state
 from stepkeeper_operator.queued_resources.decide.removal import begin_removal, plan_removal
-from stepkeeper_operator.queued_resources.decision import Plan, Problem, Relabel
+from stepkeeper_operator.queued_resources.decision import Action, Plan, Problem, Relabel, Uncordon
 from stepkeeper_operator.queued_resources.pacing import compute_backoff_s, compute_poll_s, compute_retry_s
 from stepkeeper_operator.queued_resources.request import hash_spec
 from stepkeeper_operator.queued_resources.settings import CloudSettings
@@ -60,7 +60,8 @@ def plan_present(resource: QueuedResource, status: QueuedResourceStatus, scene: 
     end = find_end(spec, cloud, sight, status, now=now)
     if end is None:
         look_s = _compute_look_s(spec, cloud, status, settings, now=now)
-        return Plan(status=status, actions=_relabel(scene), look_s=look_s, problems=problems)
+        actions: tuple[Action, ...] = (*_relabel(scene), *_uncordon(scene))
+        return Plan(status=status, actions=actions, look_s=look_s, problems=problems)
     problem = None if end.reason == EXPIRED else find_objection(spec, status, end)
     if problem is not None:
         return Plan(status=status, look_s=settings.poll_waiting_s, problems=(*problems, problem))
@@ -71,6 +72,11 @@ def _relabel(scene: Scene) -> tuple[Relabel, ...]:
     """Take over the hosts of adopted machines that name the object before this one."""
     hosts = match_members(scene.sight.nodes, scene.observed.former).values()
     return tuple(Relabel(member=member) for members in hosts for member in members)
+
+
+def _uncordon(scene: Scene) -> tuple[Uncordon, ...]:
+    """Take back the cordons of a removal that came to nothing, such as one that a lost status told of."""
+    return tuple(Uncordon(member=member) for member in scene.observed.members if member.cordoned_by_us)
 
 
 def plan_vanished(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:

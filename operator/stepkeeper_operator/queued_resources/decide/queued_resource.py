@@ -112,13 +112,16 @@ def _plan_relic(resource: QueuedResource, status: QueuedResourceStatus, scene: S
 def _plan_strays(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
     """Plan for resources of ours under other ids than the present one: there must never be two.
 
-    With an empty status they are what it told of: the operator takes one up again. Else they came from requests
-    that were thought to be lost.
+    With an empty status, or one that is older than the cloud (somebody has restored it), the newest is what the status
+    should tell of: the operator takes it up again. The others came from requests that were thought to be lost.
     """
-    meta, stray, not_before = scene.meta, scene.sight.strays[0], status.bookkeeping.not_before
-    empty = status.observed_generation is None and not status.bookkeeping.created
-    known = parse_number(meta.namespace, meta.name, stray.id) is not None
-    if empty and known and scene.sight.presence is Presence.ABSENT:
+    meta, bookkeeping, strays = scene.meta, status.bookkeeping, scene.sight.strays
+    numbers = {stray.id: parse_number(meta.namespace, meta.name, stray.id) for stray in strays}
+    stray = max(strays, key=lambda each: numbers[each.id] or 0)
+    number, not_before = numbers[stray.id], bookkeeping.not_before
+    empty = status.observed_generation is None and not bookkeeping.created
+    is_newer = number is not None and (empty or number > bookkeeping.number)
+    if is_newer and scene.sight.presence is Presence.ABSENT:
         return plan_recovery(resource, status, replace(scene, sight=replace(scene.sight, resource=stray)))
     problem = Problem(reason="Stray", message=f"{stray.id} is an earlier one of this object; it is deleted")
     fast_s = scene.settings.poll_fast_s

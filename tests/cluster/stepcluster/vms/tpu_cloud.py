@@ -59,6 +59,7 @@ def chart_values(remote: RemoteTpu, *, namespace: str = "default") -> dict[str, 
         "cloudTPU.insecure": "true",
         "cloudTPU.pollSeconds": 1,
         "cloudTPU.idlePollSeconds": 2,
+        "cloudTPU.quotaRetrySeconds": 2,
         "cloudTPU.startupScriptSecrets[0].namespace": namespace,
         "cloudTPU.startupScriptSecrets[0].name": JOIN_SECRET,
     }

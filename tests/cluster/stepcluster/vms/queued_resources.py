@@ -1,0 +1,170 @@
+"""QueuedResources of a test cluster: their manifests, what the operator says of them, and what the cloud has."""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stepcluster.api import Cluster
+from stepcluster.vms.tpu_cloud import JOIN_SECRET
+from tpuapi.clients import PROJECT, ZONE
+from tpuapi.remote import RemoteTpu
+
+__all__ = ["PATIENCE_S", "ClusterObject", "Condition", "QueuedResources", "queued_resource", "wait_until"]
+
+PATIENCE_S: Final = 240.0
+"""Far more than anything takes here on an idle machine."""
+
+_LOOK_AGAIN_S: Final = 0.4
+_RESOURCE_LABEL: Final = "stepkeeper.dev/queued-resource"
+
+Condition = tuple[str, str]
+"""Status and reason."""
+
+
+def queued_resource(name: str, *, node: Mapping[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    """Return the manifest of a Spot slice with one host, which is made anew at once.
+
+    Fields are added or replaced; a field of the node that is None is left out.
+    """
+    machine = {
+        "acceleratorType": "v5litepod-4",
+        "runtimeVersion": "v2-alpha-tpuv5-lite",
+        "startupScriptSecretRef": {"name": JOIN_SECRET},
+    }
+    body = {
+        "project": PROJECT,
+        "zone": ZONE,
+        "tier": {"spot": {}},
+        "recreatePolicy": {"backoff": {"initialSeconds": 0, "maxSeconds": 0}},
+        "node": {key: value for key, value in {**machine, **(node or {})}.items() if value is not None},
+    }
+    return {
+        "apiVersion": "stepkeeper.dev/v1alpha1",
+        "kind": "QueuedResource",
+        "metadata": {"name": name},
+        "spec": {**body, **spec},
+    }
+
+
+def wait_until(is_so: Callable[[], Any], what: Callable[[], str], *, timeout_s: float = PATIENCE_S) -> None:
+    """Wait until it is so.
+
+    Raises:
+        AssertionError: It wasn't in time; `what` tells what was there instead.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s:g} s: {what()}")
+        time.sleep(_LOOK_AGAIN_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterObject:
+    """One object with a status, in namespace default."""
+
+    cluster: Cluster
+    kind: str
+    name: str
+
+    def status(self) -> dict[str, Any]:
+        """Return the status; empty before the operator's first write."""
+        found = json.loads(self.cluster.kubectl("get", self.kind, self.name, "-o", "json"))
+        return dict(found.get("status") or {})
+
+    def condition(self, kind: str) -> Condition | None:
+        """Return status and reason of a condition; None as long as there is none."""
+        return _condition_of(self.status(), kind)
+
+    def message(self, kind: str) -> str:
+        """Return the message of a condition."""
+        return next(str(c["message"]) for c in self.status()["conditions"] if c["type"] == kind)
+
+    def events(self) -> list[str]:
+        """Return the reasons of all events about it."""
+        select = f"involvedObject.name={self.name}"
+        listed = self.cluster.kubectl("get", "events", "--field-selector", select, "-o", "json")
+        return [event["reason"] for event in json.loads(listed)["items"]]
+
+    def until(
+        self, is_so: Callable[[dict[str, Any]], Any], *, timeout_s: float = PATIENCE_S
+    ) -> dict[str, Any]:
+        """Wait for a status that is so, and return it."""
+        seen: dict[str, Any] = {}
+
+        def look() -> Any:
+            seen.update(now=self.status())
+            return is_so(seen["now"])
+
+        wait_until(
+            look, lambda: f"{self.kind} {self.name}: {json.dumps(seen['now'], indent=1)}", timeout_s=timeout_s
+        )
+        return dict(seen["now"])
+
+    def until_state(self, state: str) -> dict[str, Any]:
+        """Wait for a state of a QueuedResource, or a phase of a job."""
+        return self.until(lambda status: state in {status.get("state"), status.get("phase")})
+
+    def until_condition(self, kind: str, status: str, reason: str = "") -> dict[str, Any]:
+        """Wait until a condition has this status, and this reason if one is given."""
+
+        def is_so(found: dict[str, Any]) -> bool:
+            condition = _condition_of(found, kind)
+            return condition is not None and condition[0] == status and reason in {"", condition[1]}
+
+        return self.until(is_so)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedResources:
+    """All QueuedResources of a cluster beside whose operator a Cloud TPU API of its own runs."""
+
+    cluster: Cluster
+    cloud: RemoteTpu
+
+    def apply(self, *manifests: Mapping[str, Any]) -> None:
+        """Apply manifests, of whatever kind."""
+        items = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
+        self.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(items))
+
+    def create(self, name: str, **spec: Any) -> ClusterObject:
+        """Apply a QueuedResource that `queued_resource` describes."""
+        self.apply(queued_resource(name, **spec))
+        return self.find(name)
+
+    def find(self, name: str) -> ClusterObject:
+        return ClusterObject(cluster=self.cluster, kind="qr", name=name)
+
+    def list_objects(self) -> dict[str, Mapping[str, Any]]:
+        """Return all objects by name."""
+        listed = json.loads(self.cluster.kubectl("get", "qr", "-o", "json"))["items"]
+        return {item["metadata"]["name"]: item for item in listed}
+
+    def in_cloud(self) -> dict[str, str]:
+        """Return the state of everything that the cloud has, by id."""
+        found = self.cloud.state()["queued_resources"]
+        return {_id(each["name"]): each["state"]["state"] for each in found}
+
+    def cloud_nodes(self) -> list[str]:
+        """Return the ids of all nodes that the cloud has."""
+        return [_id(node["name"]) for node in self.cloud.state()["nodes"]]
+
+    def list_joined(self, name: str) -> dict[str, Mapping[str, Any]]:
+        """Return the cluster's nodes that are hosts of the resource, by name."""
+        listed = self.cluster.kubectl("get", "nodes", "-l", f"{_RESOURCE_LABEL}={name}", "-o", "json")
+        return {node["metadata"]["name"]: node for node in json.loads(listed)["items"]}
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete objects, and wait until they are gone."""
+        options = (f"--timeout={PATIENCE_S:g}s", "--ignore-not-found")
+        self.cluster.kubectl("delete", "qr", *names, *options, timeout_s=PATIENCE_S + 10)
+
+
+def _condition_of(status: Mapping[str, Any], kind: str) -> Condition | None:
+    return next(((c["status"], c["reason"]) for c in status.get("conditions", ()) if c["type"] == kind), None)
+
+
+def _id(name: str) -> str:
+    return name.rpartition("/")[2]

@@ -1,0 +1,125 @@
+"""`save`, `join` and `close` return when what follows the commits is done: nothing is written to the root later."""
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fork_server import ForkServer
+
+from stepkeeper import CheckpointManager
+from stepkeeper.contract import ExitCode
+
+EVICTING = Path(__file__).parent / "manager_trainer" / "evicting.py"
+N_GARBAGE = 4000
+"""As many objects take a file system a moment to delete, so that who doesn't wait for that is seen not to."""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+def open_manager(root: Path, **options: Any) -> CheckpointManager:
+    return CheckpointManager(root, 10, chkpt_on_preemption=False, **options)
+
+
+def state_of(step: int) -> dict[str, Any]:
+    return {"w": torch.full((1000,), float(step))}
+
+
+def leave_garbage(root: Path) -> Path:
+    """Leave what a killed start leaves: a claim, and a folder that no commit names."""
+    manager = open_manager(root)
+    manager.save(10, state_of(10))
+    manager.close()
+    folder = root / "20" / f"0-{secrets.token_hex(16)}"
+    folder.mkdir(parents=True)
+    for number in range(N_GARBAGE):
+        (folder / f"__0_{number}.distcp").write_bytes(b"x")
+    return folder
+
+
+def data_of(root: Path) -> list[int]:
+    return sorted(int(path.parts[-3]) for path in root.glob("*/*/.metadata"))
+
+
+def test_save_returns_when_what_it_makes_superfluous_is_gone(root: Path) -> None:
+    manager = open_manager(root, max_to_keep=2)
+    for step, kept in ((10, [10]), (20, [10, 20]), (30, [20, 30]), (10, [10, 30])):
+        assert manager.save(step, state_of(step))
+        assert (sorted(manager.all_steps()), data_of(root)) == (kept, kept)
+    # The order of saves, not of steps, outlives the process.
+    manager = open_manager(root, max_to_keep=2)
+    assert manager.save(20, state_of(20))
+    assert (sorted(manager.all_steps()), data_of(root)) == ([10, 20], [10, 20])
+    manager.close()
+
+
+@pytest.mark.parametrize("end", ["join", "close"])
+def test_it_returns_when_what_the_saves_make_superfluous_is_gone(root: Path, end: str) -> None:
+    garbage = leave_garbage(root)
+    manager = open_manager(root, max_to_keep=2)
+    for step in range(20, 60, 10):
+        assert manager.save_async(step, state_of(step))
+    getattr(manager, end)()
+    assert not garbage.exists()
+    assert (open_manager(root).all_steps(), data_of(root)) == ([40, 50], [40, 50])
+    manager.close()
+
+
+def test_a_folder_that_is_removed_after_join_stays_away(root: Path) -> None:
+    leave_garbage(root)
+    manager = open_manager(root, max_to_keep=1)
+    manager.save_async(20, state_of(20))
+    manager.save_async(30, state_of(30))
+    manager.join()
+    shutil.rmtree(root)
+    manager.close()
+    assert not root.exists()
+
+
+def test_wait_and_the_next_save_do_not_wait_for_deletions(root: Path) -> None:
+    garbage = leave_garbage(root)
+    with open_manager(root, max_to_keep=2) as manager:
+        manager.save_async(20, state_of(20))
+        assert manager.wait(60)
+        assert manager.save_async(30, state_of(30))
+        assert garbage.exists()
+
+
+def test_all_ranks_see_it_when_save_and_join_return(launch: Callable[..., None], tmp_path: Path) -> None:
+    launch(EVICTING, 2, tmp_path, "together")
+
+
+def test_a_notice_ends_the_wait_for_deletions_that_are_stuck(
+    torch_server: ForkServer, tmp_path: Path, root: Path
+) -> None:
+    garbage, pid = leave_garbage(root), None
+    process = torch_server.start([EVICTING, 0, 1, tmp_path, "stuck"], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        pid = next(json.loads(line)["pid"] for line in process.stdout if line.startswith("{"))
+        assert garbage.exists(), "the companion was stopped too late for this test"
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        began_s = time.monotonic()
+        assert process.wait(60) == ExitCode.DONE
+        assert time.monotonic() - began_s < 50
+    finally:
+        process.kill()
+        process.communicate()
+        if pid is not None:
+            # Where the test has failed, it may still be there, stopped.
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert 20 in open_manager(root).all_steps()
