@@ -20,6 +20,7 @@ _READING: Final = "tests/unit/runtime/test_log_reading.py"
 _REPAIR: Final = "tests/unit/runtime/test_repair.py"
 _REPAIR_BESIDE: Final = "tests/unit/runtime/test_repair_beside_others.py"
 _REPAIR_DOUBTS: Final = "tests/unit/runtime/test_repair_doubts.py"
+_CHAINS: Final = "tests/unit/runtime/test_log_chains.py"
 _OPENING: Final = "tests/unit/runtime/test_log_opening.py"
 _GARBAGE: Final = "tests/unit/runtime/test_garbage.py"
 _LEASES: Final = "tests/unit/runtime/test_pin_leases.py"
@@ -78,7 +79,12 @@ TESTS: Final = {
     "pin-in-a-lost-slot": f"{_REPAIR_BESIDE}::test_what_a_pin_in_a_damaged_slot_may_hold_is_not_collected",
     "job-may-be-saving": "tests/unit/cli/test_cli_repair.py::"
     "test_it_is_refused_while_a_job_may_be_saving[file]",
-    "gap": f"{_OPENING}::test_a_gap_is_refused_and_named",
+    "gap": f"{_OPENING}::test_a_gap_before_the_tail_or_at_the_start_is_refused_page_by_page[40]",
+    "base-of-that-nonce": f"{_CHAINS}::test_another_entry_in_the_place_of_an_index_is_not_taken_for_it",
+    "base-said-once-more": "tests/property/test_log_indexes.py::"
+    "test_any_bad_entry_below_the_newest_index_costs_nothing",
+    "needed-index-is-kept": f"{_CHAINS}::test_a_repair_keeps_what_old_indexes_tell",
+    "nothing-for-a-repair": f"{_CHAINS}::test_nothing_stands_in_for_a_repair",
     "pin-then-refresh": "tests/unit/runtime/test_pins.py::"
     "test_a_commit_that_is_deleted_before_the_pin_is_there_is_not_held",
     "lease-ends": f"{_LEASES}::test_who_never_renews_holds_its_data_for_a_lease_and_no_longer",

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
+from unittest import mock
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
@@ -40,6 +41,8 @@ class Hit:
 hits = st.lists(
     st.builds(Hit, st.floats(0, 1), st.sampled_from(["flip", "cut", "empty", "gone"])), min_size=1, max_size=4
 )
+sizes = st.sampled_from([(1, 2), (2, 2), (3, 2), (8, 4), (16, 4)])
+"""Interval and base of the indexes: so short logs stand on as many as very long ones do."""
 
 
 @dataclass
@@ -201,8 +204,19 @@ def check_goes_on(story: Story, state: LogState) -> None:
 
 
 @settings(max_examples=150)
-@given(actions=st.lists(st.sampled_from(ACTIONS), min_size=1, max_size=28), found=hits, again=hits)
-def test_random_damage(actions: list[str], found: list[Hit], again: list[Hit]) -> None:
+@given(
+    actions=st.lists(st.sampled_from(ACTIONS), min_size=1, max_size=28), found=hits, again=hits, size=sizes
+)
+def test_random_damage(actions: list[str], found: list[Hit], again: list[Hit], size: tuple[int, int]) -> None:
+    with (
+        mock.patch("stepkeeper.log.indexes._INTERVAL", size[0]),
+        mock.patch("stepkeeper.log.indexes._RADIX", size[1]),
+    ):
+        check_damage(actions, found, again)
+
+
+def check_damage(actions: list[str], found: list[Hit], again: list[Hit]) -> None:
+    """Let a job do this, damage its log, repair it, damage it again and repair it again."""
     story = told(actions)
     damage(story, found)
     before = story.root.contents()

@@ -11,14 +11,13 @@ from stepkeeper.cli.root import Root
 from stepkeeper.errors import DamagedEntryError, LogFormatError
 from stepkeeper.log import BeginEntry, CommitEntry, LogState
 from stepkeeper.log.entries import Body
-from stepkeeper.log.tail import LOG_PREFIX, slot_path
+from stepkeeper.log.tail import LOG_PREFIX, slot_of, slot_path
 from stepkeeper.storage import ObjectStat
 
 __all__ = ["find_unnamed_folders", "read_begins", "read_slot_time", "read_slot_times"]
 
 _THREADS: Final = 16
 _FOLDER: Final = re.compile(r"((0|[1-9][0-9]*)/(0|[1-9][0-9]*)-[0-9a-f]{32})/[^/]+")
-_SLOT: Final = re.compile(re.escape(LOG_PREFIX) + r"([0-9]{8,})\.json")
 
 
 def read_begins(root: Root, claims: Collection[int]) -> dict[int, BeginEntry]:
@@ -60,8 +59,8 @@ def read_slot_time(root: Root, slot: int) -> dict[int, float]:
 
 
 def _times(listed: Collection[ObjectStat]) -> dict[int, float]:
-    named = ((_SLOT.fullmatch(stat.path), stat.time_unix_s) for stat in listed)
-    return {int(name[1]): time_unix_s for name, time_unix_s in named if name and time_unix_s is not None}
+    named = ((slot_of(stat.path), stat.time_unix_s) for stat in listed)
+    return {slot: time_unix_s for slot, time_unix_s in named if slot is not None and time_unix_s is not None}
 
 
 @dataclass(slots=True)

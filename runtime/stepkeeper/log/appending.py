@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from stepkeeper.errors import (
     DamagedEntryError,
@@ -14,10 +15,14 @@ from stepkeeper.log.claims import Claim, check_claim
 from stepkeeper.log.entries import Body, Entry, new_nonce
 from stepkeeper.log.reading import read_entry
 from stepkeeper.log.records import CommitRecord
-from stepkeeper.log.state import LogState, apply, entry_for
-from stepkeeper.log.tail import find_tail, slot_path
+from stepkeeper.log.replay import apply, entry_for, state_at
+from stepkeeper.log.state import LogState
+from stepkeeper.log.tail import find_tail, gap_at, slot_path
+from stepkeeper.loggers import logger
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
+
+_log: Final = logger(__name__)
 
 __all__ = ["Appender", "Build", "PendingAppend"]
 
@@ -67,7 +72,7 @@ class Appender:
         return None if self._pending is None else self._state.tail + 1
 
     def open(self) -> LogState:
-        """Read the state at the tail. `find_tail` finds its slot; after that at most 17 entries are read.
+        """Read the state at the tail. `find_tail` finds its slot; few entries are read after that, also of a long log.
 
         Raises LogGapError, LogFormatError, StorageError.
         """
@@ -89,21 +94,19 @@ class Appender:
         tail = find_tail(self._store, self._patience)
         while True:
             try:
-                return self._read_back_from(tail)
+                return state_at(tail, self._entry_below, damaged=_warn)
             except DamagedEntryError:
                 # A repair may have come behind what was listed.
                 listed, tail = tail, find_tail(self._store, self._patience)
                 if tail == listed:
                     raise
 
-    def _read_back_from(self, tail: int) -> LogState:
-        state = LogState()
-        if tail >= 0:
-            last = self.entry(tail)
-            for slot in range(last.after.index, tail):
-                state = apply(state, slot, self.entry(slot))
-            state = apply(state, tail, last)
-        return state
+    def _entry_below(self, slot: int) -> Entry:
+        """Read an entry that is there, since later ones are."""
+        try:
+            return self.entry(slot)
+        except MissingObjectError:
+            raise gap_at(self._store, slot) from None
 
     def _read_on(self) -> LogState:
         while True:
@@ -185,3 +188,7 @@ class Appender:
         return UnknownOutcomeError(
             f"{self._store.uri}/{slot_path(slot)}: no answer; the entry may be in the log or come into it yet"
         )
+
+
+def _warn(error: DamagedEntryError) -> None:
+    _log.warning("%s. Others tell what it said: it isn't needed", error)

@@ -10,6 +10,7 @@ from typing import Any, Final
 from stepkeeper.contract.wire import ContractError, decode, encode_json
 from stepkeeper.errors import DamagedEntryError, LogFormatError
 from stepkeeper.log.records import ForeignBase, Index, ManifestRef, Owner, StateAfter
+from stepkeeper.log.rows import decode_index, encode_index
 from stepkeeper.storage.crc import crc32c
 
 __all__ = [
@@ -26,7 +27,7 @@ __all__ = [
     "new_nonce",
 ]
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """The format of entries. A reader refuses any other: an older stepkeeper must not guess at what a newer one wrote."""
 
 _LOST: Final = "lost"
@@ -160,7 +161,9 @@ class Entry:
             self.kind: self.body,
             "after": self.after,
         }
-        return _seal(encode_json(envelope if self.index is None else envelope | {"index": self.index}))
+        return _seal(
+            encode_json(envelope if self.index is None else envelope | {"index": encode_index(self.index)})
+        )
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> "Entry":
@@ -202,7 +205,7 @@ class Entry:
                 nonce=decode(str, raw["nonce"]),
                 body=decode(_KINDS[kind], raw[kind]),
                 after=decode(StateAfter, raw["after"]),
-                index=decode(Index, raw["index"]) if "index" in raw else None,
+                index=decode_index(raw["index"]) if "index" in raw else None,
             )
         except LogFormatError:
             raise

@@ -17,7 +17,8 @@ from stepkeeper.log.entries import (
     VoidEntry,
 )
 from stepkeeper.log.records import CommitRecord, ForeignBase, ManifestRef
-from stepkeeper.log.state import LogState, apply, entry_for
+from stepkeeper.log.replay import apply, entry_for
+from stepkeeper.log.state import LogState
 
 __all__ = ["Log"]
 

@@ -1,8 +1,8 @@
 """Hold what the entries of the log tell about: owners, manifests, commits, and the log's state after an entry."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-__all__ = ["CommitRecord", "ForeignBase", "Index", "ManifestRef", "Owner", "StateAfter"]
+__all__ = ["CommitRecord", "ForeignBase", "Index", "IndexRef", "Link", "ManifestRef", "Owner", "StateAfter"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,29 +69,56 @@ class CommitRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IndexRef:
+    """The entry whose index another index goes on from."""
+
+    slot: int
+    nonce: str
+    """The entry's nonce: another entry in that slot isn't the one that is meant."""
+
+    repair: bool | None = None
+    """True if that entry repairs the log. Its index is whole, and no entry before it can stand in for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """The state of the log, with which a reader can go on from an entry without reading any before it."""
+    """The changes since an earlier index, the base: with it a reader needs no entry between the two.
 
-    commits: tuple[CommitRecord, ...]
-    """The live and quarantined commits, by slot."""
-
-    owners: tuple[Owner, ...]
-    """The owner with the greatest ordinal for each uid that ever began.
-
-    The owner of the last begin is the last one.
+    A change of the base's own entry is in it once more. So the entry before the base can stand in for the base.
     """
 
+    base: IndexRef | None = None
+    """The index that this one goes on from. None: this index is whole, and nothing was before."""
+
+    commits: tuple[CommitRecord, ...] = ()
+    """The live and quarantined commits that came or changed since, by slot, as they are now."""
+
+    gone: tuple[tuple[int, int], ...] = ()
+    """The commits that went since, as ranges of slots: none of the base's in a range, ends included, is there."""
+
+    owners: tuple[Owner, ...] = ()
+    """The owners that began since, each with its greatest ordinal, in the order of their last begins."""
+
     owner: Owner | None = None
-    """The owner of the last begin."""
+    """The owner of the last begin, if that isn't before the base."""
 
     host: str = ""
-    """The host of the last begin."""
+    """The host of the last begin, if that isn't before the base."""
 
     legacy: ForeignBase | None = None
     """The same as in the state."""
 
     branching: bool | None = None
     """The same as in the state; left out if False."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """An index of those that the state stands on, and what has changed from it to the next of them, or to the end."""
+
+    base: IndexRef
+    commits: frozenset[int] = field(default=frozenset())
+    owners: frozenset[str] = field(default=frozenset())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

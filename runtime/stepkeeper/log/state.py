@@ -1,8 +1,7 @@
-"""Replay the log: compute what its entries mean in their order. Pure."""
+"""Compute what an entry of the log means after those before it. Pure."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from stepkeeper.errors import LogFormatError, RestoreError
 from stepkeeper.log.entries import (
@@ -10,17 +9,13 @@ from stepkeeper.log.entries import (
     Body,
     CommitEntry,
     DeleteEntry,
-    Entry,
     QuarantineEntry,
     RestoredEntry,
     VoidEntry,
 )
-from stepkeeper.log.records import CommitRecord, ForeignBase, Index, Owner, StateAfter
+from stepkeeper.log.records import CommitRecord, ForeignBase, Link, Owner
 
-__all__ = ["CommitRecord", "LogState", "apply", "entry_for", "from_index", "quarantined", "without"]
-
-_INDEX_EVERY: Final = 16
-"""The most entries that are read to open a log, whatever its length."""
+__all__ = ["CommitRecord", "LogState", "applied", "quarantined", "without"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +28,6 @@ class LogState:
     root: str | None = None
     head: int | None = None
     claim: int | None = None
-    index: int = -1
     commits: Mapping[int, CommitRecord] = field(default_factory=dict)
     """The live and quarantined commits by slot, in the order of slots."""
 
@@ -50,6 +44,13 @@ class LogState:
     """The host of the last begin."""
 
     owners: Mapping[str, Owner] = field(default_factory=dict)
+    chain: tuple[Link, ...] = field(default=(), compare=False)
+    """The indexes that the newest one goes on from, oldest first, and itself."""
+
+    @property
+    def index(self) -> int:
+        """The slot of the newest entry with an index; -1 if the log is empty."""
+        return self.chain[-1].base.slot if self.chain else -1
 
     @property
     def live(self) -> tuple[CommitRecord, ...]:
@@ -101,84 +102,8 @@ class LogState:
         return next((record for record in self.commits.values() if record.folder == folder), None)
 
 
-def entry_for(state: LogState, body: Body, *, claim: int | None, nonce: str) -> Entry:
-    """Make the entry that says `body` in the slot after `state`; `claim` is None for a begin."""
-    slot = state.tail + 1
-    writer = slot if claim is None else claim
-    after = _applied(state, slot, writer, nonce, body)
-    indexed = isinstance(body, BeginEntry) or slot - state.index >= _INDEX_EVERY
-    return Entry(
-        claim=writer,
-        nonce=nonce,
-        body=body,
-        after=_after(after, index=slot if indexed else state.index),
-        index=_index(after) if indexed else None,
-    )
-
-
-def apply(state: LogState, slot: int, entry: Entry) -> LogState:
-    """Compute the state with `entry` at `slot`. Raises LogFormatError if the entry contradicts those before it."""
-    if state.tail < 0 < slot:
-        # The log was opened in the middle: an index stands for all entries before it.
-        return from_index(slot, entry)
-    if slot != state.tail + 1:
-        raise LogFormatError(f"slot {slot} read after slot {state.tail}")
-    if isinstance(entry.body, BeginEntry) and entry.body.lost is not None:
-        # A repair: what it could prove counts, also for who had read an entry before it was damaged.
-        return _repaired(state, slot, entry, entry.body.lost)
-    index = slot if entry.index is not None else state.index
-    after = replace(_applied(state, slot, entry.claim, entry.nonce, entry.body), index=index)
-    if _after(after, index=index) != entry.after or (entry.index and _index(after) != entry.index):
-        raise LogFormatError(
-            f"slot {slot} says {entry.after} after itself; the entries before it make it {_after(after, index=index)}"
-        )
-    return after
-
-
-def _after(state: LogState, *, index: int) -> StateAfter:
-    if state.root is None or state.claim is None:
-        raise LogFormatError("the first entry of a log is a begin")
-    return StateAfter(root=state.root, claim=state.claim, index=index, head=state.head)
-
-
-def _index(state: LogState) -> Index:
-    return Index(
-        commits=tuple(state.commits.values()),
-        owners=tuple(state.owners.values()),
-        owner=state.owner,
-        host=state.host,
-        legacy=state.legacy,
-        branching=state.branching or None,
-    )
-
-
-def from_index(slot: int, entry: Entry) -> LogState:
-    """Make the state after the entry at `slot` from its index. Raises LogFormatError if it has none."""
-    if entry.index is None or entry.after.index != slot:
-        raise LogFormatError(f"slot {slot} carries no index")
-    return LogState(
-        tail=slot,
-        root=entry.after.root,
-        head=entry.after.head,
-        claim=entry.after.claim,
-        index=slot,
-        commits={record.slot: record for record in entry.index.commits},
-        legacy=entry.index.legacy,
-        branching=bool(entry.index.branching),
-        owner=entry.index.owner,
-        host=entry.index.host,
-        owners={owner.uid: owner for owner in entry.index.owners},
-    )
-
-
-def _repaired(state: LogState, slot: int, entry: Entry, lost: Collection[int]) -> LogState:
-    # The root's name is the nonce of slot 0. If nothing that names it could be read, it got another one.
-    if state.root is not None and entry.after.root != state.root and 0 not in lost:
-        raise LogFormatError(f"slot {slot} repairs the root {entry.after.root}, but this is {state.root}")
-    return from_index(slot, entry)
-
-
-def _applied(state: LogState, slot: int, claim: int, nonce: str, body: Body) -> LogState:
+def applied(state: LogState, slot: int, claim: int, nonce: str, body: Body) -> LogState:
+    """Compute the state after `body`; its chain stays. Raises LogFormatError if it contradicts what was before."""
     if not isinstance(body, BeginEntry) and claim != state.claim:
         raise LogFormatError(f"slot {slot} is of claim {claim}, but claim {state.claim} owns the log there")
     moved = replace(state, tail=slot, root=nonce if state.root is None else state.root)
@@ -188,9 +113,7 @@ def _applied(state: LogState, slot: int, claim: int, nonce: str, body: Body) -> 
         case CommitEntry():
             return _committed(moved, slot, claim, body)
         case DeleteEntry():
-            for commit in body.commits:
-                moved = without(moved, commit, slot)
-            return moved
+            return without(moved, body.commits, slot)
         case QuarantineEntry():
             return quarantined(moved, _record(moved, body.commit, slot), slot)
         case RestoredEntry():
@@ -246,23 +169,30 @@ def _record(state: LogState, commit: int, slot: int) -> CommitRecord:
 
 def quarantined(state: LogState, record: CommitRecord, slot: int) -> LogState:
     """Take `record` off every line, as a quarantine at `slot` does, and keep it as quarantined."""
-    without_it = without(state, record.slot, slot)
+    without_it = without(state, (record.slot,), slot)
     kept = replace(record, quarantined=True)
     return replace(without_it, commits=dict(sorted({**without_it.commits, record.slot: kept}.items())))
 
 
-def without(state: LogState, commit: int, slot: int) -> LogState:
-    """Take `commit` out of the state and off every line: its children, and HEAD, go on from its parent."""
-    if commit not in state.commits:
-        raise LogFormatError(f"slot {slot} names commit {commit}, which isn't there")
-    gone = state.commits[commit]
-    commits = {
-        record.slot: replace(record, parent=gone.parent, legacy=gone.legacy)
-        if record.parent == commit
-        else record
-        for record in state.commits.values()
-        if record.slot != commit
-    }
-    if state.head == commit:
-        state = replace(state, head=gone.parent, legacy=gone.legacy)
-    return replace(state, commits=commits)
+def without(state: LogState, gone: Collection[int], slot: int) -> LogState:
+    """Take these commits out of the state and off every line: what went on from one goes on from its parent."""
+    for commit in gone:
+        if commit not in state.commits:
+            raise LogFormatError(f"slot {slot} names commit {commit}, which isn't there")
+    taken = frozenset(gone)
+    left = {commit: record for commit, record in state.commits.items() if commit not in taken}
+    for record in [each for each in left.values() if each.parent in taken]:
+        parent, legacy = _below(state, record.parent, record.legacy, taken)
+        left[record.slot] = replace(record, parent=parent, legacy=legacy)
+    head, legacy = _below(state, state.head, state.legacy, taken)
+    return replace(state, head=head, legacy=legacy, commits=left)
+
+
+def _below(
+    state: LogState, commit: int | None, legacy: ForeignBase | None, gone: Collection[int]
+) -> tuple[int | None, ForeignBase | None]:
+    """Find the nearest commit from `commit` down that isn't gone, or what lies below the last of them."""
+    while commit is not None and commit in gone:
+        below = state.commits[commit]
+        commit, legacy = below.parent, below.legacy
+    return commit, legacy

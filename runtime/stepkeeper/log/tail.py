@@ -8,61 +8,90 @@ from stepkeeper.errors import LogGapError, MissingObjectError
 from stepkeeper.storage.base import LOG_PREFIX, ObjectStat, PagedStore, Store
 from stepkeeper.storage.retry import Patience
 
-__all__ = ["LOG_PREFIX", "PAGE", "find_tail", "listed_slots", "slot_path"]
+__all__ = ["LOG_PREFIX", "PAGE", "find_tail", "gap_at", "listed_slots", "slot_of", "slot_path"]
 
 PAGE: Final = 1000
 """The most slots in one answer of a listing. No answer of Cloud Storage has more."""
 
-_NAME: Final = re.compile(r"([0-9]{8,})\.json")
+_MILESTONE: Final = 512
+"""Every slot that is a multiple of it has a name that sorts before those of all others: so the end is found at once."""
+
+_NAME: Final = re.compile(r"(?:0-)?([0-9]{8,})\.json")
 
 
 def slot_path(slot: int) -> str:
     """Return the path of a slot's object."""
+    return f"{LOG_PREFIX}0-{slot:08d}.json" if _is_milestone(slot) else _plain_path(slot)
+
+
+def slot_of(path: str) -> int | None:
+    """Return the slot that an object of this path is of; None if it is of none."""
+    name = _NAME.fullmatch(path.removeprefix(LOG_PREFIX))
+    return int(name[1]) if name and path == slot_path(int(name[1])) else None
+
+
+def _is_milestone(slot: int) -> bool:
+    return slot > 0 and slot % _MILESTONE == 0
+
+
+def _plain_path(slot: int) -> str:
     return f"{LOG_PREFIX}{slot:08d}.json"
 
 
 def find_tail(store: Store, patience: Patience) -> int:
     """Find the greatest slot, or one that was the greatest during this call; -1 if the log is empty.
 
-    A log of up to PAGE slots is listed. The end of a longer one is searched for, if the store can list from a
-    given name on: by steps that double, then by halving, until a page is the last one. That takes about 2 *
-    log2(slots / PAGE) pages. The slot after the answer is known to be empty, so no slot is ever put behind a
-    gap. A gap before it is noticed on the pages that were looked at, of which the first page is always one.
+    A log of up to PAGE slots is listed. Of a longer one the milestones are listed, if the store can list from a given
+    name on, and what comes after the last of them. The slot after the answer is known to be empty, so no slot is ever
+    put behind a gap. A gap before it is noticed on the pages that were looked at, of which the first slots are always
+    one.
 
     Raises LogGapError.
     """
     if not isinstance(store, PagedStore):
         return _last_of_all(store, patience)
-    start, known = 0, -1
-    nothing_from: int | None = None
+    slots, start = list[int](), LOG_PREFIX
     while True:
         page = _page(store, patience, start)
-        slots = listed_slots(page)
-        if slots:
-            known = _last_of(store, patience, slots, start)
-            if len(page) < PAGE:
-                return known
-        elif len(page) == PAGE:
+        found = listed_slots(page)
+        slots += found
+        if len(page) < PAGE:
+            return _last_of(store, patience, sorted(slots), 0)
+        if not found:
             # A page full of names that are no slots: paging isn't made for that.
             return _last_of_all(store, patience)
-        elif start <= known + 1:
+        if not all(_is_milestone(slot) for slot in found):
+            break
+        start = f"{page[-1].path}."
+    return _last_after(store, patience, _last_of_first(store, patience, slots))
+
+
+def _last_of_first(store: Store, patience: Patience, slots: Sequence[int]) -> int:
+    """Find the last of `slots`: all milestones, and the first of the others."""
+    milestones = [slot for slot in slots if _is_milestone(slot)]
+    for expected, slot in enumerate(milestones, 1):
+        if slot != expected * _MILESTONE:
+            _check_no_gap(store, patience, expected * _MILESTONE)
+    others = max(slot for slot in slots if not _is_milestone(slot))
+    last = _last_of(store, patience, sorted(slot for slot in slots if slot <= others), 0)
+    return max(last, *milestones) if milestones else last
+
+
+def _last_after(store: PagedStore, patience: Patience, known: int) -> int:
+    """Find the last slot, page by page. `known` is there; if there are milestones after it, they came just now."""
+    while True:
+        page = _page(store, patience, _plain_path(known + 1))
+        slots = listed_slots(page)
+        if slots:
+            known = _last_of(store, patience, slots, known + 1)
+        if len(page) < PAGE:
             return known
-        else:
-            nothing_from = start
-        start = _next_start(known, nothing_from)
+        if not slots:
+            return _last_of_all(store, patience)
 
 
-def _next_start(known: int, nothing_from: int | None) -> int:
-    """Choose where to look next: slot `known` is there, and nothing is from `nothing_from` on."""
-    if nothing_from is None:
-        return 2 * (known + 1)
-    if nothing_from - known <= PAGE:
-        return known + 1
-    return (known + nothing_from) // 2
-
-
-def _page(store: PagedStore, patience: Patience, start: int) -> Sequence[ObjectStat]:
-    return patience.retry(lambda: store.list_page(LOG_PREFIX, slot_path(start), PAGE))
+def _page(store: PagedStore, patience: Patience, start: str) -> Sequence[ObjectStat]:
+    return patience.retry(lambda: store.list_page(LOG_PREFIX, start, PAGE))
 
 
 def _last_of_all(store: Store, patience: Patience) -> int:
@@ -71,8 +100,8 @@ def _last_of_all(store: Store, patience: Patience) -> int:
 
 def listed_slots(found: Sequence[ObjectStat]) -> list[int]:
     """List the slots in what was found. Names that are no slots are no business of the log."""
-    names = (_NAME.fullmatch(stat.path.removeprefix(LOG_PREFIX)) for stat in found)
-    return sorted(int(name[1]) for name in names if name and f"{int(name[1]):08d}" == name[1])
+    slots = (slot_of(stat.path) for stat in found)
+    return sorted(slot for slot in slots if slot is not None)
 
 
 def _last_of(store: Store, patience: Patience, slots: Sequence[int], start: int) -> int:
@@ -89,8 +118,13 @@ def _check_no_gap(store: Store, patience: Patience, slot: int) -> None:
     try:
         patience.retry(lambda: store.read(slot_path(slot), 0, 1))
     except MissingObjectError:
-        raise LogGapError(
-            f"{store.uri}/{slot_path(slot)} is gone, later slots are there: something deletes from the "
-            "log (a lifecycle rule, a clean-up job?). Put it back, from object versions or soft delete; without those, "
-            f"see what can be rebuilt: stepkeeper repair {store.uri.rstrip('/')}"
-        ) from None
+        raise gap_at(store, slot) from None
+
+
+def gap_at(store: Store, slot: int) -> LogGapError:
+    """Make the error for a slot that is empty although later ones aren't."""
+    return LogGapError(
+        f"{store.uri}/{slot_path(slot)} is gone, later slots are there: something deletes from the "
+        "log (a lifecycle rule, a clean-up job?). Put it back, from object versions or soft delete; without those, "
+        f"see what can be rebuilt: stepkeeper repair {store.uri.rstrip('/')}"
+    )

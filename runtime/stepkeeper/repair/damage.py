@@ -8,9 +8,9 @@ from typing import Final
 
 from stepkeeper.errors import DamagedEntryError, MissingObjectError, TransientStorageError
 from stepkeeper.log.entries import Entry
-from stepkeeper.log.evidence import named_folders
 from stepkeeper.log.reading import read_entry
 from stepkeeper.log.tail import LOG_PREFIX, listed_slots, slot_path
+from stepkeeper.repair.evidence import named_folders
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import Patience
 
@@ -24,7 +24,7 @@ class ReadLog:
     """A log as it is in the store."""
 
     entries: tuple[Entry | None, ...]
-    """The entries by slot; None for one that is damaged or gone. Of their indexes the newest is kept."""
+    """The entries by slot; None for one that is damaged or gone. Indexes that a newer one stands for are left out."""
 
     faults: Mapping[int, str]
     """What is wrong with each slot that can't be read."""
@@ -54,7 +54,6 @@ def read_log(store: Store, patience: Patience) -> ReadLog:
     entries: list[Entry | None] = []
     faults: dict[int, str] = {}
     folders: set[str] = set()
-    indexed: int | None = None
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="stepkeeper-log") as threads:
         for slot, found in enumerate(threads.map(read, range(tail + 1))):
             if isinstance(found, str):
@@ -63,8 +62,7 @@ def read_log(store: Store, patience: Patience) -> ReadLog:
                 continue
             folders |= named_folders(found)
             if found.index is not None:
-                _drop_index(entries, indexed)
-                indexed = slot
+                _drop_indexes(entries, 0 if found.index.base is None else found.index.base.slot + 1)
             entries.append(found)
     gone = tuple(slot for slot in faults if slot not in listed)
     return ReadLog(entries=tuple(entries), faults=faults, gone=gone, folders=frozenset(folders))
@@ -87,8 +85,8 @@ def _read_slot(store: Store, patience: Patience, listed: frozenset[int], slot: i
     return patience.retry(read)
 
 
-def _drop_index(entries: list[Entry | None], slot: int | None) -> None:
-    """Forget an index that a newer one stands for: an old log has very many."""
-    entry = None if slot is None else entries[slot]
-    if slot is not None and entry is not None:
-        entries[slot] = replace(entry, index=None)
+def _drop_indexes(entries: list[Entry | None], since: int) -> None:
+    """Forget the indexes from `since` on, which a newer one stands for: an old log has very many."""
+    for slot, entry in enumerate(entries[since:], since):
+        if entry is not None and entry.index is not None:
+            entries[slot] = replace(entry, index=None)

@@ -9,10 +9,10 @@ from typing import Final
 from stepkeeper.errors import RefusedError
 from stepkeeper.log import Claim, Log
 from stepkeeper.log.entries import lost_marker, new_nonce
-from stepkeeper.log.evidence import find_start
-from stepkeeper.log.rebuild import Rebuilt, rebuild, repair_body
 from stepkeeper.log.tail import slot_path
 from stepkeeper.repair.damage import ReadLog, read_log
+from stepkeeper.repair.evidence import find_start
+from stepkeeper.repair.rebuild import Rebuilt, rebuild, repair_body
 from stepkeeper.repair.saves import find_saves, sizes_by_folder
 from stepkeeper.storage import ObjectStat, Store
 from stepkeeper.storage.base import PROBE_PREFIX
@@ -77,9 +77,8 @@ def plan_repair(store: Store, *, adopt: str | None = None, patience: Patience = 
     """
     log = read_log(store, patience)
     folders = sizes_by_folder(patience.retry(lambda: store.list("")))
-    start = find_start(log.entries)
-    first = log.entries[start] if start >= 0 else None
-    since = 0 if first is None else first.after.claim
+    _, known = find_start(log.entries)
+    since = known.claim or 0
     saves = (
         find_saves(store, folders, named=log.folders, since=since, patience=patience) if log.faults else ()
     )

@@ -8,8 +8,8 @@ from stepkeeper.checkpoint import read_manifests
 from stepkeeper.checkpoint.manifest import Manifest, manifest_name
 from stepkeeper.errors import ManifestError, MissingObjectError, TornCheckpointError, TransientStorageError
 from stepkeeper.log import CommitRecord, ManifestRef
-from stepkeeper.log.evidence import FoundSave
 from stepkeeper.log.reading import read_afresh
+from stepkeeper.repair.evidence import FoundSave
 from stepkeeper.storage import ObjectStat, Store
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.retry import Patience

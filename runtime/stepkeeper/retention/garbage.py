@@ -11,6 +11,7 @@ from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
 from stepkeeper.checkpoint.manifest import is_object_name
 from stepkeeper.errors import DamagedEntryError, MissingObjectError
 from stepkeeper.log import CommitEntry, Entry, Log, LogState
+from stepkeeper.log.tail import slot_of
 from stepkeeper.retention.leases import HeldSlots, VerifiedTimes, drop_over
 from stepkeeper.retention.pins import PIN_PREFIX
 from stepkeeper.storage.base import (
@@ -31,7 +32,6 @@ _PATH: Final = re.compile(r"((?:0|[1-9][0-9]*)/(0|[1-9][0-9]*)-[0-9a-f]{32})/([^
 Times = Callable[[], Mapping[int, float]]
 """Returns when verified commits were put, by slot and the store's own clock: leases of pins run by them."""
 
-_ENTRY: Final = re.compile(re.escape(LOG_PREFIX) + r"([0-9]{8,})\.json")
 _PIN: Final = re.compile(re.escape(PIN_PREFIX) + r"([0-9]{8,})-[0-9a-f]{32}(?:-[0-9]{8,})?")
 _PROBE: Final = re.compile(re.escape(PROBE_PREFIX) + r"(?:create-)?([0-9]{8,})-[0-9a-f]{32}")
 
@@ -211,8 +211,9 @@ def _is_over(target: str, state: LogState) -> bool:
     Pure.
     """
     assert state.claim is not None
-    if match := _ENTRY.fullmatch(target):
-        return int(match[1]) <= state.tail
+    slot = slot_of(target)
+    if slot is not None:
+        return slot <= state.tail
     if match := _PIN.fullmatch(target):
         return int(match[1]) <= state.tail and int(match[1]) not in state.commits
     match = _PROBE.fullmatch(target)

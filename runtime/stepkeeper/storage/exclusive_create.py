@@ -15,7 +15,7 @@ __all__ = ["RACERS", "Create", "make_refusal", "prove_exclusive_create"]
 
 RACERS: Final = 8
 _ROUNDS: Final = 3
-_SLOT: Final = re.compile(r"([0-9]{8,})\.json")
+_SLOT: Final = re.compile(r"(?:0-)?([0-9]{8,})\.json")
 
 Create = Callable[[str, bytes], bool]
 """Tries once to create the object at a path, and tells whether it wasn't there. Raises StorageError."""

@@ -2,6 +2,8 @@
 
 import contextlib
 import errno
+import itertools
+import operator
 import os
 import re
 import secrets
@@ -14,6 +16,7 @@ from stepkeeper.storage.base import Buffer, ObjectStat, UnfinishedPut, check_pat
 from stepkeeper.storage.posix_files import (
     NO_LINK,
     TEMPORARY,
+    describe,
     make_folder_beside_deletions,
     read_range,
     rename_no_replace,
@@ -86,12 +89,21 @@ class PosixStore:
                 raise MissingObjectError(f"{target} does not exist") from None
 
     def list(self, prefix: str) -> list[ObjectStat]:
+        return list(self._listed(prefix, ""))
+
+    def list_page(self, prefix: str, start: str, limit: int) -> Sequence[ObjectStat]:
+        return list(itertools.islice(self._listed(prefix, start), limit))
+
+    def _listed(self, prefix: str, start: str) -> Iterator[ObjectStat]:
+        """Yield the objects of that prefix from `start` on, in order. What isn't asked for isn't looked at."""
         folder = prefix.rpartition("/")[0]
         with self._translated(self._root / folder):
             found = walk(self._root / folder, f"{folder}/" if folder else "")
-            return sorted(
-                (stat for stat in found if stat.path.startswith(prefix)), key=lambda stat: stat.path
-            )
+            chosen = [each for each in found if each[0] >= start and each[0].startswith(prefix)]
+            for path, entry in sorted(chosen, key=operator.itemgetter(0)):
+                stat = describe(path, entry)
+                if stat is not None:
+                    yield stat
 
     def delete(self, path: str) -> None:
         target = self._root / check_path(path)

@@ -1,6 +1,5 @@
 """Write, sync, rename and list the files and folders of a store on a POSIX file system."""
 
-import contextlib
 import ctypes
 import errno
 import os
@@ -16,6 +15,7 @@ from stepkeeper.storage.moved import moved
 __all__ = [
     "NO_LINK",
     "TEMPORARY",
+    "describe",
     "make_folder_beside_deletions",
     "read_range",
     "rename_no_replace",
@@ -139,11 +139,10 @@ def read_range(descriptor: int, offset: int, length: int | None) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def walk(folder: Path, prefix: str, *, below: bool = False) -> Iterator[ObjectStat]:
+def walk(folder: Path, prefix: str, *, below: bool = False) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Yield all files below `folder`, with `prefix` before their paths. A folder that doesn't exist has none.
 
-    Temporary files, files deleted meanwhile, and folders below that may not be read are left out. `below` is True in
-    the recursive calls.
+    Temporary files, and folders below that may not be read are left out. `below` is True in the recursive calls.
     """
     try:
         entries = list(os.scandir(folder))
@@ -160,6 +159,13 @@ def walk(folder: Path, prefix: str, *, below: bool = False) -> Iterator[ObjectSt
         if entry.is_dir(follow_symlinks=False):
             yield from walk(Path(entry.path), f"{prefix}{entry.name}/", below=True)
         else:
-            with contextlib.suppress(FileNotFoundError):
-                stat = entry.stat()
-                yield ObjectStat(path=prefix + entry.name, size_bytes=stat.st_size, time_unix_s=stat.st_mtime)
+            yield prefix + entry.name, entry
+
+
+def describe(path: str, entry: os.DirEntry[str]) -> ObjectStat | None:
+    """Return what is known of the object at `path`; None if it was deleted meanwhile."""
+    try:
+        stat = entry.stat()
+    except FileNotFoundError:
+        return None
+    return ObjectStat(path=path, size_bytes=stat.st_size, time_unix_s=stat.st_mtime)

@@ -13,7 +13,8 @@ from storage_explorer.replay import NO_ANSWER, Ahead, Histories, Op, Program
 from typing_extensions import override
 
 from stepkeeper.log import Log
-from stepkeeper.log.state import LogState, apply
+from stepkeeper.log.replay import apply
+from stepkeeper.log.state import LogState
 from stepkeeper.retention.leases import LEASE_COMMITS
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 

@@ -10,7 +10,7 @@ from stepkeeper.log import BeginEntry, Claim, CommitRecord, ForeignBase, Log, Lo
 from stepkeeper.log.claims import must_branch
 from stepkeeper.log.entries import Entry
 from stepkeeper.log.records import ManifestRef
-from stepkeeper.log.state import entry_for
+from stepkeeper.log.replay import entry_for
 from stepkeeper.policy.keep import BestN, LastN
 from stepkeeper.retention.deletable import choose_deletable
 from stepkeeper.storage.crc import crc32c

@@ -3,9 +3,16 @@
 import pytest
 from store_parts.damaged_root import damage, goes_on, is_stale, repaired, save_whole, two_starts
 
-from stepkeeper.log import LogState
+from stepkeeper.log import LogState, indexes
 from stepkeeper.testing.checkpoints import SmallRoot
 from stepkeeper.testing.pod import pod_identity
+
+
+@pytest.fixture(autouse=True)
+def _sparse_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put no index behind the damage that would tell what is lost."""
+    monkeypatch.setattr(indexes, "_INTERVAL", 16)
+
 
 OLD = [1, 2, 4, 5]
 """The commits of the line before: steps 10 to 40."""

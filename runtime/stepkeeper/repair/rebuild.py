@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from stepkeeper.errors import RefusedError
 from stepkeeper.log.entries import BeginEntry, Entry
-from stepkeeper.log.evidence import Entries, FoundSave, assign_saves, find_evidence, find_start
-from stepkeeper.log.partial_replay import PartialReplay, record_of
 from stepkeeper.log.records import CommitRecord
-from stepkeeper.log.state import LogState, from_index, without
+from stepkeeper.log.state import LogState, without
+from stepkeeper.repair.evidence import Entries, FoundSave, assign_saves, find_evidence, find_start
+from stepkeeper.repair.partial_replay import PartialReplay, record_of
 
 __all__ = ["Rebuilt", "rebuild", "repair_body"]
 
@@ -74,13 +74,12 @@ def rebuild(
 
     """
     lost = tuple(slot for slot, entry in enumerate(entries) if entry is None)
-    start = find_start(entries)
+    start, known = find_start(entries)
     doubtful = tuple(slot for slot in lost if slot > start)
     evidence = find_evidence(entries, start)
     possible = [save for save in saves if any(slot > save.claim for slot in doubtful)]
     assigned = assign_saves(evidence, possible)
-    first = entries[start] if start >= 0 else None
-    replay = PartialReplay(LogState() if first is None else from_index(start, first), doubtful, assigned)
+    replay = PartialReplay(known, doubtful, assigned)
     for slot in range(start + 1, len(entries)):
         replay.read(slot, entries[slot])
     state, deleted = _without_deleted(replay.state, doubtful, folders)
@@ -102,7 +101,9 @@ def rebuild(
         unproven=tuple(record for record in unproven if record is not adopted),
         adopted=adopted,
         deleted=deleted,
-        doubts=_doubts(entries, doubtful, evidence.begins, set(evidence.commits) - set(assigned)),
+        doubts=_doubts(
+            entries, doubtful, evidence.begins, set(evidence.commits) - set(assigned) - set(state.commits)
+        ),
     )
 
 
@@ -134,9 +135,7 @@ def _without_deleted(
         for record in state.commits.values()
         if record.folder not in folders and max(doubtful, default=-1) > record.slot
     )
-    for record in deleted:
-        state = without(state, record.slot, state.tail)
-    return state, deleted
+    return without(state, [record.slot for record in deleted], state.tail), deleted
 
 
 def _place_unproven(

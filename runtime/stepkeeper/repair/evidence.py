@@ -1,10 +1,15 @@
 """Find out from the entries that can be read what those said that can't. Pure."""
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from stepkeeper.errors import DamagedEntryError
 from stepkeeper.log.entries import CommitEntry, DeleteEntry, Entry, QuarantineEntry, RestoredEntry, VoidEntry
 from stepkeeper.log.records import ManifestRef
+from stepkeeper.log.replay import state_at
+from stepkeeper.log.state import LogState
 
 __all__ = ["Evidence", "FoundSave", "assign_saves", "find_evidence", "find_start", "named_folders"]
 
@@ -41,10 +46,23 @@ class Evidence:
     """Slots that were begins."""
 
 
-def find_start(entries: Entries) -> int:
-    """Find the newest entry that has an index, from which a reader goes on; -1 if none can be read."""
-    slots = (slot for slot, entry in enumerate(entries) if entry is not None and entry.index is not None)
-    return max(slots, default=-1)
+def find_start(entries: Entries) -> tuple[int, LogState]:
+    """Find the newest entry with an index from which a reader can go on, and the state after it.
+
+    If there is none, that is -1 and the state of an empty log.
+    """
+    for slot, entry in reversed(list(enumerate(entries))):
+        if entry is not None and entry.index is not None:
+            with contextlib.suppress(DamagedEntryError):
+                return slot, state_at(slot, partial(_readable, entries), damaged=lambda _: None)
+    return -1, LogState()
+
+
+def _readable(entries: Entries, slot: int) -> Entry:
+    entry = entries[slot]
+    if entry is None:
+        raise DamagedEntryError(f"slot {slot} can't be read")
+    return entry
 
 
 def named_folders(entry: Entry) -> frozenset[str]:
@@ -66,14 +84,17 @@ def find_evidence(entries: Entries, start: int) -> Evidence:
     shown: dict[int, int] = {}
     deleted: set[int] = set()
     begins = {0} if start < 0 else set()
+    told: set[int] = set()
     for at, entry in enumerate(entries[start + 1 :], start + 1):
         if entry is not None:
             shown |= dict.fromkeys(_named_commits(entry), at)
             deleted |= set(entry.body.commits) if isinstance(entry.body, DeleteEntry) else set()
             begins.add(entry.after.claim)
+            told |= {record.slot for record in entry.index.commits} if entry.index is not None else set()
     lost = {slot for slot, entry in enumerate(entries) if entry is None and slot > start}
-    last_unknown = max(lost - begins - set(shown), default=-1)
-    commits = sorted((set(shown) - deleted) & lost)
+    last_unknown = max(lost - begins - set(shown) - told, default=-1)
+    # What an index tells of needs no proof.
+    commits = sorted((set(shown) - deleted - told) & lost)
     return Evidence(
         commits={slot: _claim_at(entries, slot) for slot in commits},
         maybe_deleted=frozenset(slot for slot in commits if shown[slot] < last_unknown),
@@ -111,6 +132,8 @@ def assign_saves(evidence: Evidence, saves: Collection[FoundSave]) -> dict[int, 
 def _named_commits(entry: Entry) -> set[int]:
     """Return the slots that the entry names as commits whose data is there."""
     named = {entry.after.head}
+    if entry.index is not None:
+        named |= {record.parent for record in entry.index.commits}
     match entry.body:
         case CommitEntry():
             named.add(entry.body.parent)

@@ -13,9 +13,10 @@ from stepkeeper.log.entries import (
     RestoredEntry,
     VoidEntry,
 )
-from stepkeeper.log.evidence import FoundSave
+from stepkeeper.log.indexes import overlaid, relinked
 from stepkeeper.log.records import CommitRecord
 from stepkeeper.log.state import LogState, quarantined, without
+from stepkeeper.repair.evidence import FoundSave
 
 __all__ = ["PartialReplay", "record_of"]
 
@@ -40,9 +41,37 @@ class PartialReplay:
         if entry is None:
             self._pass_over(slot)
             return
+        if isinstance(entry.body, BeginEntry):
+            self._begin(slot, entry, entry.body)
+        else:
+            self._read_in_claim(slot, entry)
+        if entry.index is not None:
+            # Its base can't be read, so it isn't all. But what it says is as it was after this entry.
+            state = overlaid(self.state, slot, entry, entry.index)
+            state, _ = relinked(self._with_known_head(state), self.state)
+            self.state = self._with_known_parents(state)
+
+    def _begin(self, slot: int, entry: Entry, body: BeginEntry) -> None:
+        owners = dict(self.state.owners)
+        if body.owner is not None:
+            owners.pop(body.owner.uid, None)
+            owners[body.owner.uid] = body.owner
+        self.state = replace(
+            self.state,
+            tail=slot,
+            root=entry.after.root,
+            claim=slot,
+            owner=body.owner,
+            host=body.host,
+            owners=owners,
+            branching=bool(body.branch),
+        )
+        if not body.branch:
+            self._go_to(slot, body.base, begun=True)
+            self.state = replace(self.state, legacy=body.legacy) if body.base is None else self.state
+
+    def _read_in_claim(self, slot: int, entry: Entry) -> None:
         begun = entry.claim != self.state.claim
-        if entry.index is not None or isinstance(entry.body, BeginEntry) or entry.claim >= slot:
-            raise LogFormatError(f"slot {slot} is a begin without an index")
         if begun and entry.claim not in self._lost:
             raise LogFormatError(f"slot {slot} is of claim {entry.claim}, which is no begin")
         branching = self.state.branching and not begun
@@ -56,6 +85,31 @@ class PartialReplay:
         else:
             self._change_commits(slot, entry)
             self._go_to(slot, entry.after.head, begun=begun)
+
+    def _with_known_head(self, state: LogState) -> LogState:
+        """Let HEAD be where it was if the commit isn't known: that is the nearest one that is."""
+        if state.head is None or state.head in state.commits:
+            return state
+        known = self.state.head if self.state.head in state.commits else None
+        return replace(state, head=known)
+
+    def _with_known_parents(self, state: LogState) -> LogState:
+        """Let commits go on from the nearest one that is known, as far as that is known from before the index."""
+        before, found = self.state.commits, dict(state.commits)
+        for record in state.commits.values():
+            if record.parent is None or record.parent in state.commits:
+                continue
+            near = before.get(record.slot) or next(
+                (
+                    before[each.slot]
+                    for each in found.values()
+                    if each.parent == record.slot and each.slot in before
+                ),
+                None,
+            )
+            parent = None if near is None or near.parent not in state.commits else near.parent
+            found[record.slot] = replace(record, parent=parent)
+        return replace(state, commits=found)
 
     def _pass_over(self, slot: int) -> None:
         claim = 0 if slot == 0 else self.state.claim
@@ -117,7 +171,7 @@ class PartialReplay:
             case DeleteEntry():
                 for commit in entry.body.commits:
                     if commit in commits:
-                        self.state = without(self.state, commit, slot)
+                        self.state = without(self.state, (commit,), slot)
             case QuarantineEntry() if entry.body.commit in commits:
                 self.state = quarantined(self.state, commits[entry.body.commit], slot)
             case RestoredEntry() if entry.body.commit in commits:

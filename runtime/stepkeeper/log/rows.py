@@ -1,0 +1,112 @@
+"""Encode indexes as JSON and decode them. An index of a long log has very many commits: each is a row. Pure."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from stepkeeper.contract.wire import ContractError, decode, encode
+from stepkeeper.log.records import CommitRecord, ForeignBase, Index, IndexRef, ManifestRef, Owner
+
+__all__ = ["decode_index", "encode_index"]
+
+_KEYS: Final = frozenset({"base", "branching", "commits", "gone", "host", "legacy", "owner", "owners"})
+_MORE: Final = frozenset({"legacy", "metrics", "quarantined", "verified"})
+_WIDTH: Final = 9
+_MAX_INT: Final = 2**53
+
+
+def encode_index(index: Index) -> dict[str, Any]:
+    """Convert an index into plain JSON types."""
+    found = {
+        "base": index.base,
+        "branching": index.branching,
+        "commits": [_row(record) for record in index.commits],
+        "gone": [list(span) for span in index.gone] or None,
+        "host": index.host or None,
+        "legacy": index.legacy,
+        "owner": index.owner,
+        "owners": index.owners or None,
+    }
+    return {key: encode(value) for key, value in found.items() if value is not None}
+
+
+def decode_index(raw: object) -> Index:
+    """Convert plain JSON types into an index. Raises ContractError."""
+    if not isinstance(raw, dict) or not set(raw) <= _KEYS:
+        raise ContractError(f"Index: expected an object with {', '.join(sorted(_KEYS))}")
+    return Index(
+        base=decode(IndexRef, raw["base"]) if "base" in raw else None,
+        commits=tuple(map(_record, _list(raw["commits"]))),
+        gone=tuple(map(_span, _list(raw.get("gone", [])))),
+        owners=decode(tuple[Owner, ...], raw.get("owners", [])),
+        owner=decode(Owner, raw["owner"]) if "owner" in raw else None,
+        host=decode(str, raw.get("host", "")),
+        legacy=decode(ForeignBase, raw["legacy"]) if "legacy" in raw else None,
+        branching=decode(bool, raw["branching"]) if "branching" in raw else None,
+    )
+
+
+def _row(record: CommitRecord) -> list[Any]:
+    manifest = record.manifest
+    row = [
+        record.slot, record.claim, record.step, record.folder, record.size_bytes,
+        manifest.path, manifest.size_bytes, manifest.crc32c, record.parent,
+    ]  # fmt: skip
+    more = {
+        "legacy": record.legacy,
+        "metrics": record.metrics,
+        "quarantined": record.quarantined or None,
+        "verified": record.verified or None,
+    }
+    rest = {key: encode(value) for key, value in more.items() if value is not None}
+    return [*row, rest] if rest else row
+
+
+def _record(row: object) -> CommitRecord:
+    if not isinstance(row, list) or not _WIDTH <= len(row) <= _WIDTH + 1:
+        raise ContractError(f"Index.commits: expected rows of {_WIDTH} or {_WIDTH + 1}, got {row!r}")
+    slot, claim, step, folder, size_bytes, path, manifest_bytes, crc32c, parent = row[:_WIDTH]
+    for number in (slot, claim, step, size_bytes, manifest_bytes, crc32c, 0 if parent is None else parent):
+        if type(number) is not int or not 0 <= number <= _MAX_INT:
+            raise ContractError(f"Index.commits: {number!r} in {row!r} is no whole number")
+    return CommitRecord(
+        slot=slot,
+        claim=claim,
+        step=step,
+        folder=_text(folder),
+        size_bytes=size_bytes,
+        manifest=ManifestRef(path=_text(path), size_bytes=manifest_bytes, crc32c=crc32c),
+        parent=parent,
+        **_more(row[_WIDTH] if len(row) > _WIDTH else {}),
+    )
+
+
+def _more(raw: object) -> Mapping[str, Any]:
+    if not raw and raw == {}:
+        return {}
+    if not isinstance(raw, dict) or not set(raw) <= _MORE:
+        raise ContractError(f"Index.commits: expected an object with {', '.join(sorted(_MORE))}, got {raw!r}")
+    kinds: dict[str, Any] = {
+        "legacy": ForeignBase,
+        "metrics": dict[str, str],
+        "quarantined": bool,
+        "verified": bool,
+    }
+    return {key: decode(kinds[key], value) for key, value in raw.items()}
+
+
+def _text(raw: object) -> str:
+    # Most are ASCII, for which this is all that there is to check.
+    return raw if isinstance(raw, str) and raw.isascii() else decode(str, raw)
+
+
+def _list(raw: object) -> list[Any]:
+    if not isinstance(raw, list):
+        raise ContractError(f"Index: expected a list, got {type(raw).__name__}")
+    return raw
+
+
+def _span(raw: object) -> tuple[int, int]:
+    first, last = decode(tuple[int, ...], raw)
+    if first > last:
+        raise ContractError(f"Index.gone: {first} is after {last}")
+    return first, last
