@@ -1,11 +1,11 @@
 """One of several ranks: python rank.py RANK WORLD_SIZE FOLDER CHECKPOINT… loads its part of each checkpoint."""
 
+import runpy
 import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from planners_parts.release_state import make_sharded_state, make_whole_state
 from torch._C._distributed_c10d import FileStore
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
@@ -13,12 +13,14 @@ from torch.distributed.tensor import DTensor
 from stepkeeper.dcp import StorageReader
 from stepkeeper_planners import SafeFileSystemReader, SPMDLoadPlanner
 
+STATES = runpy.run_path(str(Path(__file__).parents[2] / "property" / "planners_parts" / "release_state.py"))
+
 
 def check(checkpoint: Path) -> None:
-    wanted = make_whole_state()
+    wanted = STATES["make_whole_state"]()
     for reader in (SafeFileSystemReader, StorageReader):
         for planner in (None, SPMDLoadPlanner()):
-            state = make_sharded_state(100)
+            state = STATES["make_sharded_state"](100)
             load(state, storage_reader=reader(checkpoint), planner=planner)
             for name, value in state.items():
                 found = value.full_tensor() if isinstance(value, DTensor) else value
