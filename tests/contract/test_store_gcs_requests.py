@@ -5,6 +5,7 @@ import secrets
 import struct
 import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -16,6 +17,7 @@ import requests
 from stepkeeper.log import Log
 from stepkeeper.storage.gcs import GcsStore
 from stepkeeper.testing.gcs import BUCKET
+from stepkeeper.testing.long_log import long_log
 
 MIB = 1024 * 1024
 
@@ -74,6 +76,20 @@ def test_an_entry_of_the_log_is_one_request_with_a_condition_and_a_checksum(
         assert request.query["ifGenerationMatch"] == ["0"]
         assert encoded(store.read(f".stepkeeper/log/{slot:08d}.json")).encode() in request.body
     assert not [request for request in sent if request.method == "DELETE"]
+
+
+def test_a_long_log_is_opened_with_few_requests(store: GcsStore, sent: list[Sent]) -> None:
+    """Two pages of names, the indexes that the newest stands on, what came after it, and a look whether more did."""
+    with ThreadPoolExecutor(16) as threads:
+        won = threads.map(lambda each: store.put_if_absent(*each), long_log(1_599))
+        assert sum(won) == 1_600
+    sent.clear()
+    state = Log(store).open()
+    assert (state.tail, len(state.line)) == (1_599, 1_599)
+    listings = [request for request in sent if "maxResults" in request.query]
+    assert len(listings) == 2
+    # 1,599 is 8 * 3013 to the base 4, and 7: three indexes and that of slot 0, seven entries, and the one after them.
+    assert len(sent) - len(listings) == 12
 
 
 def test_nothing_is_put_together_copied_or_changed_by_the_server(store: GcsStore, sent: list[Sent]) -> None:
