@@ -6,9 +6,15 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.stepkeeper-setup
+NEWEST := .venv-newest
+NEWEST_STAMP := $(NEWEST)/.stepkeeper-setup
 NAME ?= dev
 # One worker has the cluster, and waits for it most of the time; the other has the rest.
 WORKERS ?= -n 2 --dist loadgroup --no-loadscope-reorder
+# What touches torch. The tests of the operator, the cluster and the tools don't.
+NEWEST_TESTS := $(addprefix tests/unit/,cli contract planners runtime runtime_process) tests/contract \
+	$(addprefix tests/integration/test_,accelerator.py dcp_storage.py formats_ranks.py storage_stock_dcp.py torch_releases.py) \
+	$(wildcard tests/integration/test_manager_*.py tests/integration/test_planners_*.py)
 SOURCES := operator runtime planners tests examples benchmarks
 
 # Tests, demo and benchmarks start hundreds of processes: without bytecode each would compile the packages again.
@@ -29,12 +35,20 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
+$(NEWEST_STAMP): requirements-newest.lock pyproject.toml
+	@echo "setup: $(NEWEST) (about 5.5 GB, most of it torch; a minute or two)"
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --disable-pip-version-check --quiet --require-hashes -r requirements-newest.lock
+	$(NEWEST)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
 .PHONY: lock
 lock: setup ## Write the lock files anew from pyproject.toml
 	$(BIN)/python -m pip install --quiet uv==0.13.8
 	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet --upgrade -o requirements.lock
 	grep -oE '^[A-Za-z0-9_.-]+==[^ ]+' requirements.lock > .venv/constraints
 	$(BIN)/uv pip compile pyproject.toml --extra operator --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -c .venv/constraints -o requirements-operator.lock
+	$(BIN)/uv pip compile pyproject.toml --extra cli --extra fsspec --extra gcs --extra prometheus --extra torch --group test --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet --upgrade -o requirements-newest.lock
 
 .PHONY: build
 build: setup ## Build the binaries of the test cluster into the cache (once; about 10 minutes)
@@ -55,6 +69,10 @@ test: build ## Run all tests but the exhaustive ones
 .PHONY: test-long
 test-long: build ## Run all tests, the exhaustive ones too
 	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
+
+.PHONY: test-newest
+test-newest: build $(NEWEST_STAMP) ## Run the library's tests on the newest torch, which torch_xla has no release for, in .venv-newest/
+	$(NEWEST)/bin/python -m pytest $(WORKERS) -m "not long and not xla" $(NEWEST_TESTS) $(ARGS)
 
 .PHONY: test-unit
 test-unit: setup ## Run the tests that need no cluster, network or root: seconds
@@ -105,4 +123,4 @@ wheel: setup ## Build the wheel into dist/
 
 .PHONY: clean
 clean: ## Delete what was built in the tree (the cache of the cluster's binaries stays)
-	rm -rf .venv dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv $(NEWEST) dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

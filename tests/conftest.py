@@ -26,9 +26,14 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each of several pytest workers whole files, and all that share the cluster to one of them, as its first."""
+    """Give each of several pytest workers whole files, and all that share the cluster to one of them, as its first.
+
+    What needs processes with torch_xla is marked as such.
+    """
     items.sort(key=lambda item: not _is_on_cluster(item))
     for item in items:
+        if "devices_server" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xla)
         item.add_marker(pytest.mark.xdist_group("cluster" if _is_on_cluster(item) else str(item.path)))
 
 

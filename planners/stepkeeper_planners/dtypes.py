@@ -50,7 +50,7 @@ def cast_elements(fqn: str, elements: torch.Tensor, dtype: torch.dtype) -> torch
         return elements
     cast = elements.to(dtype)
     if elements.dtype.is_floating_point or elements.dtype.is_complex:
-        fits = bool((_finite(cast) | ~_finite(elements)).all())
+        fits = bool((_finite(cast) | ~_finite(elements)).all()) and _in_range(elements, dtype)
     else:
         fits = (
             dtype.is_floating_point or dtype.is_complex or bool((cast.to(elements.dtype) == elements).all())
@@ -60,6 +60,20 @@ def cast_elements(fqn: str, elements: torch.Tensor, dtype: torch.dtype) -> torch
             f"{fqn}: an element stored as {elements.dtype} is beyond {dtype}. Load it as it was stored, or exclude it"
         )
     return cast
+
+
+def _in_range(elements: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Tell whether the elements are in the range of a float dtype of 8 bits, of others by what became of them.
+
+    torch 2.15 makes the largest number of most that is beyond such a dtype, of infinity too, where it has none.
+    """
+    if dtype.itemsize > 1 or elements.is_complex():
+        return True
+    limits, wide = torch.finfo(dtype), elements.float() if elements.dtype.itemsize == 1 else elements
+    beyond = (wide > limits.max) | (wide < min(limits.min, 0.0))
+    if torch.tensor(torch.inf).to(dtype).float().isinf():
+        beyond &= wide.isfinite()
+    return not bool(beyond.any())
 
 
 def _finite(elements: torch.Tensor) -> torch.Tensor:

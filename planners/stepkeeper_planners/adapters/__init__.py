@@ -207,6 +207,14 @@ def host_memory(tensor: torch.Tensor) -> torch.Tensor | None:
     return plain.host_memory(tensor) if adapter is plain else None
 
 
+def device_memory(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the memory of the only local shard if it is on a device that torch copies from by itself, else None."""
+    adapter = _adapter(tensor)
+    local = dtensor.to_local(tensor) if adapter is dtensor else tensor
+    is_here = local.is_cpu or not local.numel()
+    return None if is_here or adapter not in (plain, dtensor) else local.detach()
+
+
 def has_overlapping_elements(tensor: torch.Tensor) -> bool:
     """Return whether several elements of the local memory surely share one place, as after expand()."""
     if tensor.device.type == "xla":

@@ -91,8 +91,18 @@ def get_piece(
 
 def identity(tensor: torch.Tensor) -> object:
     """Return which memory it uses, and how it views it; None for a tensor without memory."""
-    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.data_ptr():
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        return None
+    address = tensor.data_ptr() if tensor.is_cpu else _device_address(tensor)
+    if not address:
         return None
     # A lazy conjugate or negation lies where its original does.
     seen = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg())
-    return (tensor.device, tensor.data_ptr(), seen)
+    return (tensor.device, address, seen)
+
+
+def _device_address(tensor: torch.Tensor) -> object:
+    """Return the storage and the offset in it. Not every accelerator has addresses, or even storages."""
+    if not torch._C._has_storage(tensor):  # noqa: SLF001 — as torch.serialization does
+        return None
+    return (tensor.untyped_storage()._cdata, tensor.storage_offset())  # noqa: SLF001 — as above

@@ -19,8 +19,9 @@ def read_accelerator() -> dict[str, Any] | None:
         return None
     kind, module = found
     if hasattr(module, "get_rng_state_all"):
-        return {"kind": kind, "current": int(module.current_device()), "states": module.get_rng_state_all()}
-    return {"kind": kind, "current": 0, "states": [module.get_rng_state()]}
+        current = torch.accelerator.current_device_index()
+        return {"kind": kind, "current": current, "states": module.get_rng_state_all()}
+    return {"kind": kind, "current": 0, "states": [_current_state(module)]}
 
 
 def set_accelerator(state: Mapping[str, Any]) -> bool:
@@ -34,10 +35,12 @@ def set_accelerator(state: Mapping[str, Any]) -> bool:
     module, states, current = found[1], state["states"], state["current"]
     if not hasattr(module, "get_rng_state_all"):
         module.set_rng_state(states[0])
-    elif len(states) == module.device_count() and current == module.current_device():
+        return True
+    own = torch.accelerator.current_device_index()
+    if len(states) == torch.accelerator.device_count() and current == own:
         module.set_rng_state_all(states)
     else:
-        module.set_rng_state(states[current], module.current_device())
+        module.set_rng_state(states[current], own)
     return True
 
 
@@ -45,7 +48,8 @@ def seed_accelerator(seed: int) -> None:
     """Seed all of torch's generators of this process's accelerator, if it has one."""
     found = _accelerator(used=False)
     if found is not None:
-        getattr(found[1], "manual_seed_all", found[1].manual_seed)(seed)
+        seed_all = getattr(found[1], "manual_seed_all", None) or found[1].manual_seed
+        seed_all(seed)
 
 
 def read_xla() -> int | None:
@@ -72,8 +76,19 @@ def _uses_xla() -> bool:
     return torch_xla is not None and bool(torch_xla._XLAC._xla_runtime_is_initialized())  # noqa: SLF001
 
 
+def _current_state(module: Any) -> Any:
+    """Return the state of the current device's generator. TorchTPU's module doesn't say it since torch 2.13."""
+    if hasattr(torch.accelerator, "random"):  # since torch 2.14
+        return torch.accelerator.random.get_rng_state()
+    if generators := getattr(module, "default_generators", ()):
+        return generators[torch.accelerator.current_device_index()].get_state()
+    return module.get_rng_state()
+
+
 def _accelerator(*, used: bool = True) -> tuple[str, Any] | None:
     """Return the kind and torch's module of the accelerator, if it has generators.
+
+    The module is asked only what torch.accelerator has no function for: TorchTPU's refuses the rest.
 
     Args:
         used: whether it counts only if this process has used it.
@@ -88,4 +103,4 @@ def _accelerator(*, used: bool = True) -> tuple[str, Any] | None:
         return None
     if hasattr(module, "is_initialized") and module.is_initialized():
         return device.type, module
-    return None if used or not module.is_available() else (device.type, module)
+    return None if used or not torch.accelerator.is_available() else (device.type, module)

@@ -49,7 +49,11 @@ def __getattr__(name: str) -> Any:
     # fsspec need not be installed.
     if name != "SafeFsspecReader":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+    try:
+        from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader  # type: ignore[import-not-found]  # since torch 2.15
+    except ModuleNotFoundError:
+        # This is its only home up to torch 2.14, and deprecated then.
+        from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
     kind = type(
         name,

@@ -142,10 +142,11 @@ def _is_length(value: object) -> bool:
 
 
 def _properties(instance: TensorProperties, state: object) -> TensorProperties:
+    """Fill the properties of a tensor. torch 2.15 has strides behind the others, and a newer one may have more."""
     kinds = (torch.dtype, torch.layout, bool, _MEM_FORMAT_ENCODING, bool)
-    if type(state) is not tuple or [type(part) for part in state] != list(kinds):
+    if type(state) is not tuple or [type(part) for part in state[: len(kinds)]] != list(kinds):
         raise PickleRefusedError("the properties of a tensor are none")
-    instance.__setstate__(state)  # type: ignore[no-untyped-call]  # torch's own way of filling one
+    instance.__setstate__(state[:_N_PROPERTIES])  # type: ignore[no-untyped-call]  # torch's own way of filling one
     return instance
 
 
@@ -160,6 +161,9 @@ def _layout(name: object) -> torch.layout:
     layouts = {str(value): value for value in vars(torch).values() if isinstance(value, torch.layout)}
     return layouts[str(name)]
 
+
+_N_PROPERTIES: Final = len(TensorProperties().__getstate__())  # type: ignore[no-untyped-call]  # torch's own
+"""As many as this torch writes, and takes."""
 
 _METADATA: Final = "torch.distributed.checkpoint.metadata"
 _BEFORE_2_3: Final = "torch.distributed._shard.sharded_tensor.metadata"

@@ -12,6 +12,7 @@ import torch
 from torch.optim import SGD, Optimizer, optimizer
 
 from stepkeeper_planners import adapters
+from stepkeeper_planners.adapters import random_numbers
 from stepkeeper_planners.errors import PrimeError
 
 __all__ = [
@@ -51,13 +52,14 @@ def keep_random_state() -> Iterator[None]:
     numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
     xla = sys.modules["torch_xla"].core.xla_model if "torch_xla" in sys.modules else None
     seed = xla.get_rng_state() if xla is not None else None
-    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call] # has no types in torch
-    devices = range(torch.cuda.device_count()) if in_use else ()
-    with torch.random.fork_rng(devices=devices):
+    accelerator = random_numbers.read_accelerator()
+    with torch.random.fork_rng(devices=()):
         try:
             yield
         finally:
             random.setstate(python)
+            if accelerator is not None:
+                random_numbers.set_accelerator(accelerator)
             if numpy is not None:
                 sys.modules["numpy"].random.set_state(numpy)
             if xla is not None:

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
 from stepkeeper.save.snapshot import Region
+from stepkeeper.save.snapshot.copying import copy_tensors
 from stepkeeper.save.snapshot.region import ALIGNMENT_BYTES
 from stepkeeper_planners import SPMDStager
 from stepkeeper_planners.state.tree import flatten_state
@@ -84,9 +85,12 @@ class Stager(SPMDStager):
         """
         sources = _host_tensors(tensors)
         places = self._buffer.lay_out(_layout_of(sources))
-        if places:
-            with torch.no_grad():
-                torch._foreach_copy_(places, list(sources.values()))
+        pairs = list(zip(places, sources.values(), strict=True))
+        on_host = [pair for pair in pairs if pair[1].is_cpu]
+        copy_tensors([place for place, _ in on_host], [source for _, source in on_host])
+        for place, source in pairs:
+            if not source.is_cpu:
+                place.copy_(source)
         copied = super().copies({fqn: tensor for fqn, tensor in tensors.items() if fqn not in sources})
         for fqn, place in zip(sources, places, strict=True):
             copied[fqn] = _like(tensors[fqn], place)
@@ -173,7 +177,8 @@ def _like(tensor: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor, DTensor):
         return place
     names, context = tensor.__tensor_flatten__()  # type: ignore[no-untyped-call]  # torch's way to take one apart
-    parts = dict.fromkeys(names, place)
+    # Since torch 2.15 the mesh is a part, too.
+    parts = {name: getattr(tensor, name) for name in names} | {"_local_tensor": place}
     rebuild = type(tensor).__tensor_unflatten__
     copied: torch.Tensor = rebuild(parts, context, tensor.shape, tensor.stride())  # type: ignore[no-untyped-call]  # as above
     return copied.detach()

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from planners_parts.pickles import Reduced
+from planners_parts.stock import quantized_tensor
 
 from stepkeeper_planners.errors import ValueDecodeError
 from stepkeeper_planners.state.values import decode_value, encode_value
@@ -49,7 +50,7 @@ HOSTILE: dict[str, Any] = {
         (Mine, torch.float32, (1,), (1,), 0, torch.strided, "cpu", False),
     ),
     "a sparse tensor": (torch.ones(2).to_sparse(),),
-    "a quantized tensor": (torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8),),
+    "a quantized tensor": (quantized_tensor(),),
     "a meta tensor": (torch.ones(2, device="meta"),),
     "in a list": [1, RUN],
     "as a key": {RUN: 1},

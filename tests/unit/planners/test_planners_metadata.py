@@ -96,6 +96,40 @@ def test_a_field_that_a_newer_torch_has_is_kept() -> None:
     assert vars(read_metadata(pickle.dumps(metadata), name="f"))["newer"] == [1]
 
 
+@pytest.mark.parametrize("further", [(), (None,), ((3, 1),), ((3, 1), "newer")], ids=repr)
+def test_properties_of_a_tensor_as_older_and_newer_torch_has_them(
+    further: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five up to torch 2.14, then the strides too."""
+    wanted = sample().state_dict_metadata["w"]
+    first = wanted.properties.__getstate__()[:5]  # type: ignore[union-attr]
+    with monkeypatch.context() as patched:
+        patched.setattr(stock.TensorProperties, "__getstate__", lambda _: (*first, *further))
+        data = pickle.dumps(sample())
+    read = read_metadata(data, name="f").state_dict_metadata["w"]
+    assert isinstance(read, stock.TensorStorageMetadata)
+    known = ("dtype", "layout", "requires_grad", "memory_format", "pin_memory")
+    assert [getattr(read.properties, name) for name in known] == [
+        torch.bfloat16,
+        torch.strided,
+        False,
+        torch.contiguous_format,
+        False,
+    ]
+    assert getattr(read.properties, "strides", None) in (None, *further[:1])
+
+
+@pytest.mark.parametrize(
+    "state", [(torch.float32,), (torch.float32, torch.strided, 0, 1, 2, (1,)), [1]], ids=repr
+)
+def test_other_properties_of_a_tensor_are_refused(state: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(stock.TensorProperties, "__getstate__", lambda _: state)
+        data = pickle.dumps(sample())
+    with pytest.raises(MetadataDecodeError, match="the properties of a tensor are none"):
+        read_metadata(data, name="f")
+
+
 def test_members_of_an_enum_by_name() -> None:
     """Read members as Python 3.11.0 to 3.11.3 wrote them."""
     properties = stock.TensorProperties()

@@ -197,17 +197,8 @@ class Accelerator:
     def is_initialized(self) -> bool:
         return True
 
-    def is_available(self) -> bool:
-        return True
-
-    def device_count(self) -> int:
-        return len(self.states)
-
-    def current_device(self) -> int:
-        return self.current
-
-    def get_rng_state(self, device: int = 0) -> torch.Tensor:
-        return self.states[device]
+    def get_rng_state(self) -> torch.Tensor:
+        return self.states[self.current]
 
     def get_rng_state_all(self) -> list[torch.Tensor]:
         return list(self.states)
@@ -218,11 +209,71 @@ class Accelerator:
     def set_rng_state_all(self, states: list[torch.Tensor]) -> None:
         self.states = list(states)
 
+    def manual_seed_all(self, seed: int) -> None:
+        self.states = [torch.tensor([seed])] * len(self.states)
 
-def use(monkeypatch: pytest.MonkeyPatch, module: Any, kind: str = "cuda") -> None:
+
+class Guarded:
+    """A module such as torch_tpu's torch.tpu: it refuses what torch.accelerator has, and knows one device only."""
+
+    def __init__(self, state: int) -> None:
+        self.states = [torch.tensor([0]), torch.tensor([state])]
+        self.current = 1
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def get_rng_state(self) -> torch.Tensor:
+        raise RuntimeError("prefer torch.accelerator.random.get_rng_state")
+
+    is_available = current_device = device_count = get_rng_state
+
+    @property
+    def default_generators(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(get_state=lambda state=state: state) for state in self.states]
+
+    def set_rng_state(self, state: torch.Tensor, device: str = "tpu") -> None:
+        assert device == "tpu"
+        self.states[self.current] = state
+
+    def manual_seed_all(self, seed: int) -> None:
+        self.states[self.current] = torch.tensor([seed])
+
+
+def use(monkeypatch: pytest.MonkeyPatch, module: Accelerator | Guarded | None, kind: str = "cuda") -> None:
     device = None if module is None else SimpleNamespace(type=kind)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: device)
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    if module is not None:
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+        monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: module.current)
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda: len(module.states))
+        asked = SimpleNamespace(get_rng_state=lambda: module.states[module.current])
+        monkeypatch.setattr(torch.accelerator, "random", asked, raising=False)
+
+
+@pytest.mark.parametrize("has_random", [True, False])
+def test_a_module_that_leaves_to_torch_accelerator_what_that_has(
+    monkeypatch: pytest.MonkeyPatch, has_random: bool
+) -> None:
+    use(monkeypatch, Guarded(7), "tpu")
+    if not has_random:
+        monkeypatch.delattr(torch.accelerator, "random")
+    saved = stored({"random": RandomState()})
+    other = Guarded(9)
+    use(monkeypatch, other, "tpu")
+    load({"random": RandomState()}, saved)
+    assert [int(state) for state in other.states] == [0, 7]
+    random_numbers.seed_accelerator(5)
+    assert [int(state) for state in other.states] == [0, 5]
+
+
+def test_one_generator_of_an_older_torch_without_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Accelerator(2, current=1)
+    monkeypatch.delattr(Accelerator, "get_rng_state_all")
+    use(monkeypatch, one)
+    monkeypatch.delattr(torch.accelerator, "random")
+    assert random_numbers.read_accelerator() == {"kind": "cuda", "current": 0, "states": [torch.tensor([1])]}
 
 
 def test_all_devices_of_an_accelerator_get_theirs_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -270,7 +270,7 @@ def test_what_a_writer_lost_is_noticed_and_ties_are_completed() -> None:
 
 
 def test_fsspec_and_files_hold_the_same(tmp_path: Path) -> None:
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+    from planners_parts.stock import FsspecReader, FsspecWriter
 
     state: dict[str, Any] = {"w": torch.arange(5.0), "deep": {"list": [torch.ones(2)]}, "n": 4}
     save(state, storage_writer=FsspecWriter(str(tmp_path / "f")), planner=SPMDSavePlanner())

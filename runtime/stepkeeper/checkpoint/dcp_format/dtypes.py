@@ -37,6 +37,8 @@ DTYPES: Final = _build_table(
     ("complex64", 8, "ComplexFloatStorage"),
     ("complex128", 16, "ComplexDoubleStorage"),
     ("complex32", 4, None),
+    # Since torch 2.15.
+    ("bcomplex32", 4, None),
     ("uint16", 2, None),
     ("uint32", 4, None),
     ("uint64", 8, None),

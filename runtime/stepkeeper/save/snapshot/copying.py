@@ -1,4 +1,7 @@
-"""Copy CPU tensors into a region. Where the state is in host memory, the train loop waits mostly for this."""
+"""Copy tensors of the host, and of accelerators that torch itself copies from, into a region.
+
+Where the state is there, the train loop waits mostly for this.
+"""
 
 import os
 from collections.abc import Mapping
@@ -29,11 +32,17 @@ def copy_host_tensors(tensors: Mapping[str, torch.Tensor], plan: SnapshotPlan, r
     sources = [tensors[fqn] for _, fqn in plan.whole_tensors]
     destinations = [places[index] for index, _ in plan.whole_tensors]
     for fqn, mine in plan.partial_writes.items():
-        own = adapters.host_memory(tensors[fqn])
+        on_device = adapters.device_memory(tensors[fqn])
+        own = adapters.host_memory(tensors[fqn]) if on_device is None else on_device
         shards = [own] if own is not None else adapters.local_shards(tensors[fqn])
         for index, write in mine:
             shard = shards[write.local_index]
-            sources.append(shard if places[index].shape == shard.shape else shard[write.shard_box.slices])
+            part = shard if places[index].shape == shard.shape else shard[write.shard_box.slices]
+            if on_device is not None:
+                # Straight to its place: a copy of the state on the host would take as much memory again.
+                places[index].copy_(part)
+                continue
+            sources.append(part)
             destinations.append(places[index])
     large = [index for index, place in enumerate(destinations) if place.numel() >= _SHARED_ELEMENTS]
     if large:

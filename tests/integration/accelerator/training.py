@@ -1,0 +1,132 @@
+"""Save and restore what lies on an accelerator: python training.py FOLDER."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import tpu_device
+from torch._C._distributed_c10d import FileStore
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from stepkeeper import CheckpointManager, RandomState
+from stepkeeper.dcp import Stager, StorageReader, StorageWriter
+from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner, prime_optimizer
+from stepkeeper_planners.state.tree import flatten_state
+
+
+def make_state(fill: float) -> dict[str, Any]:
+    shared = torch.full((5,), fill).to("tpu")
+    return {
+        "model": {
+            "matrix": (torch.arange(12.0).reshape(3, 4) + fill).to("tpu"),
+            "turned": (torch.arange(12.0).reshape(3, 4) + fill).to("tpu").t(),
+            "part": (torch.arange(12) + int(fill)).to("tpu")[3:7],
+            "half": torch.full((3,), fill, dtype=torch.bfloat16).to("tpu"),
+            "number": torch.tensor(fill).to("tpu"),
+            "empty": torch.empty(0, 3).to("tpu"),
+            "embed": shared,
+            "head": shared,
+            "on the host": torch.full((2,), fill),
+        },
+        "step": int(fill),
+    }
+
+
+def check_state(found: dict[str, Any], fill: float) -> None:
+    for name, wanted in make_state(fill)["model"].items():
+        assert found["model"][name].device == wanted.device, name
+        assert torch.equal(found["model"][name].cpu(), wanted.cpu()), name
+    assert found["step"] == int(fill)
+
+
+def manage(root: Path) -> None:
+    assert flatten_state(make_state(1.0)).aliases == {"model.head": "model.embed"}
+    with CheckpointManager(root.as_uri(), 1, chkpt_on_preemption=False) as manager:
+        state = make_state(1.0)
+        manager.save_async(1, state)
+        state["model"]["matrix"].fill_(99.0)  # while the save may still be under way
+        manager.join()
+        manager.save(2, make_state(2.0))
+    state = make_state(0.0)
+    with CheckpointManager(root.as_uri(), 1, chkpt_on_preemption=False) as manager:
+        restored = manager.restore_latest(state)
+        assert restored is not None
+        check_state(state, 2.0)
+        manager.restore(1, state)
+    check_state(state, 1.0)
+
+
+def stock(folder: Path) -> None:
+    """Save and load by torch's own functions, with our planners, writers and stagers."""
+    staged = Stager().stage(make_state(3.0))
+    save(staged, storage_writer=StorageWriter(folder / "staged"), planner=SPMDSavePlanner(), no_dist=True)
+    direct = StorageWriter(folder / "direct")
+    save(make_state(3.0), storage_writer=direct, planner=SPMDSavePlanner(), no_dist=True)
+    for name in ("staged", "direct"):
+        for planner in (None, SPMDLoadPlanner()):
+            state = make_state(0.0)
+            load(state, storage_reader=StorageReader(folder / name), planner=planner, no_dist=True)
+            check_state(state, 3.0)
+
+
+def draw(generator: torch.Generator) -> float:
+    return float(torch.rand((), generator=generator))
+
+
+def keep_random_numbers(root: Path, module: tpu_device.Module) -> None:
+    (generator,) = module.default_generators
+    generator.manual_seed(5)
+    with CheckpointManager(root.as_uri(), 1, chkpt_on_preemption=False) as manager:
+        manager.save(1, {"w": torch.zeros(1), "random": RandomState()})
+        wanted = draw(generator)
+        assert draw(generator) != wanted
+        manager.restore(1, {"w": torch.zeros(1), "random": RandomState()})
+    assert draw(generator) == wanted
+
+
+def shard(folder: Path) -> None:
+    """Save and restore a DTensor, whose local part is on the device."""
+    store = FileStore(str(folder / "ranks"), 1)
+    dist.init_process_group("cpu:gloo,tpu:gloo", store=store, rank=0, world_size=1)
+    line = DeviceMesh("tpu", [0])
+
+    def make(fill: float) -> DTensor:
+        local = (torch.arange(6.0).reshape(3, 2) + fill).to("tpu")
+        return DTensor.from_local(local, line, [Shard(0)], run_check=False)
+
+    with CheckpointManager((folder / "sharded").as_uri(), 1, chkpt_on_preemption=False) as manager:
+        manager.save(1, {"w": make(4.0)})
+        state = {"w": make(0.0)}
+        manager.restore(1, state)
+    assert torch.equal(state["w"].to_local().cpu(), make(4.0).to_local().cpu())
+    dist.destroy_process_group()
+
+
+def prime(module: tpu_device.Module) -> None:
+    weight = torch.nn.Parameter(torch.ones(3).to("tpu"))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, foreach=False)
+    before = module.default_generators[0].get_state()
+    prime_optimizer(optimizer)
+    assert torch.equal(optimizer.state[weight]["momentum_buffer"].cpu(), torch.zeros(3))
+    assert torch.equal(module.default_generators[0].get_state(), before)
+
+
+def main(folder: Path) -> None:
+    module = tpu_device.start()
+    found = torch.accelerator.current_accelerator()
+    assert found is not None
+    assert found.type == "tpu"
+    manage(folder / "managed")
+    stock(folder)
+    keep_random_numbers(folder / "random", module)
+    prime(module)
+    shard(folder)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

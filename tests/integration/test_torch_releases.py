@@ -1,0 +1,105 @@
+"""What stock torch of each release since 2.9 saved is read by the torch of this environment, by each of our readers."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from planners_parts.release_state import make_state, make_whole_state
+from torch.distributed.checkpoint.planner import LoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.storage import StorageReader as AnyReader
+
+from stepkeeper import CheckpointManager
+from stepkeeper.dcp import StorageReader
+from stepkeeper_planners import SafeFileSystemReader, SPMDLoadPlanner
+from stepkeeper_planners.formats import torch_save_to_checkpoint
+
+DATA = Path(__file__).parents[1] / "data" / "torch_releases"
+RELEASES = ["2.9.0", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"]
+SCRIPTS = Path(__file__).parent / "torch_releases"
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+]
+READERS: list[tuple[type[AnyReader], type[LoadPlanner] | None]] = [
+    (SafeFileSystemReader, None),
+    (SafeFileSystemReader, SPMDLoadPlanner),
+    (StorageReader, None),
+    (StorageReader, SPMDLoadPlanner),
+]
+
+
+def same(found: Any, wanted: Any, path: str = "state") -> None:
+    if isinstance(wanted, torch.Tensor):
+        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape), path
+        assert torch.equal(found.resolve_conj(), wanted.resolve_conj()), path
+    elif isinstance(wanted, dict):
+        assert found.keys() == wanted.keys(), path
+        for key, value in wanted.items():
+            same(found[key], value, f"{path}.{key}")
+    elif isinstance(wanted, list):
+        assert len(found) == len(wanted), path
+        for number, value in enumerate(wanted):
+            same(found[number], value, f"{path}.{number}")
+    else:
+        assert (type(found), found) == (type(wanted), wanted), path
+
+
+def emptied(state: dict[str, Any]) -> dict[str, Any]:
+    """Give back the state with memory of its own for each tensor, without what was in them."""
+    tensors = {
+        name: torch.empty(value.shape, dtype=value.dtype)
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor)
+    }
+    nested = {name: emptied(value) for name, value in state.items() if isinstance(value, dict)}
+    return state | tensors | nested
+
+
+def test_every_release_is_here() -> None:
+    assert sorted(path.name for path in DATA.iterdir()) == sorted(RELEASES)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize(("reader", "planner"), READERS)
+def test_dcp_load_by_our_readers(
+    release: str, reader: Callable[[Path], AnyReader], planner: Callable[[], LoadPlanner] | None
+) -> None:
+    for kind, make in (("one", make_state), ("two", make_whole_state)):
+        state = emptied(make(100))
+        read = reader(DATA / release / kind / "step_7")
+        load(state, storage_reader=read, planner=planner() if planner else None, no_dist=True)
+        same(state, make())
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize(("kind", "make"), [("one", make_state), ("two", make_whole_state)])
+def test_a_manager_goes_on_from_it(
+    release: str, kind: str, make: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    root = Path(shutil.copytree(DATA / release / kind, tmp_path / "root"))
+    state = emptied(make(100))
+    with CheckpointManager(root.as_uri(), 1, chkpt_on_preemption=False) as manager:
+        restored = manager.restore_latest(state)
+        assert restored is not None
+        assert restored.step == 7
+        same(state, make())
+        manager.save(8, make(1))
+        manager.restore(8, state)
+    same(state, make(1))
+
+
+def test_ranks_load_the_parts_of_what_ranks_saved(launch: Callable[..., None], tmp_path: Path) -> None:
+    launch(SCRIPTS / "rank.py", 2, tmp_path, *(DATA / release / "two" / "step_7" for release in RELEASES))
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_its_torch_save_file_becomes_a_checkpoint(release: str, tmp_path: Path) -> None:
+    torch_save_to_checkpoint(DATA / release / "state.pt", tmp_path / "checkpoint")
+    state = emptied(make_state(100))
+    load(state, storage_reader=SafeFileSystemReader(tmp_path / "checkpoint"), no_dist=True)
+    same(state, make_state())
