@@ -223,12 +223,12 @@ class StoreRankGroup:
         An error of the store leaves as a PeerLostError, for the store is in rank 0.
         """
         try:
+            client: Store | None = getattr(self._clients, "store", None)
+            if client is None:
+                with STORE_CALLS.counted(alone=self._cloning):
+                    client = self._base.clone()  # type: ignore[attr-defined]  # torch's stub lacks it
+                self._clients.store = client
             with STORE_CALLS.counted():
-                client: Store | None = getattr(self._clients, "store", None)
-                if client is None:
-                    with self._cloning:
-                        client = self._base.clone()  # type: ignore[attr-defined]  # torch's stub lacks it
-                    self._clients.store = client
                 yield client
         except RuntimeError as error:
             if isinstance(error, StepkeeperError):
