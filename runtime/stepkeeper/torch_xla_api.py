@@ -10,6 +10,7 @@ from stepkeeper.manager_parts import ManagerParts
 from stepkeeper.policy.save import SavePolicy
 from stepkeeper.restore import list_steps, restore_step
 from stepkeeper.save.given_state import GivenState, check_given_state, check_target
+from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.training.calls import heeds_notices
 from stepkeeper.training.step_controller import validate_step
@@ -113,9 +114,10 @@ class TorchXlaApi:
             All ranks call this with the same arguments.
 
         """
-        if not self.save_async(step, state_dict, force, metrics=metrics):
+        in_flight = self._start_save(step, state_dict, force, metrics)
+        if in_flight is None:
             return False
-        self._parts.saver.await_commit()
+        self._parts.saver.await_commit(in_flight)
         self._parts.saver.await_upkeep()
         return True
 
@@ -153,6 +155,12 @@ class TorchXlaApi:
             All ranks call this with the same arguments.
 
         """
+        return self._start_save(step, state_dict, force, metrics) is not None
+
+    def _start_save(
+        self, step: int, state_dict: GivenState, force: bool, metrics: Mapping[str, object] | None
+    ) -> InFlight | None:
+        """Start the save of `step` if it is due; see `save_async`."""
         self._parts.shutdown.check_open()
         step = validate_step(step)
         check_given_state(state_dict)
@@ -161,9 +169,8 @@ class TorchXlaApi:
         request = SaveRequest(step=step, state=state_dict, metrics=metrics)
         self._parts.controller.on_step_finished(request)
         if not (self.should_save(step) or force):
-            return False
-        self._parts.controller.start_save(request)
-        return True
+            return None
+        return self._parts.controller.start_save(request)
 
     @heeds_notices
     def restore(

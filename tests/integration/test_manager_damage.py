@@ -54,7 +54,7 @@ def damage(path: Path, how: str) -> None:
         ("manifest.0.json", "flipped", 1),
         ("manifest.0.json", "cut", 1),
         ("manifest.0.json", "gone", 1),
-        # Only stock torch reads it: a restore needs nothing of it.
+        # Only stock torch reads it: a restore needs nothing of it, but the commit isn't proven to be whole.
         (".metadata", "flipped", 2),
         (".metadata", "cut", 2),
         (".metadata", "gone", 2),
@@ -77,8 +77,10 @@ def test_what_is_damaged_is_said_loudly_and_the_step_before_is_restored(
         assert torch.equal(torch.as_tensor(state["w"]), torch.full((3000,), float(step)))
         manager.save(3, state_at(3))
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
-    assert any(name in each for each in said) == (step == 1)
+    is_harmed = "stranger" not in how
+    assert any(name in each for each in said) == is_harmed
     commits = Log(open_store(root.as_uri())).open().commits.values()
+    assert [record.verified for record in commits if record.step == 2] == [not is_harmed]
     assert [record.step for record in commits if record.quarantined] == ([2] if step == 1 else [])
     assert folder.is_dir(), "what was condemned stays for people to look at"
 

@@ -22,7 +22,7 @@ from stepkeeper.errors import FencedError, StepkeeperError, StorageError
 from stepkeeper.log import Log
 from stepkeeper.log.tail import LOG_PREFIX
 from stepkeeper.retention.garbage import gc
-from stepkeeper.storage import direct, posix
+from stepkeeper.storage import direct, posix, posix_files
 from stepkeeper.storage.base import Buffer, Store
 from stepkeeper.storage.posix import PosixStore
 from stepkeeper.storage.posix_files import rename_no_replace
@@ -239,8 +239,12 @@ def test_a_folder_made_where_no_name_can_be_made_to_last_is_refused(
             raise PermissionError(errno.EACCES, "may be written to, but not read")
         return opens(path, *arguments)
 
+    def refused(folder: Path) -> None:
+        raise OSError(errno.ENOSYS, f"{folder.parent} may not be read")
+
     monkeypatch.setattr(os, "open", guarded)
-    with pytest.raises(StorageError, match="not read"):
+    monkeypatch.setattr(posix_files, "sync_file_system", refused)
+    with pytest.raises(StorageError, match="not be read"):
         PosixStore(tmp_path / ROOT).put_if_absent("log/0.json", b"x")
 
 

@@ -2,8 +2,16 @@
 
 from typing import Any
 
-from stepkeeper.contract import CA_FILE_NAME, SETTINGS_FILE_NAME, Endpoint, Interval, Retention, Settings
-from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper.contract import (
+    CA_FILE_NAME,
+    SETTINGS_FILE_NAME,
+    Best,
+    Endpoint,
+    Interval,
+    Retention,
+    Settings,
+)
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob, RetentionSpec
 from stepkeeper_operator.build.objects import job_labels, owner_reference
 from stepkeeper_operator.settings import OperatorSettings
 
@@ -29,6 +37,16 @@ def build_config_map(job: CheckpointedTrainingJob, settings: OperatorSettings, c
     }
 
 
+def _retention(spec: RetentionSpec) -> Retention:
+    best = spec.best
+    return Retention(
+        last=spec.last,
+        every_steps=spec.every_steps,
+        best=None if best is None else Best(metric=best.metric, mode=best.mode, count=best.count),
+        max_age_seconds=spec.max_age_seconds,
+    )
+
+
 def _settings(job: CheckpointedTrainingJob, settings: OperatorSettings) -> Settings:
     checkpoint = job.spec.checkpoint
     return Settings(
@@ -38,7 +56,7 @@ def _settings(job: CheckpointedTrainingJob, settings: OperatorSettings) -> Setti
             steps=checkpoint.interval.steps,
             seconds=checkpoint.interval.seconds,
         ),
-        retention=Retention(last=checkpoint.retention.last, every_steps=checkpoint.retention.every_steps),
+        retention=_retention(checkpoint.retention),
         on_disruption=checkpoint.on_disruption,
         total_steps=job.spec.total_steps,
         endpoint=Endpoint(

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final, final
 
+from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
 from stepkeeper.checkpoint.reread import read_if_present, read_until_good
 from stepkeeper.errors import BadBytes, ManifestError, TornCheckpointError
@@ -17,6 +18,7 @@ from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = [
     "BlockReader",
+    "check_metadata",
     "fetch_manifest",
     "prove_manifests",
     "read_manifest",
@@ -76,6 +78,20 @@ def read_manifest(
     """Read the manifest that `ref` names. Raises TornCheckpointError, StorageError."""
     data = fetch_manifest(store, folder, ref, patience=patience)
     return Manifest.from_json(data, f"{store.uri}/{folder}/{ref.path}")
+
+
+def check_metadata(store: Store, commit: CommitRecord, *, patience: Patience = DEFAULT_PATIENCE) -> None:
+    """Check that `.metadata`, by which stock readers go and restores don't, is what was written.
+
+    Raises:
+        TornCheckpointError: It isn't.
+        StorageError: The store gave no answer.
+
+    """
+    first = read_manifest(store, commit.folder, commit.manifest, patience=patience)
+    sizes_bytes = [record.size_bytes for record in first.objects if record.path == METADATA_NAME]
+    for size_bytes in sizes_bytes:
+        BlockReader(store, (first,), patience=patience).read_verified(METADATA_NAME, 0, size_bytes)
 
 
 def _other_refs(first: Manifest, where: str) -> Iterator[ManifestRef]:

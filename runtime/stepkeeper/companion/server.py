@@ -1,7 +1,6 @@
 """Answer the trainer's requests in the companion process, and do what can wait between them."""
 
 import contextlib
-import errno
 import os
 import queue
 import sys
@@ -31,6 +30,7 @@ from stepkeeper.contract.wire import decode, encode
 from stepkeeper.error_codec import encode_error
 from stepkeeper.errors import CompanionError
 from stepkeeper.loggers import identify
+from stepkeeper.storage.base import is_full
 from stepkeeper.storage.moved import moved
 
 __all__ = ["Server"]
@@ -41,8 +41,6 @@ _OF_A_SAVE: Final = (Kind.STAGE, Kind.UPLOAD, Kind.WRITE, Kind.COMMIT, Kind.VOID
 """Requests that go before the work after earlier commits. All others wait for that work: a restore must not choose
 a commit that the work is about to delete.
 """
-
-_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 _COUNTER_PLACES: Final = {Kind.WRITE: 1, Kind.STAGE: 1, Kind.UPLOAD: 0}
 """By request, which of the file descriptors that come along is the memory for the count of moved bytes."""
@@ -159,10 +157,8 @@ class Server:
             True if it is postponed, False if its error is the answer.
 
         """
-        cause = error.__cause__
-        is_full = isinstance(cause, OSError) and cause.errno in _NO_ROOM
         if (
-            not is_full
+            not is_full(error)
             or packet.message["kind"] not in (Kind.WRITE, Kind.UPLOAD)
             or packet is self._postponed
         ):

@@ -28,6 +28,8 @@ from stepkeeper.contract.report import (
     SlowestRank,
 )
 from stepkeeper.contract.settings import (
+    Best,
+    BestMode,
     Endpoint,
     Interval,
     IntervalType,
@@ -49,6 +51,8 @@ __all__ = [
     "SETTINGS_FOLDER",
     "TERMINATION_FILE",
     "TOKEN_FILE",
+    "Best",
+    "BestMode",
     "Cause",
     "ContractError",
     "Directive",

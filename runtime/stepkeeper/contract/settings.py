@@ -9,7 +9,16 @@ from typing import Self
 
 from stepkeeper.contract.wire import ContractError, decode_json, encode_json
 
-__all__ = ["Endpoint", "Interval", "IntervalType", "OnDisruption", "Retention", "Settings"]
+__all__ = [
+    "Best",
+    "BestMode",
+    "Endpoint",
+    "Interval",
+    "IntervalType",
+    "OnDisruption",
+    "Retention",
+    "Settings",
+]
 
 
 class IntervalType(StrEnum):
@@ -51,6 +60,25 @@ class Interval:
             raise ContractError("interval needs steps or seconds")
 
 
+class BestMode(StrEnum):
+    """The values of a metric that are best."""
+
+    MIN = "Min"
+    """The least, as of a loss."""
+
+    MAX = "Max"
+    """The greatest, as of an accuracy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The commits that are best by a metric."""
+
+    metric: str
+    mode: BestMode
+    count: int = 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
     """The commits that are kept."""
@@ -60,6 +88,12 @@ class Retention:
 
     every_steps: int | None = None
     """Commits whose step is a multiple of this are kept in addition."""
+
+    best: Best | None = None
+    """Commits that are kept in addition."""
+
+    max_age_seconds: int | None = None
+    """Commits that are at most this much older than the newest are kept in addition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

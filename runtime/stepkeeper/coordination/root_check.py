@@ -17,13 +17,17 @@ from stepkeeper.errors import (
     TransientStorageError,
     UnsharedRootError,
 )
+from stepkeeper.log import Log
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.log.tail import find_tail
-from stepkeeper.storage.base import PROBE_PREFIX, Store
+from stepkeeper.loggers import logger
+from stepkeeper.retention.garbage import gc
+from stepkeeper.storage.base import PROBE_PREFIX, Store, is_full
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = ["Collectives", "RootProof", "prove_shared"]
 
+_log: Final = logger(__name__)
 _NAMED_HOSTS: Final = 8
 _MEET_S: Final = 3600.0
 _SLACK_S: Final = 300.0
@@ -132,7 +136,7 @@ def _try_proof(store: Store, ranks: Collectives, name: str, own: str, patience: 
     placed: dict[str, Any] | None = None
     if ranks.rank == 0:
         try:
-            placed = {"path": _place_probe(store, patience), "host": own}
+            placed = {"path": _place_probe_with_room(store, patience), "host": own}
         except StepkeeperError as error:
             placed = {"error": encode_error(error)}
     placed = ranks.broadcast(f"{name}/placed", placed, _MEET_S)
@@ -145,6 +149,28 @@ def _try_proof(store: Store, ranks: Collectives, name: str, own: str, patience: 
     if ranks.rank == 0:
         verdict = _clean_up(store, path, patience, [decode(_Finding, each) for each in findings], own)
     return ranks.broadcast(f"{name}/verdict", verdict, timeout_s)
+
+
+def _place_probe_with_room(store: Store, patience: Patience) -> str:
+    """Call `_place_probe`. On a full disk, delete first what no commit needs, since no claim can be made there."""
+    try:
+        return _place_probe(store, patience)
+    except StorageError as error:
+        if not is_full(error):
+            raise
+        report = gc(Log(store, patience=patience), store, patience=patience)
+        freed = sum(each.size_bytes for each in report.collected)
+        _log.warning("%s: no space is left; %d bytes were deleted that no commit needs", store.uri, freed)
+    try:
+        return _place_probe(store, patience)
+    except StorageError as error:
+        if not is_full(error):
+            raise
+        raise StorageError(
+            f"{error}. Not even an entry of the log has room there. What was left behind before the last start is "
+            "deleted already. Make room for a few kilobytes by hand: the first save of the next start then deletes "
+            f"what the last start left behind; or, once it has begun, `stepkeeper gc {store.uri}` does"
+        ) from error
 
 
 def _place_probe(store: Store, patience: Patience) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from stepkeeper.contract import Retention
+from stepkeeper.contract import BestMode, Retention
 
 __all__ = [
     "AnyOf",
@@ -224,9 +224,14 @@ class AnyOf:
 def from_retention(retention: Retention) -> KeepPolicy:
     """Return the policy that a job's settings ask for."""
     last = LastN(max(retention.last, 1))
-    if not retention.every_steps:
-        return last
-    return AnyOf((last, EveryNSteps(retention.every_steps)))
+    also: list[KeepPolicy] = []
+    if retention.every_steps:
+        also.append(EveryNSteps(retention.every_steps))
+    if (best := retention.best) is not None:
+        also.append(BestN(best.count, best.metric, "min" if best.mode is BestMode.MIN else "max"))
+    if retention.max_age_seconds:
+        also.append(MaxAge(retention.max_age_seconds))
+    return AnyOf((last, *also)) if also else last
 
 
 def from_max_to_keep(max_to_keep: int, keep: KeepPolicy | None) -> KeepPolicy | None:

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
+from stepkeeper.checkpoint.reading import check_metadata
 from stepkeeper.companion.messages import ClaimedRoot, Kind, QuarantineRequest, VerifiedNotice
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.errors import RestoreError
+from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.log import CommitRecord, ForeignBase
 from stepkeeper.log.foreign_steps import ForeignRecord, Restorable, find_steps, name_record
 from stepkeeper.loggers import logger
@@ -114,11 +115,26 @@ class LatestRestore:
     def _note_restored(self, commit: Restorable) -> Restorable:
         """Write into the log that all ranks have read the commit whole, unless part of it came from local disks."""
         # Copies on local disks prove nothing about what the root holds.
-        if isinstance(commit, CommitRecord) and not self._restorer.used_cache:
+        if isinstance(commit, CommitRecord) and not self._restorer.used_cache and self._is_readable(commit):
             self._companion.ensure_process().send_request(
                 Kind.VERIFIED, encode(VerifiedNotice(commit=commit.slot))
             )
         return commit
+
+    def _is_readable(self, commit: CommitRecord) -> bool:
+        """Tell whether stock readers can load the commit too, and log it if they can't. All else of it was read."""
+        try:
+            check_metadata(self._restorer.store, commit)
+        except TornCheckpointError as error:
+            _log.error(
+                "%s is restored, all of it, but stock torch can't load it: %s. It isn't noted as verified, so the one "
+                "before it is kept until another save",
+                name_record(commit),
+                error,
+                extra={"step": commit.step},
+            )
+            return False
+        return True
 
     def _restorable(self, base: CommitRecord | ForeignBase | None) -> Restorable | None:
         """Convert what HEAD means into a record that can be loaded.

@@ -1,5 +1,6 @@
 """Start and await the saves of this process, and judge their failures, for the train thread."""
 
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -66,6 +67,9 @@ class Saver:
         self._own_commit: CommitRecord | None = None
         self._error: str | None = None
         self._newest_save: InFlight | None = None
+        self._starting = threading.Lock()
+        """Held while a save is started: one after the other, whichever threads they come from."""
+
         self._upkeep = UpkeepWait(rank_group, self._waits)
         self._pipeline = SavePipeline(
             companion,
@@ -155,7 +159,8 @@ class Saver:
 
         Ranks: all ranks call this.
         """
-        self._pipeline.prepare(state)
+        with self._starting:
+            self._pipeline.prepare(state)
 
     @property
     def state_watch(self) -> StateWatch:
@@ -177,11 +182,12 @@ class Saver:
 
         """
         clock = SaveClock()
-        left_s = self._prove_root(timeout_s)
-        save = self._newest_save = self._pipeline.start_save(request, left_s, clock=clock)
-        self._progress.set_in_flight(request.step)
-        if save.ended:
-            self._progress.set_in_flight(None)
+        with self._starting:
+            left_s = self._prove_root(timeout_s)
+            save = self._newest_save = self._pipeline.start_save(request, left_s, clock=clock)
+            self._progress.set_in_flight(request.step)
+            if save.ended:
+                self._progress.set_in_flight(None)
         return save
 
     def _prove_root(self, timeout_s: float | None) -> float | None:
@@ -236,8 +242,8 @@ class Saver:
             )
             return False
 
-    def await_commit(self) -> None:
-        """Wait until the newest save is committed.
+    def await_commit(self, save: InFlight) -> None:
+        """Wait until `save` is committed.
 
         Ranks: all ranks call this.
 
@@ -246,9 +252,8 @@ class Saver:
                 root or of another rank.
 
         """
-        assert self._newest_save is not None
         try:
-            self._newest_save.result()
+            save.result()
         except Exception as error:
             self._pipeline.failures.forget_failure(error)
             raise

@@ -1,5 +1,6 @@
 """Define what the log and the checkpoints need of a store, and nothing more."""
 
+import errno
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ __all__ = [
     "UnfinishedPut",
     "UnfinishedPutStore",
     "check_path",
+    "is_full",
     "joined_size_bytes",
 ]
 
@@ -33,6 +35,7 @@ Their names have the slot that was the log's next one before the proof. After a 
 not needed.
 """
 
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 _SEGMENT: Final = re.compile(r"[A-Za-z0-9_.=-]+")
 
 
@@ -168,6 +171,12 @@ def check_path(path: str) -> str:
     ):
         raise ValueError(f"{path!r} is no object path: segments of [A-Za-z0-9_.=-], '/' between, not '..'")
     return path
+
+
+def is_full(error: BaseException) -> bool:
+    """Tell whether a store refused for lack of room."""
+    cause = error.__cause__
+    return any(isinstance(each, OSError) and each.errno in _NO_ROOM for each in (error, cause))
 
 
 def joined_size_bytes(parts: Sequence[Buffer]) -> int:

@@ -1,9 +1,10 @@
 """Open the store that a URI names."""
 
+import os
 import re
 from pathlib import Path, PurePosixPath
 from typing import Final
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from stepkeeper.errors import BadUriError
 from stepkeeper.storage.base import Store
@@ -84,7 +85,8 @@ def _open_file(uri: str, parts: SplitResult) -> PosixStore:
         raise BadUriError(
             f"{uri!r} names a host ({parts.netloc!r}); for a folder write three slashes: 'file:///{parts.netloc}{parts.path}'"
         )
-    path = Path(unquote(parts.path))
+    # Names that aren't UTF-8 stand percent-encoded in a URI, byte by byte.
+    path = Path(os.fsdecode(unquote_to_bytes(os.fsencode(parts.path))))
     if not path.is_absolute() or ".." in path.parts or path == Path("/"):
         raise BadUriError(f"{uri!r}: a folder's URI is 'file:///' and its absolute path, without '..'")
     bucket = gcsfuse_uri(read_mountinfo(), PurePosixPath(path.resolve()))

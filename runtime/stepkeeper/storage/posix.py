@@ -19,8 +19,10 @@ from stepkeeper.storage.posix_files import (
     describe,
     make_folder_beside_deletions,
     read_range,
+    refresh_folder,
     rename_no_replace,
     sync_above,
+    sync_file_system,
     sync_folder,
     walk,
     write_all,
@@ -82,11 +84,15 @@ class PosixStore:
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         target = self._root / check_path(path)
         with self._translated(target):
-            try:
-                with target.open("rb", buffering=0) as file:
+            for refreshed in (False, True):
+                if refreshed:
+                    refresh_folder(target.parent)
+                with (
+                    contextlib.suppress(FileNotFoundError, NotADirectoryError),
+                    target.open("rb", buffering=0) as file,
+                ):
                     return read_range(file.fileno(), offset, length)
-            except (FileNotFoundError, NotADirectoryError):
-                raise MissingObjectError(f"{target} does not exist") from None
+            raise MissingObjectError(f"{target} does not exist")
 
     def list(self, prefix: str) -> list[ObjectStat]:
         return list(self._listed(prefix, ""))
@@ -98,6 +104,7 @@ class PosixStore:
         """Yield the objects of that prefix from `start` on, in order. What isn't asked for isn't looked at."""
         folder = prefix.rpartition("/")[0]
         with self._translated(self._root / folder):
+            refresh_folder(self._root / folder)
             found = walk(self._root / folder, f"{folder}/" if folder else "")
             chosen = [each for each in found if each[0] >= start and each[0].startswith(prefix)]
             for path, entry in sorted(chosen, key=operator.itemgetter(0)):
@@ -195,8 +202,14 @@ class PosixStore:
 
     def _sync_folders(self, folder: Path) -> None:
         """Make the entries of every folder from `folder` to the root, and the root's own, outlive a power cut."""
-        for each in (*self._folders(folder), self._root.parent):
+        for each in self._folders(folder):
             sync_folder(each)
+        try:
+            sync_folder(self._root.parent)
+        except PermissionError:
+            # The root can't vanish from it later: once is enough.
+            if not self._above_synced:
+                sync_file_system(self._root)
         if not self._above_synced:
             sync_above(self._root.parent)
             self._above_synced = True
@@ -210,4 +223,6 @@ class PosixStore:
             raise
         except OSError as error:
             kind = TransientStorageError if error.errno in _TRANSIENT else StorageError
-            raise (always or kind)(error.errno, f"{target}: {error.strerror or error}") from error
+            refused = error.filename
+            where = f" ({refused})" if isinstance(refused, Path | str) and Path(refused) != target else ""
+            raise (always or kind)(error.errno, f"{target}: {error.strerror or error}{where}") from error

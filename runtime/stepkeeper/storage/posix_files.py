@@ -3,7 +3,8 @@
 import ctypes
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +19,10 @@ __all__ = [
     "describe",
     "make_folder_beside_deletions",
     "read_range",
+    "refresh_folder",
     "rename_no_replace",
     "sync_above",
+    "sync_file_system",
     "sync_folder",
     "walk",
     "write_all",
@@ -32,6 +35,9 @@ _SILLY_RENAMED: Final = ".nfs"
 
 _AT_FDCWD: Final = -100
 _RENAME_NOREPLACE: Final = 1
+_AT_STATX_FORCE_SYNC: Final = 0x2000
+_STATX_BASIC_STATS: Final = 0x7FF
+_STATX_BYTES: Final = 256
 _MAX_PARTS: Final = 512
 """The most buffers in one writev; IOV_MAX is 1024 on Linux."""
 
@@ -55,7 +61,7 @@ def make_folder(folder: Path) -> None:
         return
     make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
-    sync_folder(folder.parent)
+    sync_entry(folder)
 
 
 def sync_above(folder: Path) -> None:
@@ -106,6 +112,47 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_entry(folder: Path) -> None:
+    """Make the folder's own entry outlive a power cut.
+
+    Where the folder above may not be read, it can't be synced alone: the whole file system is.
+    """
+    try:
+        sync_folder(folder.parent)
+    except PermissionError:
+        sync_file_system(folder)
+
+
+def sync_file_system(folder: Path) -> None:
+    """Make all that was written to the folder's file system outlive a power cut. It may take long."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(
+                number, f"{os.strerror(number)} (of its file system, as {folder.parent} may not be read)"
+            )
+    finally:
+        os.close(descriptor)
+
+
+def refresh_folder(folder: Path) -> None:
+    """Ask a network file system's server whether the folder has changed.
+
+    An NFS client answers for a minute by what it has seen: by a listing, and by names that weren't there.
+    """
+    if (statx := _find_statx()) is not None:
+        found = ctypes.create_string_buffer(_STATX_BYTES)
+        # A folder that isn't there has nothing to forget.
+        statx(_AT_FDCWD, os.fsencode(folder), _AT_STATX_FORCE_SYNC, _STATX_BASIC_STATS, found)
+
+
+@cache
+def _find_statx() -> Callable[..., int] | None:
+    found: Callable[..., int] | None = getattr(ctypes.CDLL(None), "statx", None)
+    return found
 
 
 def write_all(descriptor: int, parts: Sequence[Buffer]) -> None:

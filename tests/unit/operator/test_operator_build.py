@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stepkeeper.contract import Identity, Settings
+from stepkeeper.contract import Best, BestMode, Identity, Retention, Settings
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.build import build_config_map, build_jobset, template_hash
 from stepkeeper_operator.settings import OperatorSettings
@@ -128,13 +128,23 @@ def test_the_settings_are_what_the_runtime_reads() -> None:
     checkpoint = {
         "uri": "gs://bucket/x",
         "interval": {"steps": 5, "seconds": 60},
-        "retention": {"last": 2, "everySteps": 1000},
+        "retention": {
+            "last": 2,
+            "everySteps": 1000,
+            "best": {"metric": "loss", "mode": "Min", "count": 4},
+            "maxAgeSeconds": 3600,
+        },
         "onDisruption": "Skip",
     }
     manifest = build_config_map(job(checkpoint=checkpoint), OperatorSettings(), "PEM")
     settings = Settings.from_json(manifest["data"]["settings.json"])
     assert (settings.uri, settings.interval.steps, settings.interval.seconds) == ("gs://bucket/x", 5, 60)
-    assert (settings.retention.last, settings.retention.every_steps) == (2, 1000)
+    assert settings.retention == Retention(
+        last=2,
+        every_steps=1000,
+        best=Best(metric="loss", mode=BestMode.MIN, count=4),
+        max_age_seconds=3600,
+    )
     assert (settings.on_disruption.value, settings.total_steps) == ("Skip", 1000)
     assert settings.endpoint is not None
     url = "https://stepkeeper-operator.stepkeeper-system.svc:8443/v1/namespaces/default/jobs/lm/report"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from stepkeeper.contract import Retention
+from stepkeeper.contract import Best, BestMode, Retention
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.policy.keep import (
     AnyOf,
@@ -110,6 +110,9 @@ def test_settings_become_policies() -> None:
     assert from_retention(Retention()) == LastN(3)
     assert from_retention(Retention(last=0)) == LastN(1)
     assert from_retention(Retention(last=2, every_steps=500)) == AnyOf((LastN(2), EveryNSteps(500)))
+    for mode, kept in ((BestMode.MIN, "min"), (BestMode.MAX, "max")):
+        retention = Retention(best=Best(metric="loss", mode=mode, count=2), max_age_seconds=60)
+        assert from_retention(retention) == AnyOf((LastN(3), BestN(2, "loss", kept), MaxAge(60)))
 
 
 @pytest.mark.parametrize(

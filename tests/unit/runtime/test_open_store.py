@@ -1,5 +1,6 @@
 """URIs: what names a store, and what is said about the rest."""
 
+import os
 import random
 import sys
 from pathlib import Path
@@ -17,6 +18,15 @@ def test_a_folder(tmp_path: Path) -> None:
     store.write("1/x", [b"1"])
     assert (tmp_path / "my run" / "1" / "x").read_bytes() == b"1"
     assert store.uri == f"{tmp_path.as_uri()}/my%20run"
+
+
+def test_a_folder_whose_name_is_no_utf_8(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"r\xfcn")
+    store = open_store(folder.as_uri())
+    store.write("1/x", [b"1"])
+    assert [os.fsencode(each.name) for each in tmp_path.iterdir()] == [b"r\xfcn"]
+    assert open_store(store.uri).read("1/x") == b"1"
+    assert open_store(f"file://{tmp_path}/grün").uri == (tmp_path / "grün").as_uri()
 
 
 def test_memory_of_one_name_is_shared() -> None:

@@ -1,5 +1,6 @@
 """The proof before a claim: ranks as threads, stores as hosts see them, and a clock that nobody waits for."""
 
+import errno
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ import pytest
 from store_parts.behind import Behind
 from typing_extensions import override
 
+from stepkeeper.checkpoint.manifest import checkpoint_folder
 from stepkeeper.coordination.root_check import RootProof, prove_shared
 from stepkeeper.errors import (
     MissingObjectError,
@@ -230,6 +232,44 @@ def test_who_may_not_write_is_told_so_in_all_ranks() -> None:
     fault = failing("put_if_absent", lambda: StorageError("not allowed"))
     raised = outcomes([MemoryStore(hook=fault), MemoryStore()])
     assert [str(error) for error in raised] == ["not allowed"] * 2
+
+
+def leave_garbage(bucket: MemoryBucket) -> str:
+    """Leave a save of the start before the last one, which no commit names."""
+    store = MemoryStore(bucket)
+    path = f"{checkpoint_folder(20, Log(store).begin().slot, 'a' * 32)}/__0_0.distcp"
+    store.write(path, [b"data"])
+    Log(store).begin()
+    return path
+
+
+def full_while(bucket: MemoryBucket, path: str) -> Callable[[str, str, str], None]:
+    def refuse(moment: str, operation: str, _path: str) -> None:
+        if (moment, operation) == ("before", "put_if_absent") and path in bucket.objects:
+            raise StorageError(errno.ENOSPC, "no space left on device")
+
+    return refuse
+
+
+def test_on_a_full_disk_what_nobody_needs_is_deleted_first() -> None:
+    bucket = MemoryBucket()
+    path = leave_garbage(bucket)
+    stores = [MemoryStore(bucket, hook=full_while(bucket, path)), MemoryStore(bucket)]
+    assert outcomes(stores) == [None, None]
+    assert path not in bucket.objects
+
+
+def test_where_that_is_not_enough_all_ranks_are_told_what_is() -> None:
+    bucket = MemoryBucket()
+    garbage = leave_garbage(bucket)
+    bucket.objects["7/1-" + "b" * 32 + "/__0_0.distcp"] = b"the last start may yet commit it"
+    kept = next(path for path in bucket.objects if path.startswith("7/"))
+    raised = outcomes([MemoryStore(bucket, hook=full_while(bucket, kept)), MemoryStore(bucket)])
+    for error in raised:
+        assert type(error) is StorageError
+        assert "no space left" in str(error)
+        assert "`stepkeeper gc memory://`" in str(error)
+    assert (garbage in bucket.objects, kept in bucket.objects) == (False, True)
 
 
 def test_a_rank_that_may_not_read_is_named() -> None:

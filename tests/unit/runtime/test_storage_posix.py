@@ -3,13 +3,15 @@
 import ctypes
 import errno
 import os
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from stepkeeper.errors import StorageError, TransientStorageError
-from stepkeeper.storage import posix_files
+from stepkeeper.storage import posix, posix_files
 from stepkeeper.storage.base import UnfinishedPut
 from stepkeeper.storage.posix import PosixStore
 from stepkeeper.storage.retry import Patience
@@ -87,6 +89,77 @@ def test_folders_above_that_may_not_be_read_are_left_alone(
     root.mkdir(parents=True)
     monkeypatch.setattr(os, "open", guarded)
     assert store.put_if_absent("log/0.json", b"x")
+
+
+@contextmanager
+def below_a_hidden_folder() -> Iterator[Path]:
+    """Yield a root in a folder that this user, who isn't root, may write to and enter, but not list."""
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as name:
+        outer, hidden = Path(name), Path(name) / "hidden"
+        hidden.mkdir()
+        outer.chmod(0o755)
+        try:
+            if user == 0:
+                os.chown(hidden, 65534, -1)
+                os.seteuid(65534)
+            hidden.chmod(0o311)
+            yield hidden / "alice"
+        finally:
+            os.seteuid(user)
+            hidden.chmod(0o755)
+
+
+def test_a_root_below_a_folder_that_may_not_be_listed_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    sync, all_synced = posix_files.sync_file_system, []
+
+    def recorded(folder: Path) -> None:
+        all_synced.append(folder.name)
+        sync(folder)
+
+    for module in (posix, posix_files):
+        monkeypatch.setattr(module, "sync_file_system", recorded)
+    with below_a_hidden_folder() as root:
+        for run in (root, root / "run"):
+            store = PosixStore(run)
+            assert store.put_if_absent("log/0.json", b"x")
+            assert store.put_if_absent("log/1.json", b"x")
+            assert not store.put_if_absent("log/1.json", b"y")
+            assert [stat.path for stat in store.list("")][:2] == ["log/0.json", "log/1.json"]
+    assert all_synced == ["alice", "alice"], (
+        "when the root is made, and by whoever puts first; not at each put"
+    )
+
+
+def test_a_folder_that_refuses_is_named() -> None:
+    with below_a_hidden_folder() as root:
+        root.mkdir()
+        root.chmod(0o111)
+        with pytest.raises(StorageError, match=r"alice/run/log/.*: Permission denied \(.*/alice/run\)"):
+            PosixStore(root / "run").put_if_absent("log/0.json", b"x")
+        root.chmod(0o755)
+
+
+def test_what_another_host_has_just_made_is_looked_for_at_the_server(
+    store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An NFS client answers by names and listings that it has seen, until it is told to ask again."""
+    (root / "log").mkdir(parents=True)
+    asked: list[Path] = []
+
+    def shown(folder: Path) -> None:
+        asked.append(folder)
+        (folder / f"{len(asked)}.json").write_bytes(b"x")
+
+    monkeypatch.setattr(posix, "refresh_folder", shown)
+    assert store.read("log/1.json") == b"x"
+    assert [stat.path for stat in store.list("log/")] == ["log/1.json", "log/2.json"]
+    assert asked == [root / "log"] * 2
+
+
+def test_a_folder_is_refreshed_whether_it_is_there_or_not(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "none"):
+        posix_files.refresh_folder(folder)
 
 
 def test_a_put_that_lost_syncs_the_winners_folder(store: PosixStore, root: Path, synced: list[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from stepkeeper.contract import IntervalType, OnDisruption
+from stepkeeper.contract import BestMode, IntervalType, OnDisruption
 from stepkeeper_operator.api.accelerators import Accelerator, choose_chips_per_host, count_chips, count_hosts
 from stepkeeper_operator.api.base import SET, ApiModel, SpecPart
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
@@ -23,6 +23,7 @@ __all__ = [
     "SINGULAR",
     "VERSION",
     "BackoffSpec",
+    "BestSpec",
     "CheckpointSpec",
     "CheckpointedTrainingJob",
     "HostsPlacement",
@@ -146,6 +147,19 @@ class IntervalSpec(SpecPart):
     since the last save."""
 
 
+class BestSpec(SpecPart):
+    """The commits that are best by a metric that the training reports. Commits without the metric are kept, too."""
+
+    metric: Annotated[str, Field(min_length=1, max_length=63)]
+    """Name of the metric, as the training reports it."""
+
+    mode: BestMode
+    """Min if the least value is best, as of a loss; Max if the greatest is, as of an accuracy."""
+
+    count: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Number of commits."""
+
+
 class RetentionSpec(SpecPart):
     """The checkpoints that are kept. The newest commit is never deleted."""
 
@@ -154,6 +168,12 @@ class RetentionSpec(SpecPart):
 
     every_steps: Steps | None = None
     """Keep, in addition, the commits whose step is a multiple of this."""
+
+    best: BestSpec | None = None
+    """Keep, in addition, the commits that are best by a metric."""
+
+    max_age_seconds: Annotated[int, Field(ge=1, le=315_360_000)] | None = None
+    """Keep, in addition, the commits that are at most this much older than the newest."""
 
 
 class CheckpointSpec(SpecPart):
