@@ -10,7 +10,7 @@ NEWEST := .venv-newest
 NEWEST_STAMP := $(NEWEST)/.stepkeeper-setup
 NAME ?= dev
 # One worker has the cluster, and waits for it most of the time; the other has the rest.
-WORKERS ?= -n 2 --dist loadgroup --no-loadscope-reorder
+WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
 # What touches torch. The tests of the operator, the cluster and the tools don't.
 NEWEST_TESTS := $(addprefix tests/unit/,cli contract planners runtime runtime_process) tests/contract \
 	$(addprefix tests/integration/test_,accelerator.py dcp_storage.py formats_ranks.py storage_stock_dcp.py torch_releases.py) \

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from fork_server import TORCH, ForkServer
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 # No example is timed: this machine may stop any of them for a while.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
-ROOT = Path(__file__).parent
+CLUSTER = "tests/e2e/"
 
 
 def pytest_configure() -> None:
@@ -24,21 +26,20 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)
+class WholeFiles(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
+    """Give each of several pytest workers whole files, and one of them all files that share the cluster."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return CLUSTER if nodeid.startswith(CLUSTER) else nodeid.partition("::")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> WholeFiles:
+    return WholeFiles(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each of several pytest workers whole files, and all that share the cluster to one of them, as its first.
-
-    What needs processes with torch_xla is marked as such.
-    """
-    items.sort(key=lambda item: not _is_on_cluster(item))
-    for item in items:
-        if "devices_server" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xla)
-        item.add_marker(pytest.mark.xdist_group("cluster" if _is_on_cluster(item) else str(item.path)))
-
-
-def _is_on_cluster(item: pytest.Item) -> bool:
-    return item.path.is_relative_to(ROOT / "e2e")
+    """Begin with the cluster: whoever has it waits for it most of the time."""
+    items.sort(key=lambda item: not item.nodeid.startswith(CLUSTER))
 
 
 @pytest.fixture(scope="session")
