@@ -38,6 +38,7 @@ _ANY_SIZE: Final = (("grpc.max_send_message_length", -1), ("grpc.max_receive_mes
 """A list has the startup script of each of its nodes."""
 
 _TIMEOUT_S: Final = 30.0
+_GET_TIMEOUT_S: Final = 10.0
 _PAGE_SIZE: Final = 500
 _VERSIONS: Final[dict[ApiVersion, Any]] = {ApiVersion.V2: tpu_v2, ApiVersion.V2ALPHA1: tpu_v2alpha1}
 
@@ -90,14 +91,14 @@ class GoogleCloudTPU:
         """Read one queued resource. Return None if there is none."""
         client, types = await self._connect(version)
         request = types.GetQueuedResourceRequest(name=f"{place.parent}/queuedResources/{queued_resource_id}")
-        answer = await _get(client.get_queued_resource(request, retry=None, timeout=_TIMEOUT_S))
+        answer = await _get(client.get_queued_resource(request, retry=None, timeout=_GET_TIMEOUT_S))
         return None if answer is None else read_queued_resource(type(answer).pb(answer))
 
     async def get_node(self, place: Place, node_id: str, version: ApiVersion) -> CloudNode | None:
         """Read one node. Return None if there is none."""
         client, types = await self._connect(version)
         request = types.GetNodeRequest(name=f"{place.parent}/nodes/{node_id}")
-        answer = await _get(client.get_node(request, retry=None, timeout=_TIMEOUT_S))
+        answer = await _get(client.get_node(request, retry=None, timeout=_GET_TIMEOUT_S))
         return None if answer is None else read_node(type(answer).pb(answer), version)
 
     async def create_queued_resource(self, request: CloudRequest) -> str:
@@ -128,7 +129,7 @@ class GoogleCloudTPU:
         """Look at an operation. Return None if the API has forgotten it."""
         client, _ = await self._connect(version)
         request = operations_pb2.GetOperationRequest(name=name)
-        answer = await _get(client.get_operation(request, retry=None, timeout=_TIMEOUT_S))
+        answer = await _get(client.get_operation(request, retry=None, timeout=_GET_TIMEOUT_S))
         if answer is None:
             return None
         failed = answer.done and answer.WhichOneof("result") == "error"
