@@ -242,6 +242,7 @@ def test_cloud_tpu_is_told_to_the_operator(helm: str, with_cloud: dict[str, dict
         f"{prefix}INSECURE": "false",
         f"{prefix}POLL_S": "10",
         f"{prefix}IDLE_POLL_S": "60",
+        f"{prefix}QUOTA_RETRY_S": "300",
     }
     values = "cloudTPU.endpoint=10.0.0.1:8470,cloudTPU.insecure=true,cloudTPU.pollSeconds=1"
     env = env_of(by_name(render(helm, *CLOUD_TPU, "--set", values)))
