@@ -28,12 +28,13 @@ BUSY = (503, {"error": "temporarily_unavailable"})
 
 
 class TokenEndpoint:
-    """A token endpoint whose answers a test chooses."""
+    """A token endpoint, and a metadata server, whose answers a test chooses."""
 
     def __init__(self) -> None:
         self.answer: tuple[int, dict[str, Any]] = REFUSED
         self.subject_tokens: list[str] = []
         self.url = ""
+        self.metadata_status = 404
 
     def grant(self, token: str, *, lifetime_s: int = 3600) -> None:
         self.answer = (200, {"access_token": token, "expires_in": lifetime_s, "token_type": "Bearer"})
@@ -44,12 +45,17 @@ class TokenEndpoint:
         status, body = self.answer
         return web.json_response(body, status=status)
 
+    async def reply_as_metadata_server(self, request: web.Request) -> web.Response:
+        status = self.metadata_status if "service-accounts" in request.path else 200
+        return web.Response(status=status, text="a-project", headers={"Metadata-Flavor": "Google"})
+
 
 @pytest.fixture
 async def endpoint() -> AsyncIterator[TokenEndpoint]:
     tokens = TokenEndpoint()
     app = web.Application()
     app.router.add_post("/token", tokens.reply)
+    app.router.add_get("/{path:.*}", tokens.reply_as_metadata_server)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -197,16 +203,48 @@ async def test_the_object_says_why_there_is_no_token_and_what_its_deletion_waits
 _PROGRAM = """
 import asyncio, sys
 from stepkeeper_operator.cloud_tpu.client import GoogleCloudTPU
-from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, Place
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudTPUError, Place
 
 async def main():
     client = GoogleCloudTPU(endpoint=sys.argv[1], insecure=False)
-    for version in ApiVersion:
-        print(len(await client.list_nodes(Place(project="a-project", zone="us-west4-a"), version)))
+    try:
+        for version in ApiVersion:
+            print(len(await client.list_nodes(Place(project="a-project", zone="us-west4-a"), version)))
+    except CloudTPUError as error:
+        print(error.kind, error)
     await client.close()
 
 asyncio.run(main())
 """
+
+
+async def run_program(address: str, **variables: str) -> str:
+    """List nodes in a process of its own: some variables are read once in a process."""
+    program = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        _PROGRAM,
+        address,
+        env={**os.environ, **variables},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await program.communicate()
+    assert program.returncode == 0
+    return said.decode()
+
+
+@pytest.mark.parametrize("status", [403, 404])
+async def test_a_metadata_server_that_refuses_a_token_is_lasting(
+    endpoint: TokenEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    endpoint.metadata_status = status
+    host = endpoint.url.split("/")[2]
+    config = {"HOME": str(tmp_path), "CLOUDSDK_CONFIG": str(tmp_path)}
+    said = await run_program(NOWHERE, GCE_METADATA_HOST=host, GCE_METADATA_IP=host, **config)
+    assert said.startswith("Credentials UNAUTHENTICATED")
+    assert "service-accounts/default" in said
+    assert f"Status: {status}" in said
 
 
 class Doorkeeper(aio.ServerInterceptor):  # type: ignore[misc]  # gRPC ships no types
@@ -233,17 +271,8 @@ async def test_requests_carry_the_token_to_a_server_with_tls(
     pair = (tls.serving.key_pem, tls.serving.certificate_pem)
     port = server.add_secure_port("127.0.0.1:0", ssl_server_credentials([pair]))
     await server.start()
-    # gRPC reads its roots once in a process.
-    program = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        _PROGRAM,
-        f"localhost:{port}",
-        env={**os.environ, "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(roots)},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    said, _ = await program.communicate()
+    said = await run_program(f"localhost:{port}", GRPC_DEFAULT_SSL_ROOTS_FILE_PATH=str(roots))
     await server.stop(grace=None)
-    assert (program.returncode, said) == (0, b"0\n0\n")
+    assert said == "0\n0\n"
     assert door.shown == ["Bearer a-token"] * 2
     assert endpoint.subject_tokens == ["operator"], "one token for both versions"
