@@ -12,7 +12,8 @@ TOKEN=
 TOKEN_SECRET=
 # Your cluster's version. What the image lacks is installed from pkgs.k8s.io, at this version.
 KUBERNETES_VERSION=1.36.3
-CONTAINERD_VERSION=VERSION      # of the package containerd, where the image has none
+# Of the package containerd, where the image has none: `apt-cache madison containerd` lists them.
+CONTAINERD_VERSION=VERSION
 # Autocheckpoint gives a training 5 minutes; system pods get 30 s after that.
 SHUTDOWN_S=330
 SHUTDOWN_CRITICAL_S=30

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import random
 import signal
-from collections import Counter
 from collections.abc import Coroutine, Mapping
 
 from stepkeeper_operator.cache.cache import Cache
@@ -15,7 +14,7 @@ from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cache.sweep import forget_deleted_objects
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU
 from stepkeeper_operator.cloud_tpu.connection import connect_cloud
-from stepkeeper_operator.cluster import Cluster, connect
+from stepkeeper_operator.cluster import QUEUED_RESOURCES, TRAINING_JOBS, Cluster, connect
 from stepkeeper_operator.controller import Controller
 from stepkeeper_operator.endpoint import KubernetesTokens, ReportAuthenticator, ReportEndpoint
 from stepkeeper_operator.endpoint.health import make_health_app
@@ -30,7 +29,7 @@ from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.reconcile import Reconciler
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.controller import make_job_controller
-from stepkeeper_operator.work_queue import WorkQueue
+from stepkeeper_operator.work_queue import KindQueues
 
 __all__ = ["Operator", "run_operator"]
 
@@ -57,9 +56,15 @@ class Operator:
         self._settings = settings
         self._cluster = cluster
         self._metrics = Metrics()
-        self._queue: WorkQueue[ObjectKey] = WorkQueue()
         self._cache = Cache()
         self._kinds = list_watched_kinds(cloud_tpu=settings.cloud_tpu_enabled)
+        self._cloud_settings = CloudSettings.from_settings(settings)
+        n_workers = {
+            TRAINING_JOBS.kind: settings.workers,
+            QUEUED_RESOURCES.kind: self._cloud_settings.n_at_once,
+        }
+        names = [kind.resource.kind for kind in self._kinds if kind.reconciled]
+        self._queues: KindQueues[ObjectKey] = KindQueues({name: n_workers[name] for name in names})
         self._reports = ReportCache()
         self._directives = DirectiveCache(report_interval_s=settings.report_interval_s)
         self._synced = asyncio.Event()
@@ -119,7 +124,7 @@ class Operator:
     async def _run_parts(self, controllers: Mapping[str, Controller]) -> None:
         end_watches = asyncio.Event()
         registry = make_registry(
-            self._cache, self._kinds, self._enqueue, synced=self._synced, relisted=self._relisted
+            self._cache, self._kinds, self._queues.add, synced=self._synced, relisted=self._relisted
         )
         kopf_settings = make_kopf_settings(self._kinds)
         watches = asyncio.create_task(
@@ -164,7 +169,7 @@ class Operator:
                 cluster=self._cluster,
                 cache=self._cache,
                 cloud=cloud,
-                settings=CloudSettings.from_settings(self._settings),
+                settings=self._cloud_settings,
                 metrics=self._metrics,
                 identity=self._settings.identity,
                 acting=lambda: self._lease.held,
@@ -177,7 +182,7 @@ class Operator:
         counts = {kind: len(self._cache.list_keys(kind)) for kind in controllers}
         _log.info("all kinds are listed", extra=counts)
         reconciler = Reconciler(controllers=controllers, cache=self._cache, metrics=self._metrics)
-        await self._queue.run(self._settings.workers, reconciler.reconcile)
+        await self._queues.run(reconciler.reconcile)
 
     async def _resync_objects(self, controllers: Mapping[str, Controller]) -> None:
         """Forget what is gone unnoticed, then queue every object, spread over the period. Run until cancelled."""
@@ -189,7 +194,7 @@ class Operator:
                 _log.debug("resync")
             await self._sweep()
             for key in (key for kind in controllers for key in self._cache.list_keys(kind)):
-                self._queue.add_after(key, random.uniform(0, self._settings.resync_s / 2))  # noqa: S311  # no secret
+                self._queues.add(key, random.uniform(0, self._settings.resync_s / 2))  # noqa: S311  # no secret
 
     async def _sweep_after_relists(self) -> None:
         while True:
@@ -211,25 +216,15 @@ class Operator:
                 complete = False
                 continue
             for key in concerned:
-                self._queue.add(key)
+                self._queues.add(key)
         return complete
-
-    def _count_due(self) -> dict[str, int]:
-        counts = Counter(key.kind for key in self._queue.list_due())
-        return {kind.resource.kind: counts[kind.resource.kind] for kind in self._kinds if kind.reconciled}
-
-    def _enqueue(self, key: ObjectKey, delay_s: float) -> None:
-        if delay_s > 0:
-            self._queue.add_after(key, delay_s)
-        else:
-            self._queue.add(key)
 
     async def _serve_health(self) -> None:
         app = make_health_app(
             cache=self._cache,
             metrics=self._metrics,
             acting=lambda: self._lease.held,
-            queue_lengths=self._count_due,
+            queue_lengths=self._queues.count_due,
         )
         await self._servers.start(app, host=self._settings.endpoint_host, port=self._settings.health_port)
 
@@ -238,7 +233,7 @@ class Operator:
         endpoint = ReportEndpoint(
             authenticator=authenticator,
             reports=self._reports,
-            enqueue=self._queue.add,
+            enqueue=self._queues.add,
             acting=lambda: self._lease.held and self._synced.is_set(),
             directives=self._directives,
             metrics=self._metrics,

@@ -1,12 +1,12 @@
-"""Queue the keys to reconcile: coalescing, serial per key, delayed requeue with jitter, back-off."""
+"""Queue the keys to reconcile: coalescing, serial per key, delayed requeue with jitter, back-off, a queue per kind."""
 
 import asyncio
 import heapq
 import random
-from collections.abc import Awaitable, Callable, Hashable
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from typing import Generic, Protocol, TypeVar
 
-__all__ = ["WorkQueue"]
+__all__ = ["KindQueues", "WorkQueue"]
 
 K = TypeVar("K", bound=Hashable)
 
@@ -60,11 +60,8 @@ class WorkQueue(Generic[K]):
         self._timer_set.set()
 
     def __len__(self) -> int:
+        """Count the keys that are due and that no worker has taken yet."""
         return len(self._waiting)
-
-    def list_due(self) -> tuple[K, ...]:
-        """List the keys that are due and that no worker has taken yet."""
-        return tuple(self._waiting)
 
     async def run(self, n_workers: int, work: Callable[[K], Awaitable[float | None]]) -> None:
         """Work until cancelled. `work` returns in how many seconds the key is due again, or None.
@@ -113,3 +110,43 @@ class WorkQueue(Generic[K]):
                     await self._timer_set.wait()
             except TimeoutError:
                 continue
+
+
+class _OfKind(Hashable, Protocol):
+    """A key that says what it is a key of."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of the object."""
+
+
+Q = TypeVar("Q", bound=_OfKind)
+
+
+class KindQueues(Generic[Q]):
+    """Give each kind a queue and workers of its own: one whose work takes long holds up no other."""
+
+    def __init__(self, n_workers: Mapping[str, int]) -> None:
+        """Make a queue for each of these kinds, for so many workers."""
+        self._n_workers = dict(n_workers)
+        self._queues: dict[str, WorkQueue[Q]] = {kind: WorkQueue() for kind in n_workers}
+
+    def add(self, key: Q, delay_s: float = 0.0) -> None:
+        """Queue the key, at once or after a delay. Nobody works on a key of another kind: it is dropped."""
+        queue = self._queues.get(key.kind)
+        if queue is None:
+            return
+        if delay_s > 0:
+            queue.add_after(key, delay_s)
+        else:
+            queue.add(key)
+
+    def count_due(self) -> dict[str, int]:
+        """Count the keys that wait for a worker, by kind."""
+        return {kind: len(queue) for kind, queue in self._queues.items()}
+
+    async def run(self, work: Callable[[Q], Awaitable[float | None]]) -> None:
+        """Work on all kinds until cancelled, each as `WorkQueue.run` does."""
+        async with asyncio.TaskGroup() as group:
+            for kind, queue in self._queues.items():
+                group.create_task(queue.run(self._n_workers[kind], work))

@@ -168,7 +168,8 @@ def test_without_cloud_tpu_nothing_of_it_is_rendered(helm: str, objects: dict[st
     off = render(
         helm,
         "--set",
-        "cloudTPU.endpoint=a:1,cloudTPU.insecure=true,cloudTPU.credentialsSecret=key,cloudTPU.pollSeconds=3",
+        "cloudTPU.endpoint=a:1,cloudTPU.insecure=true,cloudTPU.credentialsSecret=key,cloudTPU.pollSeconds=3,"
+        "cloudTPU.tokenAudience=somebody",
         "--set",
         "cloudTPU.startupScriptSecrets[0].namespace=ml,cloudTPU.startupScriptSecrets[0].name=join",
     )
@@ -262,6 +263,26 @@ def test_credentials_are_a_file_that_may_be_missing(helm: str, with_cloud: dict[
     assert path == f"{mount['mountPath']}/credentials.json"
 
 
+def test_a_federated_identity_has_a_token_of_the_operators_account(
+    helm: str, with_cloud: dict[str, dict[str, Any]]
+) -> None:
+    spec = with_cloud["Deployment/stepkeeper-operator"]["spec"]["template"]["spec"]
+    assert not [volume for volume in spec["volumes"] if "projected" in volume]
+    audience = "https://iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/c"
+    values = f"cloudTPU.credentialsSecret=cloud-tpu,cloudTPU.tokenAudience={audience}"
+    objects = by_name(render(helm, *CLOUD_TPU, "--set", values))
+    spec = objects["Deployment/stepkeeper-operator"]["spec"]["template"]["spec"]
+    (volume,) = (volume for volume in spec["volumes"] if "projected" in volume)
+    (source,) = volume["projected"]["sources"]
+    token = source["serviceAccountToken"]
+    assert (token["audience"], token["path"]) == (audience, "token")
+    assert volume["projected"]["defaultMode"] & 0o007 == 0
+    (mount,) = (m for m in container_of(objects)["volumeMounts"] if m["name"] == volume["name"])
+    assert (mount["mountPath"], mount["readOnly"]) == ("/var/run/secrets/cloud-tpu-token", True)
+    assert f"{mount['mountPath']}/{token['path']}" in (CHART / "values.yaml").read_text()
+    assert spec["automountServiceAccountToken"], "the API server's token is another one"
+
+
 def test_of_the_users_secrets_the_operator_reads_the_named_ones(helm: str) -> None:
     secrets = [("ml", "join"), ("ml", "join-k3s"), ("vision", "join")]
     options = [
@@ -310,6 +331,7 @@ def test_an_uninstallation_is_checked_by_the_operators_image_and_account(
         ("replicas=2", "replicas"),
         ("cloudTPU.enable=true", "enable"),
         ("cloudTPU.insecure=true", "endpoint"),
+        ("cloudTPU.tokenAudience=somebody", "credentialsSecret"),
         ("cloudTPU.endpoint=https://tpu.example.com", "endpoint"),
     ],
 )

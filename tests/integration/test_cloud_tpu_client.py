@@ -121,6 +121,18 @@ async def test_a_service_that_is_not_there_is_transient() -> None:
     assert failure.value.kind is ErrorKind.TRANSIENT
 
 
+async def test_plaintext_without_credentials_is_logged_with_the_address(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    await GoogleCloudTPU(endpoint="tpu.example.com:443", insecure=False).close()
+    assert not caplog.records
+    await GoogleCloudTPU(endpoint="127.0.0.1:1", insecure=True).close()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "plaintext and anonymous" in record.getMessage()
+    assert vars(record)["endpoint"] == "127.0.0.1:1"
+
+
 async def test_without_credentials_every_request_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
     client = GoogleCloudTPU(endpoint="127.0.0.1:1", insecure=False)

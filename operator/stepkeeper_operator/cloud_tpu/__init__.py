@@ -1,1 +1,4 @@
-"""Talk to the Cloud TPU API. Only `client` and `convert` import google's packages, and only where the kind is on."""
+"""Talk to the Cloud TPU API.
+
+Only `authorization`, `client`, `convert` and `errors` import google's packages, and only where the kind is on.
+"""

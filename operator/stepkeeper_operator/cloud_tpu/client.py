@@ -3,19 +3,16 @@
 The client retries nothing by itself and gives every request a time limit: the controller decides what is tried again.
 """
 
-import asyncio
 import logging
-import time
 from collections.abc import Awaitable
 from typing import Any, Final, TypeVar
 
-import google.auth
 import grpc
-from google.api_core import client_options as google_options
 from google.cloud import tpu_v2, tpu_v2alpha1
 from google.longrunning import operations_pb2
 from google.protobuf import json_format
 
+from stepkeeper_operator.cloud_tpu.authorization import Authorization
 from stepkeeper_operator.cloud_tpu.cloud import (
     ApiVersion,
     CloudNode,
@@ -35,10 +32,14 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-_SCOPES: Final = ("https://www.googleapis.com/auth/cloud-platform",)
+_HOST: Final = "tpu.googleapis.com"
+_HTTPS_PORT: Final = 443
+_ANY_SIZE: Final = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+"""A list has the startup script of each of its nodes."""
+
 _TIMEOUT_S: Final = 30.0
+_GET_TIMEOUT_S: Final = 10.0
 _PAGE_SIZE: Final = 500
-_CREDENTIALS_RETRY_S: Final = 60.0
 _VERSIONS: Final[dict[ApiVersion, Any]] = {ApiVersion.V2: tpu_v2, ApiVersion.V2ALPHA1: tpu_v2alpha1}
 
 
@@ -52,12 +53,9 @@ class GoogleCloudTPU:
             endpoint: host or host:port of the API; None: google's own.
             insecure: Send plaintext without credentials, to a test's server.
         """
-        self._endpoint = endpoint
-        self._insecure = insecure
+        self._endpoint = endpoint or _HOST
+        self._authorization = None if insecure else Authorization(self._endpoint)
         self._clients: dict[ApiVersion, Any] = {}
-        self._credentials: Any = None
-        self._refusal: tuple[float, CloudTPUError] | None = None
-        """When it was found that there are no credentials, by the monotonic clock, and the error that says so."""
         if insecure:
             _log.warning(
                 "requests to the Cloud TPU API are plaintext and anonymous", extra={"endpoint": endpoint}
@@ -68,6 +66,8 @@ class GoogleCloudTPU:
         for client in self._clients.values():
             await client.transport.close()
         self._clients.clear()
+        if self._authorization is not None:
+            await self._authorization.close()
 
     async def list_queued_resources(
         self, place: Place, version: ApiVersion
@@ -91,14 +91,14 @@ class GoogleCloudTPU:
         """Read one queued resource. Return None if there is none."""
         client, types = await self._connect(version)
         request = types.GetQueuedResourceRequest(name=f"{place.parent}/queuedResources/{queued_resource_id}")
-        answer = await _get(client.get_queued_resource(request, retry=None, timeout=_TIMEOUT_S))
+        answer = await _get(client.get_queued_resource(request, retry=None, timeout=_GET_TIMEOUT_S))
         return None if answer is None else read_queued_resource(type(answer).pb(answer))
 
     async def get_node(self, place: Place, node_id: str, version: ApiVersion) -> CloudNode | None:
         """Read one node. Return None if there is none."""
         client, types = await self._connect(version)
         request = types.GetNodeRequest(name=f"{place.parent}/nodes/{node_id}")
-        answer = await _get(client.get_node(request, retry=None, timeout=_TIMEOUT_S))
+        answer = await _get(client.get_node(request, retry=None, timeout=_GET_TIMEOUT_S))
         return None if answer is None else read_node(type(answer).pb(answer), version)
 
     async def create_queued_resource(self, request: CloudRequest) -> str:
@@ -129,7 +129,7 @@ class GoogleCloudTPU:
         """Look at an operation. Return None if the API has forgotten it."""
         client, _ = await self._connect(version)
         request = operations_pb2.GetOperationRequest(name=name)
-        answer = await _get(client.get_operation(request, retry=None, timeout=_TIMEOUT_S))
+        answer = await _get(client.get_operation(request, retry=None, timeout=_GET_TIMEOUT_S))
         if answer is None:
             return None
         failed = answer.done and answer.WhichOneof("result") == "error"
@@ -147,37 +147,22 @@ class GoogleCloudTPU:
         return [type(page).pb(page) for page in pages]
 
     async def _connect(self, version: ApiVersion) -> tuple[Any, Any]:
-        """Return the client of that version and the module of its types. Raises CloudTPUError without credentials."""
+        """Return the client of that version and the module of its types. Raises CloudTPUError without a token."""
+        if self._authorization is not None:
+            await self._authorization.renew()
         module = _VERSIONS[version]
         if version not in self._clients:
-            self._clients[version] = await self._make_client(module)
+            transport = module.TpuAsyncClient.get_transport_class("grpc_asyncio")
+            self._clients[version] = module.TpuAsyncClient(transport=transport(channel=self._open_channel()))
         return self._clients[version], module.types
 
-    async def _make_client(self, module: Any) -> Any:
-        transport = module.TpuAsyncClient.get_transport_class("grpc_asyncio")
-        if self._insecure:
-            channel = grpc.aio.insecure_channel(self._endpoint)
-            return module.TpuAsyncClient(transport=transport(channel=channel))
-        options = google_options.ClientOptions(api_endpoint=self._endpoint)
-        credentials = await self._find_credentials()
-        return module.TpuAsyncClient(
-            credentials=credentials, transport="grpc_asyncio", client_options=options
-        )
-
-    async def _find_credentials(self) -> Any:
-        """Find this process's credentials: a mounted key, or Workload Identity. Where there are none, ask rarely."""
-        if self._credentials is not None:
-            return self._credentials
-        now = time.monotonic()
-        if self._refusal is not None and now - self._refusal[0] < _CREDENTIALS_RETRY_S:
-            raise self._refusal[1]
-        try:
-            # It reads files and asks a metadata server, and has no asynchronous form.
-            self._credentials, _ = await asyncio.to_thread(google.auth.default, scopes=_SCOPES)
-        except EXPECTED as error:
-            self._refusal = (now, explain_error(error))
-            raise self._refusal[1] from error
-        return self._credentials
+    def _open_channel(self) -> Any:
+        if self._authorization is None:
+            return grpc.aio.insecure_channel(self._endpoint, options=_ANY_SIZE)
+        target = self._endpoint if ":" in self._endpoint else f"{self._endpoint}:{_HTTPS_PORT}"
+        token = grpc.metadata_call_credentials(self._authorization.tell_headers)
+        secure = grpc.composite_channel_credentials(grpc.ssl_channel_credentials(), token)
+        return grpc.aio.secure_channel(target, secure, options=_ANY_SIZE)
 
 
 async def _collect(pages: Any) -> list[Any]:

@@ -10,15 +10,17 @@ from google.rpc import error_details_pb2
 
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPUError, ErrorKind
 
-__all__ = ["EXPECTED", "explain_error", "explain_status"]
+__all__ = ["EXPECTED", "TOKEN_ERRORS", "explain_error", "explain_status", "explain_token_error"]
 
 EXPECTED: Final[tuple[type[Exception], ...]] = (
     api_exceptions.GoogleAPIError,
-    auth_exceptions.GoogleAuthError,
     grpc.RpcError,
     TimeoutError,
 )
 """Errors that a request of the client can raise. Anything else is a defect of ours."""
+
+TOKEN_ERRORS: Final[tuple[type[Exception], ...]] = (auth_exceptions.GoogleAuthError, OSError, ValueError)
+"""Errors of google's auth library: with files that can't be read, and with some that are malformed, Python's own."""
 
 _KINDS: Final = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: ErrorKind.QUOTA,
@@ -38,16 +40,16 @@ _RATE_LIMIT: Final = "RATE_LIMIT_EXCEEDED"
 """The reason by which the API tells too many requests from too many machines: both are RESOURCE_EXHAUSTED."""
 
 _NO_ANSWER: Final = "UNAVAILABLE"
+_TOO_LATE: Final = 408
+_TOO_MANY: Final = 429
+_BAD_REQUEST: Final = 400
+_SERVER_ERROR: Final = 500
 
 
 def explain_error(error: Exception) -> CloudTPUError:
     """Return the error of ours for one of `EXPECTED`."""
     if isinstance(error, api_exceptions.GoogleAPICallError):
         return _explain_call(error)
-    if isinstance(error, auth_exceptions.TransportError):
-        return CloudTPUError(ErrorKind.TRANSIENT, _NO_ANSWER, f"no answer when asking for a token: {error}")
-    if isinstance(error, auth_exceptions.GoogleAuthError):
-        return CloudTPUError(ErrorKind.CREDENTIALS, "UNAUTHENTICATED", str(error))
     if isinstance(error, grpc.RpcError):
         code = error.code() if hasattr(error, "code") else None
         details = error.details() if hasattr(error, "details") else str(error)
@@ -58,11 +60,41 @@ def explain_error(error: Exception) -> CloudTPUError:
     return CloudTPUError(ErrorKind.TRANSIENT, "UNKNOWN", str(error))
 
 
+def explain_token_error(error: Exception, *, url: str, status: int | None) -> CloudTPUError:
+    """Return the error of ours for one that left us without a token.
+
+    Args:
+        error: One of `TOKEN_ERRORS`.
+        url: The address that was asked last; empty: none was.
+        status: The HTTP status of its answer; None: there was no answer.
+    """
+    words = _find_words(error)
+    if isinstance(error, auth_exceptions.DefaultCredentialsError):
+        return CloudTPUError(ErrorKind.CREDENTIALS, "UNAUTHENTICATED", words)
+    if url and status is None:  # its words would name objects in memory: another text each time
+        return CloudTPUError(ErrorKind.TRANSIENT, _NO_ANSWER, f"no answer from {url}, asked for a token")
+    passing = status is not None and (status >= _SERVER_ERROR or status in {_TOO_LATE, _TOO_MANY})
+    if passing or getattr(error, "retryable", False):
+        return CloudTPUError(ErrorKind.TRANSIENT, _NO_ANSWER, f"{url}, asked for a token: {words}")
+    refused = status is not None and status >= _BAD_REQUEST
+    if isinstance(error, auth_exceptions.TransportError) and not refused:
+        return CloudTPUError(ErrorKind.TRANSIENT, _NO_ANSWER, words)
+    return CloudTPUError(ErrorKind.CREDENTIALS, "UNAUTHENTICATED", words)
+
+
 def explain_status(code: int, message: str) -> CloudTPUError:
     """Return the error of ours for a google.rpc.Status, as a failed operation carries it."""
     known = next((status for status in grpc.StatusCode if status.value[0] == code), None)
     name = "UNKNOWN" if known is None else known.name
     return CloudTPUError(_KINDS.get(known, ErrorKind.TRANSIENT), name, message)
+
+
+def _find_words(error: BaseException) -> str:
+    """Return the words of an error of the auth library: it puts causes and whole answers beside them."""
+    if isinstance(error, OSError):
+        return str(error)
+    first = error.args[0] if error.args else ""
+    return _find_words(first) if isinstance(first, BaseException) else str(first) or type(error).__name__
 
 
 def _explain_call(error: api_exceptions.GoogleAPICallError) -> CloudTPUError:

@@ -1,9 +1,9 @@
 """Ask by name for what a list leaves out: one short list must destroy nothing, and let go of nothing."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import (
@@ -12,15 +12,19 @@ from stepkeeper_operator.cloud_tpu.cloud import (
     CloudQueuedResource,
     CloudTPU,
     CloudTPUError,
+    ErrorKind,
     Place,
 )
 from stepkeeper_operator.cloud_tpu.polling import Listing
 from stepkeeper_operator.queued_resources.memory import ResourceMemory
 from stepkeeper_operator.queued_resources.naming import make_cloud_id, parse_cloud_name
 from stepkeeper_operator.queued_resources.observed import Member
+from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.queued_resources.subject import Subject
 
 __all__ = ["AbsenceCheck", "Expected", "find_expected"]
+
+T = TypeVar("T")
 
 _UNSEEN: Final = {None, QueuedResourceState.PENDING, QueuedResourceState.GONE}
 _MOST_AT_ONCE: Final = 8
@@ -64,9 +68,9 @@ def find_expected(subject: Subject, members: Iterable[Member], listing: Listing)
 class AbsenceCheck:
     """Complete listings with what can be read by its name."""
 
-    def __init__(self, cloud: CloudTPU, *, confirm_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, cloud: CloudTPU, settings: CloudSettings, *, clock: Callable[[], float]) -> None:
         self._cloud = cloud
-        self._confirm_s = confirm_s
+        self._settings = settings
         self._clock = clock
 
     async def complete(
@@ -76,15 +80,17 @@ class AbsenceCheck:
 
         None: something is missing for the first time that has to be missed twice. Raises CloudTPUError.
         """
-        nodes = await self._get_nodes(expected.nodes, listing, place, version)
-        owners = {node.queued_resource.rpartition("/")[2] for node in nodes.values() if node is not None}
-        wanted = {*expected.resources, *owners} - {""}
-        resources = await self._get_resources(wanted, listing, place, version)
+        try:
+            async with asyncio.timeout(self._settings.gets_limit_s):
+                nodes, resources = await self._get_unlisted(listing, expected, place, version)
+        except TimeoutError as error:
+            text = f"{place.parent} is slow to be asked for by name"
+            raise CloudTPUError(ErrorKind.TRANSIENT, "DEADLINE_EXCEEDED", text) from error
         missing = {f"nodes/{name}" for name, node in nodes.items() if node is None}
         missing |= {name for name in expected.resources if name in resources and resources[name] is None}
         now = self._clock()
         memory.missed = {name: memory.missed.get(name, now) for name in missing}
-        if expected.twice and any(now - first < self._confirm_s for first in memory.missed.values()):
+        if expected.twice and any(now - first < self._settings.confirm_s for first in memory.missed.values()):
             return None
         return replace(
             listing,
@@ -93,16 +99,20 @@ class AbsenceCheck:
             nodes=listing.nodes | {name: item for name, item in nodes.items() if item is not None},
         )
 
-    async def _get_nodes(
-        self, names: Iterable[str], listing: Listing, place: Place, version: ApiVersion
-    ) -> dict[str, CloudNode | None]:
-        slots = asyncio.Semaphore(_MOST_AT_ONCE)
-
-        async def get(name: str) -> tuple[str, CloudNode | None]:
-            async with slots:
-                return name, await self._get_node(place, name, version)
-
-        return dict(await asyncio.gather(*(get(name) for name in names if name not in listing.nodes)))
+    async def _get_unlisted(
+        self, listing: Listing, expected: Expected, place: Place, version: ApiVersion
+    ) -> tuple[dict[str, CloudNode | None], dict[str, CloudQueuedResource | None]]:
+        nodes = await _get_all(
+            (name for name in expected.nodes if name not in listing.nodes),
+            lambda name: self._get_node(place, name, version),
+        )
+        owners = {node.queued_resource.rpartition("/")[2] for node in nodes.values() if node is not None}
+        wanted = {*expected.resources, *owners} - {""}
+        resources = await _get_all(
+            (name for name in wanted if name not in listing.resources),
+            lambda name: self._cloud.get_queued_resource(place, name, version),
+        )
+        return nodes, resources
 
     async def _get_node(self, place: Place, name: str, version: ApiVersion) -> CloudNode | None:
         try:
@@ -114,11 +124,13 @@ class AbsenceCheck:
                 return None
             raise
 
-    async def _get_resources(
-        self, names: Iterable[str], listing: Listing, place: Place, version: ApiVersion
-    ) -> dict[str, CloudQueuedResource | None]:
-        return {
-            name: await self._cloud.get_queued_resource(place, name, version)
-            for name in sorted(names)
-            if name not in listing.resources
-        }
+
+async def _get_all(names: Iterable[str], get: Callable[[str], Awaitable[T]]) -> dict[str, T]:
+    """Ask for all names, several at a time. Raises the first error."""
+    slots = asyncio.Semaphore(_MOST_AT_ONCE)
+
+    async def get_one(name: str) -> tuple[str, T]:
+        async with slots:
+            return name, await get(name)
+
+    return dict(await asyncio.gather(*(get_one(name) for name in sorted(names))))

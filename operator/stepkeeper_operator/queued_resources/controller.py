@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceConditionType,
@@ -33,9 +32,6 @@ __all__ = ["QueuedResourceController", "make_queued_resource_controller"]
 
 _log = logging.getLogger(__name__)
 
-_CROWDED_S: Final = 1.0
-"""Seconds to look again where enough others are being reconciled."""
-
 
 class QueuedResourceController:
     """Implement `Controller` for QueuedResources."""
@@ -61,7 +57,6 @@ class QueuedResourceController:
         self._acting = acting
         self._clock = clock
         self._uids: dict[ObjectKey, str] = {}
-        self._n_running = 0
 
     @property
     def resource(self) -> Resource:
@@ -69,15 +64,6 @@ class QueuedResourceController:
 
     async def reconcile(self, key: ObjectKey) -> float | None:
         """Bring it to its wanted state, or return in how many seconds to look again. Raises to be tried again."""
-        if self._n_running >= self._settings.n_at_once:
-            return _CROWDED_S
-        self._n_running += 1
-        try:
-            return await self._reconcile(key)
-        finally:
-            self._n_running -= 1
-
-    async def _reconcile(self, key: ObjectKey) -> float | None:
         raw = self._cache.get_queued_resource(key)
         if raw is None:
             self.forget(key)

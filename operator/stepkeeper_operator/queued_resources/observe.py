@@ -60,7 +60,7 @@ class Observer:
         self._cache = cache
         self._cloud = cloud
         self._poller = ImpatientPoller(cloud, wait_s=settings.list_wait_s, clock=clock)
-        self._absence = AbsenceCheck(cloud, confirm_s=settings.confirm_s, clock=clock)
+        self._absence = AbsenceCheck(cloud, settings, clock=clock)
         self._memory = memory
         self._metrics = metrics
         self._settings = settings

@@ -24,8 +24,12 @@ class CloudSettings:
     list_wait_s: float = 5.0
     """Longest wait of one reconcile for a list. A slow list goes on, and the next reconcile finds it."""
 
-    n_at_once: int = 4
-    """Most reconciles at once. The others' workers stay free, however slowly the cloud answers."""
+    n_at_once: int = 64
+    """Most reconciles at once. A request that hangs costs one of them half a minute; and one connection to the cloud
+    takes 100 requests at once."""
+
+    gets_limit_s: float = 30.0
+    """Longest wait of one reconcile for everything that it asks the cloud for by name."""
 
     drain_s: float = 600.0
     """Longest wait for the pods on machines that are removed: their jobs save meanwhile."""
@@ -54,7 +58,6 @@ class CloudSettings:
         """Take over what the operator's settings say."""
         idle_s = settings.cloud_tpu_idle_poll_s
         return cls(
-            n_at_once=max(1, settings.workers // 2),
             poll_fast_s=settings.cloud_tpu_poll_s,
             confirm_s=settings.cloud_tpu_poll_s,
             poll_active_s=idle_s,

@@ -1,12 +1,14 @@
-"""Refuse to uninstall the operator while it alone knows of machines in the cloud: `check-uninstall`."""
+"""Refuse to uninstall the operator while it alone can let go of QueuedResources: `check-uninstall`."""
 
 import os
 from collections.abc import Sequence
 from typing import Final, TextIO
 
+from stepkeeper_operator.api.v1alpha1.queuedresource import DeletionPolicy
 from stepkeeper_operator.cluster import QUEUED_RESOURCES, Cluster
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.queued_resources.naming import FINALIZER
 
 __all__ = ["OBSTACLE", "check_uninstall"]
 
@@ -18,7 +20,10 @@ OBSTACLE: Final = 1
 
 
 async def check_uninstall(cluster: Cluster, output: TextIO) -> int:
-    """Look for QueuedResources whose machines an uninstallation would leave running, and write them to `output`.
+    """Look for QueuedResources that need the operator, and write them to `output`.
+
+    Without it, nobody deletes the machines of those with deletionPolicy Delete; and none that has the operator's
+    finalizer can be deleted, nor can its namespace.
 
     Returns:
         The exit status: 0 if there are none, `OBSTACLE`, or 75 if the API server can't tell now.
@@ -30,27 +35,47 @@ async def check_uninstall(cluster: Cluster, output: TextIO) -> int:
             return os.EX_OK
         output.write(f"cannot see whether there are QueuedResources: {error}\n")
         return os.EX_TEMPFAIL
-    left = [raw for raw in objects if raw["spec"].get("deletionPolicy", "Delete") == "Delete"]
-    if not left:
+    needy = [raw for raw in objects if _deletes(raw) or FINALIZER in raw["metadata"].get("finalizers", ())]
+    if not needy:
         return os.EX_OK
-    output.write(f"{_describe(left)}\n")
+    output.write(f"{_describe(needy)}\n")
     return OBSTACLE
 
 
-def _describe(left: Sequence[RawObject]) -> str:
-    have = "QueuedResources have" if len(left) > 1 else "QueuedResource has"
-    first = left[0]["metadata"]
-    lines = [
-        f"{len(left)} {have} machines in the cloud that nobody would delete any more, and that go on to cost:"
-    ]
-    lines += [_line(raw) for raw in left[:_MAX_LISTED]]
-    if len(left) > _MAX_LISTED:
-        lines.append(f"  and {len(left) - _MAX_LISTED} more: kubectl get qr --all-namespaces")
+def _deletes(raw: RawObject) -> bool:
+    return bool(raw["spec"].get("deletionPolicy", DeletionPolicy.DELETE) == DeletionPolicy.DELETE)
+
+
+def _describe(needy: Sequence[RawObject]) -> str:
+    left = [raw for raw in needy if _deletes(raw)]
+    kept = [raw for raw in needy if not _deletes(raw)]
+    lines = []
+    if left:
+        have = "QueuedResources have" if len(left) > 1 else "QueuedResource has"
+        why = "machines in the cloud that nobody would delete any more, and that go on to cost"
+        lines += [f"{len(left)} {have} {why}:", *_list(left)]
+    if kept:
+        have = "QueuedResources have" if len(kept) > 1 else "QueuedResource has"
+        why = (
+            "a finalizer that nobody would take away any more: neither the object nor its namespace could go"
+        )
+        lines += [f"{len(kept)} {have} {why}:", *_list(kept)]
+    first = needy[0]["metadata"]
     delete = f"kubectl delete qr --namespace {first['namespace']} {first['name']}"
     lines.append(f"Delete them, wait until they are gone, and uninstall again. The first one: {delete}")
-    lines.append("To keep the machines, set spec.deletionPolicy: Retain.")
+    lines.append(
+        "Machines stay where spec.deletionPolicy is Retain, and a new object of the same namespace and name takes "
+        "them up. Set it before the deletion to keep them."
+    )
     lines.append("To uninstall regardless: helm uninstall --no-hooks")
     return "\n".join(lines)
+
+
+def _list(objects: Sequence[RawObject]) -> list[str]:
+    lines = [_line(raw) for raw in objects[:_MAX_LISTED]]
+    if len(objects) > _MAX_LISTED:
+        lines.append(f"  and {len(objects) - _MAX_LISTED} more: kubectl get qr --all-namespaces")
+    return lines
 
 
 def _line(raw: RawObject) -> str:

@@ -136,7 +136,7 @@ async def test_a_kind_that_cannot_be_listed_hides_no_deletion_of_another() -> No
     operator._cache.record_training_job(raw | {"metadata": raw["metadata"] | {"uid": "job-1"}})
     operator._cache.record_queued_resource(RAW)
     assert not await operator._sweep()
-    assert set(operator._queue.list_due()) == {JOB, QR}
+    assert operator._queues.count_due() == {JOB.kind: 1, QR.kind: 1}
 
 
 @pytest.mark.parametrize("enabled", [False, True])
@@ -144,7 +144,7 @@ async def test_queued_resources_are_swept_only_where_they_are_on(*, enabled: boo
     operator = Operator(OperatorSettings(cloud_tpu_enabled=enabled), FakeCluster(lambda: 0.0))
     operator._cache.record_queued_resource(RAW)
     assert await operator._sweep()
-    assert operator._queue.list_due() == ((QR,) if enabled else ())
+    assert operator._queues.count_due() == {JOB.kind: 0, **({QR.kind: 1} if enabled else {})}
 
 
 @pytest.mark.parametrize("enabled", [False, True])
@@ -153,7 +153,7 @@ async def test_queued_resources_are_watched_only_where_they_are_on(*, enabled: b
     registry = make_registry(
         operator._cache,
         operator._kinds,
-        operator._enqueue,
+        operator._queues.add,
         synced=operator._synced,
         relisted=operator._relisted,
     )
@@ -162,22 +162,22 @@ async def test_queued_resources_are_watched_only_where_they_are_on(*, enabled: b
     assert len(handlers) == (6 if enabled else 5)
     if enabled:
         await handlers["watch-queuedresources"].fn(event={"type": "ADDED", "object": RAW})
-        assert operator._queue.list_due() == (QR,)
+        assert operator._queues.count_due() == {JOB.kind: 0, QR.kind: 1}
     selectors = make_kopf_settings(operator._kinds).watching.label_selectors
     assert {selector.any_name for selector in selectors} == {"jobsets", "jobs", "pods"}
 
 
 async def test_the_length_of_the_queue_is_told_by_kind() -> None:
     operator = Operator(OperatorSettings(cloud_tpu_enabled=True), FakeCluster(lambda: 0.0))
-    assert operator._count_due() == {"CheckpointedTrainingJob": 0, "QueuedResource": 0}
+    assert operator._queues.count_due() == {"CheckpointedTrainingJob": 0, "QueuedResource": 0}
     for key in (JOB, QR, queued_resource_key("default", "other"), QR):
-        operator._queue.add(key)
-    assert operator._count_due() == {"CheckpointedTrainingJob": 1, "QueuedResource": 2}
+        operator._queues.add(key)
+    assert operator._queues.count_due() == {"CheckpointedTrainingJob": 1, "QueuedResource": 2}
     app = make_health_app(
         cache=operator._cache,
         metrics=operator._metrics,
         acting=lambda: True,
-        queue_lengths=operator._count_due,
+        queue_lengths=operator._queues.count_due,
     )
     (handler,) = (
         route.handler

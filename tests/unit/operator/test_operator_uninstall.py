@@ -8,6 +8,7 @@ import pytest
 
 from stepkeeper_operator.__main__ import main
 from stepkeeper_operator.errors import ApiError
+from stepkeeper_operator.queued_resources.naming import FINALIZER
 from stepkeeper_operator.queued_resources.uninstall import OBSTACLE, check_uninstall
 from stepkeeper_operator.testing.cluster import FakeCluster
 
@@ -17,8 +18,12 @@ def cluster() -> FakeCluster:
     return FakeCluster(lambda: 0.0)
 
 
-def add(cluster: FakeCluster, name: str, *, policy: str = "Delete", **status: str) -> None:
+def add(
+    cluster: FakeCluster, name: str, *, policy: str = "Delete", finalizer: bool = False, **status: str
+) -> None:
     meta: dict[str, Any] = {"namespace": "ml", "name": name}
+    if finalizer:
+        meta["finalizers"] = [FINALIZER]
     cluster.put("queuedresources", {"metadata": meta, "spec": {"deletionPolicy": policy}, "status": status})
 
 
@@ -31,9 +36,36 @@ async def test_nothing_speaks_against_it_where_there_are_none(cluster: FakeClust
     assert await check(cluster) == (0, "")
 
 
-async def test_what_is_to_stay_in_the_cloud_does_not_speak_against_it(cluster: FakeCluster) -> None:
-    add(cluster, "kept", policy="Retain", state="Active")
+async def test_what_is_to_stay_and_can_go_without_the_operator_does_not_speak_against_it(
+    cluster: FakeCluster,
+) -> None:
+    add(cluster, "kept", policy="Retain")
     assert await check(cluster) == (0, "")
+
+
+async def test_what_is_to_stay_in_the_cloud_could_not_be_deleted_without_the_operator(
+    cluster: FakeCluster,
+) -> None:
+    add(cluster, "kept", policy="Retain", finalizer=True, state="Active")
+    status, text = await check(cluster)
+    assert status == OBSTACLE
+    assert "1 QueuedResource has a finalizer" in text
+    assert "  ml/kept: nothing in the cloud is known yet (Active)\n" in text
+    assert "kubectl delete qr --namespace ml kept" in text
+    assert "Machines stay where spec.deletionPolicy is Retain" in text
+    assert "--no-hooks" in text
+    assert "go on to cost" not in text
+
+
+async def test_both_kinds_are_named_apart(cluster: FakeCluster) -> None:
+    add(cluster, "kept", policy="Retain", finalizer=True)
+    add(cluster, "v5e", finalizer=True)
+    text = (await check(cluster))[1]
+    costly, stuck = (
+        text.index("1 QueuedResource has machines"),
+        text.index("1 QueuedResource has a finalizer"),
+    )
+    assert costly < text.index("ml/v5e:") < stuck < text.index("ml/kept:")
 
 
 async def test_a_resource_that_would_be_left_is_named_with_what_to_do(cluster: FakeCluster) -> None:
@@ -45,7 +77,7 @@ async def test_a_resource_that_would_be_left_is_named_with_what_to_do(cluster: F
     assert "1 QueuedResource has machines in the cloud" in text
     assert f"  ml/v5e: {name} (Active)\n" in text
     assert "kubectl delete qr --namespace ml v5e" in text
-    assert "deletionPolicy: Retain" in text
+    assert "spec.deletionPolicy is Retain" in text
     assert "--no-hooks" in text
     assert "kept" not in text
 

@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
 
-from stepkeeper_operator.work_queue import WorkQueue
+from stepkeeper_operator.work_queue import KindQueues, WorkQueue
 
 Work = Callable[[str], Awaitable[float | None]]
 
@@ -185,3 +186,43 @@ async def test_jitter_stretches_a_delay_and_never_shortens_it(monkeypatch: pytes
     await bench.move(6)
     assert bench.done == ["a"]
     await bench.stop()
+
+
+class Key(NamedTuple):
+    kind: str
+    name: str
+
+
+async def test_a_kind_whose_work_hangs_holds_up_no_other() -> None:
+    queues: KindQueues[Key] = KindQueues({"slow": 2, "quick": 1})
+    hung: list[Key] = []
+    done = asyncio.Event()
+
+    async def work(key: Key) -> None:
+        if key.kind == "slow":
+            hung.append(key)
+            await asyncio.Event().wait()
+        done.set()
+
+    running = asyncio.create_task(queues.run(work))
+    for number in range(5):
+        queues.add(Key("slow", str(number)))
+    queues.add(Key("unknown", "a"))
+    await asyncio.sleep(0)
+    queues.add(Key("quick", "a"))
+    await done.wait()
+    assert [key.name for key in hung] == ["0", "1"], "as many as it has workers, in their order"
+    assert queues.count_due() == {"slow": 3, "quick": 0}
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_delayed_key_is_worked_on_by_its_kind() -> None:
+    queues: KindQueues[Key] = KindQueues({"quick": 1})
+    done: asyncio.Queue[Key] = asyncio.Queue()
+    running = asyncio.create_task(queues.run(done.put))
+    queues.add(Key("quick", "later"), 0.001)
+    assert queues.count_due() == {"quick": 0}
+    assert await done.get() == Key("quick", "later")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

@@ -272,20 +272,6 @@ def test_a_list_that_hangs_holds_no_worker_and_is_used_once_it_comes() -> None:
     play(story())
 
 
-def test_only_some_workers_wait_for_the_cloud() -> None:
-    async def story() -> None:
-        world = ResourceWorld(settings=CloudSettings(n_at_once=1))
-        world.cloud.answers.clear()
-        waiting = asyncio.create_task(world.reconcile())
-        await asyncio.sleep(0)
-        assert await world.reconcile() == 1.0, "another one's turn"
-        world.cloud.answers.set()
-        await waiting
-        assert await world.reconcile() != 1.0
-
-    play(story())
-
-
 def test_many_looks_share_one_list() -> None:
     async def story() -> None:
         world = await active()

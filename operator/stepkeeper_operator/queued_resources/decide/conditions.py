@@ -52,8 +52,8 @@ _ADVICE: Final = {
     ErrorKind.NOT_FOUND: "Check spec.project and spec.zone; it is tried again every hour",
     ErrorKind.ALREADY_EXISTS: "Something of that name exists that can't be listed, or a node of that name: choose"
     " another metadata.name or node.idPrefix, or delete it",
-    ErrorKind.CREDENTIALS: "Give the operator credentials: cloudTPU.credentialsSecret in the chart's values, or"
-    " Workload Identity (docs/operations/queued-resources.md)",
+    ErrorKind.CREDENTIALS: "Give the operator credentials that are accepted: cloudTPU.credentialsSecret in the"
+    " chart's values (examples/queued_resource/README.md)",
 }
 _ON_ITS_WAY: Final = {"READY", "CREATING", "DELETING", "PREEMPTED", "TERMINATED", "STATE_UNSPECIFIED"}
 """States of nodes that need no word of their own: all is well, or the resource is made anew for them."""

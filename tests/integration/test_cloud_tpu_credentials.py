@@ -1,0 +1,278 @@
+"""Credentials of the operator's client of the Cloud TPU API, with a token endpoint over the network."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from grpc import aio, ssl_server_credentials
+
+from stepkeeper_operator.cloud_tpu.client import GoogleCloudTPU
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudTPUError, ErrorKind, Place
+from stepkeeper_operator.endpoint.certificates import make_tls
+from stepkeeper_operator.queued_resources.naming import FINALIZER
+from stepkeeper_operator.testing.resource_world import ResourceWorld
+from tpuapi.core.values import Version
+from tpuapi.fake import FakeTpu
+from tpuapi.wire.services import tpu_service
+
+PLACE = Place(project="a-project", zone="us-west4-a")
+NOWHERE = "127.0.0.1:1"
+REFUSED = (400, {"error": "invalid_grant", "error_description": "the audience isn't of this pool"})
+BUSY = (503, {"error": "temporarily_unavailable"})
+
+
+class TokenEndpoint:
+    """A token endpoint, and a metadata server, whose answers a test chooses."""
+
+    def __init__(self) -> None:
+        self.answer: tuple[int, dict[str, Any]] = REFUSED
+        self.subject_tokens: list[str] = []
+        self.url = ""
+        self.metadata_status = 404
+
+    def grant(self, token: str, *, lifetime_s: int = 3600) -> None:
+        self.answer = (200, {"access_token": token, "expires_in": lifetime_s, "token_type": "Bearer"})
+
+    async def reply(self, request: web.Request) -> web.Response:
+        form = await request.post()
+        self.subject_tokens.append(str(form["subject_token"]))
+        status, body = self.answer
+        return web.json_response(body, status=status)
+
+    async def reply_as_metadata_server(self, request: web.Request) -> web.Response:
+        status = self.metadata_status if "service-accounts" in request.path else 200
+        return web.Response(status=status, text="a-project", headers={"Metadata-Flavor": "Google"})
+
+
+@pytest.fixture
+async def endpoint() -> AsyncIterator[TokenEndpoint]:
+    tokens = TokenEndpoint()
+    app = web.Application()
+    app.router.add_post("/token", tokens.reply)
+    app.router.add_get("/{path:.*}", tokens.reply_as_metadata_server)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    tokens.url = f"http://{host}:{port}/token"
+    yield tokens
+    await runner.cleanup()
+
+
+@pytest.fixture
+def write_file(
+    endpoint: TokenEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], Path]:
+    """Return a function that writes the configuration of a workload identity, with the subject's token."""
+    path = tmp_path / "credentials.json"
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
+
+    def write(subject: str) -> Path:
+        token = tmp_path / f"{subject}.token"
+        token.write_text(subject)
+        config = {
+            "type": "external_account",
+            "audience": "//iam.example.com/pools/tests",
+            "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+            "token_url": endpoint.url,
+            "credential_source": {"file": str(token)},
+        }
+        new = tmp_path / "credentials.new"
+        new.write_text(json.dumps(config))
+        new.replace(path)
+        return path
+
+    return write
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[GoogleCloudTPU]:
+    made = GoogleCloudTPU(endpoint=NOWHERE, insecure=False)
+    yield made
+    await made.close()
+
+
+async def fail(request: Awaitable[object]) -> CloudTPUError:
+    with pytest.raises(CloudTPUError) as failure:
+        await request
+    return failure.value
+
+
+async def test_a_token_that_is_refused_is_lasting_and_asked_for_slowly(
+    endpoint: TokenEndpoint, write_file: Callable[[str], Path], client: GoogleCloudTPU
+) -> None:
+    write_file("operator")
+    for version in (*ApiVersion, *ApiVersion):
+        error = await fail(client.list_nodes(PLACE, version))
+        assert (error.kind, error.code) == (ErrorKind.CREDENTIALS, "UNAUTHENTICATED")
+        assert "invalid_grant" in error.message
+        assert "the audience isn't of this pool" in error.message
+    assert endpoint.subject_tokens == ["operator"], "one refusal answers for all, for a while"
+
+
+async def test_the_next_request_gets_a_token_once_the_refusal_is_over(
+    endpoint: TokenEndpoint,
+    write_file: Callable[[str], Path],
+    client: GoogleCloudTPU,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_file("operator")
+    assert (await fail(client.list_nodes(PLACE, ApiVersion.V2))).kind is ErrorKind.CREDENTIALS
+    endpoint.grant("a-token")
+    monkeypatch.setattr(
+        "stepkeeper_operator.cloud_tpu.authorization._ASK_AGAIN_S", dict.fromkeys(ErrorKind, 0.0)
+    )
+    error = await fail(client.list_nodes(PLACE, ApiVersion.V2))
+    assert error.kind is ErrorKind.TRANSIENT, "with its token, it finds nobody at that address"
+    assert "Getting metadata" not in error.message
+
+
+@pytest.mark.parametrize("answer", [BUSY, None], ids=["busy", "not there"])
+async def test_a_token_endpoint_that_is_down_is_transient(
+    endpoint: TokenEndpoint,
+    write_file: Callable[[str], Path],
+    client: GoogleCloudTPU,
+    answer: tuple[int, dict[str, Any]] | None,
+) -> None:
+    if answer is None:
+        endpoint.url = f"http://{NOWHERE}/token"
+    else:
+        endpoint.answer = answer
+    write_file("operator")
+    error = await fail(client.list_nodes(PLACE, ApiVersion.V2))
+    assert (error.kind, error.code) == (ErrorKind.TRANSIENT, "UNAVAILABLE")
+    assert endpoint.url in error.message
+
+
+async def test_a_changed_file_is_taken_up_at_once(
+    endpoint: TokenEndpoint, write_file: Callable[[str], Path], client: GoogleCloudTPU
+) -> None:
+    path = write_file("before")
+    assert (await fail(client.list_nodes(PLACE, ApiVersion.V2))).kind is ErrorKind.CREDENTIALS
+    endpoint.grant("a-token")
+    write_file("after")
+    assert (await fail(client.list_nodes(PLACE, ApiVersion.V2))).kind is ErrorKind.TRANSIENT
+    assert endpoint.subject_tokens == ["before", "after"]
+    path.unlink()
+    error = await fail(client.list_nodes(PLACE, ApiVersion.V2))
+    assert error.kind is ErrorKind.CREDENTIALS
+    assert str(path) in error.message
+
+
+async def test_a_valid_token_outlives_a_refused_renewal(
+    endpoint: TokenEndpoint, write_file: Callable[[str], Path], client: GoogleCloudTPU
+) -> None:
+    write_file("operator")
+    endpoint.grant("a-token", lifetime_s=120)  # so short that it is renewed early
+    assert (await fail(client.list_nodes(PLACE, ApiVersion.V2))).kind is ErrorKind.TRANSIENT
+    endpoint.answer = REFUSED
+    assert (await fail(client.list_nodes(PLACE, ApiVersion.V2))).kind is ErrorKind.TRANSIENT
+    assert len(endpoint.subject_tokens) == 2
+
+
+async def test_the_object_says_why_there_is_no_token_and_what_its_deletion_waits_for(
+    endpoint: TokenEndpoint, write_file: Callable[[str], Path], client: GoogleCloudTPU
+) -> None:
+    write_file("operator")
+    world = ResourceWorld(service=client)
+    await world.run(10)
+    assert world.condition("Accepted") == ("False", "NoCredentials")
+    error = world.status.error
+    assert error is not None
+    assert (error.kind, error.code) == ("Credentials", "UNAUTHENTICATED")
+    assert "the audience isn't of this pool" in error.message
+    assert world.events.count("NoCredentials") == 1
+    assert await world.record_writes() == []
+    claimed = {**world.status.to_raw(), "bookkeeping": {"created": True}}
+    assert world.raw is not None
+    meta = {**world.raw["metadata"], "finalizers": [FINALIZER]}
+    world.cluster.put("queuedresources", {**world.raw, "metadata": meta, "status": claimed})
+    world.delete()
+    await world.run(3)
+    assert world.condition("Degraded") == ("True", "DeletionBlocked")
+    assert endpoint.subject_tokens == ["operator"]
+
+
+_PROGRAM = """
+import asyncio, sys
+from stepkeeper_operator.cloud_tpu.client import GoogleCloudTPU
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudTPUError, Place
+
+async def main():
+    client = GoogleCloudTPU(endpoint=sys.argv[1], insecure=False)
+    try:
+        for version in ApiVersion:
+            print(len(await client.list_nodes(Place(project="a-project", zone="us-west4-a"), version)))
+    except CloudTPUError as error:
+        print(error.kind, error)
+    await client.close()
+
+asyncio.run(main())
+"""
+
+
+async def run_program(address: str, **variables: str) -> str:
+    """List nodes in a process of its own: some variables are read once in a process."""
+    program = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        _PROGRAM,
+        address,
+        env={**os.environ, **variables},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await program.communicate()
+    assert program.returncode == 0
+    return said.decode()
+
+
+@pytest.mark.parametrize("status", [403, 404])
+async def test_a_metadata_server_that_refuses_a_token_is_lasting(
+    endpoint: TokenEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    endpoint.metadata_status = status
+    host = endpoint.url.split("/")[2]
+    config = {"HOME": str(tmp_path), "CLOUDSDK_CONFIG": str(tmp_path)}
+    said = await run_program(NOWHERE, GCE_METADATA_HOST=host, GCE_METADATA_IP=host, **config)
+    assert said.startswith("Credentials UNAUTHENTICATED")
+    assert "service-accounts/default" in said
+    assert f"Status: {status}" in said
+
+
+class Doorkeeper(aio.ServerInterceptor):  # type: ignore[misc]  # gRPC ships no types
+    """Notes what requests show."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        self.shown += [value for key, value in details.invocation_metadata if key == "authorization"]
+        return await continuation(details)
+
+
+async def test_requests_carry_the_token_to_a_server_with_tls(
+    endpoint: TokenEndpoint, write_file: Callable[[str], Path], tmp_path: Path, tpu: FakeTpu
+) -> None:
+    endpoint.grant("a-token")
+    write_file("operator")
+    tls, door = make_tls(("localhost",)), Doorkeeper()
+    roots = tmp_path / "roots.pem"
+    roots.write_bytes(tls.ca.certificate_pem)
+    server = aio.server(interceptors=[door])
+    server.add_generic_rpc_handlers(tuple(tpu_service(v, tpu.engine.invoke) for v in Version))
+    pair = (tls.serving.key_pem, tls.serving.certificate_pem)
+    port = server.add_secure_port("127.0.0.1:0", ssl_server_credentials([pair]))
+    await server.start()
+    said = await run_program(f"localhost:{port}", GRPC_DEFAULT_SSL_ROOTS_FILE_PATH=str(roots))
+    await server.stop(grace=None)
+    assert said == "0\n0\n"
+    assert door.shown == ["Bearer a-token"] * 2
+    assert endpoint.subject_tokens == ["operator"], "one token for both versions"

@@ -1,0 +1,128 @@
+"""Test that requests which hang hold up their own object, and no other."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from stepkeeper_operator.cache.cache import Cache
+from stepkeeper_operator.cache.keys import ObjectKey, queued_resource_key
+from stepkeeper_operator.cloud_tpu.cloud import (
+    ApiVersion,
+    CloudQueuedResource,
+    CloudRequest,
+    CloudTPUError,
+    ErrorKind,
+    Place,
+)
+from stepkeeper_operator.cloud_tpu.polling import Listing
+from stepkeeper_operator.cluster import QUEUED_RESOURCES
+from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.metrics import Metrics
+from stepkeeper_operator.queued_resources.absence import AbsenceCheck, Expected
+from stepkeeper_operator.queued_resources.controller import make_queued_resource_controller
+from stepkeeper_operator.queued_resources.memory import ResourceMemory
+from stepkeeper_operator.queued_resources.settings import CloudSettings
+from stepkeeper_operator.reconcile import Reconciler
+from stepkeeper_operator.testing.cluster import FakeCluster
+from stepkeeper_operator.testing.queued_resources import CLUSTER_ID, PLACE, make_resource
+from stepkeeper_operator.testing.small_cloud import SmallCloud
+from stepkeeper_operator.work_queue import KindQueues
+
+N_HUNG = 40
+
+
+class HangingCloud(SmallCloud):
+    """A cloud that never answers some requests."""
+
+    def __init__(self, n_asked: int = 3) -> None:
+        super().__init__(lambda: 0.0)
+        self._n_asked = n_asked
+        self.hung: list[str] = []
+        self.all_asked = asyncio.Event()
+        self.answered = asyncio.Event()
+
+    @override
+    async def create_queued_resource(self, request: CloudRequest) -> str:
+        if request.id.startswith("team-hung"):
+            self._note(request.id)
+            await asyncio.Event().wait()
+        operation = await super().create_queued_resource(request)
+        self.answered.set()
+        return operation
+
+    @override
+    async def get_queued_resource(
+        self, place: Place, queued_resource_id: str, version: ApiVersion
+    ) -> CloudQueuedResource | None:
+        self._note(queued_resource_id)
+        await self.all_asked.wait()
+        return await super().get_queued_resource(place, queued_resource_id, version)
+
+    def _note(self, cloud_id: str) -> None:
+        self.hung.append(cloud_id)
+        if len(self.hung) == self._n_asked:
+            self.all_asked.set()
+
+
+def raw_of(name: str) -> dict[str, Any]:
+    raw = make_resource(finalizers=()).to_raw()
+    raw["metadata"] = {"name": name, "namespace": "team", "uid": f"uid-{name}", "generation": 1}
+    del raw["status"]
+    return raw
+
+
+async def test_many_creations_that_hang_hold_up_no_other_one() -> None:
+    cloud, cluster, cache, metrics = HangingCloud(N_HUNG), FakeCluster(lambda: 0.0), Cache(), Metrics()
+    settings = CloudSettings()
+    controller = make_queued_resource_controller(
+        cluster=cluster,
+        cache=cache,
+        cloud=cloud,
+        settings=settings,
+        metrics=metrics,
+        identity="operator-1",
+        acting=lambda: True,
+    )
+    kind = controller.resource.kind
+    queues: KindQueues[ObjectKey] = KindQueues({kind: settings.n_at_once})
+    cluster.put("namespaces", {"metadata": {"name": "kube-system", "uid": CLUSTER_ID}})
+
+    def record(plural: str, raw: RawObject, deleted: bool) -> None:  # a plain callable
+        if plural == "queuedresources":
+            cache.record(QUEUED_RESOURCES, raw, deleted=deleted)
+            queues.add(queued_resource_key("team", raw["metadata"]["name"]))
+
+    cluster.on_change = record
+    for number in range(N_HUNG):
+        cluster.put("queuedresources", raw_of(f"hung-{number}"))
+    reconciler = Reconciler(controllers={kind: controller}, cache=cache, metrics=metrics)
+    running = asyncio.create_task(queues.run(reconciler.reconcile))
+    await cloud.all_asked.wait()
+    cluster.put("queuedresources", raw_of("good"))
+    await cloud.answered.wait()
+    assert cloud.created == ["team-good"]
+    assert len(cloud.hung) == N_HUNG
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def complete(cloud: SmallCloud, *names: str, limit_s: float = 30.0) -> Listing | None:
+    check = AbsenceCheck(cloud, CloudSettings(gets_limit_s=limit_s), clock=lambda: 0.0)
+    memory = ResourceMemory(listed_at=0.0)
+    expected = Expected(resources=names)
+    return await check.complete(Listing(asked_at=0.0), expected, memory, PLACE, ApiVersion.V2)
+
+
+async def test_what_a_list_leaves_out_is_asked_for_all_at_once() -> None:
+    cloud = HangingCloud()
+    listing = await complete(cloud, "a", "b", "c")  # none is answered before all are asked for
+    assert listing is not None
+    assert sorted(cloud.hung) == ["a", "b", "c"]
+
+
+async def test_all_that_is_asked_for_by_name_has_one_limit() -> None:
+    with pytest.raises(CloudTPUError, match="slow") as failure:
+        await complete(HangingCloud(), "a", "b", limit_s=0.01)
+    assert failure.value.kind is ErrorKind.TRANSIENT
