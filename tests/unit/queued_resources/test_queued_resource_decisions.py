@@ -209,6 +209,32 @@ def test_a_lost_node_of_an_active_resource_ends_it(state: str) -> None:
     assert [event.reason for event in decision.events].count("Preempted") == 1
 
 
+@pytest.mark.parametrize(
+    ("tier", "ends"), [({"spot": {}}, True), ({"bestEffort": {}}, True), ({"guaranteed": {}}, False)]
+)
+def test_a_stopped_node_ends_what_the_cloud_may_take_away(tier: dict[str, Any], *, ends: bool) -> None:
+    resource = created(QueuedResourceState.ACTIVE, tier=tier)
+    cloud = make_cloud_resource(resource, "ACTIVE")
+    decision = decide(resource, observe(cloud, nodes=[make_node(cloud, state="STOPPED")]))
+    assert decision.status.bookkeeping.removing == ("Preempted" if ends else "")
+    assert find(decision, "Degraded").reason == ("AsExpected" if ends else "NodeNotReady")
+
+
+def test_a_node_that_is_being_stopped_ends_nothing_yet() -> None:
+    resource = created(QueuedResourceState.ACTIVE)
+    cloud = make_cloud_resource(resource, "ACTIVE")
+    decision = decide(resource, observe(cloud, nodes=[make_node(cloud, state="STOPPING")]))
+    assert not decision.status.bookkeeping.removing
+
+
+def test_a_stopped_spot_node_is_kept_where_the_policy_says_so() -> None:
+    resource = created(QueuedResourceState.ACTIVE, recreate_policy={"onSuspended": "Keep"})
+    cloud = make_cloud_resource(resource, "ACTIVE")
+    decision = decide(resource, observe(cloud, nodes=[make_node(cloud, state="STOPPED")]))
+    assert not decision.status.bookkeeping.removing
+    assert find(decision, "Degraded").reason == "Preempted"
+
+
 def test_a_node_that_is_missing_for_long_ends_it() -> None:
     resource = noted(created(QueuedResourceState.ACTIVE), active_since=int(NOW - 119))
     cloud = make_cloud_resource(resource, "ACTIVE")

@@ -13,6 +13,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, ErrorKind
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.queued_resources.decide.answers import error_kind
+from stepkeeper_operator.queued_resources.decide.ends import find_lost_states
 from stepkeeper_operator.queued_resources.decide.joining import derive_joined
 from stepkeeper_operator.queued_resources.decide.mirror import find_next_maintenance, to_word
 from stepkeeper_operator.queued_resources.decision import Finding, Plan, Problem
@@ -55,8 +56,8 @@ _ADVICE: Final = {
     ErrorKind.CREDENTIALS: "Give the operator credentials: cloudTPU.credentialsSecret in the chart's values, or"
     " Workload Identity (docs/operations/queued-resources.md)",
 }
-_ON_ITS_WAY: Final = {"READY", "CREATING", "DELETING", "PREEMPTED", "TERMINATED", "STATE_UNSPECIFIED"}
-"""States of nodes that need no word of their own: all is well, or the resource is made anew for them."""
+_ON_ITS_WAY: Final = {"READY", "CREATING", "DELETING", "STATE_UNSPECIFIED"}
+"""States of nodes that need no word of their own, besides those for which the resource is made anew."""
 
 _QUOTA_IS_ENOUGH: Final = {
     QueuedResourceState.WAITING,
@@ -82,7 +83,7 @@ def derive_conditions(
         *plan.problems,
         *_find_autocheckpoint_problem(resource, sight),
         *_find_unwell_nodes(sight),
-        *_find_unready_nodes(sight),
+        *_find_unready_nodes(resource, sight),
         *_find_silence(scene.observed, now=scene.now),
     )
     findings = [
@@ -225,11 +226,12 @@ def _find_unwell_nodes(sight: Sight) -> tuple[Problem, ...]:
     return (Problem(reason="NodeUnhealthy", message=text),)
 
 
-def _find_unready_nodes(sight: Sight) -> tuple[Problem, ...]:
+def _find_unready_nodes(resource: QueuedResource, sight: Sight) -> tuple[Problem, ...]:
     """Find what takes no pods though the resource is active, and isn't lost for ever: stopped, repaired, unknown."""
     if sight.resource is None or sight.resource.state != "ACTIVE":
         return ()
-    unready = [node for node in sight.nodes if node.state not in _ON_ITS_WAY]
+    settled = _ON_ITS_WAY | find_lost_states(resource.spec.tier)
+    unready = [node for node in sight.nodes if node.state not in settled]
     if not unready:
         return ()
     text = f"{_name([f'{node.id} is {to_word(node.state)}' for node in unready])}: jobs wait until it is Ready again"
