@@ -8,13 +8,15 @@ import pytest
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.client import GoogleCloudTPU
-from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, Place
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudRequest, Place
+from stepkeeper_operator.queued_resources.naming import make_labels
 from stepkeeper_operator.testing.resource_world import ResourceWorld
 from tpuapi.fake import FakeTpu
 from tpuapi.server import serving
 
 PLACE = Place(project="my-project", zone="us-west4-a")
 ACTIVE = QueuedResourceState.ACTIVE
+NODE = {"accelerator_type": "v5litepod-8", "runtime_version": "v2-alpha-tpuv5-lite"}
 
 
 class Site:
@@ -156,6 +158,47 @@ async def test_what_was_retained_is_taken_up_by_the_next_object_of_the_name(
     assert await site.list_ids() == ["team-v5e"]
     assert site.world.status.joined == "2/2"
     await site.vanish()
+
+
+async def make_by_hand(client: GoogleCloudTPU, *, count: int) -> None:
+    many = tuple(f"team-v5e-{index}" for index in range(count))
+    request = CloudRequest(
+        place=PLACE,
+        id="team-v5e",
+        request_id="",
+        api_version=ApiVersion.V2,
+        node_ids=("team-v5e",) if count == 1 else many,
+        node_id_prefix=None if count == 1 else "team-v5e",
+        node={**NODE, "labels": {"team": "blue"}},
+        tier={"spot": {}},
+        queueing={},
+    )
+    await client.create_queued_resource(request)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_of_two_clusters_one_adopts_what_nobody_has_labelled(make_site: MakeSite, count: int) -> None:
+    first = await make_site(node={"count": count})
+    second = await make_site(node={"count": count}, cluster_id="another-cluster")
+    await make_by_hand(first.client, count=count)
+    for _ in range(25):
+        await first.run(1)
+        second.world.now = first.world.now
+        await second.run(1, seconds=0)
+    accepted = {site.world.condition("Accepted"): site for site in (first, second)}
+    assert accepted.keys() == {("True", "Accepted"), ("False", "NotOurs")}
+    owner, other = accepted["True", "Accepted"], accepted["False", "NotOurs"]
+    cluster_id = "cluster-uid" if owner is first else "another-cluster"
+    nodes = await owner.client.list_nodes(PLACE, ApiVersion.V2)
+    assert len(nodes) == count
+    for node in nodes:
+        assert node.labels == {"team": "blue", **make_labels(owner.world.resource.metadata, cluster_id)}
+    other.world.delete()
+    await other.run(10)
+    assert other.world.raw is None
+    assert await owner.list_ids() == ["team-v5e"]
+    owner.world.now = other.world.now
+    await owner.vanish()
 
 
 async def test_a_creation_whose_answer_is_lost_is_found_again(make_site: MakeSite, tpu: FakeTpu) -> None:

@@ -53,6 +53,7 @@ def find_expected(subject: Subject, members: Iterable[Member], listing: Listing)
     found = listing.resources.get(ids[-1])
     if found is not None and bookkeeping.created:
         known = found.state == "ACTIVE" and bookkeeping.active_since is not None and not leaving
+        known = known or bookkeeping.adopted  # their labels say whose they are
         return Expected(nodes=found.node_ids if known else (), twice=True)
     nodes = tuple(sorted({member.cloud_node for member in members if member.cloud_node}))
     if not (bookkeeping.created or leaving or nodes):

@@ -1,7 +1,7 @@
 """Keep queued resources and nodes in memory: `CloudTPU` without a server. Time passes when `advance` is called."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from typing_extensions import override
@@ -72,7 +72,7 @@ class SmallCloud(CloudTPU):
         """The error that operations end with."""
 
         self.on_request: Callable[[str, str], None] = lambda _verb, _id: None
-        """Called for each request to create and delete, before it is carried out."""
+        """Called for each request to create, delete and label, before it is carried out."""
 
     @override
     async def list_queued_resources(
@@ -136,6 +136,16 @@ class SmallCloud(CloudTPU):
         return operation
 
     @override
+    async def set_node_labels(
+        self, place: Place, node_id: str, labels: Mapping[str, str], version: ApiVersion
+    ) -> None:
+        self.on_request("label", node_id)
+        self._fail("label")
+        known = self.nodes.get((place, node_id))
+        if known is not None:
+            self.nodes[place, node_id] = replace(known, labels=dict(labels))
+
+    @override
     async def get_operation(self, name: str, version: ApiVersion) -> CloudOperationState | None:
         self._fail("operation")
         return self._operations.get(name)
@@ -191,7 +201,7 @@ class SmallCloud(CloudTPU):
     def fail_next(
         self, verb: str, kind: ErrorKind, code: str, message: str = "", *, carried_out: bool = False
     ) -> None:
-        """Let the next request of a verb (list, get, get_node, operation, create, delete) get an error."""
+        """Let the next request of a verb (list, get, get_node, operation, create, delete, label) get an error."""
         self.faults.setdefault(verb, []).append((CloudTPUError(kind, code, message), carried_out))
 
     def _create(self, request: CloudRequest) -> str:

@@ -8,20 +8,25 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceState,
     QueuedResourceStatus,
 )
-from stepkeeper_operator.cloud_tpu.cloud import CloudTPUError, ErrorKind
+from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudQueuedResource, CloudTPUError, ErrorKind
 from stepkeeper_operator.queued_resources.decision import (
     CreateCloudResource,
     DeleteCloudResource,
+    LabelNodes,
     SetFinalizer,
 )
+from stepkeeper_operator.queued_resources.naming import make_labels
 from stepkeeper_operator.queued_resources.observed import Observed
 from stepkeeper_operator.testing.queued_resources import (
+    CLUSTER_ID,
     NOW,
+    SETTINGS,
     after,
     created,
     decide,
     find,
     kinds,
+    list_cloud,
     make_cloud_resource,
     make_node,
     make_resource,
@@ -165,14 +170,27 @@ def test_a_difference_is_told_field_by_field_and_without_secrets() -> None:
     assert "secret" not in message
 
 
-def test_what_matches_and_is_nobodys_is_adopted() -> None:
+def look(cloud: CloudQueuedResource, node: CloudNode, asked_at: float) -> Observed:
+    return Observed(cluster_id=CLUSTER_ID, listing=list_cloud([cloud], [node], asked_at=asked_at))
+
+
+def test_what_matches_and_is_nobodys_is_adopted_once_its_labels_have_stood_for_a_while() -> None:
     resource = make_resource()
     node = {"accelerator_type": "v5litepod-8", "runtime_version": "v2-alpha-tpuv5-lite"}
     cloud = make_cloud_resource(resource, "ACTIVE", node=node)
-    adopted = decide(resource, observe(cloud))
+    labelling = decide(resource, observe(cloud, nodes=[make_node(cloud)]))
+    assert kinds(labelling) == [LabelNodes]
+    ours = make_node(cloud, labels=make_labels(resource.metadata, CLUSTER_ID))
+    waiting = decide(after(resource, labelling), look(cloud, ours, NOW))
+    assert waiting.actions == ()
+    assert not waiting.status.bookkeeping.created
+    later = NOW + SETTINGS.claim_s
+    still = decide(after(resource, waiting), look(cloud, ours, later - 1), later)
+    assert not still.status.bookkeeping.created, "the list is older than that"
+    adopted = decide(after(resource, waiting), look(cloud, ours, later), later)
     assert adopted.actions == ()
     assert adopted.status.bookkeeping.adopted
-    settled = decide(after(resource, adopted), observe(cloud, nodes=[make_node(cloud)]))
+    settled = decide(after(resource, adopted), look(cloud, ours, later), later)
     assert settled.status.state is QueuedResourceState.ACTIVE
     assert find(settled, "Accepted").status == "True"
 

@@ -153,7 +153,7 @@ class CloudError(StatusPart):
     """What it means: Quota, Terminal, NotFound, AlreadyExists, Busy, Transient or Credentials."""
 
     verb: Annotated[str, Field(max_length=32)] = ""
-    """What was asked: List, Create or Delete."""
+    """What was asked: List, Create, Delete or Label."""
 
     time: Timestamp
     """When it was seen first."""
@@ -169,7 +169,11 @@ class QueuedResourceBookkeeping(StatusPart):
     """A creation of the present one was begun: from then on it may exist in the cloud."""
 
     adopted: bool = False
-    """The present one was not made by the operator: its labels don't say whose it is."""
+    """The present one was not made for this object: the labels of its request don't say that it is the object's."""
+
+    claimed_at: Timestamp | None = None
+    """Time since when the nodes of what somebody else made have carried this object's labels; absent once it is
+    adopted."""
 
     asked_at: Timestamp | None = None
     """When the present one was asked for, while a request may still be on its way."""

@@ -82,8 +82,8 @@ def find_end(
 def find_lost_states(tier: TierSpec) -> frozenset[str]:
     """Find the states from which a node doesn't come back.
 
-    The cloud doesn't always call a node PREEMPTED that it took away: STOPPED means the same on machines that it may take
-    at any time, since the operator stops none. Guaranteed ones are stopped by people, who start them again.
+    The cloud doesn't always call a node PREEMPTED that it took away: STOPPED means the same on machines that it may
+    take at any time, since the operator stops none. Guaranteed ones are stopped by people, who start them again.
     """
     return _LOST_STATES if tier.guaranteed is not None else _LOST_STATES | {_STOPPED}
 
