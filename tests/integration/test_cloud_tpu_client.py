@@ -94,7 +94,7 @@ async def test_the_same_request_twice_is_carried_out_once(cloud: GoogleCloudTPU)
 async def test_many_are_listed_page_by_page(cloud: GoogleCloudTPU) -> None:
     for number in range(3):
         await cloud.create_queued_resource(request_of(f"train-{number}"))
-    listing = await Poller(cloud).list_place(PLACE, ALPHA, newer_than=0.0)
+    listing = await Poller(cloud).list_place(PLACE, newer_than=0.0)
     assert set(listing.resources) == {"train-0", "train-1", "train-2"}
 
 

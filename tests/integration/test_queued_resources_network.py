@@ -11,6 +11,7 @@ from stepkeeper_operator.cloud_tpu.client import GoogleCloudTPU
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudRequest, Place
 from stepkeeper_operator.queued_resources.naming import make_labels
 from stepkeeper_operator.testing.resource_world import ResourceWorld
+from tpuapi.core.values import Version
 from tpuapi.fake import FakeTpu
 from tpuapi.server import serving
 
@@ -85,7 +86,7 @@ async def test_it_is_created_joined_and_deleted(make_site: MakeSite, tier: dict[
     assert site.world.status.api_version == ("v2" if "spot" in tier else "v2alpha1")
     assert (
         site.world.status.autocheckpoint
-        == {"guaranteed": "On", "spot": "", "bestEffort": "Off"}[next(iter(tier))]
+        == {"guaranteed": "On", "spot": "Off", "bestEffort": "Off"}[next(iter(tier))]
     )
     assert site.world.condition("Degraded") == ("False", "AsExpected")
     assert await site.world.record_writes() == []
@@ -249,3 +250,29 @@ async def test_a_deletion_at_any_time_leaves_nothing(make_site: MakeSite, rounds
     site = await make_site()
     await site.run(rounds)
     await site.vanish()
+
+
+async def test_a_service_without_v2alpha1_serves_what_doesnt_need_it(tpu: FakeTpu) -> None:
+    async with serving(tpu, versions=[Version.V2]) as address:
+        client = GoogleCloudTPU(endpoint=address, insecure=True)
+        site = Site(tpu, client)
+        for _ in range(12):
+            await site.world.reconcile()
+            await site.world.reconcile()
+            tpu.step(10)
+            site.world.now = tpu.clock.now()
+            site.world.sync_hosts(await client.list_nodes(PLACE, ApiVersion.V2))
+        assert site.world.condition("NodesJoined") == ("True", "AllHostsJoined")
+        assert site.world.condition("MaintenanceScheduled") == ("Unknown", "NotTold")
+        message = next(c.message for c in site.world.status.conditions if c.type == "MaintenanceScheduled")
+        assert "UNIMPLEMENTED" in message
+        await client.close()
+
+
+async def test_maintenance_of_spot_machines_is_told_too(make_site: MakeSite, tpu: FakeTpu) -> None:
+    site = await make_site()
+    await site.become_active()
+    assert site.world.condition("MaintenanceScheduled") == ("False", "NotAnnounced")
+    tpu.announce_maintenance("team-v5e", starts_in_s=3600, lasts_s=600)
+    await site.run(10)
+    assert site.world.condition("MaintenanceScheduled") == ("True", "Pending")

@@ -71,16 +71,16 @@ class AbsenceCheck:
         self._clock = clock
 
     async def complete(
-        self, listing: Listing, expected: Expected, memory: ResourceMemory, place: Place, version: ApiVersion
+        self, listing: Listing, expected: Expected, memory: ResourceMemory, place: Place
     ) -> Listing | None:
-        """Return the listing with everything that exists of what is expected.
+        """Return the listing with everything that exists of what is expected, by the same version of the API.
 
         None: something is missing for the first time that has to be missed twice. Raises CloudTPUError.
         """
-        nodes = await self._get_nodes(expected.nodes, listing, place, version)
+        nodes = await self._get_nodes(expected.nodes, listing, place)
         owners = {node.queued_resource.rpartition("/")[2] for node in nodes.values() if node is not None}
         wanted = {*expected.resources, *owners} - {""}
-        resources = await self._get_resources(wanted, listing, place, version)
+        resources = await self._get_resources(wanted, listing, place)
         missing = {f"nodes/{name}" for name, node in nodes.items() if node is None}
         missing |= {name for name in expected.resources if name in resources and resources[name] is None}
         now = self._clock()
@@ -95,13 +95,13 @@ class AbsenceCheck:
         )
 
     async def _get_nodes(
-        self, names: Iterable[str], listing: Listing, place: Place, version: ApiVersion
+        self, names: Iterable[str], listing: Listing, place: Place
     ) -> dict[str, CloudNode | None]:
         slots = asyncio.Semaphore(_MOST_AT_ONCE)
 
         async def get(name: str) -> tuple[str, CloudNode | None]:
             async with slots:
-                return name, await self._get_node(place, name, version)
+                return name, await self._get_node(place, name, listing.version)
 
         return dict(await asyncio.gather(*(get(name) for name in names if name not in listing.nodes)))
 
@@ -116,10 +116,10 @@ class AbsenceCheck:
             raise
 
     async def _get_resources(
-        self, names: Iterable[str], listing: Listing, place: Place, version: ApiVersion
+        self, names: Iterable[str], listing: Listing, place: Place
     ) -> dict[str, CloudQueuedResource | None]:
         return {
-            name: await self._cloud.get_queued_resource(place, name, version)
+            name: await self._cloud.get_queued_resource(place, name, listing.version)
             for name in sorted(names)
             if name not in listing.resources
         }

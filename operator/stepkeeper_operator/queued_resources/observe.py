@@ -110,9 +110,9 @@ class Observer:
         if operation is not None and operation.done:
             newer_than = max(newer_than, now)
         try:
-            listing = await self._poller.list_place(memory.place, version, newer_than=newer_than)
+            listing = await self._poller.list_place(memory.place, newer_than=newer_than)
             expected = find_expected(subject, observed.members, listing)
-            complete = await self._absence.complete(listing, expected, memory, memory.place, version)
+            complete = await self._absence.complete(listing, expected, memory, memory.place)
         except CloudTPUError as error:
             self._metrics.record_list(memory.place.project, memory.place.zone, memory.listed_at)
             return replace(observed, error=error, operation=operation)

@@ -71,6 +71,10 @@ class SmallCloud(CloudTPU):
         self.operation_error: CloudTPUError | None = None
         """The error that operations end with."""
 
+        self.alpha_error: CloudTPUError | None = None
+        """The error that lists by v2alpha1 get; None: they are answered."""
+
+        self._list_fault: tuple[CloudTPUError, bool] | None = None
         self.on_request: Callable[[str, str], None] = lambda _verb, _id: None
         """Called for each request to create, delete and label, before it is carried out."""
 
@@ -79,18 +83,16 @@ class SmallCloud(CloudTPU):
         self, place: Place, version: ApiVersion
     ) -> tuple[CloudQueuedResource, ...]:
         await self.answers.wait()
-        self._fail("list")
+        self._fail_list(version)
         self.n_lists += 1
         found = [resource for (at, _), resource in self.resources.items() if at == place]
         return tuple(resource for resource in found if resource.id not in self.unlisted)
 
     @override
     async def list_nodes(self, place: Place, version: ApiVersion) -> tuple[CloudNode, ...]:
-        self._fail("list")
+        self._fail_list(version)
         nodes = [node for (at, _), node in self.nodes.items() if at == place and node.id not in self.unlisted]
-        if version is ApiVersion.V2:
-            nodes = [replace(node, autocheckpoint_enabled=None, maintenance=None) for node in nodes]
-        return tuple(nodes)
+        return tuple(_show(node, version) for node in nodes)
 
     @override
     async def get_queued_resource(
@@ -105,7 +107,8 @@ class SmallCloud(CloudTPU):
         self.n_gets += 1
         self._fail("get")
         self._fail("get_node")
-        return self.nodes.get((place, node_id))
+        node = self.nodes.get((place, node_id))
+        return None if node is None else _show(node, version)
 
     @override
     async def create_queued_resource(self, request: CloudRequest) -> str:
@@ -260,6 +263,20 @@ class SmallCloud(CloudTPU):
         for node_key in [k for k, node in self.nodes.items() if node.queued_resource == resource.name]:
             del self.nodes[node_key]
 
+    def _fail_list(self, version: ApiVersion) -> None:
+        """Let a fault of lists hit both versions: v2 is asked where v2alpha1 fails."""
+        if version is ApiVersion.V2ALPHA1:
+            if self.alpha_error is not None:
+                raise self.alpha_error
+            self._list_fault = self._take_fault("list")
+            fault = self._list_fault
+        else:
+            fault, self._list_fault = self._list_fault, None
+            if self.alpha_error is not None:
+                fault = self._take_fault("list")
+        if fault is not None:
+            raise fault[0]
+
     def _fail(self, verb: str) -> None:
         error = self._take_fault(verb)
         if error is not None:
@@ -268,3 +285,10 @@ class SmallCloud(CloudTPU):
     def _take_fault(self, verb: str) -> tuple[CloudTPUError, bool] | None:
         queue = self.faults.get(verb)
         return queue.pop(0) if queue else None
+
+
+def _show(node: CloudNode, version: ApiVersion) -> CloudNode:
+    """Show the node as this version of the API does."""
+    if version is ApiVersion.V2ALPHA1:
+        return node
+    return replace(node, autocheckpoint_enabled=None, maintenance=None)

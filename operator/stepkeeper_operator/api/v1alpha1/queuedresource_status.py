@@ -121,7 +121,8 @@ class CloudNodeStatus(StatusPart):
     """Hosts that are Ready nodes of this cluster and not cordoned."""
 
     autocheckpoint_enabled: bool | None = None
-    """The setting as the cloud has it; absent where the version of its API doesn't tell."""
+    """The setting as the cloud has it; absent while only version v2 of its API answers, which
+    doesn't tell."""
 
     upcoming_maintenance: MaintenanceStatus | None = None
     """Maintenance that the cloud has announced."""
@@ -219,7 +220,8 @@ class QueuedResourceStatus(StatusPart):
     """Full name of the cloud resource: projects/<project>/locations/<zone>/queuedResources/<id>."""
 
     api_version: Annotated[str, Field(max_length=16)] = ""
-    """Version of the Cloud TPU API that is used: v2 or v2alpha1."""
+    """Version of the Cloud TPU API by which it is made and deleted: v2 or v2alpha1. It is listed by v2alpha1, whatever
+    this says, wherever that answers."""
 
     api_version_reason: Annotated[str, Field(max_length=256)] = ""
     """Why this version is used."""

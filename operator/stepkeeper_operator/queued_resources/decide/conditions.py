@@ -10,7 +10,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceState,
     QueuedResourceStatus,
 )
-from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, ErrorKind
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudMaintenance, ErrorKind
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.queued_resources.decide.answers import error_kind
 from stepkeeper_operator.queued_resources.decide.ends import find_lost_states
@@ -91,7 +91,7 @@ def derive_conditions(
         _derive_active(plan, sight, status),
         joined,
         degraded(problems),
-        _derive_maintenance(sight, now=scene.now),
+        _derive_maintenance(status, scene),
         _derive_quota(sight, status),
     ]
     return tuple(finding for finding in findings if finding is not None), look_s
@@ -159,13 +159,17 @@ def _derive_active(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> Fi
     return Finding(type=kind, status=False, reason=state.value, message=text)
 
 
-def _derive_maintenance(sight: Sight, *, now: float) -> Finding | None:
-    kind = _TYPES.MAINTENANCE_SCHEDULED
-    if sight.presence is Presence.UNKNOWN:
+def _derive_maintenance(status: QueuedResourceStatus, scene: Scene) -> Finding | None:
+    kind, sight, listing = _TYPES.MAINTENANCE_SCHEDULED, scene.sight, scene.observed.listing
+    if listing is None:
         return None
-    found = find_next_maintenance(sight.nodes, now=now)
-    if found is None:
+    told = listing.version is ApiVersion.V2ALPHA1
+    found = find_next_maintenance(sight.nodes, now=scene.now)
+    if found is None and (told or not sight.nodes):
         return Finding(type=kind, status=False, reason="NotAnnounced")
+    if found is None:
+        known = any(condition.type == kind for condition in status.conditions)
+        return None if known and not listing.refusal else _say_untold(listing.refusal)
     first, maintenance = found
     announced = [node for node in sight.nodes if node.maintenance is not None]
     ongoing = [n.id for n in announced if n.maintenance is not None and n.maintenance.status == "ONGOING"]
@@ -173,7 +177,15 @@ def _derive_maintenance(sight: Sight, *, now: float) -> Finding | None:
     text = f"node {first.id}{more}: {_describe_window(maintenance)}. Jobs on it save before it begins"
     if ongoing and first.id not in ongoing:
         text += f"; {_name(ongoing)} has maintenance now"
+    if not told:
+        text += ". So v2alpha1 of the Cloud TPU API told before it ceased to answer"
     return Finding(type=kind, status=True, reason="Ongoing" if ongoing else "Pending", message=text)
+
+
+def _say_untold(refusal: str) -> Finding:
+    why = f" ({refusal})" if refusal else ""
+    text = f"version v2 of the Cloud TPU API doesn't tell of maintenance, and v2alpha1 doesn't answer{why}"
+    return Finding(type=_TYPES.MAINTENANCE_SCHEDULED, status=None, reason="NotTold", message=text)
 
 
 def _describe_window(maintenance: CloudMaintenance) -> str:

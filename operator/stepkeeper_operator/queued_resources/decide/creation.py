@@ -8,7 +8,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceState,
     QueuedResourceStatus,
 )
-from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudQueuedResource, CloudRequest
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL
 from stepkeeper_operator.queued_resources.compare import find_differences
@@ -132,10 +132,9 @@ def plan_adoption(resource: QueuedResource, status: QueuedResourceStatus, scene:
     # Machines that joined long ago need no script any more, and its token is another one by now.
     script = None if relic else observed.script
     asked = build_request(resource, number=number, cluster_id=observed.cluster_id, script=script)
-    if observed.script_error and not relic:
-        return Plan(
-            status=status, look_s=settings.poll_active_s, accepted=_refuse(_NO_SCRIPT, observed.script_error)
-        )
+    doubt = _find_doubt(asked, scene, relic=relic)
+    if doubt is not None:
+        return Plan(status=status, look_s=settings.poll_active_s, accepted=doubt)
     differences = find_differences(asked, found)
     if not differences:
         claim = None if relic else plan_claim(resource, status, scene)
@@ -180,6 +179,22 @@ def _claim(resource: QueuedResource, status: QueuedResourceStatus, *, adopted: b
     if status.state in {None, QueuedResourceState.GONE}:
         status = status.model_copy(update={"state": QueuedResourceState.PENDING})
     return book(status, created=True, adopted=adopted, spec_hash=hash_spec(spec))
+
+
+def _find_doubt(asked: CloudRequest, scene: Scene, *, relic: bool) -> Finding | None:
+    """Find why nobody can tell whether what exists is what is asked for."""
+    listing = scene.observed.listing
+    if scene.observed.script_error and not relic:
+        return _refuse(_NO_SCRIPT, scene.observed.script_error)
+    if listing is None or listing.version is asked.api_version or listing.version is ApiVersion.V2ALPHA1:
+        return None
+    why = f" ({listing.refusal})" if listing.refusal else ""
+    text = (
+        f"{asked.id} exists. Whether it is what the spec asks for shows in v2alpha1 of the Cloud TPU API only, which "
+        f"doesn't answer{why}"
+    )
+    kind = QueuedResourceConditionType.ACCEPTED
+    return Finding(type=kind, status=None, reason="NotTold", message=text)
 
 
 def _refuse(reason: str, message: str) -> Finding:

@@ -20,6 +20,7 @@ from stepkeeper_operator.queued_resources.decide.lifecycle import (
     uncordon_members,
 )
 from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud
+from stepkeeper_operator.queued_resources.decide.recall import recall
 from stepkeeper_operator.queued_resources.decide.removal import delete_resource
 from stepkeeper_operator.queued_resources.decision import Decision, Plan, Problem, SetFinalizer
 from stepkeeper_operator.queued_resources.naming import FINALIZER, make_cloud_id, parse_number
@@ -44,6 +45,7 @@ def decide_queued_resource(
     if meta.deletion_timestamp is not None:
         retain = resource.spec.deletion_policy is DeletionPolicy.RETAIN
         return decide_deletion(meta, before, observed, settings, retain=retain, now=now)
+    observed = recall(observed, before, now=now)
     scene = Scene(
         meta=meta, observed=observed, sight=_look(meta, before, observed), settings=settings, now=now
     )
