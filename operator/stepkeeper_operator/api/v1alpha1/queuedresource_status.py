@@ -115,10 +115,11 @@ class CloudNodeStatus(StatusPart):
     """What the cloud saw on its hosts, newest first."""
 
     hosts: Count = 0
-    """Hosts of the slice; 0 while the cloud doesn't tell."""
+    """Number of hosts of the slice; 0 while the cloud doesn't tell. Each is a Node of this cluster once it has joined:
+    kubectl get nodes -l stepkeeper.dev/cloud-node=NAME."""
 
     joined_hosts: Count = 0
-    """Hosts that are Ready nodes of this cluster and not cordoned."""
+    """Number of hosts that are Ready nodes of this cluster and not cordoned."""
 
     autocheckpoint_enabled: bool | None = None
     """The setting as the cloud has it; absent while only version v2 of its API answers, which
