@@ -257,3 +257,48 @@ def test_the_nodes_of_an_earlier_object_of_the_name_get_the_new_ones_labels() ->
         assert world.cloud.created == ["team-v5e"]
 
     play(story())
+
+
+@pytest.mark.parametrize("deletes", [False, True])
+def test_an_adoption_may_begin_with_a_refused_creation(*, deletes: bool) -> None:
+    async def story() -> None:
+        world = ResourceWorld()
+        world.cloud.add(made_by_hand())
+        world.cloud.unlisted = {"team-v5e"}
+        await world.run(2)
+        assert world.status.error is not None
+        assert world.status.error.code == "ALREADY_EXISTS"
+        world.cloud.unlisted = set()
+        await world.run(4)
+        assert world.condition("Accepted") == ("Unknown", "Adopting")
+        if deletes:
+            world.delete()
+            await world.run(20)
+            assert world.raw is None
+            assert world.cloud.resources[PLACE, "team-v5e"].state == "ACTIVE"
+            return
+        await world.run(14)
+        assert world.condition("Accepted") == ("True", "Accepted")
+        assert world.status.bookkeeping.adopted
+        assert world.status.error is None
+
+    play(story())
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["not carried out", "carried out"])
+def test_an_operator_that_is_killed_at_any_write_adopts_it_all_the_same(*, before: bool) -> None:
+    async def story(kill_at: int) -> None:
+        world = ResourceWorld(node=SLICES)
+        world.cloud.add(made_by_hand(node=SLICES))
+        world.kill_at, world.kill_before = kill_at, before
+        await world.run(30)
+        assert world.status.bookkeeping.adopted
+        assert world.condition("Accepted") == ("True", "Accepted")
+        assert world.cloud.created == []
+        world.delete()
+        await world.run(20)
+        assert world.raw is None
+        assert not world.cloud.resources
+
+    for kill_at in range(8):
+        play(story(kill_at))

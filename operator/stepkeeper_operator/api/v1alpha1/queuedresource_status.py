@@ -174,7 +174,7 @@ class QueuedResourceBookkeeping(StatusPart):
     """The present one was not made for this object: the labels of its request don't say that it is the object's."""
 
     claimed_at: Timestamp | None = None
-    """Time since when the nodes of what somebody else made have carried this object's labels; absent once it is
+    """Time since when the first node of what somebody else made has carried this object's labels; absent once it is
     adopted."""
 
     asked_at: Timestamp | None = None

@@ -1,8 +1,8 @@
 """Make this object's what somebody else has made: label its live nodes, and see whether somebody else does, too. Pure.
 
 The API writes labels without a condition: of two operators that find the same machines unlabelled, the later one
-overwrites the other. So labels count once they have stood for longer than a late one can take. By then, every other
-operator sees them before it writes.
+overwrites the other. So all label the same node first, and its labels count once they have stood for longer than a
+late one can take. By then, every other operator sees them before it writes, and the other nodes follow.
 """
 
 import math
@@ -13,7 +13,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceConditionType,
     QueuedResourceStatus,
 )
-from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource, ErrorKind
+from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudQueuedResource, ErrorKind
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.queued_resources.decide.answers import book, error_kind
 from stepkeeper_operator.queued_resources.decide.mirror import match_members
@@ -34,30 +34,47 @@ _REFUSED: Final = {ErrorKind.TERMINAL, ErrorKind.NOT_FOUND, ErrorKind.CREDENTIAL
 
 def plan_claim(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan | None:
     """Plan the next step to own what has no owner and is what the spec asks for. None: it is the object's."""
-    found, sight, settings = scene.sight.resource, scene.sight, scene.settings
+    found, sight = scene.sight.resource, scene.sight
     assert found is not None  # the caller has seen it
     missing = set(found.node_ids) - {node.id for node in sight.live}
     stuck = [node.id for node in sight.unlabelled if node.state != _READY]
     if missing or stuck or not sight.live:
-        waiting = book(status, claimed_at=None)
-        if found.state in _ENDED:
-            return Plan(status=waiting, look_s=settings.poll_waiting_s, accepted=_refuse(found))
-        text = f"{found.name} exists, is nobody's and is what the spec asks for. It is adopted once its nodes are READY"
-        return Plan(status=waiting, look_s=settings.poll_active_s, accepted=_await(text))
-    if sight.unlabelled:
-        return Plan(
-            status=book(status, claimed_at=None),
-            actions=plan_labels(resource, status, scene),
-            look_s=settings.poll_fast_s,
-            accepted=judge_labels(status, scene),
-        )
-    return _plan_wait(status, scene)
+        return _plan_later(found, status, scene)
+    first = sight.live[0]
+    if first in sight.unlabelled:
+        return _plan_writing(resource, book(status, claimed_at=None), scene, only=first)
+    waiting = _plan_wait(status, scene)
+    if waiting is not None or not sight.unlabelled:
+        return waiting
+    return _plan_writing(resource, status, scene)
 
 
-def plan_labels(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> tuple[Action, ...]:
+def _plan_later(found: CloudQueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
+    status, settings = book(status, claimed_at=None), scene.settings
+    if found.state in _ENDED:
+        return Plan(status=status, look_s=settings.poll_waiting_s, accepted=_refuse(found))
+    text = f"{found.name} exists, is nobody's and is what the spec asks for. It is adopted once its nodes are READY"
+    return Plan(status=status, look_s=settings.poll_active_s, accepted=_await(text))
+
+
+def _plan_writing(
+    resource: QueuedResource, status: QueuedResourceStatus, scene: Scene, *, only: CloudNode | None = None
+) -> Plan:
+    return Plan(
+        status=status,
+        actions=plan_labels(resource, status, scene, only=only),
+        look_s=scene.settings.poll_fast_s,
+        accepted=judge_labels(status, scene),
+    )
+
+
+def plan_labels(
+    resource: QueuedResource, status: QueuedResourceStatus, scene: Scene, *, only: CloudNode | None = None
+) -> tuple[Action, ...]:
     """Plan the labels that are missing. The cluster's nodes come first: the cloud's tell which object they name."""
     former = relabel_members(scene)
-    nodes = [node for node in scene.sight.unlabelled if node.state == _READY][:_MOST_AT_ONCE]
+    unlabelled = scene.sight.unlabelled if only is None else (only,)
+    nodes = [node for node in unlabelled if node.state == _READY][:_MOST_AT_ONCE]
     found, not_before = scene.sight.resource, status.bookkeeping.not_before
     if former or not nodes or found is None or (not_before is not None and scene.now < not_before):
         return former
@@ -98,7 +115,10 @@ def _plan_wait(status: QueuedResourceStatus, scene: Scene) -> Plan | None:
     until = since + scene.settings.claim_s
     if listing is not None and listing.asked_at >= until:
         return None
-    text = f"the nodes carry this object's labels; it is adopted if they still do at {render_time(until)}"
+    first = scene.sight.live[0].id
+    text = (
+        f"node {first} carries this object's labels; all are adopted if it still does at {render_time(until)}"
+    )
     return Plan(status=status, look_s=scene.settings.poll_fast_s, accepted=_await(text))
 
 
