@@ -94,7 +94,7 @@ async def test_the_same_request_twice_is_carried_out_once(cloud: GoogleCloudTPU)
 async def test_many_are_listed_page_by_page(cloud: GoogleCloudTPU) -> None:
     for number in range(3):
         await cloud.create_queued_resource(request_of(f"train-{number}"))
-    listing = await Poller(cloud).list_place(PLACE, ALPHA, newer_than=0.0)
+    listing = await Poller(cloud).list_place(PLACE, newer_than=0.0)
     assert set(listing.resources) == {"train-0", "train-1", "train-2"}
 
 
@@ -142,3 +142,20 @@ async def test_without_credentials_every_request_says_so(monkeypatch: pytest.Mon
         assert refusal.value.kind is ErrorKind.CREDENTIALS
         assert "/nowhere/key.json" in refusal.value.message
     await client.close()
+
+
+@pytest.mark.parametrize("version", [ALPHA, V2])
+async def test_labels_of_a_live_node_are_replaced(
+    cloud: GoogleCloudTPU, tpu: FakeTpu, version: ApiVersion
+) -> None:
+    await cloud.create_queued_resource(request_of(version=version))
+    for _ in range(40):
+        tpu.step(10)
+    (before,) = await cloud.list_nodes(PLACE, version)
+    assert before.labels == {"stepkeeper-uid": "u-1"}
+    await cloud.set_node_labels(PLACE, before.id, {"stepkeeper-uid": "u-2", "team": "blue"}, version)
+    (after,) = await cloud.list_nodes(PLACE, version)
+    assert after.labels == {"stepkeeper-uid": "u-2", "team": "blue"}
+    (resource,) = await cloud.list_queued_resources(PLACE, version)
+    assert resource.node["labels"] == {"stepkeeper-uid": "u-1"}, "the request keeps its own"
+    await cloud.set_node_labels(PLACE, "nobody", {}, version)

@@ -8,13 +8,16 @@ import pytest
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.client import GoogleCloudTPU
-from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, Place
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudRequest, Place
+from stepkeeper_operator.queued_resources.naming import make_labels
 from stepkeeper_operator.testing.resource_world import ResourceWorld
+from tpuapi.core.values import Version
 from tpuapi.fake import FakeTpu
 from tpuapi.server import serving
 
 PLACE = Place(project="my-project", zone="us-west4-a")
 ACTIVE = QueuedResourceState.ACTIVE
+NODE = {"accelerator_type": "v5litepod-8", "runtime_version": "v2-alpha-tpuv5-lite"}
 
 
 class Site:
@@ -83,7 +86,7 @@ async def test_it_is_created_joined_and_deleted(make_site: MakeSite, tier: dict[
     assert site.world.status.api_version == ("v2" if "spot" in tier else "v2alpha1")
     assert (
         site.world.status.autocheckpoint
-        == {"guaranteed": "On", "spot": "", "bestEffort": "Off"}[next(iter(tier))]
+        == {"guaranteed": "On", "spot": "Off", "bestEffort": "Off"}[next(iter(tier))]
     )
     assert site.world.condition("Degraded") == ("False", "AsExpected")
     assert await site.world.record_writes() == []
@@ -158,6 +161,47 @@ async def test_what_was_retained_is_taken_up_by_the_next_object_of_the_name(
     await site.vanish()
 
 
+async def make_by_hand(client: GoogleCloudTPU, *, count: int) -> None:
+    many = tuple(f"team-v5e-{index}" for index in range(count))
+    request = CloudRequest(
+        place=PLACE,
+        id="team-v5e",
+        request_id="",
+        api_version=ApiVersion.V2,
+        node_ids=("team-v5e",) if count == 1 else many,
+        node_id_prefix=None if count == 1 else "team-v5e",
+        node={**NODE, "labels": {"team": "blue"}},
+        tier={"spot": {}},
+        queueing={},
+    )
+    await client.create_queued_resource(request)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_of_two_clusters_one_adopts_what_nobody_has_labelled(make_site: MakeSite, count: int) -> None:
+    first = await make_site(node={"count": count})
+    second = await make_site(node={"count": count}, cluster_id="another-cluster")
+    await make_by_hand(first.client, count=count)
+    for _ in range(25):
+        await first.run(1)
+        second.world.now = first.world.now
+        await second.run(1, seconds=0)
+    accepted = {site.world.condition("Accepted"): site for site in (first, second)}
+    assert accepted.keys() == {("True", "Accepted"), ("False", "NotOurs")}
+    owner, other = accepted["True", "Accepted"], accepted["False", "NotOurs"]
+    cluster_id = "cluster-uid" if owner is first else "another-cluster"
+    nodes = await owner.client.list_nodes(PLACE, ApiVersion.V2)
+    assert len(nodes) == count
+    for node in nodes:
+        assert node.labels == {"team": "blue", **make_labels(owner.world.resource.metadata, cluster_id)}
+    other.world.delete()
+    await other.run(10)
+    assert other.world.raw is None
+    assert await owner.list_ids() == ["team-v5e"]
+    owner.world.now = other.world.now
+    await owner.vanish()
+
+
 async def test_a_creation_whose_answer_is_lost_is_found_again(make_site: MakeSite, tpu: FakeTpu) -> None:
     site = await make_site()
     tpu.inject_error("CreateQueuedResource", "UNAVAILABLE", 1, after_commit=True)
@@ -206,3 +250,29 @@ async def test_a_deletion_at_any_time_leaves_nothing(make_site: MakeSite, rounds
     site = await make_site()
     await site.run(rounds)
     await site.vanish()
+
+
+async def test_a_service_without_v2alpha1_serves_what_doesnt_need_it(tpu: FakeTpu) -> None:
+    async with serving(tpu, versions=[Version.V2]) as address:
+        client = GoogleCloudTPU(endpoint=address, insecure=True)
+        site = Site(tpu, client)
+        for _ in range(12):
+            await site.world.reconcile()
+            await site.world.reconcile()
+            tpu.step(10)
+            site.world.now = tpu.clock.now()
+            site.world.sync_hosts(await client.list_nodes(PLACE, ApiVersion.V2))
+        assert site.world.condition("NodesJoined") == ("True", "AllHostsJoined")
+        assert site.world.condition("MaintenanceScheduled") == ("Unknown", "NotTold")
+        message = next(c.message for c in site.world.status.conditions if c.type == "MaintenanceScheduled")
+        assert "UNIMPLEMENTED" in message
+        await client.close()
+
+
+async def test_maintenance_of_spot_machines_is_told_too(make_site: MakeSite, tpu: FakeTpu) -> None:
+    site = await make_site()
+    await site.become_active()
+    assert site.world.condition("MaintenanceScheduled") == ("False", "NotAnnounced")
+    tpu.announce_maintenance("team-v5e", starts_in_s=3600, lasts_s=600)
+    await site.run(10)
+    assert site.world.condition("MaintenanceScheduled") == ("True", "Pending")

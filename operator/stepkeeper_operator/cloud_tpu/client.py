@@ -4,13 +4,13 @@ The client retries nothing by itself and gives every request a time limit: the c
 """
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Any, Final, TypeVar
 
 import grpc
 from google.cloud import tpu_v2, tpu_v2alpha1
 from google.longrunning import operations_pb2
-from google.protobuf import json_format
+from google.protobuf import field_mask_pb2, json_format
 
 from stepkeeper_operator.cloud_tpu.authorization import Authorization
 from stepkeeper_operator.cloud_tpu.cloud import (
@@ -124,6 +124,15 @@ class GoogleCloudTPU:
         )
         begun = await _get(client.delete_queued_resource(request, retry=None, timeout=_TIMEOUT_S))
         return None if begun is None else str(begun.operation.name)
+
+    async def set_node_labels(
+        self, place: Place, node_id: str, labels: Mapping[str, str], version: ApiVersion
+    ) -> None:
+        """Begin to replace all labels of a live node. That it is gone is no error."""
+        client, types = await self._connect(version)
+        node = types.Node(name=f"{place.parent}/nodes/{node_id}", labels=dict(labels))
+        request = types.UpdateNodeRequest(node=node, update_mask=field_mask_pb2.FieldMask(paths=["labels"]))
+        await _get(client.update_node(request, retry=None, timeout=_TIMEOUT_S))
 
     async def get_operation(self, name: str, version: ApiVersion) -> CloudOperationState | None:
         """Look at an operation. Return None if the API has forgotten it."""

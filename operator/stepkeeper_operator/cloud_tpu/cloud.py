@@ -228,5 +228,10 @@ class CloudTPU(Protocol):
     ) -> str | None:
         """Begin to delete a queued resource with its nodes (force). Return the operation's name; None: it is gone."""
 
+    async def set_node_labels(
+        self, place: Place, node_id: str, labels: Mapping[str, str], version: ApiVersion
+    ) -> None:
+        """Begin to replace all labels of a live node. That it is gone is no error."""
+
     async def get_operation(self, name: str, version: ApiVersion) -> CloudOperationState | None:
         """Look at an operation. Return None if the API has forgotten it."""

@@ -1,6 +1,6 @@
 """Count the requests to the Cloud TPU API, by method and by the code of the answer."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeVar
 
 from typing_extensions import override
@@ -68,6 +68,16 @@ class CountingCloudTPU(CloudTPU):
             place, queued_resource_id, request_id=request_id, version=version
         )
         return await self._counted("DeleteQueuedResource", request)
+
+    @override
+    async def set_node_labels(
+        self, place: Place, node_id: str, labels: Mapping[str, str], version: ApiVersion
+    ) -> None:
+        async def update() -> bool:
+            await self._cloud.set_node_labels(place, node_id, labels, version)
+            return True
+
+        await self._counted("UpdateNode", update())
 
     @override
     async def get_operation(self, name: str, version: ApiVersion) -> CloudOperationState | None:

@@ -13,6 +13,7 @@ from stepkeeper_operator.cloud_tpu.cloud import (
     CloudQueuedResource,
     CloudTPU,
     CloudTPUError,
+    ErrorKind,
     Place,
 )
 
@@ -23,6 +24,11 @@ _log = logging.getLogger(__name__)
 _ERROR_KEPT_S: Final = 5.0
 """Seconds for which a failed list answers for all who ask: 200 resources of a place send one request, not 200."""
 
+_REFUSAL_KEPT_S: Final = 300.0
+"""Seconds after which v2alpha1 is asked again where it was refused, and for which its passing errors aren't told."""
+
+_REFUSALS: Final = {ErrorKind.TERMINAL, ErrorKind.NOT_FOUND}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
@@ -31,6 +37,12 @@ class Listing:
     asked_at: float
     """Unix time just before the requests were sent: what was written before it is in the listing."""
 
+    version: ApiVersion = ApiVersion.V2ALPHA1
+    """The version of the API that it is by. Version v2 shows neither maintenance nor autocheckpoint."""
+
+    refusal: str = ""
+    """Code of the error for which v2alpha1 doesn't list the place; empty: it does, or hasn't failed for long."""
+
     resources: dict[str, CloudQueuedResource] = field(default_factory=dict)
     """Queued resources by id."""
 
@@ -38,13 +50,31 @@ class Listing:
     """Nodes by id."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lack:
+    """Version v2alpha1 doesn't list a place."""
+
+    since: float
+    asked_at: float
+    error: CloudTPUError
+
+    def is_asked_again(self, now: float) -> bool:
+        """Return True where it may answer now: a refusal stays until somebody gives a permission."""
+        return self.error.kind not in _REFUSALS or now - self.asked_at >= _REFUSAL_KEPT_S
+
+    def describe(self, now: float) -> str:
+        lasts = self.error.kind in _REFUSALS or now - self.since >= _REFUSAL_KEPT_S
+        return self.error.code if lasts else ""
+
+
 @dataclass(slots=True)
 class _Lists:
-    """The lists of a place by one version of the API."""
+    """The lists of a place."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     listing: Listing | None = None
     failed: tuple[float, CloudTPUError] | None = None
+    lack: _Lack | None = None
 
 
 class Poller:
@@ -53,32 +83,18 @@ class Poller:
     def __init__(self, cloud: CloudTPU, *, clock: Callable[[], float] = time.time) -> None:
         self._cloud = cloud
         self._clock = clock
-        self._lists: dict[tuple[Place, ApiVersion], _Lists] = {}
+        self._lists: dict[Place, _Lists] = {}
 
-    async def list_place(self, place: Place, version: ApiVersion, *, newer_than: float) -> Listing:
+    async def list_place(self, place: Place, *, newer_than: float) -> Listing:
         """Return a listing that was asked for after `newer_than`, a Unix time. Whoever comes meanwhile shares it.
 
-        Once a resource of the place needs v2alpha1, the place is listed with it: it shows all that v2 shows. Where
-        v2alpha1 doesn't answer, the others are told what v2 shows.
+        It is by v2alpha1, which shows all that v2 shows, whatever versions the resources were made by. Where v2alpha1
+        doesn't answer, it is by v2.
 
         Raises:
             CloudTPUError: The place can't be listed. The error answers for some seconds.
         """
-        alpha = self._lists.get((place, ApiVersion.V2ALPHA1))
-        if version is ApiVersion.V2 and alpha is not None and alpha.failed is None:
-            try:
-                return await self._share(alpha, place, ApiVersion.V2ALPHA1, newer_than)
-            except CloudTPUError as error:  # whoever needs v2alpha1 is told of it when they ask
-                _log.info("v2alpha1 fails; asking v2", extra={"place": place.parent, "error": str(error)})
-        lists = self._lists.setdefault((place, version), _Lists())
-        return await self._share(lists, place, version, newer_than)
-
-    def forget_place(self, place: Place) -> None:
-        """Forget the listings of a place that no object is in any more."""
-        for version in ApiVersion:
-            self._lists.pop((place, version), None)
-
-    async def _share(self, lists: _Lists, place: Place, version: ApiVersion, newer_than: float) -> Listing:
+        lists = self._lists.setdefault(place, _Lists())
         async with lists.lock:
             if lists.listing is not None and lists.listing.asked_at > newer_than:
                 return lists.listing
@@ -86,19 +102,46 @@ class Poller:
             if lists.failed is not None and 0 <= now - lists.failed[0] < _ERROR_KEPT_S:
                 raise lists.failed[1]
             try:
-                lists.listing = await self._list(place, version, now)
+                lists.listing = await self._list_by_best(lists, place, now)
             except CloudTPUError as error:
                 lists.failed = (now, error)
                 raise
             lists.failed = None
             return lists.listing
 
-    async def _list(self, place: Place, version: ApiVersion, now: float) -> Listing:
+    def forget_place(self, place: Place) -> None:
+        """Forget the listings of a place that no object is in any more."""
+        self._lists.pop(place, None)
+
+    async def _list_by_best(self, lists: _Lists, place: Place, now: float) -> Listing:
+        """List by v2alpha1, else by v2. What fails with both says nothing about v2alpha1."""
+        lack = lists.lack
+        if lack is None or lack.is_asked_again(now):
+            try:
+                listing = await self._list(place, ApiVersion.V2ALPHA1, now)
+            except CloudTPUError as error:
+                if error.kind is ErrorKind.CREDENTIALS:
+                    raise
+                lack = _Lack(since=now if lack is None else lack.since, asked_at=now, error=error)
+            else:
+                lists.lack = None
+                return listing
+        listing = await self._list(place, ApiVersion.V2, now, refusal=lack.describe(now))
+        if lists.lack is None:
+            _log.warning(
+                "v2alpha1 doesn't list, asking v2", extra={"place": place.parent, "error": str(lack.error)}
+            )
+        lists.lack = lack
+        return listing
+
+    async def _list(self, place: Place, version: ApiVersion, now: float, *, refusal: str = "") -> Listing:
         # Nodes first: a node that is listed belongs to a resource that the second list still shows, or that is gone.
         nodes = await self._cloud.list_nodes(place, version)
         resources = await self._cloud.list_queued_resources(place, version)
         return Listing(
             asked_at=now,
+            version=version,
+            refusal=refusal,
             resources={resource.id: resource for resource in resources},
             nodes={node.id: node for node in nodes},
         )

@@ -57,6 +57,7 @@ def find_expected(subject: Subject, members: Iterable[Member], listing: Listing)
     found = listing.resources.get(ids[-1])
     if found is not None and bookkeeping.created:
         known = found.state == "ACTIVE" and bookkeeping.active_since is not None and not leaving
+        known = known or bookkeeping.adopted  # their labels say whose they are
         return Expected(nodes=found.node_ids if known else (), twice=True)
     nodes = tuple(sorted({member.cloud_node for member in members if member.cloud_node}))
     if not (bookkeeping.created or leaving or nodes):
@@ -74,15 +75,15 @@ class AbsenceCheck:
         self._clock = clock
 
     async def complete(
-        self, listing: Listing, expected: Expected, memory: ResourceMemory, place: Place, version: ApiVersion
+        self, listing: Listing, expected: Expected, memory: ResourceMemory, place: Place
     ) -> Listing | None:
-        """Return the listing with everything that exists of what is expected.
+        """Return the listing with everything that exists of what is expected, by the same version of the API.
 
         None: something is missing for the first time that has to be missed twice. Raises CloudTPUError.
         """
         try:
             async with asyncio.timeout(self._settings.gets_limit_s):
-                nodes, resources = await self._get_unlisted(listing, expected, place, version)
+                nodes, resources = await self._get_unlisted(listing, expected, place)
         except TimeoutError as error:
             text = f"{place.parent} is slow to be asked for by name"
             raise CloudTPUError(ErrorKind.TRANSIENT, "DEADLINE_EXCEEDED", text) from error
@@ -100,17 +101,17 @@ class AbsenceCheck:
         )
 
     async def _get_unlisted(
-        self, listing: Listing, expected: Expected, place: Place, version: ApiVersion
+        self, listing: Listing, expected: Expected, place: Place
     ) -> tuple[dict[str, CloudNode | None], dict[str, CloudQueuedResource | None]]:
         nodes = await _get_all(
             (name for name in expected.nodes if name not in listing.nodes),
-            lambda name: self._get_node(place, name, version),
+            lambda name: self._get_node(place, name, listing.version),
         )
         owners = {node.queued_resource.rpartition("/")[2] for node in nodes.values() if node is not None}
         wanted = {*expected.resources, *owners} - {""}
         resources = await _get_all(
             (name for name in wanted if name not in listing.resources),
-            lambda name: self._cloud.get_queued_resource(place, name, version),
+            lambda name: self._cloud.get_queued_resource(place, name, listing.version),
         )
         return nodes, resources
 

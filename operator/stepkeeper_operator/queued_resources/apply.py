@@ -19,12 +19,13 @@ from stepkeeper_operator.queued_resources.decision import (
     DeleteCloudResource,
     DeleteNode,
     EvictPod,
+    LabelNodes,
     Relabel,
     SetFinalizer,
     Uncordon,
 )
 from stepkeeper_operator.queued_resources.memory import Memory
-from stepkeeper_operator.queued_resources.naming import FINALIZER
+from stepkeeper_operator.queued_resources.naming import CLUSTER_LABEL, FINALIZER, Owner, find_owner
 from stepkeeper_operator.queued_resources.observed import Member, Observed, Outcome, Verb
 from stepkeeper_operator.queued_resources.subject import Subject
 from stepkeeper_operator.writing import ObjectWriter
@@ -101,6 +102,8 @@ class Applier:
                     action.place, action.cloud_id, request_id=action.request_id, version=action.version
                 )
                 await self._ask_cloud(meta, Verb.DELETE, action.cloud_id, deletion)
+            case LabelNodes():
+                await self._ask_cloud(meta, Verb.LABEL, action.cloud_id, self._label(meta, action))
             case Cordon():
                 await self._cordon(action.member, by=meta.uid)
             case Uncordon():
@@ -128,6 +131,17 @@ class Applier:
         finally:
             memory.last_cloud_write_at = self._clock()
             memory.operation_read_at = 0.0
+
+    async def _label(self, meta: ObjectMeta, action: LabelNodes) -> None:
+        """Label the nodes, each after another look: a list is older, and another cluster may label them, too."""
+        for node_id in action.node_ids:
+            node = await self._cloud.get_node(action.place, node_id, action.version)
+            if node is None:
+                continue
+            owner = find_owner(node.labels, meta, cluster_id=action.labels[CLUSTER_LABEL])
+            if owner in {Owner.UNLABELLED, Owner.RELIC}:
+                labels = {**node.labels, **action.labels}
+                await self._cloud.set_node_labels(action.place, node_id, labels, action.version)
 
     async def _set_finalizer(self, meta: ObjectMeta, *, present: bool) -> None:
         others = [name for name in meta.finalizers if name != FINALIZER]

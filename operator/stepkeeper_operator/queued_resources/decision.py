@@ -1,5 +1,6 @@
 """Define the decision about one QueuedResource, as values. `apply` carries it out."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -20,6 +21,7 @@ __all__ = [
     "DeleteNode",
     "EvictPod",
     "Finding",
+    "LabelNodes",
     "Plan",
     "Problem",
     "Relabel",
@@ -47,6 +49,19 @@ class DeleteCloudResource:
     place: Place
     cloud_id: str
     request_id: str
+    version: ApiVersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelNodes:
+    """Write this object's labels on live cloud nodes that nobody else's are on."""
+
+    place: Place
+    cloud_id: str
+    """Id of the queued resource."""
+
+    node_ids: tuple[str, ...]
+    labels: Mapping[str, str]
     version: ApiVersion
 
 
@@ -87,6 +102,7 @@ Action: TypeAlias = (
     SetFinalizer
     | CreateCloudResource
     | DeleteCloudResource
+    | LabelNodes
     | Cordon
     | Uncordon
     | Relabel

@@ -25,7 +25,14 @@ from stepkeeper_operator.facts.raw import RawObject, controller_of
 from stepkeeper_operator.metrics import QueuedResourceMetrics
 from stepkeeper_operator.queued_resources.absence import AbsenceCheck, find_expected
 from stepkeeper_operator.queued_resources.memory import Memory, ResourceMemory
-from stepkeeper_operator.queued_resources.naming import FINALIZER, UID_LABEL, parse_cloud_name
+from stepkeeper_operator.queued_resources.naming import (
+    FINALIZER,
+    UID_LABEL,
+    Owner,
+    find_owner,
+    make_cloud_id,
+    parse_cloud_name,
+)
 from stepkeeper_operator.queued_resources.observed import Member, MemberPod, Observed
 from stepkeeper_operator.queued_resources.pacing import compute_poll_s
 from stepkeeper_operator.queued_resources.request import choose_api_version, place_of
@@ -103,28 +110,33 @@ class Observer:
         if operation is not None and operation.done:
             newer_than = max(newer_than, now)
         try:
-            listing = await self._poller.list_place(memory.place, version, newer_than=newer_than)
+            listing = await self._poller.list_place(memory.place, newer_than=newer_than)
             expected = find_expected(subject, observed.members, listing)
-            complete = await self._absence.complete(listing, expected, memory, memory.place, version)
+            complete = await self._absence.complete(listing, expected, memory, memory.place)
         except CloudTPUError as error:
             self._metrics.record_list(memory.place.project, memory.place.zone, memory.listed_at)
             return replace(observed, error=error, operation=operation)
         memory.listed_at = listing.asked_at
         self._metrics.record_list(memory.place.project, memory.place.zone, listing.asked_at)
-        former = self._find_former(subject, listing)
+        former = self._find_former(subject, listing, observed.cluster_id)
         return replace(
             observed, listing=complete, listed_at=listing.asked_at, operation=operation, former=former
         )
 
-    def _find_former(self, subject: Subject, listing: Listing) -> tuple[Member, ...]:
-        """Find the nodes that name the earlier object of an adopted resource."""
-        named = parse_cloud_name(subject.status.cloud_name)
-        found = None if named is None else listing.resources.get(named[1])
-        if not subject.status.bookkeeping.adopted or found is None:
+    def _find_former(self, subject: Subject, listing: Listing, cluster_id: str) -> tuple[Member, ...]:
+        """Find the nodes that name an earlier object of this name, by the labels that it has left in the cloud."""
+        meta, bookkeeping = subject.meta, subject.status.bookkeeping
+        named = parse_cloud_name(subject.status.cloud_name) if bookkeeping.created else None
+        cloud_id = make_cloud_id(meta.namespace, meta.name, bookkeeping.number) if named is None else named[1]
+        found = listing.resources.get(cloud_id)
+        if found is None:
             return ()
-        uid = found.node.get("labels", {}).get(UID_LABEL, subject.meta.uid)
-        nodes = () if uid == subject.meta.uid else self._cache.list_nodes_of(uid)
-        return tuple(_read_member(node, subject.meta.uid) for node in nodes)
+        live = (node for node in listing.nodes.values() if node.queued_resource == found.name)
+        labels = [found.node.get("labels", {}), *(node.labels for node in live)]
+        relics = [each for each in labels if find_owner(each, meta, cluster_id=cluster_id) is Owner.RELIC]
+        uids = sorted({each[UID_LABEL] for each in relics if UID_LABEL in each})
+        nodes = (node for uid in uids for node in self._cache.list_nodes_of(uid))
+        return tuple(_read_member(node, meta.uid) for node in nodes)
 
     async def _read_operation(
         self, status: QueuedResourceStatus, memory: ResourceMemory, version: ApiVersion

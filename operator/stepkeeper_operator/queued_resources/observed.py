@@ -15,6 +15,7 @@ class Verb(StrEnum):
     LIST = "List"
     CREATE = "Create"
     DELETE = "Delete"
+    LABEL = "Label"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,7 @@ class Observed:
     outcome: Outcome | None = None
     members: tuple[Member, ...] = ()
     former: tuple[Member, ...] = ()
-    """Nodes of this cluster that still name the earlier object whose cloud resource was adopted."""
+    """Nodes of this cluster that still name an earlier object of this name, whose cloud resource exists."""
 
     pods: tuple[MemberPod, ...] | None = None
     """The pods on the members; None: nobody has looked, for its machines aren't being removed."""

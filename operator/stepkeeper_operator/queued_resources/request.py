@@ -66,7 +66,7 @@ def choose_api_version(spec: QueuedResourceSpec) -> tuple[ApiVersion, str]:
         needs.append("tier guaranteed with reserved")
     if needs:
         return ApiVersion.V2ALPHA1, f"only v2alpha1 has {' and '.join(needs)}"
-    return ApiVersion.V2, "nothing in the spec needs v2alpha1; v2 doesn't tell of maintenance"
+    return ApiVersion.V2, "nothing in the spec needs v2alpha1"
 
 
 def build_request(

@@ -23,13 +23,13 @@ class Presence(StrEnum):
     ABSENT = "Absent"
     OURS = "Ours"
     UNLABELLED = "Unlabelled"
-    """Something without our labels. We haven't adopted it."""
+    """Something whose request nobody has labelled, and whose nodes carry nobody's labels but ours. It isn't adopted."""
 
     RELIC = "Relic"
     """Something of an earlier object of the same name, which is gone. We haven't adopted it."""
 
     FOREIGN = "Foreign"
-    """Something of another cluster or another object. It is never touched."""
+    """Something of another cluster or another object, by its request or by its live nodes. It is never touched."""
 
 
 _PRESENCES: Final = {
@@ -50,6 +50,12 @@ class Sight:
 
     nodes: tuple[CloudNode, ...] = ()
     """Nodes of it."""
+
+    live: tuple[CloudNode, ...] = ()
+    """All nodes of the resource, whoever's it is."""
+
+    unlabelled: tuple[CloudNode, ...] = ()
+    """Those of them that don't carry our labels, where neither the request does."""
 
     leftovers: tuple[CloudNode, ...] = ()
     """Other nodes that carry our labels."""
@@ -82,6 +88,7 @@ def look_at(observed: Observed, meta: ObjectMeta, cloud_id: str, *, adopted: boo
         return Sight(presence=Presence.UNKNOWN)
     found = observed.listing.resources.get(cloud_id)
     presence = Presence.ABSENT if found is None else _judge(found, observed, meta, adopted=adopted)
+    live = () if found is None else _list_live(found, observed)
     named = frozenset(found.node_ids) if found is not None and presence is Presence.OURS else frozenset()
     mine = found is None or presence is Presence.OURS
     nodes, leftovers = [], []
@@ -90,12 +97,14 @@ def look_at(observed: Observed, meta: ObjectMeta, cloud_id: str, *, adopted: boo
         ours = owner is Owner.OURS or (adopted and owner is Owner.RELIC)
         if mine and (node.queued_resource.rpartition("/")[2] == cloud_id or (ours and node.id in named)):
             nodes.append(node)
-        elif ours:
+        elif ours and node not in live:
             leftovers.append(node)
     return Sight(
         presence=presence,
         resource=found,
         nodes=tuple(nodes),
+        live=live,
+        unlabelled=() if found is None else _list_unlabelled(found, live, observed, meta),
         leftovers=tuple(leftovers),
         strays=_list_others(observed, meta, cloud_id, Owner.OURS),
         relics=_list_others(observed, meta, cloud_id, Owner.RELIC),
@@ -106,14 +115,41 @@ def _list_others(
     observed: Observed, meta: ObjectMeta, cloud_id: str, owner: Owner
 ) -> tuple[CloudQueuedResource, ...]:
     listed = () if observed.listing is None else observed.listing.resources.values()
-    return tuple(r for r in listed if r.id != cloud_id and _owner(_labels_of(r), observed, meta) is owner)
+    mine = [r for r in listed if r.id != cloud_id and _owner(_labels_of(r), observed, meta) is owner]
+    return tuple(r for r in mine if _judge(r, observed, meta, adopted=False) is not Presence.FOREIGN)
 
 
 def _judge(found: CloudQueuedResource, observed: Observed, meta: ObjectMeta, *, adopted: bool) -> Presence:
+    """Judge by the request's labels, which nobody can change; where they name nobody who is there, by its nodes'."""
     owner = _owner(_labels_of(found), observed, meta)
-    if adopted and owner in {Owner.UNLABELLED, Owner.RELIC}:
-        return Presence.OURS
-    return _PRESENCES[owner]
+    if owner in {Owner.OURS, Owner.FOREIGN}:
+        return _PRESENCES[owner]
+    on_nodes = {_owner(node.labels, observed, meta) for node in _list_live(found, observed)}
+    if Owner.FOREIGN in on_nodes:
+        return Presence.FOREIGN
+    # No other cluster takes for unlabelled what names this one, or what has a node that does.
+    certain = owner is Owner.RELIC or not on_nodes or Owner.OURS in on_nodes
+    return Presence.OURS if adopted and certain else _PRESENCES[owner]
+
+
+def _list_live(found: CloudQueuedResource, observed: Observed) -> tuple[CloudNode, ...]:
+    listed = () if observed.listing is None else observed.listing.nodes.values()
+    mine = [node for node in listed if _is_of(node, found)]
+    return tuple(sorted(mine, key=_natural))
+
+
+def _is_of(node: CloudNode, found: CloudQueuedResource) -> bool:
+    if node.queued_resource:
+        return node.queued_resource.rpartition("/")[2] == found.id
+    return node.id in found.node_ids
+
+
+def _list_unlabelled(
+    found: CloudQueuedResource, live: tuple[CloudNode, ...], observed: Observed, meta: ObjectMeta
+) -> tuple[CloudNode, ...]:
+    if _owner(_labels_of(found), observed, meta) is Owner.OURS:
+        return ()
+    return tuple(node for node in live if _owner(node.labels, observed, meta) is not Owner.OURS)
 
 
 def _owner(labels: Mapping[str, str], observed: Observed, meta: ObjectMeta) -> Owner:

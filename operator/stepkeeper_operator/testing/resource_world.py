@@ -29,7 +29,7 @@ _PLURAL: Final = "queuedresources"
 _KEY: Final = queued_resource_key("team", "v5e")
 _SETTINGS: Final = CloudSettings(poll_fast_s=10, poll_active_s=20, poll_waiting_s=20)
 _WRITES: Final = ("apply", "create", "delete", "set_finalizers", "change_node", "evict_pod")
-_CLOUD_WRITES: Final = ("create_queued_resource", "delete_queued_resource")
+_CLOUD_WRITES: Final = ("create_queued_resource", "delete_queued_resource", "set_node_labels")
 
 
 class Killed(BaseException):
@@ -48,10 +48,14 @@ class ResourceWorld:
         now: float = 1_800_000_000.0,
         hosts_per_node: int = 1,
         service: CloudTPU | None = None,
+        cluster_id: str = CLUSTER_ID,
         settings: CloudSettings = _SETTINGS,
         **spec: Any,
     ) -> None:
-        """Make the world. With `service`, the operator asks that one, and `cloud` stays empty."""
+        """Make the world. With `service`, the operator asks that one, and `cloud` stays empty.
+
+        Several worlds with one service are several clusters, if each has a `cluster_id` of its own.
+        """
         self.now = now
         self.cluster = FakeCluster(lambda: self.now)
         self.cloud = SmallCloud(lambda: self.now, hosts_per_node=hosts_per_node)
@@ -66,7 +70,7 @@ class ResourceWorld:
         self.uid = "uid-1"
         self._count_writes()
         self._start_operator()
-        namespace = {"metadata": {"name": "kube-system", "uid": CLUSTER_ID}}
+        namespace = {"metadata": {"name": "kube-system", "uid": cluster_id}}
         self.cluster.put("namespaces", namespace)
         self.make_object(self.uid, **spec)
 

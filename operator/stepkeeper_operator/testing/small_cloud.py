@@ -1,7 +1,7 @@
 """Keep queued resources and nodes in memory: `CloudTPU` without a server. Time passes when `advance` is called."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from typing_extensions import override
@@ -71,26 +71,28 @@ class SmallCloud(CloudTPU):
         self.operation_error: CloudTPUError | None = None
         """The error that operations end with."""
 
+        self.alpha_error: CloudTPUError | None = None
+        """The error that lists by v2alpha1 get; None: they are answered."""
+
+        self._list_fault: tuple[CloudTPUError, bool] | None = None
         self.on_request: Callable[[str, str], None] = lambda _verb, _id: None
-        """Called for each request to create and delete, before it is carried out."""
+        """Called for each request to create, delete and label, before it is carried out."""
 
     @override
     async def list_queued_resources(
         self, place: Place, version: ApiVersion
     ) -> tuple[CloudQueuedResource, ...]:
         await self.answers.wait()
-        self._fail("list")
+        self._fail_list(version)
         self.n_lists += 1
         found = [resource for (at, _), resource in self.resources.items() if at == place]
         return tuple(resource for resource in found if resource.id not in self.unlisted)
 
     @override
     async def list_nodes(self, place: Place, version: ApiVersion) -> tuple[CloudNode, ...]:
-        self._fail("list")
+        self._fail_list(version)
         nodes = [node for (at, _), node in self.nodes.items() if at == place and node.id not in self.unlisted]
-        if version is ApiVersion.V2:
-            nodes = [replace(node, autocheckpoint_enabled=None, maintenance=None) for node in nodes]
-        return tuple(nodes)
+        return tuple(_show(node, version) for node in nodes)
 
     @override
     async def get_queued_resource(
@@ -105,7 +107,8 @@ class SmallCloud(CloudTPU):
         self.n_gets += 1
         self._fail("get")
         self._fail("get_node")
-        return self.nodes.get((place, node_id))
+        node = self.nodes.get((place, node_id))
+        return None if node is None else _show(node, version)
 
     @override
     async def create_queued_resource(self, request: CloudRequest) -> str:
@@ -134,6 +137,16 @@ class SmallCloud(CloudTPU):
         if error is not None:
             raise error[0]
         return operation
+
+    @override
+    async def set_node_labels(
+        self, place: Place, node_id: str, labels: Mapping[str, str], version: ApiVersion
+    ) -> None:
+        self.on_request("label", node_id)
+        self._fail("label")
+        known = self.nodes.get((place, node_id))
+        if known is not None:
+            self.nodes[place, node_id] = replace(known, labels=dict(labels))
 
     @override
     async def get_operation(self, name: str, version: ApiVersion) -> CloudOperationState | None:
@@ -191,7 +204,7 @@ class SmallCloud(CloudTPU):
     def fail_next(
         self, verb: str, kind: ErrorKind, code: str, message: str = "", *, carried_out: bool = False
     ) -> None:
-        """Let the next request of a verb (list, get, get_node, operation, create, delete) get an error."""
+        """Let the next request of a verb (list, get, get_node, operation, create, delete, label) get an error."""
         self.faults.setdefault(verb, []).append((CloudTPUError(kind, code, message), carried_out))
 
     def _create(self, request: CloudRequest) -> str:
@@ -250,6 +263,20 @@ class SmallCloud(CloudTPU):
         for node_key in [k for k, node in self.nodes.items() if node.queued_resource == resource.name]:
             del self.nodes[node_key]
 
+    def _fail_list(self, version: ApiVersion) -> None:
+        """Let a fault of lists hit both versions: v2 is asked where v2alpha1 fails."""
+        if version is ApiVersion.V2ALPHA1:
+            if self.alpha_error is not None:
+                raise self.alpha_error
+            self._list_fault = self._take_fault("list")
+            fault = self._list_fault
+        else:
+            fault, self._list_fault = self._list_fault, None
+            if self.alpha_error is not None:
+                fault = self._take_fault("list")
+        if fault is not None:
+            raise fault[0]
+
     def _fail(self, verb: str) -> None:
         error = self._take_fault(verb)
         if error is not None:
@@ -258,3 +285,10 @@ class SmallCloud(CloudTPU):
     def _take_fault(self, verb: str) -> tuple[CloudTPUError, bool] | None:
         queue = self.faults.get(verb)
         return queue.pop(0) if queue else None
+
+
+def _show(node: CloudNode, version: ApiVersion) -> CloudNode:
+    """Show the node as this version of the API does."""
+    if version is ApiVersion.V2ALPHA1:
+        return node
+    return replace(node, autocheckpoint_enabled=None, maintenance=None)

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 from grpc import aio
 
@@ -16,20 +16,23 @@ LONGEST_NAP_S = 0.2
 
 
 @contextlib.asynccontextmanager
-async def serving(fake: FakeTpu, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
+async def serving(
+    fake: FakeTpu, host: str = "127.0.0.1", port: int = 0, *, versions: Iterable[Version] = Version
+) -> AsyncIterator[str]:
     """Answer the calls of real clients while the context lasts.
 
     Args:
         fake: The service.
         host: The address to listen at.
         port: Its port; 0 for a free one.
+        versions: The versions of the API that there are.
 
     Yields:
         `host:port`, plaintext.
     """
     server = aio.server()
     invoke = fake.engine.invoke
-    server.add_generic_rpc_handlers((*(tpu_service(v, invoke) for v in Version), operations_service(invoke)))
+    server.add_generic_rpc_handlers((*(tpu_service(v, invoke) for v in versions), operations_service(invoke)))
     bound = server.add_insecure_port(f"{host}:{port}")
     await server.start()
     clock = asyncio.create_task(_run(fake, fake.clock)) if isinstance(fake.clock, ScaledClock) else None

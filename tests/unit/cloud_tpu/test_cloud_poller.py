@@ -1,6 +1,7 @@
 """All objects of a place share its lists."""
 
 import asyncio
+from collections.abc import Mapping
 
 import pytest
 
@@ -18,6 +19,8 @@ from stepkeeper_operator.cloud_tpu.polling import Poller
 
 PLACE = Place(project="lab-tpus", zone="us-central2-b")
 OTHER = Place(project="lab-tpus", zone="us-east5-a")
+REFUSED = CloudTPUError(ErrorKind.TERMINAL, "PERMISSION_DENIED", "not permitted")
+DOWN = CloudTPUError(ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
 
 
 class ListingCloud:
@@ -25,22 +28,23 @@ class ListingCloud:
 
     def __init__(self) -> None:
         self.asked: list[tuple[Place, ApiVersion]] = []
-        self.error: CloudTPUError | None = None
-        self.refused: set[ApiVersion] = set()
-        """Versions that may not be used."""
+        self.errors: dict[ApiVersion, CloudTPUError] = {}
+        """Errors of lists by each version."""
 
         self.gate = asyncio.Event()
         self.gate.set()
+
+    @property
+    def versions(self) -> list[ApiVersion]:
+        return [version for _, version in self.asked]
 
     async def list_queued_resources(
         self, place: Place, version: ApiVersion
     ) -> tuple[CloudQueuedResource, ...]:
         self.asked.append((place, version))
         await self.gate.wait()
-        if self.error is not None:
-            raise self.error
-        if version in self.refused:
-            raise CloudTPUError(ErrorKind.TERMINAL, "PERMISSION_DENIED", f"no {version}")
+        if version in self.errors:
+            raise self.errors[version]
         return (CloudQueuedResource(place=place, id="a", state="ACTIVE"),)
 
     async def list_nodes(self, place: Place, version: ApiVersion) -> tuple[CloudNode, ...]:
@@ -62,6 +66,11 @@ class ListingCloud:
     ) -> str | None:
         raise NotImplementedError
 
+    async def set_node_labels(
+        self, place: Place, node_id: str, labels: Mapping[str, str], version: ApiVersion
+    ) -> None:
+        raise NotImplementedError
+
     async def get_operation(self, name: str, version: ApiVersion) -> CloudOperationState | None:
         raise NotImplementedError
 
@@ -78,9 +87,7 @@ async def test_two_hundred_who_ask_at_once_send_one_list() -> None:
     cloud, clock = ListingCloud(), Clock()
     poller = Poller(cloud, clock=clock)
     cloud.gate.clear()
-    asking = [
-        asyncio.create_task(poller.list_place(PLACE, ApiVersion.V2, newer_than=990.0)) for _ in range(200)
-    ]
+    asking = [asyncio.create_task(poller.list_place(PLACE, newer_than=990.0)) for _ in range(200)]
     await asyncio.sleep(0)
     cloud.gate.set()
     listings = await asyncio.gather(*asking)
@@ -93,69 +100,91 @@ async def test_two_hundred_who_ask_at_once_send_one_list() -> None:
 async def test_a_listing_that_is_too_old_is_asked_for_again() -> None:
     cloud, clock = ListingCloud(), Clock()
     poller = Poller(cloud, clock=clock)
-    await poller.list_place(PLACE, ApiVersion.V2, newer_than=0.0)
+    await poller.list_place(PLACE, newer_than=0.0)
     clock.now = 1010.0
-    await poller.list_place(PLACE, ApiVersion.V2, newer_than=999.0)
+    await poller.list_place(PLACE, newer_than=999.0)
     assert len(cloud.asked) == 1
-    assert (await poller.list_place(PLACE, ApiVersion.V2, newer_than=1000.0)).asked_at == 1010.0
+    assert (await poller.list_place(PLACE, newer_than=1000.0)).asked_at == 1010.0
     assert len(cloud.asked) == 2
 
 
 async def test_an_error_answers_for_all_for_some_seconds_and_holds_up_no_other_place() -> None:
     cloud, clock = ListingCloud(), Clock()
     poller = Poller(cloud, clock=clock)
-    cloud.error = CloudTPUError(ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
+    cloud.errors = dict.fromkeys(ApiVersion, DOWN)
     for _ in range(3):
         with pytest.raises(CloudTPUError, match="down"):
-            await poller.list_place(PLACE, ApiVersion.V2, newer_than=0.0)
-    assert len(cloud.asked) == 1
-    cloud.error = None
-    assert (await poller.list_place(OTHER, ApiVersion.V2, newer_than=0.0)).resources
+            await poller.list_place(PLACE, newer_than=0.0)
+    assert cloud.versions == [ApiVersion.V2ALPHA1, ApiVersion.V2]
+    cloud.errors.clear()
+    assert (await poller.list_place(OTHER, newer_than=0.0)).resources
     clock.now += 6
-    assert (await poller.list_place(PLACE, ApiVersion.V2, newer_than=0.0)).resources
+    assert (await poller.list_place(PLACE, newer_than=0.0)).resources
 
 
-async def test_a_place_is_listed_with_v2alpha1_once_somebody_needs_it() -> None:
+async def test_every_place_is_listed_by_v2alpha1_which_shows_all() -> None:
+    cloud, clock = ListingCloud(), Clock()
+    listing = await Poller(cloud, clock=clock).list_place(PLACE, newer_than=0.0)
+    assert (listing.version, listing.refusal) == (ApiVersion.V2ALPHA1, "")
+    assert cloud.versions == [ApiVersion.V2ALPHA1]
+
+
+async def test_where_v2alpha1_is_refused_v2_answers_and_says_so() -> None:
     cloud, clock = ListingCloud(), Clock()
     poller = Poller(cloud, clock=clock)
-    for version in (ApiVersion.V2, ApiVersion.V2ALPHA1, ApiVersion.V2):
-        await poller.list_place(PLACE, version, newer_than=0.0)
-    assert [version for _, version in cloud.asked] == [ApiVersion.V2, ApiVersion.V2ALPHA1]
+    cloud.errors[ApiVersion.V2ALPHA1] = REFUSED
+    for _ in range(4):
+        listing = await poller.list_place(PLACE, newer_than=clock.now - 1)
+        assert (listing.version, listing.refusal) == (ApiVersion.V2, "PERMISSION_DENIED")
+        assert listing.resources
+        clock.now += 60
+    assert cloud.versions == [ApiVersion.V2ALPHA1, *[ApiVersion.V2] * 4], (
+        "a refusal isn't asked for again at once"
+    )
 
 
-async def test_a_refusal_of_v2alpha1_hides_nothing_that_v2_shows() -> None:
+async def test_a_permission_that_is_given_later_is_noticed() -> None:
     cloud, clock = ListingCloud(), Clock()
     poller = Poller(cloud, clock=clock)
-    cloud.refused = {ApiVersion.V2ALPHA1}
-    for _ in range(3):
-        with pytest.raises(CloudTPUError, match="no v2alpha1"):
-            await poller.list_place(PLACE, ApiVersion.V2ALPHA1, newer_than=clock.now - 1)
-        assert (await poller.list_place(PLACE, ApiVersion.V2, newer_than=clock.now - 1)).resources
-        clock.now += 10
-    assert [version for _, version in cloud.asked].count(ApiVersion.V2) == 3
+    cloud.errors[ApiVersion.V2ALPHA1] = REFUSED
+    await poller.list_place(PLACE, newer_than=clock.now - 1)
+    cloud.errors.clear()
+    clock.now += 299
+    assert (await poller.list_place(PLACE, newer_than=clock.now - 1)).version is ApiVersion.V2
+    clock.now += 1
+    assert (await poller.list_place(PLACE, newer_than=clock.now - 1)).version is ApiVersion.V2ALPHA1
 
 
-async def test_v2alpha1_that_begins_to_fail_is_replaced_for_those_who_can_do_without() -> None:
+async def test_a_passing_error_of_v2alpha1_is_told_only_if_it_lasts() -> None:
     cloud, clock = ListingCloud(), Clock()
     poller = Poller(cloud, clock=clock)
-    await poller.list_place(PLACE, ApiVersion.V2ALPHA1, newer_than=0.0)
-    cloud.refused = {ApiVersion.V2ALPHA1}
-    clock.now += 10
-    listing = await poller.list_place(PLACE, ApiVersion.V2, newer_than=clock.now - 1)
-    assert listing.asked_at == clock.now
-    cloud.refused = set()
-    clock.now += 10
-    await poller.list_place(PLACE, ApiVersion.V2ALPHA1, newer_than=clock.now - 1)
-    n_asked = len(cloud.asked)
-    await poller.list_place(PLACE, ApiVersion.V2, newer_than=clock.now - 1)
-    assert len(cloud.asked) == n_asked, "one list for all again"
+    cloud.errors[ApiVersion.V2ALPHA1] = DOWN
+    refusals = []
+    for _ in range(7):
+        listing = await poller.list_place(PLACE, newer_than=clock.now - 1)
+        assert listing.version is ApiVersion.V2
+        refusals.append(listing.refusal)
+        clock.now += 50
+    assert refusals == [*[""] * 6, "UNAVAILABLE"]
+    cloud.errors.clear()
+    assert (await poller.list_place(PLACE, newer_than=clock.now - 1)).version is ApiVersion.V2ALPHA1
 
 
-async def test_a_failing_v2_hides_nothing_that_v2alpha1_shows() -> None:
+async def test_what_fails_by_both_says_nothing_about_v2alpha1() -> None:
     cloud, clock = ListingCloud(), Clock()
     poller = Poller(cloud, clock=clock)
-    cloud.refused = {ApiVersion.V2}
-    with pytest.raises(CloudTPUError, match="no v2"):
-        await poller.list_place(PLACE, ApiVersion.V2, newer_than=0.0)
-    assert (await poller.list_place(PLACE, ApiVersion.V2ALPHA1, newer_than=0.0)).resources
-    assert (await poller.list_place(PLACE, ApiVersion.V2, newer_than=0.0)).resources
+    cloud.errors = dict.fromkeys(ApiVersion, REFUSED)
+    with pytest.raises(CloudTPUError, match="PERMISSION_DENIED"):
+        await poller.list_place(PLACE, newer_than=0.0)
+    cloud.errors.clear()
+    clock.now += 6
+    assert (await poller.list_place(PLACE, newer_than=0.0)).version is ApiVersion.V2ALPHA1
+
+
+async def test_without_credentials_one_version_is_asked() -> None:
+    cloud, clock = ListingCloud(), Clock()
+    error = CloudTPUError(ErrorKind.CREDENTIALS, "UNAUTHENTICATED", "no credentials")
+    cloud.errors[ApiVersion.V2ALPHA1] = error
+    with pytest.raises(CloudTPUError, match="no credentials"):
+        await Poller(cloud, clock=clock).list_place(PLACE, newer_than=0.0)
+    assert cloud.versions == [ApiVersion.V2ALPHA1]

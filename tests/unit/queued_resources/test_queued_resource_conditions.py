@@ -191,7 +191,7 @@ def test_an_unhealthy_node_is_a_problem_with_the_clouds_words() -> None:
     [("STOPPED", True), ("REPAIRING", True), ("UNKNOWN", True), ("HIDDEN", True), ("READY", False)],
 )
 def test_a_slice_that_is_not_ready_is_a_problem_of_an_active_resource(state: str, *, told: bool) -> None:
-    resource = active()
+    resource = active(tier={"guaranteed": {}}, node={"autocheckpointEnabled": False})
     degraded = find(
         judge(resource, slices(resource, state=state), member(0, cloud_node="team-v5e")), "Degraded"
     )

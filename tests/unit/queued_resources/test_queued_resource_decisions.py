@@ -8,20 +8,25 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceState,
     QueuedResourceStatus,
 )
-from stepkeeper_operator.cloud_tpu.cloud import CloudTPUError, ErrorKind
+from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudQueuedResource, CloudTPUError, ErrorKind
 from stepkeeper_operator.queued_resources.decision import (
     CreateCloudResource,
     DeleteCloudResource,
+    LabelNodes,
     SetFinalizer,
 )
+from stepkeeper_operator.queued_resources.naming import make_labels
 from stepkeeper_operator.queued_resources.observed import Observed
 from stepkeeper_operator.testing.queued_resources import (
+    CLUSTER_ID,
     NOW,
+    SETTINGS,
     after,
     created,
     decide,
     find,
     kinds,
+    list_cloud,
     make_cloud_resource,
     make_node,
     make_resource,
@@ -165,14 +170,27 @@ def test_a_difference_is_told_field_by_field_and_without_secrets() -> None:
     assert "secret" not in message
 
 
-def test_what_matches_and_is_nobodys_is_adopted() -> None:
+def look(cloud: CloudQueuedResource, node: CloudNode, asked_at: float) -> Observed:
+    return Observed(cluster_id=CLUSTER_ID, listing=list_cloud([cloud], [node], asked_at=asked_at))
+
+
+def test_what_matches_and_is_nobodys_is_adopted_once_its_labels_have_stood_for_a_while() -> None:
     resource = make_resource()
     node = {"accelerator_type": "v5litepod-8", "runtime_version": "v2-alpha-tpuv5-lite"}
     cloud = make_cloud_resource(resource, "ACTIVE", node=node)
-    adopted = decide(resource, observe(cloud))
+    labelling = decide(resource, observe(cloud, nodes=[make_node(cloud)]))
+    assert kinds(labelling) == [LabelNodes]
+    ours = make_node(cloud, labels=make_labels(resource.metadata, CLUSTER_ID))
+    waiting = decide(after(resource, labelling), look(cloud, ours, NOW))
+    assert waiting.actions == ()
+    assert not waiting.status.bookkeeping.created
+    later = NOW + SETTINGS.claim_s
+    still = decide(after(resource, waiting), look(cloud, ours, later - 1), later)
+    assert not still.status.bookkeeping.created, "the list is older than that"
+    adopted = decide(after(resource, waiting), look(cloud, ours, later), later)
     assert adopted.actions == ()
     assert adopted.status.bookkeeping.adopted
-    settled = decide(after(resource, adopted), observe(cloud, nodes=[make_node(cloud)]))
+    settled = decide(after(resource, adopted), look(cloud, ours, later), later)
     assert settled.status.state is QueuedResourceState.ACTIVE
     assert find(settled, "Accepted").status == "True"
 
@@ -207,6 +225,32 @@ def test_a_lost_node_of_an_active_resource_ends_it(state: str) -> None:
     decision = decide(resource, observe(cloud, nodes=[make_node(cloud, state=state)]))
     assert decision.status.bookkeeping.removing == "Preempted"
     assert [event.reason for event in decision.events].count("Preempted") == 1
+
+
+@pytest.mark.parametrize(
+    ("tier", "ends"), [({"spot": {}}, True), ({"bestEffort": {}}, True), ({"guaranteed": {}}, False)]
+)
+def test_a_stopped_node_ends_what_the_cloud_may_take_away(tier: dict[str, Any], *, ends: bool) -> None:
+    resource = created(QueuedResourceState.ACTIVE, tier=tier)
+    cloud = make_cloud_resource(resource, "ACTIVE")
+    decision = decide(resource, observe(cloud, nodes=[make_node(cloud, state="STOPPED")]))
+    assert decision.status.bookkeeping.removing == ("Preempted" if ends else "")
+    assert find(decision, "Degraded").reason == ("AsExpected" if ends else "NodeNotReady")
+
+
+def test_a_node_that_is_being_stopped_ends_nothing_yet() -> None:
+    resource = created(QueuedResourceState.ACTIVE)
+    cloud = make_cloud_resource(resource, "ACTIVE")
+    decision = decide(resource, observe(cloud, nodes=[make_node(cloud, state="STOPPING")]))
+    assert not decision.status.bookkeeping.removing
+
+
+def test_a_stopped_spot_node_is_kept_where_the_policy_says_so() -> None:
+    resource = created(QueuedResourceState.ACTIVE, recreate_policy={"onSuspended": "Keep"})
+    cloud = make_cloud_resource(resource, "ACTIVE")
+    decision = decide(resource, observe(cloud, nodes=[make_node(cloud, state="STOPPED")]))
+    assert not decision.status.bookkeeping.removing
+    assert find(decision, "Degraded").reason == "Preempted"
 
 
 def test_a_node_that_is_missing_for_long_ends_it() -> None:

@@ -93,7 +93,7 @@ def test_requests_are_counted_by_method_and_code() -> None:
         await world.run(20)
         requests = read(world)["stepkeeper_cloud_tpu_requests_total"]
         by_key = {(dict(labels)["method"], dict(labels)["code"]): value for labels, value in requests.items()}
-        assert by_key["ListNodes", "UNAVAILABLE"] == 1.0
+        assert by_key["ListNodes", "UNAVAILABLE"] == 2.0, "v2 was asked, too"
         assert by_key["ListQueuedResources", "OK"] == world.cloud.n_lists
         assert by_key["CreateQueuedResource", "OK"] == 1.0
         assert by_key["DeleteQueuedResource", "OK"] == 1.0

@@ -168,7 +168,7 @@ def test_what_somebody_made_by_hand_is_adopted_and_removed_with_the_object() -> 
         made = make_cloud_resource(world.resource, "ACTIVE")
         node = {key: value for key, value in made.node.items() if key not in {"labels", "metadata"}}
         world.cloud.add(replace(made, node=node))
-        await world.run(5)
+        await world.run(14)
         assert world.cloud.created == []
         assert world.status.state is QueuedResourceState.ACTIVE
         assert world.condition("NodesJoined") == ("True", "AllHostsJoined")

@@ -115,13 +115,15 @@ class CloudNodeStatus(StatusPart):
     """What the cloud saw on its hosts, newest first."""
 
     hosts: Count = 0
-    """Hosts of the slice; 0 while the cloud doesn't tell."""
+    """Number of hosts of the slice; 0 while the cloud doesn't tell. Each is a Node of this cluster once it has joined:
+    kubectl get nodes -l stepkeeper.dev/cloud-node=NAME."""
 
     joined_hosts: Count = 0
-    """Hosts that are Ready nodes of this cluster and not cordoned."""
+    """Number of hosts that are Ready nodes of this cluster and not cordoned."""
 
     autocheckpoint_enabled: bool | None = None
-    """The setting as the cloud has it; absent where the version of its API doesn't tell."""
+    """The setting as the cloud has it; absent while only version v2 of its API answers, which
+    doesn't tell."""
 
     upcoming_maintenance: MaintenanceStatus | None = None
     """Maintenance that the cloud has announced."""
@@ -153,7 +155,7 @@ class CloudError(StatusPart):
     """What it means: Quota, Terminal, NotFound, AlreadyExists, Busy, Transient or Credentials."""
 
     verb: Annotated[str, Field(max_length=32)] = ""
-    """What was asked: List, Create or Delete."""
+    """What was asked: List, Create, Delete or Label."""
 
     time: Timestamp
     """When it was seen first."""
@@ -169,7 +171,11 @@ class QueuedResourceBookkeeping(StatusPart):
     """A creation of the present one was begun: from then on it may exist in the cloud."""
 
     adopted: bool = False
-    """The present one was not made by the operator: its labels don't say whose it is."""
+    """The present one was not made for this object: the labels of its request don't say that it is the object's."""
+
+    claimed_at: Timestamp | None = None
+    """Time since when the first node of what somebody else made has carried this object's labels; absent once it is
+    adopted."""
 
     asked_at: Timestamp | None = None
     """When the present one was asked for, while a request may still be on its way."""
@@ -215,7 +221,8 @@ class QueuedResourceStatus(StatusPart):
     """Full name of the cloud resource: projects/<project>/locations/<zone>/queuedResources/<id>."""
 
     api_version: Annotated[str, Field(max_length=16)] = ""
-    """Version of the Cloud TPU API that is used: v2 or v2alpha1."""
+    """Version of the Cloud TPU API by which it is made and deleted: v2 or v2alpha1. It is listed by v2alpha1, whatever
+    this says, wherever that answers."""
 
     api_version_reason: Annotated[str, Field(max_length=256)] = ""
     """Why this version is used."""

@@ -68,8 +68,9 @@ def _fold_listing(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceS
     created = verb == Verb.CREATE and sight.is_ours
     # Nobody wants it gone any more where somebody has emptied the status in the midst of a removal.
     kept = sight.is_ours and not sight.strays and not status.bookkeeping.removing
+    labelled = verb == Verb.LABEL and not sight.unlabelled
     deleted = verb == Verb.DELETE and (kept or sight.presence is Presence.ABSENT)
-    return _clear_error(status) if created or deleted else status
+    return _clear_error(status) if created or deleted or labelled else status
 
 
 def _fold_outcome(status: QueuedResourceStatus, outcome: Outcome, scene: Scene) -> QueuedResourceStatus:

@@ -10,9 +10,10 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceState,
     QueuedResourceStatus,
 )
-from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, ErrorKind
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudMaintenance, ErrorKind
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.queued_resources.decide.answers import error_kind
+from stepkeeper_operator.queued_resources.decide.ends import find_lost_states
 from stepkeeper_operator.queued_resources.decide.joining import derive_joined
 from stepkeeper_operator.queued_resources.decide.mirror import find_next_maintenance, to_word
 from stepkeeper_operator.queued_resources.decision import Finding, Plan, Problem
@@ -55,8 +56,8 @@ _ADVICE: Final = {
     ErrorKind.CREDENTIALS: "Give the operator credentials that are accepted: cloudTPU.credentialsSecret in the"
     " chart's values (examples/queued_resource/README.md)",
 }
-_ON_ITS_WAY: Final = {"READY", "CREATING", "DELETING", "PREEMPTED", "TERMINATED", "STATE_UNSPECIFIED"}
-"""States of nodes that need no word of their own: all is well, or the resource is made anew for them."""
+_ON_ITS_WAY: Final = {"READY", "CREATING", "DELETING", "STATE_UNSPECIFIED"}
+"""States of nodes that need no word of their own, besides those for which the resource is made anew."""
 
 _QUOTA_IS_ENOUGH: Final = {
     QueuedResourceState.WAITING,
@@ -82,7 +83,7 @@ def derive_conditions(
         *plan.problems,
         *_find_autocheckpoint_problem(resource, sight),
         *_find_unwell_nodes(sight),
-        *_find_unready_nodes(sight),
+        *_find_unready_nodes(resource, sight),
         *_find_silence(scene.observed, now=scene.now),
     )
     findings = [
@@ -90,7 +91,7 @@ def derive_conditions(
         _derive_active(plan, sight, status),
         joined,
         degraded(problems),
-        _derive_maintenance(sight, now=scene.now),
+        _derive_maintenance(status, scene),
         _derive_quota(sight, status),
     ]
     return tuple(finding for finding in findings if finding is not None), look_s
@@ -158,13 +159,17 @@ def _derive_active(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> Fi
     return Finding(type=kind, status=False, reason=state.value, message=text)
 
 
-def _derive_maintenance(sight: Sight, *, now: float) -> Finding | None:
-    kind = _TYPES.MAINTENANCE_SCHEDULED
-    if sight.presence is Presence.UNKNOWN:
+def _derive_maintenance(status: QueuedResourceStatus, scene: Scene) -> Finding | None:
+    kind, sight, listing = _TYPES.MAINTENANCE_SCHEDULED, scene.sight, scene.observed.listing
+    if listing is None:
         return None
-    found = find_next_maintenance(sight.nodes, now=now)
-    if found is None:
+    told = listing.version is ApiVersion.V2ALPHA1
+    found = find_next_maintenance(sight.nodes, now=scene.now)
+    if found is None and (told or not sight.nodes):
         return Finding(type=kind, status=False, reason="NotAnnounced")
+    if found is None:
+        known = any(condition.type == kind for condition in status.conditions)
+        return None if known and not listing.refusal else _say_untold(listing.refusal)
     first, maintenance = found
     announced = [node for node in sight.nodes if node.maintenance is not None]
     ongoing = [n.id for n in announced if n.maintenance is not None and n.maintenance.status == "ONGOING"]
@@ -172,7 +177,15 @@ def _derive_maintenance(sight: Sight, *, now: float) -> Finding | None:
     text = f"node {first.id}{more}: {_describe_window(maintenance)}. Jobs on it save before it begins"
     if ongoing and first.id not in ongoing:
         text += f"; {_name(ongoing)} has maintenance now"
+    if not told:
+        text += ". So v2alpha1 of the Cloud TPU API told before it ceased to answer"
     return Finding(type=kind, status=True, reason="Ongoing" if ongoing else "Pending", message=text)
+
+
+def _say_untold(refusal: str) -> Finding:
+    why = f" ({refusal})" if refusal else ""
+    text = f"version v2 of the Cloud TPU API doesn't tell of maintenance, and v2alpha1 doesn't answer{why}"
+    return Finding(type=_TYPES.MAINTENANCE_SCHEDULED, status=None, reason="NotTold", message=text)
 
 
 def _describe_window(maintenance: CloudMaintenance) -> str:
@@ -225,11 +238,12 @@ def _find_unwell_nodes(sight: Sight) -> tuple[Problem, ...]:
     return (Problem(reason="NodeUnhealthy", message=text),)
 
 
-def _find_unready_nodes(sight: Sight) -> tuple[Problem, ...]:
+def _find_unready_nodes(resource: QueuedResource, sight: Sight) -> tuple[Problem, ...]:
     """Find what takes no pods though the resource is active, and isn't lost for ever: stopped, repaired, unknown."""
     if sight.resource is None or sight.resource.state != "ACTIVE":
         return ()
-    unready = [node for node in sight.nodes if node.state not in _ON_ITS_WAY]
+    settled = _ON_ITS_WAY | find_lost_states(resource.spec.tier)
+    unready = [node for node in sight.nodes if node.state not in settled]
     if not unready:
         return ()
     text = f"{_name([f'{node.id} is {to_word(node.state)}' for node in unready])}: jobs wait until it is Ready again"

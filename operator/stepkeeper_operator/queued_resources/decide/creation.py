@@ -8,17 +8,20 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceState,
     QueuedResourceStatus,
 )
-from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudQueuedResource, CloudRequest
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL
 from stepkeeper_operator.queued_resources.compare import find_differences
 from stepkeeper_operator.queued_resources.decide.answers import book
+from stepkeeper_operator.queued_resources.decide.claim import plan_claim
 from stepkeeper_operator.queued_resources.decision import CreateCloudResource, DeleteNode, Finding, Plan
 from stepkeeper_operator.queued_resources.naming import (
     CLUSTER_LABEL,
     NAME_LABEL,
     NAMESPACE_LABEL,
     UID_LABEL,
+    Owner,
+    find_owner,
     make_cloud_id,
     make_cloud_name,
     parse_number,
@@ -120,23 +123,26 @@ def plan_adoption(resource: QueuedResource, status: QueuedResourceStatus, scene:
         )
     if scene.sight.presence is Presence.FOREIGN:
         return Plan(
-            status=status,
+            status=book(status, claimed_at=None),
             look_s=settings.poll_waiting_s,
-            accepted=_refuse("NotOurs", _describe_foreign(found)),
+            accepted=_refuse("NotOurs", _describe_foreign(found, scene)),
         )
     relic = scene.sight.presence is Presence.RELIC
     number = parse_number(scene.meta.namespace, scene.meta.name, found.id) or 0
     # Machines that joined long ago need no script any more, and its token is another one by now.
     script = None if relic else observed.script
     asked = build_request(resource, number=number, cluster_id=observed.cluster_id, script=script)
-    if observed.script_error and not relic:
-        return Plan(
-            status=status, look_s=settings.poll_active_s, accepted=_refuse(_NO_SCRIPT, observed.script_error)
-        )
+    doubt = _find_doubt(asked, scene, relic=relic)
+    if doubt is not None:
+        return Plan(status=status, look_s=settings.poll_active_s, accepted=doubt)
     differences = find_differences(asked, found)
     if not differences:
-        status = _claim(resource, book(status, number=number), adopted=True)
+        claim = None if relic else plan_claim(resource, status, scene)
+        if claim is not None:
+            return claim
+        status = _claim(resource, book(status, number=number, claimed_at=None), adopted=True)
         return Plan(status=status, look_s=0.0, waiting="adopts what exists")
+    status = book(status, claimed_at=None)
     whose = "is of an earlier object of this name" if relic else "has no labels of this operator"
     text = (
         f"{found.name} exists, {whose}, and isn't what the spec asks for: "
@@ -175,19 +181,38 @@ def _claim(resource: QueuedResource, status: QueuedResourceStatus, *, adopted: b
     return book(status, created=True, adopted=adopted, spec_hash=hash_spec(spec))
 
 
+def _find_doubt(asked: CloudRequest, scene: Scene, *, relic: bool) -> Finding | None:
+    """Find why nobody can tell whether what exists is what is asked for."""
+    listing = scene.observed.listing
+    if scene.observed.script_error and not relic:
+        return _refuse(_NO_SCRIPT, scene.observed.script_error)
+    if listing is None or listing.version is asked.api_version or listing.version is ApiVersion.V2ALPHA1:
+        return None
+    why = f" ({listing.refusal})" if listing.refusal else ""
+    text = (
+        f"{asked.id} exists. Whether it is what the spec asks for shows in v2alpha1 of the Cloud TPU API only, which "
+        f"doesn't answer{why}"
+    )
+    kind = QueuedResourceConditionType.ACCEPTED
+    return Finding(type=kind, status=None, reason="NotTold", message=text)
+
+
 def _refuse(reason: str, message: str) -> Finding:
     kind = QueuedResourceConditionType.ACCEPTED
     return Finding(type=kind, status=False, reason=reason, message=message[:_MESSAGE_LIMIT])
 
 
-def _describe_foreign(found: CloudQueuedResource) -> str:
-    labels = found.node.get("labels", {})
+def _describe_foreign(found: CloudQueuedResource, scene: Scene) -> str:
+    """Name the owner by the request's labels, else by those of a live node."""
+    named = [found.node.get("labels", {}), *(node.labels for node in scene.sight.live)]
+    owners = [find_owner(labels, scene.meta, cluster_id=scene.observed.cluster_id) for labels in named]
+    labels = named[owners.index(Owner.FOREIGN)]
     owner = ", ".join(
         f"{key}={labels[key]}"
         for key in (CLUSTER_LABEL, NAMESPACE_LABEL, NAME_LABEL, UID_LABEL)
         if key in labels
     )
     return (
-        f"{found.name} exists, and its labels say that another object made it: {owner}. It is never touched. If that "
-        "object is gone, delete it (gcloud compute tpus queued-resources delete); else choose another metadata.name"
+        f"{found.name} exists, and its labels say that it is another object's: {owner}. It is never touched. If that "
+        "object is gone, delete this (gcloud compute tpus queued-resources delete); else choose another metadata.name"
     )

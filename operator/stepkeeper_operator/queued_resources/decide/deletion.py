@@ -27,7 +27,7 @@ from stepkeeper_operator.queued_resources.naming import FINALIZER, make_cloud_id
 from stepkeeper_operator.queued_resources.observed import Observed, Verb
 from stepkeeper_operator.queued_resources.pacing import find_soonest
 from stepkeeper_operator.queued_resources.settings import CloudSettings
-from stepkeeper_operator.queued_resources.sight import Scene, Sight, look_at
+from stepkeeper_operator.queued_resources.sight import Presence, Scene, Sight, look_at
 from stepkeeper_operator.queued_resources.subject import has_nothing
 
 __all__ = ["decide_deletion"]
@@ -49,8 +49,11 @@ def decide_deletion(
     if FINALIZER not in meta.finalizers:
         return Decision(status=before)
     if retain:
-        return _let_go(before, observed)
+        return _let_go(before, observed, *_tell_retained(before))
     sight = _look(meta, before, observed)
+    if before.bookkeeping.adopted and sight.presence is Presence.FOREIGN:
+        text = f"{before.cloud_name} stays in the cloud: its nodes carry somebody else's labels now"
+        return _let_go(before, observed, ObjectEvent(warning=True, reason="LetGo", message=text))
     if has_nothing(before) and not _must_look(before, observed) and not sight.is_ours and not sight.strays:
         return Decision(status=before, actions=(SetFinalizer(present=False),))
     scene = Scene(meta=meta, observed=observed, sight=sight, settings=settings, now=now)
@@ -69,11 +72,11 @@ def decide_deletion(
     )
 
 
-def _let_go(before: QueuedResourceStatus, observed: Observed) -> Decision:
+def _let_go(before: QueuedResourceStatus, observed: Observed, *events: ObjectEvent) -> Decision:
     """Leave everything as it is in the cloud, and the nodes open for pods again."""
     uncordon = (Uncordon(member=member) for member in observed.members if member.cordoned_by_us)
     actions: tuple[Action, ...] = (*uncordon, SetFinalizer(present=False))
-    return Decision(status=before, actions=actions, events=_tell_retained(before))
+    return Decision(status=before, actions=actions, events=events)
 
 
 def _must_look(status: QueuedResourceStatus, observed: Observed) -> bool:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from stepkeeper_operator.api.v1alpha1.queuedresource import OnEnd, QueuedResourceSpec
+from stepkeeper_operator.api.v1alpha1.queuedresource import OnEnd, QueuedResourceSpec, TierSpec
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource
 from stepkeeper_operator.queued_resources.decision import Problem
@@ -20,6 +20,7 @@ __all__ = [
     "End",
     "find_deadline",
     "find_end",
+    "find_lost_states",
     "find_objection",
 ]
 
@@ -32,7 +33,8 @@ WAITING_STATES: Final = {"ACCEPTED", "WAITING_FOR_RESOURCES", "CREATING"}
 EXPIRED_GRACE_S: Final = 60
 """Seconds that the cloud has to fail an expired request by itself."""
 
-_LOST_STATES: Final = {"PREEMPTED", "TERMINATED"}
+_LOST_STATES: Final = frozenset({"PREEMPTED", "TERMINATED"})
+_STOPPED: Final = "STOPPED"
 _MISSING_S: Final = 120
 """Seconds after which all nodes of an active resource are listed; lists of nodes and of resources are two requests."""
 
@@ -69,7 +71,7 @@ def find_end(
             reason = QUOTA if cloud.error_code == "RESOURCE_EXHAUSTED" else "Failed"
             return End(reason=reason, message=f"it has failed: {text}")
         case "ACTIVE":
-            lost = _find_lost_nodes(cloud, sight, status, now=now)
+            lost = _find_lost_nodes(spec, cloud, sight, status, now=now)
             return End(reason="Preempted", message="; ".join(lost)) if lost else None
         case state if state in WAITING_STATES and deadline is not None and now >= deadline + EXPIRED_GRACE_S:
             return End(reason=EXPIRED, message="its request has run out")
@@ -77,11 +79,26 @@ def find_end(
             return None
 
 
+def find_lost_states(tier: TierSpec) -> frozenset[str]:
+    """Find the states from which a node doesn't come back.
+
+    The cloud doesn't always call a node PREEMPTED that it took away: STOPPED means the same on machines that it may
+    take at any time, since the operator stops none. Guaranteed ones are stopped by people, who start them again.
+    """
+    return _LOST_STATES if tier.guaranteed is not None else _LOST_STATES | {_STOPPED}
+
+
 def _find_lost_nodes(
-    cloud: CloudQueuedResource, sight: Sight, status: QueuedResourceStatus, *, now: float
+    spec: QueuedResourceSpec,
+    cloud: CloudQueuedResource,
+    sight: Sight,
+    status: QueuedResourceStatus,
+    *,
+    now: float,
 ) -> list[str]:
     """Describe the nodes that never come back by themselves."""
-    lost = [f"node {node.id} is {node.state}" for node in sight.nodes if node.state in _LOST_STATES]
+    states = find_lost_states(spec.tier)
+    lost = [f"node {node.id} is {node.state}" for node in sight.nodes if node.state in states]
     since = status.bookkeeping.active_since
     if since is not None and now - since >= _MISSING_S:
         listed = {node.id for node in sight.nodes}

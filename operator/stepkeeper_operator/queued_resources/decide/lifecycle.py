@@ -16,6 +16,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource, ErrorKind
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.queued_resources.decide.answers import book
+from stepkeeper_operator.queued_resources.decide.claim import judge_labels, plan_labels
 from stepkeeper_operator.queued_resources.decide.ends import (
     EXPIRED,
     EXPIRED_GRACE_S,
@@ -28,15 +29,15 @@ from stepkeeper_operator.queued_resources.decide.ends import (
     find_end,
     find_objection,
 )
-from stepkeeper_operator.queued_resources.decide.mirror import match_members, to_state
+from stepkeeper_operator.queued_resources.decide.mirror import to_state
 from stepkeeper_operator.queued_resources.decide.removal import begin_removal, plan_removal
-from stepkeeper_operator.queued_resources.decision import Action, Plan, Problem, Relabel, Uncordon
+from stepkeeper_operator.queued_resources.decision import Action, Plan, Problem, Uncordon
 from stepkeeper_operator.queued_resources.pacing import compute_backoff_s, compute_poll_s, compute_retry_s
 from stepkeeper_operator.queued_resources.request import hash_spec
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.queued_resources.sight import Scene
 
-__all__ = ["find_gone_reason", "plan_present", "plan_replacement", "plan_vanished"]
+__all__ = ["find_gone_reason", "plan_present", "plan_replacement", "plan_vanished", "uncordon_members"]
 
 _STEADY_S: Final = 3600
 """Seconds of being active after which recreations are counted anew."""
@@ -60,21 +61,18 @@ def plan_present(resource: QueuedResource, status: QueuedResourceStatus, scene: 
     end = find_end(spec, cloud, sight, status, now=now)
     if end is None:
         look_s = _compute_look_s(spec, cloud, status, settings, now=now)
-        actions: tuple[Action, ...] = (*_relabel(scene), *_uncordon(scene))
-        return Plan(status=status, actions=actions, look_s=look_s, problems=problems)
+        actions: tuple[Action, ...] = (*plan_labels(resource, status, scene), *uncordon_members(scene))
+        accepted = judge_labels(status, scene)
+        if accepted is not None:
+            look_s = settings.poll_fast_s
+        return Plan(status=status, actions=actions, look_s=look_s, problems=problems, accepted=accepted)
     problem = None if end.reason == EXPIRED else find_objection(spec, status, end)
     if problem is not None:
         return Plan(status=status, look_s=settings.poll_waiting_s, problems=(*problems, problem))
     return _replace(resource, status, end, scene)
 
 
-def _relabel(scene: Scene) -> tuple[Relabel, ...]:
-    """Take over the hosts of adopted machines that name the object before this one."""
-    hosts = match_members(scene.sight.nodes, scene.observed.former).values()
-    return tuple(Relabel(member=member) for members in hosts for member in members)
-
-
-def _uncordon(scene: Scene) -> tuple[Uncordon, ...]:
+def uncordon_members(scene: Scene) -> tuple[Uncordon, ...]:
     """Take back the cordons of a removal that came to nothing, such as one that a lost status told of."""
     return tuple(Uncordon(member=member) for member in scene.observed.members if member.cordoned_by_us)
 
@@ -146,6 +144,7 @@ def _finish(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene
             "number": before.number + 1,
             "created": False,
             "adopted": False,
+            "claimed_at": None,
             "asked_at": None,
             "spec_hash": _keep_hash(resource.spec, before, why, stays_gone=stays_gone),
             "removing": "",

@@ -6,7 +6,8 @@ from typing import Final
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.api.v1alpha1.queuedresource import DeletionPolicy, QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState, QueuedResourceStatus
-from stepkeeper_operator.queued_resources.decide.answers import fold_answers
+from stepkeeper_operator.events import ObjectEvent
+from stepkeeper_operator.queued_resources.decide.answers import book, fold_answers
 from stepkeeper_operator.queued_resources.decide.conditions import derive_conditions, merge_conditions
 from stepkeeper_operator.queued_resources.decide.creation import plan_adoption, plan_creation, plan_recovery
 from stepkeeper_operator.queued_resources.decide.deletion import decide_deletion
@@ -16,8 +17,10 @@ from stepkeeper_operator.queued_resources.decide.lifecycle import (
     plan_present,
     plan_replacement,
     plan_vanished,
+    uncordon_members,
 )
 from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud
+from stepkeeper_operator.queued_resources.decide.recall import recall
 from stepkeeper_operator.queued_resources.decide.removal import delete_resource
 from stepkeeper_operator.queued_resources.decision import Decision, Plan, Problem, SetFinalizer
 from stepkeeper_operator.queued_resources.naming import FINALIZER, make_cloud_id, parse_number
@@ -42,13 +45,15 @@ def decide_queued_resource(
     if meta.deletion_timestamp is not None:
         retain = resource.spec.deletion_policy is DeletionPolicy.RETAIN
         return decide_deletion(meta, before, observed, settings, retain=retain, now=now)
+    observed = recall(observed, before, now=now)
     scene = Scene(
         meta=meta, observed=observed, sight=_look(meta, before, observed), settings=settings, now=now
     )
     status = fold_answers(before, scene)
     if status.bookkeeping.number != before.bookkeeping.number:  # a failed creation: the next has another id
         scene = replace(scene, sight=_look(meta, status, observed))
-    plan = _plan(resource, status, scene)
+    lost = scene.sight.presence is Presence.FOREIGN and status.bookkeeping.adopted
+    plan = (_plan_release if lost else _plan)(resource, status, scene)
     if plan.status.bookkeeping.created and FINALIZER not in meta.finalizers:
         # Nothing may be in the cloud that nobody would remove: the plan is made again once the finalizer is seen.
         return Decision(status=before, actions=(SetFinalizer(present=True),))
@@ -79,6 +84,18 @@ def _plan(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) 
             return (plan_present if known else plan_recovery)(resource, status, scene)
         case Presence.ABSENT:
             return _plan_absent(resource, status, scene)
+
+
+def _plan_release(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
+    """Let go of what was adopted: its nodes carry somebody else's labels now. It isn't touched again."""
+    status = book(status, created=False, adopted=False, removing="", removing_since=None, active_since=None)
+    status = status.model_copy(update={"state": QueuedResourceState.PENDING, "operation": None})
+    plan = plan_adoption(resource, status, scene)
+    text = (
+        f"{status.cloud_name} was adopted, and its nodes carry somebody else's labels now: it is left alone"
+    )
+    event = ObjectEvent(warning=True, reason="LetGo", message=text)
+    return replace(plan, actions=(*plan.actions, *uncordon_members(scene)), events=(event,))
 
 
 def _plan_absent(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
