@@ -81,7 +81,11 @@ def _find_pod_grace_s(job: CheckpointedTrainingJob, observed: Observed, history:
 def _name_autocheckpoint(observed: Observed) -> str:
     """Say what the job's QueuedResource does before maintenance; nothing for a job that names none."""
     machines = observed.machines
-    return "" if machines is None else f" (autocheckpoint is {machines.autocheckpoint_setting} on {machines.name})"
+    return (
+        ""
+        if machines is None
+        else f" (autocheckpoint is {machines.autocheckpoint_setting} on {machines.name})"
+    )
 
 
 def _find_longest_save_s(checkpoint: CheckpointStatus | None) -> float | None:
