@@ -186,6 +186,9 @@ class StoryWorld(ResourceWorld):
             stray = not status.cloud_name.endswith(f"/{cloud_id}")
             assert stray or reason in _NEXT, f"destroyed for {reason or 'no reason'}"
             assert reason in {"", "Deleted", *self.reasons}, f"{reason}: nothing of the kind has happened"
+            assert reason not in _kept_at(raw["spec"].get("recreatePolicy", {})), (
+                f"{reason}: it is to be kept"
+            )
             return
         assert status.cloud_name.endswith(f"/{cloud_id}"), "the status names it before it exists"
         mine = set(self.names_in_cloud(raw["metadata"]["uid"]))
@@ -204,6 +207,14 @@ class StoryWorld(ResourceWorld):
         for cloud_id, (resource, node) in self._foreign.items():
             assert await self._get(cloud_id) == (resource, node), "somebody else's is never touched"
         await asyncio.sleep(0)
+
+
+def _kept_at(policy: dict[str, Any]) -> set[str]:
+    """Return the ends after which nothing is destroyed."""
+    if policy.get("max") == 0:
+        return {"Suspended", "Preempted", "Failed"}
+    suspended = {"Suspended", "Preempted"} if policy.get("onSuspended") == "Keep" else set()
+    return suspended | ({"Failed"} if policy.get("onFailed") == "Keep" else set())
 
 
 def _as_node(node: Node) -> CloudNode:
