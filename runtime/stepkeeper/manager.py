@@ -69,6 +69,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
         device_budget_bytes: int | None = None,
         local_tier: str | PathLike[str] | None = None,
         local_tier_bytes: int | None = None,
+        total_steps: SupportsIndex | None = None,
         environment: Environment | None = None,
     ) -> None:
         """Construct a manager for the root at `path`. Nothing is read or written yet.
@@ -92,6 +93,8 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             local_tier: A folder on a disk of this host. Saves are staged there on their way to the root, so that
                 host memory is free sooner, and restores read from it.
             local_tier_bytes: Number of bytes that this process may use in `local_tier`; None sets no limit.
+            total_steps: Number of the training's last step, which is saved whatever `save_interval` says. Without it,
+                `close` and the end of the block save the last step that was finished.
             environment: The identity and settings from the operator; `from_env` passes them.
 
         Raises:
@@ -103,7 +106,13 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
 
         """
         self._arguments = TorchXlaArguments.from_values(
-            path, save_interval, max_to_keep, max_pending_async, process_group, chkpt_on_preemption
+            path,
+            save_interval,
+            max_to_keep,
+            max_pending_async,
+            process_group,
+            chkpt_on_preemption,
+            total_steps=total_steps,
         )
         self.num_of_threads = num_of_threads
         tier = build_tier_place(local_tier, local_tier_bytes)
@@ -166,7 +175,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
         check_world_size(environment, process_group)
         settings = environment.settings
         tier = environment.local_tier if local_tier is None else local_tier
-        interval = from_interval(settings.interval, total_steps=settings.total_steps)
+        interval = from_interval(settings.interval)
         retention = from_retention(settings.retention)
         return cls(
             settings.uri,
@@ -178,6 +187,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             device_budget_bytes=device_budget_bytes,
             local_tier=tier,
             local_tier_bytes=None if tier is None else local_tier_bytes,
+            total_steps=settings.total_steps,
             environment=environment,
         )
 
@@ -230,6 +240,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
         with parts.shutdown.record_fencing():
             record = parts.latest_restore.restore(state, rules=rules)
         parts.saver.mark_latest_restored(record)
+        parts.controller.last_step.forget()
         if record is not None:
             # The state is whole: an optimizer that has yet to make its own could not have been restored.
             parts.saver.prepare(state)
@@ -286,6 +297,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
     def _finish_step(self, request: SaveRequest) -> StepOutcome:
         parts, step = self._parts, request.step
         parts.controller.on_step_finished(request)
+        parts.controller.last_step.note_finished(request)
         if parts.controller.should_stop_at(step):
             parts.controller.save_and_stop(request)
             return StepOutcome(step=step, stop=True)
@@ -336,7 +348,11 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
 
     @heeds_notices
     def close(self) -> None:
-        """Finish the training: commit the saves in flight, wait for all ranks, and report to the operator.
+        """Finish the training: commit the saves in flight and the last step, and report to the operator.
+
+        The last step is the one that `step` was called for last. It is saved, as the state is now, unless it is
+        already, or the state has changed since or was restored. The end of the manager's block does the same, if no
+        exception leaves it and no notice has stopped the training.
 
         What the saves make superfluous is deleted before.
 

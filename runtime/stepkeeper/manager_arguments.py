@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from stepkeeper.companion.messages import ClaimRequest
 from stepkeeper.errors import BadUriError
-from stepkeeper.policy.save import Auto, EveryNSteps, SavePolicy, parts_of
+from stepkeeper.policy.save import AnyOf, AtSteps, Auto, EveryNSteps, SavePolicy, parts_of
 from stepkeeper.storage import check_slashes
 from stepkeeper.tier import TierPlace
 
@@ -27,6 +27,8 @@ class TorchXlaArguments:
     max_pending_async: int
     process_group: dist.ProcessGroup | None
     chkpt_on_preemption: bool
+    total_steps: int | None = None
+    """The training's last step, which is saved whatever `save_interval` says; stepkeeper's addition."""
 
     @classmethod
     def from_values(  # noqa: PLR0917  # the constructor's order
@@ -37,12 +39,14 @@ class TorchXlaArguments:
         max_pending_async: SupportsIndex,
         process_group: dist.ProcessGroup | None,
         chkpt_on_preemption: bool,
+        *,
+        total_steps: SupportsIndex | None = None,
     ) -> Self:
         """Convert and check the constructor's arguments, in its order.
 
         Raises:
             TypeError: A number isn't whole, or `save_interval` is neither a number nor a policy.
-            ValueError: `max_pending_async` is less than 1.
+            ValueError: `max_pending_async` or `total_steps` is less than 1.
 
         """
         given = cls(
@@ -52,21 +56,25 @@ class TorchXlaArguments:
             max_pending_async=operator.index(max_pending_async),
             process_group=process_group,
             chkpt_on_preemption=chkpt_on_preemption,
+            total_steps=None if total_steps is None else operator.index(total_steps),
         )
+        if given.total_steps is not None and given.total_steps < 1:
+            raise ValueError(f"total_steps is at least 1, not {given.total_steps}")
         if given.max_pending_async < 1:
             raise ValueError(f"max_pending_async is at least 1, not {given.max_pending_async}")
         return given
 
     @property
     def policy(self) -> SavePolicy:
-        """The save policy: `save_interval` itself, or EveryNSteps of that number.
+        """The save policy: `save_interval` itself, or EveryNSteps of that number; and the last step.
 
         Raises:
             ValueError: `save_interval` is less than one step.
 
         """
         interval = self.save_interval
-        return EveryNSteps(interval) if isinstance(interval, int) else interval
+        policy = EveryNSteps(interval) if isinstance(interval, int) else interval
+        return policy if self.total_steps is None else AnyOf((policy, AtSteps((self.total_steps,))))
 
 
 def _interval(given: SupportsIndex | SavePolicy) -> int | SavePolicy:

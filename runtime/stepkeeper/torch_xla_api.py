@@ -220,6 +220,7 @@ class TorchXlaApi:
         began_s = time.monotonic()
         with self._parts.shutdown.record_fencing():
             record = restore_step(self._parts.restorer, self._parts.companion, step, state_dict, rules=rules)
+        self._parts.controller.last_step.forget()
         self._parts.saver.mark_restored(record, whole=items is None and not exclude)
         self._parts.save_hooks.log_restore(record, self._parts.store.uri, time.monotonic() - began_s)
 

@@ -46,7 +46,7 @@ def test_a_step_with_nothing_due_touches_nothing(uri: str) -> None:
         for step in range(1, 101):
             manager.step(step, {"w": torch.zeros(10)}, {"loss": 0.25})
         assert manager.health().companion_pid is None
-    assert not Path(uri.removeprefix("file://")).exists()
+        assert not Path(uri.removeprefix("file://")).exists()
 
 
 def test_without_an_operator_from_env_says_what_to_write() -> None:

@@ -64,10 +64,10 @@ def saved_steps(uri: str, policy: SavePolicy, n_steps: int, error: BaseException
 
 @pytest.mark.parametrize(
     "error",
-    [None, SystemExit(3), PeerLostError("rank 1 is lost"), ValueError("the loss is no number")],
-    ids=["no exception", "a chosen end", "our own", "the training's"],
+    [SystemExit(3), PeerLostError("rank 1 is lost"), ValueError("the loss is no number")],
+    ids=["a chosen end", "our own", "the training's"],
 )
-def test_nothing_is_saved_for(uri: str, error: BaseException | None) -> None:
+def test_nothing_is_saved_for(uri: str, error: BaseException) -> None:
     policy = save.EveryNSteps(7)
     if isinstance(error, PeerLostError):
         with pytest.raises(SystemExit, match="78"):
@@ -75,6 +75,10 @@ def test_nothing_is_saved_for(uri: str, error: BaseException | None) -> None:
         assert open_manager(uri).all_steps() == []
     else:
         assert saved_steps(uri, policy, 3, error) == []
+
+
+def test_a_training_that_ends_well_saves_its_last_step(uri: str) -> None:
+    assert saved_steps(uri, save.EveryNSteps(7), 3) == [3]
 
 
 def test_continuous_saves_begin_when_the_one_before_is_committed(uri: str) -> None:

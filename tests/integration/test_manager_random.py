@@ -20,7 +20,7 @@ def test_each_rank_goes_on_with_its_own_and_a_further_one_with_what_all_had_alik
 
     whole = drawn(1, 9, 2)
     assert whole[0] != whole[1]
-    # The newest commit is of step 8.
+    # The newest commit is of step 9; the one before is gone back to.
     again = drawn(9, 10, 2)
     assert [each[0] for each in again] == [each[8] for each in whole]
     more = drawn(11, 11, 3)

@@ -6,7 +6,9 @@ Open an attempt for every start, and close it with a cause at every end.
 from dataclasses import replace
 
 from stepkeeper.contract import Cause, ExitCode
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, ConditionType
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import Observed
@@ -231,8 +233,16 @@ def _came_too_late(
         return False
     evidence = find_attempt_evidence(history, observed)
     if evidence is None or not evidence.pods:
-        return False
+        return not _has_run(job, attempt)
     return len({pod.rank for pod in evidence.pods if pod.started}) < job.spec.placement.n_hosts
+
+
+def _has_run(job: CheckpointedTrainingJob, attempt: Attempt) -> bool:
+    """Tell by the status whether all pods of the attempt have run: an operator that restarted has seen none of them."""
+    running = next((c for c in job.status.conditions if c.type == ConditionType.RUNNING), None)
+    if running is None:
+        return False
+    return running.status is ConditionStatus.TRUE or running.last_transition_time > attempt.start
 
 
 def _close_with_cause(

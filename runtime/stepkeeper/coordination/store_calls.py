@@ -7,7 +7,7 @@ allow no unwinding, and the whole process aborts.
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 __all__ = ["STORE_CALLS", "StoreCalls"]
@@ -22,18 +22,29 @@ class StoreCalls:
         self._ended = False
 
     @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count a call. A daemon thread that comes after the end stays here: it ends with the process."""
+    def counted(self, alone: AbstractContextManager[object] | None = None) -> Iterator[None]:
+        """Count a call, which holds `alone` if that is given. A daemon thread that comes after the end stays here."""
+        with nullcontext() if alone is None else alone:
+            if self._begin():
+                try:
+                    yield
+                finally:
+                    self._finish()
+                return
+        # It holds nothing that another thread waits for, and ends with the process.
+        threading.Event().wait()
+
+    def _begin(self) -> bool:
         with self._changed:
-            while self._ended and threading.current_thread().daemon:
-                self._changed.wait()
+            if self._ended and threading.current_thread().daemon:
+                return False
             self._n_calls += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._n_calls -= 1
-                self._changed.notify_all()
+        return True
+
+    def _finish(self) -> None:
+        with self._changed:
+            self._n_calls -= 1
+            self._changed.notify_all()
 
     def end(self, timeout_s: float) -> None:
         """Let no daemon thread begin another call, and wait for the calls that are under way, if not for too long."""

@@ -225,7 +225,7 @@ class StoreRankGroup:
         try:
             client: Store | None = getattr(self._clients, "store", None)
             if client is None:
-                with self._cloning:
+                with STORE_CALLS.counted(alone=self._cloning):
                     client = self._base.clone()  # type: ignore[attr-defined]  # torch's stub lacks it
                 self._clients.store = client
             with STORE_CALLS.counted():

@@ -219,17 +219,9 @@ def parts_of(policy: SavePolicy) -> Iterator[SavePolicy]:
         yield policy
 
 
-def from_interval(interval: Interval, *, total_steps: int | None = None) -> SavePolicy:
-    """Return the policy that a job's settings ask for.
-
-    Args:
-        interval: The job's interval.
-        total_steps: Number of the last step, which is saved whatever the interval; None if it isn't known.
-
-    """
+def from_interval(interval: Interval) -> SavePolicy:
+    """Return the policy that a job's interval asks for."""
     policies = _of_type(interval)
-    if total_steps is not None:
-        policies.append(AtSteps((total_steps,)))
     return policies[0] if len(policies) == 1 else AnyOf(tuple(policies))
 
 

@@ -2,21 +2,32 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from dataclasses import asdict
+from typing import Any, Final
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import ExitCode, ReportPhase
 from stepkeeper.coordination.rank_group import RankGroup
-from stepkeeper.errors import ClosedError, FencedError, NoticeDeadlineError, PeerLostError, StepkeeperError
+from stepkeeper.errors import (
+    ClosedError,
+    FencedError,
+    NoticeDeadlineError,
+    PeerLostError,
+    SaveError,
+    StepkeeperError,
+)
+from stepkeeper.loggers import logger
 from stepkeeper.save.saver import Saver
+from stepkeeper.training.last_step import EndOfRank, judge_last_step
 from stepkeeper.training.step_controller import StepController
 from stepkeeper.training.termination import format_traceback, process_exit_code
 
 __all__ = ["Shutdown"]
 
+_log: Final = logger("stepkeeper")
 _MEET_S: Final = 3600.0
 _READ_S: Final = 5.0
 """Seconds that the other ranks have to read rank 0's last message."""
@@ -101,7 +112,7 @@ class Shutdown:
             sys.exit(ExitCode.SAVED)
 
     def close(self) -> None:
-        """Finish the training: commit the saves in flight, wait for all ranks, and report to the operator.
+        """Finish the training: commit the saves in flight and the last finished step, and report to the operator.
 
         What the saves make superfluous is deleted before.
 
@@ -119,19 +130,70 @@ class Shutdown:
         if self.closed:
             return
         self._saver.wait_until_idle()
-        # Hooks may still call the manager.
-        left_s = self._controller.process_exit.grace_left_s()
-        self._saver.await_hooks(_HOOKS_S if left_s is None else min(_HOOKS_S, left_s))
+        self._await_hooks()
         self.raise_failure(newest=True)
         if (fence := self._saver.fence) is not None:
             self._end(ExitCode.FENCED, str(fence), fence)
             return
         self._saver.await_upkeep()
-        if self._rank_group.world_size > 1:
-            met = self._rank_group.gather("done", {}, _MEET_S)
-            self._rank_group.broadcast("all-done", {"ranks": len(met)} if met else None, _MEET_S)
+        if self._agree_on_last_step():
+            self._save_last_step()
+            self._await_hooks()
+            self._saver.await_upkeep()
+            # Only now may a rank leave: until then the others need it for their commit.
+            self._meet("saved", lambda _: {})
         self._progress.set_phase(ReportPhase.DONE)
         self._end(ExitCode.DONE, None)
+
+    def _await_hooks(self) -> None:
+        # Hooks may still call the manager.
+        left_s = self._controller.process_exit.grace_left_s()
+        self._saver.await_hooks(_HOOKS_S if left_s is None else min(_HOOKS_S, left_s))
+
+    def _agree_on_last_step(self) -> bool:
+        """Meet all ranks at the training's end, and agree on whether they still have a step to save."""
+        controller = self._controller
+        last = controller.unsaved_step
+        own = EndOfRank(step=None if last is None else last.step, changed=controller.last_step.has_changed)
+
+        def judge(said: list[dict[str, Any]]) -> dict[str, Any]:
+            saves, complaint = judge_last_step([EndOfRank(**each) for each in said])
+            if complaint is not None:
+                _log.warning("%s", complaint)
+            return {"saves": saves}
+
+        return bool(self._meet("done", judge, asdict(own))["saves"])
+
+    def _save_last_step(self) -> None:
+        """Save the last finished step, and wait for its commit.
+
+        Raises:
+            StepkeeperError: The save failed.
+
+        """
+        request = self._controller.unsaved_step
+        assert request is not None
+        self._progress.set_phase(ReportPhase.SAVING)
+        with self.record_fencing():
+            try:
+                self._saver.await_commit(self._controller.start_save(request))
+            except StepkeeperError:
+                raise
+            except Exception as error:
+                raise SaveError(f"step {request.step}, the last one, can't be saved: {error}") from error
+
+    def _meet(
+        self,
+        name: str,
+        judge: Callable[[list[dict[str, Any]]], dict[str, Any]],
+        own: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Wait for all ranks, and return what rank 0 concludes from what all say. Raises PeerLostError."""
+        group, own = self._rank_group, own or {}
+        if group.world_size == 1:
+            return judge([own])
+        met = group.gather(name, own, _MEET_S)
+        return group.broadcast(f"all-{name}", judge(met) if met else None, _MEET_S)
 
     def leave_block(self, error: BaseException | None) -> None:
         """End the manager, and the process if need be, when the manager's block is left.

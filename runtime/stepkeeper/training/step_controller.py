@@ -5,6 +5,7 @@ import operator
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, SupportsIndex
 from weakref import WeakMethod
 
@@ -22,6 +23,7 @@ from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
 from stepkeeper.training.disruptions import DisruptionHistory
 from stepkeeper.training.environment import Environment
+from stepkeeper.training.last_step import LastStep
 from stepkeeper.training.preemption import Notice, NoticeWatcher
 from stepkeeper.training.save_decision import SaveConditions, SaveDecider
 from stepkeeper.training.termination import ProcessExit
@@ -90,6 +92,7 @@ class StepController:
         self.decider: Final = SaveDecider(policy, rank_group, self._read_conditions, self._waits)
         trigger = None if environment is None else environment.places.notice_file
         self.notices: Final = NoticeWatcher(trigger, self._on_tick, self._on_notice)
+        self.last_step: Final = LastStep()
         self.process_exit: Final = ProcessExit(environment, companion, progress, self.notices)
         self._waits.notice_left_s = _ask_weakly(self.process_exit.wait_left_s)
 
@@ -156,7 +159,18 @@ class StepController:
     def start_save(self, request: SaveRequest) -> InFlight:
         """Start a save and restart the policy's clock."""
         self.decider.on_save_started()
+        # If it can't be started the caller is told so, and the end doesn't try it again.
+        self.last_step.forget()
         return self._saver.start_save(request)
+
+    @property
+    def unsaved_step(self) -> SaveRequest | None:
+        """The last finished step, if a training that ends here still has to save it."""
+        request, saved = self.last_step.request, self._saver.newest_save
+        skips = self.notices.notice is not None and not self.process_exit.saves_before_stop
+        if self.stopped or request is None or skips or (saved is not None and saved.step >= request.step):
+            return None
+        return replace(request, is_last=True)
 
     def close(self) -> None:
         """Stop listening to notices and requests."""

@@ -191,6 +191,30 @@ async def test_a_report_from_before_a_suspension_says_nothing_of_the_attempt_aft
     assert (checkpoint.restored, checkpoint.in_flight_step) == (None, None)
 
 
+@pytest.mark.parametrize("together", [True, False])
+async def test_a_restart_that_has_made_no_pod_when_the_machines_go_is_no_attempt(*, together: bool) -> None:
+    world = await running(tier=SPOT)
+    world.controllers.disrupt(world.pods[0], "TerminationByKubelet")
+    world.controllers.end_pod(world.pods[0], 75)
+    await world.reconcile()
+    let_time_pass(world)
+    jobset = world.jobset
+    assert jobset is not None
+    for plural in ("pods", "jobs"):
+        for raw in world.cluster.list_objects(plural):
+            world.cluster.remove(plural, raw["metadata"]["namespace"], raw["metadata"]["name"])
+    world.cluster.put("jobsets", jobset | {"status": jobset.get("status", {}) | {"restarts": 1}})
+    if not together:
+        await world.reconcile()
+    await lose(world)
+    world.controllers.sync()
+    let_time_pass(world)
+    await world.run_until_settled(rounds=3)
+    assert world.causes == ["SpotPreemption"]
+    await bring_back(world)
+    await settle(world)
+
+
 async def test_pods_that_are_made_when_the_machines_are_gone_already_are_no_attempt() -> None:
     world = await running(tier=SPOT)
     world.controllers.end_pod(world.pods[0], 1)

@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import pytest
+
 _PROGRAM = """
+import sys
 import threading
 from datetime import timedelta
 from torch.distributed import TCPStore
@@ -16,12 +19,15 @@ def look():
     while True:
         group.read_proposal("nobody-proposed")
 
-for _ in range(8):
+for _ in range(int(sys.argv[1])):
     threading.Thread(target=look, daemon=True).start()
-threading.Event().wait(0.05)
+threading.Event().wait(float(sys.argv[2]))
 """
 
 
-def test_a_process_with_threads_in_the_store_does_not_abort_at_its_end() -> None:
-    ends = [subprocess.run([sys.executable, "-c", _PROGRAM], check=False).returncode for _ in range(3)]
-    assert ends == [0, 0, 0]
+@pytest.mark.parametrize(("n_threads", "after_s"), [(8, 0.05), (64, 0.0)], ids=["talking", "connecting"])
+def test_a_process_with_threads_in_the_store_does_not_abort_at_its_end(
+    n_threads: int, after_s: float
+) -> None:
+    command = [sys.executable, "-c", _PROGRAM, str(n_threads), str(after_s)]
+    assert [subprocess.run(command, check=False).returncode for _ in range(3)] == [0, 0, 0]
