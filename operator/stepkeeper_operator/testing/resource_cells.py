@@ -63,7 +63,7 @@ _LONG_AGO: Final = int(NOW) - 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What the user wants, besides the machines themselves."""
+    """One wish of the user, besides the machines themselves."""
 
     name: str
     recreate: dict[str, Any]

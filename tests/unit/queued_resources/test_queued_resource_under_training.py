@@ -10,6 +10,7 @@ from cloud_stories.cloud import EngineCloud
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.cache.keys import job_key, queued_resource_key
+from stepkeeper_operator.controller import Controller
 from stepkeeper_operator.labels import CLOUD_NODE_LABEL, QUEUED_RESOURCE_UID_LABEL
 from stepkeeper_operator.queued_resources.controller import make_queued_resource_controller
 from stepkeeper_operator.queued_resources.settings import CloudSettings
@@ -50,7 +51,7 @@ class Both:
         machines = make_queued_resource_controller(
             cloud=self.cloud, settings=CloudSettings(), identity="operator-1", **shared
         )
-        controllers = {jobs.resource.kind: jobs, machines.resource.kind: machines}
+        controllers: dict[str, Controller] = {jobs.resource.kind: jobs, machines.resource.kind: machines}
         self.reconciler = Reconciler(controllers=controllers, cache=world.cache, metrics=world.metrics)
         world.cluster.put("namespaces", {"metadata": {"name": "kube-system", "uid": "cluster-uid"}})
         raw = make_resource(finalizers=(), tier={"guaranteed": {}}).to_raw()
