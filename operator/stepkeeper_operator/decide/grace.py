@@ -44,7 +44,7 @@ def derive_grace(
         return ()
     left_s = limit_grace_s(pod_s, job, observed.machines)
     save_s = _find_longest_save_s(checkpoint)
-    have = f"pods have {left_s} s at their end"
+    have = f"pods have {left_s} s at their end{_name_autocheckpoint(observed)}"
     if job.spec.checkpoint.on_disruption is OnDisruption.SKIP:
         text = f"{have}, and spec.checkpoint.onDisruption says to save nothing then"
         return (_update(_NOTHING, text, status=True),)
@@ -76,6 +76,16 @@ def _find_pod_grace_s(job: CheckpointedTrainingJob, observed: Observed, history:
     if job.spec.placement.queued_resource_name is not None and (machines is None or not machines.ready):
         return None
     return choose_grace_s(job, machines)
+
+
+def _name_autocheckpoint(observed: Observed) -> str:
+    """Say what the job's QueuedResource does before maintenance; nothing for a job that names none."""
+    machines = observed.machines
+    return (
+        ""
+        if machines is None
+        else f" (autocheckpoint is {machines.autocheckpoint_setting} on {machines.name})"
+    )
 
 
 def _find_longest_save_s(checkpoint: CheckpointStatus | None) -> float | None:

@@ -102,7 +102,13 @@ def _compose_status(
     conditions: tuple[Condition, ...],
     checkpoint: CheckpointStatus | None,
 ) -> TrainingJobStatus:
-    placement = job.spec.placement
+    placement, machines = job.spec.placement, observed.machines
+    resources = ResourcesStatus(
+        chips=placement.n_chips,
+        hosts=placement.n_hosts,
+        autocheckpoint=None if machines is None else machines.autocheckpoint_setting,
+        job_set=plan.job_set,
+    )
     return TrainingJobStatus(
         observed_generation=job.metadata.generation,
         phase=derive_phase(conditions, observed.jobset, plan.history),
@@ -111,7 +117,7 @@ def _compose_status(
         attempts=plan.history.attempts,
         restarts=plan.history.restarts,
         progress=derive_progress(job, observed),
-        resources=ResourcesStatus(chips=placement.n_chips, hosts=placement.n_hosts, job_set=plan.job_set),
+        resources=resources,
         bookkeeping=plan.history.bookkeeping,
     )
 

@@ -34,8 +34,8 @@ class QueuedMachines:
     deleting: bool
     spot: bool
     best_effort: bool
-    autocheckpoint: bool
-    """True if its nodes give a training 5 minutes before maintenance: as the cloud has them, not as was asked."""
+    autocheckpoint_setting: str
+    """On, Off or Mixed: as the cloud has its nodes; while it doesn't tell, as was asked."""
 
     n_nodes: int
     """Slices that it asks for."""
@@ -65,6 +65,11 @@ class QueuedMachines:
     """Announced maintenance of all its machines, the earliest first; also what has begun."""
 
     @property
+    def autocheckpoint(self) -> bool:
+        """True if all its nodes give a training 5 minutes before maintenance."""
+        return self.autocheckpoint_setting == "On"
+
+    @property
     def ready(self) -> bool:
         """True if a job can start on it."""
         return self.active and self.joined and not self.deleting
@@ -82,7 +87,7 @@ def read_queued_machines(raw: RawObject) -> QueuedMachines:
         deleting=meta.get("deletionTimestamp") is not None,
         spot="spot" in tier,
         best_effort="bestEffort" in tier,
-        autocheckpoint=_has_autocheckpoint(status.get("autocheckpoint") or "", node, tier),
+        autocheckpoint_setting=_find_autocheckpoint(status.get("autocheckpoint") or "", node, tier),
         n_nodes=node.get("count") or 1,
         active=active.get("status") == "True",
         joined=joined.get("status") == "True",
@@ -118,12 +123,12 @@ def _find_join_deadline(spec: Mapping[str, Any], status: Mapping[str, Any]) -> f
     return None if since is None else since + spec.get("joinTimeoutSeconds", default)
 
 
-def _has_autocheckpoint(read_back: str, node: Mapping[str, Any], tier: Mapping[str, Any]) -> bool:
-    """Tell whether every node has it on. While the cloud doesn't tell, what was asked for counts."""
+def _find_autocheckpoint(read_back: str, node: Mapping[str, Any], tier: Mapping[str, Any]) -> str:
+    """Find the setting of its nodes. While the cloud doesn't tell, what was asked for counts."""
     if read_back:
-        return read_back == "On"
+        return read_back
     asked = node.get("autocheckpointEnabled")
-    return "guaranteed" in tier if asked is None else bool(asked)
+    return "On" if ("guaranteed" in tier if asked is None else asked) else "Off"
 
 
 def _find_obstacle(raw: RawObject, active: Mapping[str, Any], joined: Mapping[str, Any]) -> str:

@@ -216,6 +216,10 @@ class ResourcesStatus(StatusPart):
     hosts: Count = 0
     """Hosts over all slices."""
 
+    autocheckpoint: Annotated[str, Field(max_length=16)] | None = None
+    """Autocheckpoint on the QueuedResource that the job names: On, Off or Mixed. With On, the cloud waits up to 300 s
+    for a save before maintenance. Absent where the job names none, or there is none of that name."""
+
     job_set: JobSetRef | None = None
     """The JobSet that runs the job now."""
 

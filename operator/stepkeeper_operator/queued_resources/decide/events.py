@@ -26,12 +26,15 @@ _BAD: Final = {
 }
 _GOOD: Final = {_TYPES.NODES_JOINED: ConditionStatus.TRUE}
 _TIMEOUT: Final = "JoinTimeout"
+_TELLING: Final = 200
+"""Characters of an error by which it is known again in a longer message, which may be cut."""
 
 
 def derive_events(before: QueuedResourceStatus, after: QueuedResourceStatus) -> tuple[ObjectEvent, ...]:
     """List the events between two statuses: changes of state, conditions that people act on, errors, each once."""
     conditions = _derive_condition_events(before, after)
-    told = any(event.reason != "AllHostsJoined" for event in conditions)
+    words = None if after.error is None else after.error.message[:_TELLING]
+    told = words is not None and any(words in event.message for event in conditions)
     return (
         *_derive_state_event(before, after),
         *conditions,

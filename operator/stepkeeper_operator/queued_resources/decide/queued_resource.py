@@ -6,6 +6,7 @@ from typing import Final
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.api.v1alpha1.queuedresource import DeletionPolicy, QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState, QueuedResourceStatus
+from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.queued_resources.decide.answers import book, fold_answers
 from stepkeeper_operator.queued_resources.decide.conditions import derive_conditions, merge_conditions
@@ -24,7 +25,7 @@ from stepkeeper_operator.queued_resources.decide.recall import recall
 from stepkeeper_operator.queued_resources.decide.removal import delete_resource
 from stepkeeper_operator.queued_resources.decision import Decision, Plan, Problem, SetFinalizer
 from stepkeeper_operator.queued_resources.naming import FINALIZER, make_cloud_id, parse_number
-from stepkeeper_operator.queued_resources.observed import Observed
+from stepkeeper_operator.queued_resources.observed import Observed, Verb
 from stepkeeper_operator.queued_resources.pacing import compute_poll_s, find_soonest, spread
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.queued_resources.sight import Presence, Scene, Sight, look_at
@@ -140,12 +141,19 @@ def _plan_strays(resource: QueuedResource, status: QueuedResourceStatus, scene: 
     is_newer = number is not None and (empty or number > bookkeeping.number)
     if is_newer and scene.sight.presence is Presence.ABSENT:
         return plan_recovery(resource, status, replace(scene, sight=replace(scene.sight, resource=stray)))
-    problem = Problem(reason="Stray", message=f"{stray.id} is an earlier one of this object; it is deleted")
+    problem = Problem(reason="Stray", message=_describe_stray(stray, status))
     fast_s = scene.settings.poll_fast_s
     if stray.state == "DELETING" or (not_before is not None and scene.now < not_before):
         return Plan(status=status, look_s=fast_s, problems=(problem,))
     action = delete_resource(meta, status, stray)
     return Plan(status=status, actions=(action,), look_s=fast_s, problems=(problem,))
+
+
+def _describe_stray(stray: CloudQueuedResource, status: QueuedResourceStatus) -> str:
+    error, text = status.error, f"{stray.id} is an earlier one of this object; it is deleted"
+    if error is None or error.verb != Verb.DELETE or stray.state == "DELETING":
+        return text
+    return f"{text}, and costs money until then: tried again after {error.code}: {error.message}"
 
 
 def _compose(resource: QueuedResource, plan: Plan, scene: Scene) -> Decision:

@@ -1,0 +1,198 @@
+"""Name what can happen to a QueuedResource: in the cloud, to the operator, and by people's hands."""
+
+from collections.abc import Callable
+from typing import Final
+
+from cloud_stories.world import StoryWorld
+from hypothesis import strategies as st
+
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion
+from stepkeeper_operator.testing.queued_resources import PLACE
+from tpuapi.core.errors import ApiError
+from tpuapi.core.values import Initiator, NodeState, Version
+from tpuapi.machine.queued import suspend
+
+__all__ = ["HAPPENINGS", "delete_by_hand", "heal", "stories"]
+
+CODES: Final = (
+    "UNAVAILABLE",
+    "DEADLINE_EXCEEDED",
+    "INTERNAL",
+    "RESOURCE_EXHAUSTED",
+    "PERMISSION_DENIED",
+    "FAILED_PRECONDITION",
+    "UNAUTHENTICATED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+)
+_PASSING: Final = 3
+"""Codes that don't tell what became of the request: it may have been carried out."""
+
+_FAMILY: Final = "v5litepod"
+Happening = Callable[[StoryWorld, int], object]
+
+
+def heal(world: StoryWorld) -> None:
+    """Let all faults pass."""
+    tpu = world.api.tpu
+    tpu.clear_faults()
+    world.api.unlisted.clear()
+    tpu.set_capacity(PLACE.zone, _FAMILY, None)
+    _set_quota(world, None)
+    tpu.set_habits(quota_refused_at_call=True, preempted_nodes_linger=False)
+    world.kill_at = None
+
+
+def _fail(world: StoryWorld, method: str, index: int) -> None:
+    number = index % len(CODES)
+    after_commit = number < _PASSING and index >= len(CODES)
+    times = 1 + index % 3
+    world.api.tpu.inject_error(method, CODES[number], times, after_commit=after_commit, resource="v5e")
+
+
+def _fail_list(world: StoryWorld, index: int) -> None:
+    world.api.tpu.inject_error(
+        "ListNodes" if index % 2 else "ListQueuedResources", CODES[index % len(CODES)], 2
+    )
+
+
+def _preempt(world: StoryWorld, index: int, state: str = "PREEMPTED") -> None:
+    ready = [node for node in world.machines if node.state is NodeState.READY]
+    if ready:
+        world.reasons |= {"Preempted", "Suspended"}
+        world.api.tpu.preempt(ready[index % len(ready)].name, state)
+
+
+def _suspend(world: StoryWorld, index: int) -> None:
+    who = Initiator.USER if index % 2 else Initiator.SERVICE
+    for cloud_id in world.names_in_cloud():
+        world.reasons |= {"Suspended", "Preempted"}
+        name = f"{PLACE.parent}/queuedResources/{cloud_id}"
+        world.api.tpu.engine.change(lambda w, name=name: suspend(w, name, who, w.now))  # type: ignore[misc]
+
+
+def _fail_resource(world: StoryWorld, code: str) -> None:
+    for cloud_id in world.names_in_cloud():
+        world.reasons |= {"Failed", "QuotaExhausted", "Preempted"}
+        world.api.tpu.fail(cloud_id, code, "it broke")
+
+
+def _announce(world: StoryWorld, index: int) -> None:
+    ready = [node for node in world.machines if node.state is NodeState.READY]
+    if not ready:
+        return
+    ends_in = ("REPAIRING", "TERMINATED", "PREEMPTED")[index % 3]
+    if ends_in != "REPAIRING":
+        world.reasons |= {"Preempted", "Suspended"}
+    world.api.tpu.announce_maintenance(
+        ready[index % len(ready)].name, starts_in_s=60.0 * index, lasts_s=300, ends_in=ends_in
+    )
+
+
+def delete_by_hand(world: StoryWorld, *cloud_ids: str) -> None:
+    """Delete these from the cloud as somebody else would; by default all that are the object's."""
+    for cloud_id in cloud_ids or world.names_in_cloud():
+        world.reasons |= {"Vanished", "Preempted"}
+        name = f"{PLACE.parent}/queuedResources/{cloud_id}"
+        _ask(world, "DeleteQueuedResource", {"name": name, "force": True})
+
+
+def _delete_node(world: StoryWorld, index: int) -> None:
+    machines = world.machines
+    if machines:
+        world.reasons |= {"Preempted", "Suspended"}
+        _ask(world, "DeleteNode", {"name": machines[index % len(machines)].name})
+
+
+def _ask(world: StoryWorld, method: str, request: dict[str, object]) -> None:
+    """Ask the service as somebody else, who lives with a refusal."""
+    engine = world.api.tpu.engine
+    try:
+        engine._answer(method, Version(ApiVersion.V2ALPHA1.value), request)
+    except ApiError:
+        return
+
+
+def _set_quota(world: StoryWorld, cores: int | None) -> None:
+    for preemptible in (True, False):
+        world.api.tpu.set_quota(PLACE.project, PLACE.zone, _FAMILY, cores, preemptible=preemptible)
+
+
+def _lack_quota(world: StoryWorld, index: int) -> None:
+    world.reasons.add("QuotaExhausted")
+    world.api.tpu.set_habits(quota_refused_at_call=bool(index % 2))
+    _set_quota(world, 8 * (index % 4))
+
+
+def _hide(world: StoryWorld, index: int) -> None:
+    """Let lists leave out what is the object's, or show it again."""
+    names = sorted({*world.names_in_cloud(), *(node.node_id for node in world.machines)})
+    world.api.unlisted = set(names[index % 2 :]) if index < 8 else set()
+
+
+def _kill(world: StoryWorld, index: int) -> None:
+    world.kill_at, world.kill_before = index // 2, bool(index % 2)
+
+
+def _edit(world: StoryWorld, index: int) -> None:
+    """Change the machines, which the API server allows under one policy only."""
+    if world.raw is None or world.resource.spec.update_policy != "Recreate":
+        return
+    world.reasons.add("SpecChanged")
+    kind = f"v5litepod-{2 ** (2 + index % 3)}"
+    world.edit(node={**world.raw["spec"]["node"], "acceleratorType": kind})
+
+
+def _forget_status(world: StoryWorld) -> None:
+    raw = world.raw
+    if raw is not None:
+        world.cluster.put("queuedresources", {key: raw[key] for key in raw if key != "status"})
+
+
+def _run_pod(world: StoryWorld) -> None:
+    for raw in world.cluster.list_objects("nodes")[:1]:
+        world.add_pod(raw["metadata"]["name"])
+
+
+def _wait(world: StoryWorld, seconds: float) -> None:
+    if world.raw is not None and world.resource.spec.queueing is not None:
+        world.reasons.add("Expired")
+    world.step(seconds)
+
+
+HAPPENINGS: Final[dict[str, Happening]] = {
+    "a list fails": _fail_list,
+    "a creation fails": lambda world, index: _fail(world, "CreateQueuedResource", index),
+    "a deletion fails": lambda world, index: _fail(world, "DeleteQueuedResource", index),
+    "operations can't be read": lambda world, index: world.api.tpu.inject_error(
+        "GetOperation", CODES[index % len(CODES)], 1 + index
+    ),
+    "something can't be read by its name": lambda world, index: _fail(
+        world, "GetNode" if index % 2 else "GetQueuedResource", index
+    ),
+    "lists leave something out": _hide,
+    "the cloud goes on": lambda world, index: _wait(world, 5.0 * index),
+    "time passes": lambda world, index: _wait(world, 60.0 * (index + 1)),
+    "there is no capacity": lambda world, _index: world.api.tpu.set_capacity(PLACE.zone, _FAMILY, 0),
+    "there is capacity": lambda world, _index: world.api.tpu.set_capacity(PLACE.zone, _FAMILY, None),
+    "there is little quota": _lack_quota,
+    "there is quota": lambda world, _index: _set_quota(world, None),
+    "it is suspended": _suspend,
+    "it fails": lambda world, _index: _fail_resource(world, "INTERNAL"),
+    "it fails for quota": lambda world, _index: _fail_resource(world, "RESOURCE_EXHAUSTED"),
+    "a node is preempted": _preempt,
+    "a node is terminated": lambda world, index: _preempt(world, index, "TERMINATED"),
+    "preempted nodes stay": lambda world, _index: world.api.tpu.set_habits(preempted_nodes_linger=True),
+    "maintenance is announced": _announce,
+    "somebody deletes it in the cloud": lambda world, _index: delete_by_hand(world),
+    "somebody deletes a node in the cloud": _delete_node,
+    "the operator is killed": _kill,
+    "the operator is restarted": lambda world, _index: world.restart_operator(),
+    "the spec is changed": _edit,
+    "the status is lost": lambda world, _index: _forget_status(world),
+    "a pod runs": lambda world, _index: _run_pod(world),
+}
+
+stories = st.lists(
+    st.tuples(st.sampled_from(sorted(HAPPENINGS)), st.integers(0, 17), st.integers(0, 4)), max_size=16
+)

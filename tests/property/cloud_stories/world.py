@@ -1,0 +1,249 @@
+"""Run two QueuedResources of one place on the API of tests/tpuapi, and check every request of the operator."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+from cloud_stories.cloud import EngineCloud
+from typing_extensions import override
+
+from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import MAX_NODES, QueuedResourceStatus
+from stepkeeper_operator.cache.keys import queued_resource_key
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudNode, CloudQueuedResource, CloudRequest
+from stepkeeper_operator.labels import CLOUD_NODE_LABEL
+from stepkeeper_operator.queued_resources.naming import UID_LABEL, make_request_id
+from stepkeeper_operator.queued_resources.request import build_request
+from stepkeeper_operator.testing.queued_resources import PLACE, make_resource
+from stepkeeper_operator.testing.resource_world import Killed, ResourceWorld
+from tpuapi.core.values import Node, QueuedState
+
+__all__ = ["OURS", "THEIRS", "StoryWorld"]
+
+OURS: Final = "v5e"
+"""The object that the stories happen to."""
+
+NEIGHBOUR: Final = "neighbour"
+"""Another object of the same place, which nothing happens to."""
+
+THEIRS: Final = {"stepkeeper-cluster": "another", "stepkeeper-namespace": "x", "stepkeeper-uid": "y"}
+_REQUESTS: Final = ("create_queued_resource", "delete_queued_resource")
+_START: Final = 1_800_000_000.0
+_PLURAL: Final = "queuedresources"
+_NEXT: Final = {
+    "Deleted",
+    "Suspended",
+    "Preempted",
+    "Failed",
+    "QuotaExhausted",
+    "Expired",
+    "SpecChanged",
+    "Vanished",
+}
+
+
+class StoryWorld(ResourceWorld):
+    """A cluster with two objects, one operator, and a cloud in which somebody else has machines, too."""
+
+    def __init__(self, *, neighbour: dict[str, Any] | None = None, **spec: Any) -> None:
+        self.now = _START
+        self.api = EngineCloud(lambda: self.now)
+        super().__init__(now=_START, service=self.api, **spec)
+        self.reasons: set[str] = set()
+        """Why machines may be destroyed, as the story has it so far."""
+
+        self.names = [OURS]
+        if neighbour is not None:
+            self.names.append(NEIGHBOUR)
+            raw = make_resource(finalizers=(), **neighbour).to_raw()
+            raw["metadata"] = {"name": NEIGHBOUR, "namespace": "team", "uid": "uid-2", "generation": 1}
+            del raw["status"]
+            self.cluster.put(_PLURAL, raw)
+        self._foreign: dict[str, tuple[CloudQueuedResource, CloudNode]] = {}
+        self.api.on_request = self._check_request
+
+    async def settle_in(self, *, adopted: bool) -> None:
+        """Put there what others have; and what is to be adopted, where something is."""
+        for cloud_id in ("team-v5e-r1", "somebody-elses"):
+            await self.make_by_hand(cloud_id, make_resource(), THEIRS)
+            made, node = await self._get(cloud_id)
+            assert made is not None
+            assert node is not None
+            self._foreign[cloud_id] = made, node
+        if adopted:
+            await self.make_by_hand("team-v5e", self.resource, {})
+
+    async def make_by_hand(self, cloud_id: str, resource: QueuedResource, labels: dict[str, str]) -> None:
+        """Make what a spec asks for as somebody else would, until it is active."""
+        asked = CloudRequest(
+            place=PLACE,
+            id=cloud_id,
+            request_id=make_request_id(cloud_id, 0, "create", ""),
+            api_version=ApiVersion.V2ALPHA1,
+            **_parts_of_request(resource, cloud_id),
+        )
+        node = {key: value for key, value in asked.node.items() if key not in {"labels", "metadata"}}
+        asked = replace(asked, node={**node, "labels": labels})
+        timings = self.api.tpu.engine.world.timings
+        self.api.tpu.set_timings(creating_s=0, provisioning_s=0, node_skew_s=0)
+        on_request, self.api.on_request = self.api.on_request, lambda _verb, _id: None
+        await EngineCloud.create_queued_resource(self.api, asked)
+        self.api.on_request = on_request
+        self.api.tpu.set_timings(
+            creating_s=timings.creating_s,
+            provisioning_s=timings.provisioning_s,
+            node_skew_s=timings.node_skew_s,
+        )
+        assert self.api.tpu.queued_resource(cloud_id).state is QueuedState.ACTIVE
+
+    @override
+    async def reconcile(self) -> float | None:
+        """Reconcile all objects once. A killed operator is started again."""
+        for name in self.names:
+            try:
+                await self.reconciler.reconcile(queued_resource_key("team", name))
+            except Killed:
+                self.restart_operator()
+        await self._check()
+        return None
+
+    @override
+    def step(self, seconds: float = 10.0) -> None:
+        self.now += seconds
+        self.sync_hosts()
+
+    @override
+    def sync_hosts(self, nodes: Iterable[CloudNode] | None = None) -> None:
+        self.api.tpu.engine.advance()
+        known = [_as_node(node) for node in self.api.tpu.engine.world.nodes.values()]
+        super().sync_hosts([node for node in known if node.labels.get(UID_LABEL) != THEIRS[UID_LABEL]])
+
+    def raw_of(self, name: str) -> dict[str, Any] | None:
+        """The object; None: it is gone."""
+        return self.cluster.objects.get((_PLURAL, "team", name))
+
+    def status_of(self, name: str) -> QueuedResourceStatus:
+        return QueuedResource.model_validate(self.raw_of(name)).status
+
+    def condition_of(self, name: str, kind: str) -> tuple[str, str] | None:
+        """Return status and reason of a condition."""
+        conditions = self.status_of(name).conditions
+        return next(((c.status.value, c.reason) for c in conditions if c.type == kind), None)
+
+    def is_up(self, name: str) -> bool:
+        return self.condition_of(name, "NodesJoined") == ("True", "AllHostsJoined")
+
+    def names_in_cloud(self, uid: str | None = None) -> list[str]:
+        """The ids of the cloud resources that are the object's: by their labels, or by its status."""
+        uid = uid or self.uid
+        status = self.status if uid == self.uid and self.raw is not None else None
+        adopted = status.cloud_name if status is not None and status.bookkeeping.adopted else ""
+        found = self.api.tpu.engine.world.queued.values()
+        return [_id_of(q.name) for q in found if _labels_of(q).get(UID_LABEL) == uid or q.name == adopted]
+
+    @property
+    def machines(self) -> list[Node]:
+        """The nodes of our object's cloud resources."""
+        mine = self.names_in_cloud()
+        return [n for n in self.api.tpu.engine.world.nodes.values() if _id_of(n.queued_resource) in mine]
+
+    @property
+    def lost_hosts(self) -> list[str]:
+        """Nodes of the cluster whose machines the cloud doesn't have."""
+        there = {node.node_id for node in self.api.tpu.engine.world.nodes.values()}
+        nodes = self.cluster.list_objects("nodes")
+        return [
+            raw["metadata"]["name"]
+            for raw in nodes
+            if raw["metadata"]["labels"][CLOUD_NODE_LABEL] not in there
+        ]
+
+    @override
+    def _count_writes(self) -> None:
+        super()._count_writes()
+        for name in _REQUESTS:
+            setattr(self.api, name, self._killing(getattr(self.api, name)))
+
+    async def _get(self, cloud_id: str) -> tuple[CloudQueuedResource | None, CloudNode | None]:
+        world = self.api.tpu.engine.world
+        node = next(n for n in world.nodes.values() if _id_of(n.queued_resource) == cloud_id)
+        return (
+            self.api._convert(self.api.tpu.queued_resource(cloud_id), ApiVersion.V2ALPHA1),
+            self.api._convert(node, ApiVersion.V2ALPHA1),
+        )
+
+    def _check_request(self, verb: str, cloud_id: str) -> None:
+        """Check a request before the cloud gets it."""
+        assert cloud_id not in self._foreign, "somebody else's is never touched"
+        name = NEIGHBOUR if cloud_id.startswith(f"team-{NEIGHBOUR}") else OURS
+        raw = self.raw_of(name)
+        assert raw is not None
+        assert raw["metadata"].get("finalizers"), "somebody will remove it"
+        status = self.status_of(name)
+        if verb == "delete":
+            reason = status.bookkeeping.removing
+            stray = not status.cloud_name.endswith(f"/{cloud_id}")
+            assert stray or reason in _NEXT, f"destroyed for {reason or 'no reason'}"
+            assert reason in {"", "Deleted", *self.reasons}, f"{reason}: nothing of the kind has happened"
+            assert reason not in _kept_at(raw["spec"].get("recreatePolicy", {})), (
+                f"{reason}: it is to be kept"
+            )
+            return
+        assert status.cloud_name.endswith(f"/{cloud_id}"), "the status names it before it exists"
+        mine = set(self.names_in_cloud(raw["metadata"]["uid"]))
+        assert mine <= {cloud_id}, "what is left of the earlier one is deleted first"
+        nodes = [n for n in self.api.tpu.engine.world.nodes.values() if _id_of(n.queued_resource) in mine]
+        assert mine or not nodes, "the earlier one's machines are gone"
+
+    async def _check(self) -> None:
+        for name in self.names:
+            raw = self.raw_of(name)
+            if raw is None:
+                continue
+            assert len(self.names_in_cloud(raw["metadata"]["uid"])) <= 1, "an object never has two"
+            if "status" in raw:
+                assert len(self.status_of(name).nodes) <= MAX_NODES
+        for cloud_id, (resource, node) in self._foreign.items():
+            assert await self._get(cloud_id) == (resource, node), "somebody else's is never touched"
+        await asyncio.sleep(0)
+
+
+def _kept_at(policy: dict[str, Any]) -> set[str]:
+    """Return the ends after which nothing is destroyed."""
+    if policy.get("max") == 0:
+        return {"Suspended", "Preempted", "Failed"}
+    suspended = {"Suspended", "Preempted"} if policy.get("onSuspended") == "Keep" else set()
+    return suspended | ({"Failed"} if policy.get("onFailed") == "Keep" else set())
+
+
+def _as_node(node: Node) -> CloudNode:
+    return CloudNode(
+        place=PLACE,
+        id=node.node_id,
+        state=node.state.value,
+        labels=node.body.get("labels", {}),
+        addresses=node.addresses,
+    )
+
+
+def _labels_of(resource: Any) -> dict[str, str]:
+    labels: dict[str, str] = resource.specs[0].body.get("labels", {})
+    return labels
+
+
+def _id_of(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _parts_of_request(resource: QueuedResource, cloud_id: str) -> dict[str, Any]:
+    made = build_request(resource, number=0, cluster_id="", script=None)
+    n_nodes = len(made.node_ids)
+    ids = (cloud_id,) if n_nodes == 1 else tuple(f"{cloud_id}-{index}" for index in range(n_nodes))
+    return {
+        "node_ids": ids,
+        "node_id_prefix": None if n_nodes == 1 else cloud_id,
+        "node": made.node,
+        "tier": made.tier,
+        "queueing": {},
+    }

@@ -1,0 +1,174 @@
+"""Test the rows of the truth table that people ask about: what happens, what is said, when it is looked at again."""
+
+import pytest
+
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import CloudError
+from stepkeeper_operator.queued_resources.decision import (
+    Action,
+    Cordon,
+    CreateCloudResource,
+    DeleteCloudResource,
+    SetFinalizer,
+)
+from stepkeeper_operator.testing.queued_resources import after, decide, find, noted, with_status
+from stepkeeper_operator.testing.resource_cells import WISHES, WORDS, make_cell
+
+CREATE, DELETE, LET_GO, CORDON = CreateCloudResource, DeleteCloudResource, SetFinalizer, Cordon
+NOTHING: tuple[type[Action], ...] = ()
+NEVER = None
+AT_ONCE, FAST_S, ACTIVE_S, WAITING_S, BACKOFF_S = 0.05, 10.0, 60.0, 120.0, 500.0
+ANEW, KEPT, SPENT, DELETED = (
+    "unchanged, made anew",
+    "unchanged, kept",
+    "unchanged, the budget is spent",
+    "deleted",
+)
+REFUSED, CHANGED = "changed, refused, made anew", "changed, recreated, made anew"
+
+Row = tuple[str, str, tuple[type[Action], ...], str, str, float | None]
+
+# situation, wish, actions, reason of the removal, conditions, seconds to the next look
+SITUATIONS: tuple[Row, ...] = (
+    ("nothing asked for", ANEW, (CREATE,), "", "Active=False/Pending", AT_ONCE),
+    ("CREATING", ANEW, NOTHING, "", "Active=False/Creating", FAST_S),
+    ("ACCEPTED", ANEW, NOTHING, "", "Active=False/Accepted", WAITING_S),
+    ("WAITING_FOR_RESOURCES", ANEW, NOTHING, "", "Active=False/WaitingForResources", WAITING_S),
+    ("PROVISIONING", ANEW, NOTHING, "", "Active=False/Provisioning", FAST_S),
+    ("ACTIVE", ANEW, NOTHING, "", "Active=True/Active", ACTIVE_S),
+    ("ACTIVE", REFUSED, NOTHING, "", "Degraded=True/SpecDiffers", ACTIVE_S),
+    ("ACTIVE", CHANGED, (CORDON, DELETE), "SpecChanged", "Active=False/SpecChanged", AT_ONCE),
+    ("PROVISIONING", CHANGED, (DELETE,), "SpecChanged", "Active=False/SpecChanged", AT_ONCE),
+    ("ACTIVE", DELETED, (CORDON, DELETE), "Deleted", "Active=False/Deleted", AT_ONCE),
+    ("ACTIVE", "deleted and retained", (LET_GO,), "", "", NEVER),
+    ("SUSPENDING", ANEW, NOTHING, "", "Active=False/Suspending", FAST_S),
+    ("SUSPENDED", ANEW, (DELETE,), "Suspended", "Active=False/Suspended", AT_ONCE),
+    ("SUSPENDED", KEPT, NOTHING, "", "Degraded=True/Suspended", WAITING_S),
+    ("SUSPENDED", SPENT, NOTHING, "", "Degraded=True/RecreationsExhausted", WAITING_S),
+    ("FAILED", ANEW, (DELETE,), "Failed", "Active=False/Failed", AT_ONCE),
+    ("FAILED", KEPT, NOTHING, "", "Degraded=True/Failed", WAITING_S),
+    ("FAILED", SPENT, NOTHING, "", "Degraded=True/RecreationsExhausted", WAITING_S),
+    ("FAILED", CHANGED, (DELETE,), "SpecChanged", "Active=False/SpecChanged", AT_ONCE),
+    ("DELETING", ANEW, NOTHING, "", "Active=False/Deleting", FAST_S),
+    ("DELETING", DELETED, NOTHING, "Deleted", "Active=False/Deleted", FAST_S),
+    ("SOMETHING_NEW", ANEW, NOTHING, "", "Active=False/Unknown", FAST_S),
+    ("SOMETHING_NEW", DELETED, (DELETE,), "Deleted", "Active=False/Deleted", AT_ONCE),
+    ("active, preempted", ANEW, (CORDON, DELETE), "Preempted", "Active=False/Preempted", AT_ONCE),
+    ("active, preempted", KEPT, NOTHING, "", "Degraded=True/Preempted", WAITING_S),
+    ("active, without nodes", ANEW, (DELETE,), "Preempted", "Active=False/Preempted", AT_ONCE),
+    ("active, under repair", ANEW, NOTHING, "", "Degraded=True/NodeNotReady", ACTIVE_S),
+    ("vanished", ANEW, NOTHING, "", "Active=False/Pending", AT_ONCE),
+    ("vanished", KEPT, NOTHING, "", "Active=False/Gone", AT_ONCE),
+    ("gone for good", KEPT, NOTHING, "", "Degraded=True/Gone", NEVER),
+    ("gone for good", CHANGED, (CREATE,), "", "Active=False/Pending", AT_ONCE),
+    ("between two", ANEW, NOTHING, "", "Active=False/Pending", BACKOFF_S),
+    ("due again", ANEW, (CREATE,), "", "Active=False/Pending", AT_ONCE),
+    ("being replaced", ANEW, (DELETE,), "Suspended", "Active=False/Suspended", AT_ONCE),
+    ("being replaced", KEPT, (DELETE,), "Suspended", "Active=False/Suspended", AT_ONCE),
+    ("being replaced, deleted", ANEW, NOTHING, "Suspended", "Active=False/Suspended", FAST_S),
+    ("being replaced, gone", ANEW, NOTHING, "", "Active=False/Pending", AT_ONCE),
+    ("asked for, on its way", DELETED, NOTHING, "Deleted", "Active=False/Deleted", FAST_S),
+    ("somebody else's", ANEW, NOTHING, "", "Accepted=False/NotOurs", WAITING_S),
+    ("somebody else's", DELETED, (LET_GO,), "", "", NEVER),
+    ("unlabelled", ANEW, NOTHING, "", "Active=False/Pending", AT_ONCE),
+    ("unlabelled and different", ANEW, NOTHING, "", "Accepted=False/Differs", WAITING_S),
+    ("of an earlier object", ANEW, NOTHING, "", "Active=False/Pending", AT_ONCE),
+    ("ours, the status lost", ANEW, NOTHING, "", "Active=True/Active", AT_ONCE),
+    ("a stray", ANEW, (DELETE,), "", "Degraded=True/Stray", FAST_S),
+)
+
+# the object's situation, the answer, the condition, seconds to the next look; no such answer destroys or makes anything
+ERRORS: tuple[tuple[str, str, str, str, float], ...] = (
+    ("asked for", ANEW, "Create: Quota", "QuotaExhausted=True/QuotaExhausted", 300),
+    ("asked for", ANEW, "Create: Terminal", "Accepted=False/Refused", 3600),
+    ("asked for", ANEW, "Create: NotFound", "Accepted=False/Refused", 3600),
+    ("asked for", ANEW, "Create: AlreadyExists", "Accepted=False/AlreadyExists", 5),
+    ("asked for", ANEW, "Create: Busy", "Active=False/Pending", 5),
+    ("asked for", ANEW, "Create: Transient", "Active=False/Pending", 5),
+    ("asked for", ANEW, "Create: Credentials", "Accepted=False/NoCredentials", 300),
+    ("asked for", ANEW, "operation Create: Quota", "QuotaExhausted=True/QuotaExhausted", 300),
+    ("asked for", ANEW, "operation Create: Terminal", "Accepted=False/Refused", 3600),
+    ("asked for", ANEW, "operation Create: Busy", "Active=False/Pending", 5),
+    ("asked for", ANEW, "operation Create: Transient", "Active=False/Pending", 5),
+    ("being replaced", ANEW, "Delete: Quota", "Active=False/Suspended", 300),
+    ("being replaced", ANEW, "Delete: Terminal", "Active=False/Suspended", 3600),
+    ("being replaced", ANEW, "Delete: NotFound", "Active=False/Suspended", 3600),
+    ("being replaced", ANEW, "Delete: Busy", "Active=False/Suspended", 5),
+    ("being replaced", ANEW, "Delete: Transient", "Active=False/Suspended", 5),
+    ("being replaced", ANEW, "Delete: Credentials", "Active=False/Suspended", 300),
+    ("being replaced", ANEW, "operation Delete: Busy", "Active=False/Suspended", 5),
+    ("being replaced", ANEW, "operation Delete: Terminal", "Active=False/Suspended", 3600),
+    ("asked for", ANEW, "list: Terminal", "Accepted=False/Refused", ACTIVE_S),
+    ("asked for", ANEW, "list: NotFound", "Accepted=False/Refused", ACTIVE_S),
+    ("asked for", ANEW, "list: Credentials", "Accepted=False/NoCredentials", ACTIVE_S),
+    ("ACTIVE", ANEW, "list: Terminal", "Accepted=False/Refused", ACTIVE_S),
+    ("ACTIVE", DELETED, "list: Terminal", "Degraded=True/DeletionBlocked", FAST_S),
+    ("ACTIVE", DELETED, "list: NotFound", "Degraded=True/DeletionBlocked", FAST_S),
+    ("ACTIVE", DELETED, "list: Credentials", "Degraded=True/DeletionBlocked", FAST_S),
+    ("ACTIVE", DELETED, "list: Transient", "Active=False/Deleted", FAST_S),
+    ("ACTIVE", DELETED, "list: Quota", "Active=False/Deleted", FAST_S),
+)
+_WISHES = {wish.name: wish for wish in WISHES}
+
+
+@pytest.mark.parametrize(("situation", "wish", "actions", "removing", "said", "look_s"), SITUATIONS)
+def test_what_follows_from_a_situation(
+    situation: str,
+    wish: str,
+    actions: tuple[type[Action], ...],
+    removing: str,
+    said: str,
+    look_s: float | None,
+) -> None:
+    cell = make_cell(situation, "no error", _WISHES[wish], "spot, 1")
+    decision = decide(cell.resource, cell.observed)
+    assert tuple(type(action) for action in decision.actions) == actions
+    assert decision.status.bookkeeping.removing == removing
+    if said:
+        kind, _, value = said.partition("=")
+        condition = find(decision, kind)
+        assert f"{condition.status}/{condition.reason}" == value
+    if look_s is None:
+        assert decision.requeue_after_s is None
+    else:
+        assert decision.requeue_after_s is not None
+        assert look_s <= decision.requeue_after_s <= 1.1 * look_s
+
+
+@pytest.mark.parametrize(("situation", "wish", "answer", "said", "look_s"), ERRORS)
+def test_what_follows_from_an_error(situation: str, wish: str, answer: str, said: str, look_s: float) -> None:
+    cell = make_cell(situation, answer, _WISHES[wish], "spot, 1")
+    decision = decide(cell.resource, cell.observed)
+    assert not [action for action in decision.actions if not isinstance(action, Cordon)]
+    kind, _, value = said.partition("=")
+    condition = find(decision, kind)
+    assert f"{condition.status}/{condition.reason}" == value
+    assert WORDS in condition.message
+    assert [event for event in decision.events if WORDS in event.message] or wish == DELETED
+    assert decision.requeue_after_s is not None
+    assert look_s <= decision.requeue_after_s <= 1.1 * look_s
+    again = decide(after(cell.resource, decision), cell.observed)
+    assert not [event for event in again.events if WORDS in event.message], "each is told once"
+
+
+def test_an_error_is_told_though_another_condition_changes_with_it() -> None:
+    cell = make_cell("gone for good", "Create: Busy", _WISHES[KEPT], "spot, 1")
+    decision = decide(cell.resource, cell.observed)
+    reasons = [event.reason for event in decision.events]
+    assert "Gone" in reasons
+    assert "CloudError" in reasons
+    refused = make_cell("asked for", "Create: Terminal", _WISHES[ANEW], "spot, 1")
+    reasons = [event.reason for event in decide(refused.resource, refused.observed).events]
+    assert ("Refused" in reasons, "CloudError" in reasons) == (True, False), "once, in the condition's words"
+
+
+def test_a_stray_that_may_not_be_deleted_is_told_with_the_clouds_words() -> None:
+    cell = make_cell("a stray", "no error", _WISHES[ANEW], "spot, 1")
+    assert "tried again" not in find(decide(cell.resource, cell.observed), "Degraded").message
+    error = CloudError(
+        code="PERMISSION_DENIED", message="may not delete", kind="Terminal", verb="Delete", time=9000
+    )
+    refused = noted(with_status(cell.resource, error=error), retries=1, not_before=20_000)
+    decision = decide(refused, cell.observed)
+    assert decision.actions == ()
+    message = find(decision, "Degraded").message
+    assert "PERMISSION_DENIED: may not delete" in message
