@@ -27,7 +27,7 @@ def test_each_setting_is_one_of_the_operators_with_the_same_default(name: str) -
     assert OperatorSettings.model_fields[field_of(name)].default == VALUES["settings"][name]
 
 
-OF_THE_CHART_ALONE = {"credentialsSecret", "startupScriptSecrets", "uninstallCheck"}
+OF_THE_CHART_ALONE = {"credentialsSecret", "startupScriptSecrets", "tokenAudience", "uninstallCheck"}
 
 
 @pytest.mark.parametrize("name", sorted(VALUES["cloudTPU"].keys() - OF_THE_CHART_ALONE))

@@ -16,6 +16,7 @@ from stepkeeper_operator.queued_resources.decision import (
     DeleteCloudResource,
     DeleteNode,
     EvictPod,
+    LabelNodes,
     Relabel,
     SetFinalizer,
     Uncordon,
@@ -125,6 +126,8 @@ def _carry_out(observed: Observed, decision: Decision) -> Observed:
                 assert observed.listing is not None
                 dying = replace(observed.listing.resources[cloud_id], state="DELETING")
                 observed = _see(observed, dying, Verb.DELETE)
+            case LabelNodes():
+                observed = _see_labels(observed, action)
             case Cordon(member=member):
                 cordoned = replace(member, cordoned=True, cordoned_by_us=True)
                 members = tuple(cordoned if m == member else m for m in observed.members)
@@ -146,12 +149,22 @@ def _see(observed: Observed, changed: CloudQueuedResource, verb: Verb) -> Observ
     return replace(observed, listing=listing, outcome=outcome)
 
 
+def _see_labels(observed: Observed, action: LabelNodes) -> Observed:
+    assert observed.listing is not None
+    nodes = dict(observed.listing.nodes)
+    for node_id in action.node_ids:
+        nodes[node_id] = replace(nodes[node_id], labels={**nodes[node_id].labels, **action.labels})
+    outcome = Outcome(verb=Verb.LABEL, cloud_id=action.cloud_id, at=NOW)
+    return replace(observed, listing=replace(observed.listing, nodes=nodes), outcome=outcome)
+
+
 def _check_ignorance(cell: Cell, decision: Decision) -> None:
     """While nobody can tell what the cloud has, nothing is made, destroyed or let go of."""
     if cell.observed.listing is not None:
         return
     assert not _requests(decision), cell.name
-    assert not [action for action in decision.actions if isinstance(action, DeleteNode | EvictPod)], cell.name
+    rash = DeleteNode | EvictPod | LabelNodes
+    assert not [action for action in decision.actions if isinstance(action, rash)], cell.name
     letting_go = SetFinalizer(present=False) in decision.actions
     assert not letting_go or cell.wish.deletion == "Retain" or cell.situation == "gone for good", cell.name
     before = cell.resource.status
@@ -222,9 +235,22 @@ def _check_others(cell: Cell, decision: Decision) -> None:
         if isinstance(action, Cordon | DeleteNode):
             assert action.member.name in mine, cell.name
             assert cell.wish.deleted or decision.status.bookkeeping.removing, cell.name
+        if isinstance(action, LabelNodes):
+            _check_labels(cell, action)
     if cell.wish.deletion == "Retain" and cell.wish.deleted:
         assert decision.actions == (SetFinalizer(present=False),), cell.name
         assert not decision.write_status, cell.name
+
+
+def _check_labels(cell: Cell, action: LabelNodes) -> None:
+    """Labels are written on what nobody has, or an earlier object of the name had, and not for one that goes."""
+    assert cell.situation in {"unlabelled", "of an earlier object"}, cell.name
+    assert not cell.wish.deleted, cell.name
+    assert action.labels[UID_LABEL] == cell.resource.metadata.uid, cell.name
+    assert cell.observed.listing is not None
+    for node_id in action.node_ids:
+        owner = cell.observed.listing.nodes[node_id].labels.get(UID_LABEL)
+        assert owner in {None, "uid-0"}, f"{cell.name}: somebody else's"
 
 
 def _check_next_look(cell: Cell, decision: Decision) -> None:

@@ -8,12 +8,19 @@ from stepkeeper_operator.queued_resources.decision import (
     Cordon,
     CreateCloudResource,
     DeleteCloudResource,
+    LabelNodes,
     SetFinalizer,
 )
 from stepkeeper_operator.testing.queued_resources import after, decide, find, noted, with_status
 from stepkeeper_operator.testing.resource_cells import WISHES, WORDS, make_cell
 
-CREATE, DELETE, LET_GO, CORDON = CreateCloudResource, DeleteCloudResource, SetFinalizer, Cordon
+CREATE, DELETE, LET_GO, CORDON, LABEL = (
+    CreateCloudResource,
+    DeleteCloudResource,
+    SetFinalizer,
+    Cordon,
+    LabelNodes,
+)
 NOTHING: tuple[type[Action], ...] = ()
 NEVER = None
 AT_ONCE, FAST_S, ACTIVE_S, WAITING_S, BACKOFF_S = 0.05, 10.0, 60.0, 120.0, 500.0
@@ -69,7 +76,7 @@ SITUATIONS: tuple[Row, ...] = (
     ("asked for, on its way", DELETED, NOTHING, "Deleted", "Active=False/Deleted", FAST_S),
     ("somebody else's", ANEW, NOTHING, "", "Accepted=False/NotOurs", WAITING_S),
     ("somebody else's", DELETED, (LET_GO,), "", "", NEVER),
-    ("unlabelled", ANEW, NOTHING, "", "Active=False/Pending", AT_ONCE),
+    ("unlabelled", ANEW, (LABEL,), "", "Accepted=Unknown/Adopting", FAST_S),
     ("unlabelled and different", ANEW, NOTHING, "", "Accepted=False/Differs", WAITING_S),
     ("of an earlier object", ANEW, NOTHING, "", "Active=False/Pending", AT_ONCE),
     ("ours, the status lost", ANEW, NOTHING, "", "Active=True/Active", AT_ONCE),

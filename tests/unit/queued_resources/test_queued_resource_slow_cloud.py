@@ -112,7 +112,7 @@ async def complete(cloud: SmallCloud, *names: str, limit_s: float = 30.0) -> Lis
     check = AbsenceCheck(cloud, CloudSettings(gets_limit_s=limit_s), clock=lambda: 0.0)
     memory = ResourceMemory(listed_at=0.0)
     expected = Expected(resources=names)
-    return await check.complete(Listing(asked_at=0.0), expected, memory, PLACE, ApiVersion.V2)
+    return await check.complete(Listing(asked_at=0.0), expected, memory, PLACE)
 
 
 async def test_what_a_list_leaves_out_is_asked_for_all_at_once() -> None:
