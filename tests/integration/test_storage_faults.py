@@ -336,6 +336,6 @@ def test_a_start_on_a_bucket_that_fails_says_so_and_the_next_one_works(
         said = Job().start(uri)
     finally:
         proxy.mend()
-    assert re.search(f"^StorageError: .*{says}", said["error"])
+    assert re.search(f"^NoAccessError: .*{says}", said["error"])
     assert Job().start(uri) == {"step": None} | WELL
     run_on_bucket.save_well()
