@@ -34,6 +34,9 @@ _TOKEN_VOLUME: Final = "stepkeeper-token"  # noqa: S105  # a volume's name
 _RUN_VOLUME: Final = "stepkeeper-run"
 _TOKEN_LIFE_S: Final = 3600
 
+_COORDINATOR_PORT: Final = 29500
+"""torchrun's own default: who opens ports between hosts has opened this one."""
+
 _FIELD_PATHS: Final = {
     "pod": "metadata.name",
     "pod_uid": "metadata.uid",
@@ -109,6 +112,7 @@ def _identity(job: CheckpointedTrainingJob, *, number: int, grace_s: int) -> lis
         "n_slices": str(placement.n_slices),
         "hosts_per_slice": str(placement.hosts_per_slice),
         "coordinator": coordinator_name(job.metadata.name),
+        "coordinator_port": str(_COORDINATOR_PORT),
         "grace_s": str(grace_s),
     }
     fixed = [{"name": Identity.variable(field), "value": value} for field, value in same.items()]

@@ -43,6 +43,9 @@ class Identity:
     coordinator: str
     """The DNS name of rank 0's host."""
 
+    coordinator_port: int
+    """The port on which rank 0's host, or the launcher on it, lets the others find each other."""
+
     grace_s: int
     """The pod's termination grace period in seconds, as far as it can be counted on (15 on Spot)."""
 
