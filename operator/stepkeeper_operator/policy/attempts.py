@@ -47,7 +47,7 @@ def open_attempt(history: JobHistory, observed: Observed, *, now: float) -> JobH
     earliest = 0 if last is None or last.end is None else last.end
     start = max(earliest, int(find_start(history, observed, now=now)))
     attempt = Attempt(number=1 if last is None else last.number + 1, start=start)
-    noted = {
+    noted: dict[str, object] = {
         "started": True,
         "not_before": None,
         "starts_without_checkpoint": history.bookkeeping.starts_without_checkpoint + 1,

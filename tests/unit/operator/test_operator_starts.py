@@ -89,7 +89,10 @@ async def test_what_was_only_restored_is_no_commit() -> None:
     await world.reconcile()
     assert world.status.bookkeeping.starts_without_checkpoint == 0
     n_starts = await end_all_starts(
-        world, lambda world: stop_with_75(world, restored=CommitPoint(sequence=7, step=120), root="r", notice="file")
+        world,
+        lambda world: stop_with_75(
+            world, restored=CommitPoint(sequence=7, step=120), root="r", notice="file"
+        ),
     )
     assert n_starts == 11  # the first has committed
     assert world.condition("Suspended") == SUSPENDED
