@@ -181,7 +181,7 @@ def _check_saved(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding
     last = pod.termination
     notice = (last.notice if last is not None else None) or circumstances.notice
     explained = (
-        notice is not None or circumstances.committed or (last is not None and last.sequence is not None)
+        notice is not None or circumstances.committed or (last is not None and last.committed is not None)
     )
     cause = last.cause if last is not None and last.cause is not None else Cause.REQUESTED.value
     why = f"after notice {notice!r}" if notice else "without a notice that is known"
