@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+from stepkeeper.contract import CommitPoint
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
 from stepkeeper_operator.testing import World, termination_message
 
@@ -83,14 +84,23 @@ async def test_leftovers_are_looked_for_in_the_jobs_namespace_only() -> None:
 
 async def test_a_job_that_restarts_all_the_time_gets_so_many_events_an_hour_and_a_last_word() -> None:
     world = await running()
-    for _ in range(30):
+
+    async def restart(n: int) -> None:
+        word = CommitPoint(sequence=n, step=n)
+        message = termination_message(75, notice="sigterm", root="r", step=n, committed=word)
         for pod in world.pods:
-            world.controllers.end_pod(pod, 75, message=termination_message(75, notice="sigterm"))
-        await world.run_until_settled(rounds=2)
+            world.controllers.end_pod(pod, 75, message=message)
+        await world.run_until_settled(rounds=4)
+
+    ends_at = world.now + 3500
+    n = 1
+    while world.now < ends_at:
+        await restart(n)
+        world.now += 30
+        n += 1
+    assert n > 30
     assert len(world.events) == 61
     assert world.events[-1] == "EventsHeldBack"
     world.now += 3600
-    for pod in world.pods:
-        world.controllers.end_pod(pod, 75, message=termination_message(75, notice="sigterm"))
-    await world.run_until_settled(rounds=2)
+    await restart(n)
     assert len(world.events) > 61, "the next hour has events of its own"
