@@ -21,6 +21,7 @@ from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.testing import FakeCluster, World
 
+RECORDS = Path(__file__).parents[1] / "data/wire"
 PATH = "/v1/namespaces/default/jobs/lm/report"
 
 
@@ -162,13 +163,28 @@ async def test_an_unknown_job_is_not_found(desk: Desk) -> None:
     assert status == 404
 
 
+async def test_reports_of_the_last_and_the_next_runtime_are_taken(desk: Desk) -> None:
+    recorded = sorted(RECORDS.glob("*/report.json"))
+    for path in recorded:
+        raw = json.loads(path.read_bytes())
+        for more in ({}, {"phase": "Compiling", "liveness": {"deadline_s": 5}}):
+            status, _ = await desk.post(json.dumps(raw | more).encode(), token=desk.token())
+            assert status == 200
+        desk.world.now += 60
+        await desk.world.run_until_settled(rounds=2)
+        assert desk.world.status.checkpoint is not None
+        assert desk.world.status.checkpoint.latest is not None
+        assert desk.world.status.checkpoint.latest.sequence == raw["head"]["sequence"]
+    assert recorded
+
+
 @pytest.mark.parametrize(
     "body",
     [
         b"{",
         b"[]",
-        b'{"phase":"Training","made_up":1}',
-        b'{"phase":"Nonsense"}',
+        b'{"step":4}',
+        b'{"phase":"Training","format":2}',
         b'{"phase":"Training","step":"4"}',
     ],
 )

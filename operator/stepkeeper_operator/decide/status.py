@@ -151,12 +151,13 @@ def _mirror_terminations(
         for pod in evidence.pods:
             last = pod.termination
             saved = last is not None and last.code in {ExitCode.SAVED, ExitCode.DONE}
-            if last is None or not saved or last.sequence is None or last.step is None:
+            if last is None or not saved or last.committed is None:
                 continue
             if status.root not in {None, last.root}:
                 continue
-            if status.latest is None or last.sequence > status.latest.sequence:
-                latest = CommitStatus(sequence=last.sequence, step=last.step, uri=job.spec.checkpoint.uri)
+            made = last.committed
+            if status.latest is None or made.sequence > status.latest.sequence:
+                latest = CommitStatus(sequence=made.sequence, step=made.step, uri=job.spec.checkpoint.uri)
                 status = status.model_copy(update={"latest": latest, "root": last.root})
     return status
 

@@ -56,6 +56,9 @@ class Pod:
     reason: str | None
     """status.reason: Evicted, NodeShutdown, …"""
 
+    message: str | None = None
+    """status.message: what the reason is about, for a person."""
+
     started: bool
     """True if the trainer container runs or ran."""
 
@@ -118,6 +121,7 @@ def read_pod(raw: RawObject) -> Pod:
         node=spec.get("nodeName"),
         phase=status.get("phase", "Pending"),
         reason=status.get("reason"),
+        message=(status.get("message") or "")[:_MESSAGE_LIMIT] or None,
         started=bool(ended) or "running" in trainer.get("state", {}),
         deadline=parse_time(meta.get("deletionTimestamp")),
         grace_s=spec.get("terminationGracePeriodSeconds", 30) if deleted_grace is None else deleted_grace,

@@ -30,7 +30,8 @@ class FakeCluster(Cluster):
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._version = 100
+        self.version = 100
+        """Counts all changes."""
         self._uids = 0
         self.objects: dict[Place, dict[str, Any]] = {}
         self.writes: list[Write] = []
@@ -184,8 +185,8 @@ class FakeCluster(Cluster):
         """Store the object under its name with a new version, and tell its watchers."""
         body = copy.deepcopy(dict(raw))
         meta = body["metadata"]
-        self._version += 1
-        meta["resourceVersion"] = str(self._version)
+        self.version += 1
+        meta["resourceVersion"] = str(self.version)
         if "uid" not in meta:
             self._uids += 1
             meta["uid"] = f"{plural}-{self._uids}"
@@ -213,13 +214,13 @@ class FakeCluster(Cluster):
         """Remove the object, and tell its watchers."""
         raw = self.objects.pop((plural, namespace, name), None)
         if raw is not None:
+            self.version += 1
             self.on_change(plural, raw, True)  # a plain callable
 
     def list_objects(self, plural: str) -> list[dict[str, Any]]:
         """List the objects of a kind, sorted by name."""
-        return [
-            raw for place, raw in sorted(self.objects.items(), key=lambda i: str(i[0])) if place[0] == plural
-        ]
+        found = [(place, raw) for place, raw in self.objects.items() if place[0] == plural]
+        return [raw for _, raw in sorted(found, key=lambda item: (item[0][1] or "", item[0][2]))]
 
     def _record_request(self, verb: str, resource: Resource, name: str) -> None:
         if resource.plural != "tokenreviews":

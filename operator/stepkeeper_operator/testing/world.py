@@ -19,7 +19,7 @@ from stepkeeper_operator.reconcile import Reconciler
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.testing.cluster import FakeCluster
 from stepkeeper_operator.testing.controllers import FakeControllers
-from stepkeeper_operator.testing.messages import termination_message
+from stepkeeper_operator.testing.messages import saved_message
 from stepkeeper_operator.training_jobs.controller import make_job_controller
 
 __all__ = ["World", "training_job"]
@@ -157,7 +157,7 @@ class World:
         """Let the kubelet of a Spot machine end a pod. The trainer saves on all hosts and stops."""
         self.controllers.disrupt(self.pods[index], "TerminationByKubelet")
         for pod in self.pods:
-            message = termination_message(ExitCode.SAVED, notice="sigterm", step=120, root="r", sequence=7)
+            message = saved_message(sequence=7, step=120)
             self.controllers.end_pod(pod, ExitCode.SAVED, message=message)
 
     def lose_node(self, name: str) -> None:

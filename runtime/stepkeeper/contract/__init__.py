@@ -19,11 +19,11 @@ from stepkeeper.contract.places import (
     token_audience,
 )
 from stepkeeper.contract.report import (
+    CommitPoint,
     Directive,
     Head,
     Report,
     ReportedCommit,
-    ReportedRestore,
     ReportPhase,
     SlowestRank,
 )
@@ -54,6 +54,7 @@ __all__ = [
     "Best",
     "BestMode",
     "Cause",
+    "CommitPoint",
     "ContractError",
     "Directive",
     "Endpoint",
@@ -66,7 +67,6 @@ __all__ = [
     "Report",
     "ReportPhase",
     "ReportedCommit",
-    "ReportedRestore",
     "Retention",
     "Settings",
     "SlowestRank",

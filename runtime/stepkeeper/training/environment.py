@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import Final
 
 import torch.distributed as dist
 
@@ -21,10 +22,12 @@ from stepkeeper.contract import (
 )
 from stepkeeper.coordination.rank_group import RankGroup, world_size_of
 from stepkeeper.errors import NotInPodError, ProcessGroupError
+from stepkeeper.loggers import logger
 from stepkeeper.policy.keep import KeepPolicy
 from stepkeeper.policy.keep_message import Keep
 from stepkeeper.storage.mounts import is_mount_point, read_mountinfo
 from stepkeeper.tier import TierPlace
+from stepkeeper.version import __version__
 
 __all__ = [
     "Environment",
@@ -34,6 +37,8 @@ __all__ = [
     "check_world_size",
     "read_environment",
 ]
+
+_log: Final = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +107,15 @@ def read_environment(places: PodPaths | None = None) -> Environment:
             f"the job's settings can't be read from {path}: {error}. The operator mounts them from a ConfigMap; "
             "a template must not mount anything over that folder"
         ) from error
-    return Environment(identity=identity, settings=Settings.from_json(text), places=places)
+    environment = Environment(identity=identity, settings=Settings.from_json(text), places=places)
+    if unknown := Settings.list_unknown(text):
+        _log.warning(
+            "the operator is newer than this stepkeeper %s, which passes over parts of %s: %s",
+            __version__,
+            path,
+            "; ".join(unknown),
+        )
+    return environment
 
 
 def check_world_size(environment: Environment, group: dist.ProcessGroup | None) -> None:

@@ -237,7 +237,9 @@ class StepController:
         _log.warning("notice (%s): all ranks save one step and stop", notice.source)
         self.decider.request_stop()
         # Should the process be killed before it has stopped, this says why.
-        self.process_exit.write_termination_message(ExitCode.SAVED, self._saver.newest_commit, None)
+        self.process_exit.write_termination_message(
+            ExitCode.SAVED, committed=self._saver.own_commit, restored=self._saver.restored_commit
+        )
         self._progress.record_notice(notice.source)
 
 

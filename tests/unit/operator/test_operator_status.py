@@ -3,10 +3,10 @@
 from typing import Any
 
 from stepkeeper.contract import (
+    CommitPoint,
     Head,
     Report,
     ReportedCommit,
-    ReportedRestore,
     ReportPhase,
     SlowestRank,
     Termination,
@@ -114,7 +114,7 @@ def test_the_newest_commits_are_kept_in_their_order_without_doubles() -> None:
 
 
 def test_what_an_attempt_restored_is_shown_while_it_is_the_present_one() -> None:
-    report = training(restored=ReportedRestore(sequence=3, step=30), in_flight_step=50)
+    report = training(restored=CommitPoint(sequence=3, step=30), in_flight_step=50)
     present, past = mirror(job(), report), mirror(job(), report, running=(0, 1))
     assert present.checkpoint is not None
     assert present.checkpoint.restored is not None
