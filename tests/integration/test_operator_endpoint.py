@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from typing_extensions import override
 
 from stepkeeper.contract import Directive, Report, ReportPhase, token_audience
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import SaveRequest
 from stepkeeper_operator.cache.keys import ObjectKey, job_key
 from stepkeeper_operator.cluster import TOKEN_REVIEWS, Resource
 from stepkeeper_operator.endpoint import KubernetesTokens, ReportAuthenticator, ReportEndpoint, TokenPod
@@ -88,10 +89,15 @@ async def desk() -> AsyncIterator[Desk]:
 
 
 async def test_an_open_request_for_a_save_is_in_every_answer(desk: Desk) -> None:
-    desk.world.directives.set_save_request(desk.world.job.metadata.uid, "maintenance-7")
-    for _ in range(2):
+    now = int(desk.world.now)
+    request = SaveRequest(id="maintenance-7", attempt=1, before=now + 100, time=now, reason="maintenance")
+    desk.world.directives.set_save_request(desk.world.job.metadata.uid, request)
+    for left_s in (100, 60):
+        desk.world.now = now + 100 - left_s
         _, body = await desk.post(REPORT, token=desk.token())
-        assert Directive.from_json(body).checkpoint_now == "maintenance-7"
+        told = Directive.from_json(body)
+        assert (told.checkpoint_now, told.save_reason) == ("maintenance-7", "maintenance")
+        assert told.save_within_s == left_s
     desk.world.directives.set_save_request(desk.world.job.metadata.uid, None)
     _, body = await desk.post(REPORT, token=desk.token())
     assert Directive.from_json(body).checkpoint_now is None
