@@ -212,8 +212,8 @@ class StepController:
         """Start what the operator asks for. Runs in the thread that listens to the companion."""
         if directive.stop:
             self.notices.record_notice("directive")
-        if directive.checkpoint_now is not None:
-            self.decider.request_save(directive.checkpoint_now)
+        if directive.checkpoint_now is not None and self.decider.request_save(directive.checkpoint_now):
+            _tell_request(directive)
         if directive.dump_stacks:
             faulthandler.dump_traceback(2)  # sys.stderr may be something without a file
 
@@ -264,3 +264,10 @@ def _ask_weakly(ask: Callable[[float], float | None]) -> Callable[[float], float
         return None if found is None else found(progress_s)
 
     return left_s
+
+
+def _tell_request(directive: Directive) -> None:
+    left_s = directive.save_within_s
+    left = "" if left_s is None else f" within {left_s} s"
+    why = "" if directive.save_reason is None else f": {directive.save_reason}"
+    _log.warning("the operator asks for a save%s%s", left, why)
