@@ -226,7 +226,8 @@ def _check_other_container(pods: tuple[Pod, ...]) -> Finding | None:
             continue
         text = f"container {other.name!r} of pod {pod.name} exited with code {other.code}"
         why = f" ({other.reason})" if other.reason not in {None, "Error"} else ""
-        return Finding(cause=Cause.APPLICATION_ERROR, message=text + why, node=pod.node)
+        said = f": {other.last_words}" if other.last_words else ""
+        return Finding(cause=Cause.APPLICATION_ERROR, message=text + why + said, node=pod.node)
     return None
 
 

@@ -45,6 +45,12 @@ def test_a_missing_variable_is_named() -> None:
         Identity.from_env(environ)
 
 
+def test_an_operator_that_names_no_termination_file_means_kubernetes_own() -> None:
+    environ = pod_environ(IDENTITY)
+    del environ["STEPKEEPER_TERMINATION_FILE"]
+    assert Identity.from_env(environ).termination_file == "/dev/termination-log"
+
+
 def test_a_variable_that_is_no_number_is_named() -> None:
     with pytest.raises(ContractError, match="STEPKEEPER_GRACE_S='soon' is no whole number"):
         Identity.from_env(pod_environ(IDENTITY) | {"STEPKEEPER_GRACE_S": "soon"})
@@ -160,7 +166,9 @@ def test_last_words_with_a_name_that_is_no_text_are_still_said() -> None:
 
 
 def test_a_directive_survives_json() -> None:
-    directive = Directive(checkpoint_now="a", stop=True, report_interval_s=3)
+    directive = Directive(
+        checkpoint_now="a", save_reason="maintenance", save_within_s=110, stop=True, report_interval_s=3
+    )
     assert Directive.from_json(directive.to_json()) == directive
 
 
