@@ -47,7 +47,9 @@ def mirror_storage(
         current = report.ordinal == running and _is_of_last_attempt(job, report)
         after = _mirror_report(after, report, current=current)
     for word in words:
-        after = _mirror_last_word(after, job, word)
+        # A report that no word supersedes names the present root.
+        if report is None or report.report.root in {None, word.root}:
+            after = _mirror_last_word(after, job, word)
     new_commit = _has_new_commit(before, report, words)
     return Mirror(checkpoint=None if after == CheckpointStatus() else after, new_commit=new_commit)
 
