@@ -9,7 +9,7 @@ from typing import Self, SupportsIndex
 import torch.distributed as dist
 from typing_extensions import override
 
-from stepkeeper.contract import ReportedRestore, ReportPhase
+from stepkeeper.contract import CommitPoint, ReportPhase
 from stepkeeper.errors import NoticeDeadlineError
 from stepkeeper.loggers import show_by_default
 from stepkeeper.manager_arguments import TorchXlaArguments, build_tier_place
@@ -248,7 +248,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             parts.saver.state_watch.note_unfilled(state)
         parts.save_hooks.log_restore(record, parts.store.uri, time.monotonic() - began_s)
         parts.progress.record_restore(
-            None if record is None else ReportedRestore(sequence=record.slot, step=record.step)
+            None if record is None else CommitPoint(sequence=record.slot, step=record.step)
         )
         parts.controller.decider.on_save_started()
         if record is None:

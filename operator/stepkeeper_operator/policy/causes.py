@@ -39,6 +39,7 @@ _BY_REASON: Final = {
     NODE_LOST_REASON: Cause.NODE_FAILURE,
 }
 _BY_KUBELET: Final = "TerminationByKubelet"
+_EVICTED: Final = "Evicted"
 _SHUTDOWN_REASONS: Final = {"NodeShutdown", "Terminated", "Shutdown"}
 _MADE_UP: Final = {"Unknown", "ContainerStatusUnknown"}
 _BY_LOSS: Final = {
@@ -89,6 +90,7 @@ def find_cause(evidence: AttemptEvidence | None, circumstances: Circumstances) -
         or _check_disrupted(pods, circumstances)
         or _check_node_lost(pods, circumstances)
         or _check_node_restarted(pods)
+        or _check_over_limits(pods)
         or _check_saved(pods, circumstances)
         or _check_failed(pods, circumstances)
         or _check_peers_lost(pods, circumstances)
@@ -142,14 +144,14 @@ def _check_disrupted(pods: tuple[Pod, ...], circumstances: Circumstances) -> Fin
 
 
 def _classify_disruption(pod: Pod, circumstances: Circumstances) -> str | None:
-    if pod.disruption == _BY_KUBELET and pod.reason == "Evicted":
+    if pod.disruption == _BY_KUBELET and pod.reason == _EVICTED:
         return Cause.EVICTION
     if pod.disruption == _BY_KUBELET or (pod.disruption is None and pod.reason in _SHUTDOWN_REASONS):
         node = circumstances.nodes.get(pod.node or "")
         spot = circumstances.spot if node is None else node.spot
         return Cause.SPOT_PREEMPTION if spot else Cause.MAINTENANCE
     if pod.disruption is None:
-        return Cause.EVICTION if pod.reason == "Evicted" else None
+        return None
     return _BY_REASON.get(pod.disruption, CAUSE_DISRUPTION)
 
 
@@ -172,6 +174,16 @@ def _check_node_restarted(pods: tuple[Pod, ...]) -> Finding | None:
     return None
 
 
+def _check_over_limits(pods: tuple[Pod, ...]) -> Finding | None:
+    """Check for a pod that its kubelet evicted for what the pod itself used, and not for what its node lacks."""
+    pod = _first(pod for pod in pods if pod.terminal and pod.reason == _EVICTED and pod.disruption is None)
+    if pod is None:
+        return None
+    why = pod.message or "it used more ephemeral storage, or of an emptyDir, than its limit"
+    message = f"pod {pod.name} was evicted by its kubelet: {why}"
+    return Finding(cause=Cause.APPLICATION_ERROR, message=message, node=pod.node)
+
+
 def _check_saved(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:
     stopped = [pod for pod in pods if pod.code == ExitCode.SAVED]
     if not stopped:
@@ -181,7 +193,7 @@ def _check_saved(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding
     last = pod.termination
     notice = (last.notice if last is not None else None) or circumstances.notice
     explained = (
-        notice is not None or circumstances.committed or (last is not None and last.sequence is not None)
+        notice is not None or circumstances.committed or (last is not None and last.committed is not None)
     )
     cause = last.cause if last is not None and last.cause is not None else Cause.REQUESTED.value
     why = f"after notice {notice!r}" if notice else "without a notice that is known"
@@ -214,7 +226,8 @@ def _check_other_container(pods: tuple[Pod, ...]) -> Finding | None:
             continue
         text = f"container {other.name!r} of pod {pod.name} exited with code {other.code}"
         why = f" ({other.reason})" if other.reason not in {None, "Error"} else ""
-        return Finding(cause=Cause.APPLICATION_ERROR, message=text + why, node=pod.node)
+        said = f": {other.last_words}" if other.last_words else ""
+        return Finding(cause=Cause.APPLICATION_ERROR, message=text + why + said, node=pod.node)
     return None
 
 

@@ -43,8 +43,6 @@ def correct_cause(
         history = replace(history, finding=finding)
     elif now - attempt.end >= reattribution_s:
         return history
-    if finding.explained and history.bookkeeping.unexplained:
-        history = replace(history, bookkeeping=history.bookkeeping.model_copy(update={"unexplained": 0}))
     return (
         _replace_cause(history, attempt, finding)
         if finding.explained and finding.cause != attempt.cause

@@ -30,6 +30,7 @@ from stepkeeper_operator.policy.circumstances import gather_circumstances
 from stepkeeper_operator.policy.corrections import correct_cause
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import explain_loss
+from stepkeeper_operator.policy.starts import set_starts, was_edited
 
 __all__ = ["update_history"]
 
@@ -53,10 +54,13 @@ def update_history(
             attempt runs.
 
     """
-    history = _load_history(job, new_commit=new_commit)
+    history = _load_history(job, observed, new_commit=new_commit)
     history = correct_cause(history, job, observed, now=now, reattribution_s=reattribution_s)
     history = _follow_jobset(history, job, observed, now=now)
     history = _record_report(history, observed)
+    if new_commit:
+        # Nobody can tell which of several unseen starts has made it.
+        history = set_starts(history, min(1, history.bookkeeping.starts_without_checkpoint))
     return replace(history, restarts=count_disruptions(job.spec.restarts, history.restarts))
 
 
@@ -101,15 +105,15 @@ def _record_report(history: JobHistory, observed: Observed) -> JobHistory:
     return replace(history, attempts=(*history.attempts[:-1], attempt.model_copy(update=update)))
 
 
-def _load_history(job: CheckpointedTrainingJob, *, new_commit: bool) -> JobHistory:
+def _load_history(job: CheckpointedTrainingJob, observed: Observed, *, new_commit: bool) -> JobHistory:
     status = job.status
-    restarts, bookkeeping = status.restarts, status.bookkeeping
+    restarts = status.restarts
     if new_commit and job.spec.restarts.reset_on_new_checkpoint:
         restarts = reset_failures(restarts)
-    # A person who suspends the job has looked at it, which is what unexplained restarts wait for.
-    if new_commit or job.spec.suspend:
-        bookkeeping = bookkeeping.model_copy(update={"unexplained": 0})
-    return JobHistory(attempts=status.attempts, restarts=restarts, bookkeeping=bookkeeping)
+    history = JobHistory(attempts=status.attempts, restarts=restarts, bookkeeping=status.bookkeeping)
+    # A person who suspends the job or changes its template has looked at it.
+    looked_at = job.spec.suspend or was_edited(job, observed, status.bookkeeping)
+    return set_starts(history, 0) if new_commit or looked_at else history
 
 
 def _record_restarts(
@@ -119,38 +123,50 @@ def _record_restarts(
 
     JobSet makes no pods for a restart while it is suspended: its attempt begins when it is resumed.
     """
-    held = (jobset.suspend or jobset.suspended) and observed.find_evidence(jobset.ordinal) is None
+    started = observed.find_evidence(jobset.ordinal)
+    held = (jobset.suspend or jobset.suspended) and (started is None or not started.pods)
     counted_left = _count_unseen_failures(history, observed, jobset)
     while history.bookkeeping.restarts_seen < jobset.restarts:
         if not history.bookkeeping.started:
             history = open_attempt(history, observed, now=now)
-        seen = {"restarts_seen": history.bookkeeping.restarts_seen + 1, "resumed_at": None}
-        evidence = find_attempt_evidence(history, observed)
-        counted = _counts_as_failure(evidence)
+        counted = _counts_as_failure(find_attempt_evidence(history, observed))
         if counted is None:
             last = history.last_attempt
             failed = last is not None and last.cause == Cause.APPLICATION_ERROR
             counted = counted_left > 0 if history.is_running else failed
             counted_left -= counted
         if history.is_running:
-            circumstances = gather_circumstances(
-                job,
-                observed,
-                history.attempts[-1],
-                evidence,
-                counted=counted,
-                rule=jobset.rule,
-                now=now,
-            )
-            next_history = replace(history, bookkeeping=history.bookkeeping.model_copy(update=seen))
-            finding, end = find_cause(evidence, circumstances), find_start(next_history, observed, now=now)
-            history = close_attempt(history, evidence, finding, now=end)
+            history = _close_restarted(history, job, observed, jobset, counted=counted, now=now)
         if held and history.bookkeeping.restarts_seen + 1 == jobset.restarts:
             return history
-        history = replace(history, bookkeeping=history.bookkeeping.model_copy(update=seen))
-        history = open_attempt(history, observed, now=now)
+        history = open_attempt(_see_restart(history), observed, now=now)
     bookkeeping = history.bookkeeping.model_copy(update={"counted_restarts_seen": jobset.restarts_counted})
     return replace(history, bookkeeping=bookkeeping)
+
+
+def _close_restarted(
+    history: JobHistory,
+    job: CheckpointedTrainingJob,
+    observed: Observed,
+    jobset: JobSet,
+    *,
+    counted: bool,
+    now: float,
+) -> JobHistory:
+    """Close the running attempt, which JobSet has restarted. One that came too late for its machines was none."""
+    if _came_too_late(history, job, observed, now=now):
+        return withdraw_attempt(history)
+    evidence = find_attempt_evidence(history, observed)
+    circumstances = gather_circumstances(
+        job, observed, history.attempts[-1], evidence, counted=counted, rule=jobset.rule, now=now
+    )
+    end = find_start(_see_restart(history), observed, now=now)
+    return close_attempt(history, evidence, find_cause(evidence, circumstances), now=end)
+
+
+def _see_restart(history: JobHistory) -> JobHistory:
+    seen = {"restarts_seen": history.bookkeeping.restarts_seen + 1, "resumed_at": None}
+    return replace(history, bookkeeping=history.bookkeeping.model_copy(update=seen))
 
 
 def _count_unseen_failures(history: JobHistory, observed: Observed, jobset: JobSet) -> int:

@@ -126,7 +126,6 @@ def owner_identity(owner: Owner | None) -> Identity | None:
         n_slices=1,
         hosts_per_slice=1,
         coordinator="",
-        coordinator_port=0,
         grace_s=0,
     )
 

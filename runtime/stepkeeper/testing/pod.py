@@ -21,7 +21,6 @@ _IDENTITY: Final = Identity(
     n_slices=1,
     hosts_per_slice=1,
     coordinator="localhost",
-    coordinator_port=29500,
     grace_s=15,
 )
 

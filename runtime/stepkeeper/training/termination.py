@@ -8,7 +8,7 @@ from typing import Final
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.contract import END_RESERVE_S, ExitCode, OnDisruption, Termination
+from stepkeeper.contract import END_RESERVE_S, CommitPoint, ExitCode, OnDisruption, Termination
 from stepkeeper.errors import FencedError, NoticeDeadlineError, PeerLostError
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger
@@ -148,12 +148,20 @@ class ProcessExit:
         most_s, left_s = _SAVE_S if alone else _SAVE_TOGETHER_S, self.grace_left_s()
         return most_s if left_s is None else min(most_s, left_s)
 
-    def write_termination_message(self, code: int, newest: CommitRecord | None, error: str | None) -> None:
+    def write_termination_message(
+        self,
+        code: int,
+        *,
+        committed: CommitRecord | None,
+        restored: CommitRecord | None,
+        error: str | None = None,
+    ) -> None:
         """Write what is known now of how this process ends into the termination-message file.
 
         Args:
             code: The exit code.
-            newest: The newest commit that this process made or restored, if any.
+            committed: The newest commit that this process made, if any.
+            restored: The commit that it restored last, if any.
             error: What went wrong, for people.
 
         """
@@ -166,12 +174,17 @@ class ProcessExit:
                 code=code,
                 step=self._progress.step,
                 root=None if claimed is None else claimed.root,
-                sequence=None if newest is None else newest.slot,
+                committed=_point_of(committed),
+                restored=_point_of(restored),
                 claim=None if claimed is None else claimed.claim.slot,
                 notice=None if notice is None else notice.source,
                 error=error,
             ),
         )
+
+
+def _point_of(record: CommitRecord | None) -> CommitPoint | None:
+    return None if record is None else CommitPoint(sequence=record.slot, step=record.step)
 
 
 def _write(path: Path, termination: Termination) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stepkeeper.contract import ExitCode, Termination
+from stepkeeper.contract import CommitPoint, ExitCode, Termination
 from stepkeeper_operator.cache.evidence import AttemptEvidence, EvidenceCache
 from stepkeeper_operator.facts import BatchJob, Node, Pod
 from stepkeeper_operator.facts.pod import ContainerEnd, read_pod
@@ -145,8 +145,13 @@ ROWS: dict[str, tuple[tuple[Pod, ...], str, bool]] = {
         True,
     ),
     "75 out of nowhere": ((ended("p0", 75), killed("p1")), "Requested", False),
+    "75 with only a restored commit in its last words": (
+        (ended("p0", 75, termination=word(75, restored=CommitPoint(sequence=4, step=40))), killed("p1")),
+        "Requested",
+        False,
+    ),
     "75 with a commit in its last words": (
-        (ended("p0", 75, termination=word(75, sequence=4)),),
+        (ended("p0", 75, termination=word(75, committed=CommitPoint(sequence=4, step=40))),),
         "Requested",
         True,
     ),
