@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, Final
 
 from stepkeeper.contract import CONTAINER_NAME, ExitCode
@@ -39,6 +40,8 @@ _MAX_IN_PLACE_FAILURES: Final = 2
 """Restarts after application failures that JobSet does on its own, also without an operator. They have no back-off."""
 
 _QUEUE_LABELS: Final = "kueue.x-k8s.io/"
+_PROVISIONING_ANNOTATIONS: Final = "provreq.kueue.x-k8s.io/"
+"""Parameters of the ProvisioningRequest that Kueue makes for the JobSet."""
 
 _EXCLUSIVE_TOPOLOGY: Final = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 """JobSet's annotation: one of its Jobs for each value of this node label."""
@@ -64,7 +67,7 @@ def build_jobset(
     """
     placement = job.spec.placement
     labels = job_labels(job) | {JOBSET_NUMBER_LABEL: str(number)}
-    queue = {key: value for key, value in job.metadata.labels.items() if key.startswith(_QUEUE_LABELS)}
+    queue = _pick(job.metadata.labels, _QUEUE_LABELS)
     job_spec = {
         "parallelism": placement.hosts_per_slice,
         "completions": placement.hosts_per_slice,
@@ -82,6 +85,7 @@ def build_jobset(
             "namespace": job.metadata.namespace,
             "labels": queue | labels,
             "annotations": {
+                **_pick(job.metadata.annotations, _PROVISIONING_ANNOTATIONS),
                 TEMPLATE_HASH_ANNOTATION: template_hash(job, machines),
                 **({} if machines is None else {MACHINES_HASH_ANNOTATION: machines_hash(machines)}),
                 **_spread(machines),
@@ -119,6 +123,10 @@ def template_hash(job: CheckpointedTrainingJob, machines: QueuedMachines | None 
 def machines_hash(machines: QueuedMachines) -> str:
     """Digest what pods are built from of a QueuedResource. It can change while they run, and ends none of them."""
     return _digest([machines.autocheckpoint, machines.spot, machines.n_nodes])
+
+
+def _pick(pairs: Mapping[str, str], prefix: str) -> dict[str, str]:
+    return {key: value for key, value in pairs.items() if key.startswith(prefix)}
 
 
 def _digest(parts: list[Any]) -> str:

@@ -12,9 +12,11 @@ from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import find_wait
 from stepkeeper_operator.policy.next_step import Plan, should_suspend
+from stepkeeper_operator.policy.starts import explain_limit
 from stepkeeper_operator.settings import OperatorSettings
 
 __all__ = [
+    "NO_NEW_CHECKPOINT",
     "NO_PODS",
     "NO_PODS_S",
     "derive_conditions",
@@ -25,6 +27,7 @@ __all__ = [
 _MESSAGE_LIMIT: Final = 2048
 _NOT_RUNNING: Final = "NotRunning"
 _NOT_SUSPENDED: Final = "NotSuspended"
+NO_NEW_CHECKPOINT: Final = "NoNewCheckpoint"
 NO_PODS: Final = "NoPods"
 NO_PODS_S: Final = 30
 """Seconds without pods that are normal after a start."""
@@ -196,11 +199,8 @@ def _derive_suspended(job: CheckpointedTrainingJob, observed: Observed, plan: Pl
         return ConditionUpdate(
             type=kind, status=stopped, reason="Requested" if stopped else "Suspending", message=text
         )
-    text = (
-        f"{plan.history.bookkeeping.unexplained} restarts in a row without evidence of their cause and without a new "
-        "checkpoint. Look at the pods' logs; set spec.suspend to true and back to false to try again"
-    )
-    return ConditionUpdate(type=kind, status=stopped, reason="UnexplainedRestarts", message=text)
+    text = explain_limit(job, plan.history)
+    return ConditionUpdate(type=kind, status=stopped, reason=NO_NEW_CHECKPOINT, message=text)
 
 
 def _derive_reporting(

@@ -46,11 +46,18 @@ def open_attempt(history: JobHistory, observed: Observed, *, now: float) -> JobH
     earliest = 0 if last is None or last.end is None else last.end
     start = max(earliest, int(find_start(history, observed, now=now)))
     attempt = Attempt(number=1 if last is None else last.number + 1, start=start)
+    noted: dict[str, object] = {
+        "started": True,
+        "not_before": None,
+        "starts_without_checkpoint": history.bookkeeping.starts_without_checkpoint + 1,
+    }
+    if observed.jobset is not None:
+        noted["started_template"] = observed.jobset.template_hash
     return replace(
         history,
         attempts=(*history.attempts, attempt)[-MAX_ATTEMPTS:],
         restarts=restarts,
-        bookkeeping=history.bookkeeping.model_copy(update={"started": True, "not_before": None}),
+        bookkeeping=history.bookkeeping.model_copy(update=noted),
         finding=None,
     )
 
@@ -69,14 +76,7 @@ def close_attempt(
             "message": finding.message[:MESSAGE_LIMIT],
         }
     )
-    bookkeeping = history.bookkeeping
-    if not was_asked_for(finding.message):
-        bookkeeping = bookkeeping.model_copy(
-            update={"unexplained": 0 if finding.explained else bookkeeping.unexplained + 1}
-        )
-    return replace(
-        history, attempts=(*history.attempts[:-1], closed), bookkeeping=bookkeeping, finding=finding
-    )
+    return replace(history, attempts=(*history.attempts[:-1], closed), finding=finding)
 
 
 def close_as_requested(history: JobHistory, observed: Observed, message: str, *, now: float) -> JobHistory:
@@ -102,7 +102,9 @@ def withdraw_attempt(history: JobHistory) -> JobHistory:
     restarts = history.restarts
     if before is not None and before.cause is not None:
         restarts = take_back_restart(restarts, before.cause)
-    return replace(history, attempts=history.attempts[:-1], restarts=restarts)
+    starts = max(0, history.bookkeeping.starts_without_checkpoint - 1)
+    bookkeeping = history.bookkeeping.model_copy(update={"starts_without_checkpoint": starts})
+    return replace(history, attempts=history.attempts[:-1], restarts=restarts, bookkeeping=bookkeeping)
 
 
 def was_suspended(message: str | None) -> bool:

@@ -41,6 +41,7 @@ _BY_REASON: Final = {
     NODE_LOST_REASON: Cause.NODE_FAILURE,
 }
 _BY_KUBELET: Final = "TerminationByKubelet"
+_EVICTED: Final = "Evicted"
 _SHUTDOWN_REASONS: Final = {"NodeShutdown", "Terminated", "Shutdown"}
 _MADE_UP: Final = {"Unknown", "ContainerStatusUnknown"}
 _BY_LOSS: Final = {
@@ -91,6 +92,7 @@ def find_cause(evidence: AttemptEvidence | None, circumstances: Circumstances) -
         or _check_disrupted(pods, circumstances)
         or _check_node_lost(pods, circumstances)
         or _check_node_restarted(pods)
+        or _check_over_limits(pods)
         or _check_failed_first(pods, circumstances)
         or _check_saved(pods, circumstances)
         or _check_failed(pods, circumstances)
@@ -145,14 +147,14 @@ def _check_disrupted(pods: tuple[Pod, ...], circumstances: Circumstances) -> Fin
 
 
 def _classify_disruption(pod: Pod, circumstances: Circumstances) -> str | None:
-    if pod.disruption == _BY_KUBELET and pod.reason == "Evicted":
+    if pod.disruption == _BY_KUBELET and pod.reason == _EVICTED:
         return Cause.EVICTION
     if pod.disruption == _BY_KUBELET or (pod.disruption is None and pod.reason in _SHUTDOWN_REASONS):
         node = circumstances.nodes.get(pod.node or "")
         spot = circumstances.spot if node is None else node.spot
         return Cause.SPOT_PREEMPTION if spot else Cause.MAINTENANCE
     if pod.disruption is None:
-        return Cause.EVICTION if pod.reason == "Evicted" else None
+        return None
     return _BY_REASON.get(pod.disruption, CAUSE_DISRUPTION)
 
 
@@ -181,6 +183,16 @@ def _check_failed_first(pods: tuple[Pod, ...], circumstances: Circumstances) -> 
     if not saved or not all(was_stopped(pod) for pod in saved):
         return None
     return _check_failed(pods, circumstances) or _check_peers_lost(pods, circumstances)
+
+
+def _check_over_limits(pods: tuple[Pod, ...]) -> Finding | None:
+    """Check for a pod that its kubelet evicted for what the pod itself used, and not for what its node lacks."""
+    pod = _first(pod for pod in pods if pod.terminal and pod.reason == _EVICTED and pod.disruption is None)
+    if pod is None:
+        return None
+    why = pod.message or "it used more ephemeral storage, or of an emptyDir, than its limit"
+    message = f"pod {pod.name} was evicted by its kubelet: {why}"
+    return Finding(cause=Cause.APPLICATION_ERROR, message=message, node=pod.node)
 
 
 def _check_saved(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:
@@ -236,7 +248,8 @@ def _check_other_container(pods: tuple[Pod, ...]) -> Finding | None:
             continue
         text = f"container {other.name!r} of pod {pod.name} exited with code {other.code}"
         why = f" ({other.reason})" if other.reason not in {None, "Error"} else ""
-        return Finding(cause=Cause.APPLICATION_ERROR, message=text + why, node=pod.node)
+        said = f": {other.last_words}" if other.last_words else ""
+        return Finding(cause=Cause.APPLICATION_ERROR, message=text + why + said, node=pod.node)
     return None
 
 

@@ -44,8 +44,6 @@ def correct_cause(
         return history if history.is_running else replace(history, finding=_settle(attempt, finding))
     if not history.is_running:
         history = replace(history, finding=finding)
-    if finding.explained and history.bookkeeping.unexplained:
-        history = replace(history, bookkeeping=history.bookkeeping.model_copy(update={"unexplained": 0}))
     return (
         _replace_cause(history, attempt, finding)
         if finding.explained and finding.cause != attempt.cause

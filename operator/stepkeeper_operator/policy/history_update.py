@@ -35,6 +35,7 @@ from stepkeeper_operator.policy.corrections import correct_cause
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import explain_loss
 from stepkeeper_operator.policy.pod_ends import was_stopped
+from stepkeeper_operator.policy.starts import set_starts, was_edited
 
 __all__ = ["update_history"]
 
@@ -58,10 +59,13 @@ def update_history(
             attempt runs.
 
     """
-    history = _load_history(job, new_commit=new_commit)
+    history = _load_history(job, observed, new_commit=new_commit)
     history = correct_cause(history, job, observed, now=now, reattribution_s=reattribution_s)
     history = _follow_jobset(history, job, observed, now=now)
     history = _record_report(history, observed)
+    if new_commit:
+        # Nobody can tell which of several unseen starts has made it.
+        history = set_starts(history, min(1, history.bookkeeping.starts_without_checkpoint))
     return replace(history, restarts=count_disruptions(job.spec.restarts, history.restarts))
 
 
@@ -107,15 +111,15 @@ def _record_report(history: JobHistory, observed: Observed) -> JobHistory:
     return replace(history, attempts=(*history.attempts[:-1], attempt.model_copy(update=update)))
 
 
-def _load_history(job: CheckpointedTrainingJob, *, new_commit: bool) -> JobHistory:
+def _load_history(job: CheckpointedTrainingJob, observed: Observed, *, new_commit: bool) -> JobHistory:
     status = job.status
-    restarts, bookkeeping = status.restarts, status.bookkeeping
+    restarts = status.restarts
     if new_commit and job.spec.restarts.reset_on_new_checkpoint:
         restarts = reset_failures(restarts)
-    # A person who suspends the job has looked at it, which is what unexplained restarts wait for.
-    if new_commit or job.spec.suspend:
-        bookkeeping = bookkeeping.model_copy(update={"unexplained": 0})
-    return JobHistory(attempts=status.attempts, restarts=restarts, bookkeeping=bookkeeping)
+    history = JobHistory(attempts=status.attempts, restarts=restarts, bookkeeping=status.bookkeeping)
+    # A person who suspends the job or changes its template has looked at it.
+    looked_at = job.spec.suspend or was_edited(job, observed, status.bookkeeping)
+    return set_starts(history, 0) if new_commit or looked_at else history
 
 
 def _record_restarts(

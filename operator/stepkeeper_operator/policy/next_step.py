@@ -10,21 +10,19 @@ from stepkeeper_operator.build import build_jobset, machines_hash, template_hash
 from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, JobEnd, SetSuspend
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import JOBSET_RECHECK_S, Leftover, Observed
-from stepkeeper_operator.policy.attempts import EDITED, close_as_requested, was_asked_for
-from stepkeeper_operator.policy.budgets import compute_backoff_s, count_failures, explain_exhausted_budget
+from stepkeeper_operator.policy.attempts import EDITED, close_as_requested
+from stepkeeper_operator.policy.budgets import count_failures, explain_exhausted_budget
 from stepkeeper_operator.policy.causes import CAUSE_FENCED, Verdict
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import find_wait
 from stepkeeper_operator.policy.orphans import ORPHAN_WAIT_S
+from stepkeeper_operator.policy.starts import compute_next_start, is_limit_reached
 from stepkeeper_operator.settings import OperatorSettings
 
-__all__ = ["MAX_UNEXPLAINED", "Plan", "plan_next", "should_suspend", "stop_jobset"]
-
-MAX_UNEXPLAINED: Final = 10
-"""Restarts in a row without evidence of their cause and without a commit, after which a person has to look."""
+__all__ = ["Plan", "plan_next", "should_suspend", "stop_jobset"]
 
 _QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
-_BACKING_OFF: Final = "it waits after a failure, until status.bookkeeping.notBefore (spec.restarts.backoff)"
+_BACKING_OFF: Final = "it waits until status.bookkeeping.notBefore (spec.restarts.backoff)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +62,8 @@ def plan_next(
     if jobset.completed:
         return _plan_after_completion(job, jobset, plan)
     if jobset.failure_reason is not None:
-        return _plan_after_failure(job, jobset, plan, settings=settings, now=now)
-    return _plan_while_alive(job, observed, jobset, plan)
+        return _plan_after_failure(job, observed, jobset, plan, settings=settings, now=now)
+    return _plan_while_alive(job, observed, jobset, plan, now=now)
 
 
 def stop_jobset(jobset: JobSet | None) -> tuple[Action, ...]:
@@ -76,8 +74,8 @@ def stop_jobset(jobset: JobSet | None) -> tuple[Action, ...]:
 
 
 def should_suspend(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
-    """Return True if the user suspends the job, or too many of its restarts in a row are unexplained."""
-    return job.spec.suspend or history.bookkeeping.unexplained >= MAX_UNEXPLAINED
+    """Return True if the user suspends the job, or too many of its starts in a row came to nothing."""
+    return job.spec.suspend or is_limit_reached(job, history)
 
 
 def _plan_without_jobset(
@@ -102,7 +100,7 @@ def _plan_without_jobset(
             }
         )
         history = replace(history, bookkeeping=used)
-    history, wait_s = _set_backoff(job, history, now)
+    history, wait_s = _set_backoff(job, observed, history, now)
     plan = Plan(history=history, job_set=None)
     if should_suspend(job, history):
         return replace(plan, waiting="it is suspended")
@@ -163,7 +161,13 @@ def _plan_after_completion(job: CheckpointedTrainingJob, jobset: JobSet, plan: P
 
 
 def _plan_after_failure(
-    job: CheckpointedTrainingJob, jobset: JobSet, plan: Plan, *, settings: OperatorSettings, now: float
+    job: CheckpointedTrainingJob,
+    observed: Observed,
+    jobset: JobSet,
+    plan: Plan,
+    *,
+    settings: OperatorSettings,
+    now: float,
 ) -> Plan:
     history = plan.history
     last = history.last_attempt
@@ -172,7 +176,7 @@ def _plan_after_failure(
         if open_s > 0 and _is_provisional(job, history):
             return replace(plan, waiting="the cause of its end is not known yet", look_again_s=open_s)
         return replace(plan, end=end)
-    history, wait_s = _set_backoff(job, history, now)
+    history, wait_s = _set_backoff(job, observed, history, now)
     if wait_s > 0:
         return replace(plan, history=history, waiting=_BACKING_OFF, look_again_s=wait_s)
     return replace(
@@ -192,7 +196,9 @@ def _is_provisional(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
     return not finding.explained or (on_machines and finding.cause == Cause.APPLICATION_ERROR)
 
 
-def _plan_while_alive(job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, plan: Plan) -> Plan:
+def _plan_while_alive(
+    job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, plan: Plan, *, now: float
+) -> Plan:
     history = plan.history
     # JobSet acts first on an attempt that has just ended, unless no restart of it can be right.
     final = history.finding is not None and history.finding.verdict is not Verdict.RESTART
@@ -202,11 +208,26 @@ def _plan_while_alive(job: CheckpointedTrainingJob, observed: Observed, jobset: 
     wait = find_wait(job, observed)
     # Hosts that left for a moment stop nothing that runs, but nothing starts without them.
     waits = wait is not None and (wait.stop or jobset.suspend)
-    wanted = waits or should_suspend(job, plan.history)
     queued = _QUEUE_LABEL in job.metadata.labels
+    plan = plan if queued else _hold_next_start(job, observed, plan, now=now)
+    wanted = waits or should_suspend(job, plan.history) or plan.waiting is not None
     if wanted != jobset.suspend and (wanted or not queued):
         plan = replace(plan, actions=_set_suspend(jobset, suspend=wanted))
     return replace(plan, waiting=wait.message) if waits and wait is not None else plan
+
+
+def _hold_next_start(job: CheckpointedTrainingJob, observed: Observed, plan: Plan, *, now: float) -> Plan:
+    """Hold up the restart that JobSet is about to do, if the job's starts come to nothing at once.
+
+    JobSet restarts in place without any wait, and such restarts without any limit. Those after failures of the
+    application are few.
+    """
+    last = plan.history.last_attempt
+    if last is None or last.end is None or last.cause == Cause.APPLICATION_ERROR:
+        return plan
+    history, wait_s = _set_backoff(job, observed, plan.history, now)
+    plan = replace(plan, history=history)
+    return replace(plan, waiting=_BACKING_OFF, look_again_s=wait_s) if wait_s > 0 else plan
 
 
 def _is_outdated(job: CheckpointedTrainingJob, jobset: JobSet, observed: Observed) -> bool:
@@ -265,17 +286,14 @@ def _find_newest_ended(history: JobHistory) -> Attempt | None:
     return next((attempt for attempt in reversed(history.attempts) if attempt.end is not None), None)
 
 
-def _set_backoff(job: CheckpointedTrainingJob, history: JobHistory, now: float) -> tuple[JobHistory, float]:
+def _set_backoff(
+    job: CheckpointedTrainingJob, observed: Observed, history: JobHistory, now: float
+) -> tuple[JobHistory, float]:
     """Set the time of the next start in the history. Also return the seconds until then."""
     last = history.last_attempt
     if last is None or last.end is None or not last.cause:
         return history, 0.0
-    # An end that somebody asked for proves nothing about the guesses before it.
-    unexplained = 0 if was_asked_for(last.message) else history.bookkeeping.unexplained
-    wait_s = compute_backoff_s(
-        job.spec.restarts.backoff, history.restarts, last.cause, unexplained=unexplained
-    )
-    not_before = last.end + wait_s if wait_s else None
+    not_before = compute_next_start(job, observed, history)
     noted = replace(history, bookkeeping=history.bookkeeping.model_copy(update={"not_before": not_before}))
     return noted, 0.0 if not_before is None else max(0.0, not_before - now)
 

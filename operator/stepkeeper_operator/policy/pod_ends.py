@@ -53,11 +53,11 @@ def was_stopped(pod: Pod) -> bool:
 
 
 def describe_failure(pod: Pod) -> str:
-    """Describe how the trainer failed: its exit code, and the last line of its error."""
+    """Describe how the trainer failed: its exit code, and the last line of its error or the end of its log."""
     text = f"pod {pod.name} exited with code {pod.code}"
     if pod.exit_reason == "OOMKilled":
         text += " (OOMKilled: it used more memory than its limit)"
-    detail = last_error_line(pod)
+    detail = last_error_line(pod) or pod.last_words
     return f"{text}: {detail}" if detail else text
 
 

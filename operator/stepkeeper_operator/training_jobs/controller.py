@@ -95,6 +95,8 @@ class JobController:
             self._metrics.step.labels(key.namespace, key.name).set(progress.step)
         if checkpoint is not None and checkpoint.latest is not None:
             self._metrics.committed_step.labels(key.namespace, key.name).set(checkpoint.latest.step)
+        starts = decision.status.bookkeeping.starts_without_checkpoint
+        self._metrics.starts_without_checkpoint.labels(key.namespace, key.name).set(starts)
         if decision.write_status:
             ended = {attempt.number for attempt in job.status.attempts if attempt.end is not None}
             for attempt in decision.status.attempts:

@@ -1,7 +1,7 @@
 """Read who this process is and what the operator asks of it, in a container that the operator made."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -84,20 +84,21 @@ def read_environment(places: PodPaths | None = None) -> Environment:
     """Read what the operator told this container.
 
     Args:
-        places: Paths of the pod's files; by default those of a real pod.
+        places: Paths of the pod's files; by default those that the operator and the template say.
 
     Raises:
         NotInPodError: No operator made this container.
         ContractError: A variable or the settings are not as the operator writes them.
 
     """
-    places = places or PodPaths()
     if not Identity.present(os.environ):
         raise NotInPodError(
             f"{Identity.variable('job_uid')} is not set: this process is in no container of a "
             "CheckpointedTrainingJob. Without the operator, write "
             "CheckpointManager('gs://bucket/run', save_interval=500) instead of from_env()"
         )
+    identity = Identity.from_env(os.environ)
+    places = places or replace(PodPaths(), termination_file=Path(identity.termination_file))
     path = places.settings_folder / SETTINGS_FILE_NAME
     try:
         text = path.read_bytes()
@@ -106,9 +107,7 @@ def read_environment(places: PodPaths | None = None) -> Environment:
             f"the job's settings can't be read from {path}: {error}. The operator mounts them from a ConfigMap; "
             "a template must not mount anything over that folder"
         ) from error
-    environment = Environment(
-        identity=Identity.from_env(os.environ), settings=Settings.from_json(text), places=places
-    )
+    environment = Environment(identity=identity, settings=Settings.from_json(text), places=places)
     if unknown := Settings.list_unknown(text):
         _log.warning(
             "the operator is newer than this stepkeeper %s, which passes over parts of %s: %s",

@@ -45,6 +45,12 @@ def test_a_missing_variable_is_named() -> None:
         Identity.from_env(environ)
 
 
+def test_an_operator_that_names_no_termination_file_means_kubernetes_own() -> None:
+    environ = pod_environ(IDENTITY)
+    del environ["STEPKEEPER_TERMINATION_FILE"]
+    assert Identity.from_env(environ).termination_file == "/dev/termination-log"
+
+
 def test_a_variable_that_is_no_number_is_named() -> None:
     with pytest.raises(ContractError, match="STEPKEEPER_GRACE_S='soon' is no whole number"):
         Identity.from_env(pod_environ(IDENTITY) | {"STEPKEEPER_GRACE_S": "soon"})

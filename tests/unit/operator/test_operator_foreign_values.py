@@ -52,5 +52,5 @@ async def test_causes_that_nobody_knows_are_one_kind_of_disruption() -> None:
     for cause in ("x" * 300, "MeteorStrike"):
         message = f'{{"code":75,"cause":"{cause}","notice":"sigterm"}}'
         world.controllers.end_pod(world.pods[0], 75, message=message)
-        await world.run_until_settled(rounds=4)
+        await world.run_until_settled(rounds=8)
     assert [(entry.cause, entry.count) for entry in world.status.restarts.by_cause] == [("Disruption", 2)]

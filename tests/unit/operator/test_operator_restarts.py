@@ -208,17 +208,6 @@ async def test_an_edit_of_the_checkpoint_settings_restarts_nothing() -> None:
     assert '"steps":7' in settings
 
 
-async def test_ten_restarts_without_evidence_or_commit_are_enough() -> None:
-    world = await running()
-    for _ in range(10):
-        assert world.phase() is Phase.RUNNING
-        world.controllers.end_pod(world.pods[0], ExitCode.SAVED)
-        await world.run_until_settled()
-    assert world.phase() is Phase.SUSPENDED
-    assert world.condition("Suspended") == (ConditionStatus.TRUE, "UnexplainedRestarts")
-    assert world.pods == []
-
-
 async def test_a_lost_peer_alone_is_a_lost_node_if_the_attempt_had_committed() -> None:
     world = await running()
     world.receive_report(training_report(sequence=3, step=100))

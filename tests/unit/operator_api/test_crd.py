@@ -128,6 +128,7 @@ def test_status_says_nothing_that_the_operator_did_not_write(fields: dict[str, d
 def test_the_default_of_an_object_has_the_defaults_of_its_fields() -> None:
     assert fields_of(TRAINING_JOB)["spec.restarts"]["default"] == {
         "maxFailures": 3,
+        "maxStartsWithoutCheckpoint": 10,
         "resetOnNewCheckpoint": True,
         "fatalExitCodes": [],
         "backoff": {"initialSeconds": 10, "maxSeconds": 600},
