@@ -73,7 +73,9 @@ class World:
         self._kinds = {kind.resource.plural: kind for kind in kinds}
         self.cache = Cache(lambda: self.now)
         self.reports = ReportCache()
-        self.directives = DirectiveCache(report_interval_s=self.settings.report_interval_s)
+        self.directives = DirectiveCache(
+            report_interval_s=self.settings.report_interval_s, clock=lambda: self.now
+        )
         self.cluster.on_change = self._record_change
         self.metrics = Metrics()
         jobs = make_job_controller(
