@@ -174,7 +174,8 @@ def start_trainer(
         | {"HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
     )
     command = [TRAINER, uri, n_steps, json.dumps({"pod": str(pod), **options})]
-    process = server.start(command, env=env, stdout=subprocess.DEVNULL)
+    with (pod / "stderr").open("w") as errors:
+        process = server.start(command, env=env, stdout=subprocess.DEVNULL, stderr=errors)
     STARTED.append(process)
     return process
 
@@ -207,7 +208,12 @@ def test_stop_and_checkpoint_now_come_as_answers(
         if report.step is None:
             return Directive()
         if not any(each.commits for each in operator.reports):
-            return Directive(checkpoint_now="request-1", report_interval_s=1)
+            return Directive(
+                checkpoint_now="request-1",
+                save_reason="its machines are maintained",
+                save_within_s=90,
+                report_interval_s=1,
+            )
         return Directive(stop=True)
 
     operator.answer = answer
@@ -217,6 +223,8 @@ def test_stop_and_checkpoint_now_come_as_answers(
     assert stopped.notice == "directive"
     asked = {commit.step for report in operator.reports for commit in report.commits}
     assert 1 <= len(asked) <= 2, "one for the request however often it was repeated, one for the stop"
+    told = "the operator asks for a save within 90 s: its machines are maintained"
+    assert (pod / "stderr").read_text().count(told) == 1
 
 
 def test_a_next_operator_is_understood_as_far_as_this_version_goes(

@@ -1,5 +1,6 @@
 """Test the endpoint over real sockets: the pods that may report, and the refusals of all others."""
 
+import base64
 import json
 import ssl
 from collections.abc import AsyncIterator
@@ -12,11 +13,13 @@ from aiohttp.test_utils import TestClient, TestServer
 from typing_extensions import override
 
 from stepkeeper.contract import Directive, Report, ReportPhase, token_audience
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import SaveRequest
 from stepkeeper_operator.cache.keys import ObjectKey, job_key
 from stepkeeper_operator.cluster import TOKEN_REVIEWS, Resource
 from stepkeeper_operator.endpoint import KubernetesTokens, ReportAuthenticator, ReportEndpoint, TokenPod
 from stepkeeper_operator.endpoint.certificates import make_tls
 from stepkeeper_operator.endpoint.serving import Servers, load_certificate, server_tls
+from stepkeeper_operator.errors import ReportRefusedError
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.testing import FakeCluster, World
@@ -86,10 +89,15 @@ async def desk() -> AsyncIterator[Desk]:
 
 
 async def test_an_open_request_for_a_save_is_in_every_answer(desk: Desk) -> None:
-    desk.world.directives.set_save_request(desk.world.job.metadata.uid, "maintenance-7")
-    for _ in range(2):
+    now = int(desk.world.now)
+    request = SaveRequest(id="maintenance-7", attempt=1, before=now + 100, time=now, reason="maintenance")
+    desk.world.directives.set_save_request(desk.world.job.metadata.uid, request)
+    for left_s in (100, 60):
+        desk.world.now = now + 100 - left_s
         _, body = await desk.post(REPORT, token=desk.token())
-        assert Directive.from_json(body).checkpoint_now == "maintenance-7"
+        told = Directive.from_json(body)
+        assert (told.checkpoint_now, told.save_reason) == ("maintenance-7", "maintenance")
+        assert told.save_within_s == left_s
     desk.world.directives.set_save_request(desk.world.job.metadata.uid, None)
     _, body = await desk.post(REPORT, token=desk.token())
     assert Directive.from_json(body).checkpoint_now is None
@@ -230,13 +238,87 @@ def reviewed(**more: object) -> dict[str, object]:
     return {"authenticated": True, "audiences": ["stepkeeper.dev/jobs/1"], "user": user} | more
 
 
+def jwt(claims: object) -> str:
+    payload = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=").decode()
+    return f"e30.{payload}.c2ln"
+
+
+AUDIENCE = "stepkeeper.dev/jobs/1"
+TOKEN = jwt({"aud": [AUDIENCE], "sub": "system:serviceaccount:team-a:default"})
+
+
 async def test_the_pod_of_a_token_is_the_one_that_the_review_names() -> None:
     reviewer = Reviewer(reviewed())
     tokens = KubernetesTokens(reviewer)
     pod = TokenPod(namespace="team-a", name="lm-w-0-0-abc", uid="u1")
-    assert await tokens.verify("t", "stepkeeper.dev/jobs/1") == pod
-    assert await tokens.verify("t", "stepkeeper.dev/jobs/1") == pod
+    assert await tokens.verify(TOKEN, AUDIENCE) == pod
+    assert await tokens.verify(TOKEN, AUDIENCE) == pod
     assert reviewer.asked == 1
+    assert await tokens.verify(jwt({"aud": AUDIENCE}), AUDIENCE) == pod, "one audience needs no list"
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "garbage",
+        "a.b.c",
+        "e30..c2ln",
+        jwt({"aud": ["https://kubernetes.default.svc"]}),
+        jwt({"aud": None}),
+        jwt({"sub": "me"}),
+        jwt([AUDIENCE]),
+        jwt({"aud": [AUDIENCE]}).rpartition(".")[0] + ".",
+        "e30." + base64.urlsafe_b64encode(b"[" * 100_000).decode() + ".c2ln",
+        "\udcff.\udcff.x",
+    ],
+)
+async def test_what_does_not_even_look_like_a_token_for_the_job_costs_no_review(token: str) -> None:
+    reviewer = Reviewer(reviewed())
+    assert await KubernetesTokens(reviewer).verify(token, AUDIENCE) is None
+    assert reviewer.asked == 0
+
+
+async def test_refused_tokens_are_reviewed_seldom_and_good_ones_are_believed_meanwhile() -> None:
+    now = [0.0]
+    reviewer = Reviewer({"authenticated": False})
+    tokens = KubernetesTokens(reviewer, clock=lambda: now[0])
+    forged = jwt({"aud": AUDIENCE, "n": 0})
+
+    async def ask(token: str) -> int | None:
+        """Return the status of a refusal that is more than that the token is none."""
+        try:
+            assert await tokens.verify(token, AUDIENCE) is None
+        except ReportRefusedError as error:
+            return error.status
+        return None
+
+    for _ in range(100):
+        assert await tokens.verify(forged, AUDIENCE) is None
+    assert reviewer.asked == 1
+    statuses = [await ask(jwt({"aud": AUDIENCE, "n": n})) for n in range(1, 1000)]
+    assert (reviewer.asked, statuses.count(429)) == (20, 980)
+    reviewer.status = reviewed(audiences=["stepkeeper.dev/jobs/2"])
+    other = jwt({"aud": "stepkeeper.dev/jobs/2"})
+    assert await tokens.verify(other, "stepkeeper.dev/jobs/2") is not None, (
+        "another job's pods aren't held up"
+    )
+    now[0] += 11
+    reviewer.status = reviewed()
+    for n in range(30):
+        assert await tokens.verify(jwt({"aud": AUDIENCE, "good": n}), AUDIENCE) is not None
+    assert await tokens.verify(forged, AUDIENCE) is not None, "a refusal isn't believed for long"
+
+
+async def test_names_that_are_made_up_cost_few_requests(desk: Desk) -> None:
+    desk.world.cluster.reads.clear()
+    statuses = [
+        (await desk.post(REPORT, token="x", path=f"/v1/namespaces/nowhere/jobs/x{n}/report"))[0]
+        for n in range(100)
+    ]
+    assert desk.world.cluster.reads["get", "checkpointedtrainingjobs"] <= 11
+    assert set(statuses) == {404, 429}
+    status, _ = await desk.post(REPORT, token=desk.token())
+    assert status == 200, "jobs that are known go on"
 
 
 @pytest.mark.parametrize(
@@ -252,9 +334,9 @@ async def test_the_pod_of_a_token_is_the_one_that_the_review_names() -> None:
 async def test_any_other_token_is_none(status: RawObject) -> None:
     reviewer = Reviewer(status)
     tokens = KubernetesTokens(reviewer)
-    assert await tokens.verify("t", "stepkeeper.dev/jobs/1") is None
-    assert await tokens.verify("t", "stepkeeper.dev/jobs/1") is None
-    assert reviewer.asked == 2
+    assert await tokens.verify(TOKEN, AUDIENCE) is None
+    assert await tokens.verify(TOKEN, AUDIENCE) is None
+    assert reviewer.asked == 1
 
 
 async def test_the_server_is_trusted_by_its_ca_under_its_names_only(desk: Desk, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from stepkeeper_operator.facts import (
 )
 from stepkeeper_operator.facts.raw import RawObject, controller_of
 from stepkeeper_operator.labels import JOB_UID_LABEL
-from stepkeeper_operator.observed import JOBSET_RECHECK_S, Leftover, Observed, waits_for_jobset
+from stepkeeper_operator.observed import Leftover, Observed, compute_recheck_s, find_end
 
 __all__ = ["Observer"]
 
@@ -58,10 +58,13 @@ class Observer:
     async def observe(
         self, key: ObjectKey, job: CheckpointedTrainingJob, unreadable: tuple[str, ...] = ()
     ) -> Observed:
-        """Gather everything around the job, whose spec is without its `unreadable` parts. Raises ApiError."""
-        uid = job.metadata.uid
-        jobset = await self._read_jobset(key, job)
-        config_map = await self._read_config_map(key, uid)
+        """Gather everything around the job, whose spec is without its `unreadable` parts. Raises ApiError.
+
+        A job that is over starts nothing, so what the watches tell of it is enough.
+        """
+        uid, over = job.metadata.uid, find_end(job) is not None
+        jobset = self._cache.get_jobset(key) if over else await self._read_jobset(key, job)
+        config_map = None if over else await self._read_config_map(key, uid)
         pods, evidence = self._cache.list_pods(uid), self._cache.evidence.list_attempts(uid)
         n_nodes, n_unknown_nodes = self._cache.count_nodes()
         memory = self._memory.get_job(uid)
@@ -70,7 +73,7 @@ class Observer:
         return Observed(
             jobset=jobset,
             pods=pods,
-            leftover=await self._find_leftover(key, job) if jobset is None else None,
+            leftover=None if over or jobset is not None else await self._find_leftover(key, job),
             evidence=evidence,
             nodes=self._collect_nodes(pods, evidence),
             n_nodes=n_nodes,
@@ -100,9 +103,10 @@ class Observer:
         """
         known, memory = self._cache.get_jobset(key), self._memory.get_job(job.metadata.uid)
         now = self._clock()
-        recheck = now - memory.jobset_read_at >= JOBSET_RECHECK_S
-        if known is not None and not (recheck and waits_for_jobset(job, known)):
-            return known
+        if known is not None:
+            believed_s = compute_recheck_s(job, known, now=now)
+            if believed_s is None or now - memory.jobset_read_at < believed_s:
+                return known
         raw = await self._cluster.get(JOBSETS, key.namespace, key.name)
         memory.jobset_read_at = now
         if raw is None:
@@ -142,11 +146,14 @@ class Observer:
 
     async def _find_unwatched(self, job: CheckpointedTrainingJob) -> Leftover | None:
         """Find what an earlier JobSet made while our watches were broken: no cache has it yet."""
-        if job.status.bookkeeping.job_sets == 0:
+        bookkeeping = job.status.bookkeeping
+        backs_off = bookkeeping.not_before is not None and self._clock() < bookkeeping.not_before
+        if bookkeeping.job_sets == 0 or backs_off:
             return None
         for resource in (BATCH_JOBS, PODS):
             # List first: an object that a watch brings meanwhile is then in the cache.
-            present = await self._cluster.list_uids(resource, f"{JOB_UID_LABEL}={job.metadata.uid}")
+            selector = f"{JOB_UID_LABEL}={job.metadata.uid}"
+            present = await self._cluster.list_uids(resource, selector, namespace=job.metadata.namespace)
             if present - self._cache.list_uids(resource):
                 return Leftover(name=f"a {resource.kind} that no watch has told of yet")
         return None

@@ -143,6 +143,12 @@ class Directive:
     checkpoint_now: str | None = None
     """The id of a request to save; one save answers it."""
 
+    save_reason: Annotated[str, AtMost(512)] | None = None
+    """Why that is asked for; the training's log has it."""
+
+    save_within_s: int | None = None
+    """Seconds from this answer to what the save is ahead of. 0: it may begin at any moment."""
+
     stop: bool = False
     """A notice: save and exit 75."""
 

@@ -14,7 +14,7 @@ from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive, ExitCode, ReportPhase
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
-from stepkeeper.errors import NoticeDeadlineError
+from stepkeeper.errors import NoticeDeadlineError, PeerLostError
 from stepkeeper.loggers import logger
 from stepkeeper.policy.save import AnyOf, Disruptions, OnPreemption, SavePolicy, parts_of
 from stepkeeper.save.given_state import build_state, is_function
@@ -31,6 +31,8 @@ from stepkeeper.training.termination import ProcessExit
 __all__ = ["StepController", "validate_step"]
 
 _log: Final = logger(__name__)
+_STOPS_S: Final = 60.0
+"""Seconds by which ranks may come apart to the step that they stop at, unless the grace period is shorter."""
 
 
 def validate_step(step: SupportsIndex) -> int:
@@ -186,8 +188,18 @@ class StepController:
         self._progress.set_phase(ReportPhase.SAVING)
         if self.process_exit.saves_before_stop:
             self._saver.save_for_notice(request, self.process_exit.grace_left_s())
+        else:
+            self._await_stops(request.step)
         self._saver.await_save_for_notice(self.process_exit.grace_left_s())
         self.stopped = True
+
+    def _await_stops(self, step: int) -> None:
+        """Wait for the other ranks at the step that all stop at; if one doesn't come, this one stops all the same."""
+        left_s = self.process_exit.grace_left_s()
+        try:
+            self.decider.await_stops(_STOPS_S if left_s is None else min(_STOPS_S, left_s))
+        except (PeerLostError, NoticeDeadlineError) as error:
+            _log.warning("not all ranks came to step %d, at which they stop: %s", step, error, extra={"step": step})
 
     def stop_unsaved(self, step: int, error: NoticeDeadlineError) -> None:
         """Stop at `step` without a save: the time of a notice was over while the training waited."""
@@ -200,8 +212,8 @@ class StepController:
         """Start what the operator asks for. Runs in the thread that listens to the companion."""
         if directive.stop:
             self.notices.record_notice("directive")
-        if directive.checkpoint_now is not None:
-            self.decider.request_save(directive.checkpoint_now)
+        if directive.checkpoint_now is not None and self.decider.request_save(directive.checkpoint_now):
+            _tell_request(directive)
         if directive.dump_stacks:
             faulthandler.dump_traceback(2)  # sys.stderr may be something without a file
 
@@ -252,3 +264,10 @@ def _ask_weakly(ask: Callable[[float], float | None]) -> Callable[[float], float
         return None if found is None else found(progress_s)
 
     return left_s
+
+
+def _tell_request(directive: Directive) -> None:
+    left_s = directive.save_within_s
+    left = "" if left_s is None else f" within {left_s} s"
+    why = "" if directive.save_reason is None else f": {directive.save_reason}"
+    _log.warning("the operator asks for a save%s%s", left, why)

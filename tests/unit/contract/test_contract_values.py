@@ -166,7 +166,9 @@ def test_last_words_with_a_name_that_is_no_text_are_still_said() -> None:
 
 
 def test_a_directive_survives_json() -> None:
-    directive = Directive(checkpoint_now="a", stop=True, report_interval_s=3)
+    directive = Directive(
+        checkpoint_now="a", save_reason="maintenance", save_within_s=110, stop=True, report_interval_s=3
+    )
     assert Directive.from_json(directive.to_json()) == directive
 
 
