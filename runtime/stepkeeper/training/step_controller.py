@@ -14,7 +14,7 @@ from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive, ExitCode, ReportPhase
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
-from stepkeeper.errors import NoticeDeadlineError
+from stepkeeper.errors import NoticeDeadlineError, PeerLostError
 from stepkeeper.loggers import logger
 from stepkeeper.policy.save import AnyOf, Disruptions, OnPreemption, SavePolicy, parts_of
 from stepkeeper.save.given_state import build_state, is_function
@@ -31,6 +31,8 @@ from stepkeeper.training.termination import ProcessExit
 __all__ = ["StepController", "validate_step"]
 
 _log: Final = logger(__name__)
+_STOPS_S: Final = 60.0
+"""Seconds by which ranks may come apart to the step that they stop at, unless the grace period is shorter."""
 
 
 def validate_step(step: SupportsIndex) -> int:
@@ -186,8 +188,18 @@ class StepController:
         self._progress.set_phase(ReportPhase.SAVING)
         if self.process_exit.saves_before_stop:
             self._saver.save_for_notice(request, self.process_exit.grace_left_s())
+        else:
+            self._await_stops(request.step)
         self._saver.await_save_for_notice(self.process_exit.grace_left_s())
         self.stopped = True
+
+    def _await_stops(self, step: int) -> None:
+        """Wait for the other ranks at the step that all stop at; if one doesn't come, this one stops all the same."""
+        left_s = self.process_exit.grace_left_s()
+        try:
+            self.decider.await_stops(_STOPS_S if left_s is None else min(_STOPS_S, left_s))
+        except (PeerLostError, NoticeDeadlineError) as error:
+            _log.warning("not all ranks came to step %d, at which they stop: %s", step, error, extra={"step": step})
 
     def stop_unsaved(self, step: int, error: NoticeDeadlineError) -> None:
         """Stop at `step` without a save: the time of a notice was over while the training waited."""
