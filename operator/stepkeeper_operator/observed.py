@@ -22,7 +22,7 @@ _RECHECK_SHARE: Final = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """What still exists of an earlier JobSet, or of a deleted job of the same name, while the job has no JobSet."""
+    """The objects of an earlier JobSet, or of a deleted job of this name, still there while it has no JobSet."""
 
     name: str
     """Kind and name of one such object."""
