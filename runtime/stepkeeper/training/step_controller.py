@@ -95,7 +95,9 @@ class StepController:
         trigger = None if environment is None else environment.places.notice_file
         self.notices: Final = NoticeWatcher(trigger, self._on_tick, self._on_notice)
         self.last_step: Final = LastStep()
-        self.process_exit: Final = ProcessExit(environment, companion, progress, self.notices)
+        self.process_exit: Final = ProcessExit(
+            environment, companion, progress, self.notices, rank=rank_group.rank
+        )
         self._waits.notice_left_s = _ask_weakly(self.process_exit.wait_left_s)
 
     def start(self) -> None:
