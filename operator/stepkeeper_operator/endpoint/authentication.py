@@ -25,10 +25,11 @@ _ANY: Final = "any"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportingAttempt:
-    """The attempt, and its job, that a reporting pod belongs to."""
+    """A reporting pod, and the attempt and the job that it belongs to."""
 
     job_uid: str
     ordinal: tuple[int, int]
+    pod_uid: str
 
 
 class ReportAuthenticator:
@@ -67,7 +68,7 @@ class ReportAuthenticator:
         jobset = await self._find_jobset(key, batch_job)
         if jobset.owner_uid != uid:
             raise ReportRefusedError(403, f"pod {pod.name} is not of job {key.namespace}/{key.name}")
-        return ReportingAttempt(job_uid=uid, ordinal=_check_attempt(pod, jobset))
+        return ReportingAttempt(job_uid=uid, ordinal=_check_attempt(pod, jobset), pod_uid=pod.uid)
 
     async def _find_job_uid(self, key: ObjectKey) -> str:
         raw = self._cache.get_training_job(key)
