@@ -53,7 +53,7 @@ class Announcements:
         self,
         *,
         stop: Callable[[str], None],
-        save: Callable[[str], None],
+        save: Callable[[str], object],
         save_s: Callable[[], float | None],
         now_unix_s: Callable[[], float] = time.time,
     ) -> None:
@@ -120,11 +120,14 @@ class Announcements:
         """Ask for the save before a maintenance, once, when it is time."""
         now_unix_s, lead_s = self._now_unix_s(), save_lead_s(self._save_s())
         with self._lock:
-            due = {
-                maintenance_request(notice, now_unix_s)
+            near = [
+                notice
                 for notice in self._announced.values()
                 if notice.cause is Cause.MAINTENANCE and _left_s(notice, now_unix_s) <= lead_s
-            } - self._requested
+            ]
+            # What is announced without a date is the one with a date, if there is one.
+            dated = [notice for notice in near if notice.begins_unix_s is not None]
+            due = {maintenance_request(notice, now_unix_s) for notice in dated or near} - self._requested
             self._requested |= due
         for request in sorted(due):
             self._save(request)
