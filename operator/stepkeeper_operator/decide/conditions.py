@@ -26,6 +26,7 @@ __all__ = [
 
 _MESSAGE_LIMIT: Final = 2048
 _NOT_RUNNING: Final = "NotRunning"
+_NOT_SUSPENDED: Final = "NotSuspended"
 NO_NEW_CHECKPOINT: Final = "NoNewCheckpoint"
 NO_PODS: Final = "NoPods"
 NO_PODS_S: Final = 30
@@ -98,12 +99,13 @@ def derive_phase(conditions: tuple[Condition, ...], jobset: JobSet | None, histo
         (ConditionType.COMPLETE, Phase.COMPLETE),
         (ConditionType.FAILED, Phase.FAILED),
         (ConditionType.SUSPENDED, Phase.SUSPENDED),
-        (ConditionType.RUNNING, Phase.RUNNING),
     )
     for kind, phase in by_condition:
         if kind in true:
             return phase
-    if any(condition.reason == _TRAINER_ENDED for condition in conditions):
+    if any(c.type == ConditionType.SUSPENDED and c.reason != _NOT_SUSPENDED for c in conditions):
+        return Phase.SUSPENDING
+    if ConditionType.RUNNING in true or any(condition.reason == _TRAINER_ENDED for condition in conditions):
         return Phase.RUNNING
     stopping = any(condition.reason == _STOPPING for condition in conditions)
     if stopping or len(history.attempts) > 1 or (history.attempts and not history.is_running):
@@ -184,14 +186,16 @@ def _find_obstacle(pods: list[Pod]) -> tuple[str, str]:
 
 def _derive_suspended(job: CheckpointedTrainingJob, observed: Observed, plan: Plan) -> ConditionUpdate:
     kind, jobset = ConditionType.SUSPENDED, observed.jobset
-    stopped = jobset is None or jobset.suspended or jobset.is_finished
+    alive = sum(not pod.terminal for pod in observed.pods)
+    stopped = (jobset is None or jobset.suspended or jobset.is_finished) and alive == 0
     if plan.end is not None or not should_suspend(job, plan.history):
         wait = None if plan.end is not None else find_wait(job, observed)
         if wait is None or not (wait.stop or jobset is None or jobset.suspend):
-            return ConditionUpdate(type=kind, status=False, reason="NotSuspended")
+            return ConditionUpdate(type=kind, status=False, reason=_NOT_SUSPENDED)
         return ConditionUpdate(type=kind, status=stopped, reason=wait.reason, message=wait.message)
     if job.spec.suspend:
-        text = "spec.suspend is true: set it to false to resume from the latest checkpoint"
+        left = f"; {alive} of its pods have not ended yet" if alive else ""
+        text = f"spec.suspend is true: set it to false to resume from the latest checkpoint{left}"
         return ConditionUpdate(
             type=kind, status=stopped, reason="Requested" if stopped else "Suspending", message=text
         )

@@ -13,10 +13,12 @@ from stepkeeper_operator.labels import NODE_LOST_REASON
 from stepkeeper_operator.policy.circumstances import Circumstances
 from stepkeeper_operator.policy.machines import MachinesLoss
 from stepkeeper_operator.policy.pod_ends import (
+    SIGNAL_CODES,
     describe_failure,
     ended_by_deletion,
     last_error_line,
     was_killed,
+    was_stopped,
 )
 
 __all__ = [
@@ -91,6 +93,7 @@ def find_cause(evidence: AttemptEvidence | None, circumstances: Circumstances) -
         or _check_node_lost(pods, circumstances)
         or _check_node_restarted(pods)
         or _check_over_limits(pods)
+        or _check_failed_first(pods, circumstances)
         or _check_saved(pods, circumstances)
         or _check_failed(pods, circumstances)
         or _check_peers_lost(pods, circumstances)
@@ -174,6 +177,14 @@ def _check_node_restarted(pods: tuple[Pod, ...]) -> Finding | None:
     return None
 
 
+def _check_failed_first(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:
+    """Check for a failure that the other pods were stopped for: they save and exit 75 when their Job deletes them."""
+    saved = [pod for pod in pods if pod.code == ExitCode.SAVED]
+    if not saved or not all(was_stopped(pod) for pod in saved):
+        return None
+    return _check_failed(pods, circumstances) or _check_peers_lost(pods, circumstances)
+
+
 def _check_over_limits(pods: tuple[Pod, ...]) -> Finding | None:
     """Check for a pod that its kubelet evicted for what the pod itself used, and not for what its node lacks."""
     pod = _first(pod for pod in pods if pod.terminal and pod.reason == _EVICTED and pod.disruption is None)
@@ -203,7 +214,13 @@ def _check_saved(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding
 
 def _check_failed(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:
     neutral = {ExitCode.DONE, ExitCode.SAVED, ExitCode.PEER_LOST}
-    guilty = [pod for pod in pods if pod.code is not None and pod.code not in neutral and not was_killed(pod)]
+    guilty = [
+        pod
+        for pod in pods
+        if pod.code is not None
+        and pod.code not in neutral
+        and (not was_killed(pod) or _is_fatal(pod, circumstances))
+    ]
     if not guilty:
         return _check_other_container(pods) or _check_never_ran(pods)
     fatal = _first(pod for pod in guilty if pod.code in circumstances.fatal_codes)
@@ -212,6 +229,11 @@ def _check_failed(pods: tuple[Pod, ...], circumstances: Circumstances) -> Findin
     return Finding(
         cause=Cause.APPLICATION_ERROR, message=describe_failure(pod), node=pod.node, verdict=verdict
     )
+
+
+def _is_fatal(pod: Pod, circumstances: Circumstances) -> bool:
+    """Tell whether the trainer said that no restart helps. A signal's code says nothing."""
+    return pod.code in circumstances.fatal_codes and pod.code not in SIGNAL_CODES
 
 
 def _check_other_container(pods: tuple[Pod, ...]) -> Finding | None:
