@@ -26,14 +26,14 @@ _ABSENT_S: Final = 600.0
 
 
 class KeyServer(Protocol):
-    """What is asked: `MetadataServer`."""
+    """A server that is asked for keys of this machine; `MetadataServer` is the real one."""
 
     def wait_for_change(self, key: str, etag: str | None, timeout_s: float) -> MetadataValue: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudNotice:
-    """What the cloud has announced for this machine."""
+    """An announcement of the cloud for this machine."""
 
     cause: Cause
     """SpotPreemption: the machine goes in a moment. Maintenance: it goes, or stands still, when that begins."""
