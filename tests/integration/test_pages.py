@@ -9,7 +9,7 @@ import pytest
 from page_blocks import Block, has_cluster, page_names, read_blocks
 from page_marks import STORIES
 from page_reader import Reader, reading
-from page_worlds import BUCKETS, CHECKS, WORLDS
+from page_worlds import BUCKETS, CHECKS, OWN_NETWORK, WORLDS
 
 from stepcluster import binaries
 from stepkeeper.testing.gcs import fake_gcs_server
@@ -44,9 +44,9 @@ def gcs(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def reader(gcs: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
+def reader(gcs: str, page: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs)
-    with reading() as reader:
+    with reading(own_network=page in OWN_NETWORK) as reader:
         yield reader
 
 

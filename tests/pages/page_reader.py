@@ -44,7 +44,7 @@ _MASKED: Final = frozenset({"AGE", "SIZE", "RENEWED", "STATE", "NODES"})
 class Reader:
     """Somebody at a machine with a page before them. Made by `reading`."""
 
-    def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, env: Mapping[str, str], *, own_network: bool) -> None:
         self.folder = folder / "here"
         self.folder.mkdir()
         self.env = {**os.environ, **env, "HOME": str(self.folder)}
@@ -59,7 +59,7 @@ class Reader:
         self._interpreter: tuple[subprocess.Popen[str], int] | None = None
         self._news, told = os.pipe()
         self._shell = subprocess.Popen(
-            ["unshare", "--mount", "--propagation", "private", "bash", "--norc"],
+            ["unshare", "--mount", "--propagation", "private", *(["--net"] if own_network else []), "bash", "--norc"],
             env=self.env | {"ASIDE": str(aside), "STATUS": str(told)},
             cwd=self.folder,
             stdin=subprocess.PIPE,
@@ -70,6 +70,8 @@ class Reader:
         os.close(told)
         self._told = told
         self._write(self._shell, _MACHINE)
+        if own_network:
+            self._write(self._shell, "ip link set lo up\n")
         assert self._hear(self._news) == "0"
 
     def close(self) -> None:
@@ -248,10 +250,15 @@ class Reader:
 
 
 @contextmanager
-def reading(env: Mapping[str, str] | None = None) -> Iterator[Reader]:
-    """Give a reader a machine, with these variables, and end all of it."""
+def reading(env: Mapping[str, str] | None = None, *, own_network: bool = False) -> Iterator[Reader]:
+    """Give a reader a machine, with these variables, and end all of it.
+
+    Args:
+        env: What is set there.
+        own_network: All ports are free, and nothing outside is reached.
+    """
     with tempfile.TemporaryDirectory(prefix="page-") as folder:
-        reader = Reader(Path(folder), env or {})
+        reader = Reader(Path(folder), env or {}, own_network=own_network)
         try:
             yield reader
         finally:

@@ -19,7 +19,7 @@ from stepkeeper_operator.build import build_config_map
 from stepkeeper_operator.build.pod import build_pod_template
 from stepkeeper_operator.settings import OperatorSettings
 
-__all__ = ["BUCKETS", "CHECKS", "WORLDS", "in_pod"]
+__all__ = ["BUCKETS", "CHECKS", "OWN_NETWORK", "WORLDS", "in_pod"]
 
 BUCKETS: Final = ("bucket", "my-bucket")
 """Buckets of which pages speak."""
@@ -177,6 +177,7 @@ WORLDS: Final[Mapping[str, Callable[[Reader], None]]] = {
     "README.md": _readme,
     "docs/user/cli.md": _command_line,
     "docs/user/formats.md": _formats,
+    "docs/user/launching.md": in_pod,
     "docs/user/manager.md": _managed,
     "docs/user/training-script.md": in_pod,
     "examples/ddp/README.md": lambda reader: reader.goes(ROOT / "examples/ddp"),
@@ -221,6 +222,9 @@ def _latest(uri: str) -> CommitRecord:
     assert latest is not None
     return latest
 
+
+OWN_NETWORK: Final = frozenset({"docs/user/preemption.md"})
+"""Pages whose programs listen on a port that some other program of this machine may have."""
 
 CHECKS: Final[Mapping[str, Callable[[Reader], None]]] = {
     "README.md": _resumes,

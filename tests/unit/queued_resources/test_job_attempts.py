@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepkeeper.contract import ReportedRestore
+from stepkeeper.contract import CommitPoint
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
 from stepkeeper_operator.testing import World, training_report
 from stepkeeper_operator.testing.job_machines import change, machines, running, world_of
@@ -176,7 +176,7 @@ async def test_a_restart_of_pods_of_which_none_was_an_attempt() -> None:
 
 async def test_a_report_from_before_a_suspension_says_nothing_of_the_attempt_after_it() -> None:
     world = await running(tier=SPOT)
-    restored = ReportedRestore(sequence=3, step=40)
+    restored = CommitPoint(sequence=3, step=40)
     world.receive_report(training_report(sequence=5, step=100, restored=restored, in_flight_step=110))
     await world.reconcile()
     let_time_pass(world)
