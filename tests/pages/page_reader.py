@@ -59,7 +59,15 @@ class Reader:
         self._interpreter: tuple[subprocess.Popen[str], int] | None = None
         self._news, told = os.pipe()
         self._shell = subprocess.Popen(
-            ["unshare", "--mount", "--propagation", "private", *(["--net"] if own_network else []), "bash", "--norc"],
+            [
+                "unshare",
+                "--mount",
+                "--propagation",
+                "private",
+                *(["--net"] if own_network else []),
+                "bash",
+                "--norc",
+            ],
             env=self.env | {"ASIDE": str(aside), "STATUS": str(told)},
             cwd=self.folder,
             stdin=subprocess.PIPE,
