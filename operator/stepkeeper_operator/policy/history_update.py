@@ -30,6 +30,7 @@ from stepkeeper_operator.policy.circumstances import gather_circumstances
 from stepkeeper_operator.policy.corrections import correct_cause
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import explain_loss
+from stepkeeper_operator.policy.queueing import has_left_queue
 from stepkeeper_operator.policy.starts import set_starts, was_edited
 
 __all__ = ["update_history"]
@@ -68,13 +69,15 @@ def _follow_jobset(
     history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float
 ) -> JobHistory:
     jobset = observed.jobset
-    if jobset is None:
+    if jobset is not None:
+        history = _record_restarts(history, job, observed, jobset, now=now)
+    stopped = has_left_queue(job, observed, now=now) or (jobset is not None and jobset.suspended)
+    if jobset is None and not (stopped and history.is_running):
         return close_as_requested(history, observed, DELETED, now=now)
-    history = _record_restarts(history, job, observed, jobset, now=now)
-    over = jobset.suspended or _has_ended(history, observed, jobset)
+    over = stopped or (jobset is not None and _has_ended(history, observed, jobset))
     if history.is_running and over and _came_too_late(history, job, observed, now=now):
         return withdraw_attempt(history)
-    if history.is_running and jobset.suspended:
+    if jobset is None or (history.is_running and stopped):
         return _close_suspended(history, job, observed, now=now)
     if history.is_running and _has_ended(history, observed, jobset):
         return _close_with_cause(history, job, observed, jobset, now=now)
