@@ -4,8 +4,17 @@ from typing import Final
 
 from stepkeeper_operator.facts import Pod
 
-__all__ = ["describe_failure", "ended_by_deletion", "last_error_line", "was_killed"]
+__all__ = [
+    "describe_eviction",
+    "describe_failure",
+    "ended_by_deletion",
+    "last_error_line",
+    "tells_own_limits",
+    "was_killed",
+]
 
+_OUT_OF_MEMORY: Final = "(OOMKilled: it used more memory than its limit)"
+_EVICTED: Final = "was evicted by its kubelet: "
 _KILLED: Final = {137, 143}
 _CLOCK_SKEW_S: Final = 1
 """The pod's end has the node's clock, the request for its deletion has the API server's."""
@@ -35,9 +44,23 @@ def describe_failure(pod: Pod) -> str:
     """Describe how the trainer failed: its exit code, and the last line of its error or the end of its log."""
     text = f"pod {pod.name} exited with code {pod.code}"
     if pod.exit_reason == "OOMKilled":
-        text += " (OOMKilled: it used more memory than its limit)"
+        text += f" {_OUT_OF_MEMORY}"
     detail = last_error_line(pod) or pod.last_words
     return f"{text}: {detail}" if detail else text
+
+
+def describe_eviction(pod: Pod) -> str:
+    """Describe how the pod went over its own limits."""
+    why = pod.message or "it used more ephemeral storage, or of an emptyDir, than its limit"
+    return f"pod {pod.name} {_EVICTED}{why}"
+
+
+def tells_own_limits(message: str) -> bool:
+    """Return True for the message of an end by a pod's own limits.
+
+    Such an end is the application's alone. Any other error may come of lost peers or chips, whatever its text is.
+    """
+    return _OUT_OF_MEMORY in message or _EVICTED in message
 
 
 def last_error_line(pod: Pod) -> str:
