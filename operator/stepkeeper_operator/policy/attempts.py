@@ -7,6 +7,7 @@ from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_ATTEMPTS, Attempt
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.attempt_evidence import find_attempt_evidence, find_start
 from stepkeeper_operator.policy.budgets import count_restart, take_back_restart
 from stepkeeper_operator.policy.causes import Finding
 from stepkeeper_operator.policy.history import JobHistory
@@ -19,8 +20,6 @@ __all__ = [
     "close_as_requested",
     "close_attempt",
     "close_without_machines",
-    "find_attempt_evidence",
-    "find_start",
     "open_attempt",
     "was_asked_for",
     "was_suspended",
@@ -116,26 +115,6 @@ def was_suspended(message: str | None) -> bool:
 def was_asked_for(message: str | None) -> bool:
     """Return True for the message of an end that needs no evidence: the pods' ends prove nothing about it."""
     return message in _REQUESTED_ENDS or was_suspended(message)
-
-
-def find_attempt_evidence(history: JobHistory, observed: Observed) -> AttemptEvidence | None:
-    """Find the evidence of the last attempt.
-
-    A suspension doesn't change JobSet's count of restarts, so the pods of two attempts have the same labels
-    then.
-    """
-    since = history.bookkeeping.resumed_at
-    evidence = observed.find_evidence(history.ordinal)
-    if evidence is None or since is None:
-        return evidence
-    return replace(evidence, pods=tuple(pod for pod in evidence.pods if pod.created_at >= since))
-
-
-def find_start(history: JobHistory, observed: Observed, *, now: float) -> float:
-    """Return when the first pod of the attempt was made, or `now` if none was seen."""
-    evidence = find_attempt_evidence(history, observed)
-    created = [pod.created_at for pod in evidence.pods] if evidence is not None else []
-    return min([*created, now])
 
 
 def _find_end(evidence: AttemptEvidence | None, attempt: Attempt, now: float) -> int:

@@ -12,14 +12,18 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.attempt_evidence import (
+    find_attempt_evidence,
+    find_new_pods,
+    find_start,
+    runs_down,
+)
 from stepkeeper_operator.policy.attempts import (
     DELETED,
     SUSPENDED,
     close_as_requested,
     close_attempt,
     close_without_machines,
-    find_attempt_evidence,
-    find_start,
     open_attempt,
     was_suspended,
     withdraw_attempt,
@@ -30,6 +34,7 @@ from stepkeeper_operator.policy.circumstances import gather_circumstances
 from stepkeeper_operator.policy.corrections import correct_cause
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import explain_loss
+from stepkeeper_operator.policy.pod_ends import was_stopped
 from stepkeeper_operator.policy.queueing import has_left_queue
 from stepkeeper_operator.policy.starts import set_starts, was_edited
 
@@ -68,25 +73,28 @@ def update_history(
 def _follow_jobset(
     history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float
 ) -> JobHistory:
-    jobset = observed.jobset
-    if jobset is not None:
-        history = _record_restarts(history, job, observed, jobset, now=now)
-    stopped = has_left_queue(job, observed, now=now) or (jobset is not None and jobset.suspended)
-    if jobset is None and not (stopped and history.is_running):
+    jobset, left = observed.jobset, has_left_queue(job, observed, now=now)
+    if jobset is None and not (left and history.is_running):
         return close_as_requested(history, observed, DELETED, now=now)
-    over = stopped or (jobset is not None and _has_ended(history, observed, jobset))
-    if history.is_running and over and _came_too_late(history, job, observed, now=now):
-        return withdraw_attempt(history)
-    if jobset is None or (history.is_running and stopped):
+    if jobset is None:
         return _close_suspended(history, job, observed, now=now)
-    if history.is_running and _has_ended(history, observed, jobset):
-        return _close_with_cause(history, job, observed, jobset, now=now)
-    return _open_if_started(history, observed, jobset, now=now)
+    history = _record_restarts(history, job, observed, jobset, now=now)
+    if not history.is_running:
+        return _open_if_started(history, observed, jobset, now=now)
+    ended, stopped = _has_ended(history, job, observed, jobset), jobset.suspended or left
+    if ended and _came_too_late(history, job, observed, now=now):
+        return withdraw_attempt(history)
+    loss = explain_loss(job, observed, now=now)
+    if stopped and (loss is not None or not runs_down(history, observed)):
+        return _close_suspended(history, job, observed, now=now)
+    return _close_with_cause(history, job, observed, jobset, now=now) if ended else history
 
 
 def _close_suspended(
     history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float
 ) -> JobHistory:
+    if _came_too_late(history, job, observed, now=now):
+        return withdraw_attempt(history)
     loss = None if job.spec.suspend else explain_loss(job, observed, now=now)
     if loss is None:
         return close_as_requested(history, observed, SUSPENDED, now=now)
@@ -194,32 +202,39 @@ def _counts_as_failure(evidence: AttemptEvidence | None) -> bool | None:
     return True if any(pod.phase == "Failed" for pod in evidence.pods) else None
 
 
-def _has_ended(history: JobHistory, observed: Observed, jobset: JobSet) -> bool:
+def _has_ended(history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet) -> bool:
     """Tell whether the attempt has ended.
 
-    One failed pod ends it: its Job has no retries, and says so a second later.
+    One failed pod ends it: its Job has no retries, and says so a second later. No pod does that a suspension
+    stops: its Job doesn't count how it ends.
     """
     evidence = find_attempt_evidence(history, observed)
-    if evidence is None:
-        return jobset.is_finished
-    return (
-        jobset.is_finished
-        or bool(evidence.failed_batch_jobs)
-        or any(pod.phase == "Failed" for pod in evidence.pods)
-    )
+    if evidence is None or jobset.is_finished or evidence.failed_batch_jobs:
+        return jobset.is_finished or evidence is not None
+    stopping = jobset.suspend or jobset.suspended or job.spec.suspend
+    failed = [pod for pod in evidence.pods if pod.phase == "Failed"]
+    return any(not (stopping and was_stopped(pod)) for pod in failed)
 
 
 def _open_if_started(history: JobHistory, observed: Observed, jobset: JobSet, *, now: float) -> JobHistory:
-    """Open an attempt for the first start of a JobSet, or for its start after a suspension."""
-    if history.is_running or jobset.deleting or jobset.is_finished or jobset.suspend or jobset.suspended:
+    """Open an attempt for the first start of a JobSet, or for pods that it made since without counting a restart."""
+    if jobset.deleting or jobset.is_finished or jobset.suspend or jobset.suspended:
         return history
     if not history.bookkeeping.started:
         return open_attempt(history, observed, now=now)
-    if not _was_resumed(history, jobset) or _will_be_restarted(history, observed):
+    since = _find_resumption(history, observed, jobset, now=now)
+    if since is None:
         return history
-    resumed = {"resumed_at": int(now if jobset.resumed_at is None else jobset.resumed_at)}
+    resumed = {"resumed_at": since}
     history = replace(history, bookkeeping=history.bookkeeping.model_copy(update=resumed))
     return open_attempt(history, observed, now=now)
+
+
+def _find_resumption(history: JobHistory, observed: Observed, jobset: JobSet, *, now: float) -> int | None:
+    """Find the Unix time since which the pods are of the next attempt. None: none has begun."""
+    if _was_resumed(history, jobset) and not _will_be_restarted(history, observed):
+        return int(now if jobset.resumed_at is None else jobset.resumed_at)
+    return find_new_pods(history, observed)
 
 
 def _was_resumed(history: JobHistory, jobset: JobSet) -> bool:

@@ -1,5 +1,6 @@
 """Find pods that died with their node. Nobody else fails or deletes them, and JobSet would wait for them for ever."""
 
+from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.decision import GiveUpPod
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.observed import Observed
@@ -15,9 +16,9 @@ def find_lost_pods(
     """Find the pods to fail and delete, and the seconds after which to look again.
 
     A pod is lost only if all of these hold. Its deletion is overdue. Its node is gone, or has been silent for
-    as long as its grace period. Its attempt has not reported since. The operator has watched for a while.
-    Fewer than half of all nodes are silent: otherwise the control plane has lost touch. The pod's writer may
-    still run; storage fences it.
+    as long as its grace period. The pod has not reported since, and no report has shown another step of its attempt.
+    The operator has watched for a while. Fewer than half of all nodes are silent: otherwise the control plane has
+    lost touch. The pod's writer may still run; storage fences it.
     """
     waiting = [
         pod
@@ -47,8 +48,18 @@ def _is_lost(pod: Pod, observed: Observed, now: float, *, outage: bool) -> bool:
         return True  # all nodes are listed before the first decision
     if node.unknown_since is None or outage or now < node.unknown_since + pod.grace_s:
         return False
-    report = observed.report
-    return report is None or report.ordinal != pod.ordinal or report.received_at < node.unknown_since
+    return not _shows_life(pod, observed.report, since=node.unknown_since)
+
+
+def _shows_life(pod: Pod, report: LastReport | None, *, since: float) -> bool:
+    """Tell whether the pod has reported since then, or its attempt goes on.
+
+    The companion of another host goes on with reporting where the trainers wait for the lost one for ever.
+    """
+    if report is None or report.ordinal != pod.ordinal:
+        return False
+    heard_at, moved_at = report.heard_at.get(pod.uid), report.moved_at
+    return any(at is not None and at >= since for at in (heard_at, moved_at))
 
 
 def _explain(pod: Pod, observed: Observed) -> str:

@@ -9,7 +9,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, JobSetR
 from stepkeeper_operator.build import build_jobset, machines_hash, template_hash
 from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, JobEnd, SetSuspend
 from stepkeeper_operator.facts import JobSet
-from stepkeeper_operator.observed import JOBSET_RECHECK_S, Leftover, Observed
+from stepkeeper_operator.observed import JOBSET_RECHECK_S, REJECTED_AGAIN_S, Leftover, Observed
 from stepkeeper_operator.policy.attempts import EDITED, close_as_requested
 from stepkeeper_operator.policy.budgets import count_failures, explain_exhausted_budget
 from stepkeeper_operator.policy.causes import CAUSE_FENCED, Verdict
@@ -24,6 +24,8 @@ from stepkeeper_operator.settings import OperatorSettings
 __all__ = ["Plan", "plan_next", "stop_jobset"]
 
 _LEFT_QUEUE: Final = "it is suspended, and leaves the queue that Kueue admits it from"
+_HELD: Final = "the job is not accepted: condition Accepted says why"
+_REFUSED: Final = "the API server refuses its JobSet: condition Accepted says why"
 _BACKING_OFF: Final = "it waits until status.bookkeeping.notBefore (spec.restarts.backoff)"
 
 
@@ -58,7 +60,7 @@ def plan_next(
     plan = Plan(history=history, job_set=JobSetRef(name=jobset.name, uid=jobset.uid))
     if jobset.deleting:
         return replace(plan, waiting="the old JobSet's pods are still stopping")
-    if _is_outdated(job, jobset, observed):
+    if not observed.held and _is_outdated(job, jobset, observed):
         closed = close_as_requested(history, observed, EDITED, now=now)
         return replace(plan, history=closed, actions=(DeleteJobSet(jobset=jobset),), waiting=EDITED)
     if jobset.completed:
@@ -99,15 +101,9 @@ def _plan_without_jobset(
         history = replace(history, bookkeeping=used)
     history, wait_s = _set_backoff(job, observed, history, now)
     plan = Plan(history=history, job_set=None)
-    if should_suspend(job, history):
-        return replace(plan, waiting="it is suspended")
-    if wait := find_wait(job, observed):
-        return replace(plan, waiting=wait.message)
-    if wait_s > 0:
-        return replace(plan, waiting=_BACKING_OFF, look_again_s=wait_s)
-    if observed.leftover is not None:
-        # Two sets of pods at once would fight for the storage, and two Jobs can't have one name.
-        return replace(plan, waiting=_describe_leftover(observed.leftover), look_again_s=JOBSET_RECHECK_S)
+    delay = _find_delay(job, observed, history, wait_s=wait_s, now=now)
+    if delay is not None:
+        return replace(plan, waiting=delay[0], look_again_s=delay[1])
     manifest = build_jobset(
         job,
         number=history.bookkeeping.job_sets - 1,
@@ -118,13 +114,31 @@ def _plan_without_jobset(
     return replace(plan, actions=(CreateJobSet(manifest=manifest),), waiting="its JobSet is being made")
 
 
+def _find_delay(
+    job: CheckpointedTrainingJob, observed: Observed, history: JobHistory, *, wait_s: float, now: float
+) -> tuple[str, float | None] | None:
+    """Find what the next JobSet waits for. Also return in how many seconds to look again."""
+    if should_suspend(job, history) or observed.held:
+        return _HELD if observed.held else "it is suspended", None
+    if wait := find_wait(job, observed):
+        return wait.message, None
+    if wait_s > 0:
+        return _BACKING_OFF, wait_s
+    if (refusal := observed.rejection) is not None and now < refusal.at + REJECTED_AGAIN_S:
+        return _REFUSED, refusal.at + REJECTED_AGAIN_S - now
+    if observed.leftover is not None:
+        # Two sets of pods at once would fight for the storage, and two Jobs can't have one name.
+        return _describe_leftover(observed.leftover), JOBSET_RECHECK_S
+    return None
+
+
 def _describe_leftover(leftover: Leftover) -> str:
     if leftover.orphans:
         return (
             f"{leftover.name} of an earlier JobSet is still there, though its Job is gone: it is deleted if nobody "
             f"else does it within {ORPHAN_WAIT_S} s"
         )
-    return f"{leftover.name} of an earlier JobSet is still there: it has to end, or to be deleted"
+    return f"{leftover.name} of {leftover.origin} is still there: it has to end, or to be deleted"
 
 
 def _number_was_used(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
@@ -214,7 +228,8 @@ def _plan_while_alive(
     else:
         plan = _hold_next_start(job, observed, plan, now=now)
         wanted = waits or should_suspend(job, plan.history) or plan.waiting is not None
-        plan = replace(plan, actions=_set_suspend(jobset, suspend=wanted))
+        if wanted or not observed.held:
+            plan = replace(plan, actions=_set_suspend(jobset, suspend=wanted))
     return replace(plan, waiting=wait.message) if waits and wait is not None else plan
 
 

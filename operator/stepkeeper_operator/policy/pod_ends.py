@@ -5,17 +5,24 @@ from typing import Final
 from stepkeeper_operator.facts import Pod
 
 __all__ = [
+    "SIGNAL_CODES",
     "describe_eviction",
     "describe_failure",
     "ended_by_deletion",
     "last_error_line",
     "tells_own_limits",
     "was_killed",
+    "was_stopped",
 ]
+
+SIGNAL_CODES: Final = frozenset({137, 143})
+"""Exit codes of programs that SIGKILL or SIGTERM ended."""
+
+_OWN_WORDS: Final = {None, "Error"}
+"""Reasons of a container's end that leave the exit code to tell why: it is the program's own."""
 
 _OUT_OF_MEMORY: Final = "(OOMKilled: it used more memory than its limit)"
 _EVICTED: Final = "was evicted by its kubelet: "
-_KILLED: Final = {137, 143}
 _CLOCK_SKEW_S: Final = 1
 """The pod's end has the node's clock, the request for its deletion has the API server's."""
 
@@ -32,12 +39,21 @@ def ended_by_deletion(pod: Pod, code: int, reason: str | None, finished_at: floa
     """Return True if a container ended because somebody deleted its pod.
 
     Its Job deletes it after another pod has failed, or a person does. A pod that ended by itself is deleted too,
-    but after its end.
+    but after its end. Programs that are told to end by SIGTERM exit with codes of their own, too.
     """
-    if pod.deadline is None or code not in _KILLED or reason == "OOMKilled":
+    if pod.deadline is None or reason == "OOMKilled":
         return False
-    asked_at = pod.deadline - pod.grace_s
-    return finished_at is None or finished_at >= asked_at - _CLOCK_SKEW_S
+    if finished_at is None:
+        return code in SIGNAL_CODES
+    late_s = finished_at - (pod.deadline - pod.grace_s)
+    return late_s >= -_CLOCK_SKEW_S if code in SIGNAL_CODES else late_s >= 0 and reason in _OWN_WORDS
+
+
+def was_stopped(pod: Pod) -> bool:
+    """Return True if the pod's trainer ended after its deletion was asked for, and nothing else ended it."""
+    if pod.deadline is None or pod.disruption is not None or pod.hang:
+        return False
+    return pod.finished_at is None or pod.finished_at >= pod.deadline - pod.grace_s - _CLOCK_SKEW_S
 
 
 def describe_failure(pod: Pod) -> str:

@@ -1,6 +1,7 @@
 """Keep objects with names, uids and versions: `Cluster` without a server."""
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,17 +36,28 @@ class FakeCluster(Cluster):
         self._uids = 0
         self.objects: dict[Place, dict[str, Any]] = {}
         self.writes: list[Write] = []
+        self.reads: Counter[tuple[str, str]] = Counter()
+        """Numbers of get, list (in one namespace) and LIST (in all), by plural."""
+
         self.refusals: dict[tuple[str, str], ApiError] = {}
         """By verb and plural: the error that such a write gets until it is removed here."""
         self.on_change: Callable[[str, RawObject, bool], None] = lambda _plural, _raw, _deleted: None
 
     @override
     async def get(self, resource: Resource, namespace: str | None, name: str) -> RawObject | None:
+        self.reads["get", resource.plural] += 1
         return copy.deepcopy(self.objects.get((resource.plural, namespace, name)))
 
     @override
-    async def list_uids(self, resource: Resource, label_selector: str) -> frozenset[str]:
-        return frozenset(raw["metadata"]["uid"] for raw in self.list_objects(resource.plural))
+    async def list_uids(
+        self, resource: Resource, label_selector: str, *, namespace: str | None = None
+    ) -> frozenset[str]:
+        self.reads["LIST" if namespace is None else "list", resource.plural] += 1
+        return frozenset(
+            raw["metadata"]["uid"]
+            for raw in self.list_objects(resource.plural)
+            if namespace is None or raw["metadata"].get("namespace") == namespace
+        )
 
     @override
     async def list_all(self, resource: Resource) -> tuple[RawObject, ...]:

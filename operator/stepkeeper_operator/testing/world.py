@@ -148,11 +148,19 @@ class World:
             await self.reconcile()
         return [f"{write.verb} {write.plural}" for write in self.cluster.writes]
 
-    def receive_report(self, report: Report, *, ordinal: tuple[int, int] | None = None) -> None:
-        """Receive a report from a pod of the present attempt."""
+    def receive_report(
+        self, report: Report, *, ordinal: tuple[int, int] | None = None, rank: int = 0
+    ) -> None:
+        """Receive a report from the pod of that rank in the present attempt."""
         jobset = self.cache.get_jobset(_KEY)
         present = (0, 0) if jobset is None else jobset.ordinal
-        last = LastReport(report=report, ordinal=ordinal or present, received_at=self.now)
+        pods = [pod["metadata"]["uid"] for pod in self.pods]
+        last = LastReport(
+            report=report,
+            ordinal=ordinal or present,
+            received_at=self.now,
+            pod_uid=pods[rank] if rank < len(pods) else "",
+        )
         self.reports.add_report(self.job.metadata.uid, last)
 
     def preempt(self, index: int = 0) -> None:

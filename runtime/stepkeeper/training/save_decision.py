@@ -179,6 +179,10 @@ class SaveDecider:
             disruptions=seen.disruptions,
         )
 
+    def await_stops(self, timeout_s: float) -> None:
+        """Wait until all ranks have come to the step that they stop at. Raises as `StepAgreement.await_stops` does."""
+        self._agreement.await_stops(timeout_s)
+
     def close(self) -> None:
         """Stop listening to requests."""
         self._agreement.close()
