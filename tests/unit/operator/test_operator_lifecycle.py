@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.cache.keys import job_key
 from stepkeeper_operator.errors import InvalidObjectError
