@@ -14,8 +14,8 @@ from stepkeeper_operator.policy.attempts import EDITED, close_as_requested
 from stepkeeper_operator.policy.budgets import count_failures, explain_exhausted_budget
 from stepkeeper_operator.policy.causes import CAUSE_FENCED, Verdict
 from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.lost_pods import ORPHAN_WAIT_S
 from stepkeeper_operator.policy.machines import find_wait
-from stepkeeper_operator.policy.orphans import ORPHAN_WAIT_S
 from stepkeeper_operator.policy.pod_ends import tells_own_limits
 from stepkeeper_operator.policy.queueing import is_queued, leaves_queue, should_suspend
 from stepkeeper_operator.policy.starts import compute_next_start
