@@ -10,13 +10,14 @@ from stepkeeper_operator.build import build_jobset, machines_hash, template_hash
 from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, JobEnd, SetSuspend
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import JOBSET_RECHECK_S, REJECTED_AGAIN_S, Leftover, Observed
+from stepkeeper_operator.policy.attempt_evidence import find_attempt_evidence
 from stepkeeper_operator.policy.attempts import EDITED, close_as_requested
 from stepkeeper_operator.policy.budgets import count_failures, explain_exhausted_budget
 from stepkeeper_operator.policy.causes import CAUSE_FENCED, Verdict
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.lost_pods import ORPHAN_WAIT_S
 from stepkeeper_operator.policy.machines import find_wait
-from stepkeeper_operator.policy.pod_ends import tells_own_limits
+from stepkeeper_operator.policy.pod_ends import stopped_with_0, tells_own_limits
 from stepkeeper_operator.policy.queueing import is_queued, leaves_queue, should_suspend
 from stepkeeper_operator.policy.starts import compute_next_start
 from stepkeeper_operator.settings import OperatorSettings
@@ -64,7 +65,7 @@ def plan_next(
         closed = close_as_requested(history, observed, EDITED, now=now)
         return replace(plan, history=closed, actions=(DeleteJobSet(jobset=jobset),), waiting=EDITED)
     if jobset.completed:
-        return _plan_after_completion(job, jobset, plan)
+        return _plan_after_completion(job, observed, jobset, plan)
     if jobset.failure_reason is not None:
         return _plan_after_failure(job, observed, jobset, plan, settings=settings, now=now)
     return _plan_while_alive(job, observed, jobset, plan, now=now)
@@ -155,20 +156,25 @@ def _count_failures_left(job: CheckpointedTrainingJob, history: JobHistory) -> i
     return max(0, job.spec.restarts.max_failures - counted)
 
 
-def _plan_after_completion(job: CheckpointedTrainingJob, jobset: JobSet, plan: Plan) -> Plan:
+def _plan_after_completion(
+    job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, plan: Plan
+) -> Plan:
     last = plan.history.last_attempt
     step = None if last is None else last.to_step
     total = job.spec.total_steps
-    if (
-        last is not None
-        and last.cause is not None
-        and total is not None
-        and step is not None
-        and step < total
-    ):
-        waiting = f"all pods exited 0 at step {step} of {total} after a notice; it is started again"
-        return replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=waiting)
+    if last is not None and last.cause is not None:
+        known = step is not None and total is not None
+        if (step < total) if step is not None and total is not None else _was_stopped(plan.history, observed):
+            where = f" at step {step} of {total}" if known else ""
+            waiting = f"all pods exited 0{where} after a notice; it is started again"
+            return replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=waiting)
     return replace(plan, end=JobEnd(complete=True, reason="AllPodsSucceeded", message="every pod exited 0"))
+
+
+def _was_stopped(history: JobHistory, observed: Observed) -> bool:
+    """Tell whether a program exited 0 because it was told to stop. Nobody knows then how far it was."""
+    evidence = find_attempt_evidence(history, observed)
+    return evidence is not None and any(map(stopped_with_0, evidence.pods))
 
 
 def _plan_after_failure(
