@@ -11,6 +11,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
@@ -35,7 +36,7 @@ def build_model(device: torch.device) -> nn.Sequential:
         nn.Linear(WIDTH, CLASSES),
     ]
     model = nn.Sequential(*layers).to(device)
-    mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for layer in model:
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh)

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,11 +41,13 @@ def launched(
         process.communicate()
 
 
-def until(is_so: Callable[[], bool], process: subprocess.Popen[str], output: Path) -> None:
+def until_running(process: subprocess.Popen[str], signs: list[Path]) -> None:
+    """The workers have left their signs."""
     deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert process.poll() is None, output.read_text()
-        assert time.monotonic() < deadline, output.read_text()
+    while not all(sign.exists() for sign in signs):
+        said = (signs[0].parent / "output").read_text()
+        assert process.poll() is None, said
+        assert time.monotonic() < deadline, said
         time.sleep(0.05)
 
 
@@ -115,8 +117,7 @@ def test_two_pods_of_two_workers_end_with_75_when_one_is_told_to_stop(tmp_path: 
         launched(*torchrun(second, "trains"), env=second_env, output=outputs[1]) as other,
     ):
         for process, folder, ranks in ((one, first, (0, 1)), (other, second, (2, 3))):
-            running = [folder / f"runs-{rank}" for rank in ranks]
-            until(lambda files=running: all(file.exists() for file in files), process, folder / "output")
+            until_running(process, [folder / f"runs-{rank}" for rank in ranks])
         other.send_signal(signal.SIGTERM)
         codes = [process.wait(PATIENCE_S) for process in (one, other)]
     said = [output.read_text() for output in outputs]

@@ -14,7 +14,12 @@ _LIMIT_BYTES: Final = 4096
 
 _ERROR_LIMIT_BYTES: Final = 2048
 
-_TELLING: Final = {ExitCode.DONE: 0, ExitCode.PEER_LOST: 1, ExitCode.SAVED: 3, ExitCode.FENCED: 4}
+_TELLING: Final[dict[int, int]] = {
+    ExitCode.DONE: 0,
+    ExitCode.PEER_LOST: 1,
+    ExitCode.SAVED: 3,
+    ExitCode.FENCED: 4,
+}
 _TELLING_OF_ERRORS: Final = 2
 
 
@@ -93,4 +98,4 @@ class Termination:
 
 def _telling(code: int) -> int:
     """Return how much an exit code tells about the end of a pod."""
-    return _TELLING.get(code, _TELLING_OF_ERRORS)  # type: ignore[call-overload]  # an int equals its ExitCode
+    return _TELLING.get(code, _TELLING_OF_ERRORS)

@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from stepkeeper.contract import ContractError, Identity
 from stepkeeper.distributed.devices import Hardware, find_hardware
@@ -100,7 +101,7 @@ def _join_launched(backend: str, timeout: timedelta) -> None:
     Where torchrun has started its processes anew, its store may still hold what those before have left, gloo's
     addresses among it. Each start has names of its own.
     """
-    store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
+    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
         backend,

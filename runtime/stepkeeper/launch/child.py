@@ -56,8 +56,8 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
         raise CommandError(f"there is no program {command[0]!r}", 127) from error
     except OSError as error:
         raise CommandError(f"{command[0]!r} can't be started: {error}", 126) from error
-    for number in early:
-        _send(child.pid, number)
+    for signum in early:
+        _send(child.pid, signum)
     return _await_end(child.pid)
 
 
