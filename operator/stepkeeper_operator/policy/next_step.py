@@ -6,7 +6,7 @@ from typing import Final
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, JobSetRef
-from stepkeeper_operator.build import build_jobset, machines_hash, template_hash
+from stepkeeper_operator.build import build_jobset, machines_hash, queue_labels, template_hash
 from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, JobEnd, SetSuspend
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import JOBSET_RECHECK_S, REJECTED_AGAIN_S, Leftover, Observed
@@ -23,7 +23,7 @@ from stepkeeper_operator.settings import OperatorSettings
 
 __all__ = ["Plan", "plan_next", "should_suspend", "stop_jobset"]
 
-_QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+_REQUEUED: Final = "its labels kueue.x-k8s.io/* were changed, so its JobSet is made anew"
 _HELD: Final = "the job is not accepted: condition Accepted says why"
 _REFUSED: Final = "the API server refuses its JobSet: condition Accepted says why"
 _BACKING_OFF: Final = "it waits until status.bookkeeping.notBefore (spec.restarts.backoff)"
@@ -60,9 +60,9 @@ def plan_next(
     plan = Plan(history=history, job_set=JobSetRef(name=jobset.name, uid=jobset.uid))
     if jobset.deleting:
         return replace(plan, waiting="the old JobSet's pods are still stopping")
-    if not observed.held and _is_outdated(job, jobset, observed):
-        closed = close_as_requested(history, observed, EDITED, now=now)
-        return replace(plan, history=closed, actions=(DeleteJobSet(jobset=jobset),), waiting=EDITED)
+    if change := _find_change(job, jobset, observed, history):
+        closed = close_as_requested(history, observed, change, now=now)
+        return replace(plan, history=closed, actions=(DeleteJobSet(jobset=jobset),), waiting=change)
     if jobset.completed:
         return _plan_after_completion(job, observed, jobset, plan)
     if jobset.failure_reason is not None:
@@ -70,11 +70,16 @@ def plan_next(
     return _plan_while_alive(job, observed, jobset, plan, now=now)
 
 
-def stop_jobset(jobset: JobSet | None) -> tuple[Action, ...]:
-    """Stop all pods after the job's end. The pods of a JobSet that ended by itself are kept for their logs."""
+def stop_jobset(jobset: JobSet | None, *, queued: bool) -> tuple[Action, ...]:
+    """Stop all pods after the job's end. The pods of a JobSet that ended by itself are kept for their logs.
+
+    One that Kueue manages is not suspended first: Kueue would resume it.
+    """
     if jobset is None or jobset.is_finished or jobset.deleting:
         return ()
-    return (DeleteJobSet(jobset=jobset),) if jobset.suspended else _set_suspend(jobset, suspend=True)
+    return (
+        (DeleteJobSet(jobset=jobset),) if jobset.suspended or queued else _set_suspend(jobset, suspend=True)
+    )
 
 
 def should_suspend(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
@@ -229,12 +234,25 @@ def _plan_while_alive(
     wait = find_wait(job, observed)
     # Hosts that left for a moment stop nothing that runs, but nothing starts without them.
     waits = wait is not None and (wait.stop or jobset.suspend)
-    queued = _QUEUE_LABEL in job.metadata.labels
-    plan = plan if queued else _hold_next_start(job, observed, plan, now=now)
+    if observed.is_queued:
+        return _plan_in_queue(job, jobset, plan, machines_gone=wait is not None and wait.stop)
+    plan = _hold_next_start(job, observed, plan, now=now)
     wanted = waits or should_suspend(job, plan.history) or plan.waiting is not None
-    if wanted != jobset.suspend and (wanted or not (queued or observed.held)):
+    if wanted != jobset.suspend and (wanted or not observed.held):
         plan = replace(plan, actions=_set_suspend(jobset, suspend=wanted))
     return replace(plan, waiting=wait.message) if waits and wait is not None else plan
+
+
+def _plan_in_queue(job: CheckpointedTrainingJob, jobset: JobSet, plan: Plan, *, machines_gone: bool) -> Plan:
+    """Leave the suspension of the JobSet to Kueue, which takes back what others do to it while it has quota.
+
+    So a job that is to be suspended gives its JobSet up, and its quota with it.
+    """
+    if not (machines_gone or should_suspend(job, plan.history)):
+        return plan
+    return replace(
+        plan, actions=(DeleteJobSet(jobset=jobset),), waiting="it leaves its queue to be suspended"
+    )
 
 
 def _hold_next_start(job: CheckpointedTrainingJob, observed: Observed, plan: Plan, *, now: float) -> Plan:
@@ -249,6 +267,19 @@ def _hold_next_start(job: CheckpointedTrainingJob, observed: Observed, plan: Pla
     history, wait_s = _set_backoff(job, observed, plan.history, now)
     plan = replace(plan, history=history)
     return replace(plan, waiting=_BACKING_OFF, look_again_s=wait_s) if wait_s > 0 else plan
+
+
+def _find_change(
+    job: CheckpointedTrainingJob, jobset: JobSet, observed: Observed, history: JobHistory
+) -> str | None:
+    """Find out what was changed since the JobSet was made, so that another one has to take its place."""
+    if observed.held:
+        return None
+    if _is_outdated(job, jobset, observed):
+        return EDITED
+    # Kueue takes no other queue for what runs.
+    idle = jobset.suspended and not history.is_running
+    return _REQUEUED if idle and jobset.lacks_labels(queue_labels(job)) else None
 
 
 def _is_outdated(job: CheckpointedTrainingJob, jobset: JobSet, observed: Observed) -> bool:
