@@ -12,6 +12,7 @@ from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.startup import Operator
 from stepkeeper_operator.testing import FakeCluster, World, saved_message, training_report
 
+
 class WithoutKueue(FakeCluster):
     """A cluster whose API server doesn't know Workloads until `installed`."""
 
