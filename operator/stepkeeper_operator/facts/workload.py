@@ -11,7 +11,7 @@ _MESSAGE_LIMIT = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What Kueue says of a JobSet."""
+    """A JobSet as Kueue sees it: its quota, and its eviction."""
 
     namespace: str
     name: str
