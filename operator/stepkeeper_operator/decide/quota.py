@@ -4,6 +4,7 @@ from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.queueing import NOT_QUEUED
 
 __all__ = ["derive_quota"]
 
@@ -21,7 +22,7 @@ def derive_quota(job: CheckpointedTrainingJob, observed: Observed) -> tuple[Cond
     if not observed.is_queued:
         known = any(condition.type == kind for condition in job.status.conditions)
         text = "no queue manages its JobSet"
-        return (ConditionUpdate(type=kind, status=None, reason="NotQueued", message=text),) if known else ()
+        return (ConditionUpdate(type=kind, status=None, reason=NOT_QUEUED, message=text),) if known else ()
     if workload is None:
         return (ConditionUpdate(type=kind, status=None, reason="NoWorkload", message=_UNKNOWN),)
     reserved = workload.quota_reserved

@@ -15,15 +15,17 @@ from stepkeeper_operator.policy.attempts import EDITED, close_as_requested
 from stepkeeper_operator.policy.budgets import count_failures, explain_exhausted_budget
 from stepkeeper_operator.policy.causes import CAUSE_FENCED, Verdict
 from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.lost_pods import ORPHAN_WAIT_S
 from stepkeeper_operator.policy.machines import find_wait
-from stepkeeper_operator.policy.orphans import ORPHAN_WAIT_S
-from stepkeeper_operator.policy.pod_ends import stopped_with_0
-from stepkeeper_operator.policy.starts import compute_next_start, is_limit_reached
+from stepkeeper_operator.policy.pod_ends import stopped_with_0, tells_own_limits
+from stepkeeper_operator.policy.queueing import leaves_queue, should_suspend
+from stepkeeper_operator.policy.starts import compute_next_start
 from stepkeeper_operator.settings import OperatorSettings
 
-__all__ = ["Plan", "plan_next", "should_suspend", "stop_jobset"]
+__all__ = ["Plan", "plan_next", "stop_jobset"]
 
 _REQUEUED: Final = "its labels kueue.x-k8s.io/* were changed, so its JobSet is made anew"
+_LEFT_QUEUE: Final = "it is suspended, and leaves the queue that Kueue admits it from"
 _HELD: Final = "the job is not accepted: condition Accepted says why"
 _REFUSED: Final = "the API server refuses its JobSet: condition Accepted says why"
 _BACKING_OFF: Final = "it waits until status.bookkeeping.notBefore (spec.restarts.backoff)"
@@ -80,11 +82,6 @@ def stop_jobset(jobset: JobSet | None, *, queued: bool) -> tuple[Action, ...]:
     return (
         (DeleteJobSet(jobset=jobset),) if jobset.suspended or queued else _set_suspend(jobset, suspend=True)
     )
-
-
-def should_suspend(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
-    """Return True if the user suspends the job, or too many of its starts in a row came to nothing."""
-    return job.spec.suspend or is_limit_reached(job, history)
 
 
 def _plan_without_jobset(
@@ -219,7 +216,10 @@ def _is_provisional(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
     if finding is None or finding.verdict is not Verdict.RESTART:
         return False
     on_machines = job.spec.placement.queued_resource_name is not None
-    return not finding.explained or (on_machines and finding.cause == Cause.APPLICATION_ERROR)
+    by_loss = (
+        on_machines and finding.cause == Cause.APPLICATION_ERROR and not tells_own_limits(finding.message)
+    )
+    return not finding.explained or by_loss
 
 
 def _plan_while_alive(
@@ -235,24 +235,14 @@ def _plan_while_alive(
     # Hosts that left for a moment stop nothing that runs, but nothing starts without them.
     waits = wait is not None and (wait.stop or jobset.suspend)
     if observed.is_queued:
-        return _plan_in_queue(job, jobset, plan, machines_gone=wait is not None and wait.stop)
-    plan = _hold_next_start(job, observed, plan, now=now)
-    wanted = waits or should_suspend(job, plan.history) or plan.waiting is not None
-    if wanted != jobset.suspend and (wanted or not observed.held):
-        plan = replace(plan, actions=_set_suspend(jobset, suspend=wanted))
+        left = leaves_queue(job, observed, plan.history)
+        plan = replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=_LEFT_QUEUE) if left else plan
+    else:
+        plan = _hold_next_start(job, observed, plan, now=now)
+        wanted = waits or should_suspend(job, plan.history) or plan.waiting is not None
+        if wanted or not observed.held:
+            plan = replace(plan, actions=_set_suspend(jobset, suspend=wanted))
     return replace(plan, waiting=wait.message) if waits and wait is not None else plan
-
-
-def _plan_in_queue(job: CheckpointedTrainingJob, jobset: JobSet, plan: Plan, *, machines_gone: bool) -> Plan:
-    """Leave the suspension of the JobSet to Kueue, which takes back what others do to it while it has quota.
-
-    So a job that is to be suspended gives its JobSet up, and its quota with it.
-    """
-    if not (machines_gone or should_suspend(job, plan.history)):
-        return plan
-    return replace(
-        plan, actions=(DeleteJobSet(jobset=jobset),), waiting="it leaves its queue to be suspended"
-    )
 
 
 def _hold_next_start(job: CheckpointedTrainingJob, observed: Observed, plan: Plan, *, now: float) -> Plan:
