@@ -19,10 +19,12 @@ class WithoutKueue(FakeCluster):
     installed = False
 
     @override
-    async def list_uids(self, resource: Resource, label_selector: str) -> frozenset[str]:
+    async def list_uids(
+        self, resource: Resource, label_selector: str, *, namespace: str | None = None
+    ) -> frozenset[str]:
         if resource is WORKLOADS and not self.installed:
             raise ApiError(404, "the server could not find the requested resource")
-        return await super().list_uids(resource, label_selector)
+        return await super().list_uids(resource, label_selector, namespace=namespace)
 
 
 QUEUE = {"kueue.x-k8s.io/queue-name": "tpus"}
