@@ -22,10 +22,13 @@ _RECHECK_SHARE: Final = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """The Jobs and pods of an earlier JobSet that still exist while the job has no JobSet."""
+    """The objects of an earlier JobSet, or of a deleted job of this name, still there while it has no JobSet."""
 
     name: str
-    """Kind and name of one of them."""
+    """Kind and name of one such object."""
+
+    origin: str = "an earlier JobSet"
+    """What it is of."""
 
     orphans: tuple[Pod, ...] = ()
     """Pods whose Job is gone and that nobody has deleted since."""

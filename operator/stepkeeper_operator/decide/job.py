@@ -135,6 +135,8 @@ def _compute_pods_wait_s(plan: Plan, observed: Observed, *, now: float) -> float
 def _plan_config_map(
     job: CheckpointedTrainingJob, observed: Observed, settings: OperatorSettings
 ) -> tuple[ApplyConfigMap, ...]:
+    if observed.leftover is not None:
+        return ()  # it may be a ConfigMap that is another's yet; the pods that read it can't be made before it is gone
     manifest = build_config_map(job, settings, observed.ca_pem)
     if observed.config_map is not None and observed.config_map.data == manifest["data"]:
         return ()

@@ -127,7 +127,7 @@ def _describe_leftover(leftover: Leftover) -> str:
             f"{leftover.name} of an earlier JobSet is still there, though its Job is gone: it is deleted if nobody "
             f"else does it within {ORPHAN_WAIT_S} s"
         )
-    return f"{leftover.name} of an earlier JobSet is still there: it has to end, or to be deleted"
+    return f"{leftover.name} of {leftover.origin} is still there: it has to end, or to be deleted"
 
 
 def _number_was_used(job: CheckpointedTrainingJob, history: JobHistory) -> bool:

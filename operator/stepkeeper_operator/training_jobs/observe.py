@@ -63,6 +63,10 @@ class Observer:
         uid, over = job.metadata.uid, find_end(job) is not None
         jobset = self._cache.get_jobset(key) if over else await self._read_jobset(key, job)
         config_map = None if over else await self._read_config_map(key, uid)
+        predecessors = _find_predecessors(key, uid, jobset, config_map)
+        if predecessors is not None:
+            # The garbage collector deletes both: what is another's is as good as gone.
+            jobset = config_map = None
         pods, evidence = self._cache.list_pods(uid), self._cache.evidence.list_attempts(uid)
         n_nodes, n_unknown_nodes = self._cache.count_nodes()
         memory = self._memory.get_job(uid)
@@ -70,7 +74,9 @@ class Observer:
         return Observed(
             jobset=jobset,
             pods=pods,
-            leftover=None if over or jobset is not None else await self._find_leftover(key, job),
+            leftover=None
+            if over or jobset is not None
+            else predecessors or await self._find_leftover(key, job),
             evidence=evidence,
             nodes=self._collect_nodes(pods, evidence),
             n_nodes=n_nodes,
@@ -155,9 +161,14 @@ class Observer:
         return None
 
     async def _read_config_map(self, key: ObjectKey, uid: str) -> ConfigMap | None:
-        """Read the ConfigMap once per resync period. ConfigMaps aren't watched; each write also refreshes it."""
+        """Read the ConfigMap once per resync period. ConfigMaps aren't watched; each write also refreshes it.
+
+        One of another owner may be gone at any moment, so it is read each time.
+        """
         memory, now = self._memory.get_job(uid), self._clock()
-        if memory.config_map is None or now - memory.config_map_read_at >= self._resync_s:
+        known = memory.config_map
+        stale = known is None or known.owner_uid != uid
+        if stale or now - memory.config_map_read_at >= self._resync_s:
             raw = await self._cluster.get(CONFIG_MAPS, key.namespace, config_map_name(key.name))
             memory.config_map_read_at = now
             memory.config_map = None if raw is None else read_config_map(raw)
@@ -167,3 +178,14 @@ class Observer:
         names = {pod.node for pod in pods} | {pod.node for attempt in evidence for pod in attempt.pods}
         found = {name: self._cache.get_node(name) for name in names if name is not None}
         return {name: node for name, node in found.items() if node is not None}
+
+
+def _find_predecessors(
+    key: ObjectKey, uid: str, jobset: JobSet | None, config_map: ConfigMap | None
+) -> Leftover | None:
+    """Find what a deleted job of the same name has left: the garbage collector takes a moment."""
+    kinds = {JOBSETS.kind: (jobset, key.name), CONFIG_MAPS.kind: (config_map, config_map_name(key.name))}
+    for kind, (item, name) in kinds.items():
+        if item is not None and item.owner_uid != uid and item.owner_job == key.name:
+            return Leftover(name=f"{kind} {name}", origin="a deleted job of this name")
+    return None

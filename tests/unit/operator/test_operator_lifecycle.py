@@ -84,6 +84,45 @@ async def test_a_config_map_of_somebody_else_is_left_alone() -> None:
     await world.run_until_settled(rounds=3)
     assert world.condition("Accepted") == (ConditionStatus.FALSE, "ConfigMapNameTaken")
     assert world.cluster.objects["configmaps", "default", "lm-stepkeeper"]["data"] == {"mine": "x"}
+    world.cluster.remove("configmaps", "default", "lm-stepkeeper")
+    assert await wait_for_jobset(world) <= 30
+
+
+def of_a_deleted_job(name: str) -> dict[str, Any]:
+    """Make the metadata of an object that a deleted job of the same name has left."""
+    owner = {"kind": "CheckpointedTrainingJob", "name": "lm", "uid": "deleted", "controller": True}
+    return {"name": name, "namespace": "default", "ownerReferences": [owner]}
+
+
+async def wait_for_jobset(world: World) -> float:
+    """Reconcile when the operator asks for it. Return after how many seconds the job has a JobSet of its own."""
+    began = world.now
+    while world.now - began < 3000:
+        again_s = await world.reconcile()
+        owners = [] if world.jobset is None else world.jobset["metadata"].get("ownerReferences", [])
+        if any(owner["uid"] == world.job.metadata.uid for owner in owners):
+            break
+        world.now += again_s or 600
+    return world.now - began
+
+
+@pytest.mark.parametrize(("plural", "name"), [("configmaps", "lm-stepkeeper"), ("jobsets", "lm")])
+async def test_a_job_that_is_deleted_and_applied_again_waits_only_until_what_was_left_is_gone(
+    plural: str, name: str
+) -> None:
+    world = World()
+    left: dict[str, Any] = {"metadata": of_a_deleted_job(name), "data": {"settings.json": "{}"}, "spec": {}}
+    before = world.cluster.put(plural, left | {"spec": {"suspend": False}})
+    await world.reconcile()
+    assert world.condition("Accepted") == (ConditionStatus.TRUE, "SpecAccepted")
+    waits = next(c.message for c in world.status.conditions if c.type == "Running")
+    assert f"{name} of a deleted job of this name is still there" in waits
+    assert world.cluster.objects[plural, "default", name] == before
+    assert await world.record_writes() == []
+    world.cluster.remove(plural, "default", name)  # the garbage collector, a second later
+    assert await wait_for_jobset(world) <= 10
+    await world.run_until_settled(rounds=3)
+    assert world.phase() is Phase.RUNNING
 
 
 async def test_a_jobset_that_somebody_deleted_is_made_again() -> None:
