@@ -21,7 +21,10 @@ class Teller:
     random: random.Random
     failures: int = 0
     """How often the application failed by itself."""
-    commits: int = 0
+    deletions: int = 0
+    """How often somebody deleted a pod, or the Job or JobSet of pods."""
+    unseen: bool = False
+    """Whether ends can have come that the operator did not see."""
     told: list[str] = field(default_factory=list)
 
     def alive(self) -> list[dict[str, Any]]:
@@ -74,16 +77,19 @@ def a_machine_is_taken_back(teller: Teller) -> None:
 def a_pod_is_deleted(teller: Teller) -> None:
     if alive := teller.alive():
         name = teller.random.choice(alive)["metadata"]["name"]
+        teller.deletions += 1
         teller.world.cluster.mark_deleted("pods", "default", name, grace_s=30)
 
 
 def a_job_is_deleted(teller: Teller) -> None:
     if jobs := teller.world.cluster.list_objects("jobs"):
+        teller.deletions += 1
         teller.world.controllers.delete_job(teller.random.choice(jobs)["metadata"]["name"])
 
 
 def the_jobset_is_deleted(teller: Teller) -> None:
     if teller.world.jobset is not None:
+        teller.deletions += 1
         teller.world.cluster.mark_deleted("jobsets", "default", "lm", grace_s=0)
 
 
@@ -91,7 +97,6 @@ def a_commit_is_reported(teller: Teller) -> None:
     checkpoint = teller.world.status.checkpoint
     known = 0 if checkpoint is None or checkpoint.latest is None else checkpoint.latest.sequence
     if teller.alive():
-        teller.commits += 1
         teller.world.receive_report(training_report(sequence=known + 1, step=known + 1))
 
 
@@ -109,10 +114,12 @@ def the_image_is_changed(teller: Teller) -> None:
 
 
 def the_operator_is_restarted(teller: Teller) -> None:
+    teller.unseen = True
     teller.world.restart_operator()
 
 
 def the_operator_is_away(teller: Teller) -> None:
+    teller.unseen = True
     teller.world.stop_operator()
     teller.world.controllers.sync()
     if teller.random.random() < 0.5:
@@ -123,7 +130,10 @@ def the_operator_is_away(teller: Teller) -> None:
 
 
 def watches_are_late(teller: Teller) -> None:
-    teller.world.delay_watches(*teller.random.sample(["pods", "jobs", "jobsets"], teller.random.randint(1, 2)))
+    teller.unseen = True
+    teller.world.delay_watches(
+        *teller.random.sample(["pods", "jobs", "jobsets"], teller.random.randint(1, 2))
+    )
 
 
 def watches_are_delivered(teller: Teller) -> None:

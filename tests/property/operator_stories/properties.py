@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from operator_stories.happenings import Teller
+
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.testing import training_report
@@ -35,7 +36,7 @@ def each_attempt_but_the_first_is_one_restart(teller: Teller) -> str | None:
     last = status.attempts[-1].number
     counted = sum(entry.count for entry in status.restarts.by_cause)
     restarts = last - 1 if status.attempts[-1].end is None or status.phase is Phase.SUSPENDED else last
-    if not status.restarts.total == counted or status.restarts.total not in {restarts, last - 1}:
+    if status.restarts.total != counted or status.restarts.total not in {restarts, last - 1}:
         return f"{status.restarts.total} restarts, {counted} by cause, for attempt {last}"
     return None
 
@@ -52,16 +53,19 @@ def attempts_follow_one_another(teller: Teller) -> str | None:
 
 
 def no_failure_is_charged_that_the_application_did_not_have(teller: Teller) -> str | None:
-    charged = sum(
-        entry.count for entry in teller.world.status.restarts.by_cause if entry.cause == Cause.APPLICATION_ERROR
-    )
-    return None if charged <= teller.failures else f"{charged} charged for {teller.failures} failures"
+    by_cause = {entry.cause: entry.count for entry in teller.world.status.restarts.by_cause}
+    charged = by_cause.get(Cause.APPLICATION_ERROR, 0)
+    # JobSet takes a deleted pod for a failure, and is believed where nobody saw the end.
+    had = teller.failures + (teller.deletions if teller.unseen else 0)
+    return None if charged <= had else f"{charged} charged for {had} failures"
 
 
 def starts_that_commit_nothing_are_bounded(teller: Teller) -> str | None:
     limit = teller.world.job.spec.restarts.max_starts_without_checkpoint
     n_starts = teller.world.status.bookkeeping.starts_without_checkpoint
-    return None if n_starts <= limit else f"{n_starts} starts without a checkpoint, {limit} are allowed"
+    # JobSet restarts in place at once: one restart can come before the operator's suspension, more without it.
+    slipped = 2 if teller.unseen else 1
+    return None if n_starts <= limit + slipped else f"{n_starts} starts without a checkpoint, {limit} allowed"
 
 
 PROPERTIES: Final[tuple[Callable[[Teller], str | None], ...]] = (

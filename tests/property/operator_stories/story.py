@@ -4,6 +4,7 @@ import random
 from typing import Any, Final
 
 from operator_stories.happenings import HAPPENINGS, Teller
+
 from stepkeeper_operator.testing import World
 
 __all__ = ["SLICES", "come_to_rest", "tell"]
@@ -38,7 +39,7 @@ async def come_to_rest(teller: Teller) -> None:
     for _ in range(_MAX_ROUNDS):
         before = world.cluster.version
         await world.run_until_settled(rounds=3)
-        world.now += 60
+        world.now += 120
         quiet = quiet + 1 if world.cluster.version == before else 0
         if quiet == 3:
             return
