@@ -21,6 +21,7 @@ from stepkeeper_operator.endpoint.certificates import make_tls
 from stepkeeper_operator.endpoint.serving import Servers, load_certificate, server_tls
 from stepkeeper_operator.errors import ReportRefusedError
 from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.labels import JOB_UID_LABEL
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.testing import FakeCluster, World
 
@@ -33,8 +34,12 @@ class Tokens:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self.gone: TokenPod | None = None
+        """The pod of all tokens, if it is set."""
 
     async def verify(self, token: str, audience: str) -> TokenPod | None:
+        if self.gone is not None:
+            return self.gone
         name, _, said = token.partition("@")
         pod = self._world.cluster.objects.get(("pods", "default", name))
         if said != audience or pod is None:
@@ -46,9 +51,14 @@ class Desk:
     """Post to the endpoint of a world with one running job."""
 
     def __init__(
-        self, world: World, app: web.Application, client: TestClient[web.Request, web.Application]
+        self,
+        world: World,
+        app: web.Application,
+        client: TestClient[web.Request, web.Application],
+        tokens: Tokens,
     ) -> None:
         self.world = world
+        self.tokens = tokens
         self.app = app
         self.client = client
         self.enqueued: list[ObjectKey] = []
@@ -73,8 +83,9 @@ async def desk() -> AsyncIterator[Desk]:
     def enqueue(key: ObjectKey) -> None:
         made[0].enqueued.append(key)
 
+    tokens = Tokens(world)
     endpoint = ReportEndpoint(
-        authenticator=ReportAuthenticator(world.cache, world.cluster, Tokens(world)),
+        authenticator=ReportAuthenticator(world.cache, world.cluster, tokens),
         reports=world.reports,
         enqueue=enqueue,
         acting=lambda: made[0].acting,
@@ -84,7 +95,7 @@ async def desk() -> AsyncIterator[Desk]:
     )
     app = endpoint.make_app()
     async with TestClient(TestServer(app)) as client:
-        made.append(Desk(world, app, client))
+        made.append(Desk(world, app, client, tokens))
         yield made[0]
 
 
@@ -134,6 +145,32 @@ async def test_a_pod_that_no_job_owns_is_refused_whatever_its_labels_say(desk: D
     desk.world.cluster.put("pods", {**pod, "metadata": forged})
     status, _ = await desk.post(REPORT, token=desk.token("forged"))
     assert status == 403
+
+
+async def test_a_pod_of_another_job_of_the_namespace_has_no_say(desk: Desk) -> None:
+    pod = desk.world.pods[0]
+    labels = pod["metadata"]["labels"] | {JOB_UID_LABEL: "another-uid"}
+    owner = {"kind": "Job", "name": "other-w-0", "uid": "other-job", "controller": True}
+    other = {"name": "other-w-0-0-x", "namespace": "default", "labels": labels, "ownerReferences": [owner]}
+    desk.world.cluster.put("pods", {**pod, "metadata": other})
+    status, body = await desk.post(REPORT, token=desk.token("other-w-0-0-x"))
+    assert status == 403
+    assert json.loads(body)["error"] == "pod other-w-0-0-x is not of job default/lm"
+
+
+async def test_the_token_of_a_pod_that_is_gone_is_void(desk: Desk) -> None:
+    desk.tokens.gone = TokenPod(
+        namespace="default", name=desk.world.pods[0]["metadata"]["name"], uid="earlier"
+    )
+    status, body = await desk.post(REPORT, token=desk.token())
+    assert status == 401
+    assert "is gone" in json.loads(body)["error"]
+
+
+async def test_any_pod_of_the_attempt_may_report(desk: Desk) -> None:
+    for pod in desk.world.pods:
+        status, _ = await desk.post(REPORT, token=desk.token(pod["metadata"]["name"]))
+        assert status == 200
 
 
 async def test_a_pod_of_an_earlier_attempt_is_told_to_stop(desk: Desk) -> None:

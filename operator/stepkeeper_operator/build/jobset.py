@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from stepkeeper.contract import CONTAINER_NAME, ExitCode
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.build.defaults import without_defaults
 from stepkeeper_operator.build.objects import job_labels, owner_reference
 from stepkeeper_operator.build.pod import build_pod_template
 from stepkeeper_operator.facts import QueuedMachines
@@ -112,12 +113,14 @@ def build_jobset(
 
 
 def template_hash(job: CheckpointedTrainingJob, machines: QueuedMachines | None = None) -> str:
-    """Digest the user's template and placement, without what the operator adds: its upgrade restarts no job.
+    """Digest the user's template and placement, without what the operator and the API server add.
 
-    The uid of the QueuedResource is part of the placement: one that is made again under a name is another.
+    So no upgrade of the operator or of the CRD restarts a job. The uid of the QueuedResource is part of the placement:
+    one that is made again under a name is another.
     """
     uid = [] if machines is None else [machines.uid]
-    return _digest([job.spec.template, job.spec.placement.to_raw(), *uid])
+    placement = job.spec.placement.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return _digest([without_defaults(job.spec.template), placement, *uid])
 
 
 def machines_hash(machines: QueuedMachines) -> str:

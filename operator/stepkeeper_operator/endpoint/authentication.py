@@ -33,7 +33,11 @@ class ReportingAttempt:
 
 
 class ReportAuthenticator:
-    """Follow the owners in the cache, and ask the API server for those that the watches haven't brought yet."""
+    """Follow the owners in the cache, and ask the API server for those that the watches haven't brought yet.
+
+    Any pod of the attempt may report: launchers such as torchrun put rank 0 on any host. Who isn't known gets 401, who
+    is known and has no say in this job 403, and who had one in an earlier attempt 409.
+    """
 
     def __init__(
         self,
@@ -64,6 +68,8 @@ class ReportAuthenticator:
                 403, f"a pod of namespace {bound.namespace} reports for none of {key.namespace}"
             )
         pod = await self._find_pod(bound)
+        if pod.job_uid != uid:
+            raise ReportRefusedError(403, f"pod {pod.name} is not of job {key.namespace}/{key.name}")
         batch_job = await self._find_batch_job(pod)
         jobset = await self._find_jobset(key, batch_job)
         if jobset.owner_uid != uid:
@@ -89,7 +95,10 @@ class ReportAuthenticator:
             raw = await self._cluster.get(PODS, bound.namespace, bound.name)
             pod = None if raw is None else read_pod(raw)
         if pod is None or pod.uid != bound.uid:
-            raise ReportRefusedError(409, f"pod {bound.name} with uid {bound.uid} is gone: stop reporting")
+            # Tokens of a pod end with it; this one was believed a moment longer.
+            raise ReportRefusedError(
+                401, f"pod {bound.name} with uid {bound.uid} is gone, and its token void"
+            )
         return pod
 
     async def _find_batch_job(self, pod: Pod) -> BatchJob:

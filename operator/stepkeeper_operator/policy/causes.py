@@ -14,9 +14,11 @@ from stepkeeper_operator.policy.circumstances import Circumstances
 from stepkeeper_operator.policy.machines import MachinesLoss
 from stepkeeper_operator.policy.pod_ends import (
     SIGNAL_CODES,
+    describe_eviction,
     describe_failure,
     ended_by_deletion,
     last_error_line,
+    tells_own_limits,
     was_killed,
     was_stopped,
 )
@@ -40,6 +42,9 @@ _BY_REASON: Final = {
     "DeletionByPodGC": Cause.NODE_FAILURE,
     NODE_LOST_REASON: Cause.NODE_FAILURE,
 }
+_FROM_A_PEER: Final = "peer"
+"""The notice that a pod names which was told by another one."""
+
 _BY_KUBELET: Final = "TerminationByKubelet"
 _EVICTED: Final = "Evicted"
 _SHUTDOWN_REASONS: Final = {"NodeShutdown", "Terminated", "Shutdown"}
@@ -105,7 +110,7 @@ def find_cause(evidence: AttemptEvidence | None, circumstances: Circumstances) -
 
 def attribute_to_loss(finding: Finding, loss: MachinesLoss | None) -> Finding:
     """Give an end that the loss of the job's machines explains the cause of that loss."""
-    if loss is None or finding.verdict is not Verdict.RESTART:
+    if loss is None or finding.verdict is not Verdict.RESTART or tells_own_limits(finding.message):
         return finding
     if finding.explained and finding.cause not in _BY_LOSS:
         return finding
@@ -190,17 +195,15 @@ def _check_over_limits(pods: tuple[Pod, ...]) -> Finding | None:
     pod = _first(pod for pod in pods if pod.terminal and pod.reason == _EVICTED and pod.disruption is None)
     if pod is None:
         return None
-    why = pod.message or "it used more ephemeral storage, or of an emptyDir, than its limit"
-    message = f"pod {pod.name} was evicted by its kubelet: {why}"
-    return Finding(cause=Cause.APPLICATION_ERROR, message=message, node=pod.node)
+    return Finding(cause=Cause.APPLICATION_ERROR, message=describe_eviction(pod), node=pod.node)
 
 
 def _check_saved(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:
     stopped = [pod for pod in pods if pod.code == ExitCode.SAVED]
     if not stopped:
         return None
-    with_message = [pod for pod in stopped if pod.termination is not None]
-    pod = (with_message or stopped)[0]
+    # One rank hears of a disruption, and the others of it.
+    pod = min(stopped, key=_rank_of_knowledge)
     last = pod.termination
     notice = (last.notice if last is not None else None) or circumstances.notice
     explained = (
@@ -210,6 +213,15 @@ def _check_saved(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding
     why = f"after notice {notice!r}" if notice else "without a notice that is known"
     message = f"pod {pod.name} stopped with exit code {ExitCode.SAVED.value} {why}"
     return Finding(cause=cause, message=message, node=pod.node, explained=explained)
+
+
+def _rank_of_knowledge(pod: Pod) -> int:
+    last = pod.termination
+    if last is None:
+        return 3
+    if last.cause is not None:
+        return 0
+    return 2 if last.notice in {None, _FROM_A_PEER} else 1
 
 
 def _check_failed(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:

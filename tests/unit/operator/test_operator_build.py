@@ -176,6 +176,23 @@ def test_the_hash_changes_with_the_template_and_the_placement_and_with_nothing_e
     assert template_hash(job(template={"spec": {"containers": [{"name": "trainer", "image": "2"}]}})) != same
 
 
+def test_defaults_that_the_api_server_adds_change_no_hash() -> None:
+    def with_ports(**more: object) -> CheckpointedTrainingJob:
+        trainer = {"name": "trainer", "image": "1", "ports": [{"containerPort": 1, **more}]}
+        volume = {"name": "v", "configMap": {"name": ""} if more else {}}
+        return job(template={"spec": {"containers": [trainer], "volumes": [volume]}})
+
+    assert template_hash(with_ports(protocol="TCP")) == template_hash(with_ports())
+    assert template_hash(with_ports(protocol="UDP")) != template_hash(with_ports())
+    assert template_hash(with_ports(name="")) != template_hash(with_ports()), "not that field's default"
+
+
+def test_defaults_of_the_placement_change_no_hash() -> None:
+    tpu = {"accelerator": "v5e", "topology": "4x4"}
+    written = tpu | {"slices": 1, "provisioning": "OnDemand"}
+    assert template_hash(job(placement={"tpu": written})) == template_hash(job(placement={"tpu": tpu}))
+
+
 def test_the_settings_are_what_the_runtime_reads() -> None:
     checkpoint = {
         "uri": "gs://bucket/x",
