@@ -79,6 +79,7 @@ class Observer:
         told = () if leftover is None else leftover.told
         return Observed(
             jobset=jobset,
+            workload=None if jobset is None else self._cache.get_workload(jobset.uid),
             pods=pods,
             leftover=leftover,
             evidence=evidence,
