@@ -23,6 +23,7 @@ _RESOURCE = {
 }
 _HOST = {"joined": _RUNS}
 _JOB = {
+    "Suspending": _GOES,
     "Suspended": _WAITS,
     "Starting": _COMES,
     "Running": _RUNS,

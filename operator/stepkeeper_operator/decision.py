@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import SaveRequest, TrainingJobStatus
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts import JobSet, Pod
 
@@ -110,7 +110,7 @@ class Decision:
     events: tuple[ObjectEvent, ...] = ()
     """Events to create once the status is written."""
 
-    save_request: str | None = None
-    """Id of the open request for a save; the next report is answered with it."""
+    save_request: SaveRequest | None = None
+    """The open request for a save; the next report is answered with it."""
 
     requeue_after_s: float | None = None

@@ -144,6 +144,12 @@ class Metrics:
             ["namespace", "job"],
             registry=self._registry,
         )
+        self.starts_without_checkpoint = Gauge(
+            "stepkeeper_starts_without_checkpoint",
+            "Starts of a job in a row, with the newest, of which none has committed a checkpoint.",
+            ["namespace", "job"],
+            registry=self._registry,
+        )
         self.queue_length = Gauge(
             "stepkeeper_queue_length",
             "Objects that wait for a worker, by kind.",
@@ -163,7 +169,7 @@ class Metrics:
 
     def forget_job(self, namespace: str, job: str) -> None:
         """Remove the gauges of a job that is gone."""
-        for gauge in (self.step, self.committed_step):
+        for gauge in (self.step, self.committed_step, self.starts_without_checkpoint):
             gauge.remove_by_labels({"namespace": namespace, "job": job})
 
     def render(self) -> bytes:

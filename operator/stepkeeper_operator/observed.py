@@ -4,23 +4,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, ConditionType
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.evidence import AttemptEvidence
+from stepkeeper_operator.cache.memory import Rejection
 from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.facts import ConfigMap, JobSet, Node, Pod, QueuedMachines
 
-__all__ = ["JOBSET_RECHECK_S", "Leftover", "Observed", "waits_for_jobset"]
+__all__ = ["JOBSET_RECHECK_S", "REJECTED_AGAIN_S", "Leftover", "Observed", "compute_recheck_s", "find_end"]
 
 JOBSET_RECHECK_S: Final = 5.0
-"""Seconds for which the cached state of an awaited JobSet is believed."""
+"""Seconds for which the cached state of an awaited JobSet is believed at first."""
+
+_MAX_RECHECK_S: Final = 60.0
+_RECHECK_SHARE: Final = 0.25
+"""The share of the time since the attempt's end for which that state is believed later on."""
+
+
+REJECTED_AGAIN_S: Final = 60.0
+"""Seconds until a JobSet that the API server refused is tried again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """The Jobs and pods of an earlier JobSet that still exist while the job has no JobSet."""
+    """The objects of an earlier JobSet, or of a deleted job of this name, still there while it has no JobSet."""
 
     name: str
-    """Kind and name of one of them."""
+    """Kind and name of one such object."""
+
+    origin: str = "an earlier JobSet"
+    """What it is of."""
 
     orphans: tuple[Pod, ...] = ()
     """Pods whose Job is gone and that nobody has deleted since."""
@@ -50,8 +63,14 @@ class Observed:
     report: LastReport | None = None
     config_map: ConfigMap | None = None
     ca_pem: str = ""
-    rejection: str | None = None
-    """The API server's refusal of the last JobSet that was to be made for this generation."""
+    rejection: Rejection | None = None
+    """Set only for a refusal of what was made from the present generation."""
+
+    unreadable: tuple[str, ...] = ()
+    """Path and reason of each part of the spec that this operator can't read. The job is without them."""
+
+    held: bool = False
+    """True if the job isn't accepted: what runs goes on, and nothing starts."""
 
     machines: QueuedMachines | None = None
     """The QueuedResource that the job names; None if it names none, or there is none of that name."""
@@ -68,7 +87,29 @@ class Observed:
         return next((evidence for evidence in self.evidence if evidence.ordinal == ordinal), None)
 
 
-def waits_for_jobset(job: CheckpointedTrainingJob, jobset: JobSet) -> bool:
-    """Return True if the job goes on only after JobSet has acted: no attempt runs, and it isn't suspended."""
-    attempts = job.status.attempts
-    return bool(attempts) and attempts[-1].end is not None and not jobset.suspend
+def compute_recheck_s(job: CheckpointedTrainingJob, jobset: JobSet, *, now: float) -> float | None:
+    """Compute for how many seconds the cached state of the JobSet is believed without a word of its watch.
+
+    It is looked at again only while the job goes on after JobSet has acted: no attempt runs, it isn't suspended, and
+    the operator itself doesn't let a back-off pass.
+
+    Returns:
+        The seconds, which grow while the job waits; None as long as the job doesn't wait for JobSet.
+
+    """
+    attempts, not_before = job.status.attempts, job.status.bookkeeping.not_before
+    if not attempts or jobset.suspend:
+        return None
+    ended_at = attempts[-1].end
+    if ended_at is None or (jobset.is_finished and not_before is not None and now < not_before):
+        return None
+    return min(_MAX_RECHECK_S, max(JOBSET_RECHECK_S, (now - ended_at) * _RECHECK_SHARE))
+
+
+def find_end(job: CheckpointedTrainingJob) -> int | None:
+    """Find the Unix time at which the job was Complete or Failed; None if it isn't over."""
+    for condition in job.status.conditions:
+        ended = condition.type in {ConditionType.COMPLETE, ConditionType.FAILED}
+        if ended and condition.status is ConditionStatus.TRUE:
+            return condition.last_transition_time
+    return None

@@ -3,6 +3,7 @@
 import logging
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,6 +20,19 @@ __all__ = ["ObjectWriter", "event_manifest", "status_manifest"]
 _log = logging.getLogger(__name__)
 
 _EVENT_LIMIT = 1024
+_EVENTS_PER_HOUR = 60
+"""Events that one object gets in an hour. A job that restarts every few seconds would fill etcd with them."""
+
+_HOUR_S = 3600.0
+_KEPT_COUNTS = 1024
+
+
+@dataclass(slots=True)
+class _EventCount:
+    until: float
+    """Unix time when the hour ends that began with its first event."""
+
+    left: int = _EVENTS_PER_HOUR
 
 
 class ObjectWriter:
@@ -41,6 +55,8 @@ class ObjectWriter:
         self._metrics = metrics
         self._identity = identity
         self._clock = clock
+        self._event_counts: dict[str, _EventCount] = {}
+        """By the object's uid."""
 
     async def write_status(self, meta: ObjectMeta, status: RawObject) -> RawObject:
         """Replace the object's status. Return the object as it is then.
@@ -73,7 +89,21 @@ class ObjectWriter:
         return raw
 
     async def create_event(self, meta: ObjectMeta, event: ObjectEvent) -> None:
-        """Create a Kubernetes event regarding the object, and log it."""
+        """Create a Kubernetes event regarding the object, and log it. Past the limit of an hour it is only logged."""
+        fields = self._key_of(meta).log_fields
+        _log.info(event.message, extra={**fields, "reason": event.reason})
+        left = self._take_event(meta.uid)
+        if left <= 0:
+            return
+        await self._write_event(meta, event)
+        if left == 1:
+            text = (
+                f"{_EVENTS_PER_HOUR} events in an hour: further events are held back for the rest of it. The status "
+                "and the operator's log have all of them"
+            )
+            await self._write_event(meta, ObjectEvent(warning=True, reason="EventsHeldBack", message=text))
+
+    async def _write_event(self, meta: ObjectMeta, event: ObjectEvent) -> None:
         fields = self._key_of(meta).log_fields
         body = event_manifest(self._resource, meta, event, identity=self._identity, now=self._clock())
         try:
@@ -81,7 +111,18 @@ class ObjectWriter:
         except ApiError as error:
             # The status says the same, so a lost event is not worth repeating the other writes.
             _log.warning("cannot write event", extra={**fields, "error": str(error)})
-        _log.info(event.message, extra={**fields, "reason": event.reason})
+
+    def _take_event(self, uid: str) -> int:
+        """Count an event of the object. Return how many it could get in this hour before this one."""
+        now = self._clock()
+        count = self._event_counts.get(uid)
+        if count is None or now >= count.until:
+            if len(self._event_counts) >= _KEPT_COUNTS:
+                counts = self._event_counts.items()
+                self._event_counts = {known: each for known, each in counts if now < each.until}
+            count = self._event_counts[uid] = _EventCount(until=now + _HOUR_S)
+        count.left -= 1
+        return count.left + 1
 
     def count_write(self, what: str, meta: ObjectMeta) -> None:
         """Count and log a write that was done for the object."""

@@ -9,7 +9,7 @@ from typing import Self, SupportsIndex
 import torch.distributed as dist
 from typing_extensions import override
 
-from stepkeeper.contract import ReportedRestore, ReportPhase
+from stepkeeper.contract import CommitPoint, ReportPhase
 from stepkeeper.errors import NoticeDeadlineError
 from stepkeeper.loggers import show_by_default
 from stepkeeper.manager_arguments import TorchXlaArguments, build_tier_place
@@ -22,11 +22,10 @@ from stepkeeper.restore import record_uri
 from stepkeeper.restore.results import RestoreResult
 from stepkeeper.results import StepOutcome
 from stepkeeper.save.given_state import GivenState, check_given_state, check_target
-from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.request import SaveRequest, validate_step
 from stepkeeper.torch_xla_api import TorchXlaApi
 from stepkeeper.training.calls import heeds_notices
 from stepkeeper.training.environment import Environment, PodPaths, check_world_size, read_environment
-from stepkeeper.training.step_controller import validate_step
 from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["CheckpointManager"]
@@ -248,7 +247,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             parts.saver.state_watch.note_unfilled(state)
         parts.save_hooks.log_restore(record, parts.store.uri, time.monotonic() - began_s)
         parts.progress.record_restore(
-            None if record is None else ReportedRestore(sequence=record.slot, step=record.step)
+            None if record is None else CommitPoint(sequence=record.slot, step=record.step)
         )
         parts.controller.decider.on_save_started()
         if record is None:

@@ -107,7 +107,8 @@ class ManagerParts:
 
     def describe(self) -> str:
         """Say in one line which root this is, and how far it is saved. From memory alone."""
-        committed, saving = self.saver.newest_commit, self.saver.in_flight
+        committed = self.saver.own_commit or self.saver.restored_commit
+        saving = self.saver.in_flight
         said = [self.store.uri]
         if self.rank_group.world_size > 1:
             said.append(f"rank {self.rank_group.rank} of {self.rank_group.world_size}")

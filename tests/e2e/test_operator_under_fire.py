@@ -25,7 +25,7 @@ OUT_OF_MEMORY = "dd if=/dev/zero of=/dev/null bs=64M count=1; exit $?"
 
 BAD_WORDS = {
     0: '{"code":75,"step":-1}',
-    1: '{"code":75,"step":99999999999999999999,"sequence":1}',
+    1: '{"code":75,"step":99999999999999999999,"claim":1}',
     2: '{"code":75,"cause":"' + "Flood" * 50 + '"}',
     3: '{"code":75,"root":"' + "r" * 65 + '"}',
     4: "[" * 4000,

@@ -15,6 +15,7 @@ import pytest
 from fork_server import ForkedProcess, ForkServer
 
 from stepkeeper.contract import (
+    CommitPoint,
     ExitCode,
     Identity,
     Interval,
@@ -112,7 +113,7 @@ def test_sigterm_saves_the_step_and_ends_with_75(tmp_path: Path, trainer: StartT
         code=ExitCode.SAVED,
         step=stopped["step"],
         root=Log(open_store(uri)).open().root,
-        sequence=head.slot,
+        committed=CommitPoint(sequence=head.slot, step=head.step),
         claim=0,
         notice="sigterm",
     )
@@ -124,7 +125,25 @@ def test_sigterm_saves_the_step_and_ends_with_75(tmp_path: Path, trainer: StartT
             "position": head.step * 7,
         }
         assert second.end() == ExitCode.DONE
-    assert last_word(tmp_path / "pod").code == ExitCode.DONE
+    word = last_word(tmp_path / "pod")
+    assert (word.code, word.restored) == (ExitCode.DONE, CommitPoint(sequence=head.slot, step=head.step))
+    assert word.committed is not None
+    assert word.committed.step == head.step + 1
+
+
+def test_a_process_that_only_restored_names_no_commit_of_its_own(
+    tmp_path: Path, trainer: StartTrainer
+) -> None:
+    uri = (tmp_path / "root").as_uri()
+    env = pod(tmp_path / "pod", uri, interval_steps=5)
+    with trainer(uri, 10, env, pod=str(tmp_path / "pod")) as first:
+        assert first.end() == ExitCode.DONE
+    with trainer(uri, 10, env, pod=str(tmp_path / "pod")) as second:
+        assert second.end() == ExitCode.DONE
+    word = last_word(tmp_path / "pod")
+    assert word.committed is None
+    assert word.restored is not None
+    assert word.restored.step == 10
 
 
 def test_a_blocked_trainer_that_is_told_and_killed_leaves_the_reason_behind(
@@ -163,7 +182,8 @@ def test_the_notice_file_stops_and_skip_saves_nothing(tmp_path: Path, trainer: S
     word = last_word(tmp_path / "pod")
     head = Log(open_store(uri)).open().latest
     assert head is not None
-    assert (word.notice, word.sequence, head.step % 5) == ("file", head.slot, 0)
+    assert (word.notice, word.committed) == ("file", CommitPoint(sequence=head.slot, step=head.step))
+    assert head.step % 5 == 0
 
 
 def test_a_killed_trainer_takes_its_companion_along_and_the_next_resumes(
@@ -193,7 +213,8 @@ def test_an_exception_is_the_last_word(tmp_path: Path, trainer: StartTrainer) ->
     assert word.error.rstrip().endswith("ValueError: the loss is no number")
     head = Log(open_store(uri)).open().latest
     assert head is not None
-    assert (head.step, head.slot) == (5, word.sequence), "the save that was in flight was finished"
+    assert head.step == 5, "the save that was in flight was finished"
+    assert word.committed == CommitPoint(sequence=head.slot, step=5)
 
 
 @pytest.mark.parametrize("owner", ["earlier start", "other job"])

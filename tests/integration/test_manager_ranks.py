@@ -71,6 +71,25 @@ def test_one_notice_makes_all_ranks_save_one_step(
     assert starts == [{"event": "start", "step": step, "a": step, "b": step, "value": step}] * N_RANKS
 
 
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_is_behind_is_not_left_where_nothing_is_saved(
+    tmp_path: Path, ranks: Ranks, late: int
+) -> None:
+    """The others leave at the step that all stop at; the store of the ranks is in rank 0."""
+    folder = tmp_path / "run"
+    options = {"interval": 10**6, "pause_s": 0.004, "disruption": "Skip", "late": late}
+    with ranks(folder, 100_000, **options) as both:
+        for process in both:
+            hear(process, "step", at_least=20)
+        # From here on it needs more time for each step than others wait for ranks that have left.
+        (folder / "late").touch()
+        both[1 - late].send_signal(signal.SIGTERM)
+        last = [hear_rest(process)[-1] for process in both]
+        assert [process.returncode for process in both] == [ExitCode.SAVED] * N_RANKS
+    assert last[0] == last[1] == {"event": "step", "step": last[0]["step"], "stop": True, "saved": False}
+    assert Log(open_store((folder / "root").as_uri())).open().latest is None
+
+
 @pytest.mark.parametrize("options", [{}, {"asks": True}, {"asks": True, "preemption": False}])
 def test_a_policy_by_the_clock_saves_the_same_steps_in_all_ranks(
     tmp_path: Path, ranks: Ranks, options: dict[str, Any]

@@ -7,7 +7,7 @@ import os
 import ssl
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -42,6 +42,9 @@ class Operator:
         self.reports: list[Report] = []
         self.tokens: set[str] = set()
         self.answer: Callable[[Report], Directive] = lambda _: Directive()
+        self.more: dict[str, object] = {}
+        """What a later version adds to each answer."""
+
         self.status = 200
         self.came = threading.Condition()
         operator = self
@@ -55,7 +58,7 @@ class Operator:
                     operator.tokens.add(self.headers["Authorization"])
                     operator.reports.append(report)
                     operator.came.notify_all()
-                answer = operator.answer(report).to_json()
+                answer = json.dumps(json.loads(operator.answer(report).to_json()) | operator.more).encode()
                 self.send_response(operator.status)
                 self.end_headers()
                 self.wfile.write(answer)
@@ -147,7 +150,14 @@ def _no_trainer_is_left() -> Iterator[None]:
 
 
 def start_trainer(
-    server: ForkServer, pod: Path, url: str, n_steps: int, *, interval: int = 10, **options: object
+    server: ForkServer,
+    pod: Path,
+    url: str,
+    n_steps: int,
+    *,
+    interval: int = 10,
+    more: Mapping[str, object] | None = None,
+    **options: object,
 ) -> ForkedProcess:
     uri = (pod.parent / "root").as_uri()
     settings = Settings(
@@ -155,7 +165,7 @@ def start_trainer(
         interval=Interval(steps=interval),
         endpoint=Endpoint(url=url, report_interval_s=1),
     )
-    (pod / "settings.json").write_bytes(settings.to_json())
+    (pod / "settings.json").write_text(json.dumps(json.loads(settings.to_json()) | dict(more or {})))
     identity = pod_identity()
     # A proxy that isn't there: whoever asks it gets nowhere.
     env = (
@@ -164,7 +174,8 @@ def start_trainer(
         | {"HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
     )
     command = [TRAINER, uri, n_steps, json.dumps({"pod": str(pod), **options})]
-    process = server.start(command, env=env, stdout=subprocess.DEVNULL)
+    with (pod / "stderr").open("w") as errors:
+        process = server.start(command, env=env, stdout=subprocess.DEVNULL, stderr=errors)
     STARTED.append(process)
     return process
 
@@ -197,7 +208,12 @@ def test_stop_and_checkpoint_now_come_as_answers(
         if report.step is None:
             return Directive()
         if not any(each.commits for each in operator.reports):
-            return Directive(checkpoint_now="request-1", report_interval_s=1)
+            return Directive(
+                checkpoint_now="request-1",
+                save_reason="its machines are maintained",
+                save_within_s=90,
+                report_interval_s=1,
+            )
         return Directive(stop=True)
 
     operator.answer = answer
@@ -207,6 +223,19 @@ def test_stop_and_checkpoint_now_come_as_answers(
     assert stopped.notice == "directive"
     asked = {commit.step for report in operator.reports for commit in report.commits}
     assert 1 <= len(asked) <= 2, "one for the request however often it was repeated, one for the stop"
+    told = "the operator asks for a save within 90 s: its machines are maintained"
+    assert (pod / "stderr").read_text().count(told) == 1
+
+
+def test_a_next_operator_is_understood_as_far_as_this_version_goes(
+    operator: Operator, torch_server: ForkServer, pod: Path
+) -> None:
+    operator.more = {"save_and_stop_by_s": 30, "pace": {"steps": 2}}
+    operator.answer = lambda report: Directive(stop=report.step is not None)
+    more = {"liveness": {"step_s": 1800}, "on_disruption": "SaveTwice"}
+    process = start_trainer(torch_server, pod, operator.url, 100_000, pause_s=0.01, more=more)
+    assert process.wait(120) == ExitCode.SAVED
+    assert operator.wait_for(lambda report: report.notice is not None).notice == "directive"
 
 
 def test_training_goes_on_when_nobody_answers(

@@ -1,5 +1,6 @@
 """Test the endpoint over real sockets: the pods that may report, and the refusals of all others."""
 
+import base64
 import json
 import ssl
 from collections.abc import AsyncIterator
@@ -12,15 +13,19 @@ from aiohttp.test_utils import TestClient, TestServer
 from typing_extensions import override
 
 from stepkeeper.contract import Directive, Report, ReportPhase, token_audience
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import SaveRequest
 from stepkeeper_operator.cache.keys import ObjectKey, job_key
 from stepkeeper_operator.cluster import TOKEN_REVIEWS, Resource
 from stepkeeper_operator.endpoint import KubernetesTokens, ReportAuthenticator, ReportEndpoint, TokenPod
 from stepkeeper_operator.endpoint.certificates import make_tls
 from stepkeeper_operator.endpoint.serving import Servers, load_certificate, server_tls
+from stepkeeper_operator.errors import ReportRefusedError
 from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.labels import JOB_UID_LABEL
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.testing import FakeCluster, World
 
+RECORDS = Path(__file__).parents[1] / "data/wire"
 PATH = "/v1/namespaces/default/jobs/lm/report"
 
 
@@ -29,8 +34,12 @@ class Tokens:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self.gone: TokenPod | None = None
+        """The pod of all tokens, if it is set."""
 
     async def verify(self, token: str, audience: str) -> TokenPod | None:
+        if self.gone is not None:
+            return self.gone
         name, _, said = token.partition("@")
         pod = self._world.cluster.objects.get(("pods", "default", name))
         if said != audience or pod is None:
@@ -42,9 +51,14 @@ class Desk:
     """Post to the endpoint of a world with one running job."""
 
     def __init__(
-        self, world: World, app: web.Application, client: TestClient[web.Request, web.Application]
+        self,
+        world: World,
+        app: web.Application,
+        client: TestClient[web.Request, web.Application],
+        tokens: Tokens,
     ) -> None:
         self.world = world
+        self.tokens = tokens
         self.app = app
         self.client = client
         self.enqueued: list[ObjectKey] = []
@@ -69,8 +83,9 @@ async def desk() -> AsyncIterator[Desk]:
     def enqueue(key: ObjectKey) -> None:
         made[0].enqueued.append(key)
 
+    tokens = Tokens(world)
     endpoint = ReportEndpoint(
-        authenticator=ReportAuthenticator(world.cache, world.cluster, Tokens(world)),
+        authenticator=ReportAuthenticator(world.cache, world.cluster, tokens),
         reports=world.reports,
         enqueue=enqueue,
         acting=lambda: made[0].acting,
@@ -80,15 +95,20 @@ async def desk() -> AsyncIterator[Desk]:
     )
     app = endpoint.make_app()
     async with TestClient(TestServer(app)) as client:
-        made.append(Desk(world, app, client))
+        made.append(Desk(world, app, client, tokens))
         yield made[0]
 
 
 async def test_an_open_request_for_a_save_is_in_every_answer(desk: Desk) -> None:
-    desk.world.directives.set_save_request(desk.world.job.metadata.uid, "maintenance-7")
-    for _ in range(2):
+    now = int(desk.world.now)
+    request = SaveRequest(id="maintenance-7", attempt=1, before=now + 100, time=now, reason="maintenance")
+    desk.world.directives.set_save_request(desk.world.job.metadata.uid, request)
+    for left_s in (100, 60):
+        desk.world.now = now + 100 - left_s
         _, body = await desk.post(REPORT, token=desk.token())
-        assert Directive.from_json(body).checkpoint_now == "maintenance-7"
+        told = Directive.from_json(body)
+        assert (told.checkpoint_now, told.save_reason) == ("maintenance-7", "maintenance")
+        assert told.save_within_s == left_s
     desk.world.directives.set_save_request(desk.world.job.metadata.uid, None)
     _, body = await desk.post(REPORT, token=desk.token())
     assert Directive.from_json(body).checkpoint_now is None
@@ -127,6 +147,32 @@ async def test_a_pod_that_no_job_owns_is_refused_whatever_its_labels_say(desk: D
     assert status == 403
 
 
+async def test_a_pod_of_another_job_of_the_namespace_has_no_say(desk: Desk) -> None:
+    pod = desk.world.pods[0]
+    labels = pod["metadata"]["labels"] | {JOB_UID_LABEL: "another-uid"}
+    owner = {"kind": "Job", "name": "other-w-0", "uid": "other-job", "controller": True}
+    other = {"name": "other-w-0-0-x", "namespace": "default", "labels": labels, "ownerReferences": [owner]}
+    desk.world.cluster.put("pods", {**pod, "metadata": other})
+    status, body = await desk.post(REPORT, token=desk.token("other-w-0-0-x"))
+    assert status == 403
+    assert json.loads(body)["error"] == "pod other-w-0-0-x is not of job default/lm"
+
+
+async def test_the_token_of_a_pod_that_is_gone_is_void(desk: Desk) -> None:
+    desk.tokens.gone = TokenPod(
+        namespace="default", name=desk.world.pods[0]["metadata"]["name"], uid="earlier"
+    )
+    status, body = await desk.post(REPORT, token=desk.token())
+    assert status == 401
+    assert "is gone" in json.loads(body)["error"]
+
+
+async def test_any_pod_of_the_attempt_may_report(desk: Desk) -> None:
+    for pod in desk.world.pods:
+        status, _ = await desk.post(REPORT, token=desk.token(pod["metadata"]["name"]))
+        assert status == 200
+
+
 async def test_a_pod_of_an_earlier_attempt_is_told_to_stop(desk: Desk) -> None:
     old = desk.token()
     jobset = desk.world.jobset
@@ -162,13 +208,28 @@ async def test_an_unknown_job_is_not_found(desk: Desk) -> None:
     assert status == 404
 
 
+async def test_reports_of_the_last_and_the_next_runtime_are_taken(desk: Desk) -> None:
+    recorded = sorted(RECORDS.glob("*/report.json"))
+    for path in recorded:
+        raw = json.loads(path.read_bytes())
+        for more in ({}, {"phase": "Compiling", "liveness": {"deadline_s": 5}}):
+            status, _ = await desk.post(json.dumps(raw | more).encode(), token=desk.token())
+            assert status == 200
+        desk.world.now += 60
+        await desk.world.run_until_settled(rounds=2)
+        assert desk.world.status.checkpoint is not None
+        assert desk.world.status.checkpoint.latest is not None
+        assert desk.world.status.checkpoint.latest.sequence == raw["head"]["sequence"]
+    assert recorded
+
+
 @pytest.mark.parametrize(
     "body",
     [
         b"{",
         b"[]",
-        b'{"phase":"Training","made_up":1}',
-        b'{"phase":"Nonsense"}',
+        b'{"step":4}',
+        b'{"phase":"Training","format":2}',
         b'{"phase":"Training","step":"4"}',
     ],
 )
@@ -214,13 +275,87 @@ def reviewed(**more: object) -> dict[str, object]:
     return {"authenticated": True, "audiences": ["stepkeeper.dev/jobs/1"], "user": user} | more
 
 
+def jwt(claims: object) -> str:
+    payload = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=").decode()
+    return f"e30.{payload}.c2ln"
+
+
+AUDIENCE = "stepkeeper.dev/jobs/1"
+TOKEN = jwt({"aud": [AUDIENCE], "sub": "system:serviceaccount:team-a:default"})
+
+
 async def test_the_pod_of_a_token_is_the_one_that_the_review_names() -> None:
     reviewer = Reviewer(reviewed())
     tokens = KubernetesTokens(reviewer)
     pod = TokenPod(namespace="team-a", name="lm-w-0-0-abc", uid="u1")
-    assert await tokens.verify("t", "stepkeeper.dev/jobs/1") == pod
-    assert await tokens.verify("t", "stepkeeper.dev/jobs/1") == pod
+    assert await tokens.verify(TOKEN, AUDIENCE) == pod
+    assert await tokens.verify(TOKEN, AUDIENCE) == pod
     assert reviewer.asked == 1
+    assert await tokens.verify(jwt({"aud": AUDIENCE}), AUDIENCE) == pod, "one audience needs no list"
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "garbage",
+        "a.b.c",
+        "e30..c2ln",
+        jwt({"aud": ["https://kubernetes.default.svc"]}),
+        jwt({"aud": None}),
+        jwt({"sub": "me"}),
+        jwt([AUDIENCE]),
+        jwt({"aud": [AUDIENCE]}).rpartition(".")[0] + ".",
+        "e30." + base64.urlsafe_b64encode(b"[" * 100_000).decode() + ".c2ln",
+        "\udcff.\udcff.x",
+    ],
+)
+async def test_what_does_not_even_look_like_a_token_for_the_job_costs_no_review(token: str) -> None:
+    reviewer = Reviewer(reviewed())
+    assert await KubernetesTokens(reviewer).verify(token, AUDIENCE) is None
+    assert reviewer.asked == 0
+
+
+async def test_refused_tokens_are_reviewed_seldom_and_good_ones_are_believed_meanwhile() -> None:
+    now = [0.0]
+    reviewer = Reviewer({"authenticated": False})
+    tokens = KubernetesTokens(reviewer, clock=lambda: now[0])
+    forged = jwt({"aud": AUDIENCE, "n": 0})
+
+    async def ask(token: str) -> int | None:
+        """Return the status of a refusal that is more than that the token is none."""
+        try:
+            assert await tokens.verify(token, AUDIENCE) is None
+        except ReportRefusedError as error:
+            return error.status
+        return None
+
+    for _ in range(100):
+        assert await tokens.verify(forged, AUDIENCE) is None
+    assert reviewer.asked == 1
+    statuses = [await ask(jwt({"aud": AUDIENCE, "n": n})) for n in range(1, 1000)]
+    assert (reviewer.asked, statuses.count(429)) == (20, 980)
+    reviewer.status = reviewed(audiences=["stepkeeper.dev/jobs/2"])
+    other = jwt({"aud": "stepkeeper.dev/jobs/2"})
+    assert await tokens.verify(other, "stepkeeper.dev/jobs/2") is not None, (
+        "another job's pods aren't held up"
+    )
+    now[0] += 11
+    reviewer.status = reviewed()
+    for n in range(30):
+        assert await tokens.verify(jwt({"aud": AUDIENCE, "good": n}), AUDIENCE) is not None
+    assert await tokens.verify(forged, AUDIENCE) is not None, "a refusal isn't believed for long"
+
+
+async def test_names_that_are_made_up_cost_few_requests(desk: Desk) -> None:
+    desk.world.cluster.reads.clear()
+    statuses = [
+        (await desk.post(REPORT, token="x", path=f"/v1/namespaces/nowhere/jobs/x{n}/report"))[0]
+        for n in range(100)
+    ]
+    assert desk.world.cluster.reads["get", "checkpointedtrainingjobs"] <= 11
+    assert set(statuses) == {404, 429}
+    status, _ = await desk.post(REPORT, token=desk.token())
+    assert status == 200, "jobs that are known go on"
 
 
 @pytest.mark.parametrize(
@@ -236,9 +371,9 @@ async def test_the_pod_of_a_token_is_the_one_that_the_review_names() -> None:
 async def test_any_other_token_is_none(status: RawObject) -> None:
     reviewer = Reviewer(status)
     tokens = KubernetesTokens(reviewer)
-    assert await tokens.verify("t", "stepkeeper.dev/jobs/1") is None
-    assert await tokens.verify("t", "stepkeeper.dev/jobs/1") is None
-    assert reviewer.asked == 2
+    assert await tokens.verify(TOKEN, AUDIENCE) is None
+    assert await tokens.verify(TOKEN, AUDIENCE) is None
+    assert reviewer.asked == 1
 
 
 async def test_the_server_is_trusted_by_its_ca_under_its_names_only(desk: Desk, tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_the_happenings_have_an_effect() -> None:
             ("a minute passes", 0, 3),
             ("a pod fails", 0, 3),
             ("a machine is taken back", 1, 3),
-            ("a commit", 0, 1),
+            ("a commit", 0, 3),
         ]
         await play(world, story)
         assert world.status.restarts.total == 2

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, Final
 
 from stepkeeper.contract import CONTAINER_NAME, ExitCode
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.build.defaults import without_defaults
 from stepkeeper_operator.build.objects import job_labels, owner_reference
 from stepkeeper_operator.build.pod import build_pod_template
 from stepkeeper_operator.facts import QueuedMachines
@@ -39,6 +41,8 @@ _MAX_IN_PLACE_FAILURES: Final = 2
 """Restarts after application failures that JobSet does on its own, also without an operator. They have no back-off."""
 
 _QUEUE_LABELS: Final = "kueue.x-k8s.io/"
+_PROVISIONING_ANNOTATIONS: Final = "provreq.kueue.x-k8s.io/"
+"""Parameters of the ProvisioningRequest that Kueue makes for the JobSet."""
 
 _EXCLUSIVE_TOPOLOGY: Final = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 """JobSet's annotation: one of its Jobs for each value of this node label."""
@@ -64,7 +68,7 @@ def build_jobset(
     """
     placement = job.spec.placement
     labels = job_labels(job) | {JOBSET_NUMBER_LABEL: str(number)}
-    queue = {key: value for key, value in job.metadata.labels.items() if key.startswith(_QUEUE_LABELS)}
+    queue = _pick(job.metadata.labels, _QUEUE_LABELS)
     job_spec = {
         "parallelism": placement.hosts_per_slice,
         "completions": placement.hosts_per_slice,
@@ -82,6 +86,7 @@ def build_jobset(
             "namespace": job.metadata.namespace,
             "labels": queue | labels,
             "annotations": {
+                **_pick(job.metadata.annotations, _PROVISIONING_ANNOTATIONS),
                 TEMPLATE_HASH_ANNOTATION: template_hash(job, machines),
                 **({} if machines is None else {MACHINES_HASH_ANNOTATION: machines_hash(machines)}),
                 **_spread(machines),
@@ -108,17 +113,23 @@ def build_jobset(
 
 
 def template_hash(job: CheckpointedTrainingJob, machines: QueuedMachines | None = None) -> str:
-    """Digest the user's template and placement, without what the operator adds: its upgrade restarts no job.
+    """Digest the user's template and placement, without what the operator and the API server add.
 
-    The uid of the QueuedResource is part of the placement: one that is made again under a name is another.
+    So no upgrade of the operator or of the CRD restarts a job. The uid of the QueuedResource is part of the placement:
+    one that is made again under a name is another.
     """
     uid = [] if machines is None else [machines.uid]
-    return _digest([job.spec.template, job.spec.placement.to_raw(), *uid])
+    placement = job.spec.placement.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return _digest([without_defaults(job.spec.template), placement, *uid])
 
 
 def machines_hash(machines: QueuedMachines) -> str:
     """Digest what pods are built from of a QueuedResource. It can change while they run, and ends none of them."""
     return _digest([machines.autocheckpoint, machines.spot, machines.n_nodes])
+
+
+def _pick(pairs: Mapping[str, str], prefix: str) -> dict[str, str]:
+    return {key: value for key, value in pairs.items() if key.startswith(prefix)}
 
 
 def _digest(parts: list[Any]) -> str:

@@ -5,9 +5,11 @@ from typing import Any, Final
 
 from stepkeeper.contract import (
     CONTAINER_NAME,
+    COORDINATOR_PORT,
     NOTICE_FILE,
     RUN_FOLDER,
     SETTINGS_FOLDER,
+    TERMINATION_FILE,
     TOKEN_FILE,
     Identity,
     token_audience,
@@ -68,6 +70,9 @@ def build_pod_template(
         else container
         for container in spec["containers"]
     ]
+    for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
+        # A program that leaves no message of its own leaves the end of its log.
+        container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     return template
 
 
@@ -80,7 +85,12 @@ def _trainer(
     job: CheckpointedTrainingJob, container: dict[str, Any], *, number: int, grace_s: int
 ) -> dict[str, Any]:
     trainer = copy.deepcopy(container)
-    trainer["env"] = [*(trainer.get("env") or []), *_identity(job, number=number, grace_s=grace_s)]
+    last_word = trainer.get("terminationMessagePath") or TERMINATION_FILE
+    # A variable is expanded only in those that come after it.
+    trainer["env"] = [
+        *_identity(job, number=number, grace_s=grace_s, termination_file=last_word),
+        *(trainer.get("env") or []),
+    ]
     trainer["volumeMounts"] = [
         *(trainer.get("volumeMounts") or []),
         {"name": _SETTINGS_VOLUME, "mountPath": SETTINGS_FOLDER, "readOnly": True},
@@ -99,7 +109,9 @@ def _trainer(
     return trainer
 
 
-def _identity(job: CheckpointedTrainingJob, *, number: int, grace_s: int) -> list[dict[str, Any]]:
+def _identity(
+    job: CheckpointedTrainingJob, *, number: int, grace_s: int, termination_file: str
+) -> list[dict[str, Any]]:
     placement = job.spec.placement
     same = {
         "namespace": job.metadata.namespace,
@@ -109,7 +121,9 @@ def _identity(job: CheckpointedTrainingJob, *, number: int, grace_s: int) -> lis
         "n_slices": str(placement.n_slices),
         "hosts_per_slice": str(placement.hosts_per_slice),
         "coordinator": coordinator_name(job.metadata.name),
+        "coordinator_port": str(COORDINATOR_PORT),
         "grace_s": str(grace_s),
+        "termination_file": termination_file,
     }
     fixed = [{"name": Identity.variable(field), "value": value} for field, value in same.items()]
     by_pod = [

@@ -82,8 +82,8 @@ def _merge_pod(known: Pod, seen: Pod) -> Pod:
     if known.exit_code is not None and seen.exit_code is None:
         return known
     if known.terminal and known.deadline is None:
-        # This deletion only removes a pod that had already ended.
-        seen = replace(seen, deadline=None)
+        # This deletion only removes a pod that had already ended, and a disruption comes too late to end it.
+        seen = replace(seen, deadline=None, disruption=known.disruption)
     # A DisruptionTarget that came to nothing is set to False after two minutes, on a pod that goes on.
     goes_on = seen.deadline is None and not seen.terminal
     if known.disruption is None or seen.disruption is not None or goes_on:

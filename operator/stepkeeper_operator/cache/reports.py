@@ -1,6 +1,7 @@
 """Keep the newest report of every job, and the commits that the status doesn't show yet."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from stepkeeper.contract import Report, ReportedCommit
 
@@ -16,6 +17,15 @@ class LastReport:
     """Ordinal of the attempt that the token's pod belongs to."""
 
     received_at: float
+    pod_uid: str
+    """Uid of the token's pod."""
+
+    heard_at: Mapping[str, float] = field(default_factory=dict)
+    """When each pod of the attempt last reported, by its uid."""
+
+    moved_at: float | None = None
+    """When a report of the attempt last showed another step than the one before it."""
+
     commits: tuple[ReportedCommit, ...] = ()
     """The newest commits reported to this operator, oldest first."""
 
@@ -33,6 +43,7 @@ class ReportCache:
         """Keep the report as the job's newest, with its commits added to those that earlier reports named."""
         known = self._last.get(job_uid)
         earlier = () if known is None or known.report.root != last.report.root else known.commits
+        last = _add_signs_of_life(None if known is None or known.ordinal != last.ordinal else known, last)
         merged = {commit.sequence: commit for commit in (*earlier, *last.report.commits)}
         commits = tuple(merged[sequence] for sequence in sorted(merged)[-_KEPT_COMMITS:])
         self._last[job_uid] = replace(last, commits=commits)
@@ -42,3 +53,16 @@ class ReportCache:
 
     def forget_job(self, job_uid: str) -> None:
         self._last.pop(job_uid, None)
+
+
+def _add_signs_of_life(known: LastReport | None, last: LastReport) -> LastReport:
+    """Return `last` with what it and the reports of the same attempt before it prove of the pods' lives."""
+    heard_at = {last.pod_uid: last.received_at}
+    if known is None:
+        return replace(last, heard_at=heard_at)
+    moved = last.report.step is not None and last.report.step != known.report.step
+    return replace(
+        last,
+        heard_at={**known.heard_at, **heard_at},
+        moved_at=last.received_at if moved else known.moved_at,
+    )

@@ -35,8 +35,10 @@ class Cluster(Protocol):
     async def get(self, resource: Resource, namespace: str | None, name: str) -> RawObject | None:
         """Read the object. Return None if there is none."""
 
-    async def list_uids(self, resource: Resource, label_selector: str) -> frozenset[str]:
-        """List the uids of all objects in all namespaces that match the selector."""
+    async def list_uids(
+        self, resource: Resource, label_selector: str, *, namespace: str | None = None
+    ) -> frozenset[str]:
+        """List the uids of all objects that match the selector, in one namespace or in all."""
 
     async def list_all(self, resource: Resource) -> tuple[RawObject, ...]:
         """List all objects of the kind in all namespaces."""
@@ -123,9 +125,11 @@ class KubernetesCluster:
     async def get(self, resource: Resource, namespace: str | None, name: str) -> RawObject | None:
         return await self._ask("GET", resource.path(namespace, name), none_for_404=True)
 
-    async def list_uids(self, resource: Resource, label_selector: str) -> frozenset[str]:
+    async def list_uids(
+        self, resource: Resource, label_selector: str, *, namespace: str | None = None
+    ) -> frozenset[str]:
         query = {"labelSelector": label_selector} if label_selector else {}
-        items = await self._list(resource, query, accept=_METADATA_ONLY)
+        items = await self._list(resource, query, namespace=namespace, accept=_METADATA_ONLY)
         return frozenset(item["metadata"]["uid"] for item in items)
 
     async def list_all(self, resource: Resource) -> tuple[RawObject, ...]:
@@ -221,12 +225,17 @@ class KubernetesCluster:
         await self._ask("DELETE", resource.path(namespace, name), body=options, none_for_404=True)
 
     async def _list(
-        self, resource: Resource, query: Mapping[str, str], *, accept: str = "application/json"
+        self,
+        resource: Resource,
+        query: Mapping[str, str],
+        *,
+        namespace: str | None = None,
+        accept: str = "application/json",
     ) -> list[RawObject]:
         items: list[RawObject] = []
         query = {"limit": "500", **query}
         while True:
-            page = await self._answer("GET", resource.path(), query=query, accept=accept)
+            page = await self._answer("GET", resource.path(namespace), query=query, accept=accept)
             items += page.get("items") or ()
             token = page["metadata"].get("continue")
             if not token:

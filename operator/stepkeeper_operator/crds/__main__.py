@@ -13,13 +13,16 @@ import yaml
 from stepkeeper_operator.crds.crd import build_crd
 from stepkeeper_operator.crds.definition import ResourceDefinition
 from stepkeeper_operator.crds.kinds import KINDS
+from stepkeeper_operator.crds.pod_template import pod_template_schema
 from stepkeeper_operator.crds.reference import build_reference
+from stepkeeper_operator.crds.template_defaults import build_template_defaults
 from stepkeeper_operator.crds.unknown_fields import unknown_fields_manifests, unknown_fields_policy
 
 _HEADER: Final = (
     "# Made by `make generate` from operator/stepkeeper_operator/api; change the types, not this file.\n"
 )
 _CRDS: Final = Path("crds")
+TEMPLATE_DEFAULTS_MODULE: Final = Path("operator/stepkeeper_operator/api/template_defaults.py")
 _CHART: Final = Path("charts/stepkeeper")
 
 
@@ -28,10 +31,12 @@ def main() -> int:
     if not Path("pyproject.toml").is_file():
         sys.stderr.write("run this in the root of the repository: it writes into crds/, charts/ and docs/\n")
         return 2
+    files = {TEMPLATE_DEFAULTS_MODULE: build_template_defaults(pod_template_schema())}
     for definition in KINDS:
-        for path, text in generate(definition).items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+        files |= generate(definition)
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     return 0
 
 

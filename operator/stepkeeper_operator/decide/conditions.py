@@ -1,20 +1,25 @@
 """Derive the conditions of a job, and its phase from them."""
 
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Final
 
+from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, ConditionType, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.facts import JobSet, Pod
 from stepkeeper_operator.labels import JOB_NAME_LABEL
-from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.observed import REJECTED_AGAIN_S, Observed
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import find_wait
-from stepkeeper_operator.policy.next_step import Plan, should_suspend
+from stepkeeper_operator.policy.next_step import Plan
+from stepkeeper_operator.policy.queueing import should_suspend
+from stepkeeper_operator.policy.starts import explain_limit
 from stepkeeper_operator.settings import OperatorSettings
 
 __all__ = [
+    "NO_NEW_CHECKPOINT",
     "NO_PODS",
     "NO_PODS_S",
     "derive_conditions",
@@ -24,6 +29,8 @@ __all__ = [
 
 _MESSAGE_LIMIT: Final = 2048
 _NOT_RUNNING: Final = "NotRunning"
+_NOT_SUSPENDED: Final = "NotSuspended"
+NO_NEW_CHECKPOINT: Final = "NoNewCheckpoint"
 NO_PODS: Final = "NoPods"
 NO_PODS_S: Final = 30
 """Seconds without pods that are normal after a start."""
@@ -32,6 +39,9 @@ _STOPPING: Final = "Stopping"
 
 _TRAINER_ENDED: Final = "TrainerEnded"
 """A pod's trainer has ended, and another of its containers keeps the pod alive."""
+
+_FINISHING: Final = "Finishing"
+"""Pods have exited 0, and the others run or have as well."""
 
 _STATUS: Final = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
 
@@ -95,12 +105,14 @@ def derive_phase(conditions: tuple[Condition, ...], jobset: JobSet | None, histo
         (ConditionType.COMPLETE, Phase.COMPLETE),
         (ConditionType.FAILED, Phase.FAILED),
         (ConditionType.SUSPENDED, Phase.SUSPENDED),
-        (ConditionType.RUNNING, Phase.RUNNING),
     )
     for kind, phase in by_condition:
         if kind in true:
             return phase
-    if any(condition.reason == _TRAINER_ENDED for condition in conditions):
+    if any(c.type == ConditionType.SUSPENDED and c.reason != _NOT_SUSPENDED for c in conditions):
+        return Phase.SUSPENDING
+    near_its_end = any(condition.reason in {_TRAINER_ENDED, _FINISHING} for condition in conditions)
+    if ConditionType.RUNNING in true or near_its_end:
         return Phase.RUNNING
     stopping = any(condition.reason == _STOPPING for condition in conditions)
     if stopping or len(history.attempts) > 1 or (history.attempts and not history.is_running):
@@ -109,10 +121,21 @@ def derive_phase(conditions: tuple[Condition, ...], jobset: JobSet | None, histo
 
 
 def _derive_accepted(accepted: ConditionUpdate, observed: Observed) -> ConditionUpdate:
-    if observed.rejection is None:
+    if observed.rejection is None or not accepted.status:
         return accepted
-    text = f"the API server refuses what is made from spec.template: {observed.rejection}"
-    return replace(accepted, status=False, reason="Rejected", message=text)
+    refusal = observed.rejection
+    reason, what = "Rejected", "what is made from spec.template"
+    if refusal.status == HTTPStatus.FORBIDDEN and "exceeded quota" in refusal.message:
+        reason, what = (
+            "QuotaExceeded",
+            "the JobSet, since it is more than a ResourceQuota of the namespace allows",
+        )
+    elif refusal.status == HTTPStatus.FORBIDDEN:
+        reason, what = "Forbidden", "the JobSet"
+    text = (
+        f"the API server refuses {what}; it is tried again every {REJECTED_AGAIN_S:.0f} s: {refusal.message}"
+    )
+    return replace(accepted, status=False, reason=reason, message=text)
 
 
 def _derive_running(
@@ -129,16 +152,21 @@ def _derive_running(
         return ConditionUpdate(
             type=kind, status=False, reason="NoJobSet", message=waiting or "its JobSet is being made"
         )
+    n_hosts = job.spec.placement.n_hosts
+    present = [pod for pod in observed.pods if pod.ordinal == history.ordinal]
+    alive = [pod for pod in present if pod.phase == "Running" and pod.started and pod.deadline is None]
+    running = [pod for pod in alive if pod.exit_code is None]
+    done = [pod for pod in present if pod.terminal and pod.deadline is None and _exited_0(pod)]
+    if done and len(done) + len(running) >= n_hosts:
+        # The job is over when JobSet says so.
+        message = f"{len(done)} of {n_hosts} pods have exited 0"
+        return ConditionUpdate(type=kind, status=False, reason=_FINISHING, message=message)
     if not history.is_running:
         last = history.last_attempt
         ended = last.cause if last is not None and last.cause else "it has not started"
         return ConditionUpdate(
             type=kind, status=False, reason="Ended", message=waiting or f"the last attempt ended: {ended}"
         )
-    n_hosts = job.spec.placement.n_hosts
-    present = [pod for pod in observed.pods if pod.ordinal == history.ordinal]
-    alive = [pod for pod in present if pod.phase == "Running" and pod.started and pod.deadline is None]
-    running = [pod for pod in alive if pod.exit_code is None]
     if len(running) >= n_hosts:
         return ConditionUpdate(
             type=kind, status=True, reason="AllPodsRun", message=f"{n_hosts} of {n_hosts} pods run"
@@ -157,6 +185,11 @@ def _derive_running(
         )
     message = f"{len(running)} of {n_hosts} pods run{detail}"
     return ConditionUpdate(type=kind, status=False, reason=reason, message=message)
+
+
+def _exited_0(pod: Pod) -> bool:
+    """Tell whether the trainer ended with 0 and meant it: a launcher may say 0 where the trainer said 75."""
+    return pod.exit_code == pod.code == ExitCode.DONE
 
 
 def _describe_outlived(pod: Pod) -> str:
@@ -181,22 +214,21 @@ def _find_obstacle(pods: list[Pod]) -> tuple[str, str]:
 
 def _derive_suspended(job: CheckpointedTrainingJob, observed: Observed, plan: Plan) -> ConditionUpdate:
     kind, jobset = ConditionType.SUSPENDED, observed.jobset
-    stopped = jobset is None or jobset.suspended or jobset.is_finished
+    alive = sum(not pod.terminal for pod in observed.pods)
+    stopped = (jobset is None or jobset.suspended or jobset.is_finished) and alive == 0
     if plan.end is not None or not should_suspend(job, plan.history):
         wait = None if plan.end is not None else find_wait(job, observed)
         if wait is None or not (wait.stop or jobset is None or jobset.suspend):
-            return ConditionUpdate(type=kind, status=False, reason="NotSuspended")
+            return ConditionUpdate(type=kind, status=False, reason=_NOT_SUSPENDED)
         return ConditionUpdate(type=kind, status=stopped, reason=wait.reason, message=wait.message)
     if job.spec.suspend:
-        text = "spec.suspend is true: set it to false to resume from the latest checkpoint"
+        left = f"; {alive} of its pods have not ended yet" if alive else ""
+        text = f"spec.suspend is true: set it to false to resume from the latest checkpoint{left}"
         return ConditionUpdate(
             type=kind, status=stopped, reason="Requested" if stopped else "Suspending", message=text
         )
-    text = (
-        f"{plan.history.bookkeeping.unexplained} restarts in a row without evidence of their cause and without a new "
-        "checkpoint. Look at the pods' logs; set spec.suspend to true and back to false to try again"
-    )
-    return ConditionUpdate(type=kind, status=stopped, reason="UnexplainedRestarts", message=text)
+    text = explain_limit(job, plan.history)
+    return ConditionUpdate(type=kind, status=stopped, reason=NO_NEW_CHECKPOINT, message=text)
 
 
 def _derive_reporting(

@@ -2,7 +2,7 @@
 
 from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, TrainingJobStatus
-from stepkeeper_operator.decide.conditions import NO_PODS
+from stepkeeper_operator.decide.conditions import NO_NEW_CHECKPOINT, NO_PODS
 from stepkeeper_operator.decide.grace import TOO_SHORT
 from stepkeeper_operator.events import ObjectEvent
 
@@ -64,7 +64,8 @@ def _derive_phase_event(before: TrainingJobStatus, after: TrainingJobStatus) -> 
     condition = _find_explaining_condition(after)
     why = "" if condition is None else f": {condition.message or condition.reason}"
     text = f"phase {before.phase or 'none'} to {after.phase}{why}"
-    return (ObjectEvent(warning=after.phase in _BAD_PHASES, reason=after.phase.value, message=text),)
+    bad = after.phase in _BAD_PHASES or (condition is not None and condition.reason == NO_NEW_CHECKPOINT)
+    return (ObjectEvent(warning=bad, reason=after.phase.value, message=text),)
 
 
 def _derive_wait_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
@@ -122,7 +123,7 @@ def _find_explaining_condition(status: TrainingJobStatus) -> Condition | None:
         condition = _find_condition(status, kind)
         if condition is not None and condition.status is ConditionStatus.TRUE:
             return condition
-    return _find_condition(status, "Running")
+    return _find_condition(status, "Suspended" if status.phase is Phase.SUSPENDING else "Running")
 
 
 def _find_condition(status: TrainingJobStatus, kind: str) -> Condition | None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
-from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, ConditionType, Phase
+from stepkeeper_operator.api.v1alpha1.conditions import Condition
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     CheckpointStatus,
@@ -30,12 +30,11 @@ from stepkeeper_operator.decision import (
     DeleteTrainingJob,
     SetSuspend,
 )
-from stepkeeper_operator.observed import JOBSET_RECHECK_S, Observed, waits_for_jobset
+from stepkeeper_operator.observed import Observed, compute_recheck_s, find_end
 from stepkeeper_operator.policy.acceptance import check_acceptance
 from stepkeeper_operator.policy.history_update import update_history
-from stepkeeper_operator.policy.lost_nodes import find_lost_pods
+from stepkeeper_operator.policy.lost_pods import find_lost_pods, find_orphans
 from stepkeeper_operator.policy.next_step import Plan, plan_next, stop_jobset
-from stepkeeper_operator.policy.orphans import find_orphans
 from stepkeeper_operator.policy.save_requests import find_open_request, update_request
 from stepkeeper_operator.settings import OperatorSettings
 
@@ -52,11 +51,11 @@ def decide_job(
     """Decide what to write, and when to look again."""
     if job.metadata.deletion_timestamp is not None:
         return Decision(status=job.status)
-    if _finished_at(job) is not None:
+    if find_end(job) is not None:
         return _decide_finished(job, observed, now=now)
     accepted = check_acceptance(job, observed)
     if not accepted.status:
-        return _decide_refused(job, accepted, now=now)
+        observed = _hold(job, observed)
     return _decide_running(job, observed, settings, accepted, now=now)
 
 
@@ -79,17 +78,21 @@ def _decide_running(
     conditions = update_conditions(job, (*updates, *grace), now=now)
     lost, lost_s = find_lost_pods(observed, now=now, uptime_s=settings.lost_node_uptime_s)
     orphans, orphans_s = find_orphans(observed, plan.history, now=now)
-    config = () if plan.end is not None else _plan_config_map(job, observed, settings)
+    over = plan.end is not None or observed.held
+    config = () if over else _plan_config_map(job, observed, settings)
     ending = stop_jobset(jobset) if plan.end is not None else ()
-    waits = jobset is not None and plan.end is None and waits_for_jobset(job, jobset)
-    again_s = JOBSET_RECHECK_S if waits else _compute_pods_wait_s(plan, observed, now=now)
+    recheck_s = None if jobset is None or plan.end is not None else compute_recheck_s(job, jobset, now=now)
+    again_s = _compute_pods_wait_s(plan, observed, now=now) if recheck_s is None else recheck_s
+    held_s = _REFUSED_AGAIN_S if observed.held else None
     checkpoint = clear_previous_attempt(mirror.checkpoint, job, observed, plan.history)
     checkpoint, request_s = update_request(observed, checkpoint, plan.history, now=now)
     draft = Decision(
         status=_compose_status(job, observed, plan, conditions, checkpoint),
         save_request=find_open_request(checkpoint, plan.history),
         actions=(*config, *plan.actions, *lost, *orphans, *ending),
-        requeue_after_s=_find_soonest(plan.look_again_s, look_s, lost_s, orphans_s, again_s, request_s),
+        requeue_after_s=_find_soonest(
+            plan.look_again_s, look_s, lost_s, orphans_s, again_s, request_s, held_s
+        ),
     )
     since_s = now - observed.last_write_at
     return _pace_write(job, draft, since_s=since_s, progress_s=settings.progress_interval_s)
@@ -135,22 +138,19 @@ def _compute_pods_wait_s(plan: Plan, observed: Observed, *, now: float) -> float
 def _plan_config_map(
     job: CheckpointedTrainingJob, observed: Observed, settings: OperatorSettings
 ) -> tuple[ApplyConfigMap, ...]:
+    if observed.leftover is not None:
+        return ()  # it may be a ConfigMap that is another's yet; the pods that read it can't be made before it is gone
     manifest = build_config_map(job, settings, observed.ca_pem)
     if observed.config_map is not None and observed.config_map.data == manifest["data"]:
         return ()
     return (ApplyConfigMap(manifest=manifest),)
 
 
-def _decide_refused(job: CheckpointedTrainingJob, accepted: ConditionUpdate, *, now: float) -> Decision:
-    conditions = update_conditions(job, (accepted,), now=now)
-    status = job.status.model_copy(
-        update={"observed_generation": job.metadata.generation, "conditions": conditions}
-    )
-    if status.phase is None:
-        status = status.model_copy(update={"phase": Phase.PENDING})
-    changed = status != job.status
-    events = derive_events(job.status, status) if changed else ()
-    return Decision(status=status, write_status=changed, events=events, requeue_after_s=_REFUSED_AGAIN_S)
+def _hold(job: CheckpointedTrainingJob, observed: Observed) -> Observed:
+    """Take what runs for what there is of a job that isn't accepted. A JobSet of another owner is none of it."""
+    jobset = observed.jobset
+    own = jobset if jobset is not None and jobset.owner_uid == job.metadata.uid else None
+    return replace(observed, held=True, jobset=own)
 
 
 def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: float) -> Decision:
@@ -164,7 +164,7 @@ def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: f
     status = job.status.model_copy(
         update={"checkpoint": mirror.checkpoint, "observed_generation": job.metadata.generation}
     )
-    ended_at, ttl_s = _finished_at(job), job.spec.ttl_seconds_after_finished
+    ended_at, ttl_s = find_end(job), job.spec.ttl_seconds_after_finished
     actions: tuple[Action, ...] = stop_jobset(own)
     look_s = None
     if ttl_s is not None and ended_at is not None:
@@ -173,14 +173,6 @@ def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: f
         if left_s <= 0:
             actions, look_s = (DeleteTrainingJob(),), None
     return Decision(status=status, write_status=status != job.status, actions=actions, requeue_after_s=look_s)
-
-
-def _finished_at(job: CheckpointedTrainingJob) -> int | None:
-    for condition in job.status.conditions:
-        ended = condition.type in {ConditionType.COMPLETE, ConditionType.FAILED}
-        if ended and condition.status is ConditionStatus.TRUE:
-            return condition.last_transition_time
-    return None
 
 
 def _pace_write(

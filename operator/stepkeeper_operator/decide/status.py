@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from stepkeeper.contract import ExitCode, ReportedCommit
+from stepkeeper.contract import CommitPoint, ReportedCommit
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     MAX_RECENT,
@@ -31,7 +31,7 @@ class Mirror:
 
     checkpoint: CheckpointStatus | None
     new_commit: bool
-    """True if a commit is shown that the status didn't show before."""
+    """True if the job has made a commit that the status didn't know before."""
 
 
 def mirror_storage(
@@ -39,13 +39,18 @@ def mirror_storage(
 ) -> Mirror:
     """Derive the checkpoint part of the status. `running` is the ordinal of the present attempt."""
     before = job.status.checkpoint or CheckpointStatus()
+    words, report = _find_last_words(observed, before), observed.report
+    if any(_supersedes(word, report) for word in words):
+        report = None
     after = before
-    if observed.report is not None:
-        current = observed.report.ordinal == running and _is_of_last_attempt(job, observed.report)
-        after = _mirror_report(after, observed.report, current=current)
-    after = _mirror_terminations(after, job, observed)
-    newest = -1 if before.latest is None or before.root not in {None, after.root} else before.latest.sequence
-    new_commit = after.latest is not None and after.latest.sequence > newest
+    if report is not None:
+        current = report.ordinal == running and _is_of_last_attempt(job, report)
+        after = _mirror_report(after, report, current=current)
+    for word in words:
+        # A report that no word supersedes names the present root.
+        if report is None or report.report.root in {None, word.root}:
+            after = _mirror_last_word(after, job, word)
+    new_commit = _has_new_commit(before, report, words)
     return Mirror(checkpoint=None if after == CheckpointStatus() else after, new_commit=new_commit)
 
 
@@ -140,25 +145,86 @@ def _convert_commit(commit: ReportedCommit) -> CommitStatus:
     )
 
 
-def _mirror_terminations(
-    status: CheckpointStatus, job: CheckpointedTrainingJob, observed: Observed
-) -> CheckpointStatus:
-    """Add a commit that only a termination message names: it was made after the last report.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LastWord:
+    """The newest commit that a process made, as its termination message tells."""
 
-    The tail stays as it is: the next report also knows the commit's folder.
+    root: str
+    commit: CommitPoint
+    ordinal: tuple[int, int]
+    said_at: float
+
+
+def _find_last_words(observed: Observed, status: CheckpointStatus) -> tuple[_LastWord, ...]:
+    """Find the last words that name a commit, whatever ended the process.
+
+    After an edit of its uri a job has another root. Words of another root than the status knows count only while
+    they are the newest that is known of the job.
     """
+    newest = max((evidence.ordinal for evidence in observed.evidence), default=(0, 0))
+    if observed.report is not None:
+        newest = max(newest, observed.report.ordinal)
+    found = []
     for evidence in observed.evidence:
         for pod in evidence.pods:
             last = pod.termination
-            saved = last is not None and last.code in {ExitCode.SAVED, ExitCode.DONE}
-            if last is None or not saved or last.sequence is None or last.step is None:
+            if last is None or last.root is None or last.committed is None:
                 continue
-            if status.root not in {None, last.root}:
-                continue
-            if status.latest is None or last.sequence > status.latest.sequence:
-                latest = CommitStatus(sequence=last.sequence, step=last.step, uri=job.spec.checkpoint.uri)
-                status = status.model_copy(update={"latest": latest, "root": last.root})
-    return status
+            said_at = 0.0 if pod.finished_at is None else pod.finished_at
+            word = _LastWord(root=last.root, commit=last.committed, ordinal=evidence.ordinal, said_at=said_at)
+            later = observed.report is None or _supersedes(word, observed.report)
+            if status.root in {None, word.root} or (word.ordinal == newest and later):
+                found.append(word)
+    return tuple(found)
+
+
+def _supersedes(word: _LastWord, report: LastReport | None) -> bool:
+    """Tell whether the last word is newer than the report and names another root."""
+    if report is None or report.report.root == word.root:
+        return False
+    return (word.ordinal, word.said_at) > (report.ordinal, report.received_at)
+
+
+def _mirror_last_word(
+    status: CheckpointStatus, job: CheckpointedTrainingJob, word: _LastWord
+) -> CheckpointStatus:
+    """Add a commit that only a last word names: it was made after the last report.
+
+    The tail stays as it is: the next report also knows the commit's folder. A report that has seen the commit's slot
+    knows better, since a commit that turned out to be bad is not the latest any more.
+    """
+    if word.root != status.root:
+        status = status.model_copy(update={"root": word.root, "tail": None, "latest": None, "recent": ()})
+    if word.commit.sequence <= _find_newest_sequence(status, word.root, tail=True):
+        return status
+    latest = CommitStatus(sequence=word.commit.sequence, step=word.commit.step, uri=job.spec.checkpoint.uri)
+    return status.model_copy(update={"latest": latest})
+
+
+def _has_new_commit(before: CheckpointStatus, last: LastReport | None, words: tuple[_LastWord, ...]) -> bool:
+    """Tell whether the job has made a commit that the status doesn't know: restored ones are no progress.
+
+    The root that the status knows is the job's own, so a later HEAD of it is one too. Another root may hold
+    commits of before.
+    """
+    made = [(word.root, word.commit.sequence, True) for word in words]
+    if last is not None and last.report.root is not None:
+        root, head = last.report.root, last.report.head
+        made += [(root, commit.sequence, False) for commit in last.commits]
+        if head is not None and root == before.root and last.report.tail > (before.tail or 0):
+            made.append((root, head.sequence, False))
+    return any(
+        sequence > _find_newest_sequence(before, root, tail=by_word) for root, sequence, by_word in made
+    )
+
+
+def _find_newest_sequence(status: CheckpointStatus, root: str, *, tail: bool) -> int:
+    """Find the newest commit of that root that the status knows, or with `tail` the newest slot; -1 if none."""
+    if status.root != root:
+        return -1
+    latest = () if status.latest is None else (status.latest.sequence,)
+    slots = (status.tail,) if tail and status.tail is not None else ()
+    return max((*latest, *slots, *(commit.sequence for commit in status.recent)), default=-1)
 
 
 def _convert_metrics(metrics: dict[str, str]) -> tuple[Metric, ...]:

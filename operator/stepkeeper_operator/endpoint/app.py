@@ -81,7 +81,9 @@ class ReportEndpoint:
             report = Report.from_json(body)
         except ContractError as error:
             raise ReportRefusedError(400, str(error)) from error
-        last = LastReport(report=report, ordinal=attempt.ordinal, received_at=self._clock())
+        last = LastReport(
+            report=report, ordinal=attempt.ordinal, received_at=self._clock(), pod_uid=attempt.pod_uid
+        )
         self._reports.add_report(attempt.job_uid, last)
         self._enqueue(key)
         return self._directives.get_directive(attempt.job_uid)

@@ -1,33 +1,56 @@
 """Authenticate a report: follow the token's pod up its owners, by uid, to the job. No name in the body is trusted."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from stepkeeper.contract import token_audience
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cluster import BATCH_JOBS, JOBSETS, PODS, TRAINING_JOBS, Cluster
+from stepkeeper_operator.endpoint.allowance import Allowance
 from stepkeeper_operator.endpoint.tokens import TokenPod, TokenVerifier
 from stepkeeper_operator.errors import ReportRefusedError
 from stepkeeper_operator.facts import BatchJob, JobSet, Pod, read_batch_job, read_jobset, read_pod
 
 __all__ = ["ReportAuthenticator", "ReportingAttempt"]
 
+_UNKNOWN_JOBS: Final = 10
+_UNKNOWN_JOB_EACH_S: Final = 1.0
+"""Jobs that the API server is asked for because the cache doesn't have them, and seconds until one more is."""
+
+_ANY: Final = "any"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportingAttempt:
-    """The attempt, and its job, that a reporting pod belongs to."""
+    """A reporting pod, and the attempt and the job that it belongs to."""
 
     job_uid: str
     ordinal: tuple[int, int]
+    pod_uid: str
 
 
 class ReportAuthenticator:
-    """Follow the owners in the cache, and ask the API server for those that the watches haven't brought yet."""
+    """Follow the owners in the cache, and ask the API server for those that the watches haven't brought yet.
 
-    def __init__(self, cache: Cache, cluster: Cluster, tokens: TokenVerifier) -> None:
+    Any pod of the attempt may report: launchers such as torchrun put rank 0 on any host. Who isn't known gets 401, who
+    is known and has no say in this job 403, and who had one in an earlier attempt 409.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        cluster: Cluster,
+        tokens: TokenVerifier,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._cache = cache
         self._cluster = cluster
         self._tokens = tokens
+        self._unknown_jobs = Allowance(_UNKNOWN_JOBS, _UNKNOWN_JOB_EACH_S, clock)
 
     async def authenticate(self, key: ObjectKey, token: str) -> ReportingAttempt:
         """Find out which attempt of the job reports.
@@ -45,15 +68,22 @@ class ReportAuthenticator:
                 403, f"a pod of namespace {bound.namespace} reports for none of {key.namespace}"
             )
         pod = await self._find_pod(bound)
+        if pod.job_uid != uid:
+            raise ReportRefusedError(403, f"pod {pod.name} is not of job {key.namespace}/{key.name}")
         batch_job = await self._find_batch_job(pod)
         jobset = await self._find_jobset(key, batch_job)
         if jobset.owner_uid != uid:
             raise ReportRefusedError(403, f"pod {pod.name} is not of job {key.namespace}/{key.name}")
-        return ReportingAttempt(job_uid=uid, ordinal=_check_attempt(pod, jobset))
+        return ReportingAttempt(job_uid=uid, ordinal=_check_attempt(pod, jobset), pod_uid=pod.uid)
 
     async def _find_job_uid(self, key: ObjectKey) -> str:
         raw = self._cache.get_training_job(key)
+        # The watch has nearly all jobs whose pods run. Anybody can make names up, before any token is looked at.
         if raw is None:
+            if not self._unknown_jobs.take(_ANY):
+                raise ReportRefusedError(
+                    429, "too many reports for jobs that are unknown: report again later"
+                )
             raw = await self._cluster.get(TRAINING_JOBS, key.namespace, key.name)
         if raw is None:
             raise ReportRefusedError(404, f"there is no CheckpointedTrainingJob {key.namespace}/{key.name}")
@@ -65,7 +95,10 @@ class ReportAuthenticator:
             raw = await self._cluster.get(PODS, bound.namespace, bound.name)
             pod = None if raw is None else read_pod(raw)
         if pod is None or pod.uid != bound.uid:
-            raise ReportRefusedError(409, f"pod {bound.name} with uid {bound.uid} is gone: stop reporting")
+            # Tokens of a pod end with it; this one was believed a moment longer.
+            raise ReportRefusedError(
+                401, f"pod {bound.name} with uid {bound.uid} is gone, and its token void"
+            )
         return pod
 
     async def _find_batch_job(self, pod: Pod) -> BatchJob:

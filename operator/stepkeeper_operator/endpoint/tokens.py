@@ -1,12 +1,16 @@
 """Find the pod that a bearer token belongs to, with a TokenReview of the API server."""
 
+import base64
 import hashlib
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from stepkeeper_operator.cluster import TOKEN_REVIEWS, Cluster
+from stepkeeper_operator.endpoint.allowance import Allowance
+from stepkeeper_operator.errors import ReportRefusedError
 
 __all__ = ["KubernetesTokens", "TokenPod", "TokenVerifier"]
 
@@ -14,6 +18,12 @@ _SERVICE_ACCOUNT = "system:serviceaccount:"
 _POD_NAME = "authentication.kubernetes.io/pod-name"
 _POD_UID = "authentication.kubernetes.io/pod-uid"
 _MAX_CACHED = 4096
+_REFUSED_S = 10.0
+"""Seconds for which a refused token is refused again without a review."""
+
+_BAD_TOKENS = 20
+_BAD_TOKEN_EACH_S = 3.0
+"""Tokens that a review may refuse for one audience, and seconds until one more may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +39,17 @@ class TokenVerifier(Protocol):
     async def verify(self, token: str, audience: str) -> TokenPod | None:
         """Return the pod that the token is bound to.
 
-        Return None for a token that is bad, of another audience or of no pod.
+        Return None for a token that is bad, of another audience or of no pod. Raises ReportRefusedError with 429
+        while too many bad ones come.
         """
 
 
 class KubernetesTokens:
-    """Verify tokens with a TokenReview. A good answer is believed for a short while."""
+    """Verify tokens with a TokenReview. Answers are believed for a short while.
+
+    Anybody can send anything here. Only what claims to be a token of the audience is reviewed, and few of these that
+    turn out to be none.
+    """
 
     def __init__(
         self, cluster: Cluster, *, cached_s: float = 30.0, clock: Callable[[], float] = time.monotonic
@@ -42,18 +57,25 @@ class KubernetesTokens:
         self._cluster = cluster
         self._cached_s = cached_s
         self._clock = clock
-        self._cache: dict[bytes, tuple[float, TokenPod]] = {}
+        self._cache: dict[bytes, tuple[float, TokenPod | None]] = {}
+        self._bad_tokens = Allowance(_BAD_TOKENS, _BAD_TOKEN_EACH_S, clock)
 
     async def verify(self, token: str, audience: str) -> TokenPod | None:
+        if not _claims_audience(token, audience):
+            return None
         digest = hashlib.sha256(f"{audience}\n{token}".encode()).digest()
-        until, pod = self._cache.get(digest, (0.0, None))
-        if pod is not None and self._clock() < until:
+        until, pod = self._cache.get(digest, (float("-inf"), None))
+        if self._clock() < until:
             return pod
+        # Taken before the review, so that many at a time are bounded as well.
+        if not self._bad_tokens.take(audience):
+            raise ReportRefusedError(429, f"too many bad tokens for audience {audience}: report again later")
         pod = await self._review(token, audience)
         if pod is not None:
-            if len(self._cache) >= _MAX_CACHED:
-                self._drop_expired()
-            self._cache[digest] = (self._clock() + self._cached_s, pod)
+            self._bad_tokens.give_back(audience)
+        if len(self._cache) >= _MAX_CACHED:
+            self._drop_expired()
+        self._cache[digest] = (self._clock() + (self._cached_s if pod is not None else _REFUSED_S), pod)
         return pod
 
     async def _review(self, token: str, audience: str) -> TokenPod | None:
@@ -78,3 +100,15 @@ class KubernetesTokens:
         self._cache = {digest: entry for digest, entry in self._cache.items() if entry[0] > now}
         if len(self._cache) >= _MAX_CACHED:
             self._cache.clear()
+
+
+def _claims_audience(token: str, audience: str) -> bool:
+    """Tell whether the token looks like one for the audience. Its signature is for the API server to check."""
+    _, _, rest = token.partition(".")
+    payload, _, signature = rest.partition(".")
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+        said = claims["aud"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
+    return bool(signature) and audience in (said if isinstance(said, list) else [said])

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from stepkeeper_operator.facts.raw import RawObject, condition_of, controller_uid, parse_time
+from stepkeeper_operator.facts.raw import RawObject, condition_of, controller_uid, controlling_job, parse_time
 from stepkeeper_operator.labels import (
     JOB_UID_LABEL,
     JOBSET_NUMBER_LABEL,
@@ -24,6 +24,9 @@ class JobSet:
     uid: str
     job_uid: str
     owner_uid: str | None
+    owner_job: str | None
+    """Name of the training job that controls it; a job of before can have had the same name."""
+
     number: int
     template_hash: str
     machines_hash: str
@@ -74,6 +77,7 @@ def read_jobset(raw: RawObject) -> JobSet:
         uid=meta["uid"],
         job_uid=labels.get(JOB_UID_LABEL, ""),
         owner_uid=controller_uid(raw),
+        owner_job=controlling_job(raw),
         number=int(number) if number.isdecimal() else 0,
         template_hash=annotations.get(TEMPLATE_HASH_ANNOTATION, ""),
         machines_hash=annotations.get(MACHINES_HASH_ANNOTATION, ""),

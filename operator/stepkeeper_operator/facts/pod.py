@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepkeeper.contract import CONTAINER_NAME, ContractError, Termination
-from stepkeeper_operator.facts.raw import RawObject, condition_of, controller_uid, ordinal_of, parse_time
+from stepkeeper_operator.facts.log_end import pick_last_words
+from stepkeeper_operator.facts.raw import RawObject, condition_of, controller_of, ordinal_of, parse_time
 from stepkeeper_operator.labels import (
     COMPLETION_INDEX_LABEL,
     HANG_CONDITION,
@@ -28,6 +29,8 @@ class ContainerEnd:
     code: int
     reason: str | None
     finished_at: float | None
+    last_words: str = ""
+    """The end of its message or log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,9 @@ class Pod:
     owner_uid: str | None
     """Uid of the batch Job that controls it."""
 
+    owner_name: str | None = None
+    """Name of that Job."""
+
     ordinal: tuple[int, int] | None
     rank: tuple[int, int]
     """Index of the slice, and of the host within the slice."""
@@ -52,6 +58,9 @@ class Pod:
     phase: str
     reason: str | None
     """status.reason: Evicted, NodeShutdown, …"""
+
+    message: str | None = None
+    """status.message: what the reason is about, for a person."""
 
     started: bool
     """True if the trainer container runs or ran."""
@@ -72,6 +81,9 @@ class Pod:
 
     finished_at: float | None
     termination: Termination | None
+    last_words: str = ""
+    """The end of the trainer's message or log, where it is no termination message of the runtime."""
+
     other_failure: ContainerEnd | None = None
     """The first init container or sidecar that exited with another code than 0."""
 
@@ -98,19 +110,23 @@ def read_pod(raw: RawObject) -> Pod:
     trainer = _trainer_status(status)
     ended = trainer.get("state", {}).get("terminated") or {}
     disruption = condition_of(raw, "DisruptionTarget")
+    termination = _termination(ended.get("message"))
+    owner = controller_of(raw)
     deleted_grace = meta.get("deletionGracePeriodSeconds")
     return Pod(
         namespace=meta["namespace"],
         name=meta["name"],
         uid=meta["uid"],
         job_uid=labels.get(JOB_UID_LABEL, ""),
-        owner_uid=controller_uid(raw),
+        owner_uid=None if owner is None else str(owner["uid"]),
+        owner_name=None if owner is None else owner.get("name"),
         ordinal=ordinal_of(raw, JOBSET_NUMBER_LABEL, RESTART_ATTEMPT_LABEL),
         rank=(_number(labels.get(JOB_INDEX_LABEL)), _number(labels.get(COMPLETION_INDEX_LABEL))),
         created_at=parse_time(meta.get("creationTimestamp")) or 0.0,
         node=spec.get("nodeName"),
         phase=status.get("phase", "Pending"),
         reason=status.get("reason"),
+        message=(status.get("message") or "")[:_MESSAGE_LIMIT] or None,
         started=bool(ended) or "running" in trainer.get("state", {}),
         deadline=parse_time(meta.get("deletionTimestamp")),
         grace_s=spec.get("terminationGracePeriodSeconds", 30) if deleted_grace is None else deleted_grace,
@@ -119,7 +135,8 @@ def read_pod(raw: RawObject) -> Pod:
         exit_code=ended.get("exitCode"),
         exit_reason=ended.get("reason"),
         finished_at=parse_time(ended.get("finishedAt")),
-        termination=_termination(ended.get("message")),
+        termination=termination,
+        last_words="" if termination is not None else pick_last_words(ended.get("message") or ""),
         other_failure=_other_failure(spec, status),
         others_running=_others_running(status),
         waiting=_waiting(raw, trainer),
@@ -144,8 +161,13 @@ def _other_failure(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Contai
         ended = container.get("state", {}).get("terminated") or {}
         name, code = container["name"], ended.get("exitCode", 0)
         if code != 0 and name != CONTAINER_NAME and name not in restarted:
-            finished_at = parse_time(ended.get("finishedAt"))
-            return ContainerEnd(name=name, code=code, reason=ended.get("reason"), finished_at=finished_at)
+            return ContainerEnd(
+                name=name,
+                code=code,
+                reason=ended.get("reason"),
+                finished_at=parse_time(ended.get("finishedAt")),
+                last_words=pick_last_words(ended.get("message") or ""),
+            )
     return None
 
 

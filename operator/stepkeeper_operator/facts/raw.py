@@ -4,11 +4,14 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
+from stepkeeper_operator.api.v1alpha1.trainingjob import KIND
+
 __all__ = [
     "RawObject",
     "condition_of",
     "controller_of",
     "controller_uid",
+    "controlling_job",
     "ordinal_of",
     "parse_time",
     "render_time",
@@ -45,6 +48,12 @@ def controller_uid(raw: RawObject) -> str | None:
     """Return the uid of the owner that controls the object."""
     owner = controller_of(raw)
     return None if owner is None else str(owner["uid"])
+
+
+def controlling_job(raw: RawObject) -> str | None:
+    """Return the name of the CheckpointedTrainingJob that controls the object."""
+    owner = controller_of(raw)
+    return str(owner["name"]) if owner is not None and owner["kind"] == KIND else None
 
 
 def ordinal_of(raw: RawObject, number_label: str, attempt_label: str) -> tuple[int, int] | None:

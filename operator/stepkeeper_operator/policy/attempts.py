@@ -7,6 +7,7 @@ from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_ATTEMPTS, Attempt
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.attempt_evidence import find_attempt_evidence, find_start
 from stepkeeper_operator.policy.budgets import count_restart, take_back_restart
 from stepkeeper_operator.policy.causes import Finding
 from stepkeeper_operator.policy.history import JobHistory
@@ -19,8 +20,6 @@ __all__ = [
     "close_as_requested",
     "close_attempt",
     "close_without_machines",
-    "find_attempt_evidence",
-    "find_start",
     "open_attempt",
     "was_asked_for",
     "was_suspended",
@@ -47,11 +46,18 @@ def open_attempt(history: JobHistory, observed: Observed, *, now: float) -> JobH
     earliest = 0 if last is None or last.end is None else last.end
     start = max(earliest, int(find_start(history, observed, now=now)))
     attempt = Attempt(number=1 if last is None else last.number + 1, start=start)
+    noted: dict[str, object] = {
+        "started": True,
+        "not_before": None,
+        "starts_without_checkpoint": history.bookkeeping.starts_without_checkpoint + 1,
+    }
+    if observed.jobset is not None:
+        noted["started_template"] = observed.jobset.template_hash
     return replace(
         history,
         attempts=(*history.attempts, attempt)[-MAX_ATTEMPTS:],
         restarts=restarts,
-        bookkeeping=history.bookkeeping.model_copy(update={"started": True, "not_before": None}),
+        bookkeeping=history.bookkeeping.model_copy(update=noted),
         finding=None,
     )
 
@@ -70,14 +76,7 @@ def close_attempt(
             "message": finding.message[:MESSAGE_LIMIT],
         }
     )
-    bookkeeping = history.bookkeeping
-    if not was_asked_for(finding.message):
-        bookkeeping = bookkeeping.model_copy(
-            update={"unexplained": 0 if finding.explained else bookkeeping.unexplained + 1}
-        )
-    return replace(
-        history, attempts=(*history.attempts[:-1], closed), bookkeeping=bookkeeping, finding=finding
-    )
+    return replace(history, attempts=(*history.attempts[:-1], closed), finding=finding)
 
 
 def close_as_requested(history: JobHistory, observed: Observed, message: str, *, now: float) -> JobHistory:
@@ -103,7 +102,9 @@ def withdraw_attempt(history: JobHistory) -> JobHistory:
     restarts = history.restarts
     if before is not None and before.cause is not None:
         restarts = take_back_restart(restarts, before.cause)
-    return replace(history, attempts=history.attempts[:-1], restarts=restarts)
+    starts = max(0, history.bookkeeping.starts_without_checkpoint - 1)
+    bookkeeping = history.bookkeeping.model_copy(update={"starts_without_checkpoint": starts})
+    return replace(history, attempts=history.attempts[:-1], restarts=restarts, bookkeeping=bookkeeping)
 
 
 def was_suspended(message: str | None) -> bool:
@@ -114,26 +115,6 @@ def was_suspended(message: str | None) -> bool:
 def was_asked_for(message: str | None) -> bool:
     """Return True for the message of an end that needs no evidence: the pods' ends prove nothing about it."""
     return message in _REQUESTED_ENDS or was_suspended(message)
-
-
-def find_attempt_evidence(history: JobHistory, observed: Observed) -> AttemptEvidence | None:
-    """Find the evidence of the last attempt.
-
-    A suspension doesn't change JobSet's count of restarts, so the pods of two attempts have the same labels
-    then.
-    """
-    since = history.bookkeeping.resumed_at
-    evidence = observed.find_evidence(history.ordinal)
-    if evidence is None or since is None:
-        return evidence
-    return replace(evidence, pods=tuple(pod for pod in evidence.pods if pod.created_at >= since))
-
-
-def find_start(history: JobHistory, observed: Observed, *, now: float) -> float:
-    """Return when the first pod of the attempt was made, or `now` if none was seen."""
-    evidence = find_attempt_evidence(history, observed)
-    created = [pod.created_at for pod in evidence.pods] if evidence is not None else []
-    return min([*created, now])
 
 
 def _find_end(evidence: AttemptEvidence | None, attempt: Attempt, now: float) -> int:

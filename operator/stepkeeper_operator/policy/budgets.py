@@ -101,17 +101,9 @@ def explain_exhausted_budget(
     return None
 
 
-def compute_backoff_s(spec: BackoffSpec, restarts: RestartsStatus, cause: str, *, unexplained: int) -> int:
-    """Compute the seconds to wait before a new JobSet: doubled with each counted failure, 0 after disruptions.
-
-    `unexplained` ends in a row whose cause is a guess count like failures: they may well be the
-    application's.
-    """
-    failures = count_failures(restarts) if cause == Cause.APPLICATION_ERROR else None
-    if failures is None and unexplained == 0:
-        return 0
-    doublings = min(max(failures or 0, unexplained - 1), 32)
-    return int(min(spec.max_seconds, spec.initial_seconds * 2**doublings))
+def compute_backoff_s(spec: BackoffSpec, doublings: int) -> int:
+    """Compute the seconds of a back-off that has been doubled so often."""
+    return int(min(spec.max_seconds, spec.initial_seconds * 2 ** min(doublings, 32)))
 
 
 def _add_restarts(restarts: RestartsStatus, cause: str, difference: int) -> RestartsStatus:

@@ -13,10 +13,14 @@ from stepkeeper_operator.labels import NODE_LOST_REASON
 from stepkeeper_operator.policy.circumstances import Circumstances
 from stepkeeper_operator.policy.machines import MachinesLoss
 from stepkeeper_operator.policy.pod_ends import (
+    SIGNAL_CODES,
+    describe_eviction,
     describe_failure,
     ended_by_deletion,
     last_error_line,
+    tells_own_limits,
     was_killed,
+    was_stopped,
 )
 
 __all__ = [
@@ -38,7 +42,11 @@ _BY_REASON: Final = {
     "DeletionByPodGC": Cause.NODE_FAILURE,
     NODE_LOST_REASON: Cause.NODE_FAILURE,
 }
+_FROM_A_PEER: Final = "peer"
+"""The notice that a pod names which was told by another one."""
+
 _BY_KUBELET: Final = "TerminationByKubelet"
+_EVICTED: Final = "Evicted"
 _SHUTDOWN_REASONS: Final = {"NodeShutdown", "Terminated", "Shutdown"}
 _MADE_UP: Final = {"Unknown", "ContainerStatusUnknown"}
 _BY_LOSS: Final = {
@@ -89,6 +97,8 @@ def find_cause(evidence: AttemptEvidence | None, circumstances: Circumstances) -
         or _check_disrupted(pods, circumstances)
         or _check_node_lost(pods, circumstances)
         or _check_node_restarted(pods)
+        or _check_over_limits(pods)
+        or _check_failed_first(pods, circumstances)
         or _check_saved(pods, circumstances)
         or _check_failed(pods, circumstances)
         or _check_peers_lost(pods, circumstances)
@@ -100,7 +110,7 @@ def find_cause(evidence: AttemptEvidence | None, circumstances: Circumstances) -
 
 def attribute_to_loss(finding: Finding, loss: MachinesLoss | None) -> Finding:
     """Give an end that the loss of the job's machines explains the cause of that loss."""
-    if loss is None or finding.verdict is not Verdict.RESTART:
+    if loss is None or finding.verdict is not Verdict.RESTART or tells_own_limits(finding.message):
         return finding
     if finding.explained and finding.cause not in _BY_LOSS:
         return finding
@@ -142,14 +152,14 @@ def _check_disrupted(pods: tuple[Pod, ...], circumstances: Circumstances) -> Fin
 
 
 def _classify_disruption(pod: Pod, circumstances: Circumstances) -> str | None:
-    if pod.disruption == _BY_KUBELET and pod.reason == "Evicted":
+    if pod.disruption == _BY_KUBELET and pod.reason == _EVICTED:
         return Cause.EVICTION
     if pod.disruption == _BY_KUBELET or (pod.disruption is None and pod.reason in _SHUTDOWN_REASONS):
         node = circumstances.nodes.get(pod.node or "")
         spot = circumstances.spot if node is None else node.spot
         return Cause.SPOT_PREEMPTION if spot else Cause.MAINTENANCE
     if pod.disruption is None:
-        return Cause.EVICTION if pod.reason == "Evicted" else None
+        return None
     return _BY_REASON.get(pod.disruption, CAUSE_DISRUPTION)
 
 
@@ -172,16 +182,32 @@ def _check_node_restarted(pods: tuple[Pod, ...]) -> Finding | None:
     return None
 
 
+def _check_failed_first(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:
+    """Check for a failure that the other pods were stopped for: they save and exit 75 when their Job deletes them."""
+    saved = [pod for pod in pods if pod.code == ExitCode.SAVED]
+    if not saved or not all(was_stopped(pod) for pod in saved):
+        return None
+    return _check_failed(pods, circumstances) or _check_peers_lost(pods, circumstances)
+
+
+def _check_over_limits(pods: tuple[Pod, ...]) -> Finding | None:
+    """Check for a pod that its kubelet evicted for what the pod itself used, and not for what its node lacks."""
+    pod = _first(pod for pod in pods if pod.terminal and pod.reason == _EVICTED and pod.disruption is None)
+    if pod is None:
+        return None
+    return Finding(cause=Cause.APPLICATION_ERROR, message=describe_eviction(pod), node=pod.node)
+
+
 def _check_saved(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:
     stopped = [pod for pod in pods if pod.code == ExitCode.SAVED]
     if not stopped:
         return None
-    with_message = [pod for pod in stopped if pod.termination is not None]
-    pod = (with_message or stopped)[0]
+    # One rank hears of a disruption, and the others of it.
+    pod = min(stopped, key=_rank_of_knowledge)
     last = pod.termination
     notice = (last.notice if last is not None else None) or circumstances.notice
     explained = (
-        notice is not None or circumstances.committed or (last is not None and last.sequence is not None)
+        notice is not None or circumstances.committed or (last is not None and last.committed is not None)
     )
     cause = last.cause if last is not None and last.cause is not None else Cause.REQUESTED.value
     why = f"after notice {notice!r}" if notice else "without a notice that is known"
@@ -189,9 +215,24 @@ def _check_saved(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding
     return Finding(cause=cause, message=message, node=pod.node, explained=explained)
 
 
+def _rank_of_knowledge(pod: Pod) -> int:
+    last = pod.termination
+    if last is None:
+        return 3
+    if last.cause is not None:
+        return 0
+    return 2 if last.notice in {None, _FROM_A_PEER} else 1
+
+
 def _check_failed(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:
     neutral = {ExitCode.DONE, ExitCode.SAVED, ExitCode.PEER_LOST}
-    guilty = [pod for pod in pods if pod.code is not None and pod.code not in neutral and not was_killed(pod)]
+    guilty = [
+        pod
+        for pod in pods
+        if pod.code is not None
+        and pod.code not in neutral
+        and (not was_killed(pod) or _is_fatal(pod, circumstances))
+    ]
     if not guilty:
         return _check_other_container(pods) or _check_never_ran(pods)
     fatal = _first(pod for pod in guilty if pod.code in circumstances.fatal_codes)
@@ -200,6 +241,11 @@ def _check_failed(pods: tuple[Pod, ...], circumstances: Circumstances) -> Findin
     return Finding(
         cause=Cause.APPLICATION_ERROR, message=describe_failure(pod), node=pod.node, verdict=verdict
     )
+
+
+def _is_fatal(pod: Pod, circumstances: Circumstances) -> bool:
+    """Tell whether the trainer said that no restart helps. A signal's code says nothing."""
+    return pod.code in circumstances.fatal_codes and pod.code not in SIGNAL_CODES
 
 
 def _check_other_container(pods: tuple[Pod, ...]) -> Finding | None:
@@ -214,7 +260,8 @@ def _check_other_container(pods: tuple[Pod, ...]) -> Finding | None:
             continue
         text = f"container {other.name!r} of pod {pod.name} exited with code {other.code}"
         why = f" ({other.reason})" if other.reason not in {None, "Error"} else ""
-        return Finding(cause=Cause.APPLICATION_ERROR, message=text + why, node=pod.node)
+        said = f": {other.last_words}" if other.last_words else ""
+        return Finding(cause=Cause.APPLICATION_ERROR, message=text + why + said, node=pod.node)
     return None
 
 

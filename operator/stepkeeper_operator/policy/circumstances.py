@@ -61,13 +61,19 @@ def gather_circumstances(
         nodes=nodes,
         spot=spot,
         loss=explain_loss(job, observed, now=now),
-        committed=_has_committed(job, attempt)
+        committed=_says_committed(evidence)
+        or _has_committed(job, attempt)
         or (ours and report is not None and bool(report.report.commits)),
         notice=report.report.notice if ours and report is not None else None,
         fatal_codes=frozenset(job.spec.restarts.fatal_exit_codes),
         counted=counted,
         rule=rule,
     )
+
+
+def _says_committed(evidence: AttemptEvidence | None) -> bool:
+    ends = () if evidence is None else tuple(pod.termination for pod in evidence.pods)
+    return any(end is not None and end.committed is not None for end in ends)
 
 
 def _has_committed(job: CheckpointedTrainingJob, attempt: Attempt) -> bool:

@@ -6,7 +6,8 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempts import MESSAGE_LIMIT, find_attempt_evidence, was_asked_for
+from stepkeeper_operator.policy.attempt_evidence import find_attempt_evidence
+from stepkeeper_operator.policy.attempts import MESSAGE_LIMIT, was_asked_for
 from stepkeeper_operator.policy.budgets import move_restart
 from stepkeeper_operator.policy.causes import Finding, attribute_to_loss, find_cause
 from stepkeeper_operator.policy.circumstances import gather_circumstances
@@ -39,17 +40,29 @@ def correct_cause(
     by_pods = find_cause(evidence, replace(circumstances, loss=None))
     known = by_pods if by_pods.explained else _keep_known_cause(attempt, by_pods)
     finding = _attribute(known, loss)
+    if now - attempt.end >= reattribution_s and (history.is_running or not _runs_down(evidence, observed)):
+        return history if history.is_running else replace(history, finding=_settle(attempt, finding))
     if not history.is_running:
         history = replace(history, finding=finding)
-    elif now - attempt.end >= reattribution_s:
-        return history
-    if finding.explained and history.bookkeeping.unexplained:
-        history = replace(history, bookkeeping=history.bookkeeping.model_copy(update={"unexplained": 0}))
     return (
         _replace_cause(history, attempt, finding)
         if finding.explained and finding.cause != attempt.cause
         else history
     )
+
+
+def _runs_down(evidence: AttemptEvidence | None, observed: Observed) -> bool:
+    """Tell whether a pod of the ended attempt has not ended yet. What happens to dead pods' nodes proves nothing."""
+    own = set() if evidence is None else {pod.uid for pod in evidence.pods}
+    return any(pod.uid in own and not pod.terminal for pod in observed.pods)
+
+
+def _settle(attempt: Attempt, finding: Finding) -> Finding:
+    """Keep the attempt's cause for good."""
+    if finding.cause == attempt.cause:
+        return finding
+    message = attempt.message or ""
+    return Finding(cause=attempt.cause or "", message=message, node=attempt.node, explained=False)
 
 
 def _runs_whole(history: JobHistory, job: CheckpointedTrainingJob, observed: Observed) -> bool:
@@ -76,8 +89,10 @@ def _find_evidence_of_ended(
     since = closed[-2].end if len(closed) > 1 else None
     if evidence is None:
         return None
+    present = find_attempt_evidence(history, observed) if resumed_at is not None else None
+    later = set() if present is None else {pod.uid for pod in present.pods}
     pods = [pod for pod in evidence.pods if since is None or pod.created_at >= since]
-    own = tuple(pod for pod in pods if resumed_at is None or pod.created_at < resumed_at)
+    own = tuple(pod for pod in pods if pod.uid not in later)
     return replace(evidence, pods=own) if own or not evidence.pods else None
 
 

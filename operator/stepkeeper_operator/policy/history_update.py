@@ -12,14 +12,18 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.attempt_evidence import (
+    find_attempt_evidence,
+    find_new_pods,
+    find_start,
+    runs_down,
+)
 from stepkeeper_operator.policy.attempts import (
     DELETED,
     SUSPENDED,
     close_as_requested,
     close_attempt,
     close_without_machines,
-    find_attempt_evidence,
-    find_start,
     open_attempt,
     was_suspended,
     withdraw_attempt,
@@ -30,6 +34,9 @@ from stepkeeper_operator.policy.circumstances import gather_circumstances
 from stepkeeper_operator.policy.corrections import correct_cause
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import explain_loss
+from stepkeeper_operator.policy.pod_ends import stopped_with_0, was_stopped
+from stepkeeper_operator.policy.queueing import has_left_queue
+from stepkeeper_operator.policy.starts import set_starts, was_edited
 
 __all__ = ["update_history"]
 
@@ -53,33 +60,41 @@ def update_history(
             attempt runs.
 
     """
-    history = _load_history(job, new_commit=new_commit)
+    history = _load_history(job, observed, new_commit=new_commit)
     history = correct_cause(history, job, observed, now=now, reattribution_s=reattribution_s)
     history = _follow_jobset(history, job, observed, now=now)
     history = _record_report(history, observed)
+    if new_commit:
+        # Nobody can tell which of several unseen starts has made it.
+        history = set_starts(history, min(1, history.bookkeeping.starts_without_checkpoint))
     return replace(history, restarts=count_disruptions(job.spec.restarts, history.restarts))
 
 
 def _follow_jobset(
     history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float
 ) -> JobHistory:
-    jobset = observed.jobset
-    if jobset is None:
+    jobset, left = observed.jobset, has_left_queue(job, observed, now=now)
+    if jobset is None and not (left and history.is_running):
         return close_as_requested(history, observed, DELETED, now=now)
-    history = _record_restarts(history, job, observed, jobset, now=now)
-    over = jobset.suspended or _has_ended(history, observed, jobset)
-    if history.is_running and over and _came_too_late(history, job, observed, now=now):
-        return withdraw_attempt(history)
-    if history.is_running and jobset.suspended:
+    if jobset is None:
         return _close_suspended(history, job, observed, now=now)
-    if history.is_running and _has_ended(history, observed, jobset):
-        return _close_with_cause(history, job, observed, jobset, now=now)
-    return _open_if_started(history, observed, jobset, now=now)
+    history = _record_restarts(history, job, observed, jobset, now=now)
+    if not history.is_running:
+        return _open_if_started(history, observed, jobset, now=now)
+    ended, stopped = _has_ended(history, job, observed, jobset), jobset.suspended or left
+    if ended and _came_too_late(history, job, observed, now=now):
+        return withdraw_attempt(history)
+    loss = explain_loss(job, observed, now=now)
+    if stopped and (loss is not None or not runs_down(history, observed)):
+        return _close_suspended(history, job, observed, now=now)
+    return _close_with_cause(history, job, observed, jobset, now=now) if ended else history
 
 
 def _close_suspended(
     history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float
 ) -> JobHistory:
+    if _came_too_late(history, job, observed, now=now):
+        return withdraw_attempt(history)
     loss = None if job.spec.suspend else explain_loss(job, observed, now=now)
     if loss is None:
         return close_as_requested(history, observed, SUSPENDED, now=now)
@@ -101,15 +116,15 @@ def _record_report(history: JobHistory, observed: Observed) -> JobHistory:
     return replace(history, attempts=(*history.attempts[:-1], attempt.model_copy(update=update)))
 
 
-def _load_history(job: CheckpointedTrainingJob, *, new_commit: bool) -> JobHistory:
+def _load_history(job: CheckpointedTrainingJob, observed: Observed, *, new_commit: bool) -> JobHistory:
     status = job.status
-    restarts, bookkeeping = status.restarts, status.bookkeeping
+    restarts = status.restarts
     if new_commit and job.spec.restarts.reset_on_new_checkpoint:
         restarts = reset_failures(restarts)
-    # A person who suspends the job has looked at it, which is what unexplained restarts wait for.
-    if new_commit or job.spec.suspend:
-        bookkeeping = bookkeeping.model_copy(update={"unexplained": 0})
-    return JobHistory(attempts=status.attempts, restarts=restarts, bookkeeping=bookkeeping)
+    history = JobHistory(attempts=status.attempts, restarts=restarts, bookkeeping=status.bookkeeping)
+    # A person who suspends the job or changes its template has looked at it.
+    looked_at = job.spec.suspend or was_edited(job, observed, status.bookkeeping)
+    return set_starts(history, 0) if new_commit or looked_at else history
 
 
 def _record_restarts(
@@ -119,38 +134,50 @@ def _record_restarts(
 
     JobSet makes no pods for a restart while it is suspended: its attempt begins when it is resumed.
     """
-    held = (jobset.suspend or jobset.suspended) and observed.find_evidence(jobset.ordinal) is None
+    started = observed.find_evidence(jobset.ordinal)
+    held = (jobset.suspend or jobset.suspended) and (started is None or not started.pods)
     counted_left = _count_unseen_failures(history, observed, jobset)
     while history.bookkeeping.restarts_seen < jobset.restarts:
         if not history.bookkeeping.started:
             history = open_attempt(history, observed, now=now)
-        seen = {"restarts_seen": history.bookkeeping.restarts_seen + 1, "resumed_at": None}
-        evidence = find_attempt_evidence(history, observed)
-        counted = _counts_as_failure(evidence)
+        counted = _counts_as_failure(find_attempt_evidence(history, observed))
         if counted is None:
             last = history.last_attempt
             failed = last is not None and last.cause == Cause.APPLICATION_ERROR
             counted = counted_left > 0 if history.is_running else failed
             counted_left -= counted
         if history.is_running:
-            circumstances = gather_circumstances(
-                job,
-                observed,
-                history.attempts[-1],
-                evidence,
-                counted=counted,
-                rule=jobset.rule,
-                now=now,
-            )
-            next_history = replace(history, bookkeeping=history.bookkeeping.model_copy(update=seen))
-            finding, end = find_cause(evidence, circumstances), find_start(next_history, observed, now=now)
-            history = close_attempt(history, evidence, finding, now=end)
+            history = _close_restarted(history, job, observed, jobset, counted=counted, now=now)
         if held and history.bookkeeping.restarts_seen + 1 == jobset.restarts:
             return history
-        history = replace(history, bookkeeping=history.bookkeeping.model_copy(update=seen))
-        history = open_attempt(history, observed, now=now)
+        history = open_attempt(_see_restart(history), observed, now=now)
     bookkeeping = history.bookkeeping.model_copy(update={"counted_restarts_seen": jobset.restarts_counted})
     return replace(history, bookkeeping=bookkeeping)
+
+
+def _close_restarted(
+    history: JobHistory,
+    job: CheckpointedTrainingJob,
+    observed: Observed,
+    jobset: JobSet,
+    *,
+    counted: bool,
+    now: float,
+) -> JobHistory:
+    """Close the running attempt, which JobSet has restarted. One that came too late for its machines was none."""
+    if _came_too_late(history, job, observed, now=now):
+        return withdraw_attempt(history)
+    evidence = find_attempt_evidence(history, observed)
+    circumstances = gather_circumstances(
+        job, observed, history.attempts[-1], evidence, counted=counted, rule=jobset.rule, now=now
+    )
+    end = find_start(_see_restart(history), observed, now=now)
+    return close_attempt(history, evidence, find_cause(evidence, circumstances), now=end)
+
+
+def _see_restart(history: JobHistory) -> JobHistory:
+    seen = {"restarts_seen": history.bookkeeping.restarts_seen + 1, "resumed_at": None}
+    return replace(history, bookkeeping=history.bookkeeping.model_copy(update=seen))
 
 
 def _count_unseen_failures(history: JobHistory, observed: Observed, jobset: JobSet) -> int:
@@ -175,32 +202,39 @@ def _counts_as_failure(evidence: AttemptEvidence | None) -> bool | None:
     return True if any(pod.phase == "Failed" for pod in evidence.pods) else None
 
 
-def _has_ended(history: JobHistory, observed: Observed, jobset: JobSet) -> bool:
+def _has_ended(history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet) -> bool:
     """Tell whether the attempt has ended.
 
-    One failed pod ends it: its Job has no retries, and says so a second later.
+    One failed pod ends it: its Job has no retries, and says so a second later. No pod does that a suspension
+    stops: its Job doesn't count how it ends.
     """
     evidence = find_attempt_evidence(history, observed)
-    if evidence is None:
-        return jobset.is_finished
-    return (
-        jobset.is_finished
-        or bool(evidence.failed_batch_jobs)
-        or any(pod.phase == "Failed" for pod in evidence.pods)
-    )
+    if evidence is None or jobset.is_finished or evidence.failed_batch_jobs:
+        return jobset.is_finished or evidence is not None
+    stopping = jobset.suspend or jobset.suspended or job.spec.suspend
+    failed = [pod for pod in evidence.pods if pod.phase == "Failed"]
+    return any(not (stopping and was_stopped(pod)) for pod in failed)
 
 
 def _open_if_started(history: JobHistory, observed: Observed, jobset: JobSet, *, now: float) -> JobHistory:
-    """Open an attempt for the first start of a JobSet, or for its start after a suspension."""
-    if history.is_running or jobset.deleting or jobset.is_finished or jobset.suspend or jobset.suspended:
+    """Open an attempt for the first start of a JobSet, or for pods that it made since without counting a restart."""
+    if jobset.deleting or jobset.is_finished or jobset.suspend or jobset.suspended:
         return history
     if not history.bookkeeping.started:
         return open_attempt(history, observed, now=now)
-    if not _was_resumed(history, jobset) or _will_be_restarted(history, observed):
+    since = _find_resumption(history, observed, jobset, now=now)
+    if since is None:
         return history
-    resumed = {"resumed_at": int(now if jobset.resumed_at is None else jobset.resumed_at)}
+    resumed = {"resumed_at": since}
     history = replace(history, bookkeeping=history.bookkeeping.model_copy(update=resumed))
     return open_attempt(history, observed, now=now)
+
+
+def _find_resumption(history: JobHistory, observed: Observed, jobset: JobSet, *, now: float) -> int | None:
+    """Find the Unix time since which the pods are of the next attempt. None: none has begun."""
+    if _was_resumed(history, jobset) and not _will_be_restarted(history, observed):
+        return int(now if jobset.resumed_at is None else jobset.resumed_at)
+    return find_new_pods(history, observed)
 
 
 def _was_resumed(history: JobHistory, jobset: JobSet) -> bool:
@@ -251,12 +285,24 @@ def _close_with_cause(
     """Close the last attempt with the cause that the evidence gives."""
     evidence = find_attempt_evidence(history, observed)
     if jobset.completed:
-        return close_attempt(history, evidence, _judge_completion(evidence, observed, jobset), now=now)
+        finding = _judge_completion(evidence, observed, jobset)
+        if not finding.cause and evidence is not None and any(map(stopped_with_0, evidence.pods)):
+            circumstances = gather_circumstances(
+                job, observed, history.attempts[-1], evidence, counted=None, rule=None, now=now
+            )
+            finding = _describe_stop(find_cause(evidence, circumstances))
+        return close_attempt(history, evidence, finding, now=now)
     counted = True if jobset.failure_reason is not None else None
     circumstances = gather_circumstances(
         job, observed, history.attempts[-1], evidence, counted=counted, rule=None, now=now
     )
     return close_attempt(history, evidence, find_cause(evidence, circumstances), now=now)
+
+
+def _describe_stop(finding: Finding) -> Finding:
+    """Describe an end at which programs that were told to stop exited 0, as if they were done."""
+    why = finding.message if finding.explained else "its pods were deleted"
+    return replace(finding, message=f"every pod exited 0 after it was told to stop: {why}")
 
 
 def _judge_completion(evidence: AttemptEvidence | None, observed: Observed, jobset: JobSet) -> Finding:

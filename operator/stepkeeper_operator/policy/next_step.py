@@ -9,22 +9,25 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, JobSetR
 from stepkeeper_operator.build import build_jobset, machines_hash, template_hash
 from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, JobEnd, SetSuspend
 from stepkeeper_operator.facts import JobSet
-from stepkeeper_operator.observed import JOBSET_RECHECK_S, Leftover, Observed
-from stepkeeper_operator.policy.attempts import EDITED, close_as_requested, was_asked_for
-from stepkeeper_operator.policy.budgets import compute_backoff_s, count_failures, explain_exhausted_budget
+from stepkeeper_operator.observed import JOBSET_RECHECK_S, REJECTED_AGAIN_S, Leftover, Observed
+from stepkeeper_operator.policy.attempt_evidence import find_attempt_evidence
+from stepkeeper_operator.policy.attempts import EDITED, close_as_requested
+from stepkeeper_operator.policy.budgets import count_failures, explain_exhausted_budget
 from stepkeeper_operator.policy.causes import CAUSE_FENCED, Verdict
 from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.lost_pods import ORPHAN_WAIT_S
 from stepkeeper_operator.policy.machines import find_wait
-from stepkeeper_operator.policy.orphans import ORPHAN_WAIT_S
+from stepkeeper_operator.policy.pod_ends import stopped_with_0, tells_own_limits
+from stepkeeper_operator.policy.queueing import is_queued, leaves_queue, should_suspend
+from stepkeeper_operator.policy.starts import compute_next_start
 from stepkeeper_operator.settings import OperatorSettings
 
-__all__ = ["MAX_UNEXPLAINED", "Plan", "plan_next", "should_suspend", "stop_jobset"]
+__all__ = ["Plan", "plan_next", "stop_jobset"]
 
-MAX_UNEXPLAINED: Final = 10
-"""Restarts in a row without evidence of their cause and without a commit, after which a person has to look."""
-
-_QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
-_BACKING_OFF: Final = "it waits after a failure, until status.bookkeeping.notBefore (spec.restarts.backoff)"
+_LEFT_QUEUE: Final = "it is suspended, and leaves the queue that Kueue admits it from"
+_HELD: Final = "the job is not accepted: condition Accepted says why"
+_REFUSED: Final = "the API server refuses its JobSet: condition Accepted says why"
+_BACKING_OFF: Final = "it waits until status.bookkeeping.notBefore (spec.restarts.backoff)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +61,14 @@ def plan_next(
     plan = Plan(history=history, job_set=JobSetRef(name=jobset.name, uid=jobset.uid))
     if jobset.deleting:
         return replace(plan, waiting="the old JobSet's pods are still stopping")
-    if _is_outdated(job, jobset, observed):
+    if not observed.held and _is_outdated(job, jobset, observed):
         closed = close_as_requested(history, observed, EDITED, now=now)
         return replace(plan, history=closed, actions=(DeleteJobSet(jobset=jobset),), waiting=EDITED)
     if jobset.completed:
-        return _plan_after_completion(job, jobset, plan)
+        return _plan_after_completion(job, observed, jobset, plan)
     if jobset.failure_reason is not None:
-        return _plan_after_failure(job, jobset, plan, settings=settings, now=now)
-    return _plan_while_alive(job, observed, jobset, plan)
+        return _plan_after_failure(job, observed, jobset, plan, settings=settings, now=now)
+    return _plan_while_alive(job, observed, jobset, plan, now=now)
 
 
 def stop_jobset(jobset: JobSet | None) -> tuple[Action, ...]:
@@ -73,11 +76,6 @@ def stop_jobset(jobset: JobSet | None) -> tuple[Action, ...]:
     if jobset is None or jobset.is_finished or jobset.deleting:
         return ()
     return (DeleteJobSet(jobset=jobset),) if jobset.suspended else _set_suspend(jobset, suspend=True)
-
-
-def should_suspend(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
-    """Return True if the user suspends the job, or too many of its restarts in a row are unexplained."""
-    return job.spec.suspend or history.bookkeeping.unexplained >= MAX_UNEXPLAINED
 
 
 def _plan_without_jobset(
@@ -102,17 +100,11 @@ def _plan_without_jobset(
             }
         )
         history = replace(history, bookkeeping=used)
-    history, wait_s = _set_backoff(job, history, now)
+    history, wait_s = _set_backoff(job, observed, history, now)
     plan = Plan(history=history, job_set=None)
-    if should_suspend(job, history):
-        return replace(plan, waiting="it is suspended")
-    if wait := find_wait(job, observed):
-        return replace(plan, waiting=wait.message)
-    if wait_s > 0:
-        return replace(plan, waiting=_BACKING_OFF, look_again_s=wait_s)
-    if observed.leftover is not None:
-        # Two sets of pods at once would fight for the storage, and two Jobs can't have one name.
-        return replace(plan, waiting=_describe_leftover(observed.leftover), look_again_s=JOBSET_RECHECK_S)
+    delay = _find_delay(job, observed, history, wait_s=wait_s, now=now)
+    if delay is not None:
+        return replace(plan, waiting=delay[0], look_again_s=delay[1])
     manifest = build_jobset(
         job,
         number=history.bookkeeping.job_sets - 1,
@@ -123,13 +115,31 @@ def _plan_without_jobset(
     return replace(plan, actions=(CreateJobSet(manifest=manifest),), waiting="its JobSet is being made")
 
 
+def _find_delay(
+    job: CheckpointedTrainingJob, observed: Observed, history: JobHistory, *, wait_s: float, now: float
+) -> tuple[str, float | None] | None:
+    """Find what the next JobSet waits for. Also return in how many seconds to look again."""
+    if should_suspend(job, history) or observed.held:
+        return _HELD if observed.held else "it is suspended", None
+    if wait := find_wait(job, observed):
+        return wait.message, None
+    if wait_s > 0:
+        return _BACKING_OFF, wait_s
+    if (refusal := observed.rejection) is not None and now < refusal.at + REJECTED_AGAIN_S:
+        return _REFUSED, refusal.at + REJECTED_AGAIN_S - now
+    if observed.leftover is not None:
+        # Two sets of pods at once would fight for the storage, and two Jobs can't have one name.
+        return _describe_leftover(observed.leftover), JOBSET_RECHECK_S
+    return None
+
+
 def _describe_leftover(leftover: Leftover) -> str:
     if leftover.orphans:
         return (
             f"{leftover.name} of an earlier JobSet is still there, though its Job is gone: it is deleted if nobody "
             f"else does it within {ORPHAN_WAIT_S} s"
         )
-    return f"{leftover.name} of an earlier JobSet is still there: it has to end, or to be deleted"
+    return f"{leftover.name} of {leftover.origin} is still there: it has to end, or to be deleted"
 
 
 def _number_was_used(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
@@ -146,24 +156,35 @@ def _count_failures_left(job: CheckpointedTrainingJob, history: JobHistory) -> i
     return max(0, job.spec.restarts.max_failures - counted)
 
 
-def _plan_after_completion(job: CheckpointedTrainingJob, jobset: JobSet, plan: Plan) -> Plan:
+def _plan_after_completion(
+    job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, plan: Plan
+) -> Plan:
     last = plan.history.last_attempt
     step = None if last is None else last.to_step
     total = job.spec.total_steps
-    if (
-        last is not None
-        and last.cause is not None
-        and total is not None
-        and step is not None
-        and step < total
-    ):
-        waiting = f"all pods exited 0 at step {step} of {total} after a notice; it is started again"
-        return replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=waiting)
+    if last is not None and last.cause is not None:
+        known = step is not None and total is not None
+        if (step < total) if step is not None and total is not None else _was_stopped(plan.history, observed):
+            where = f" at step {step} of {total}" if known else ""
+            waiting = f"all pods exited 0{where} after a notice; it is started again"
+            return replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=waiting)
     return replace(plan, end=JobEnd(complete=True, reason="AllPodsSucceeded", message="every pod exited 0"))
 
 
+def _was_stopped(history: JobHistory, observed: Observed) -> bool:
+    """Tell whether a program exited 0 because it was told to stop. Nobody knows then how far it was."""
+    evidence = find_attempt_evidence(history, observed)
+    return evidence is not None and any(map(stopped_with_0, evidence.pods))
+
+
 def _plan_after_failure(
-    job: CheckpointedTrainingJob, jobset: JobSet, plan: Plan, *, settings: OperatorSettings, now: float
+    job: CheckpointedTrainingJob,
+    observed: Observed,
+    jobset: JobSet,
+    plan: Plan,
+    *,
+    settings: OperatorSettings,
+    now: float,
 ) -> Plan:
     history = plan.history
     last = history.last_attempt
@@ -172,7 +193,7 @@ def _plan_after_failure(
         if open_s > 0 and _is_provisional(job, history):
             return replace(plan, waiting="the cause of its end is not known yet", look_again_s=open_s)
         return replace(plan, end=end)
-    history, wait_s = _set_backoff(job, history, now)
+    history, wait_s = _set_backoff(job, observed, history, now)
     if wait_s > 0:
         return replace(plan, history=history, waiting=_BACKING_OFF, look_again_s=wait_s)
     return replace(
@@ -189,10 +210,15 @@ def _is_provisional(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
     if finding is None or finding.verdict is not Verdict.RESTART:
         return False
     on_machines = job.spec.placement.queued_resource_name is not None
-    return not finding.explained or (on_machines and finding.cause == Cause.APPLICATION_ERROR)
+    by_loss = (
+        on_machines and finding.cause == Cause.APPLICATION_ERROR and not tells_own_limits(finding.message)
+    )
+    return not finding.explained or by_loss
 
 
-def _plan_while_alive(job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, plan: Plan) -> Plan:
+def _plan_while_alive(
+    job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, plan: Plan, *, now: float
+) -> Plan:
     history = plan.history
     # JobSet acts first on an attempt that has just ended, unless no restart of it can be right.
     final = history.finding is not None and history.finding.verdict is not Verdict.RESTART
@@ -202,11 +228,29 @@ def _plan_while_alive(job: CheckpointedTrainingJob, observed: Observed, jobset: 
     wait = find_wait(job, observed)
     # Hosts that left for a moment stop nothing that runs, but nothing starts without them.
     waits = wait is not None and (wait.stop or jobset.suspend)
-    wanted = waits or should_suspend(job, plan.history)
-    queued = _QUEUE_LABEL in job.metadata.labels
-    if wanted != jobset.suspend and (wanted or not queued):
-        plan = replace(plan, actions=_set_suspend(jobset, suspend=wanted))
+    if is_queued(job):
+        left = leaves_queue(job, observed, plan.history)
+        plan = replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=_LEFT_QUEUE) if left else plan
+    else:
+        plan = _hold_next_start(job, observed, plan, now=now)
+        wanted = waits or should_suspend(job, plan.history) or plan.waiting is not None
+        if wanted or not observed.held:
+            plan = replace(plan, actions=_set_suspend(jobset, suspend=wanted))
     return replace(plan, waiting=wait.message) if waits and wait is not None else plan
+
+
+def _hold_next_start(job: CheckpointedTrainingJob, observed: Observed, plan: Plan, *, now: float) -> Plan:
+    """Hold up the restart that JobSet is about to do, if the job's starts come to nothing at once.
+
+    JobSet restarts in place without any wait, and such restarts without any limit. Those after failures of the
+    application are few.
+    """
+    last = plan.history.last_attempt
+    if last is None or last.end is None or last.cause == Cause.APPLICATION_ERROR:
+        return plan
+    history, wait_s = _set_backoff(job, observed, plan.history, now)
+    plan = replace(plan, history=history)
+    return replace(plan, waiting=_BACKING_OFF, look_again_s=wait_s) if wait_s > 0 else plan
 
 
 def _is_outdated(job: CheckpointedTrainingJob, jobset: JobSet, observed: Observed) -> bool:
@@ -265,17 +309,14 @@ def _find_newest_ended(history: JobHistory) -> Attempt | None:
     return next((attempt for attempt in reversed(history.attempts) if attempt.end is not None), None)
 
 
-def _set_backoff(job: CheckpointedTrainingJob, history: JobHistory, now: float) -> tuple[JobHistory, float]:
+def _set_backoff(
+    job: CheckpointedTrainingJob, observed: Observed, history: JobHistory, now: float
+) -> tuple[JobHistory, float]:
     """Set the time of the next start in the history. Also return the seconds until then."""
     last = history.last_attempt
     if last is None or last.end is None or not last.cause:
         return history, 0.0
-    # An end that somebody asked for proves nothing about the guesses before it.
-    unexplained = 0 if was_asked_for(last.message) else history.bookkeeping.unexplained
-    wait_s = compute_backoff_s(
-        job.spec.restarts.backoff, history.restarts, last.cause, unexplained=unexplained
-    )
-    not_before = last.end + wait_s if wait_s else None
+    not_before = compute_next_start(job, observed, history)
     noted = replace(history, bookkeeping=history.bookkeeping.model_copy(update={"not_before": not_before}))
     return noted, 0.0 if not_before is None else max(0.0, not_before - now)
 

@@ -4,9 +4,26 @@ from typing import Final
 
 from stepkeeper_operator.facts import Pod
 
-__all__ = ["describe_failure", "ended_by_deletion", "last_error_line", "was_killed"]
+__all__ = [
+    "SIGNAL_CODES",
+    "describe_eviction",
+    "describe_failure",
+    "ended_by_deletion",
+    "last_error_line",
+    "stopped_with_0",
+    "tells_own_limits",
+    "was_killed",
+    "was_stopped",
+]
 
-_KILLED: Final = {137, 143}
+SIGNAL_CODES: Final = frozenset({137, 143})
+"""Exit codes of programs that SIGKILL or SIGTERM ended."""
+
+_OWN_WORDS: Final = {None, "Error"}
+"""Reasons of a container's end that leave the exit code to tell why: it is the program's own."""
+
+_OUT_OF_MEMORY: Final = "(OOMKilled: it used more memory than its limit)"
+_EVICTED: Final = "was evicted by its kubelet: "
 _CLOCK_SKEW_S: Final = 1
 """The pod's end has the node's clock, the request for its deletion has the API server's."""
 
@@ -23,21 +40,50 @@ def ended_by_deletion(pod: Pod, code: int, reason: str | None, finished_at: floa
     """Return True if a container ended because somebody deleted its pod.
 
     Its Job deletes it after another pod has failed, or a person does. A pod that ended by itself is deleted too,
-    but after its end.
+    but after its end. Programs that are told to end by SIGTERM exit with codes of their own, too.
     """
-    if pod.deadline is None or code not in _KILLED or reason == "OOMKilled":
+    if pod.deadline is None or reason == "OOMKilled":
         return False
-    asked_at = pod.deadline - pod.grace_s
-    return finished_at is None or finished_at >= asked_at - _CLOCK_SKEW_S
+    if finished_at is None:
+        return code in SIGNAL_CODES
+    late_s = finished_at - (pod.deadline - pod.grace_s)
+    return late_s >= -_CLOCK_SKEW_S if code in SIGNAL_CODES else late_s >= 0 and reason in _OWN_WORDS
+
+
+def was_stopped(pod: Pod) -> bool:
+    """Return True if the pod's trainer ended after its deletion was asked for, and nothing else ended it."""
+    if pod.deadline is None or pod.disruption is not None or pod.hang:
+        return False
+    return pod.finished_at is None or pod.finished_at >= pod.deadline - pod.grace_s - _CLOCK_SKEW_S
+
+
+def stopped_with_0(pod: Pod) -> bool:
+    """Return True if the pod's program, told to stop, exited 0 without a word of ours: it may be far from done."""
+    told = pod.disruption is not None or was_stopped(pod)
+    return told and pod.exit_code == 0 and pod.termination is None
 
 
 def describe_failure(pod: Pod) -> str:
-    """Describe how the trainer failed: its exit code, and the last line of its error."""
+    """Describe how the trainer failed: its exit code, and the last line of its error or the end of its log."""
     text = f"pod {pod.name} exited with code {pod.code}"
     if pod.exit_reason == "OOMKilled":
-        text += " (OOMKilled: it used more memory than its limit)"
-    detail = last_error_line(pod)
+        text += f" {_OUT_OF_MEMORY}"
+    detail = last_error_line(pod) or pod.last_words
     return f"{text}: {detail}" if detail else text
+
+
+def describe_eviction(pod: Pod) -> str:
+    """Describe how the pod went over its own limits."""
+    why = pod.message or "it used more ephemeral storage, or of an emptyDir, than its limit"
+    return f"pod {pod.name} {_EVICTED}{why}"
+
+
+def tells_own_limits(message: str) -> bool:
+    """Return True for the message of an end by a pod's own limits.
+
+    Such an end is the application's alone. Any other error may come of lost peers or chips, whatever its text is.
+    """
+    return _OUT_OF_MEMORY in message or _EVICTED in message
 
 
 def last_error_line(pod: Pod) -> str:

@@ -54,13 +54,13 @@ def compute_lead_s(status: CheckpointStatus) -> float:
     return min(_MAX_LEAD_S, max(_MIN_LEAD_S, _LEAD_PER_SAVE * (millis or 0) / 1000))
 
 
-def find_open_request(checkpoint: CheckpointStatus | None, history: JobHistory) -> str | None:
-    """Return the id of the request that no commit has answered yet. An attempt that has ended answers none."""
+def find_open_request(checkpoint: CheckpointStatus | None, history: JobHistory) -> SaveRequest | None:
+    """Return the request that no commit has answered yet. An attempt that has ended answers none."""
     request = None if checkpoint is None else checkpoint.last_request
     last = history.last_attempt
     if request is None or request.sequence is not None or last is None or not history.is_running:
         return None
-    return request.id if request.attempt == last.number else None
+    return request if request.attempt == last.number else None
 
 
 def _find_window(

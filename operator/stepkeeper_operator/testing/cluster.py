@@ -1,6 +1,7 @@
 """Keep objects with names, uids and versions: `Cluster` without a server."""
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,21 +31,33 @@ class FakeCluster(Cluster):
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._version = 100
+        self.version = 100
+        """Counts all changes."""
         self._uids = 0
         self.objects: dict[Place, dict[str, Any]] = {}
         self.writes: list[Write] = []
+        self.reads: Counter[tuple[str, str]] = Counter()
+        """Numbers of get, list (in one namespace) and LIST (in all), by plural."""
+
         self.refusals: dict[tuple[str, str], ApiError] = {}
         """By verb and plural: the error that such a write gets until it is removed here."""
         self.on_change: Callable[[str, RawObject, bool], None] = lambda _plural, _raw, _deleted: None
 
     @override
     async def get(self, resource: Resource, namespace: str | None, name: str) -> RawObject | None:
+        self.reads["get", resource.plural] += 1
         return copy.deepcopy(self.objects.get((resource.plural, namespace, name)))
 
     @override
-    async def list_uids(self, resource: Resource, label_selector: str) -> frozenset[str]:
-        return frozenset(raw["metadata"]["uid"] for raw in self.list_objects(resource.plural))
+    async def list_uids(
+        self, resource: Resource, label_selector: str, *, namespace: str | None = None
+    ) -> frozenset[str]:
+        self.reads["LIST" if namespace is None else "list", resource.plural] += 1
+        return frozenset(
+            raw["metadata"]["uid"]
+            for raw in self.list_objects(resource.plural)
+            if namespace is None or raw["metadata"].get("namespace") == namespace
+        )
 
     @override
     async def list_all(self, resource: Resource) -> tuple[RawObject, ...]:
@@ -184,8 +197,8 @@ class FakeCluster(Cluster):
         """Store the object under its name with a new version, and tell its watchers."""
         body = copy.deepcopy(dict(raw))
         meta = body["metadata"]
-        self._version += 1
-        meta["resourceVersion"] = str(self._version)
+        self.version += 1
+        meta["resourceVersion"] = str(self.version)
         if "uid" not in meta:
             self._uids += 1
             meta["uid"] = f"{plural}-{self._uids}"
@@ -213,13 +226,13 @@ class FakeCluster(Cluster):
         """Remove the object, and tell its watchers."""
         raw = self.objects.pop((plural, namespace, name), None)
         if raw is not None:
+            self.version += 1
             self.on_change(plural, raw, True)  # a plain callable
 
     def list_objects(self, plural: str) -> list[dict[str, Any]]:
         """List the objects of a kind, sorted by name."""
-        return [
-            raw for place, raw in sorted(self.objects.items(), key=lambda i: str(i[0])) if place[0] == plural
-        ]
+        found = [(place, raw) for place, raw in self.objects.items() if place[0] == plural]
+        return [raw for _, raw in sorted(found, key=lambda item: (item[0][1] or "", item[0][2]))]
 
     def _record_request(self, verb: str, resource: Resource, name: str) -> None:
         if resource.plural != "tokenreviews":

@@ -2,14 +2,20 @@
 
 from typing import Any
 
-from stepkeeper.contract import Head, Report, ReportedCommit, ReportPhase, Termination
+from stepkeeper.contract import CommitPoint, ExitCode, Head, Report, ReportedCommit, ReportPhase, Termination
 
-__all__ = ["termination_message", "training_report"]
+__all__ = ["saved_message", "termination_message", "training_report"]
 
 
 def termination_message(code: int, **more: Any) -> str:
     """Make a termination message."""
     return Termination(code=code, **more).to_json().decode()
+
+
+def saved_message(sequence: int, step: int) -> str:
+    """Make the termination message of a trainer that has committed `step` as `sequence` after SIGTERM."""
+    committed = CommitPoint(sequence=sequence, step=step)
+    return termination_message(ExitCode.SAVED, notice="sigterm", step=step, root="r", committed=committed)
 
 
 def training_report(sequence: int, step: int, **more: Any) -> Report:

@@ -19,7 +19,7 @@ from stepkeeper_operator.reconcile import Reconciler
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.testing.cluster import FakeCluster
 from stepkeeper_operator.testing.controllers import FakeControllers
-from stepkeeper_operator.testing.messages import termination_message
+from stepkeeper_operator.testing.messages import saved_message
 from stepkeeper_operator.training_jobs.controller import make_job_controller
 
 __all__ = ["World", "training_job"]
@@ -73,7 +73,9 @@ class World:
         self._kinds = {kind.resource.plural: kind for kind in kinds}
         self.cache = Cache(lambda: self.now)
         self.reports = ReportCache()
-        self.directives = DirectiveCache(report_interval_s=self.settings.report_interval_s)
+        self.directives = DirectiveCache(
+            report_interval_s=self.settings.report_interval_s, clock=lambda: self.now
+        )
         self.cluster.on_change = self._record_change
         self.metrics = Metrics()
         jobs = make_job_controller(
@@ -146,18 +148,26 @@ class World:
             await self.reconcile()
         return [f"{write.verb} {write.plural}" for write in self.cluster.writes]
 
-    def receive_report(self, report: Report, *, ordinal: tuple[int, int] | None = None) -> None:
-        """Receive a report from a pod of the present attempt."""
+    def receive_report(
+        self, report: Report, *, ordinal: tuple[int, int] | None = None, rank: int = 0
+    ) -> None:
+        """Receive a report from the pod of that rank in the present attempt."""
         jobset = self.cache.get_jobset(_KEY)
         present = (0, 0) if jobset is None else jobset.ordinal
-        last = LastReport(report=report, ordinal=ordinal or present, received_at=self.now)
+        pods = [pod["metadata"]["uid"] for pod in self.pods]
+        last = LastReport(
+            report=report,
+            ordinal=ordinal or present,
+            received_at=self.now,
+            pod_uid=pods[rank] if rank < len(pods) else "",
+        )
         self.reports.add_report(self.job.metadata.uid, last)
 
     def preempt(self, index: int = 0) -> None:
         """Let the kubelet of a Spot machine end a pod. The trainer saves on all hosts and stops."""
         self.controllers.disrupt(self.pods[index], "TerminationByKubelet")
         for pod in self.pods:
-            message = termination_message(ExitCode.SAVED, notice="sigterm", step=120, root="r", sequence=7)
+            message = saved_message(sequence=7, step=120)
             self.controllers.end_pod(pod, ExitCode.SAVED, message=message)
 
     def lose_node(self, name: str) -> None:

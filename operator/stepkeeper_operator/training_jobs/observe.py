@@ -26,7 +26,7 @@ from stepkeeper_operator.facts import (
 )
 from stepkeeper_operator.facts.raw import RawObject, controller_of
 from stepkeeper_operator.labels import JOB_UID_LABEL
-from stepkeeper_operator.observed import JOBSET_RECHECK_S, Leftover, Observed, waits_for_jobset
+from stepkeeper_operator.observed import Leftover, Observed, compute_recheck_s, find_end
 
 __all__ = ["Observer"]
 
@@ -55,19 +55,31 @@ class Observer:
         self._queued_resources_managed = queued_resources_managed
         self._clock = clock
 
-    async def observe(self, key: ObjectKey, job: CheckpointedTrainingJob) -> Observed:
-        """Gather everything around the job. Raises ApiError."""
-        uid = job.metadata.uid
-        jobset = await self._read_jobset(key, job)
-        config_map = await self._read_config_map(key, uid)
+    async def observe(
+        self, key: ObjectKey, job: CheckpointedTrainingJob, unreadable: tuple[str, ...] = ()
+    ) -> Observed:
+        """Gather everything around the job, whose spec is without its `unreadable` parts. Raises ApiError.
+
+        A job that is over starts nothing, so what the watches tell of it is enough.
+        """
+        uid, over = job.metadata.uid, find_end(job) is not None
+        jobset = self._cache.get_jobset(key) if over else await self._read_jobset(key, job)
+        config_map = None if over else await self._read_config_map(key, uid)
+        predecessors = _find_predecessors(key, uid, jobset, config_map)
+        if predecessors is not None:
+            # The garbage collector deletes both: what is another's is as good as gone.
+            jobset = config_map = None
         pods, evidence = self._cache.list_pods(uid), self._cache.evidence.list_attempts(uid)
         n_nodes, n_unknown_nodes = self._cache.count_nodes()
         memory = self._memory.get_job(uid)
-        rejected = memory.rejection is not None and memory.rejection[0] == job.metadata.generation
+        rejection = memory.rejection
+        rejected = rejection is not None and rejection.generation == job.metadata.generation
         return Observed(
             jobset=jobset,
             pods=pods,
-            leftover=await self._find_leftover(key, job) if jobset is None else None,
+            leftover=None
+            if over or jobset is not None
+            else predecessors or await self._find_leftover(key, job),
             evidence=evidence,
             nodes=self._collect_nodes(pods, evidence),
             n_nodes=n_nodes,
@@ -75,7 +87,8 @@ class Observer:
             report=self._reports.get_report(uid),
             config_map=config_map,
             ca_pem=self._ca_pem(),
-            rejection=memory.rejection[1] if rejected and memory.rejection is not None else None,
+            rejection=rejection if rejected else None,
+            unreadable=unreadable,
             machines=self._read_machines(key, job),
             queued_resources_managed=self._queued_resources_managed,
             operator_started_at=self._memory.started_at,
@@ -96,9 +109,10 @@ class Observer:
         """
         known, memory = self._cache.get_jobset(key), self._memory.get_job(job.metadata.uid)
         now = self._clock()
-        recheck = now - memory.jobset_read_at >= JOBSET_RECHECK_S
-        if known is not None and not (recheck and waits_for_jobset(job, known)):
-            return known
+        if known is not None:
+            believed_s = compute_recheck_s(job, known, now=now)
+            if believed_s is None or now - memory.jobset_read_at < believed_s:
+                return known
         raw = await self._cluster.get(JOBSETS, key.namespace, key.name)
         memory.jobset_read_at = now
         if raw is None:
@@ -138,19 +152,27 @@ class Observer:
 
     async def _find_unwatched(self, job: CheckpointedTrainingJob) -> Leftover | None:
         """Find what an earlier JobSet made while our watches were broken: no cache has it yet."""
-        if job.status.bookkeeping.job_sets == 0:
+        bookkeeping = job.status.bookkeeping
+        backs_off = bookkeeping.not_before is not None and self._clock() < bookkeeping.not_before
+        if bookkeeping.job_sets == 0 or backs_off:
             return None
         for resource in (BATCH_JOBS, PODS):
             # List first: an object that a watch brings meanwhile is then in the cache.
-            present = await self._cluster.list_uids(resource, f"{JOB_UID_LABEL}={job.metadata.uid}")
+            selector = f"{JOB_UID_LABEL}={job.metadata.uid}"
+            present = await self._cluster.list_uids(resource, selector, namespace=job.metadata.namespace)
             if present - self._cache.list_uids(resource):
                 return Leftover(name=f"a {resource.kind} that no watch has told of yet")
         return None
 
     async def _read_config_map(self, key: ObjectKey, uid: str) -> ConfigMap | None:
-        """Read the ConfigMap once per resync period. ConfigMaps aren't watched; each write also refreshes it."""
+        """Read the ConfigMap once per resync period. ConfigMaps aren't watched; each write also refreshes it.
+
+        One of another owner may be gone at any moment, so it is read each time.
+        """
         memory, now = self._memory.get_job(uid), self._clock()
-        if memory.config_map is None or now - memory.config_map_read_at >= self._resync_s:
+        known = memory.config_map
+        stale = known is None or known.owner_uid != uid
+        if stale or now - memory.config_map_read_at >= self._resync_s:
             raw = await self._cluster.get(CONFIG_MAPS, key.namespace, config_map_name(key.name))
             memory.config_map_read_at = now
             memory.config_map = None if raw is None else read_config_map(raw)
@@ -160,3 +182,14 @@ class Observer:
         names = {pod.node for pod in pods} | {pod.node for attempt in evidence for pod in attempt.pods}
         found = {name: self._cache.get_node(name) for name in names if name is not None}
         return {name: node for name, node in found.items() if node is not None}
+
+
+def _find_predecessors(
+    key: ObjectKey, uid: str, jobset: JobSet | None, config_map: ConfigMap | None
+) -> Leftover | None:
+    """Find what a deleted job of the same name has left: the garbage collector takes a moment."""
+    kinds = {JOBSETS.kind: (jobset, key.name), CONFIG_MAPS.kind: (config_map, config_map_name(key.name))}
+    for kind, (item, name) in kinds.items():
+        if item is not None and item.owner_uid != uid and item.owner_job == key.name:
+            return Leftover(name=f"{kind} {name}", origin="a deleted job of this name")
+    return None

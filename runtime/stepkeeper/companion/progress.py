@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from stepkeeper.companion.reporter import TrainerState
-from stepkeeper.contract import ReportedRestore, ReportPhase
+from stepkeeper.contract import CommitPoint, ReportPhase
 from stepkeeper.contract.report import MAX_METRICS
 from stepkeeper.loggers import logger
 
@@ -65,7 +65,7 @@ class Progress:
         """Note that the process has come to `phase`."""
         self._change(lambda state: replace(state, phase=phase))
 
-    def record_restore(self, restored: ReportedRestore | None) -> None:
+    def record_restore(self, restored: CommitPoint | None) -> None:
         """Note that training begins, from the commit `restored` or from scratch."""
         self._change(lambda state: replace(state, restored=restored, phase=ReportPhase.TRAINING))
 

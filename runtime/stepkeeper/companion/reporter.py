@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from stepkeeper.companion.endpoint import EndpointError, ReportTarget, post_report
-from stepkeeper.contract import Directive, Head, Report, ReportedCommit, ReportedRestore, ReportPhase
+from stepkeeper.contract import CommitPoint, Directive, Head, Report, ReportedCommit, ReportPhase
 from stepkeeper.contract.report import MAX_COMMITS
 
 __all__ = ["LogView", "Reporter", "TrainerState"]
@@ -26,7 +26,7 @@ class TrainerState:
     step: int | None = None
     step_millis: int | None = None
     in_flight_step: int | None = None
-    restored: ReportedRestore | None = None
+    restored: CommitPoint | None = None
     notice: str | None = None
     error: str | None = None
     metrics: dict[str, str] = field(default_factory=dict)

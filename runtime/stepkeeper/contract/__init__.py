@@ -9,6 +9,7 @@ from stepkeeper.contract.identity import Identity
 from stepkeeper.contract.places import (
     CA_FILE_NAME,
     CONTAINER_NAME,
+    COORDINATOR_PORT,
     LOCAL_TIER_FOLDER,
     NOTICE_FILE,
     RUN_FOLDER,
@@ -19,11 +20,11 @@ from stepkeeper.contract.places import (
     token_audience,
 )
 from stepkeeper.contract.report import (
+    CommitPoint,
     Directive,
     Head,
     Report,
     ReportedCommit,
-    ReportedRestore,
     ReportPhase,
     SlowestRank,
 )
@@ -43,6 +44,7 @@ from stepkeeper.contract.wire import ContractError
 __all__ = [
     "CA_FILE_NAME",
     "CONTAINER_NAME",
+    "COORDINATOR_PORT",
     "END_RESERVE_S",
     "LOCAL_TIER_FOLDER",
     "NOTICE_FILE",
@@ -54,6 +56,7 @@ __all__ = [
     "Best",
     "BestMode",
     "Cause",
+    "CommitPoint",
     "ContractError",
     "Directive",
     "Endpoint",
@@ -66,7 +69,6 @@ __all__ = [
     "Report",
     "ReportPhase",
     "ReportedCommit",
-    "ReportedRestore",
     "Retention",
     "Settings",
     "SlowestRank",

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
+from stepkeeper.contract.places import COORDINATOR_PORT, TERMINATION_FILE
 from stepkeeper.contract.wire import ContractError
 
 __all__ = ["Identity"]
@@ -45,6 +46,12 @@ class Identity:
 
     grace_s: int
     """The pod's termination grace period in seconds, as far as it can be counted on (15 on Spot)."""
+
+    coordinator_port: int = COORDINATOR_PORT
+    """The port on which rank 0's host, or the launcher on it, lets the others find each other."""
+
+    termination_file: str = TERMINATION_FILE
+    """The container's terminationMessagePath, where the kubelet looks for the process's last word."""
 
     @property
     def ordinal(self) -> tuple[int, int]:
@@ -103,6 +110,8 @@ class Identity:
         values: dict[str, str | int] = {}
         for field in dataclasses.fields(cls):
             name = cls.variable(field.name)
+            if name not in environ and field.default is not dataclasses.MISSING:
+                continue
             if name not in environ:
                 raise ContractError(
                     f"environment variable {name} is missing; the operator sets it in the trainer container"

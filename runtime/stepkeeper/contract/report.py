@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Final, Self, TypeAlias
 
-from stepkeeper.contract.wire import AtMost, ContractError, decode_json, encode_json
+from stepkeeper.contract.wire import AtMost, ContractError, Else, decode_message, encode_json
 
-__all__ = ["Directive", "Head", "Report", "ReportPhase", "ReportedCommit", "ReportedRestore", "SlowestRank"]
+__all__ = ["CommitPoint", "Directive", "Head", "Report", "ReportPhase", "ReportedCommit", "SlowestRank"]
 
 REPORT_LIMIT_BYTES: Final = 64 * 1024
 MAX_COMMITS: Final = 32
@@ -59,10 +59,12 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportedRestore:
-    """The commit that an attempt has restored, in a report."""
+class CommitPoint:
+    """A commit, by its place in the log and in the training."""
 
     sequence: int
+    """Its slot in the log."""
+
     step: int
 
 
@@ -81,7 +83,7 @@ class SlowestRank:
 class Report:
     """One report. Its authority is its token's pod, never a name in it."""
 
-    phase: ReportPhase
+    phase: Annotated[ReportPhase, Else(ReportPhase.TRAINING)]
     root: Nonce | None = None
     """The nonce of the log's first entry; None before the begin."""
 
@@ -100,7 +102,7 @@ class Report:
     """Commits of this claim that are in no answered report yet, oldest first."""
 
     in_flight_step: int | None = None
-    restored: ReportedRestore | None = None
+    restored: CommitPoint | None = None
     """The commit that this attempt resumed from. None: from scratch (once the phase is Training)."""
 
     ranks: SlowestRank | None = None
@@ -122,12 +124,12 @@ class Report:
             data: At most 64 KiB of JSON.
 
         Raises:
-            ContractError: The data is longer, or no report; the message names what is wrong.
+            ContractError: The data is longer, no report, or of a newer format; the message names what is wrong.
 
         """
         if len(data) > REPORT_LIMIT_BYTES:
             raise ContractError(f"a report has at most {REPORT_LIMIT_BYTES} bytes")
-        return decode_json(cls, data)
+        return decode_message(cls, data)
 
     def to_json(self) -> bytes:
         """Encode the report."""
@@ -141,6 +143,12 @@ class Directive:
     checkpoint_now: str | None = None
     """The id of a request to save; one save answers it."""
 
+    save_reason: Annotated[str, AtMost(512)] | None = None
+    """Why that is asked for; the training's log has it."""
+
+    save_within_s: int | None = None
+    """Seconds from this answer to what the save is ahead of. 0: it may begin at any moment."""
+
     stop: bool = False
     """A notice: save and exit 75."""
 
@@ -152,7 +160,7 @@ class Directive:
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
         """Decode an answer. Raises ContractError."""
-        return decode_json(cls, data)
+        return decode_message(cls, data)
 
     def to_json(self) -> bytes:
         """Encode the answer."""

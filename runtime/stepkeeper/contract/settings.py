@@ -5,9 +5,9 @@ A start needs this file and storage, nothing else.
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
+from typing import Annotated, Self
 
-from stepkeeper.contract.wire import ContractError, decode_json, encode_json
+from stepkeeper.contract.wire import ContractError, Else, decode_message, encode_json, list_unknown
 
 __all__ = [
     "Best",
@@ -113,22 +113,31 @@ class Settings:
     uri: str
     """The root of its checkpoints."""
 
-    interval: Interval
-    retention: Retention = Retention()
-    on_disruption: OnDisruption = OnDisruption.SAVE
+    interval: Annotated[Interval, Else(Interval(type=IntervalType.AUTO))]
+    """Auto, if its type isn't known."""
+
+    retention: Annotated[Retention, Else(Retention(every_steps=1))] = Retention()
+    """All commits are kept if it isn't known which are best."""
+
+    on_disruption: Annotated[OnDisruption, Else(OnDisruption.SAVE)] = OnDisruption.SAVE
     total_steps: int | None = None
     endpoint: Endpoint | None = None
     """The endpoint for reports. None: nobody is told; training doesn't need it."""
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
-        """Decode settings.
+        """Decode settings, also those of another version of the operator.
 
         Raises:
-            ContractError: The data is no settings of this version; the message names what is wrong.
+            ContractError: The data is no settings, or of a newer format; the message names what is wrong.
 
         """
-        return decode_json(cls, data)
+        return decode_message(cls, data)
+
+    @classmethod
+    def list_unknown(cls, data: bytes | str) -> tuple[str, ...]:
+        """List what in the settings isn't known in this version, and is passed over. Raises ContractError."""
+        return list_unknown(cls, data)
 
     def to_json(self) -> bytes:
         """Encode the settings."""

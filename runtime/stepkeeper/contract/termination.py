@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Final, Self
 
 from stepkeeper.contract.exits import Cause
-from stepkeeper.contract.wire import AtMost, decode_json, encode_json
+from stepkeeper.contract.report import CommitPoint
+from stepkeeper.contract.wire import AtMost, decode_message, encode_json
 
 __all__ = ["Termination"]
 
@@ -30,8 +31,11 @@ class Termination:
     root: Annotated[str, AtMost(64)] | None = None
     """The nonce of the log's first entry."""
 
-    sequence: int | None = None
-    """The newest commit of this process's claim, or the one that it restored."""
+    committed: CommitPoint | None = None
+    """The newest commit that was made in this process."""
+
+    restored: CommitPoint | None = None
+    """The commit that this process restored last. It proves no progress."""
 
     claim: int | None = None
     cause: str | None = None
@@ -51,7 +55,7 @@ class Termination:
             ContractError: The message is somebody else's.
 
         """
-        said = decode_json(cls, data)
+        said = decode_message(cls, data)
         if said.cause is None or said.cause in {cause.value for cause in Cause}:
             return said
         return replace(said, cause=Cause.DISRUPTION.value)

@@ -1,9 +1,13 @@
-"""Decode JSON objects strictly into frozen values: an unknown key, a missing key or a wrong type is an error.
+"""Decode JSON objects into frozen values: a missing key or a wrong type is an error that names its place.
+
+There are two readers. `decode` is for what storage holds and for what processes of one version tell each other: a key
+or a value that it doesn't know is an error. `decode_message` is for what operator and pods tell each other, which may
+be of different versions: it passes over what it doesn't know, and refuses only a `format` that is newer than its own.
 
 A field's JSON name is its Python name. Supported annotations: bool, int, str, StrEnum classes, values made of
-these (nested dataclasses), ``X | None``, ``tuple[X, ...]``, ``dict[str, str]`` and ``Annotated[X,
-AtMost(n)]``. A whole number is from 0 to 2**53, the most that every JSON reader keeps; a string is text that
-UTF-8 can carry. Bounds are checked in what is read, not in values that this process makes itself.
+these (nested dataclasses), ``X | None``, ``tuple[X, ...]``, ``dict[str, str]``, ``Annotated[X, AtMost(n)]`` and
+``Annotated[X, Else(value)]``. A whole number is from 0 to 2**53, the most that every JSON reader keeps; a string is
+text that UTF-8 can carry. Bounds are checked in what is read, not in values that this process makes itself.
 """
 
 import dataclasses
@@ -16,10 +20,25 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Final, TypeVar
 
-__all__ = ["AtMost", "ContractError", "decode", "decode_json", "encode", "encode_json"]
+__all__ = [
+    "MESSAGE_FORMAT",
+    "AtMost",
+    "ContractError",
+    "Else",
+    "decode",
+    "decode_message",
+    "encode",
+    "encode_json",
+    "list_unknown",
+]
 
 T = TypeVar("T")
 
+MESSAGE_FORMAT: Final = 1
+"""The newest format of messages that this version reads. A message without the key `format` has format 1. A writer
+says a greater one only where a reader that passes over what it doesn't know would do harm."""
+
+_FORMAT_KEY: Final = "format"
 _MAX_INT: Final = 2**53
 
 
@@ -32,6 +51,17 @@ class AtMost:
     """The greatest number, or the most characters of a string."""
 
     limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Else:
+    """The value to read in place of one that holds an unknown member of an enum."""
+
+    value: object
+
+
+class _UnknownMemberError(ContractError):
+    """An enum has no such member in this version."""
 
 
 def encode(value: Any) -> Any:
@@ -53,62 +83,102 @@ def encode_json(value: Any) -> bytes:
     return json.dumps(encode(value), sort_keys=True, separators=(",", ":")).encode()
 
 
-def decode_json(kind: type[T], data: bytes | str) -> T:
-    """Decode JSON into a value.
+def decode_message(kind: type[T], data: bytes | str) -> T:
+    """Decode a message of the other side, which may be of an older or a newer version.
+
+    Keys that `kind` doesn't have are passed over. A value with a member of an enum that this version doesn't know is
+    read as the field's `Else` says.
 
     Args:
-        kind: The dataclass of the value.
+        kind: The dataclass of the message.
         data: The JSON.
 
     Raises:
-        ContractError: The data is something else; the message names the path of what is wrong.
+        ContractError: The data is something else, or of a newer format; the message names the path of what is wrong.
 
     """
-    try:
-        raw = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ContractError(f"{kind.__name__}: not JSON: {error}") from error
-    return decode(kind, raw)
+    return typing.cast(T, _decode_message(kind, data, []))
+
+
+def list_unknown(kind: type, data: bytes | str) -> tuple[str, ...]:
+    """List what `decode_message` passes over, for people: the paths of keys, and values that aren't known."""
+    passed_over: list[str] = []
+    _decode_message(kind, data, passed_over)
+    return tuple(passed_over)
 
 
 def decode(kind: type[T], raw: object) -> T:
-    """Decode parsed JSON into a value of ``kind``, as `decode_json` does."""
-    return typing.cast(T, _decode(kind, raw, kind.__name__))
+    """Decode parsed JSON strictly into a value of `kind`.
+
+    Raises:
+        ContractError: It is something else, or has more in it; the message names the path of what is wrong.
+
+    """
+    return typing.cast(T, _decode(kind, raw, kind.__name__, None))
 
 
-def _decode(kind: Any, raw: object, path: str) -> object:
+def _decode_message(kind: type, data: bytes | str, passed_over: list[str]) -> object:
+    path = kind.__name__
+    try:
+        raw = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ContractError(f"{path}: not JSON: {error}") from error
+    if isinstance(raw, dict) and _FORMAT_KEY in raw:
+        written = _decode_scalar(int, raw.pop(_FORMAT_KEY), f"{path}.{_FORMAT_KEY}")
+        if typing.cast(int, written) > MESSAGE_FORMAT:
+            raise ContractError(
+                f"{path}: format {written} is newer than {MESSAGE_FORMAT}, the newest that this version of stepkeeper "
+                "reads: use the same or a newer version here"
+            )
+    return _decode(kind, raw, path, passed_over)
+
+
+def _decode(kind: Any, raw: object, path: str, passed_over: list[str] | None) -> object:
+    """Decode `raw`; strictly without `passed_over`, a list for what is not known."""
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
-        return _decode_optional(kind, raw, path)
+        return _decode_optional(kind, raw, path, passed_over)
     if origin is Annotated:
-        return _decode_bounded(kind, raw, path)
+        return _decode_annotated(kind, raw, path, passed_over)
     if origin is tuple:
         if not isinstance(raw, list):
             raise ContractError(f"{path}: expected a list, got {type(raw).__name__}")
         item_kind = typing.get_args(kind)[0]
-        return tuple(_decode(item_kind, item, f"{path}[{i}]") for i, item in enumerate(raw))
+        return tuple(_decode(item_kind, item, f"{path}[{i}]", passed_over) for i, item in enumerate(raw))
     if origin is dict:
         return _decode_strings(raw, path)
     if dataclasses.is_dataclass(kind):
-        return _decode_dataclass(kind, raw, path)
+        return _decode_dataclass(kind, raw, path, passed_over)
     return _decode_scalar(kind, raw, path)
 
 
-def _decode_bounded(kind: Any, raw: object, path: str) -> object:
-    inner, bound = typing.get_args(kind)
-    value = _decode(inner, raw, path)
-    if isinstance(value, str) and len(value) > bound.limit:
-        raise ContractError(f"{path}: expected at most {bound.limit} characters, got {len(value)}")
-    if isinstance(value, int) and value > bound.limit:
-        raise ContractError(f"{path}: expected at most {bound.limit}, got {value}")
+def _decode_annotated(kind: Any, raw: object, path: str, passed_over: list[str] | None) -> object:
+    inner, mark = typing.get_args(kind)
+    if isinstance(mark, Else):
+        return _decode_or_else(inner, mark, raw, path, passed_over)
+    value = _decode(inner, raw, path, passed_over)
+    if isinstance(value, str) and len(value) > mark.limit:
+        raise ContractError(f"{path}: expected at most {mark.limit} characters, got {len(value)}")
+    if isinstance(value, int) and value > mark.limit:
+        raise ContractError(f"{path}: expected at most {mark.limit}, got {value}")
     return value
 
 
-def _decode_optional(kind: Any, raw: object, path: str) -> object:
+def _decode_or_else(kind: Any, mark: Else, raw: object, path: str, passed_over: list[str] | None) -> object:
+    try:
+        return _decode(kind, raw, path, passed_over)
+    except _UnknownMemberError as error:
+        if passed_over is None:
+            raise
+        passed_over.append(str(error))
+        return mark.value
+
+
+def _decode_optional(kind: Any, raw: object, path: str, passed_over: list[str] | None) -> object:
     if raw is None:
         return None
     (inner,) = (arg for arg in typing.get_args(kind) if arg is not type(None))
-    return _decode(inner, raw, path)
+    return _decode(inner, raw, path, passed_over)
 
 
 def _decode_strings(raw: object, path: str) -> dict[str, str]:
@@ -122,19 +192,27 @@ def _hints(kind: Any) -> dict[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
 
 
-def _decode_dataclass(kind: Any, raw: object, path: str) -> object:
+def _decode_dataclass(kind: Any, raw: object, path: str, passed_over: list[str] | None) -> object:
     if not isinstance(raw, dict):
         raise ContractError(f"{path}: expected an object, got {type(raw).__name__}")
     hints = _hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     if unknown := sorted(set(raw) - set(fields)):
-        raise ContractError(f"{path}: unknown key {unknown[0]!r}; known: {', '.join(fields)}")
+        if passed_over is None:
+            raise ContractError(f"{path}: unknown key {unknown[0]!r}; known: {', '.join(fields)}")
+        passed_over.extend(f"{path}.{name}" for name in unknown)
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in raw:
             raise ContractError(f"{path}: key {name!r} is missing")
     try:
-        return kind(**{name: _decode(hints[name], item, f"{path}.{name}") for name, item in raw.items()})
+        return kind(
+            **{
+                name: _decode(hints[name], item, f"{path}.{name}", passed_over)
+                for name, item in raw.items()
+                if name in fields
+            }
+        )
     except ContractError:
         raise
     except ValueError as error:
@@ -147,7 +225,7 @@ def _decode_scalar(kind: Any, raw: object, path: str) -> object:
             return kind(str(raw))
         except ValueError:
             known = ", ".join(member.value for member in kind)
-            raise ContractError(f"{path}: {raw!r} is none of {known}") from None
+            raise _UnknownMemberError(f"{path}: {raw!r} is none of {known}") from None
     # bool is an int in Python, not in JSON.
     if type(raw) is not kind:
         raise ContractError(f"{path}: expected {kind.__name__}, got {type(raw).__name__}")

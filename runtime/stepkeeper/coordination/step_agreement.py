@@ -1,21 +1,29 @@
 """Make all ranks do the same thing after the same step, though the wish for it comes up in one of them at any time.
 
-One rank's wish opens a round. In each rank a thread then holds the train thread at its next call, tells the
-others which step this rank has passed, and lets the train thread go on once all ranks have answered. The wish
-is due at the first step beyond the greatest of these steps, which no rank has passed. That is right for any
-step numbers and any interleaving.
+One rank's wish opens a round. In each rank a thread then holds the train thread at its next call, and exchanges with
+the others what `agreement_rules` says. Here are the threads, the waits and the store of the agreement.
 """
 
 import threading
 import time
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final
 
+from stepkeeper.coordination.agreement_rules import (
+    STOP,
+    Answer,
+    Await,
+    Conclude,
+    Listen,
+    Move,
+    Open,
+    RankView,
+)
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
 
 __all__ = ["STOP", "StepAgreement"]
 
-STOP: Final = "stop"
 _POLL_S: Final = 0.1
 _LOOK_S: Final = 0.5
 """The interval at which a rank checks whether another one is lost, though nothing waits for it just now."""
@@ -26,13 +34,6 @@ _MEET_S: Final = 3600.0
 """The seconds by which ranks may start apart; the rest of the start waits as long."""
 
 _ROUND_TIMEOUT_S: Final = 60.0
-_BEFORE_ANY_STEP: Final = -1
-
-
-class _Agreed(NamedTuple):
-    name: str
-    beyond: int
-    """The wish is due at the first step greater than this."""
 
 
 class StepAgreement:
@@ -42,10 +43,7 @@ class StepAgreement:
         self._rank_group = rank_group
         self._waits = waits or Waits()
         self._changed = threading.Condition()
-        self._wishes: list[str] = []
-        self._agreed: list[_Agreed] = []
-        self._passed = _BEFORE_ANY_STEP
-        self._held = False
+        self._view = RankView(rank=rank_group.rank)
         self._error: BaseException | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="agreement", daemon=True)
@@ -53,8 +51,7 @@ class StepAgreement:
     @property
     def stop_is_agreed(self) -> bool:
         """True if all ranks have agreed on a step to stop at, and this one hasn't come to it yet."""
-        with self._changed:
-            return any(agreed.name == STOP for agreed in self._agreed)
+        return self._view.stop_is_agreed
 
     def start(self) -> None:
         """Listen to the wishes of other ranks from now on."""
@@ -67,13 +64,10 @@ class StepAgreement:
         Asked for again before that step, it is the same wish.
         """
         with self._changed:
-            if name in self._wishes or any(agreed.name == name for agreed in self._agreed):
-                return
+            self._view = self._view.wish(name)
             if self._rank_group.world_size == 1:
-                self._agreed.append(_Agreed(name, _BEFORE_ANY_STEP))
-            else:
-                self._wishes.append(name)
-                self._changed.notify_all()
+                self._view = self._view.agree_alone()
+            self._changed.notify_all()
 
     def pass_step(self, step: int) -> tuple[str, ...]:
         """Return the wishes that are due now that `step` is finished; every rank gets the same ones.
@@ -86,17 +80,31 @@ class StepAgreement:
         since_s = time.monotonic()
         self._waits.raise_loss()
         with self._changed:
-            while self._held and self._error is None:
+            while self._view.is_held and self._error is None:
                 if not self._changed.wait(_HELD_LOOK_S):
                     self._waits.check(since_s)
             if self._error is not None:
                 raise self._error
-            self._passed = step
-            if not self._agreed:
-                return ()
-            due = tuple(agreed.name for agreed in self._agreed if step > agreed.beyond)
-            self._agreed = [agreed for agreed in self._agreed if step <= agreed.beyond]
+            self._view, due = self._view.pass_step(step)
             return due
+
+    def await_stops(self, timeout_s: float) -> None:
+        """Wait until all ranks have come to the step that they stop at, for `timeout_s` at most.
+
+        A rank that is behind needs the others until then: the store is in rank 0. Where all save that step they wait
+        for each other by that; where they don't, they do here.
+
+        Raises:
+            PeerLostError: A rank did not come in time, or is lost.
+            NoticeDeadlineError: The time of the notice was over before.
+
+        Ranks:
+            All ranks call this, once.
+
+        """
+        if self._rank_group.world_size > 1:
+            came = self._rank_group.gather("agreement/stopped", {}, timeout_s)
+            self._rank_group.broadcast("agreement/all-stopped", {} if came else None, timeout_s)
 
     def close(self) -> None:
         """End the thread. One that is stuck in the store, whose host is gone, is left: it keeps no process alive."""
@@ -122,39 +130,44 @@ class StepAgreement:
         self._rank_group.broadcast("agreement/all-met", {"ranks": len(met)} if met else None, _MEET_S)
 
     def _hold_rounds(self) -> None:
-        number = 0
         look_s = time.monotonic()
         while not self._closing:
             if time.monotonic() >= look_s:
                 self._rank_group.look_for_loss()
                 look_s = time.monotonic() + _LOOK_S
-            name = self._next_wish(number)
-            if name is not None:
-                self._hold_round(number, name)
-                number += 1
+            with self._changed:
+                if not (self._view.is_held or self._view.wishes or self._closing):
+                    self._changed.wait(_POLL_S)
+                move = self._view.next_move()
+            self._make(move)
 
-    def _next_wish(self, number: int) -> str | None:
-        """Wait a short while for a rank to open round `number`, and return what it is about; None if none has."""
-        with self._changed:
-            if not self._wishes and not self._closing:
-                self._changed.wait(_POLL_S)
-            mine = self._wishes[0] if self._wishes else None
-        key = f"round/{number}"
-        if mine is not None:
-            self._rank_group.propose(key, {"name": mine})
-        found = self._rank_group.read_proposal(key)
+    def _make(self, move: Move) -> None:
+        """Carry out a move, which may wait for other ranks, and take over what came of it."""
+        group = self._rank_group
+        match move:
+            case Listen(number):
+                name = self._read_wish(number)
+                self._become(lambda view: view.hear_wish(name))
+            case Open(number, wish):
+                group.propose(f"round/{number}", {"name": wish})
+                name = self._read_wish(number)
+                self._become(lambda view: view.hear_wish(name))
+            case Answer(number, passed):
+                answers = group.gather(f"round/{number}/passed", {"step": passed}, _ROUND_TIMEOUT_S)
+                steps = tuple(int(answer["step"]) for answer in answers)
+                self._become(lambda view: view.hear_answers(steps))
+            case Conclude(number, greatest):
+                group.broadcast(f"round/{number}/beyond", {"step": greatest}, _ROUND_TIMEOUT_S)
+                self._become(lambda view: view.hear_conclusion(greatest))
+            case Await(number):
+                beyond = int(group.broadcast(f"round/{number}/beyond", None, _ROUND_TIMEOUT_S)["step"])
+                self._become(lambda view: view.hear_conclusion(beyond))
+
+    def _read_wish(self, number: int) -> str | None:
+        found = self._rank_group.read_proposal(f"round/{number}")
         return None if found is None else str(found["name"])
 
-    def _hold_round(self, number: int, name: str) -> None:
+    def _become(self, change: Callable[[RankView], RankView]) -> None:
         with self._changed:
-            self._held = True
-            passed = self._passed
-        answers = self._rank_group.gather(f"round/{number}/passed", {"step": passed}, _ROUND_TIMEOUT_S)
-        greatest = {"step": max(answer["step"] for answer in answers)} if answers else None
-        agreed = self._rank_group.broadcast(f"round/{number}/beyond", greatest, _ROUND_TIMEOUT_S)
-        with self._changed:
-            # A list, not a set: a rank that is ahead may wish the same again before this one has come to the first.
-            self._agreed.append(_Agreed(name, agreed["step"]))
-            self._wishes = [wish for wish in self._wishes if wish != name]
-            self._held = False
+            self._view = change(self._view)
             self._changed.notify_all()

@@ -88,10 +88,9 @@ class Saver:
         return self._own_commit
 
     @property
-    def newest_commit(self) -> CommitRecord | None:
-        """The newest commit of this process, else the commit that it restored."""
-        restored = self._restored if isinstance(self._restored, CommitRecord) else None
-        return self._own_commit or restored
+    def restored_commit(self) -> CommitRecord | None:
+        """The commit that was restored last; None if none was, or another writer's step."""
+        return self._restored if isinstance(self._restored, CommitRecord) else None
 
     @property
     def error(self) -> str | None:

@@ -1,8 +1,9 @@
 """Read who this process is and what the operator asks of it, in a container that the operator made."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import Final
 
 import torch.distributed as dist
 
@@ -21,10 +22,12 @@ from stepkeeper.contract import (
 )
 from stepkeeper.coordination.rank_group import RankGroup, world_size_of
 from stepkeeper.errors import NotInPodError, ProcessGroupError
+from stepkeeper.loggers import logger
 from stepkeeper.policy.keep import KeepPolicy
 from stepkeeper.policy.keep_message import Keep
 from stepkeeper.storage.mounts import is_mount_point, read_mountinfo
 from stepkeeper.tier import TierPlace
+from stepkeeper.version import __version__
 
 __all__ = [
     "Environment",
@@ -34,6 +37,8 @@ __all__ = [
     "check_world_size",
     "read_environment",
 ]
+
+_log: Final = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,20 +84,21 @@ def read_environment(places: PodPaths | None = None) -> Environment:
     """Read what the operator told this container.
 
     Args:
-        places: Paths of the pod's files; by default those of a real pod.
+        places: Paths of the pod's files; by default those that the operator and the template say.
 
     Raises:
         NotInPodError: No operator made this container.
         ContractError: A variable or the settings are not as the operator writes them.
 
     """
-    places = places or PodPaths()
     if not Identity.present(os.environ):
         raise NotInPodError(
             f"{Identity.variable('job_uid')} is not set: this process is in no container of a "
             "CheckpointedTrainingJob. Without the operator, write "
             "CheckpointManager('gs://bucket/run', save_interval=500) instead of from_env()"
         )
+    identity = Identity.from_env(os.environ)
+    places = places or replace(PodPaths(), termination_file=Path(identity.termination_file))
     path = places.settings_folder / SETTINGS_FILE_NAME
     try:
         text = path.read_bytes()
@@ -101,9 +107,15 @@ def read_environment(places: PodPaths | None = None) -> Environment:
             f"the job's settings can't be read from {path}: {error}. The operator mounts them from a ConfigMap; "
             "a template must not mount anything over that folder"
         ) from error
-    return Environment(
-        identity=Identity.from_env(os.environ), settings=Settings.from_json(text), places=places
-    )
+    environment = Environment(identity=identity, settings=Settings.from_json(text), places=places)
+    if unknown := Settings.list_unknown(text):
+        _log.warning(
+            "the operator is newer than this stepkeeper %s, which passes over parts of %s: %s",
+            __version__,
+            path,
+            "; ".join(unknown),
+        )
+    return environment
 
 
 def check_world_size(environment: Environment, group: dist.ProcessGroup | None) -> None:
@@ -117,7 +129,7 @@ def check_world_size(environment: Environment, group: dist.ProcessGroup | None) 
     if n_ranks < n_hosts:
         raise ProcessGroupError(
             f"the job has {n_hosts} hosts, the process group {n_ranks} ranks; call "
-            "torch.distributed.init_process_group('gloo', …) on all of them before CheckpointManager.from_env()"
+            "stepkeeper.distributed.init() on all of them before CheckpointManager.from_env()"
         )
 
 

@@ -82,16 +82,21 @@ class SaveDecider:
         if self._stop_step is None:
             self._agreement.wish(STOP)
 
-    def request_save(self, request: str) -> None:
+    def request_save(self, request: str) -> bool:
         """Make all ranks save one step for a request. Any thread may call this.
 
         Args:
             request: Identifies the request: one that is repeated is carried out once.
 
+        Returns:
+            True if it is a new one.
+
         """
-        if request != self._asked_for:
-            self._asked_for = request
-            self._agreement.wish(f"{_SAVE}/{request}")
+        if request == self._asked_for:
+            return False
+        self._asked_for = request
+        self._agreement.wish(f"{_SAVE}/{request}")
+        return True
 
     def should_stop_at(self, step: int) -> bool:
         """Return True if all ranks agreed to stop at `step` or at an earlier step.
@@ -173,6 +178,10 @@ class SaveDecider:
             cost=seen.cost,
             disruptions=seen.disruptions,
         )
+
+    def await_stops(self, timeout_s: float) -> None:
+        """Wait until all ranks have come to the step that they stop at. Raises as `StepAgreement.await_stops` does."""
+        self._agreement.await_stops(timeout_s)
 
     def close(self) -> None:
         """Stop listening to requests."""

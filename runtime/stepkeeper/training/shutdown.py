@@ -94,9 +94,7 @@ class Shutdown:
             yield
         except FencedError as error:
             self._saver.record_fence(error)
-            self._controller.process_exit.write_termination_message(
-                ExitCode.FENCED, self._saver.newest_commit, str(error)
-            )
+            self._write_termination_message(ExitCode.FENCED, str(error))
             raise
 
     def exit_if_stopped(self) -> None:
@@ -275,6 +273,11 @@ class Shutdown:
         fenced.__cause__ = error
         return fenced
 
+    def _write_termination_message(self, code: int, error: str | None) -> None:
+        self._controller.process_exit.write_termination_message(
+            code, committed=self._saver.own_commit, restored=self._saver.restored_commit, error=error
+        )
+
     def _end(self, code: int, error: str | None, failure: BaseException | None = None) -> None:
         """Write the termination message, send the last report, and end everything of this manager that runs.
 
@@ -284,9 +287,7 @@ class Shutdown:
             return
         self.closed = True
         controller = self._controller
-        controller.process_exit.write_termination_message(
-            code, self._saver.newest_commit, error or self._saver.error
-        )
+        self._write_termination_message(code, error or self._saver.error)
         self._rank_group.announce_leave(failure)
         self._rank_group.abort()
         controller.close()

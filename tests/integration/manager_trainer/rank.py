@@ -14,7 +14,10 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
 from stepkeeper import CheckpointManager
+from stepkeeper.contract import Interval, OnDisruption, Settings
 from stepkeeper.policy.save import EverySeconds
+from stepkeeper.testing.pod import pod_environ, pod_identity
+from stepkeeper.training.environment import PodPaths
 
 
 def say(event: str, **values: Any) -> None:
@@ -44,13 +47,36 @@ def lose_companion(manager: CheckpointManager) -> None:
     threading.Timer(1.0, os.kill, (pid, signal.SIGKILL)).start()
 
 
+def open_manager(
+    uri: str, rank: int, world_size: int, folder: Path, options: dict[str, Any]
+) -> CheckpointManager:
+    policy = EverySeconds(options["seconds"]) if "seconds" in options else options["interval"]
+    if "disruption" not in options:
+        return CheckpointManager(uri, policy, chkpt_on_preemption=options.get("preemption", True))
+    pod = folder / f"pod-{rank}"
+    pod.mkdir()
+    interval, on_disruption = Interval(steps=options["interval"]), OnDisruption(options["disruption"])
+    (pod / "settings.json").write_bytes(
+        Settings(uri=uri, interval=interval, on_disruption=on_disruption).to_json()
+    )
+    os.environ.update(
+        pod_environ(pod_identity(hosts_per_slice=world_size, host_index=rank, pod=f"lm-{rank}"))
+    )
+    places = PodPaths(
+        settings_folder=pod,
+        notice_file=pod / "notice",
+        termination_file=pod / "end",
+        token_file=pod / "token",
+    )
+    return CheckpointManager.from_env(places=places)
+
+
 def main() -> None:
     uri, rank, world_size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     folder, n_steps, options = Path(sys.argv[4]), int(sys.argv[5]), json.loads(sys.argv[6])
     join(rank, world_size, folder)
     state: dict[str, Any] = {"a": torch.zeros(1000), "b": torch.zeros(700), "step": 0}
-    policy = EverySeconds(options["seconds"]) if "seconds" in options else options["interval"]
-    with CheckpointManager(uri, policy, chkpt_on_preemption=options.get("preemption", True)) as manager:
+    with open_manager(uri, rank, world_size, folder, options) as manager:
         restored = manager.restore_latest(state)
         first = restored.step + 1 if restored else 1
         say("start", step=first - 1, a=state["a"][0].item(), b=state["b"][-1].item(), value=state["step"])
@@ -72,6 +98,8 @@ def main() -> None:
                 say("step", step=step, stop=outcome.stop, saved=outcome.in_flight is not None)
                 if outcome.stop:
                     break
+            if rank == options.get("late") and (folder / "late").exists():
+                time.sleep(1.0)
             time.sleep(options.get("pause_s", 0.0) * (1 + rank))
     dist.destroy_process_group()
 

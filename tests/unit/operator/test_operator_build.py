@@ -57,6 +57,47 @@ def test_every_variable_of_the_identity_is_set_and_no_other() -> None:
     assert sorted(names) == sorted(Identity.variables())
 
 
+def test_the_users_variables_can_refer_to_the_identity() -> None:
+    container = {
+        "name": "trainer",
+        "image": "x",
+        "env": [{"name": "RANK", "value": "$(STEPKEEPER_HOST_INDEX)"}],
+    }
+    names = [
+        variable["name"]
+        for variable in trainer(jobset(template={"spec": {"containers": [container]}}))["env"]
+    ]
+    assert names.index("STEPKEEPER_HOST_INDEX") < names.index("RANK")
+
+
+def test_the_runtime_is_told_where_the_template_wants_the_last_word() -> None:
+    def told(**fields: str) -> tuple[str | None, str]:
+        container = {"name": "trainer", "image": "x", **fields}
+        built = trainer(jobset(template={"spec": {"containers": [container]}}))
+        values = {variable["name"]: variable.get("value") for variable in built["env"]}
+        return built.get("terminationMessagePath"), str(values["STEPKEEPER_TERMINATION_FILE"])
+
+    assert told() == (None, "/dev/termination-log")
+    assert told(terminationMessagePath="/tmp/t") == ("/tmp/t", "/tmp/t")
+
+
+def test_every_container_leaves_the_end_of_its_log_unless_the_template_says_otherwise() -> None:
+    spec = {
+        "initContainers": [{"name": "init", "image": "x"}],
+        "containers": [
+            {"name": "trainer", "image": "x"},
+            {"name": "logs", "image": "y", "terminationMessagePolicy": "File"},
+        ],
+    }
+    built = pod_spec(jobset(template={"spec": spec}))
+    found = {c["name"]: c["terminationMessagePolicy"] for c in built["initContainers"] + built["containers"]}
+    assert found == {
+        "init": "FallbackToLogsOnError",
+        "trainer": "FallbackToLogsOnError",
+        "logs": "File",
+    }
+
+
 def test_spot_machines_leave_15_seconds_and_others_what_the_template_says() -> None:
     def grace(manifest: dict[str, Any]) -> str:
         values = {variable["name"]: variable.get("value") for variable in trainer(manifest)["env"]}
@@ -82,10 +123,10 @@ def test_what_the_template_says_of_its_own_is_kept() -> None:
     spec = {"containers": [container, sidecar], "tolerations": [toleration], "nodeSelector": {"disk": "ssd"}}
     manifest = jobset(placement=TPU, template={"metadata": {"labels": {"mine": "1"}}, "spec": spec})
     built = pod_spec(manifest)
-    assert trainer(manifest)["env"][0] == {"name": "MINE", "value": "1"}
+    assert trainer(manifest)["env"][-1] == {"name": "MINE", "value": "1"}
     assert trainer(manifest)["lifecycle"] == container["lifecycle"]
     assert trainer(manifest)["resources"]["limits"] == {"memory": "1Gi", "google.com/tpu": "4"}
-    assert built["containers"][1] == sidecar
+    assert built["containers"][1].items() >= sidecar.items()
     assert built["nodeSelector"]["disk"] == "ssd"
     assert [t for t in built["tolerations"] if t.get("key") == toleration["key"]] == [toleration]
 
@@ -116,12 +157,40 @@ def test_queue_labels_go_to_the_jobset_and_others_do_not() -> None:
     assert "team" not in labels
 
 
+def test_parameters_of_a_provisioning_request_go_to_the_jobset_and_other_annotations_do_not() -> None:
+    raw = training_job()
+    wanted = {"provreq.kueue.x-k8s.io/maxRunDurationSeconds": "3600"}
+    raw["metadata"] |= {"uid": "1", "annotations": wanted | {"team": "a"}}
+    given = CheckpointedTrainingJob.model_validate(raw)
+    manifest = build_jobset(given, number=0, failures_left=0, unreachable_s=5)
+    annotations = manifest["metadata"]["annotations"]
+    assert annotations.items() >= wanted.items()
+    assert "team" not in annotations
+
+
 def test_the_hash_changes_with_the_template_and_the_placement_and_with_nothing_else() -> None:
     same = template_hash(job())
     assert template_hash(job(totalSteps=7, suspend=True, restarts={"maxFailures": 1})) == same
     assert template_hash(job(checkpoint={"uri": "gs://b/x", "interval": {"seconds": 5}})) == same
     assert template_hash(job(placement={"hosts": {"count": 3}})) != same
     assert template_hash(job(template={"spec": {"containers": [{"name": "trainer", "image": "2"}]}})) != same
+
+
+def test_defaults_that_the_api_server_adds_change_no_hash() -> None:
+    def with_ports(**more: object) -> CheckpointedTrainingJob:
+        trainer = {"name": "trainer", "image": "1", "ports": [{"containerPort": 1, **more}]}
+        volume = {"name": "v", "configMap": {"name": ""} if more else {}}
+        return job(template={"spec": {"containers": [trainer], "volumes": [volume]}})
+
+    assert template_hash(with_ports(protocol="TCP")) == template_hash(with_ports())
+    assert template_hash(with_ports(protocol="UDP")) != template_hash(with_ports())
+    assert template_hash(with_ports(name="")) != template_hash(with_ports()), "not that field's default"
+
+
+def test_defaults_of_the_placement_change_no_hash() -> None:
+    tpu = {"accelerator": "v5e", "topology": "4x4"}
+    written = tpu | {"slices": 1, "provisioning": "OnDemand"}
+    assert template_hash(job(placement={"tpu": written})) == template_hash(job(placement={"tpu": tpu}))
 
 
 def test_the_settings_are_what_the_runtime_reads() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stepkeeper.contract import ExitCode, Termination
+from stepkeeper.contract import CommitPoint, ExitCode, Termination
 from stepkeeper_operator.cache.evidence import AttemptEvidence, EvidenceCache
 from stepkeeper_operator.facts import BatchJob, Node, Pod
 from stepkeeper_operator.facts.pod import ContainerEnd, read_pod
@@ -144,9 +144,22 @@ ROWS: dict[str, tuple[tuple[Pod, ...], str, bool]] = {
         "Requested",
         True,
     ),
+    "one rank heard it from the cloud, the others from it": (
+        (
+            ended("p0", 75, 99.0, termination=word(75, notice="peer")),
+            ended("p1", 75, termination=word(75, notice="preempted", cause="SpotPreemption")),
+        ),
+        "SpotPreemption",
+        True,
+    ),
     "75 out of nowhere": ((ended("p0", 75), killed("p1")), "Requested", False),
+    "75 with only a restored commit in its last words": (
+        (ended("p0", 75, termination=word(75, restored=CommitPoint(sequence=4, step=40))), killed("p1")),
+        "Requested",
+        False,
+    ),
     "75 with a commit in its last words": (
-        (ended("p0", 75, termination=word(75, sequence=4)),),
+        (ended("p0", 75, termination=word(75, committed=CommitPoint(sequence=4, step=40))),),
         "Requested",
         True,
     ),

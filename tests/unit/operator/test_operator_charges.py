@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import pytest
+
 from stepkeeper.contract import ExitCode, ReportPhase
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
-from stepkeeper_operator.testing import World, termination_message, training_report
+from stepkeeper_operator.testing import World, saved_message, termination_message, training_report
 
 
 async def running(**spec: Any) -> World:
@@ -68,9 +70,9 @@ async def test_pods_that_fail_without_any_word_are_started_again_ever_more_slowl
                 world.cluster.put("pods", pod | {"status": {"phase": "Failed"}})
             await world.reconcile()
             await world.run_until_settled(rounds=4)
-            if world.status.bookkeeping.job_sets == 1 and world.status.bookkeeping.unexplained == 3:
+            if len(world.causes) == 3 and world.causes[-1] is not None:
                 assert world.phase() is Phase.RESTARTING
-                assert world.status.bookkeeping.not_before == (world.status.attempts[-1].end or 0) + 40
+                assert world.status.bookkeeping.not_before == world.status.attempts[-1].start + 20
             world.now += 700
             await world.run_until_settled()
     assert world.phase() is Phase.SUSPENDED
@@ -145,6 +147,90 @@ async def test_disruptions_count_towards_a_limit_only_where_there_is_one() -> No
     world.preempt()
     await world.run_until_settled()
     assert world.condition("Failed") == (ConditionStatus.TRUE, "MaxDisruptionsReached")
+
+
+def delete_pod(world: World, index: int, *, code: int) -> None:
+    """Delete a pod whose trainer then ends with that code."""
+    name = world.pods[index]["metadata"]["name"]
+    world.cluster.mark_deleted("pods", "default", name, grace_s=30)
+    world.now += 2
+    world.controllers.end_pod(world.pods[index], code)
+
+
+async def test_a_trainer_that_exits_1_because_its_jobset_was_deleted_costs_no_failure() -> None:
+    world = await running(restarts={"maxFailures": 0})
+    world.controllers.kubelets.stop_code = 1
+    world.cluster.mark_deleted("jobsets", "default", "lm", grace_s=0)
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+    assert world.causes == ["Requested", None]
+
+
+async def test_a_sibling_that_exits_1_when_its_job_stops_it_changes_no_cause() -> None:
+    world = await running()
+    delete_pod(world, 0, code=143)
+    await world.reconcile()
+    assert world.causes == ["Requested"]
+    delete_pod(world, 1, code=1)
+    await world.run_until_settled()
+    assert world.causes == ["Requested", None]
+
+
+async def test_a_sibling_that_exits_1_after_a_lost_peer_is_not_the_failure() -> None:
+    world = await running()
+    world.receive_report(training_report(sequence=3, step=9))
+    await world.reconcile()
+    world.controllers.end_pod(world.pods[0], ExitCode.PEER_LOST)
+    await world.reconcile()
+    delete_pod(world, 1, code=1)
+    await world.run_until_settled()
+    assert world.causes == ["NodeFailure", None]
+
+
+@pytest.mark.parametrize(("code", "cause"), [(1, "ApplicationError"), (78, "ApplicationError")])
+async def test_a_failure_is_not_hidden_by_siblings_that_save_when_their_job_stops_them(
+    code: int, cause: str
+) -> None:
+    world = await running()
+    world.controllers.kubelets.stop_code = int(ExitCode.SAVED)
+    world.controllers.kubelets.stop_message = saved_message(sequence=7, step=120)
+    world.controllers.end_pod(world.pods[0], code)
+    await world.run_until_settled()
+    assert world.causes == [cause, None]
+
+
+async def test_a_trainer_that_exits_1_before_its_deletion_and_a_fatal_code_after_it_are_its_own() -> None:
+    world = await running()
+    world.controllers.end_pod(world.pods[0], 1)
+    world.now += 3
+    bury(world)
+    await world.run_until_settled()
+    assert world.causes == ["ApplicationError", None]
+    world = await running(restarts={"fatalExitCodes": [42]})
+    delete_pod(world, 0, code=42)
+    await world.run_until_settled()
+    assert world.condition("Failed") == (ConditionStatus.TRUE, "FatalExitCode")
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_taint_on_the_node_of_a_dead_pod_changes_no_cause_and_skips_no_back_off(
+    *, restarted: bool
+) -> None:
+    world = await running(restarts={"backoff": {"initialSeconds": 600, "maxSeconds": 3600}})
+    for _ in range(3):
+        world.controllers.end_pod(world.pods[0], 1)
+        await world.run_until_settled(rounds=4)
+    before = world.status.bookkeeping.not_before
+    assert before is not None
+    world.now += 300 if restarted else 30
+    dead = next(pod for pod in world.pods if pod["status"]["phase"] == "Failed")
+    world.controllers.disrupt(dead, "DeletionByTaintManager")
+    if restarted:
+        world.restart_operator()
+    await world.run_until_settled(rounds=6)
+    assert world.causes == ["ApplicationError"] * 3
+    assert world.status.bookkeeping.not_before == before
+    assert world.phase() is Phase.RESTARTING
 
 
 async def test_a_sidecar_that_outlives_the_trainer_is_named() -> None:

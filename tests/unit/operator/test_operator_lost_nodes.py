@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 
 from stepkeeper.contract import Report, ReportPhase
-from stepkeeper_operator.cache.reports import LastReport
+from stepkeeper_operator.api.v1alpha1.conditions import Phase
+from stepkeeper_operator.cache.reports import LastReport, ReportCache
 from stepkeeper_operator.facts import Node, Pod, read_pod
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.lost_nodes import find_lost_pods
+from stepkeeper_operator.policy.lost_pods import find_lost_pods
+from stepkeeper_operator.testing import World, training_report
 
 NOW = 10_000.0
 
@@ -31,7 +33,9 @@ def dying_pod() -> Pod:
 def scene() -> Observed:
     """Make a cluster in which one node of five is lost, with a pod on it."""
     node = Node(name="n", uid="1", spot=False, unknown_since=NOW - 60)
-    report = LastReport(report=Report(phase=ReportPhase.TRAINING), ordinal=(0, 1), received_at=NOW - 100)
+    report = LastReport(
+        report=Report(phase=ReportPhase.TRAINING), ordinal=(0, 1), received_at=NOW - 100, pod_uid="u"
+    )
     return Observed(
         pods=(dying_pod(),),
         nodes={"n": node},
@@ -62,13 +66,21 @@ def test_a_pod_of_a_node_that_is_gone_is_lost() -> None:
     assert lost(replace(scene(), nodes={}))
 
 
-_LATE_REPORT = LastReport(report=Report(phase=ReportPhase.TRAINING), ordinal=(0, 1), received_at=NOW - 5)
+_LATE_REPORT = LastReport(
+    report=Report(phase=ReportPhase.TRAINING),
+    ordinal=(0, 1),
+    received_at=NOW - 5,
+    pod_uid="u",
+    heard_at={"u": NOW - 5},
+)
+_STEP_THAT_MOVED = replace(_LATE_REPORT, pod_uid="other", heard_at={"other": NOW - 5}, moved_at=NOW - 5)
 
 NOT_LOST = {
     "the grace is not over": replace(scene(), pods=(replace(dying_pod(), deadline=NOW + 1),)),
     "the node is heard of": replace(scene(), nodes=with_node(None)),
     "the node fell silent only just now": replace(scene(), nodes=with_node(NOW - 20)),
-    "a report came since the node fell silent": replace(scene(), report=_LATE_REPORT),
+    "the pod has reported since the node fell silent": replace(scene(), report=_LATE_REPORT),
+    "its training goes on, as another pod reports": replace(scene(), report=_STEP_THAT_MOVED),
     "half of all nodes are silent": replace(scene(), n_nodes=4, n_unknown_nodes=2),
     "the operator has just started": replace(scene(), operator_started_at=NOW - 30),
 }
@@ -77,6 +89,59 @@ NOT_LOST = {
 @pytest.mark.parametrize("observed", NOT_LOST.values(), ids=NOT_LOST)
 def test_a_pod_is_not_lost_while(observed: Observed) -> None:
     assert not lost(observed)
+
+
+def test_another_pod_that_reports_the_same_step_again_and_again_keeps_no_lost_one() -> None:
+    repeated = replace(_LATE_REPORT, pod_uid="other", heard_at={"other": NOW - 5}, moved_at=NOW - 61)
+    assert lost(replace(scene(), report=repeated))
+    assert lost(replace(scene(), report=replace(repeated, moved_at=None)))
+
+
+async def test_a_job_goes_on_without_a_lost_node_though_rank_0_reports_where_it_waits() -> None:
+    world = World()
+    await world.run_until_settled(rounds=4)
+    lost_pod = world.pods[1]
+    world.receive_report(training_report(sequence=3, step=99))
+    await world.reconcile()
+    world.now += 10
+    world.receive_report(training_report(sequence=3, step=100, commits=()))
+    await world.reconcile()
+    world.now += 40
+    world.lose_node(lost_pod["spec"]["nodeName"])
+    world.now += 30
+    world.controllers.disrupt(lost_pod, "DeletionByTaintManager")
+    for _ in range(12):
+        if len(world.causes) == 1:
+            world.receive_report(training_report(sequence=3, step=100, commits=()))
+        await world.reconcile()
+        world.controllers.sync()
+        world.now += 10
+    assert world.causes == ["NodeFailure", None]
+    assert world.phase() is Phase.RUNNING
+
+
+def test_reports_tell_which_pods_live_and_whether_the_training_moves() -> None:
+    reports = ReportCache()
+
+    def receive(step: int | None, at: float, pod: str = "p0", attempt: int = 1) -> LastReport:
+        last = LastReport(
+            report=Report(phase=ReportPhase.TRAINING, step=step),
+            ordinal=(0, attempt),
+            received_at=at,
+            pod_uid=pod,
+        )
+        reports.add_report("job", last)
+        known = reports.get_report("job")
+        assert known is not None
+        return known
+
+    assert receive(5, 10).moved_at is None, "an operator that has just started can't tell"
+    assert receive(5, 20).moved_at is None
+    assert receive(6, 30).moved_at == 30
+    assert receive(6, 40, pod="p1").moved_at == 30
+    assert receive(None, 50).heard_at == {"p0": 50, "p1": 40}
+    assert receive(6, 60, attempt=2).heard_at == {"p0": 60}
+    assert receive(6, 70, attempt=2).moved_at is None
 
 
 def test_the_report_of_another_attempt_says_nothing() -> None:

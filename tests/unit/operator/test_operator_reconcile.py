@@ -124,10 +124,12 @@ class Unlistable(FakeCluster):
         super().__init__(lambda: 0.0)
 
     @override
-    async def list_uids(self, resource: Resource, label_selector: str) -> frozenset[str]:
+    async def list_uids(
+        self, resource: Resource, label_selector: str, *, namespace: str | None = None
+    ) -> frozenset[str]:
         if resource is JOBSETS:
             raise ApiError(404, "the server could not find the requested resource")
-        return await super().list_uids(resource, label_selector)
+        return await super().list_uids(resource, label_selector, namespace=namespace)
 
 
 async def test_a_kind_that_cannot_be_listed_hides_no_deletion_of_another() -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stepkeeper.contract import ExitCode, Report, ReportedRestore, ReportPhase
+from stepkeeper.contract import CommitPoint, ExitCode, Report, ReportPhase
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.testing import World, termination_message, training_report
 
@@ -208,17 +208,6 @@ async def test_an_edit_of_the_checkpoint_settings_restarts_nothing() -> None:
     assert '"steps":7' in settings
 
 
-async def test_ten_restarts_without_evidence_or_commit_are_enough() -> None:
-    world = await running()
-    for _ in range(10):
-        assert world.phase() is Phase.RUNNING
-        world.controllers.end_pod(world.pods[0], ExitCode.SAVED)
-        await world.run_until_settled()
-    assert world.phase() is Phase.SUSPENDED
-    assert world.condition("Suspended") == (ConditionStatus.TRUE, "UnexplainedRestarts")
-    assert world.pods == []
-
-
 async def test_a_lost_peer_alone_is_a_lost_node_if_the_attempt_had_committed() -> None:
     world = await running()
     world.receive_report(training_report(sequence=3, step=100))
@@ -265,7 +254,7 @@ async def test_what_a_resumed_attempt_restored_is_shown_and_told() -> None:
     world.preempt()
     await world.run_until_settled()
     world.receive_report(
-        training_report(sequence=9, step=125, restored=ReportedRestore(sequence=7, step=120), commits=())
+        training_report(sequence=9, step=125, restored=CommitPoint(sequence=7, step=120), commits=())
     )
     await world.reconcile()
     assert world.status.checkpoint is not None
@@ -278,9 +267,7 @@ async def test_what_a_resumed_attempt_restored_is_shown_and_told() -> None:
 async def test_what_an_attempt_restored_is_not_taken_for_the_next_ones() -> None:
     world = await running(spot=True)
     world.receive_report(
-        training_report(
-            sequence=3, step=100, restored=ReportedRestore(sequence=2, step=90), in_flight_step=110
-        )
+        training_report(sequence=3, step=100, restored=CommitPoint(sequence=2, step=90), in_flight_step=110)
     )
     await world.reconcile()
     before = world.status.checkpoint

@@ -3,10 +3,10 @@
 from typing import Any
 
 from stepkeeper.contract import (
+    CommitPoint,
     Head,
     Report,
     ReportedCommit,
-    ReportedRestore,
     ReportPhase,
     SlowestRank,
     Termination,
@@ -44,7 +44,7 @@ def head(sequence: int) -> Head:
 
 def observed(report: Report, *, ordinal: tuple[int, int] = (0, 0), received_at: float = 100.0) -> Observed:
     book = ReportCache()
-    book.add_report("u", LastReport(report=report, ordinal=ordinal, received_at=received_at))
+    book.add_report("u", LastReport(report=report, ordinal=ordinal, received_at=received_at, pod_uid="p"))
     return Observed(report=book.get_report("u"))
 
 
@@ -92,9 +92,22 @@ def test_a_rollback_moves_the_head_back_and_is_no_new_commit() -> None:
 
 def test_another_root_starts_anew_however_short_its_log_is() -> None:
     result = mirror(job(**KNOWN), training(root="s", tail=2, head=head(2)))
-    assert result.new_commit
     assert result.checkpoint is not None
     assert (result.checkpoint.root, result.checkpoint.tail) == ("s", 2)
+    assert result.checkpoint.latest is not None
+    assert result.checkpoint.latest.sequence == 2
+
+
+def test_what_another_root_held_before_is_no_new_commit_and_what_a_pod_makes_in_it_is() -> None:
+    old = training(root="s", tail=2, head=head(2))
+    assert not mirror(job(**KNOWN), old).new_commit
+    assert not mirror(job(), old).new_commit
+    made = training(root="s", tail=4, head=head(4), commits=(commit(4),))
+    assert mirror(job(**KNOWN), made).new_commit
+
+
+def test_a_later_head_of_the_jobs_own_root_is_a_new_commit_though_no_report_named_it() -> None:
+    assert mirror(job(**KNOWN), training(tail=11, head=head(11))).new_commit
 
 
 def test_a_report_before_begin_changes_nothing() -> None:
@@ -106,7 +119,7 @@ def test_the_newest_commits_are_kept_in_their_order_without_doubles() -> None:
     book = ReportCache()
     for sequence in (3, 4, 4, 5, *range(6, 20)):
         report = training(tail=sequence, head=head(sequence), commits=(commit(sequence),))
-        book.add_report("u", LastReport(report=report, ordinal=(0, 0), received_at=1.0))
+        book.add_report("u", LastReport(report=report, ordinal=(0, 0), received_at=1.0, pod_uid="p"))
     result = mirror_storage(job(), Observed(report=book.get_report("u")), running=(0, 0))
     assert result.checkpoint is not None
     assert [entry.sequence for entry in result.checkpoint.recent] == list(range(10, 20))
@@ -114,7 +127,7 @@ def test_the_newest_commits_are_kept_in_their_order_without_doubles() -> None:
 
 
 def test_what_an_attempt_restored_is_shown_while_it_is_the_present_one() -> None:
-    report = training(restored=ReportedRestore(sequence=3, step=30), in_flight_step=50)
+    report = training(restored=CommitPoint(sequence=3, step=30), in_flight_step=50)
     present, past = mirror(job(), report), mirror(job(), report, running=(0, 1))
     assert present.checkpoint is not None
     assert present.checkpoint.restored is not None

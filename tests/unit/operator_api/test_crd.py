@@ -10,7 +10,7 @@ import yaml
 
 from stepkeeper_operator.api.cel import CelRule
 from stepkeeper_operator.api.v1alpha1 import queuedresource_rules, rules
-from stepkeeper_operator.crds.__main__ import generate, main
+from stepkeeper_operator.crds.__main__ import TEMPLATE_DEFAULTS_MODULE, generate, main
 from stepkeeper_operator.crds.crd import build_crd
 from stepkeeper_operator.crds.definition import ResourceDefinition
 from stepkeeper_operator.crds.kinds import KINDS, QUEUED_RESOURCE, TRAINING_JOB
@@ -51,7 +51,9 @@ def fields_of(definition: ResourceDefinition) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "file", [str(path) for definition in KINDS for path in generate(definition)], ids=str
+    "file",
+    [str(TEMPLATE_DEFAULTS_MODULE), *(str(path) for definition in KINDS for path in generate(definition))],
+    ids=str,
 )
 def test_the_committed_file_is_the_one_that_make_generate_writes(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -128,6 +130,7 @@ def test_status_says_nothing_that_the_operator_did_not_write(fields: dict[str, d
 def test_the_default_of_an_object_has_the_defaults_of_its_fields() -> None:
     assert fields_of(TRAINING_JOB)["spec.restarts"]["default"] == {
         "maxFailures": 3,
+        "maxStartsWithoutCheckpoint": 10,
         "resetOnNewCheckpoint": True,
         "fatalExitCodes": [],
         "backoff": {"initialSeconds": 10, "maxSeconds": 600},

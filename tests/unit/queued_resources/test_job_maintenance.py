@@ -1,5 +1,7 @@
 """Jobs on the machines of a QueuedResource are asked to save ahead of announced maintenance."""
 
+import re
+
 from stepkeeper.contract import Head, Report, ReportedCommit, ReportPhase
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.testing import World
@@ -65,6 +67,21 @@ async def test_a_training_is_asked_once_to_save_before_maintenance_with_the_time
     assert (checkpoint.last_request.sequence, checkpoint.last_request.step) == (6, 180)
     assert world.events.count("SaveRequested") == 1
     assert world.events.count("SaveRequestAnswered") == 1
+
+
+async def test_a_training_is_told_for_what_it_saves_and_how_much_time_is_left() -> None:
+    world = await running()
+    await tell(world, 5, 100, at_step=150)
+    begins_at = int(world.now) + 110
+    await change(world, maintenance_at=(begins_at,))
+    told = world.directives.get_directive(world.job.metadata.uid)
+    assert told.save_reason == requested(world)
+    assert "has maintenance from" in requested(world)
+    assert told.save_within_s == int(begins_at - world.now) > 0
+    assert re.search(r", in 1\d\d s$", requested(world))
+    for left_s in (60, 0):
+        world.now = begins_at - left_s
+        assert world.directives.get_directive(world.job.metadata.uid).save_within_s == left_s
 
 
 async def test_a_training_whose_latest_step_is_committed_is_not_asked() -> None:

@@ -15,7 +15,7 @@ from stepkeeper_operator.labels import CLOUD_NODE_LABEL, QUEUED_RESOURCE_UID_LAB
 from stepkeeper_operator.queued_resources.controller import make_queued_resource_controller
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.reconcile import Reconciler
-from stepkeeper_operator.testing import termination_message
+from stepkeeper_operator.testing import saved_message
 from stepkeeper_operator.testing.job_machines import world_of
 from stepkeeper_operator.testing.queued_resources import make_resource
 from stepkeeper_operator.testing.world import World
@@ -93,7 +93,7 @@ def save(world: World) -> None:
     """Let the trainers save and end."""
     world.controllers.stuck.clear()
     for pod in world.pods:
-        message = termination_message(ExitCode.SAVED, notice="sigterm", step=120, root="r", sequence=7)
+        message = saved_message(sequence=7, step=120)
         world.controllers.end_pod(pod, ExitCode.SAVED, message=message)
 
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.reporter import TrainerState
-from stepkeeper.contract import ReportedRestore, ReportPhase
+from stepkeeper.contract import CommitPoint, ReportPhase
 from stepkeeper.contract.report import MAX_METRICS
 
 
@@ -28,7 +28,7 @@ def test_a_finished_step_is_told_at_the_next_tick_and_once() -> None:
 def test_news_are_told_at_once_and_carry_the_last_step() -> None:
     told: list[TrainerState] = []
     progress = Progress(told.append)
-    progress.record_restore(ReportedRestore(sequence=7, step=70))
+    progress.record_restore(CommitPoint(sequence=7, step=70))
     progress.record_step(71, None)
     progress.record_notice("sigterm")
     progress.set_error("x" * 5000)

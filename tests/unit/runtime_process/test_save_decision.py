@@ -169,7 +169,7 @@ def agreed_on(decider: SaveDecider) -> bool:
     """Waits until this rank knows of a step for a wish."""
     agreement = decider._agreement
     with agreement._changed:
-        return agreement._changed.wait_for(lambda: bool(agreement._agreed), 60)
+        return agreement._changed.wait_for(lambda: bool(agreement._view.agreed), 60)
 
 
 @pytest.mark.timeout(120)

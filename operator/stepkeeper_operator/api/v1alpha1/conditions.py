@@ -17,6 +17,7 @@ class Phase(StrEnum):
     STARTING = "Starting"
     RUNNING = "Running"
     RESTARTING = "Restarting"
+    SUSPENDING = "Suspending"
     SUSPENDED = "Suspended"
     COMPLETE = "Complete"
     FAILED = "Failed"

@@ -18,4 +18,5 @@ class ObjectMeta(StatusPart):
     creation_timestamp: Timestamp | None = None
     deletion_timestamp: Timestamp | None = None
     labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
     finalizers: tuple[str, ...] = ()

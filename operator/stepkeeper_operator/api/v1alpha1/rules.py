@@ -142,6 +142,12 @@ _POLICIES: Final = (
         message=f"fatalExitCodes: {listed(tuple(map(int, ExitCode)))} have meanings of their own; use others",
     ),
     CelRule(
+        at="spec.restarts",
+        cel="!self.resetOnNewCheckpoint || self.maxFailures < self.maxStartsWithoutCheckpoint",
+        message="maxFailures: so many failures in a row are never reached, since the job is suspended after"
+        " maxStartsWithoutCheckpoint starts; use a smaller maxFailures, or a greater maxStartsWithoutCheckpoint",
+    ),
+    CelRule(
         at="spec.restarts.backoff",
         cel="self.initialSeconds <= self.maxSeconds",
         message="backoff: initialSeconds is greater than maxSeconds; use a greater maxSeconds",

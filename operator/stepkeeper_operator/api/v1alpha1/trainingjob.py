@@ -195,7 +195,7 @@ class CheckpointSpec(SpecPart):
 
 
 class BackoffSpec(SpecPart):
-    """Wait before the operator starts the job again after a failure. The wait doubles with each failure."""
+    """Wait before the next start. It doubles with each failure, or with each start without a new checkpoint."""
 
     initial_seconds: Annotated[int, Field(ge=0, le=86_400)] = 10
     """Wait after the first failure."""
@@ -222,8 +222,12 @@ class RestartsSpec(SpecPart):
     ] = ()
     """Exit codes of the trainer that fail the job at once."""
 
+    max_starts_without_checkpoint: Annotated[int, Field(ge=1, le=1_000_000)] = 10
+    """Starts in a row, whatever ends them, that may go by without a newly committed checkpoint. Then the job is
+    suspended until somebody has looked at it: condition Suspended, reason NoNewCheckpoint."""
+
     backoff: BackoffSpec = BackoffSpec()
-    """Wait before restarts after failures. There is no wait after disruptions."""
+    """Wait before restarts after failures, and between starts that end at once without a new checkpoint."""
 
 
 class TrainingJobSpec(SpecPart):

@@ -244,10 +244,14 @@ class Bookkeeping(StatusPart):
     are of an earlier attempt."""
 
     not_before: Timestamp | None = None
-    """Earliest time to make the next JobSet: the back-off after a failure."""
+    """Earliest time of the next start: the back-off after a failure, or after starts that came to nothing."""
 
-    unexplained: Count = 0
-    """Restarts in a row without evidence of their cause and without a commit."""
+    starts_without_checkpoint: Count = 0
+    """Starts in a row, with the newest, of which none has committed a checkpoint. A suspension by the user and a
+    changed template count anew."""
+
+    started_template: Annotated[str, Field(max_length=64)] | None = None
+    """Hash of the template and placement that the newest start was made from."""
 
 
 class TrainingJobStatus(StatusPart):

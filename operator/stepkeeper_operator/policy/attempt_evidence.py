@@ -1,0 +1,91 @@
+"""Find the evidence of one attempt. Attempts have the same labels where JobSet counted no restart between them.
+
+That is so after a suspension, and after JobSet made a Job anew that somebody had deleted.
+"""
+
+from collections.abc import Iterable
+
+from stepkeeper_operator.cache.evidence import AttemptEvidence
+from stepkeeper_operator.facts import BatchJob, Pod
+from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.history import JobHistory
+
+__all__ = ["find_attempt_evidence", "find_new_pods", "find_start", "runs_down"]
+
+
+def find_attempt_evidence(history: JobHistory, observed: Observed) -> AttemptEvidence | None:
+    """Find the evidence of the last attempt."""
+    since = history.bookkeeping.resumed_at
+    evidence = observed.find_evidence(history.ordinal)
+    if evidence is None or since is None:
+        return evidence
+    return AttemptEvidence(
+        ordinal=evidence.ordinal,
+        pods=tuple(pod for pod in _leave_out_replaced(evidence.pods) if _is_of(pod, since)),
+        failed_batch_jobs=_find_present_failures(evidence),
+    )
+
+
+def find_start(history: JobHistory, observed: Observed, *, now: float) -> float:
+    """Return when the first pod of the attempt was made, or `now` if none was seen."""
+    evidence = find_attempt_evidence(history, observed)
+    created = [pod.created_at for pod in evidence.pods] if evidence is not None else []
+    return min([*created, now])
+
+
+def find_new_pods(history: JobHistory, observed: Observed) -> int | None:
+    """Find pods that run though the last attempt has ended, and that JobSet won't replace.
+
+    Somebody deleted a Job, and JobSet made it anew without counting a restart. Or an operator that has just
+    started saw none of the pods that had ended.
+
+    Returns:
+        The Unix time from which on pods are of the next attempt; None if there is none.
+
+    """
+    evidence, last = observed.find_evidence(history.ordinal), history.last_attempt
+    if evidence is None or last is None or last.end is None or _find_present_failures(evidence):
+        return None
+    present = _leave_out_replaced(evidence.pods)
+    uids = {pod.uid for pod in observed.pods}
+    if not present or not all(_is_alive(pod) and pod.uid in uids for pod in present):
+        return None
+    replaced = {pod.rank for pod in evidence.pods if pod not in present}
+    made = [pod.created_at for pod in present if pod.rank in replaced]
+    return int(min(made, default=last.end))
+
+
+def runs_down(history: JobHistory, observed: Observed) -> bool:
+    """Tell whether a pod of the last attempt has not ended yet."""
+    evidence = find_attempt_evidence(history, observed)
+    own = set() if evidence is None else {pod.uid for pod in evidence.pods}
+    return any(pod.uid in own and not pod.terminal for pod in observed.pods)
+
+
+def _is_of(pod: Pod, since: int) -> bool:
+    """Tell whether the pod is of the attempt that began then: it was made later, or ran on without being deleted."""
+    if pod.created_at >= since:
+        return True
+    if pod.terminal and (pod.finished_at is None or pod.finished_at < since):
+        return False
+    return pod.deadline is None or pod.deadline - pod.grace_s > since
+
+
+def _is_alive(pod: Pod) -> bool:
+    return not pod.terminal and pod.deadline is None
+
+
+def _leave_out_replaced(pods: Iterable[Pod]) -> list[Pod]:
+    """Leave out each pod whose place another took: of each rank, the newest one counts."""
+    newest: dict[tuple[int, int], Pod] = {}
+    for pod in sorted(pods, key=lambda pod: (pod.created_at, _is_alive(pod))):
+        newest[pod.rank] = pod
+    return list(newest.values())
+
+
+def _find_present_failures(evidence: AttemptEvidence) -> tuple[BatchJob, ...]:
+    """Find the failed Jobs that JobSet still has to act on: none that it has made anew since."""
+    present = _leave_out_replaced(evidence.pods)
+    by_rank = {pod.rank: pod.owner_uid for pod in present}
+    replaced = {pod.owner_uid for pod in evidence.pods if by_rank[pod.rank] != pod.owner_uid}
+    return tuple(failed for failed in evidence.failed_batch_jobs if failed.uid not in replaced)

@@ -1,0 +1,92 @@
+"""Find pods that nobody else fails or deletes: those that died with their node, and those that outlived their Job.
+
+JobSet would wait for them for ever.
+"""
+
+from typing import Final
+
+from stepkeeper_operator.cache.reports import LastReport
+from stepkeeper_operator.decision import DeletePod, GiveUpPod
+from stepkeeper_operator.facts import Pod
+from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.history import JobHistory
+
+__all__ = ["ORPHAN_WAIT_S", "find_lost_pods", "find_orphans"]
+
+_LOOK_AGAIN_S = 5.0
+ORPHAN_WAIT_S: Final = 60
+"""Seconds left to the garbage collector, which deletes such pods within seconds if it sees them."""
+
+
+def find_lost_pods(
+    observed: Observed, *, now: float, uptime_s: int
+) -> tuple[tuple[GiveUpPod, ...], float | None]:
+    """Find the pods to fail and delete, and the seconds after which to look again.
+
+    A pod is lost only if all of these hold. Its deletion is overdue. Its node is gone, or has been silent for
+    as long as its grace period. The pod has not reported since, and no report has shown another step of its attempt.
+    The operator has watched for a while. Fewer than half of all nodes are silent: otherwise the control plane has
+    lost touch. The pod's writer may still run; storage fences it.
+    """
+    waiting = [
+        pod
+        for pod in observed.pods
+        if pod.deadline is not None and not _is_done(pod) and pod.node is not None
+    ]
+    if not waiting:
+        return (), None
+    up = now - observed.operator_started_at >= uptime_s
+    outage = observed.n_nodes > 0 and 2 * observed.n_unknown_nodes >= observed.n_nodes
+    lost = [pod for pod in waiting if up and _is_lost(pod, observed, now, outage=outage)]
+    actions = tuple(GiveUpPod(pod=pod, message=_explain(pod, observed)) for pod in lost)
+    return actions, _LOOK_AGAIN_S if len(lost) < len(waiting) else None
+
+
+def _is_done(pod: Pod) -> bool:
+    """Return True if nothing is left to do: its end is known and its object goes without its kubelet."""
+    return pod.terminal and pod.grace_s == 0
+
+
+def _is_lost(pod: Pod, observed: Observed, now: float, *, outage: bool) -> bool:
+    assert pod.deadline is not None  # the caller selected by it
+    if now <= pod.deadline:
+        return False
+    node = observed.nodes.get(pod.node or "")
+    if node is None or node.gone_since is not None:
+        return True  # all nodes are listed before the first decision
+    if node.unknown_since is None or outage or now < node.unknown_since + pod.grace_s:
+        return False
+    return not _shows_life(pod, observed.report, since=node.unknown_since)
+
+
+def _shows_life(pod: Pod, report: LastReport | None, *, since: float) -> bool:
+    """Tell whether the pod has reported since then, or its attempt goes on.
+
+    The companion of another host goes on with reporting where the trainers wait for the lost one for ever.
+    """
+    if report is None or report.ordinal != pod.ordinal:
+        return False
+    heard_at, moved_at = report.heard_at.get(pod.uid), report.moved_at
+    return any(at is not None and at >= since for at in (heard_at, moved_at))
+
+
+def _explain(pod: Pod, observed: Observed) -> str:
+    node = observed.nodes.get(pod.node or "")
+    state = "is gone" if node is None or node.gone_since is not None else "is not heard of"
+    return f"node {pod.node} {state} and the pod's deletion is overdue"
+
+
+def find_orphans(
+    observed: Observed, history: JobHistory, *, now: float
+) -> tuple[tuple[DeletePod, ...], float | None]:
+    """Find the pods to delete, and the seconds after which to look again.
+
+    A garbage collector whose watches were broken while a JobSet was deleted can lose sight of its pods. They
+    run on with an owner that doesn't exist, and no next attempt can start beside them.
+    """
+    orphans = () if observed.leftover is None else observed.leftover.orphans
+    last = history.last_attempt
+    if not orphans or last is None or last.end is None:
+        return (), None
+    left_s = last.end + ORPHAN_WAIT_S - now
+    return ((), left_s) if left_s > 0 else (tuple(DeletePod(pod=pod) for pod in orphans), None)

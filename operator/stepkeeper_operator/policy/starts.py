@@ -1,0 +1,78 @@
+"""Bound and space the starts of a job that come to nothing: no cause excuses a job that never commits."""
+
+from dataclasses import replace
+
+from stepkeeper.contract import Cause
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Bookkeeping
+from stepkeeper_operator.build import template_hash
+from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.attempts import was_asked_for
+from stepkeeper_operator.policy.budgets import compute_backoff_s, count_failures
+from stepkeeper_operator.policy.history import JobHistory
+
+__all__ = ["compute_next_start", "explain_limit", "is_limit_reached", "set_starts", "was_edited"]
+
+
+def set_starts(history: JobHistory, n_starts: int) -> JobHistory:
+    """Set how many starts in a row have committed no checkpoint."""
+    noted = history.bookkeeping.model_copy(update={"starts_without_checkpoint": n_starts})
+    return replace(history, bookkeeping=noted)
+
+
+def was_edited(job: CheckpointedTrainingJob, observed: Observed, bookkeeping: Bookkeeping) -> bool:
+    """Return True if template or placement have changed since the newest start.
+
+    Without the machines that a job names nobody can tell yet.
+    """
+    if bookkeeping.started_template is None:
+        return False
+    if job.spec.placement.queued_resource_name is not None and observed.machines is None:
+        return False
+    return bookkeeping.started_template != template_hash(job, observed.machines)
+
+
+def is_limit_reached(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
+    """Return True if no further start is allowed before a person has looked at the job.
+
+    The last start that is allowed may run.
+    """
+    n_starts, limit = (
+        history.bookkeeping.starts_without_checkpoint,
+        job.spec.restarts.max_starts_without_checkpoint,
+    )
+    return n_starts > limit or (n_starts == limit and not history.is_running)
+
+
+def explain_limit(job: CheckpointedTrainingJob, history: JobHistory) -> str:
+    """Explain to a person why the job was suspended, and how it goes on."""
+    n_starts = history.bookkeeping.starts_without_checkpoint
+    which = "1 start has" if n_starts == 1 else f"{n_starts} starts in a row have"
+    ended = next((attempt for attempt in reversed(history.attempts) if attempt.end is not None), None)
+    last = "" if ended is None else f" The last ended by {ended.cause}: {ended.message}."
+    return (
+        f"{which} committed no new checkpoint; "
+        f"spec.restarts.maxStartsWithoutCheckpoint allows {job.spec.restarts.max_starts_without_checkpoint}.{last} "
+        "Mend the cause. A changed spec.template starts the job again; so does spec.suspend set to true and back to "
+        "false, or a greater maxStartsWithoutCheckpoint"
+    )
+
+
+def compute_next_start(job: CheckpointedTrainingJob, observed: Observed, history: JobHistory) -> float | None:
+    """Compute the earliest time of the next start. None: at once.
+
+    After a failure of the application it is counted from the failure. After all other ends it is counted from the
+    start: only starts that come to nothing at once, again and again, have to wait. An end that somebody asked for
+    makes nobody wait, and what was edited may be mended.
+    """
+    last, spec = history.last_attempt, job.spec.restarts.backoff
+    if last is None or last.end is None or not last.cause or was_asked_for(last.message):
+        return None
+    if was_edited(job, observed, history.bookkeeping):
+        return None
+    if last.cause == Cause.APPLICATION_ERROR:
+        wait_s = compute_backoff_s(spec, count_failures(history.restarts))
+        return last.end + wait_s if wait_s else None
+    n_starts = history.bookkeeping.starts_without_checkpoint
+    due = last.start + compute_backoff_s(spec, n_starts - 2) if n_starts > 1 else 0
+    return due if due > last.end else None

@@ -1,0 +1,238 @@
+"""Ranks that train and agree, one action at a time. What a rank does for the agreement is the shipped `RankView`'s.
+
+Here is only what surrounds it: the ranks' store, which is in rank 0; the steps that the train threads pass; notices and
+other wishes that come up at any moment; ranks that are lost; and how ranks leave.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from stepkeeper.coordination.agreement_rules import STOP, Answer, Await, Conclude, Listen, Open, RankView
+
+__all__ = ["Action", "Fate", "RankState", "Setting", "World", "act", "actions", "start"]
+
+
+class Fate(Enum):
+    TRAINING = "training"
+    STOPPING = "stopping"
+    """At the step that all stop at: it saves, which needs all ranks, or meets them if nothing is saved."""
+
+    FINISHING = "finishing"
+    """Its last step is passed: all ranks meet before one leaves."""
+
+    LEFT = "left"
+    GAVE_UP = "gave up"
+    """It ended with the error of a lost rank."""
+
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is explored."""
+
+    steps: tuple[int, ...]
+    """The numbers of the steps, the same in all ranks."""
+
+    wishes: tuple[tuple[int, str], ...]
+    """What comes up, each in a rank, once, at any moment."""
+
+    n_ranks: int = 2
+    lead: int = 99
+    """How many steps a rank may be ahead of another one: a collective in each step makes it 1."""
+
+    deaths: int = 0
+    """How many ranks may be lost, at any moment."""
+
+    heeds_stop: bool = True
+    """False: the training is told of the stop and goes on."""
+
+
+class RankState(NamedTuple):
+    view: RankView
+    at: int = 0
+    """How many steps it has passed."""
+
+    fate: Fate = Fate.TRAINING
+    begun: bool = False
+    """Its present move is begun: what it sends is sent, and it waits for what comes of it."""
+
+    failed: bool = False
+    """Its agreement has ended with an error, which the train thread raises at the next step."""
+
+    acted: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    """Steps after which it was told of wishes that are due."""
+
+    wished: tuple[str, ...] = ()
+    """What came up here before it left."""
+
+
+class _Round(NamedTuple):
+    name: str | None = None
+    passed: tuple[int | None, ...] = ()
+    beyond: int | None = None
+
+
+class World(NamedTuple):
+    ranks: tuple[RankState, ...]
+    rounds: tuple[_Round, ...] = ()
+    to_come: tuple[tuple[int, str], ...] = ()
+    deaths: int = 0
+
+
+class Action(NamedTuple):
+    kind: str
+    rank: int
+    name: str = ""
+
+
+_GONE = (Fate.LEFT, Fate.GAVE_UP, Fate.DEAD)
+_LOST = (Fate.GAVE_UP, Fate.DEAD)
+
+
+def start(setting: Setting) -> World:
+    """Return the world before any step."""
+    ranks = tuple(RankState(RankView(rank=rank)) for rank in range(setting.n_ranks))
+    return World(ranks, to_come=setting.wishes, deaths=setting.deaths)
+
+
+def actions(world: World, setting: Setting) -> Iterator[Action]:
+    """Yield all that can happen next."""
+    for rank, name in world.to_come:
+        yield Action("wish", rank, name)
+    for rank, state in enumerate(world.ranks):
+        if state.fate in _GONE:
+            continue
+        if world.deaths:
+            yield Action("die", rank)
+        if not state.failed:
+            if _can_move(world, rank):
+                yield Action("move", rank)
+            if _hears_of_loss(world, rank):
+                yield Action("hear of loss", rank)
+        if _can_train(world, rank, setting):
+            yield Action("train", rank)
+
+
+def act(world: World, action: Action, setting: Setting) -> World:
+    """Return the world after an action."""
+    kind, rank, name = action
+    state = world.ranks[rank]
+    match kind:
+        case "wish":
+            left = tuple(each for each in world.to_come if each != (rank, name))
+            world = world._replace(to_come=left)
+            if state.fate in _GONE:
+                return world
+            return _with(
+                world, rank, state._replace(view=state.view.wish(name), wished=(*state.wished, name))
+            )
+        case "die":
+            world = world._replace(deaths=world.deaths - 1)
+            return _with(world, rank, state._replace(fate=Fate.DEAD))
+        case "hear of loss":
+            return _with(world, rank, state._replace(failed=True))
+        case "train":
+            return _with(world, rank, _train(world, rank, setting))
+        case _:
+            return _move(world, rank)
+
+
+def _train(world: World, rank: int, setting: Setting) -> RankState:
+    state = world.ranks[rank]
+    if state.failed:
+        return state._replace(fate=Fate.GAVE_UP)
+    if state.fate in (Fate.STOPPING, Fate.FINISHING):
+        return state._replace(fate=Fate.LEFT)
+    if state.at == len(setting.steps):
+        return state._replace(fate=Fate.FINISHING)
+    step = setting.steps[state.at]
+    view, due = state.view.pass_step(step)
+    acted = (*state.acted, (step, due)) if due else state.acted
+    stops = setting.heeds_stop and STOP in due
+    fate = Fate.STOPPING if stops else Fate.TRAINING
+    return state._replace(view=view, at=state.at + 1, acted=acted, fate=fate)
+
+
+def _can_train(world: World, rank: int, setting: Setting) -> bool:
+    state = world.ranks[rank]
+    if state.failed:
+        return True
+    others = [other for number, other in enumerate(world.ranks) if number != rank]
+    if state.fate in (Fate.STOPPING, Fate.FINISHING):
+        # All must come before one leaves; whoever has left had seen that all had come.
+        return all(other.fate in (state.fate, Fate.LEFT) for other in others)
+    slowest = min((other.at for other in others if other.fate not in _GONE), default=state.at)
+    return not state.view.is_held and state.at < slowest + setting.lead
+
+
+def _can_move(world: World, rank: int) -> bool:
+    state = world.ranks[rank]
+    move = state.view.next_move()
+    if not state.begun or isinstance(move, Listen | Open):
+        return True
+    number = move.number
+    if isinstance(move, Answer):
+        return rank != 0 or None not in world.rounds[number].passed
+    return number < len(world.rounds) and world.rounds[number].beyond is not None
+
+
+def _hears_of_loss(world: World, rank: int) -> bool:
+    """Return True if a rank is lost; or if this one waits for a rank that has left, or for the store that went with it.
+
+    Where no rank is lost this must never be: it would be an error in a training that has none.
+    """
+    if any(other.fate in _LOST for other in world.ranks):
+        return True
+    state = world.ranks[rank]
+    if state.fate is not Fate.TRAINING:
+        return False
+    if world.ranks[0].fate is Fate.LEFT:
+        return True
+    move = state.view.next_move()
+    if rank == 0 and isinstance(move, Answer) and state.begun:
+        answers = world.rounds[move.number].passed
+        return any(
+            other.fate is Fate.LEFT and answers[number] is None for number, other in enumerate(world.ranks)
+        )
+    return False
+
+
+def _move(world: World, rank: int) -> World:
+    """Carry out one access to the store of a rank's present move."""
+    state = world.ranks[rank]
+    view, move = state.view, state.view.next_move()
+    rounds = list(world.rounds) + [_Round()] * (move.number + 1 - len(world.rounds))
+    found = rounds[move.number]
+    begun = False
+    match move:
+        case Open(_, name) if not state.begun:
+            found, begun = found._replace(name=found.name or name), True
+        case Listen() | Open():
+            view = view.hear_wish(found.name)
+        case Answer(_, passed) if not state.begun:
+            known = found.passed or (None,) * len(world.ranks)
+            found = found._replace(passed=(*known[:rank], passed, *known[rank + 1 :]))
+            begun = rank == 0
+            view = view if begun else view.hear_answers(())
+        case Answer():
+            view = view.hear_answers(tuple(each for each in found.passed if each is not None))
+        case Conclude(_, beyond):
+            found = found._replace(beyond=beyond)
+            view = view.hear_conclusion(beyond)
+        case Await() if not state.begun:
+            begun = True
+        case Await():
+            assert found.beyond is not None
+            view = view.hear_conclusion(found.beyond)
+    rounds[move.number] = found
+    if found == _Round():
+        rounds = list(world.rounds)
+    after = _with(world, rank, state._replace(view=view, begun=begun))
+    return after._replace(rounds=tuple(rounds))
+
+
+def _with(world: World, rank: int, state: RankState) -> World:
+    return world._replace(ranks=(*world.ranks[:rank], state, *world.ranks[rank + 1 :]))

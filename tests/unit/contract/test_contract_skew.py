@@ -1,0 +1,216 @@
+"""Operators and pods of different versions read each other: unknown keys are passed over, unknown values are neutral.
+
+tests/data/wire has a folder for each version, with what that version's writers made of `written()`. A folder is added
+for a version that writes anything else, and none is ever removed: they are what the last version says.
+"""
+
+import json
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import pytest
+
+from stepkeeper.contract import (
+    Best,
+    BestMode,
+    CommitPoint,
+    ContractError,
+    Directive,
+    Endpoint,
+    Head,
+    Interval,
+    IntervalType,
+    OnDisruption,
+    Report,
+    ReportedCommit,
+    ReportPhase,
+    Retention,
+    Settings,
+    SlowestRank,
+    Termination,
+)
+from stepkeeper.contract.wire import MESSAGE_FORMAT, decode, encode
+from stepkeeper.version import __version__
+
+Message: TypeAlias = Settings | Report | Directive | Termination
+
+RECORDS: Final = Path(__file__).parents[2] / "data/wire"
+URI: Final = "gs://bucket/runs/lm"
+RENAMED: Final = "Unheard"
+"""A member that no enum has."""
+
+
+def written() -> dict[str, Message]:
+    """Make one of each message, with all its keys."""
+    commit = ReportedCommit(
+        sequence=42,
+        step=1200,
+        uri=f"{URI}/1200/1-5f0c",
+        size_bytes=7_000_000_000,
+        duration_millis=9000,
+        time_unix_s=1_800_000_000,
+    )
+    return {
+        "settings": Settings(
+            uri=URI,
+            interval=Interval(type=IntervalType.FIXED, steps=500, seconds=600),
+            retention=Retention(
+                last=5, every_steps=5000, best=Best(metric="loss", mode=BestMode.MIN), max_age_seconds=86_400
+            ),
+            on_disruption=OnDisruption.SKIP,
+            total_steps=100_000,
+            endpoint=Endpoint(url="https://operator:8443/v1/namespaces/ml/jobs/lm/report"),
+        ),
+        "report": Report(
+            phase=ReportPhase.SAVING,
+            root="9d3e",
+            claim=40,
+            tail=42,
+            head=Head(sequence=42, step=1200, uri=commit.uri, size_bytes=7_000_000_000),
+            step=1230,
+            step_millis=480,
+            commits=(commit,),
+            in_flight_step=1230,
+            restored=CommitPoint(sequence=38, step=1000),
+            ranks=SlowestRank(slowest=3, step=1229),
+            notice="sigterm",
+            error="the save of step 1100 failed",
+            metrics={"loss": "2.5"},
+        ),
+        "directive": Directive(checkpoint_now="r-7", stop=True, dump_stacks=True, report_interval_s=5),
+        "termination": Termination(
+            code=75,
+            step=1230,
+            root="9d3e",
+            committed=CommitPoint(sequence=43, step=1230),
+            restored=CommitPoint(sequence=38, step=1000),
+            claim=40,
+            cause="Maintenance",
+            notice="sigterm",
+            error="Traceback …",
+        ),
+    }
+
+
+def recorded(version: str, name: str) -> bytes:
+    return (RECORDS / version / f"{name}.json").read_bytes().strip()
+
+
+NAMES: Final = tuple(written())
+VERSIONS: Final = tuple(sorted(folder.name for folder in RECORDS.iterdir()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_record_of_this_version_is_what_its_writers_write(name: str) -> None:
+    assert recorded(__version__, name) == written()[name].to_json()
+
+
+def _contains(whole: Any, part: Any) -> bool:
+    """Tell whether all that `part` says stands in `whole`, which may say more."""
+    if isinstance(part, dict):
+        return all(_contains(whole[key], item) for key, item in part.items())
+    if isinstance(part, list):
+        return all(_contains(*pair) for pair in zip(whole, part, strict=True))
+    return bool(whole == part)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_released_version_wrote_is_read(version: str, name: str) -> None:
+    message = type(written()[name]).from_json(recorded(version, name))
+    assert _contains(encode(message), json.loads(recorded(version, name)))
+
+
+LEAST: Final = {
+    "settings": {"uri": URI, "interval": {"steps": 1}},
+    "report": {"phase": "Training"},
+    "directive": {},
+    "termination": {"code": 1},
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_other_key_is_needed_by_a_reader(name: str) -> None:
+    """An older writer doesn't know a key that is added later, so none may be required."""
+    message = type(written()[name]).from_json(json.dumps(LEAST[name]))
+    assert _contains(encode(message), LEAST[name])
+
+
+def _objects(raw: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(raw, dict):
+        yield raw
+        for key, value in raw.items():
+            # Metrics are the user's names, which aren't ours to know.
+            yield from () if key == "metrics" else _objects(value)
+    elif isinstance(raw, list):
+        for item in raw:
+            yield from _objects(item)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_of_the_next_version_are_passed_over_at_every_depth(name: str) -> None:
+    raw = json.loads(recorded(__version__, name))
+    for found in list(_objects(raw)):
+        found |= {"liveness": {"step_s": 5, "phases": ["Compile"]}, "pace": None, "zone": "a", "n": 2.5}
+    assert type(written()[name]).from_json(json.dumps(raw)) == written()[name]
+
+
+def test_a_start_can_tell_what_of_its_settings_it_does_not_know() -> None:
+    raw = json.loads(recorded(__version__, "settings"))
+    raw["interval"] |= {"type": RENAMED, "pace": 3}
+    raw["liveness"] = {}
+    assert Settings.list_unknown(json.dumps(raw)) == (
+        "Settings.liveness",
+        "Settings.interval.pace",
+        "Settings.interval.type: 'Unheard' is none of Fixed, Continuous, Auto",
+    )
+    assert Settings.list_unknown(recorded(__version__, "settings")) == ()
+
+
+def _members(value: object) -> Iterator[StrEnum]:
+    """Yield all members of enums in a message."""
+    if isinstance(value, StrEnum):
+        yield value
+    elif isinstance(value, Settings | Interval | Retention | Best | Report):
+        for field in value.__dataclass_fields__:
+            yield from _members(getattr(value, field))
+
+
+@pytest.mark.parametrize(
+    ("name", "member"), [(name, member) for name in NAMES for member in _members(written()[name])]
+)
+def test_a_member_of_the_next_version_is_no_error(name: str, member: StrEnum) -> None:
+    text = recorded(__version__, name).decode().replace(f'"{member.value}"', f'"{RENAMED}"')
+    assert type(written()[name]).from_json(text) != written()[name]
+
+
+def _settings(**changed: object) -> Settings:
+    return Settings.from_json(json.dumps({"uri": URI, "interval": {"steps": 5}} | changed))
+
+
+def test_unknown_members_are_read_as_what_loses_nothing() -> None:
+    assert _settings(interval={"type": RENAMED, "steps": 5}).interval == Interval(type=IntervalType.AUTO)
+    assert _settings(on_disruption=RENAMED).on_disruption is OnDisruption.SAVE
+    best = {"metric": "loss", "mode": RENAMED}
+    assert _settings(retention={"last": 2, "best": best}).retention.every_steps == 1, "all commits are kept"
+    assert Report.from_json(f'{{"phase":"{RENAMED}"}}').phase is ReportPhase.TRAINING
+    assert Termination.from_json(f'{{"code":75,"cause":"{RENAMED}"}}').cause == "Disruption"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_a_newer_format_is_refused_and_both_are_named(name: str) -> None:
+    raw, kind = json.loads(recorded(__version__, name)), type(written()[name])
+    assert kind.from_json(json.dumps(raw | {"format": MESSAGE_FORMAT})) == written()[name]
+    with pytest.raises(ContractError, match=f"{kind.__name__}: format 2 is newer than 1, the newest"):
+        kind.from_json(json.dumps(raw | {"format": MESSAGE_FORMAT + 1}))
+    with pytest.raises(ContractError, match=r"format: expected int"):
+        kind.from_json(json.dumps(raw | {"format": "2"}))
+
+
+def test_what_storage_holds_is_read_strictly() -> None:
+    with pytest.raises(ContractError, match=r"CommitPoint: unknown key 'zone'; known: sequence, step"):
+        decode(CommitPoint, {"sequence": 1, "step": 1, "zone": "a"})
+    with pytest.raises(ContractError, match=r"'Unheard' is none of Save, Skip"):
+        decode(Settings, {"uri": URI, "interval": {"steps": 1}, "on_disruption": RENAMED})

@@ -1,0 +1,67 @@
+"""Test that the last words of a program that dies reach the message of its attempt."""
+
+import pytest
+
+from stepkeeper_operator.api.v1alpha1.conditions import Phase
+from stepkeeper_operator.facts.log_end import pick_last_words
+from stepkeeper_operator.testing import World, termination_message
+
+TRACEBACK = """step 100
+Traceback (most recent call last):
+  File "/app/train.py", line 12, in <module>
+    main()
+ValueError: the data set is empty
+"""
+TORCHRUN = """[rank0]: Traceback (most recent call last):
+[rank0]:   File "/app/train.py", line 12, in <module>
+[rank0]: torch.OutOfMemoryError: tried to allocate 20 GiB
+E1122 failed (exitcode: 1) local_rank: 0 (pid: 7) of binary: python
+Traceback (most recent call last):
+  File "/usr/bin/torchrun", line 8, in <module>
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "begins"),
+    [
+        (TRACEBACK, "ValueError: the data set is empty"),
+        (TORCHRUN, "torch.OutOfMemoryError: tried to allocate 20 GiB"),
+        ("no such file: train.py\n\n", "no such file: train.py"),
+        ("Segmentation fault", "Segmentation fault"),
+        ("Traceback (most recent call last):\n  cut off", "cut off"),
+        (
+            "a\nTraceback (most recent call last):\n  File\nKeyError: 'x'\nbye\n",
+            "KeyError: 'x' (its log ends with:",
+        ),
+    ],
+)
+def test_the_line_that_says_most_comes_first(log: str, begins: str) -> None:
+    assert pick_last_words(log).startswith(begins)
+
+
+def test_what_is_kept_is_bounded_and_nothing_is_kept_of_nothing() -> None:
+    assert len(pick_last_words("x" * 5000 + "\n" + "y" * 5000)) == 500
+    assert pick_last_words("") == pick_last_words("\n \n") == ""
+
+
+async def test_the_end_of_the_log_is_in_the_attempts_message() -> None:
+    world = World(restarts={"maxFailures": 0})
+    await world.run_until_settled(rounds=4)
+    world.controllers.end_pod(world.pods[0], 1, message=TRACEBACK)
+    await world.run_until_settled()
+    assert world.phase() is Phase.FAILED
+    message = world.status.attempts[-1].message or ""
+    assert "exited with code 1: ValueError: the data set is empty" in message
+
+
+async def test_the_runtimes_own_last_word_is_believed_before_any_log() -> None:
+    world = World(restarts={"maxFailures": 0})
+    await world.run_until_settled(rounds=4)
+    said = termination_message(1, error="Traceback\nRuntimeError: loss is nan")
+    world.controllers.end_pod(world.pods[0], 1, message=said)
+    await world.run_until_settled()
+    message = world.status.attempts[-1].message or ""
+    assert message.endswith("exited with code 1: RuntimeError: loss is nan")

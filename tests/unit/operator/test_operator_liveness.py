@@ -1,0 +1,174 @@
+"""Test that an attempt is open while pods run, and that a job is called suspended only once they have ended."""
+
+from typing import Any
+
+import pytest
+
+from stepkeeper.contract import ExitCode
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
+from stepkeeper_operator.testing import World, saved_message, training_report
+
+TWO_SLICES: dict[str, Any] = {"tpu": {"accelerator": "v5p", "topology": "2x2x2", "slices": 2}}
+
+
+async def running(**spec: Any) -> World:
+    world = World(**spec)
+    await world.run_until_settled(rounds=4)
+    assert world.phase() is Phase.RUNNING
+    return world
+
+
+@pytest.mark.parametrize("code", [1, 143, int(ExitCode.SAVED), 0])
+async def test_a_job_that_jobset_made_anew_by_itself_is_an_attempt_whose_reports_and_failures_are_its_own(
+    code: int,
+) -> None:
+    world = await running()
+    world.controllers.kubelets.stop_s = 5
+    world.controllers.kubelets.stop_code = code
+    world.controllers.delete_job("lm-w-0")
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+    assert world.causes[-1] is None
+    n_attempts = len(world.causes)
+    assert n_attempts == (1 if code == 0 else 2)
+    world.now += 600
+    world.receive_report(training_report(sequence=3, step=30))
+    await world.run_until_settled(rounds=3)
+    assert world.status.attempts[-1].to_step == 30
+    assert world.condition("Reporting") == (ConditionStatus.TRUE, "ReportsArrive")
+    world.controllers.end_pod(world.pods[0], 1)
+    await world.run_until_settled()
+    assert world.causes[n_attempts - 1 :] == ["ApplicationError", None]
+    assert await world.record_writes(rounds=3) == []
+
+
+@pytest.mark.parametrize("code", [1, int(ExitCode.PEER_LOST)])
+async def test_the_other_slice_of_a_deleted_job_is_of_the_new_attempt_until_it_ends(code: int) -> None:
+    world = await running(placement=TWO_SLICES)
+    world.controllers.delete_job("lm-w-0")
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+    assert world.causes == ["Requested", None]
+    assert await world.record_writes(rounds=3) == []
+    world.controllers.end_pod(world.pods[-1], code)
+    await world.run_until_settled(rounds=40)
+    assert world.phase() is Phase.RUNNING
+    assert len(world.causes) == 3
+    assert world.causes[0] == "Requested"
+
+
+async def test_a_failed_job_that_somebody_deletes_before_jobset_acts_on_it_is_made_anew_with_an_attempt() -> (
+    None
+):
+    world = await running()
+    world.controllers.end_pod(world.pods[0], 1)
+    world.controllers.notice_failures()
+    await world.reconcile()
+    world.controllers.delete_job("lm-w-0")
+    await world.run_until_settled()
+    assert world.jobset is not None
+    assert world.jobset.get("status", {}).get("restarts", 0) == 0
+    assert world.causes == ["ApplicationError", None]
+    assert world.phase() is Phase.RUNNING
+
+
+async def test_an_operator_that_saw_nothing_of_a_deleted_job_finds_the_attempt_of_its_pods() -> None:
+    world = await running()
+    world.controllers.kubelets.stop_s = 5
+    world.controllers.delete_job("lm-w-0")
+    world.controllers.sync()
+    world.now += 5
+    world.controllers.kubelets.sync()
+    await world.reconcile()
+    assert world.status.attempts[-1].end is not None or len(world.causes) == 2
+    world.controllers.sync()
+    world.restart_operator()
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+    assert world.causes == ["Requested", None]
+
+
+@pytest.mark.parametrize("code", [1, 143, int(ExitCode.SAVED)])
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_suspension_costs_nothing_however_its_pods_end_and_whenever_jobset_says_so(
+    code: int, *, late: bool
+) -> None:
+    world = await running(restarts={"maxFailures": 0})
+    world.controllers.kubelets.stop_code = code
+    if code == ExitCode.SAVED:
+        world.controllers.kubelets.stop_message = saved_message(sequence=4, step=44)
+    world.edit(suspend=True)
+    await world.reconcile()
+    if late:
+        world.delay_watches("jobsets")
+    world.controllers.sync()
+    await world.reconcile()
+    world.deliver_watches()
+    await world.run_until_settled()
+    assert world.phase() is Phase.SUSPENDED
+    world.edit(suspend=False)
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+    assert world.causes == ["Requested", None]
+    assert world.status.attempts[0].message == "suspended"
+
+
+async def test_a_job_is_suspending_until_its_last_pod_has_ended_and_what_it_saves_meanwhile_is_shown() -> (
+    None
+):
+    world = await running()
+    world.controllers.kubelets.stop_s = 20
+    world.controllers.kubelets.stop_code = int(ExitCode.SAVED)
+    world.edit(suspend=True)
+    await world.run_until_settled(rounds=5)
+    assert world.jobset is not None
+    assert world.jobset["status"]["conditions"][0]["type"] == "Suspended"
+    assert world.phase() is Phase.SUSPENDING
+    assert world.condition("Suspended") == (ConditionStatus.FALSE, "Suspending")
+    assert "2 of its pods" in next(c.message for c in world.status.conditions if c.type == "Suspended")
+    assert world.causes == [None], "its pods run down"
+    world.receive_report(training_report(sequence=9, step=90))
+    await world.reconcile()
+    assert world.status.checkpoint is not None
+    assert world.status.checkpoint.latest is not None
+    assert world.status.checkpoint.latest.step == 90
+    world.now += 20
+    await world.run_until_settled()
+    assert world.phase() is Phase.SUSPENDED
+    assert world.causes == ["Requested"]
+    assert world.events.count("Suspending") == 1
+    assert world.events.count("Suspended") == 1
+
+
+@pytest.mark.parametrize("code", [1, 143])
+async def test_a_job_that_is_resumed_before_its_last_pod_has_ended_runs_as_one_new_attempt(code: int) -> None:
+    world = await running(restarts={"maxFailures": 0})
+    world.controllers.kubelets.stop_s = 20
+    world.controllers.kubelets.stop_code = code
+    world.edit(suspend=True)
+    await world.run_until_settled(rounds=3)
+    world.edit(suspend=False)
+    await world.run_until_settled(rounds=20)
+    assert world.phase() is Phase.RUNNING
+    assert world.causes == ["Requested", None]
+    assert world.status.restarts.total == 1
+    assert await world.record_writes(rounds=3) == []
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_failure_just_before_a_suspension_is_one_restart_when_the_job_is_resumed(
+    *, restarted: bool
+) -> None:
+    world = await running()
+    world.controllers.end_pod(world.pods[0], 1)
+    world.edit(suspend=True)
+    await world.reconcile()
+    if restarted:
+        world.restart_operator()
+    await world.run_until_settled(rounds=5)
+    assert world.phase() is Phase.SUSPENDED
+    world.edit(suspend=False)
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+    assert world.causes == ["ApplicationError", None]
+    assert world.status.restarts.total == 1

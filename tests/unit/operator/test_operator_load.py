@@ -1,0 +1,106 @@
+"""Jobs that wait, are over or restart all the time cost the API server little."""
+
+from collections import Counter
+from typing import Any
+
+from stepkeeper.contract import CommitPoint
+from stepkeeper_operator.api.v1alpha1.conditions import Phase
+from stepkeeper_operator.testing import World, termination_message
+
+BACKOFF = {"maxFailures": 3, "backoff": {"initialSeconds": 600, "maxSeconds": 3600}}
+
+
+async def running(*, spot: bool = False, **spec: Any) -> World:
+    world = World(spot=spot, **spec)
+    await world.run_until_settled(rounds=4)
+    assert world.phase() is Phase.RUNNING
+    return world
+
+
+async def reads_during(world: World, duration_s: float) -> Counter[tuple[str, str]]:
+    """Follow the operator's own requeues, and nothing else."""
+    world.cluster.reads.clear()
+    ends_at = world.now + duration_s
+    while world.now < ends_at:
+        again_s = await world.reconcile()
+        world.now += max(again_s or 600.0, 0.05)
+    return world.cluster.reads
+
+
+async def test_a_job_in_back_off_asks_for_nothing_until_it_is_over() -> None:
+    world = await running(restarts=BACKOFF)
+    for _ in range(3):
+        world.controllers.end_pod(world.pods[0], 1)
+        await world.run_until_settled(rounds=4)
+    assert world.jobset is not None
+    reads = await reads_during(world, 500)
+    assert reads["get", "jobsets"] <= 1
+    assert reads["LIST", "jobs"] + reads["LIST", "pods"] + reads["list", "jobs"] == 0
+    await reads_during(world, 200)
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING, "it went on by its own requeue"
+
+
+async def test_a_job_in_back_off_without_a_jobset_lists_nothing_either() -> None:
+    world = await running(restarts=BACKOFF)
+    for _ in range(3):
+        world.controllers.end_pod(world.pods[0], 1)
+        await world.run_until_settled(rounds=4)
+    world.cluster.remove("jobsets", "default", "lm")
+    world.controllers.sync()
+    await world.reconcile()
+    world.cluster.reads.clear()
+    for _ in range(20):
+        await world.reconcile()
+    assert {verb for verb, _ in world.cluster.reads} == {"get"}
+
+
+async def test_the_wait_for_jobset_is_looked_at_ever_less_often() -> None:
+    world = await running()
+    world.controllers.disrupt(world.pods[0], "EvictionByEvictionAPI")
+    world.controllers.end_pod(world.pods[0], 143)
+    reads = await reads_during(world, 600)
+    assert 10 <= reads["get", "jobsets"] <= 30, "JobSet does nothing here: once each 5 s would be 120 times"
+
+
+async def test_a_job_that_is_over_asks_for_nothing() -> None:
+    world = await running(spot=True, restarts={"maxDisruptions": 0})
+    world.preempt()
+    await world.run_until_settled()
+    assert world.phase() is Phase.FAILED
+    assert world.jobset is None
+    assert await reads_during(world, 3600) == Counter()
+
+
+async def test_leftovers_are_looked_for_in_the_jobs_namespace_only() -> None:
+    world = await running()
+    world.edit(template={"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}})
+    world.cluster.reads.clear()
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+    assert world.cluster.reads["list", "pods"] > 0
+    assert world.cluster.reads["LIST", "pods"] == 0
+
+
+async def test_a_job_that_restarts_all_the_time_gets_so_many_events_an_hour_and_a_last_word() -> None:
+    world = await running()
+
+    async def restart(n: int) -> None:
+        word = CommitPoint(sequence=n, step=n)
+        message = termination_message(75, notice="sigterm", root="r", step=n, committed=word)
+        for pod in world.pods:
+            world.controllers.end_pod(pod, 75, message=message)
+        await world.run_until_settled(rounds=4)
+
+    ends_at = world.now + 3500
+    n = 1
+    while world.now < ends_at:
+        await restart(n)
+        world.now += 30
+        n += 1
+    assert n > 30
+    assert len(world.events) == 61
+    assert world.events[-1] == "EventsHeldBack"
+    world.now += 3600
+    await restart(n)
+    assert len(world.events) > 61, "the next hour has events of its own"

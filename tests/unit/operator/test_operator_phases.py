@@ -1,0 +1,47 @@
+"""The phase tells one story: no word of a restart on the way to the end."""
+
+import pytest
+
+from stepkeeper_operator.api.v1alpha1.conditions import Phase
+from stepkeeper_operator.testing import World
+
+
+async def phases_until_complete(world: World) -> list[str]:
+    """End the pods with code 0, one after the other, and look after each of all controllers' steps."""
+    phases = []
+    for pod in world.pods:
+        world.controllers.end_pod(pod, 0)
+        await world.reconcile()
+        phases.append(str(world.phase()))
+        world.now += 2
+    for _ in range(4):
+        world.controllers.sync()
+        await world.reconcile()
+        phases.append(str(world.phase()))
+        world.now += 2
+    assert world.phase() is Phase.COMPLETE
+    return phases
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+async def test_a_job_whose_pods_exit_0_is_running_until_it_is_complete(restarts: int) -> None:
+    world = World()
+    await world.run_until_settled(rounds=4)
+    for _ in range(restarts):
+        world.controllers.end_pod(world.pods[0], 1)
+        await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+    assert set(await phases_until_complete(world)) == {"Running", "Complete"}
+    assert world.events[-1] == "Complete"
+
+
+async def test_a_pod_that_fails_while_others_have_finished_is_a_restart() -> None:
+    world = World()
+    await world.run_until_settled(rounds=4)
+    first, second = world.pods
+    world.controllers.end_pod(first, 0)
+    await world.reconcile()
+    world.now += 2
+    world.controllers.end_pod(second, 1)
+    await world.reconcile()
+    assert world.phase() is Phase.RESTARTING
