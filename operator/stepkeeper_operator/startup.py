@@ -14,13 +14,13 @@ from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cache.sweep import forget_deleted_objects
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU
 from stepkeeper_operator.cloud_tpu.connection import connect_cloud
-from stepkeeper_operator.cluster import QUEUED_RESOURCES, TRAINING_JOBS, Cluster, connect
+from stepkeeper_operator.cluster import QUEUED_RESOURCES, TRAINING_JOBS, Cluster, GuardedCluster, connect
 from stepkeeper_operator.controller import Controller
 from stepkeeper_operator.endpoint import KubernetesTokens, ReportAuthenticator, ReportEndpoint
 from stepkeeper_operator.endpoint.health import make_health_app
 from stepkeeper_operator.endpoint.serving import Servers
 from stepkeeper_operator.endpoint.tls import ServingCertificate
-from stepkeeper_operator.errors import ApiError
+from stepkeeper_operator.errors import ApiError, CertificateError
 from stepkeeper_operator.handlers.watch import make_kopf_settings, make_registry, run_watches
 from stepkeeper_operator.lease import LeaseGuard
 from stepkeeper_operator.metrics import Metrics
@@ -36,6 +36,7 @@ __all__ = ["Operator", "run_operator"]
 _log = logging.getLogger(__name__)
 
 _KIND_CHECK_S = 5.0
+_CERTIFICATE_CHECK_S = 5.0
 _RELIST_BURST_S = 2.0
 """Listed objects arrive one by one, and one kind after the other."""
 
@@ -54,7 +55,8 @@ class Operator:
 
     def __init__(self, settings: OperatorSettings, cluster: Cluster) -> None:
         self._settings = settings
-        self._cluster = cluster
+        self._api = cluster
+        self._cluster = GuardedCluster(cluster, acting=lambda: self._lease.held)
         self._metrics = Metrics()
         self._cache = Cache()
         self._kinds = list_watched_kinds(cloud_tpu=settings.cloud_tpu_enabled)
@@ -71,8 +73,12 @@ class Operator:
         self._relisted = asyncio.Event()
         self._stop = asyncio.Event()
         self._servers = Servers()
+        self._renewing: asyncio.Task[None] | None = None
+        self._waits_for = ""
+        """What keeps the operator from its work, for people."""
+
         self._certificate = ServingCertificate(
-            cluster,
+            self._cluster,
             namespace=settings.namespace,
             secret_name=settings.tls_secret_name,
             names=settings.certificate_names(),
@@ -97,12 +103,37 @@ class Operator:
                 await self._run_parts(self._make_controllers(cloud))
         finally:
             await self._servers.close()
+            if self._renewing is not None:
+                self._renewing.cancel()
+                await asyncio.gather(self._renewing, return_exceptions=True)
             await self._lease.release()
 
     async def _get_ready(self) -> None:
-        await self._lease.acquire()
         await self._wait_for_crds()
-        await self._certificate.renew()
+        await self._lease.acquire()
+        self._renewing = asyncio.create_task(self._lease.keep_renewing())
+        certificate = asyncio.create_task(self._wait_for_certificate())
+        try:
+            done, _ = await asyncio.wait({self._renewing, certificate}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            certificate.cancel()
+            await asyncio.gather(certificate, return_exceptions=True)
+
+    async def _wait_for_certificate(self) -> None:
+        """Wait until there is a certificate to serve. Nothing starts before: a ConfigMap names the CA."""
+        while True:
+            try:
+                await self._certificate.renew()
+            except (ApiError, CertificateError) as error:
+                if str(error) != self._waits_for:
+                    _log.error("no certificate to serve", extra={"error": str(error)})
+                self._waits_for = str(error)
+            else:
+                self._waits_for = ""
+                return
+            await asyncio.sleep(_CERTIFICATE_CHECK_S)
 
     async def _wait_for_crds(self) -> None:
         """Wait until the API server knows the kinds: kopf doesn't watch a kind that is installed later."""
@@ -114,7 +145,11 @@ class Operator:
                 except ApiError as error:
                     extra = {"kind": kind.resource.kind, "error": str(error)}
                     _log.warning("cannot list kind; is its CRD installed?", extra=extra)
+                    self._waits_for = (
+                        f"kind {kind.resource.kind} can't be listed, is its CRD installed? {error}"
+                    )
                     await asyncio.sleep(_KIND_CHECK_S)
+        self._waits_for = ""
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -132,12 +167,13 @@ class Operator:
         )
         parts = (
             self._stop.wait(),
-            self._lease.keep_renewing(),
             self._reconcile_objects(controllers),
             self._resync_objects(controllers),
             self._certificate.keep_renewing(),
         )
         tasks = [asyncio.create_task(part) for part in parts]
+        assert self._renewing is not None  # the lease is acquired before anything runs
+        tasks.append(self._renewing)
         try:
             done, _ = await asyncio.wait([watches, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -225,11 +261,12 @@ class Operator:
             metrics=self._metrics,
             acting=lambda: self._lease.held,
             queue_lengths=self._queues.count_due,
+            waits_for=lambda: self._lease.waits_for or self._waits_for,
         )
         await self._servers.start(app, host=self._settings.endpoint_host, port=self._settings.health_port)
 
     async def _serve_endpoint(self) -> None:
-        authenticator = ReportAuthenticator(self._cache, self._cluster, KubernetesTokens(self._cluster))
+        authenticator = ReportAuthenticator(self._cache, self._cluster, KubernetesTokens(self._api))
         endpoint = ReportEndpoint(
             authenticator=authenticator,
             reports=self._reports,

@@ -1,6 +1,7 @@
 """Talk to the Kubernetes API in plain objects, with the operator's own errors."""
 
 from stepkeeper_operator.cluster.client import Cluster, KubernetesCluster, connect
+from stepkeeper_operator.cluster.guarded import GuardedCluster
 from stepkeeper_operator.cluster.resources import (
     BATCH_JOBS,
     CONFIG_MAPS,
@@ -31,6 +32,7 @@ __all__ = [
     "TOKEN_REVIEWS",
     "TRAINING_JOBS",
     "Cluster",
+    "GuardedCluster",
     "KubernetesCluster",
     "Resource",
     "connect",

@@ -180,6 +180,7 @@ async def test_the_length_of_the_queue_is_told_by_kind() -> None:
         metrics=operator._metrics,
         acting=lambda: True,
         queue_lengths=operator._queues.count_due,
+        waits_for=lambda: "",
     )
     (handler,) = (
         route.handler
