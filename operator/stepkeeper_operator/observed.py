@@ -7,10 +7,11 @@ from typing import Final
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, ConditionType
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.evidence import AttemptEvidence
+from stepkeeper_operator.cache.memory import Rejection
 from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.facts import ConfigMap, JobSet, Node, Pod, QueuedMachines
 
-__all__ = ["JOBSET_RECHECK_S", "Leftover", "Observed", "compute_recheck_s", "find_end"]
+__all__ = ["JOBSET_RECHECK_S", "REJECTED_AGAIN_S", "Leftover", "Observed", "compute_recheck_s", "find_end"]
 
 JOBSET_RECHECK_S: Final = 5.0
 """Seconds for which the cached state of an awaited JobSet is believed at first."""
@@ -18,6 +19,10 @@ JOBSET_RECHECK_S: Final = 5.0
 _MAX_RECHECK_S: Final = 60.0
 _RECHECK_SHARE: Final = 0.25
 """The share of the time since the attempt's end for which that state is believed later on."""
+
+
+REJECTED_AGAIN_S: Final = 60.0
+"""Seconds until a JobSet that the API server refused is tried again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +63,14 @@ class Observed:
     report: LastReport | None = None
     config_map: ConfigMap | None = None
     ca_pem: str = ""
-    rejection: str | None = None
-    """The API server's refusal of the last JobSet that was to be made for this generation."""
+    rejection: Rejection | None = None
+    """Set only for a refusal of what was made from the present generation."""
+
+    unreadable: tuple[str, ...] = ()
+    """Path and reason of each part of the spec that this operator can't read. The job is without them."""
+
+    held: bool = False
+    """True if the job isn't accepted: what runs goes on, and nothing starts."""
 
     machines: QueuedMachines | None = None
     """The QueuedResource that the job names; None if it names none, or there is none of that name."""

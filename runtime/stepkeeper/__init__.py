@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from stepkeeper import dcp
+    from stepkeeper import dcp, distributed
     from stepkeeper.errors import FencedError, RestoreError, SaveError, StepkeeperError, TornCheckpointError
     from stepkeeper.follower import follow
     from stepkeeper.manager import CheckpointManager
@@ -41,6 +41,7 @@ __all__ = [
     "Whole",
     "__version__",
     "dcp",
+    "distributed",
     "follow",
     "prime_optimizer",
 ]
@@ -62,6 +63,7 @@ _MODULES: Final = {
     "Whole": "stepkeeper_planners",
     "__version__": "stepkeeper.version",
     "dcp": "stepkeeper.dcp",
+    "distributed": "stepkeeper.distributed",
     "follow": "stepkeeper.follower",
     "prime_optimizer": "stepkeeper_planners",
 }

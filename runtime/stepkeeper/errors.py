@@ -234,7 +234,7 @@ class NotInPodError(StepkeeperError, RuntimeError):
 class ProcessGroupError(StepkeeperError, RuntimeError):
     """Raised when a job of several hosts has no process group over all of them.
 
-    Call torch.distributed.init_process_group on all hosts first.
+    Call `stepkeeper.distributed.init` on all hosts first. It raises this too, if they don't find each other.
     """
 
 

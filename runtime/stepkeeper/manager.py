@@ -22,11 +22,10 @@ from stepkeeper.restore import record_uri
 from stepkeeper.restore.results import RestoreResult
 from stepkeeper.results import StepOutcome
 from stepkeeper.save.given_state import GivenState, check_given_state, check_target
-from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.request import SaveRequest, validate_step
 from stepkeeper.torch_xla_api import TorchXlaApi
 from stepkeeper.training.calls import heeds_notices
 from stepkeeper.training.environment import Environment, PodPaths, check_world_size, read_environment
-from stepkeeper.training.step_controller import validate_step
 from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["CheckpointManager"]

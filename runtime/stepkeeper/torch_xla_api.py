@@ -11,9 +11,8 @@ from stepkeeper.policy.save import SavePolicy
 from stepkeeper.restore import list_steps, restore_step
 from stepkeeper.save.given_state import GivenState, check_given_state, check_target
 from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.request import SaveRequest, validate_step
 from stepkeeper.training.calls import heeds_notices
-from stepkeeper.training.step_controller import validate_step
 from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["TorchXlaApi"]

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from stepkeeper.contract import (
     CONTAINER_NAME,
+    COORDINATOR_PORT,
     NOTICE_FILE,
     RUN_FOLDER,
     SETTINGS_FOLDER,
@@ -120,6 +121,7 @@ def _identity(
         "n_slices": str(placement.n_slices),
         "hosts_per_slice": str(placement.hosts_per_slice),
         "coordinator": coordinator_name(job.metadata.name),
+        "coordinator_port": str(COORDINATOR_PORT),
         "grace_s": str(grace_s),
         "termination_file": termination_file,
     }

@@ -143,7 +143,7 @@ class Cache:
         return self._job_objects.list_pods(job_uid)
 
     def list_leftovers(self, key: ObjectKey) -> tuple[BatchJob | Pod, ...]:
-        """List Jobs, and live pods of Jobs, that have names which the job's next JobSet will use."""
+        """List Jobs that have names which the job's next JobSet will use, and live pods of such Jobs."""
         return self._job_objects.list_leftovers(key)
 
     def get_node(self, name: str) -> Node | None:

@@ -118,14 +118,16 @@ class JobObjects:
         return frozenset(key for uid, namespace in on_it for key in self._find_job(uid, namespace))
 
     def list_leftovers(self, key: ObjectKey) -> tuple[BatchJob | Pod, ...]:
-        """List Jobs, and live pods of Jobs, that have names which the job's next JobSet will use."""
+        """List Jobs that have names which the job's next JobSet will use, and live pods of such Jobs."""
         job_name = re.compile(re.escape(f"{key.name}-{WORKER_JOB}-") + r"\d+")
-        pod_name = re.compile(job_name.pattern + r"-\d+-.*")
         batch_jobs = [
             batch_job for batch_job in self._batch_jobs.values() if job_name.fullmatch(batch_job.name)
         ]
-        pods = [pod for pod in self._pods.values() if pod_name.fullmatch(pod.name)]
-        live = [pod for pod in pods if pod.owner_uid is not None and not pod.terminal]
+        live = [
+            pod
+            for pod in self._pods.values()
+            if pod.owner_name is not None and job_name.fullmatch(pod.owner_name) and not pod.terminal
+        ]
         both: tuple[BatchJob | Pod, ...] = (*batch_jobs, *live)
         found = [item for item in both if item.namespace == key.namespace]
         return tuple(sorted(found, key=lambda item: (isinstance(item, Pod), item.name)))

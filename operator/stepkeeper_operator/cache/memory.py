@@ -4,7 +4,21 @@ from dataclasses import dataclass, field
 
 from stepkeeper_operator.facts import ConfigMap
 
-__all__ = ["JobMemory", "Memory"]
+__all__ = ["JobMemory", "Memory", "Rejection"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """The API server's refusal of the last JobSet that was to be made."""
+
+    generation: int
+    """Generation of the job that it was made from."""
+
+    status: int
+    """HTTP status of the answer."""
+
+    message: str
+    at: float
 
 
 @dataclass(slots=True)
@@ -13,8 +27,8 @@ class JobMemory:
     config_map: ConfigMap | None = None
     config_map_read_at: float = float("-inf")
     jobset_read_at: float = float("-inf")
-    rejection: tuple[int, str] | None = None
-    """Generation of the job whose JobSet the API server refused, and the text of the refusal."""
+    rejection: Rejection | None = None
+    """The API server's refusal of the last JobSet that was to be made."""
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """Find the jobs that run on the nodes of a QueuedResource: those that name it in their placement."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 from stepkeeper_operator.cache.keys import ObjectKey, queued_resource_key
 from stepkeeper_operator.facts.raw import RawObject
@@ -33,6 +34,8 @@ class QueuedResourceJobs:
 
 
 def _read_name(raw: RawObject) -> str | None:
-    tpu = raw.get("spec", {}).get("placement", {}).get("tpu") or {}
-    name: str | None = tpu.get("queuedResourceName")
-    return name
+    """Read the name. None also for a spec that is none: the API server may know another CRD than this operator."""
+    found: object = raw
+    for part in ("spec", "placement", "tpu", "queuedResourceName"):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found if isinstance(found, str) else None

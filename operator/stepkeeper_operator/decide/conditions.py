@@ -1,6 +1,7 @@
 """Derive the conditions of a job, and its phase from them."""
 
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Final
 
 from stepkeeper.contract import ExitCode
@@ -9,7 +10,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.facts import JobSet, Pod
 from stepkeeper_operator.labels import JOB_NAME_LABEL
-from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.observed import REJECTED_AGAIN_S, Observed
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import find_wait
 from stepkeeper_operator.policy.next_step import Plan, should_suspend
@@ -119,10 +120,21 @@ def derive_phase(conditions: tuple[Condition, ...], jobset: JobSet | None, histo
 
 
 def _derive_accepted(accepted: ConditionUpdate, observed: Observed) -> ConditionUpdate:
-    if observed.rejection is None:
+    if observed.rejection is None or not accepted.status:
         return accepted
-    text = f"the API server refuses what is made from spec.template: {observed.rejection}"
-    return replace(accepted, status=False, reason="Rejected", message=text)
+    refusal = observed.rejection
+    reason, what = "Rejected", "what is made from spec.template"
+    if refusal.status == HTTPStatus.FORBIDDEN and "exceeded quota" in refusal.message:
+        reason, what = (
+            "QuotaExceeded",
+            "the JobSet, since it is more than a ResourceQuota of the namespace allows",
+        )
+    elif refusal.status == HTTPStatus.FORBIDDEN:
+        reason, what = "Forbidden", "the JobSet"
+    text = (
+        f"the API server refuses {what}; it is tried again every {REJECTED_AGAIN_S:.0f} s: {refusal.message}"
+    )
+    return replace(accepted, status=False, reason=reason, message=text)
 
 
 def _derive_running(

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
-from stepkeeper_operator.api.v1alpha1.conditions import Condition, Phase
+from stepkeeper_operator.api.v1alpha1.conditions import Condition
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     CheckpointStatus,
@@ -56,7 +56,7 @@ def decide_job(
         return _decide_finished(job, observed, now=now)
     accepted = check_acceptance(job, observed)
     if not accepted.status:
-        return _decide_refused(job, accepted, now=now)
+        observed = _hold(job, observed)
     return _decide_running(job, observed, settings, accepted, now=now)
 
 
@@ -79,17 +79,21 @@ def _decide_running(
     conditions = update_conditions(job, (*updates, *grace), now=now)
     lost, lost_s = find_lost_pods(observed, now=now, uptime_s=settings.lost_node_uptime_s)
     orphans, orphans_s = find_orphans(observed, plan.history, now=now)
-    config = () if plan.end is not None else _plan_config_map(job, observed, settings)
+    over = plan.end is not None or observed.held
+    config = () if over else _plan_config_map(job, observed, settings)
     ending = stop_jobset(jobset) if plan.end is not None else ()
     recheck_s = None if jobset is None or plan.end is not None else compute_recheck_s(job, jobset, now=now)
     again_s = _compute_pods_wait_s(plan, observed, now=now) if recheck_s is None else recheck_s
+    held_s = _REFUSED_AGAIN_S if observed.held else None
     checkpoint = clear_previous_attempt(mirror.checkpoint, job, observed, plan.history)
     checkpoint, request_s = update_request(observed, checkpoint, plan.history, now=now)
     draft = Decision(
         status=_compose_status(job, observed, plan, conditions, checkpoint),
         save_request=find_open_request(checkpoint, plan.history),
         actions=(*config, *plan.actions, *lost, *orphans, *ending),
-        requeue_after_s=_find_soonest(plan.look_again_s, look_s, lost_s, orphans_s, again_s, request_s),
+        requeue_after_s=_find_soonest(
+            plan.look_again_s, look_s, lost_s, orphans_s, again_s, request_s, held_s
+        ),
     )
     since_s = now - observed.last_write_at
     return _pace_write(job, draft, since_s=since_s, progress_s=settings.progress_interval_s)
@@ -143,16 +147,11 @@ def _plan_config_map(
     return (ApplyConfigMap(manifest=manifest),)
 
 
-def _decide_refused(job: CheckpointedTrainingJob, accepted: ConditionUpdate, *, now: float) -> Decision:
-    conditions = update_conditions(job, (accepted,), now=now)
-    status = job.status.model_copy(
-        update={"observed_generation": job.metadata.generation, "conditions": conditions}
-    )
-    if status.phase is None:
-        status = status.model_copy(update={"phase": Phase.PENDING})
-    changed = status != job.status
-    events = derive_events(job.status, status) if changed else ()
-    return Decision(status=status, write_status=changed, events=events, requeue_after_s=_REFUSED_AGAIN_S)
+def _hold(job: CheckpointedTrainingJob, observed: Observed) -> Observed:
+    """Take what runs for what there is of a job that isn't accepted. A JobSet of another owner is none of it."""
+    jobset = observed.jobset
+    own = jobset if jobset is not None and jobset.owner_uid == job.metadata.uid else None
+    return replace(observed, held=True, jobset=own)
 
 
 def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: float) -> Decision:

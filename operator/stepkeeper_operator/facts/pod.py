@@ -6,7 +6,7 @@ from typing import Any
 
 from stepkeeper.contract import CONTAINER_NAME, ContractError, Termination
 from stepkeeper_operator.facts.log_end import pick_last_words
-from stepkeeper_operator.facts.raw import RawObject, condition_of, controller_uid, ordinal_of, parse_time
+from stepkeeper_operator.facts.raw import RawObject, condition_of, controller_of, ordinal_of, parse_time
 from stepkeeper_operator.labels import (
     COMPLETION_INDEX_LABEL,
     HANG_CONDITION,
@@ -45,6 +45,9 @@ class Pod:
 
     owner_uid: str | None
     """Uid of the batch Job that controls it."""
+
+    owner_name: str | None = None
+    """Name of that Job."""
 
     ordinal: tuple[int, int] | None
     rank: tuple[int, int]
@@ -108,13 +111,15 @@ def read_pod(raw: RawObject) -> Pod:
     ended = trainer.get("state", {}).get("terminated") or {}
     disruption = condition_of(raw, "DisruptionTarget")
     termination = _termination(ended.get("message"))
+    owner = controller_of(raw)
     deleted_grace = meta.get("deletionGracePeriodSeconds")
     return Pod(
         namespace=meta["namespace"],
         name=meta["name"],
         uid=meta["uid"],
         job_uid=labels.get(JOB_UID_LABEL, ""),
-        owner_uid=controller_uid(raw),
+        owner_uid=None if owner is None else str(owner["uid"]),
+        owner_name=None if owner is None else owner.get("name"),
         ordinal=ordinal_of(raw, JOBSET_NUMBER_LABEL, RESTART_ATTEMPT_LABEL),
         rank=(_number(labels.get(JOB_INDEX_LABEL)), _number(labels.get(COMPLETION_INDEX_LABEL))),
         created_at=parse_time(meta.get("creationTimestamp")) or 0.0,

@@ -18,11 +18,24 @@ _RESERVED_LABELS: Final = frozenset({"controller-uid", "job-name"})
 
 def check_acceptance(job: CheckpointedTrainingJob, observed: Observed) -> ConditionUpdate:
     """Derive condition Accepted. The API server refuses most problems already; this finds those that it can't see."""
-    problem = _find_unknown_fields(job) or _find_template_problem(job) or _find_name_conflict(job, observed)
+    problem = (
+        _find_unreadable_parts(observed)
+        or _find_unknown_fields(job)
+        or _find_template_problem(job)
+        or _find_name_conflict(job, observed)
+    )
     if problem is not None:
         reason, message = problem
         return ConditionUpdate(type=ConditionType.ACCEPTED, status=False, reason=reason, message=message)
     return ConditionUpdate(type=ConditionType.ACCEPTED, status=True, reason="SpecAccepted")
+
+
+def _find_unreadable_parts(observed: Observed) -> tuple[str, str] | None:
+    """Find what the API server let pass because its CRD is older or newer than this operator."""
+    if not observed.unreadable:
+        return None
+    text = f"this operator can't read {'; '.join(observed.unreadable)}. Mend it; what already runs goes on"
+    return "UnreadableSpec", text
 
 
 def _find_unknown_fields(job: CheckpointedTrainingJob) -> tuple[str, str] | None:

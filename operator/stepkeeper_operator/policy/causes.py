@@ -40,6 +40,9 @@ _BY_REASON: Final = {
     "DeletionByPodGC": Cause.NODE_FAILURE,
     NODE_LOST_REASON: Cause.NODE_FAILURE,
 }
+_FROM_A_PEER: Final = "peer"
+"""The notice that a pod names which was told by another one."""
+
 _BY_KUBELET: Final = "TerminationByKubelet"
 _EVICTED: Final = "Evicted"
 _SHUTDOWN_REASONS: Final = {"NodeShutdown", "Terminated", "Shutdown"}
@@ -199,8 +202,8 @@ def _check_saved(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding
     stopped = [pod for pod in pods if pod.code == ExitCode.SAVED]
     if not stopped:
         return None
-    with_message = [pod for pod in stopped if pod.termination is not None]
-    pod = (with_message or stopped)[0]
+    # One rank hears of a disruption, and the others of it.
+    pod = min(stopped, key=_rank_of_knowledge)
     last = pod.termination
     notice = (last.notice if last is not None else None) or circumstances.notice
     explained = (
@@ -210,6 +213,15 @@ def _check_saved(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding
     why = f"after notice {notice!r}" if notice else "without a notice that is known"
     message = f"pod {pod.name} stopped with exit code {ExitCode.SAVED.value} {why}"
     return Finding(cause=cause, message=message, node=pod.node, explained=explained)
+
+
+def _rank_of_knowledge(pod: Pod) -> int:
+    last = pod.termination
+    if last is None:
+        return 3
+    if last.cause is not None:
+        return 0
+    return 2 if last.notice in {None, _FROM_A_PEER} else 1
 
 
 def _check_failed(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:

@@ -34,7 +34,7 @@ from stepkeeper_operator.policy.circumstances import gather_circumstances
 from stepkeeper_operator.policy.corrections import correct_cause
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import explain_loss
-from stepkeeper_operator.policy.pod_ends import was_stopped
+from stepkeeper_operator.policy.pod_ends import stopped_with_0, was_stopped
 from stepkeeper_operator.policy.starts import set_starts, was_edited
 
 __all__ = ["update_history"]
@@ -280,12 +280,24 @@ def _close_with_cause(
     """Close the last attempt with the cause that the evidence gives."""
     evidence = find_attempt_evidence(history, observed)
     if jobset.completed:
-        return close_attempt(history, evidence, _judge_completion(evidence, observed, jobset), now=now)
+        finding = _judge_completion(evidence, observed, jobset)
+        if not finding.cause and evidence is not None and any(map(stopped_with_0, evidence.pods)):
+            circumstances = gather_circumstances(
+                job, observed, history.attempts[-1], evidence, counted=None, rule=None, now=now
+            )
+            finding = _describe_stop(find_cause(evidence, circumstances))
+        return close_attempt(history, evidence, finding, now=now)
     counted = True if jobset.failure_reason is not None else None
     circumstances = gather_circumstances(
         job, observed, history.attempts[-1], evidence, counted=counted, rule=None, now=now
     )
     return close_attempt(history, evidence, find_cause(evidence, circumstances), now=now)
+
+
+def _describe_stop(finding: Finding) -> Finding:
+    """Describe an end at which programs that were told to stop exited 0, as if they were done."""
+    why = finding.message if finding.explained else "its pods were deleted"
+    return replace(finding, message=f"every pod exited 0 after it was told to stop: {why}")
 
 
 def _judge_completion(evidence: AttemptEvidence | None, observed: Observed, jobset: JobSet) -> Finding:

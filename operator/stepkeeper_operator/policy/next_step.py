@@ -9,19 +9,23 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, JobSetR
 from stepkeeper_operator.build import build_jobset, machines_hash, template_hash
 from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, JobEnd, SetSuspend
 from stepkeeper_operator.facts import JobSet
-from stepkeeper_operator.observed import JOBSET_RECHECK_S, Leftover, Observed
+from stepkeeper_operator.observed import JOBSET_RECHECK_S, REJECTED_AGAIN_S, Leftover, Observed
+from stepkeeper_operator.policy.attempt_evidence import find_attempt_evidence
 from stepkeeper_operator.policy.attempts import EDITED, close_as_requested
 from stepkeeper_operator.policy.budgets import count_failures, explain_exhausted_budget
 from stepkeeper_operator.policy.causes import CAUSE_FENCED, Verdict
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import find_wait
 from stepkeeper_operator.policy.orphans import ORPHAN_WAIT_S
+from stepkeeper_operator.policy.pod_ends import stopped_with_0
 from stepkeeper_operator.policy.starts import compute_next_start, is_limit_reached
 from stepkeeper_operator.settings import OperatorSettings
 
 __all__ = ["Plan", "plan_next", "should_suspend", "stop_jobset"]
 
 _QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+_HELD: Final = "the job is not accepted: condition Accepted says why"
+_REFUSED: Final = "the API server refuses its JobSet: condition Accepted says why"
 _BACKING_OFF: Final = "it waits until status.bookkeeping.notBefore (spec.restarts.backoff)"
 
 
@@ -56,11 +60,11 @@ def plan_next(
     plan = Plan(history=history, job_set=JobSetRef(name=jobset.name, uid=jobset.uid))
     if jobset.deleting:
         return replace(plan, waiting="the old JobSet's pods are still stopping")
-    if _is_outdated(job, jobset, observed):
+    if not observed.held and _is_outdated(job, jobset, observed):
         closed = close_as_requested(history, observed, EDITED, now=now)
         return replace(plan, history=closed, actions=(DeleteJobSet(jobset=jobset),), waiting=EDITED)
     if jobset.completed:
-        return _plan_after_completion(job, jobset, plan)
+        return _plan_after_completion(job, observed, jobset, plan)
     if jobset.failure_reason is not None:
         return _plan_after_failure(job, observed, jobset, plan, settings=settings, now=now)
     return _plan_while_alive(job, observed, jobset, plan, now=now)
@@ -102,15 +106,9 @@ def _plan_without_jobset(
         history = replace(history, bookkeeping=used)
     history, wait_s = _set_backoff(job, observed, history, now)
     plan = Plan(history=history, job_set=None)
-    if should_suspend(job, history):
-        return replace(plan, waiting="it is suspended")
-    if wait := find_wait(job, observed):
-        return replace(plan, waiting=wait.message)
-    if wait_s > 0:
-        return replace(plan, waiting=_BACKING_OFF, look_again_s=wait_s)
-    if observed.leftover is not None:
-        # Two sets of pods at once would fight for the storage, and two Jobs can't have one name.
-        return replace(plan, waiting=_describe_leftover(observed.leftover), look_again_s=JOBSET_RECHECK_S)
+    delay = _find_delay(job, observed, history, wait_s=wait_s, now=now)
+    if delay is not None:
+        return replace(plan, waiting=delay[0], look_again_s=delay[1])
     manifest = build_jobset(
         job,
         number=history.bookkeeping.job_sets - 1,
@@ -119,6 +117,24 @@ def _plan_without_jobset(
         machines=observed.machines,
     )
     return replace(plan, actions=(CreateJobSet(manifest=manifest),), waiting="its JobSet is being made")
+
+
+def _find_delay(
+    job: CheckpointedTrainingJob, observed: Observed, history: JobHistory, *, wait_s: float, now: float
+) -> tuple[str, float | None] | None:
+    """Find what the next JobSet waits for. Also return in how many seconds to look again."""
+    if should_suspend(job, history) or observed.held:
+        return _HELD if observed.held else "it is suspended", None
+    if wait := find_wait(job, observed):
+        return wait.message, None
+    if wait_s > 0:
+        return _BACKING_OFF, wait_s
+    if (refusal := observed.rejection) is not None and now < refusal.at + REJECTED_AGAIN_S:
+        return _REFUSED, refusal.at + REJECTED_AGAIN_S - now
+    if observed.leftover is not None:
+        # Two sets of pods at once would fight for the storage, and two Jobs can't have one name.
+        return _describe_leftover(observed.leftover), JOBSET_RECHECK_S
+    return None
 
 
 def _describe_leftover(leftover: Leftover) -> str:
@@ -144,20 +160,25 @@ def _count_failures_left(job: CheckpointedTrainingJob, history: JobHistory) -> i
     return max(0, job.spec.restarts.max_failures - counted)
 
 
-def _plan_after_completion(job: CheckpointedTrainingJob, jobset: JobSet, plan: Plan) -> Plan:
+def _plan_after_completion(
+    job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, plan: Plan
+) -> Plan:
     last = plan.history.last_attempt
     step = None if last is None else last.to_step
     total = job.spec.total_steps
-    if (
-        last is not None
-        and last.cause is not None
-        and total is not None
-        and step is not None
-        and step < total
-    ):
-        waiting = f"all pods exited 0 at step {step} of {total} after a notice; it is started again"
-        return replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=waiting)
+    if last is not None and last.cause is not None:
+        known = step is not None and total is not None
+        if (step < total) if step is not None and total is not None else _was_stopped(plan.history, observed):
+            where = f" at step {step} of {total}" if known else ""
+            waiting = f"all pods exited 0{where} after a notice; it is started again"
+            return replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=waiting)
     return replace(plan, end=JobEnd(complete=True, reason="AllPodsSucceeded", message="every pod exited 0"))
+
+
+def _was_stopped(history: JobHistory, observed: Observed) -> bool:
+    """Tell whether a program exited 0 because it was told to stop. Nobody knows then how far it was."""
+    evidence = find_attempt_evidence(history, observed)
+    return evidence is not None and any(map(stopped_with_0, evidence.pods))
 
 
 def _plan_after_failure(
@@ -211,7 +232,7 @@ def _plan_while_alive(
     queued = _QUEUE_LABEL in job.metadata.labels
     plan = plan if queued else _hold_next_start(job, observed, plan, now=now)
     wanted = waits or should_suspend(job, plan.history) or plan.waiting is not None
-    if wanted != jobset.suspend and (wanted or not queued):
+    if wanted != jobset.suspend and (wanted or not (queued or observed.held)):
         plan = replace(plan, actions=_set_suspend(jobset, suspend=wanted))
     return replace(plan, waiting=wait.message) if waits and wait is not None else plan
 

@@ -9,6 +9,7 @@ __all__ = [
     "describe_failure",
     "ended_by_deletion",
     "last_error_line",
+    "stopped_with_0",
     "was_killed",
     "was_stopped",
 ]
@@ -50,6 +51,12 @@ def was_stopped(pod: Pod) -> bool:
     if pod.deadline is None or pod.disruption is not None or pod.hang:
         return False
     return pod.finished_at is None or pod.finished_at >= pod.deadline - pod.grace_s - _CLOCK_SKEW_S
+
+
+def stopped_with_0(pod: Pod) -> bool:
+    """Return True if the pod's program, told to stop, exited 0 without a word of ours: it may be far from done."""
+    told = pod.disruption is not None or was_stopped(pod)
+    return told and pod.exit_code == 0 and pod.termination is None
 
 
 def describe_failure(pod: Pod) -> str:

@@ -1,13 +1,14 @@
 """Apply a decision about a job to the cluster. A reconcile writes nowhere else."""
 
+import logging
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
-from stepkeeper_operator.cache.memory import Memory
+from stepkeeper_operator.cache.memory import Memory, Rejection
 from stepkeeper_operator.cluster import CONFIG_MAPS, JOBSETS, PODS, TRAINING_JOBS, Cluster
 from stepkeeper_operator.decision import (
     Action,
@@ -20,13 +21,19 @@ from stepkeeper_operator.decision import (
     GiveUpPod,
     SetSuspend,
 )
-from stepkeeper_operator.errors import ApiError, InvalidObjectError
+from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts import JobSet, read_config_map
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.labels import NODE_LOST_REASON
 from stepkeeper_operator.writing import ObjectWriter
 
 __all__ = ["Applier", "pod_failure_patch", "suspend_manifest"]
+
+
+_log = logging.getLogger(__name__)
+
+_REFUSALS: Final = {HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY}
+"""Answers that the same JobSet gets again: validation, admission, a quota, missing permissions."""
 
 
 class Applier:
@@ -47,8 +54,8 @@ class Applier:
         self._writer = writer
         self._clock = clock
 
-    async def apply_decision(self, key: ObjectKey, job: CheckpointedTrainingJob, decision: Decision) -> None:
-        """Carry out `decision`.
+    async def apply_decision(self, key: ObjectKey, job: CheckpointedTrainingJob, decision: Decision) -> bool:
+        """Carry out `decision`. Return False if the API server refused the JobSet, which the status is to say.
 
         Raises:
             ApiError: A write failed. The writes before it are done.
@@ -59,8 +66,11 @@ class Applier:
             self._memory.get_job(job.metadata.uid).last_write_at = self._clock()
         for event in decision.events:
             await self._writer.create_event(job.metadata, event)
+        memory = self._memory.get_job(job.metadata.uid)
+        before = memory.rejection
         for action in decision.actions:
             await self._do_action(key, job, action)
+        return memory.rejection is None or memory.rejection is before
 
     async def _do_action(self, key: ObjectKey, job: CheckpointedTrainingJob, action: Action) -> None:
         match action:
@@ -92,9 +102,17 @@ class Applier:
         memory = self._memory.get_job(job.metadata.uid)
         try:
             raw = await self._cluster.create(JOBSETS, key.namespace, action.manifest)
-        except InvalidObjectError as error:
-            memory.rejection = (job.metadata.generation, str(error))
-            raise
+        except ApiError as error:
+            if error.status not in _REFUSALS:
+                raise
+            _log.warning("the JobSet was refused", extra={**key.log_fields, "error": str(error)})
+            memory.rejection = Rejection(
+                generation=job.metadata.generation,
+                status=error.status,
+                message=str(error),
+                at=self._clock(),
+            )
+            return
         memory.rejection = None
         self._cache.record_jobset(raw)
 

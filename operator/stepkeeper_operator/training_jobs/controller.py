@@ -4,8 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from pydantic import ValidationError
-
+from stepkeeper_operator.api.reading import read_object
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.directives import DirectiveCache
@@ -20,6 +19,7 @@ from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.apply import Applier
 from stepkeeper_operator.training_jobs.observe import Observer
+from stepkeeper_operator.training_jobs.unreadable import UnreadableJobs
 from stepkeeper_operator.writing import ObjectWriter
 
 __all__ = ["JobController", "make_job_controller"]
@@ -39,6 +39,7 @@ class JobController:
         memory: Memory,
         observer: Observer,
         applier: Applier,
+        unreadable: UnreadableJobs,
         settings: OperatorSettings,
         metrics: Metrics,
         acting: Callable[[], bool],
@@ -50,6 +51,7 @@ class JobController:
         self._memory = memory
         self._observer = observer
         self._applier = applier
+        self._unreadable = unreadable
         self._settings = settings
         self._metrics = metrics
         self._acting = acting
@@ -63,22 +65,26 @@ class JobController:
     async def reconcile(self, key: ObjectKey) -> float | None:
         """Bring the job to its wanted state, or return in how many seconds to look again. Raises to be tried again."""
         raw = self._cache.get_training_job(key)
-        try:
-            job = CheckpointedTrainingJob.model_validate(raw)
-        except ValidationError as error:
-            _log.error("cannot read job; is its CRD newer?", extra={**key.log_fields, "error": str(error)})
+        assert raw is not None  # the cache knows the key
+        reading = read_object(CheckpointedTrainingJob, raw)
+        if reading.problems:
+            _log.warning("cannot read job", extra={**key.log_fields, "error": "; ".join(reading.problems)})
+        job = reading.value
+        if job is None:
+            if self._acting():
+                await self._unreadable.manage(key, raw, reading.problems)
             return None
         self._uids[key] = job.metadata.uid
-        observed = await self._observer.observe(key, job)
+        observed = await self._observer.observe(key, job, reading.problems)
         decision = decide_job(job, observed, self._settings, now=self._clock())
         # Requests take time: between two of them another operator may have taken over.
         if not self._acting():
             return RETRY_SOON_S
-        await self._applier.apply_decision(key, job, decision)
+        whole = await self._applier.apply_decision(key, job, decision)
         # Only what the status says is asked for: a restarted operator goes on with the same request.
         self._directives.set_save_request(job.metadata.uid, decision.save_request)
         self._update_metrics(key, job, decision)
-        return decision.requeue_after_s
+        return decision.requeue_after_s if whole else RETRY_SOON_S
 
     def forget(self, key: ObjectKey) -> None:
         """Drop the reports, the memory and the gauges of a job that is gone."""
@@ -139,6 +145,7 @@ def make_job_controller(
         memory=memory,
         observer=observer,
         applier=applier,
+        unreadable=UnreadableJobs(cluster=cluster, cache=cache, writer=writer, clock=clock),
         settings=settings,
         metrics=metrics,
         acting=acting,

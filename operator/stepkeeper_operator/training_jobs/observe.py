@@ -55,8 +55,10 @@ class Observer:
         self._queued_resources_managed = queued_resources_managed
         self._clock = clock
 
-    async def observe(self, key: ObjectKey, job: CheckpointedTrainingJob) -> Observed:
-        """Gather everything around the job. Raises ApiError.
+    async def observe(
+        self, key: ObjectKey, job: CheckpointedTrainingJob, unreadable: tuple[str, ...] = ()
+    ) -> Observed:
+        """Gather everything around the job, whose spec is without its `unreadable` parts. Raises ApiError.
 
         A job that is over starts nothing, so what the watches tell of it is enough.
         """
@@ -70,7 +72,8 @@ class Observer:
         pods, evidence = self._cache.list_pods(uid), self._cache.evidence.list_attempts(uid)
         n_nodes, n_unknown_nodes = self._cache.count_nodes()
         memory = self._memory.get_job(uid)
-        rejected = memory.rejection is not None and memory.rejection[0] == job.metadata.generation
+        rejection = memory.rejection
+        rejected = rejection is not None and rejection.generation == job.metadata.generation
         return Observed(
             jobset=jobset,
             pods=pods,
@@ -84,7 +87,8 @@ class Observer:
             report=self._reports.get_report(uid),
             config_map=config_map,
             ca_pem=self._ca_pem(),
-            rejection=memory.rejection[1] if rejected and memory.rejection is not None else None,
+            rejection=rejection if rejected else None,
+            unreadable=unreadable,
             machines=self._read_machines(key, job),
             queued_resources_managed=self._queued_resources_managed,
             operator_started_at=self._memory.started_at,

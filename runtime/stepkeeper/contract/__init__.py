@@ -9,6 +9,7 @@ from stepkeeper.contract.identity import Identity
 from stepkeeper.contract.places import (
     CA_FILE_NAME,
     CONTAINER_NAME,
+    COORDINATOR_PORT,
     LOCAL_TIER_FOLDER,
     NOTICE_FILE,
     RUN_FOLDER,
@@ -43,6 +44,7 @@ from stepkeeper.contract.wire import ContractError
 __all__ = [
     "CA_FILE_NAME",
     "CONTAINER_NAME",
+    "COORDINATOR_PORT",
     "END_RESERVE_S",
     "LOCAL_TIER_FOLDER",
     "NOTICE_FILE",

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
-from stepkeeper.contract.places import TERMINATION_FILE
+from stepkeeper.contract.places import COORDINATOR_PORT, TERMINATION_FILE
 from stepkeeper.contract.wire import ContractError
 
 __all__ = ["Identity"]
@@ -46,6 +46,9 @@ class Identity:
 
     grace_s: int
     """The pod's termination grace period in seconds, as far as it can be counted on (15 on Spot)."""
+
+    coordinator_port: int = COORDINATOR_PORT
+    """The port on which rank 0's host, or the launcher on it, lets the others find each other."""
 
     termination_file: str = TERMINATION_FILE
     """The container's terminationMessagePath, where the kubelet looks for the process's last word."""

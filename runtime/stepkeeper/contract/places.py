@@ -1,10 +1,11 @@
-"""Name the places in the pod: containers, folders and files."""
+"""Name the places in the pod: containers, ports, folders and files."""
 
 from typing import Final
 
 __all__ = [
     "CA_FILE_NAME",
     "CONTAINER_NAME",
+    "COORDINATOR_PORT",
     "LOCAL_TIER_FOLDER",
     "NOTICE_FILE",
     "RUN_FOLDER",
@@ -17,6 +18,9 @@ __all__ = [
 
 CONTAINER_NAME: Final = "trainer"
 """The one container of the template that trains."""
+
+COORDINATOR_PORT: Final = 29500
+"""The port on which the first pod lets the others find it: torchrun's own default, open where any is."""
 
 SETTINGS_FOLDER: Final = "/etc/stepkeeper"
 """The mount of the job's ConfigMap. The kubelet keeps it current."""

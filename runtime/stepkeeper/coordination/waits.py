@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
+from weakref import WeakMethod
 
 from stepkeeper.errors import NoticeDeadlineError, StepkeeperError
 
@@ -62,6 +63,19 @@ class Waits:
         self._loss: StepkeeperError | None = None
         self._progress_s = 0.0
         self._calls: set[object] = set()
+
+    def heed_notices(self, left_s: Callable[[float], float | None]) -> None:
+        """Ask this method how long a notice leaves.
+
+        It is held weakly: a save that the training keeps must not keep the manager's parts alive.
+        """
+        held = WeakMethod(left_s)
+
+        def ask(progress_s: float) -> float | None:
+            found = held()
+            return None if found is None else found(progress_s)
+
+        self.notice_left_s = ask
 
     @property
     def is_in_call(self) -> bool:

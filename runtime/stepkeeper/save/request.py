@@ -1,11 +1,13 @@
 """Define the request for one save, which passes unchanged from the train loop to the snapshot."""
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 from stepkeeper.save.given_state import GivenState
 
-__all__ = ["SaveRequest"]
+__all__ = ["SaveRequest", "validate_step"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,3 +26,17 @@ class SaveRequest:
     """True if no other save comes after it. Such a save goes to the root at once: its memory need not be freed
     early.
     """
+
+
+def validate_step(step: SupportsIndex) -> int:
+    """Convert a step of any library's integer type to an int.
+
+    Raises:
+        TypeError: `step` is no whole number.
+        ValueError: `step` is negative.
+
+    """
+    number = operator.index(step)
+    if number < 0:
+        raise ValueError(f"a step is a number of at least 0, not {number}")
+    return number

@@ -129,7 +129,7 @@ def check_world_size(environment: Environment, group: dist.ProcessGroup | None) 
     if n_ranks < n_hosts:
         raise ProcessGroupError(
             f"the job has {n_hosts} hosts, the process group {n_ranks} ranks; call "
-            "torch.distributed.init_process_group('gloo', …) on all of them before CheckpointManager.from_env()"
+            "stepkeeper.distributed.init() on all of them before CheckpointManager.from_env()"
         )
 
 

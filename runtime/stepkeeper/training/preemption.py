@@ -20,7 +20,7 @@ class Notice:
     """A request to save and stop: where it came from, and when."""
 
     source: str
-    """Name of the source: sigterm, file, directive, call or peer."""
+    """Name of the source: sigterm, file, directive, preempted, call or peer."""
 
     monotonic_s: float
     """Time at which it came, by time.monotonic()."""
@@ -86,7 +86,7 @@ class NoticeWatcher:
         """Record a notice from `source`, unless there is one already.
 
         Args:
-            source: sigterm, file, directive, call or peer.
+            source: sigterm, file, directive, preempted, call or peer.
             came_s: Time at which it came, by time.monotonic(); None means now.
 
         """

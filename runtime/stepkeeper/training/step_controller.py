@@ -1,13 +1,9 @@
 """Carry out what is to be done after each step: nothing, a save, or one last save and the stop of all ranks."""
 
 import faulthandler
-import operator
-import os
 import threading
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, SupportsIndex
-from weakref import WeakMethod
+from typing import Final
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
@@ -21,6 +17,7 @@ from stepkeeper.save.given_state import build_state, is_function
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
+from stepkeeper.training.announcements import Announcements
 from stepkeeper.training.disruptions import DisruptionHistory
 from stepkeeper.training.environment import Environment
 from stepkeeper.training.last_step import LastStep
@@ -28,25 +25,11 @@ from stepkeeper.training.preemption import Notice, NoticeWatcher
 from stepkeeper.training.save_decision import SaveConditions, SaveDecider
 from stepkeeper.training.termination import ProcessExit
 
-__all__ = ["StepController", "validate_step"]
+__all__ = ["StepController"]
 
 _log: Final = logger(__name__)
 _STOPS_S: Final = 60.0
 """Seconds by which ranks may come apart to the step that they stop at, unless the grace period is shorter."""
-
-
-def validate_step(step: SupportsIndex) -> int:
-    """Convert a step of any library's integer type to an int.
-
-    Raises:
-        TypeError: `step` is no whole number.
-        ValueError: `step` is negative.
-
-    """
-    number = operator.index(step)
-    if number < 0:
-        raise ValueError(f"a step is a number of at least 0, not {number}")
-    return number
 
 
 class StepController:
@@ -95,8 +78,13 @@ class StepController:
         trigger = None if environment is None else environment.places.notice_file
         self.notices: Final = NoticeWatcher(trigger, self._on_tick, self._on_notice)
         self.last_step: Final = LastStep()
-        self.process_exit: Final = ProcessExit(environment, companion, progress, self.notices)
-        self._waits.notice_left_s = _ask_weakly(self.process_exit.wait_left_s)
+        self._announcements = announcements = Announcements(
+            stop=self.notices.record_notice, save=self.decider.request_save, save_s=self._read_save_s
+        )
+        self.process_exit: Final = ProcessExit(
+            environment, companion, progress, self.notices, lambda: announcements.cause
+        )
+        self._waits.heed_notices(self.process_exit.wait_left_s)
 
     def start(self) -> None:
         """Start to listen to notices and to the requests of other ranks, because this process trains.
@@ -114,6 +102,8 @@ class StepController:
             self._started = True
             self.decider.start()
             self.notices.start(signals=self.saves_on_notice)
+            if self.saves_on_notice:
+                self._announcements.start()
             if self.notices.misses_sigterm:
                 _log.warning(
                     "SIGTERM ends this process without a save: only the main thread can take it, and the training "
@@ -177,6 +167,7 @@ class StepController:
     def close(self) -> None:
         """Stop listening to notices and requests."""
         self._closed = True
+        self._announcements.close()
         self.decider.close()
         self.notices.close()
 
@@ -199,7 +190,9 @@ class StepController:
         try:
             self.decider.await_stops(_STOPS_S if left_s is None else min(_STOPS_S, left_s))
         except (PeerLostError, NoticeDeadlineError) as error:
-            _log.warning("not all ranks came to step %d, at which they stop: %s", step, error, extra={"step": step})
+            _log.warning(
+                "not all ranks came to step %d, at which they stop: %s", step, error, extra={"step": step}
+            )
 
     def stop_unsaved(self, step: int, error: NoticeDeadlineError) -> None:
         """Stop at `step` without a save: the time of a notice was over while the training waited."""
@@ -229,20 +222,22 @@ class StepController:
             else self._disruption_history.count_until_now(claimed.claim.slot, past),
         )
 
+    def _read_save_s(self) -> float | None:
+        cost = self._saver.cost
+        return None if cost is None else cost.duration_s
+
     def _on_tick(self) -> None:
-        """Send the latest step, and end a call that a notice's time is over for. Runs five times a second."""
+        """Send the latest step, and do what it is time for. Runs five times a second.
+
+        That is a save before a maintenance, and the end of a call that a notice's time is over for.
+        """
         if self.decider.stop_is_agreed:
             # This rank hasn't come to that step yet, and may be waiting for something that the notice must end.
             self.notices.record_notice("peer")
+        self._announcements.check()
         if self._waits.is_in_call and self.process_exit.is_overdue:
-            self._end_overdue()
+            self.process_exit.end_stuck()
         self._progress.send_latest_step()
-
-    def _end_overdue(self) -> None:
-        """End the process where it is stuck in one of the manager's calls. It would be killed in a moment."""
-        _log.critical("the grace period is over, and the training is stuck in a call; the process ends here")
-        faulthandler.dump_traceback(2)
-        os._exit(ExitCode.SAVED)
 
     def _on_notice(self, notice: Notice) -> None:
         """Request the stop of all ranks. Runs in the thread where the notice came up."""
@@ -253,17 +248,6 @@ class StepController:
             ExitCode.SAVED, committed=self._saver.own_commit, restored=self._saver.restored_commit
         )
         self._progress.record_notice(notice.source)
-
-
-def _ask_weakly(ask: Callable[[float], float | None]) -> Callable[[float], float | None]:
-    """Hold the method weakly: a save that the training keeps must not keep the manager's parts alive."""
-    held = WeakMethod(ask)
-
-    def left_s(progress_s: float) -> float | None:
-        found = held()
-        return None if found is None else found(progress_s)
-
-    return left_s
 
 
 def _tell_request(directive: Directive) -> None:

@@ -1,19 +1,22 @@
 """End a process: choose its exit code, share out the grace period, and write the termination-message file."""
 
+import faulthandler
 import os
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.contract import END_RESERVE_S, CommitPoint, ExitCode, OnDisruption, Termination
+from stepkeeper.contract import END_RESERVE_S, Cause, CommitPoint, ExitCode, OnDisruption, Termination
 from stepkeeper.errors import FencedError, NoticeDeadlineError, PeerLostError
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger
+from stepkeeper.training.announcements import PREEMPTED
 from stepkeeper.training.environment import Environment
-from stepkeeper.training.preemption import NoticeWatcher
+from stepkeeper.training.preemption import Notice, NoticeWatcher
 
 __all__ = ["ProcessExit", "format_traceback", "process_exit_code"]
 
@@ -31,7 +34,12 @@ _SILENCE_S: Final = 22.0
 Kubernetes and Slurm kill 30 s after SIGTERM unless they are told otherwise.
 """
 
-_KILLERS: Final = ("sigterm", "file")
+_PREEMPTED_S: Final = 15.0
+"""Seconds that a machine which the cloud preempts leaves to a pod: it goes after 30, and GKE's kubelet keeps half of
+them for the system's pods.
+"""
+
+_KILLERS: Final = ("sigterm", "file", PREEMPTED)
 """Sources of notices behind which somebody kills the process soon. A rank that was told by another one hears from that
 when it leaves.
 """
@@ -80,7 +88,19 @@ class ProcessExit:
         companion: Companion,
         progress: Progress,
         notices: NoticeWatcher,
+        announced_cause: Callable[[], Cause | None] = lambda: None,
     ) -> None:
+        """Know the parts that tell how the process ends.
+
+        Args:
+            environment: What the operator told this process; None without an operator.
+            companion: Knows the claim.
+            progress: Knows the last step.
+            notices: Know whether the process was asked to stop.
+            announced_cause: Returns the cause that the cloud has announced for an end that comes now, if it has.
+
+        """
+        self._announced_cause = announced_cause
         self._environment = environment
         self._companion = companion
         self._progress = progress
@@ -97,7 +117,11 @@ class ProcessExit:
         if notice is None or self._environment is None:
             return None
         passed_s = time.monotonic() - notice.monotonic_s
-        return max(0.0, self._environment.identity.grace_s - END_RESERVE_S - passed_s)
+        return max(0.0, self._grace_s(notice, self._environment) - END_RESERVE_S - passed_s)
+
+    def _grace_s(self, notice: Notice, environment: Environment) -> float:
+        grace_s = environment.identity.grace_s
+        return min(grace_s, _PREEMPTED_S) if notice.source == PREEMPTED else grace_s
 
     def wait_left_s(self, progress_s: float) -> float | None:
         """Return how many more seconds a wait may take; None without a notice.
@@ -128,8 +152,14 @@ class ProcessExit:
         notice = self._notices.notice
         if left_s is None or left_s > 0 or notice is None or self._environment is None:
             return False
-        ends_s = notice.monotonic_s + self._environment.identity.grace_s - _LAST_RESORT_S
+        ends_s = notice.monotonic_s + self._grace_s(notice, self._environment) - _LAST_RESORT_S
         return time.monotonic() >= ends_s
+
+    def end_stuck(self) -> None:
+        """End the process where it is stuck in one of the manager's calls. It would be killed in a moment."""
+        _log.critical("the grace period is over, and the training is stuck in a call; the process ends here")
+        faulthandler.dump_traceback(2)
+        os._exit(ExitCode.SAVED)
 
     def closing_timeout_s(self) -> float:
         """Return how many seconds the last report and the end of the companion may take."""
@@ -177,6 +207,7 @@ class ProcessExit:
                 committed=_point_of(committed),
                 restored=_point_of(restored),
                 claim=None if claimed is None else claimed.claim.slot,
+                cause=None if notice is None else self._announced_cause(),
                 notice=None if notice is None else notice.source,
                 error=error,
             ),

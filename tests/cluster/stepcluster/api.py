@@ -148,9 +148,20 @@ class Cluster:
         self.load_image(archive, nodes=[SYSTEM_NODE])
         return name
 
-    def load_trainer_image(self, app: Path, wheel: Path | None = None, tag: str = "dev") -> str:
-        """Import an image with the wheel, and with `app` at /app, on the TPU nodes, and return its name."""
-        name, archive = images.trainer(app, wheel, tag)
+    def load_trainer_image(
+        self,
+        app: Path,
+        wheel: Path | None = None,
+        tag: str = "dev",
+        *,
+        name: str | None = None,
+        folder: str = "/app",
+    ) -> str:
+        """Import an image with the wheel, and with `app` at /app, on the TPU nodes, and return its name.
+
+        `name` and `folder` are those of `images.trainer`.
+        """
+        name, archive = images.trainer(app, wheel, tag, name=name, folder=folder)
         self.load_image(archive, nodes=self.tpu_nodes)
         return name
 

@@ -92,17 +92,27 @@ def operator(wheel: Path | None = None, tag: str = "dev") -> tuple[str, Path]:
     return name, _image(name, layers, settings)
 
 
-def trainer(app: Path, wheel: Path | None = None, tag: str = "dev") -> tuple[str, Path]:
+def trainer(
+    app: Path, wheel: Path | None = None, tag: str = "dev", *, name: str | None = None, folder: str = "/app"
+) -> tuple[str, Path]:
     """Name and archive of an image with the wheel and the files of `app` in /app.
 
     torch isn't in it: the pod mounts the node's torch environment, read-only, at /opt/torch.
+
+    Args:
+        app: A folder, which is in the image's /app under its own name.
+        wheel: stepkeeper; by default that of this tree.
+        tag: The tag of the image's usual name.
+        name: Another name for the image, with its tag.
+        folder: The folder that its processes start in.
+
     """
-    name = f"localhost/stepkeeper-trainer:{tag}"
+    name = name or f"localhost/stepkeeper-trainer:{tag}"
     files = [Entry(path="app"), *tree(app, f"app/{app.name}"), Entry(path="opt"), Entry(path="opt/torch")]
     own = _layer("app", [_content([app]), app.name], lambda _: files)
     layers = [_shell_layer(), _python_layer(), _wheel_layer(wheel or build_wheel()), own]
     settings = Settings(
-        environment=_python_environment("/app:/opt/stepkeeper:/opt/torch"), command=["python"], folder="/app"
+        environment=_python_environment("/app:/opt/stepkeeper:/opt/torch"), command=["python"], folder=folder
     )
     return name, _image(name, layers, settings)
 

@@ -144,6 +144,14 @@ ROWS: dict[str, tuple[tuple[Pod, ...], str, bool]] = {
         "Requested",
         True,
     ),
+    "one rank heard it from the cloud, the others from it": (
+        (
+            ended("p0", 75, 99.0, termination=word(75, notice="peer")),
+            ended("p1", 75, termination=word(75, notice="preempted", cause="SpotPreemption")),
+        ),
+        "SpotPreemption",
+        True,
+    ),
     "75 out of nowhere": ((ended("p0", 75), killed("p1")), "Requested", False),
     "75 with only a restored commit in its last words": (
         (ended("p0", 75, termination=word(75, restored=CommitPoint(sequence=4, step=40))), killed("p1")),

@@ -24,11 +24,10 @@ from stepkeeper.errors import (
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.job import SaveJob
 from stepkeeper.save.persist import persist_save
-from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.request import SaveRequest, validate_step
 from stepkeeper.save.saver import Saver
 from stepkeeper.save.snapshot import Region, SnapshotTaker
 from stepkeeper.storage.memory import MemoryStore
-from stepkeeper.training.step_controller import validate_step
 from stepkeeper_planners.geometry.layout import Ranks
 
 

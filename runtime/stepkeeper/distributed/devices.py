@@ -1,0 +1,57 @@
+"""Find the device that this process trains on, and the backends that its process group needs for it."""
+
+import importlib
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from stepkeeper.distributed.launchers import read_local_rank
+
+__all__ = ["Hardware", "find_hardware"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """The device that this process trains on, and what follows from it."""
+
+    device: torch.device
+    backend: str
+    """The backends of a process group, by kind of device. Objects and small values always go over gloo."""
+
+    on_tpu: bool
+    """True if torch_xla runs on a TPU: then its runtime knows all processes."""
+
+
+def find_hardware() -> Hardware:
+    """Find what this process trains on, and make its device the current one.
+
+    torch_xla is asked where it is imported already, or where the environment names its device or a TPU. Else it is
+    torch's own accelerator, if this host has one.
+    """
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None and _uses_torch_xla():
+        # Not a device with a number: torch_xla would fix whether it is one of SPMD's.
+        return Hardware(device=torch.device("xla"), backend="gloo", on_tpu=_runs_on_tpu())
+    if accelerator is None:
+        return Hardware(device=torch.device("cpu"), backend="gloo", on_tpu=False)
+    index = read_local_rank(os.environ) % torch.accelerator.device_count()
+    torch.accelerator.set_device_index(index)
+    device = torch.device(accelerator.type, index)
+    own = dist.get_default_backend_for_device(accelerator)
+    backend = own if own == "gloo" else f"cpu:gloo,{accelerator.type}:{own}"
+    return Hardware(device=device, backend=backend, on_tpu=False)
+
+
+def _uses_torch_xla() -> bool:
+    if "torch_xla" in sys.modules:
+        return True
+    named = "PJRT_DEVICE" in os.environ or any(name.startswith("TPU_") for name in os.environ)
+    return named and importlib.util.find_spec("torch_xla") is not None
+
+
+def _runs_on_tpu() -> bool:
+    return bool(importlib.import_module("torch_xla.runtime").device_type() == "TPU")

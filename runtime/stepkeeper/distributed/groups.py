@@ -1,0 +1,117 @@
+"""Form the process group."""
+
+import importlib
+import os
+from datetime import timedelta
+from typing import Any, Final
+
+import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
+
+from stepkeeper.contract import ContractError, Identity
+from stepkeeper.distributed.devices import Hardware, find_hardware
+from stepkeeper.distributed.early_notice import leaving_on_notice
+from stepkeeper.distributed.launchers import Launcher, choose_launcher, read_local_rank
+from stepkeeper.distributed.meeting import meet
+from stepkeeper.distributed.membership import Membership
+from stepkeeper.errors import ProcessGroupError
+
+__all__ = ["init"]
+
+_TIMEOUT_S: Final = 1800.0
+"""gloo's own. Hosts of one job start minutes apart, while images are pulled, and a first compilation takes as long."""
+
+
+def init(*, timeout_s: float = _TIMEOUT_S) -> Membership:
+    """Form the process group of the training, or find the one that is there already.
+
+    Call it first, before `CheckpointManager`::
+
+        this = stepkeeper.distributed.init()
+        model.to(this.device)
+
+    On a TPU the group is torch_xla's (`xla://`), over gloo; where this process is the only one on its host, SPMD is
+    turned on. Elsewhere it is formed by torchrun's variables, or by those that the operator gives each pod. A process
+    that nobody started with others becomes a group of one. Tensors on GPUs go over NCCL, those on the CPU over gloo.
+
+    If SIGTERM comes to a pod while it waits for the others, the process ends with code 75: there is nothing to save.
+
+    Args:
+        timeout_s: Seconds for all processes to come, and for each collective later.
+
+    Returns:
+        Where this process stands among the others.
+
+    Raises:
+        ProcessGroupError: Not all processes came; or a variable is missing in the environment, or is no number.
+
+    Ranks:
+        All ranks call this. Where a group exists already, it changes nothing and waits for nobody.
+
+    """
+    hardware = find_hardware()
+    if not dist.is_initialized():
+        try:
+            _form(hardware, timeout_s)
+        except ContractError as error:
+            raise ProcessGroupError(str(error)) from error
+        # torch raises these for all that goes wrong, and DistStoreError and others are of that class.
+        except (RuntimeError, ValueError) as error:
+            if isinstance(error, ProcessGroupError):
+                raise
+            raise ProcessGroupError(f"the process group can't be formed: {error}") from error
+    return Membership(
+        device=hardware.device,
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        local_rank=read_local_rank(os.environ),
+    )
+
+
+def _form(hardware: Hardware, timeout_s: float) -> None:
+    timeout = timedelta(seconds=timeout_s)
+    match choose_launcher(os.environ, on_tpu=hardware.on_tpu):
+        case Launcher.TPU:
+            _prepare_tpu()
+            dist.init_process_group("gloo", init_method="xla://", timeout=timeout)
+        case Launcher.TORCHRUN:
+            dist.init_process_group(hardware.backend, init_method="env://", timeout=timeout)
+        case Launcher.OPERATOR:
+            identity = Identity.from_env(os.environ)
+            with leaving_on_notice():
+                store = meet(identity, timeout_s) if identity.n_hosts > 1 else HashStore()
+                dist.init_process_group(
+                    hardware.backend,
+                    store=store,
+                    rank=identity.rank,
+                    world_size=identity.n_hosts,
+                    timeout=timeout,
+                )
+        case Launcher.NOBODY:
+            dist.init_process_group(
+                hardware.backend, store=HashStore(), rank=0, world_size=1, timeout=timeout
+            )
+
+
+def _prepare_tpu() -> None:
+    """Turn SPMD on where this process is its host's only one, and check that the TPU runtime sees all hosts.
+
+    Raises:
+        ProcessGroupError: It doesn't: each host would train for itself.
+
+    """
+    importlib.import_module("torch_xla.distributed.xla_backend")  # It registers xla://.
+    runtime: Any = importlib.import_module("torch_xla.runtime")
+    alone_on_host = not dist.is_torchelastic_launched() and runtime.local_process_count() == 1
+    if alone_on_host and not runtime.is_spmd():
+        runtime.use_spmd()
+    if not Identity.present(os.environ):
+        return
+    n_hosts, n_seen = Identity.from_env(os.environ).n_hosts, runtime.process_count()
+    if alone_on_host and n_seen < n_hosts:
+        missing = [name for name in ("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES") if name not in os.environ]
+        because = f"; {' and '.join(missing)} not set in the environment" if missing else ""
+        raise ProcessGroupError(
+            f"the job has {n_hosts} hosts, the TPU runtime sees {n_seen}{because}. GKE sets these variables in pods "
+            "that ask for google.com/tpu; elsewhere the template does"
+        )

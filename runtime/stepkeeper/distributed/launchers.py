@@ -1,0 +1,65 @@
+"""Tell from the environment who started this process, and so how it finds the others. Pure."""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+from stepkeeper.contract import Identity
+from stepkeeper.errors import ProcessGroupError
+
+__all__ = ["Launcher", "choose_launcher", "read_local_rank"]
+
+_WHO: Final = ("RANK", "WORLD_SIZE")
+"""The variables that only a launcher of one process each sets: a template may name a MASTER_ADDR of its own."""
+
+_NEEDED: Final = (*_WHO, "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""The variables that torchrun gives each of its processes, and that others give as it does."""
+
+
+class Launcher(Enum):
+    """The program that started the processes."""
+
+    TPU = "tpu"
+    """One process on each TPU host, or torch_xla's spawn: the TPU runtime knows them all."""
+
+    TORCHRUN = "torchrun"
+    """torchrun, `python -m torch.distributed.run`, or whoever sets the same variables."""
+
+    OPERATOR = "operator"
+    """The operator alone: one process in each pod."""
+
+    NOBODY = "nobody"
+    """A person: this process is the only one."""
+
+
+def choose_launcher(environ: Mapping[str, str], *, on_tpu: bool) -> Launcher:
+    """Return who started this process.
+
+    Args:
+        environ: The process's environment.
+        on_tpu: True if torch_xla runs on a TPU.
+
+    Raises:
+        ProcessGroupError: A launcher has set some of its variables; the message names those that are missing.
+
+    """
+    if on_tpu:
+        return Launcher.TPU
+    if any(name in environ for name in _WHO):
+        missing = [name for name in _NEEDED if not environ.get(name)]
+        if missing:
+            raise ProcessGroupError(
+                f"{_listed([name for name in _NEEDED if name in environ])} set as by a launcher like torchrun, but "
+                f"{_listed(missing)} not: set all of {', '.join(_NEEDED)}, or none of them"
+            )
+        return Launcher.TORCHRUN
+    return Launcher.OPERATOR if Identity.present(environ) else Launcher.NOBODY
+
+
+def read_local_rank(environ: Mapping[str, str]) -> int:
+    """Return the number of this process on its host, as torchrun or torch_xla's spawn have set it; else 0."""
+    return int(environ.get("LOCAL_RANK") or environ.get("PJRT_LOCAL_PROCESS_RANK") or 0)
+
+
+def _listed(names: list[str]) -> str:
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"

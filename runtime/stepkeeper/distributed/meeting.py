@@ -1,0 +1,131 @@
+"""Let the pods of a job find each other, by what the operator has put into their environment."""
+
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from stepkeeper.contract import Identity
+from stepkeeper.errors import ProcessGroupError
+from stepkeeper.loggers import logger
+
+__all__ = ["meet"]
+
+_log: Final = logger(__name__)
+_CALL_S: Final = 3.0
+"""Seconds for one try to connect. Each looks the name up again: a pod that was made anew has another address."""
+
+_PAUSE_S: Final = 0.2
+_SAY_S: Final = 60.0
+"""The interval at which a process that waits says for whom."""
+
+_ALL: Final = "all"
+
+
+def meet(identity: Identity, timeout_s: float) -> Store:
+    """Wait for all hosts of the job, and return the store that they have in common.
+
+    The wait is made of short ones, so that Python's signal handlers run meanwhile.
+
+    Args:
+        identity: Who this process is, one in each pod.
+        timeout_s: Seconds that all hosts together have to come.
+
+    Raises:
+        ProcessGroupError: Not all came in time; the message names those that are missing.
+
+    """
+    ends_s = time.monotonic() + timeout_s
+    tcp_store = (_serve if identity.rank == 0 else _join)(identity, ends_s)
+    # What is left of an earlier start isn't taken for this one.
+    store = PrefixStore(f"{identity.job_uid}/{identity.attempt}", tcp_store)
+    store.set(_host(identity.rank), identity.pod)
+    _await_all(identity, store, ends_s)
+    return store
+
+
+def _serve(identity: Identity, ends_s: float) -> TCPStore:
+    """Open the store in this process. Another one may still leave the port, so this is tried again."""
+    port = identity.coordinator_port
+
+    def listen() -> TCPStore:
+        return _open(_own_address(), port, ends_s, is_master=True)
+
+    return _try(listen, ends_s, f"rank 0 can't listen on port {port}")
+
+
+def _join(identity: Identity, ends_s: float) -> TCPStore:
+    """Connect to the store in rank 0's pod."""
+    name, port = identity.coordinator, identity.coordinator_port
+
+    def connect() -> TCPStore:
+        with socket.create_connection((name, port), timeout=_CALL_S) as connection:
+            address = str(connection.getpeername()[0])
+        return _open(address, port, ends_s, is_master=False)
+
+    return _try(
+        connect,
+        ends_s,
+        f"rank {identity.rank} can't reach rank 0 at {name} port {port}: see whether its pod runs and has called "
+        "stepkeeper.distributed.init() too, and whether a NetworkPolicy lets the job's pods talk to each other",
+    )
+
+
+def _open(address: str, port: int, ends_s: float, *, is_master: bool) -> TCPStore:
+    left = timedelta(seconds=max(_CALL_S, ends_s - time.monotonic()))
+    return TCPStore(address, port, is_master=is_master, timeout=left, wait_for_workers=False)
+
+
+def _own_address() -> str:
+    """Return the address by which other hosts reach this one, as its own name resolves to; a pod's does."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"
+
+
+def _try(attempt: Callable[[], TCPStore], ends_s: float, complaint: str) -> TCPStore:
+    said_s = time.monotonic()
+    while True:
+        try:
+            return attempt()
+        # torch's store raises RuntimeErrors of its own, for a port in use among others.
+        except (OSError, RuntimeError) as error:
+            now_s = time.monotonic()
+            if now_s >= ends_s:
+                raise ProcessGroupError(f"{complaint} ({error})") from error
+            if now_s - said_s >= _SAY_S:
+                said_s = now_s
+                _log.warning("%s (%s); still trying", complaint, error)
+        time.sleep(_PAUSE_S)
+
+
+def _await_all(identity: Identity, store: Store, ends_s: float) -> None:
+    """Wait until rank 0 has seen all hosts."""
+    hosts = range(identity.n_hosts)
+    awaited = [_host(rank) for rank in hosts] if identity.rank == 0 else [_ALL]
+    said_s = time.monotonic()
+    while not store.check(awaited):
+        now_s = time.monotonic()
+        if now_s >= ends_s or now_s - said_s >= _SAY_S:
+            said_s = now_s
+            missing = [str(rank) for rank in hosts if not store.check([_host(rank)])]
+            text = (
+                f"rank {identity.rank} waits for {len(missing)} of {len(hosts)} hosts: {', '.join(missing)}"
+            )
+            if now_s >= ends_s:
+                raise ProcessGroupError(
+                    f"{text}; see whether their pods run and call stepkeeper.distributed.init()"
+                )
+            _log.warning("%s", text)
+        time.sleep(_PAUSE_S)
+    if identity.rank == 0:
+        store.set(_ALL, "")
+
+
+def _host(rank: int) -> str:
+    return f"host/{rank}"

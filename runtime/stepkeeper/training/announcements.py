@@ -1,0 +1,142 @@
+"""Follow what the cloud announces for this machine: stop for a preemption, save before a maintenance and go on."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from stepkeeper.contract import Cause
+from stepkeeper.loggers import logger
+from stepkeeper.training.cloud_notices import CloudNotice, CloudNotices
+from stepkeeper.training.metadata_server import MetadataServer, find_metadata_host
+
+__all__ = ["PREEMPTED", "Announcements", "maintenance_request", "save_lead_s"]
+
+PREEMPTED: Final = "preempted"
+"""Source of the notice of a machine that is preempted."""
+
+_log: Final = logger(__name__)
+_IMMINENT_S: Final = 120.0
+"""An end of the process so soon before a maintenance, or after its begin, is taken for its consequence."""
+
+_UNMEASURED_S: Final = 300.0
+"""How long before a maintenance is saved where no save has been measured."""
+
+_LEAST_LEAD_S: Final = 60.0
+_SAFETY: Final = 3.0
+_SAME_S: Final = 600
+"""Hosts that hear of a maintenance without a date in the same ten minutes ask for one save."""
+
+
+def save_lead_s(save_s: float | None) -> float:
+    """Return how many seconds before a maintenance the training saves for it.
+
+    Args:
+        save_s: The seconds that a recent save took until its commit; None if none has been measured.
+
+    """
+    return _UNMEASURED_S if save_s is None else max(_LEAST_LEAD_S, _SAFETY * save_s)
+
+
+def maintenance_request(notice: CloudNotice, now_unix_s: float) -> str:
+    """Name the save for a maintenance: the hosts of a slice, which are maintained together, ask for one save."""
+    if notice.begins_unix_s is not None:
+        return f"maintenance/{int(notice.begins_unix_s)}"
+    return f"maintenance/now/{int(now_unix_s) // _SAME_S}"
+
+
+class Announcements:
+    """Know what the cloud has announced, and ask for what it takes. Any thread may call this."""
+
+    def __init__(
+        self,
+        *,
+        stop: Callable[[str], None],
+        save: Callable[[str], object],
+        save_s: Callable[[], float | None],
+        now_unix_s: Callable[[], float] = time.time,
+    ) -> None:
+        """Know nothing yet.
+
+        Args:
+            stop: Records a notice from a source, which makes all ranks save one step and stop.
+            save: Asks all ranks to save one step for a request, which has a name.
+            save_s: Returns the seconds that a recent save took; None if none has been measured.
+            now_unix_s: Returns the time by the wall clock.
+
+        """
+        self._stop = stop
+        self._save = save
+        self._save_s = save_s
+        self._now_unix_s = now_unix_s
+        self._lock = threading.Lock()
+        self._announced: dict[str, CloudNotice] = {}
+        self._requested: set[str] = set()
+        self._cloud: CloudNotices | None = None
+
+    @property
+    def cause(self) -> Cause | None:
+        """The cause of an end that came now; None if the cloud has announced nothing that explains it."""
+        with self._lock:
+            announced = tuple(self._announced.values())
+        if any(notice.cause is Cause.SPOT_PREEMPTION for notice in announced):
+            return Cause.SPOT_PREEMPTION
+        now_unix_s = self._now_unix_s()
+        near = (notice for notice in announced if _left_s(notice, now_unix_s) <= _IMMINENT_S)
+        return next((notice.cause for notice in near), None)
+
+    def start(self, environ: Mapping[str, str] = os.environ) -> None:
+        """Watch the machine's metadata server from now on, if this is a machine of Google Cloud."""
+        host = find_metadata_host(environ)
+        if host is not None and self._cloud is None:
+            self._cloud = CloudNotices(MetadataServer(host), self.take_over)
+            self._cloud.start()
+
+    def take_over(self, key: str, notice: CloudNotice | None) -> None:
+        """Take over what a key of the metadata server announces now; None: nothing, any more."""
+        with self._lock:
+            if notice is None:
+                self._announced.pop(key, None)
+            else:
+                self._announced[key] = notice
+        if notice is None:
+            _log.info("the cloud announces nothing by %s any more", key)
+        elif notice.cause is Cause.SPOT_PREEMPTION:
+            _log.warning("the cloud preempts this machine")
+            self._stop(PREEMPTED)
+        else:
+            left_s = max(0.0, _left_s(notice, self._now_unix_s()))
+            lead_s = save_lead_s(self._save_s())
+            when = "at once" if left_s <= lead_s else f"{lead_s:.0f} s before"
+            _log.warning(
+                "the cloud maintains this machine in %.0f s: all ranks save one step %s, and train on until it comes",
+                left_s,
+                when,
+            )
+            self.check()
+
+    def check(self) -> None:
+        """Ask for the save before a maintenance, once, when it is time."""
+        now_unix_s, lead_s = self._now_unix_s(), save_lead_s(self._save_s())
+        with self._lock:
+            near = [
+                notice
+                for notice in self._announced.values()
+                if notice.cause is Cause.MAINTENANCE and _left_s(notice, now_unix_s) <= lead_s
+            ]
+            # What is announced without a date is the one with a date, if there is one.
+            dated = [notice for notice in near if notice.begins_unix_s is not None]
+            due = {maintenance_request(notice, now_unix_s) for notice in dated or near} - self._requested
+            self._requested |= due
+        for request in sorted(due):
+            self._save(request)
+
+    def close(self) -> None:
+        """Follow nothing any more."""
+        if self._cloud is not None:
+            self._cloud.close()
+
+
+def _left_s(notice: CloudNotice, now_unix_s: float) -> float:
+    return 0.0 if notice.begins_unix_s is None else notice.begins_unix_s - now_unix_s

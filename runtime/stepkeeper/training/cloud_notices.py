@@ -1,0 +1,173 @@
+"""Hear from the cloud that this machine is preempted or will be maintained, before SIGTERM says so or instead of it."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Protocol
+from weakref import WeakMethod
+
+from stepkeeper.contract import Cause
+from stepkeeper.loggers import logger
+from stepkeeper.training.metadata_server import MetadataValue
+
+__all__ = ["CloudNotice", "CloudNotices", "KeyServer", "read_cloud_notice"]
+
+_log: Final = logger(__name__)
+_KEYS: Final = ("preempted", "maintenance-event", "upcoming-maintenance")
+_WAIT_S: Final = 60.0
+_PAUSES_S: Final = (1.0, 2.0, 5.0, 15.0, 60.0)
+"""From one question to the next while the server doesn't answer: it is known to fail for a while now and then."""
+
+_ABSENT_S: Final = 600.0
+"""From one question to the next for a key that the server doesn't have; GKE's has few."""
+
+
+class KeyServer(Protocol):
+    """A server that is asked for keys of this machine; `MetadataServer` is the real one."""
+
+    def wait_for_change(self, key: str, etag: str | None, timeout_s: float) -> MetadataValue: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudNotice:
+    """An announcement of the cloud for this machine."""
+
+    cause: Cause
+    """SpotPreemption: the machine goes in a moment. Maintenance: it goes, or stands still, when that begins."""
+
+    begins_unix_s: float | None
+    """When it begins, by the wall clock; None: now, or in a moment."""
+
+
+def read_cloud_notice(key: str, text: str) -> CloudNotice | None:
+    """Read the value of a key of the metadata server.
+
+    Args:
+        key: preempted, maintenance-event or upcoming-maintenance.
+        text: Its value.
+
+    Returns:
+        What it announces; None if that is nothing, or nothing that this knows.
+
+    """
+    match key:
+        case "preempted" if text.upper() == "TRUE":
+            return CloudNotice(cause=Cause.SPOT_PREEMPTION, begins_unix_s=None)
+        case "maintenance-event" if text.startswith("TERMINATE_"):
+            return CloudNotice(cause=Cause.MAINTENANCE, begins_unix_s=None)
+        case "upcoming-maintenance":
+            return _read_window(text)
+        case _:
+            return None
+
+
+def _read_window(text: str) -> CloudNotice | None:
+    try:
+        window = json.loads(text or "null")
+    except ValueError:
+        return None
+    if not isinstance(window, dict):
+        return None
+    said = {str(name).replace("_", "").lower(): value for name, value in window.items()}
+    begins = said.get("windowstarttime")
+    try:
+        begins_unix_s = datetime.fromisoformat(str(begins)).timestamp()
+    except ValueError:
+        return None
+    return CloudNotice(cause=Cause.MAINTENANCE, begins_unix_s=begins_unix_s)
+
+
+class CloudNotices:
+    """Watch the metadata server, in a thread for each key, and hand on what it announces.
+
+    The threads hold the method that they call weakly: a manager that is dropped without being closed ends them.
+    """
+
+    def __init__(self, server: KeyServer, on_change: Callable[[str, CloudNotice | None], None]) -> None:
+        """Watch nothing before `start`.
+
+        Args:
+            server: The metadata server.
+            on_change: A method; called with a key and what it announces now, in one of the threads. None: nothing,
+                any more.
+
+        """
+        self._server = server
+        self._on_change = WeakMethod(on_change)
+        self._closing = threading.Event()
+
+    def start(self) -> None:
+        """Start to watch. Threads that wait for an answer keep no process alive."""
+        for key in _KEYS:
+            watch = _KeyWatch(key, self._server, self._on_change, self._closing)
+            threading.Thread(target=watch.run, name=f"cloud-{key}", daemon=True).start()
+
+    def close(self) -> None:
+        """Hand on nothing any more."""
+        self._closing.set()
+
+
+class _KeyWatch:
+    """Watch one key."""
+
+    def __init__(
+        self,
+        key: str,
+        server: KeyServer,
+        on_change: "WeakMethod[Callable[[str, CloudNotice | None], None]]",
+        closing: threading.Event,
+    ) -> None:
+        self._key = key
+        self._server = server
+        self._on_change = on_change
+        self._closing = closing
+        self._etag: str | None = None
+        self._text: str | None = None
+        self._n_failures = 0
+
+    def run(self) -> None:
+        """Ask until the watch is closed, or nobody holds who is told."""
+        while not self._closing.is_set() and self._on_change() is not None:
+            began_s = time.monotonic()
+            try:
+                found = self._server.wait_for_change(self._key, self._etag, _WAIT_S)
+            except OSError as error:
+                self._pause_after(error)
+                continue
+            self._n_failures = 0
+            self._take_over(found)
+            if found.text is None:
+                self._closing.wait(_ABSENT_S)
+            elif not found.etag or time.monotonic() - began_s < _PAUSES_S[0]:
+                # A server that doesn't wait isn't asked without a pause.
+                self._closing.wait(_PAUSES_S[0])
+
+    def _take_over(self, found: MetadataValue) -> None:
+        self._etag = found.etag or None
+        if found.text is None or found.text == self._text:
+            return
+        before = None if self._text is None else read_cloud_notice(self._key, self._text)
+        self._text = found.text
+        notice, tell = read_cloud_notice(self._key, found.text), self._on_change()
+        if notice == before or tell is None or self._closing.is_set():
+            return
+        try:
+            tell(self._key, notice)
+        except Exception:  # a watch that ended would miss the next announcement
+            _log.exception("the cloud's announcement %s=%r isn't followed", self._key, found.text)
+
+    def _pause_after(self, error: OSError) -> None:
+        pause_s = _PAUSES_S[min(self._n_failures, len(_PAUSES_S) - 1)]
+        self._n_failures += 1
+        if self._n_failures == len(_PAUSES_S):
+            _log.info(
+                "the machine's metadata server doesn't tell of %s (%s); it is asked again each %.0f s, and SIGTERM "
+                "is heeded all the same",
+                self._key,
+                error,
+                _PAUSES_S[-1],
+            )
+        self._closing.wait(pause_s)

@@ -1,0 +1,92 @@
+"""Ask the metadata server of a Google Cloud machine what the cloud intends with the machine.
+
+The paths and answers are those of https://cloud.google.com/compute/docs/metadata/querying-metadata. No proxy is used:
+the server is the machine's own.
+"""
+
+import http.client
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import urlencode
+
+__all__ = ["MetadataServer", "MetadataValue", "find_metadata_host"]
+
+_ADDRESS: Final = "169.254.169.254"
+_HOST_VARIABLE: Final = "GCE_METADATA_HOST"
+"""What Google's own libraries read, too: another address of the server."""
+
+_PRODUCT_FILE: Final = Path("/sys/class/dmi/id/product_name")
+_FLAVOR: Final = ("Metadata-Flavor", "Google")
+_ANSWER_S: Final = 10.0
+"""The seconds that an answer may take beyond the time that the server was asked to wait."""
+
+_LIMIT_BYTES: Final = 65536
+
+
+class MetadataValue(NamedTuple):
+    """The value of a key, and the tag by which a later question names it."""
+
+    text: str | None
+    """None: this server doesn't have the key."""
+
+    etag: str
+
+
+def find_metadata_host(environ: Mapping[str, str], product_file: Path = _PRODUCT_FILE) -> str | None:
+    """Return host[:port] of the metadata server; None if this is no machine of Google Cloud.
+
+    Args:
+        environ: The process's environment: GCE_METADATA_HOST names another server, as in Google's libraries.
+        product_file: The file in which the machine's firmware says what it is.
+
+    """
+    if given := environ.get(_HOST_VARIABLE):
+        return given
+    try:
+        product = product_file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return _ADDRESS if product.startswith("Google") else None
+
+
+class MetadataServer:
+    """Read keys of one machine. Each call has a connection of its own, so any thread may call."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+
+    def wait_for_change(self, key: str, etag: str | None, timeout_s: float) -> MetadataValue:
+        """Return the value of a key once it isn't the one that `etag` tags any more, or after `timeout_s` as it is.
+
+        Args:
+            key: A key below instance/, for example maintenance-event.
+            etag: The tag of the value that the caller has; None returns the present value at once.
+            timeout_s: Longest time that the server waits, in whole seconds.
+
+        Raises:
+            OSError: The server didn't answer, answered with an error, or isn't a metadata server.
+
+        """
+        asked = {"alt": "text"} if key != "upcoming-maintenance" else {"alt": "json"}
+        if etag is not None:
+            asked |= {"wait_for_change": "true", "timeout_sec": str(int(timeout_s)), "last_etag": etag}
+        connection = http.client.HTTPConnection(
+            self._host, timeout=_ANSWER_S + (0.0 if etag is None else timeout_s)
+        )
+        try:
+            path = f"/computeMetadata/v1/instance/{key}?{urlencode(asked)}"
+            connection.request("GET", path, headers=dict([_FLAVOR]))
+            answer = connection.getresponse()
+            text = answer.read(_LIMIT_BYTES).decode("utf-8", "replace").strip()
+            if answer.getheader(_FLAVOR[0]) != _FLAVOR[1]:
+                raise OSError(f"{self._host} is no metadata server of Google Cloud")
+            if answer.status == http.HTTPStatus.NOT_FOUND:
+                return MetadataValue(None, "")
+            if answer.status != http.HTTPStatus.OK:
+                raise OSError(f"{self._host} answers {answer.status} for {key}: {text[:100]}")
+            return MetadataValue(text, answer.getheader("ETag") or "")
+        except http.client.HTTPException as error:
+            raise OSError(f"{self._host} doesn't answer as a metadata server: {error!r}") from error
+        finally:
+            connection.close()

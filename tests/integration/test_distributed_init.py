@@ -1,0 +1,162 @@
+"""`stepkeeper.distributed.init()` under each launcher, with real processes."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from fork_server import ForkedProcess, ForkServer
+
+from stepkeeper.testing.pod import pod_environ, pod_identity
+
+SCRIPTS = Path(__file__).parent / "distributed_init"
+PATIENCE_S = 120
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+Start = Callable[..., tuple[ForkedProcess, Path]]
+"""start(environ, timeout_s=…): a process that calls `init`, and the file that it writes to."""
+
+
+@pytest.fixture
+def start(torch_servers: tuple[ForkServer, ForkServer], tmp_path: Path) -> Iterator[Start]:
+    processes: list[ForkedProcess] = []
+
+    def start(environ: Mapping[str, str], timeout_s: float = PATIENCE_S) -> tuple[ForkedProcess, Path]:
+        output = tmp_path / f"{len(processes)}.txt"
+        with output.open("w") as stream:
+            processes.append(
+                torch_servers[len(processes) % 2].start(
+                    [SCRIPTS / "joining.py", timeout_s],
+                    env={**os.environ, **environ},
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+        return processes[-1], output
+
+    yield start
+    for process in processes:
+        process.kill()
+
+
+def joined(output: str) -> list[list[object]]:
+    """What the processes that joined have said: device, rank, world size, local rank."""
+    lines = [line.removeprefix("joined ") for line in output.splitlines() if line.startswith("joined ")]
+    return sorted(json.loads(line) for line in lines)
+
+
+def test_a_process_that_nobody_started_is_a_group_of_one(start: Start) -> None:
+    process, output = start({})
+    assert process.wait(PATIENCE_S) == 0, output.read_text()
+    assert joined(output.read_text()) == [["cpu", 0, 1, 0]]
+
+
+def test_pods_of_the_operator_find_each_other(start: Start) -> None:
+    """Of two slices, with rank 0 coming last."""
+    port = free_port()
+    pods = [
+        pod_identity(
+            slice_index=slice_index,
+            host_index=host_index,
+            n_slices=2,
+            hosts_per_slice=2,
+            coordinator_port=port,
+        )
+        for slice_index, host_index in ((1, 1), (1, 0), (0, 1), (0, 0))
+    ]
+    started = [start(pod_environ(identity)) for identity in pods]
+    codes = [process.wait(PATIENCE_S) for process, _ in started]
+    outputs = [output.read_text() for _, output in started]
+    assert codes == [0] * 4, outputs
+    assert joined("\n".join(outputs)) == [["cpu", rank, 4, 0] for rank in range(4)]
+
+
+def test_a_host_that_does_not_come_is_named(start: Start) -> None:
+    process, output = start(
+        pod_environ(pod_identity(hosts_per_slice=3, coordinator_port=free_port())), timeout_s=1
+    )
+    assert process.wait(PATIENCE_S) == 1
+    assert "rank 0 waits for 2 of 3 hosts: 1, 2; see whether their pods run" in output.read_text()
+
+
+def test_a_coordinator_that_does_not_come_is_named(start: Start) -> None:
+    port = free_port()
+    identity = pod_identity(hosts_per_slice=2, host_index=1, coordinator_port=port)
+    process, output = start(pod_environ(identity), timeout_s=1)
+    assert process.wait(PATIENCE_S) == 1
+    assert (
+        f"rank 1 can't reach rank 0 at localhost port {port}: see whether its pod runs" in output.read_text()
+    )
+
+
+@pytest.mark.parametrize("host_index", [0, 1])
+def test_sigterm_while_it_waits_for_others_ends_it_with_75(start: Start, host_index: int) -> None:
+    identity = pod_identity(hosts_per_slice=2, host_index=host_index, coordinator_port=free_port())
+    process, output = start(pod_environ(identity))
+    # It waits for the others as soon as it heeds the signal.
+    while not heeds_sigterm(process.pid):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == 75, output.read_text()
+
+
+def heeds_sigterm(pid: int) -> bool:
+    status = Path("/proc", str(pid), "status").read_text()
+    (caught,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt")]
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_torchrun_on_two_nodes_of_two_processes(tmp_path: Path) -> None:
+    port = free_port()
+    outputs = [tmp_path / f"node-{rank}.txt" for rank in range(2)]
+    nodes = []
+    try:
+        for rank, output in enumerate(outputs):
+            command = [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nnodes",
+                "2",
+                "--node-rank",
+                str(rank),
+            ]
+            command += ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+            command += [str(SCRIPTS / "joining.py"), str(PATIENCE_S)]
+            # As in an operator's pod: torchrun knows the processes, the operator only the pods.
+            pod = pod_environ(pod_identity(hosts_per_slice=2, host_index=rank))
+            with output.open("w") as stream:
+                nodes.append(
+                    subprocess.Popen(
+                        command, env={**os.environ, **pod}, stdout=stream, stderr=subprocess.STDOUT
+                    )
+                )
+        codes = [node.wait(PATIENCE_S) for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
+    said = [output.read_text() for output in outputs]
+    assert codes == [0, 0], said
+    assert joined("\n".join(said)) == [["cpu", rank, 4, rank % 2] for rank in range(4)]
+
+
+@pytest.mark.xla
+def test_on_a_tpu_the_group_is_torch_xlas(devices_server: ForkServer) -> None:
+    done = devices_server.run([SCRIPTS / "on_tpu.py"], timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    assert (
+        "the job has 4 hosts, the TPU runtime sees 1; TPU_WORKER_ID and TPU_WORKER_HOSTNAMES not set in the environment"
+        in done.stdout
+    )
