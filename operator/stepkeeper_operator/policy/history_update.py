@@ -35,6 +35,7 @@ from stepkeeper_operator.policy.corrections import correct_cause
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import explain_loss
 from stepkeeper_operator.policy.pod_ends import stopped_with_0, was_stopped
+from stepkeeper_operator.policy.queueing import has_left_queue
 from stepkeeper_operator.policy.starts import set_starts, was_edited
 
 __all__ = ["update_history"]
@@ -72,17 +73,19 @@ def update_history(
 def _follow_jobset(
     history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float
 ) -> JobHistory:
-    jobset = observed.jobset
-    if jobset is None:
+    jobset, left = observed.jobset, has_left_queue(job, observed, now=now)
+    if jobset is None and not (left and history.is_running):
         return close_as_requested(history, observed, DELETED, now=now)
+    if jobset is None:
+        return _close_suspended(history, job, observed, now=now)
     history = _record_restarts(history, job, observed, jobset, now=now)
     if not history.is_running:
         return _open_if_started(history, observed, jobset, now=now)
-    ended = _has_ended(history, job, observed, jobset)
-    if (jobset.suspended or ended) and _came_too_late(history, job, observed, now=now):
+    ended, stopped = _has_ended(history, job, observed, jobset), jobset.suspended or left
+    if ended and _came_too_late(history, job, observed, now=now):
         return withdraw_attempt(history)
     loss = explain_loss(job, observed, now=now)
-    if jobset.suspended and (loss is not None or not runs_down(history, observed)):
+    if stopped and (loss is not None or not runs_down(history, observed)):
         return _close_suspended(history, job, observed, now=now)
     return _close_with_cause(history, job, observed, jobset, now=now) if ended else history
 
@@ -90,6 +93,8 @@ def _follow_jobset(
 def _close_suspended(
     history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float
 ) -> JobHistory:
+    if _came_too_late(history, job, observed, now=now):
+        return withdraw_attempt(history)
     loss = None if job.spec.suspend else explain_loss(job, observed, now=now)
     if loss is None:
         return close_as_requested(history, observed, SUSPENDED, now=now)

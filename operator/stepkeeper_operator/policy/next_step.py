@@ -15,15 +15,16 @@ from stepkeeper_operator.policy.attempts import EDITED, close_as_requested
 from stepkeeper_operator.policy.budgets import count_failures, explain_exhausted_budget
 from stepkeeper_operator.policy.causes import CAUSE_FENCED, Verdict
 from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.lost_pods import ORPHAN_WAIT_S
 from stepkeeper_operator.policy.machines import find_wait
-from stepkeeper_operator.policy.orphans import ORPHAN_WAIT_S
-from stepkeeper_operator.policy.pod_ends import stopped_with_0
-from stepkeeper_operator.policy.starts import compute_next_start, is_limit_reached
+from stepkeeper_operator.policy.pod_ends import stopped_with_0, tells_own_limits
+from stepkeeper_operator.policy.queueing import is_queued, leaves_queue, should_suspend
+from stepkeeper_operator.policy.starts import compute_next_start
 from stepkeeper_operator.settings import OperatorSettings
 
-__all__ = ["Plan", "plan_next", "should_suspend", "stop_jobset"]
+__all__ = ["Plan", "plan_next", "stop_jobset"]
 
-_QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+_LEFT_QUEUE: Final = "it is suspended, and leaves the queue that Kueue admits it from"
 _HELD: Final = "the job is not accepted: condition Accepted says why"
 _REFUSED: Final = "the API server refuses its JobSet: condition Accepted says why"
 _BACKING_OFF: Final = "it waits until status.bookkeeping.notBefore (spec.restarts.backoff)"
@@ -75,11 +76,6 @@ def stop_jobset(jobset: JobSet | None) -> tuple[Action, ...]:
     if jobset is None or jobset.is_finished or jobset.deleting:
         return ()
     return (DeleteJobSet(jobset=jobset),) if jobset.suspended else _set_suspend(jobset, suspend=True)
-
-
-def should_suspend(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
-    """Return True if the user suspends the job, or too many of its starts in a row came to nothing."""
-    return job.spec.suspend or is_limit_reached(job, history)
 
 
 def _plan_without_jobset(
@@ -214,7 +210,10 @@ def _is_provisional(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
     if finding is None or finding.verdict is not Verdict.RESTART:
         return False
     on_machines = job.spec.placement.queued_resource_name is not None
-    return not finding.explained or (on_machines and finding.cause == Cause.APPLICATION_ERROR)
+    by_loss = (
+        on_machines and finding.cause == Cause.APPLICATION_ERROR and not tells_own_limits(finding.message)
+    )
+    return not finding.explained or by_loss
 
 
 def _plan_while_alive(
@@ -229,11 +228,14 @@ def _plan_while_alive(
     wait = find_wait(job, observed)
     # Hosts that left for a moment stop nothing that runs, but nothing starts without them.
     waits = wait is not None and (wait.stop or jobset.suspend)
-    queued = _QUEUE_LABEL in job.metadata.labels
-    plan = plan if queued else _hold_next_start(job, observed, plan, now=now)
-    wanted = waits or should_suspend(job, plan.history) or plan.waiting is not None
-    if wanted != jobset.suspend and (wanted or not (queued or observed.held)):
-        plan = replace(plan, actions=_set_suspend(jobset, suspend=wanted))
+    if is_queued(job):
+        left = leaves_queue(job, observed, plan.history)
+        plan = replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=_LEFT_QUEUE) if left else plan
+    else:
+        plan = _hold_next_start(job, observed, plan, now=now)
+        wanted = waits or should_suspend(job, plan.history) or plan.waiting is not None
+        if wanted or not observed.held:
+            plan = replace(plan, actions=_set_suspend(jobset, suspend=wanted))
     return replace(plan, waiting=wait.message) if waits and wait is not None else plan
 
 
