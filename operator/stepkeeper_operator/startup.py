@@ -6,6 +6,8 @@ import random
 import signal
 from collections.abc import Coroutine, Mapping
 
+from aiohttp import web
+
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.directives import DirectiveCache
 from stepkeeper_operator.cache.keys import ObjectKey
@@ -20,12 +22,13 @@ from stepkeeper_operator.endpoint import KubernetesTokens, ReportAuthenticator, 
 from stepkeeper_operator.endpoint.health import make_health_app
 from stepkeeper_operator.endpoint.serving import Servers
 from stepkeeper_operator.endpoint.tls import ServingCertificate
-from stepkeeper_operator.errors import ApiError, CertificateError
+from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.handlers.watch import make_kopf_settings, make_registry, run_watches
 from stepkeeper_operator.lease import LeaseGuard
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.queued_resources.controller import make_queued_resource_controller
 from stepkeeper_operator.queued_resources.settings import CloudSettings
+from stepkeeper_operator.readiness import Readiness
 from stepkeeper_operator.reconcile import Reconciler
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.controller import make_job_controller
@@ -35,8 +38,6 @@ __all__ = ["Operator", "run_operator"]
 
 _log = logging.getLogger(__name__)
 
-_KIND_CHECK_S = 5.0
-_CERTIFICATE_CHECK_S = 5.0
 _RELIST_BURST_S = 2.0
 """Listed objects arrive one by one, and one kind after the other."""
 
@@ -73,10 +74,6 @@ class Operator:
         self._relisted = asyncio.Event()
         self._stop = asyncio.Event()
         self._servers = Servers()
-        self._renewing: asyncio.Task[None] | None = None
-        self._waits_for = ""
-        """What keeps the operator from its work, for people."""
-
         self._certificate = ServingCertificate(
             self._cluster,
             namespace=settings.namespace,
@@ -90,66 +87,23 @@ class Operator:
             identity=settings.identity,
             duration_s=settings.lease_duration_s,
         )
+        self._readiness = Readiness(
+            self._cluster, kinds=self._kinds, lease=self._lease, certificate=self._certificate
+        )
 
     async def run(self) -> None:
         """Wait for the Lease, then watch, reconcile and serve."""
         self._handle_signals()
         await self._serve_health()
         try:
-            if not await self._run_unless_stopped(self._get_ready()):
+            if not await self._run_unless_stopped(self._readiness.get_ready()):
                 return
             await self._serve_endpoint()
             async with connect_cloud(self._settings) as cloud:
                 await self._run_parts(self._make_controllers(cloud))
         finally:
             await self._servers.close()
-            if self._renewing is not None:
-                self._renewing.cancel()
-                await asyncio.gather(self._renewing, return_exceptions=True)
-            await self._lease.release()
-
-    async def _get_ready(self) -> None:
-        await self._wait_for_crds()
-        await self._lease.acquire()
-        self._renewing = asyncio.create_task(self._lease.keep_renewing())
-        certificate = asyncio.create_task(self._wait_for_certificate())
-        try:
-            done, _ = await asyncio.wait({self._renewing, certificate}, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            certificate.cancel()
-            await asyncio.gather(certificate, return_exceptions=True)
-
-    async def _wait_for_certificate(self) -> None:
-        """Wait until there is a certificate to serve. Nothing starts before: a ConfigMap names the CA."""
-        while True:
-            try:
-                await self._certificate.renew()
-            except (ApiError, CertificateError) as error:
-                if str(error) != self._waits_for:
-                    _log.error("no certificate to serve", extra={"error": str(error)})
-                self._waits_for = str(error)
-            else:
-                self._waits_for = ""
-                return
-            await asyncio.sleep(_CERTIFICATE_CHECK_S)
-
-    async def _wait_for_crds(self) -> None:
-        """Wait until the API server knows the kinds: kopf doesn't watch a kind that is installed later."""
-        for kind in (kind for kind in self._kinds if kind.custom):
-            while True:
-                try:
-                    await self._cluster.list_uids(kind.resource, kind.label_selector)
-                    break
-                except ApiError as error:
-                    extra = {"kind": kind.resource.kind, "error": str(error)}
-                    _log.warning("cannot list kind; is its CRD installed?", extra=extra)
-                    self._waits_for = (
-                        f"kind {kind.resource.kind} can't be listed, is its CRD installed? {error}"
-                    )
-                    await asyncio.sleep(_KIND_CHECK_S)
-        self._waits_for = ""
+            await self._readiness.give_up()
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -167,13 +121,12 @@ class Operator:
         )
         parts = (
             self._stop.wait(),
+            self._readiness.wait_until_lost(),
             self._reconcile_objects(controllers),
             self._resync_objects(controllers),
             self._certificate.keep_renewing(),
         )
         tasks = [asyncio.create_task(part) for part in parts]
-        assert self._renewing is not None  # the lease is acquired before anything runs
-        tasks.append(self._renewing)
         try:
             done, _ = await asyncio.wait([watches, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -256,14 +209,17 @@ class Operator:
         return complete
 
     async def _serve_health(self) -> None:
-        app = make_health_app(
+        app = self._make_health_app()
+        await self._servers.start(app, host=self._settings.endpoint_host, port=self._settings.health_port)
+
+    def _make_health_app(self) -> web.Application:
+        return make_health_app(
             cache=self._cache,
             metrics=self._metrics,
             acting=lambda: self._lease.held,
             queue_lengths=self._queues.count_due,
-            waits_for=lambda: self._lease.waits_for or self._waits_for,
+            waits_for=lambda: self._readiness.waits_for,
         )
-        await self._servers.start(app, host=self._settings.endpoint_host, port=self._settings.health_port)
 
     async def _serve_endpoint(self) -> None:
         authenticator = ReportAuthenticator(self._cache, self._cluster, KubernetesTokens(self._api))
