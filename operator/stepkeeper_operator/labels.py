@@ -13,6 +13,7 @@ __all__ = [
     "JOB_INDEX_LABEL",
     "JOB_NAME_LABEL",
     "JOB_UID_LABEL",
+    "KUEUE_PREFIX",
     "MACHINES_HASH_ANNOTATION",
     "NODE_LOST_REASON",
     "NODE_POOL_LABEL",
@@ -20,6 +21,7 @@ __all__ = [
     "QUEUED_RESOURCE_LABEL",
     "QUEUED_RESOURCE_NAMESPACE_LABEL",
     "QUEUED_RESOURCE_UID_LABEL",
+    "QUEUE_LABEL",
     "RESTART_ATTEMPT_LABEL",
     "SPOT_LABEL",
     "TEMPLATE_HASH_ANNOTATION",
@@ -28,6 +30,12 @@ __all__ = [
     "UNREACHABLE_TAINT",
     "WORKER_JOB",
 ]
+
+KUEUE_PREFIX: Final = "kueue.x-k8s.io/"
+"""Prefix of the labels by which Kueue is told what to do with a JobSet."""
+
+QUEUE_LABEL: Final = f"{KUEUE_PREFIX}queue-name"
+"""Label on a JobSet: the LocalQueue that it waits in. Kueue's webhook may add it."""
 
 FIELD_OWNER: Final = "stepkeeper"
 

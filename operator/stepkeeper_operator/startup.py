@@ -5,6 +5,7 @@ import logging
 import random
 import signal
 from collections.abc import Coroutine, Mapping
+from http import HTTPStatus
 
 from aiohttp import web
 
@@ -16,7 +17,14 @@ from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cache.sweep import forget_deleted_objects
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU
 from stepkeeper_operator.cloud_tpu.connection import connect_cloud
-from stepkeeper_operator.cluster import QUEUED_RESOURCES, TRAINING_JOBS, Cluster, GuardedCluster, connect
+from stepkeeper_operator.cluster import (
+    QUEUED_RESOURCES,
+    TRAINING_JOBS,
+    WORKLOADS,
+    Cluster,
+    GuardedCluster,
+    connect,
+)
 from stepkeeper_operator.controller import Controller
 from stepkeeper_operator.endpoint import KubernetesTokens, ReportAuthenticator, ReportEndpoint
 from stepkeeper_operator.endpoint.health import make_health_app
@@ -61,6 +69,7 @@ class Operator:
         self._metrics = Metrics()
         self._cache = Cache()
         self._kinds = list_watched_kinds(cloud_tpu=settings.cloud_tpu_enabled)
+        self._kueue_found = False
         self._cloud_settings = CloudSettings.from_settings(settings)
         n_workers = {
             TRAINING_JOBS.kind: settings.workers,
@@ -96,7 +105,7 @@ class Operator:
         self._handle_signals()
         await self._serve_health()
         try:
-            if not await self._run_unless_stopped(self._readiness.get_ready()):
+            if not await self._run_unless_stopped(self._get_ready()):
                 return
             await self._serve_endpoint()
             async with connect_cloud(self._settings) as cloud:
@@ -104,6 +113,25 @@ class Operator:
         finally:
             await self._servers.close()
             await self._readiness.give_up()
+
+    async def _get_ready(self) -> None:
+        await self._readiness.get_ready()
+        await self._look_for_kueue()
+
+    async def _look_for_kueue(self) -> bool:
+        """Watch Workloads if the API server knows them. Return True if it has come to know them since the last look."""
+        if self._kueue_found or not self._settings.kueue_enabled:
+            return False
+        try:
+            await self._cluster.list_uids(WORKLOADS, "")
+        except ApiError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                extra = {"kind": WORKLOADS.kind, "error": str(error)}
+                _log.warning("cannot list kind; QuotaReserved is not known", extra=extra)
+            return False
+        self._kueue_found = True
+        self._kinds = list_watched_kinds(cloud_tpu=self._settings.cloud_tpu_enabled, kueue=True)
+        return True
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -181,6 +209,13 @@ class Operator:
                     await self._sweep_after_relists()
             except TimeoutError:
                 _log.debug("resync")
+                if await self._look_for_kueue():
+                    # A watch can't be added to the running ones. The next start has it; nothing waits meanwhile.
+                    _log.info(
+                        "Kueue was installed: ending, to be started again with a watch of its Workloads"
+                    )
+                    self._stop.set()
+                    return
             await self._sweep()
             for key in (key for kind in controllers for key in self._cache.list_keys(kind)):
                 self._queues.add(key, random.uniform(0, self._settings.resync_s / 2))  # noqa: S311  # no secret

@@ -15,6 +15,7 @@ from stepkeeper_operator.cluster.resources import (
     SECRETS,
     TOKEN_REVIEWS,
     TRAINING_JOBS,
+    WORKLOADS,
     Resource,
 )
 
@@ -31,6 +32,7 @@ __all__ = [
     "SECRETS",
     "TOKEN_REVIEWS",
     "TRAINING_JOBS",
+    "WORKLOADS",
     "Cluster",
     "GuardedCluster",
     "KubernetesCluster",
