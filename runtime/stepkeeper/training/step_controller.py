@@ -79,12 +79,18 @@ class StepController:
         trigger = None if environment is None else environment.places.notice_file
         self.notices: Final = NoticeWatcher(trigger, self._on_tick, self._on_notice)
         self.last_step: Final = LastStep()
-        self.stop_save: Final = StopSave(saver, rank_group)
         self._announcements = announcements = Announcements(
             stop=self.notices.record_notice, save=self.decider.request_save, save_s=self._read_save_s
         )
+        stop_save = StopSave(saver, rank_group)
+        self.stop_save: Final = stop_save
         self.process_exit: Final = ProcessExit(
-            environment, companion, progress, self.notices, lambda: announcements.cause
+            environment,
+            companion,
+            progress,
+            self.notices,
+            announced_cause=lambda: announcements.cause,
+            decision=lambda: stop_save.choice,
         )
         self._waits.heed_notices(self.process_exit.wait_left_s)
 

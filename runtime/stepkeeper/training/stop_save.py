@@ -39,7 +39,8 @@ class StopChoice:
     """Whether the step that all stop at is saved now, and why."""
 
     starts: bool
-    why: str
+    why: str | None
+    """None: there was nothing to choose."""
 
 
 def choose_stop_save(standing: Sequence[StandingSave], cost_s: float | None) -> StopChoice:
@@ -56,11 +57,11 @@ def choose_stop_save(standing: Sequence[StandingSave], cost_s: float | None) -> 
     if all(each.is_of_stop for each in standing):
         if any(each.failed for each in standing):
             return StopChoice(starts=True, why="the save of this step failed, and is made again")
-        return StopChoice(starts=False, why="this step is being saved already")
+        return StopChoice(starts=False, why=None)
     running = [each.in_flight_s for each in standing if each.in_flight_s is not None]
     left = [each.left_s for each in standing if each.left_s is not None]
     if not running or not left:
-        return StopChoice(starts=True, why="no earlier save is in flight" if left else "no deadline is known")
+        return StopChoice(starts=True, why=None)
     if cost_s is None:
         return StopChoice(starts=True, why="no save has been measured yet")
     left_s, rest_s = min(left), max(0.0, cost_s - min(running))
@@ -142,8 +143,9 @@ class StopSave:
         except PeerLostError as error:
             _log.error("whether step %d is to be saved isn't agreed: %s", step, error, extra={"step": step})
             return False
-        self.choice = f"at step {step}, {said['why']}"
-        _log.info("stopping %s", self.choice, extra={"step": step})
+        if said["why"] is not None:
+            self.choice = f"at step {step}, {said['why']}"
+            _log.warning("stopping %s", self.choice, extra={"step": step})
         return bool(said["starts"])
 
     def _choose(self, by_rank: Sequence[Mapping[str, Any]]) -> StopChoice:

@@ -111,8 +111,8 @@ def standing(in_flight_s: float | None, left_s: float | None, **more: bool) -> S
 @pytest.mark.parametrize(
     ("ranks", "cost_s", "starts", "why"),
     [
-        ([standing(None, 10.0)], 60.0, True, "no earlier save is in flight"),
-        ([standing(3.0, None)], 60.0, True, "no deadline is known"),
+        ([standing(None, 10.0)], 60.0, True, None),
+        ([standing(3.0, None)], 60.0, True, None),
         ([standing(3.0, 10.0)], None, True, "no save has been measured yet"),
         (
             [standing(3.0, 10.0)],
@@ -127,11 +127,11 @@ def standing(in_flight_s: float | None, left_s: float | None, **more: bool) -> S
     ],
 )
 def test_a_save_is_added_if_there_is_time_for_both(
-    ranks: list[StandingSave], cost_s: float | None, starts: bool, why: str
+    ranks: list[StandingSave], cost_s: float | None, starts: bool, why: str | None
 ) -> None:
     choice = choose_stop_save(ranks, cost_s)
     assert choice.starts is starts
-    assert why in choice.why
+    assert choice.why == why if why is None or choice.why is None else why in choice.why
 
 
 def test_where_a_rank_does_not_answer_none_begins_alone(begun: list[Saver]) -> None:
