@@ -10,6 +10,7 @@ import pytest
 from stepcluster import lifecycle, state
 from stepcluster.api import Cluster, cluster_up
 from stepcluster.product import install_operator
+from stepcluster.vms.queued_resources import QueuedResources
 from stepcluster.vms.tpu_cloud import chart_values, put_join_secret, tpu_cloud_beside
 from tpuapi.remote import RemoteTpu
 
@@ -74,6 +75,14 @@ def tpu_cloud(cluster: Cluster) -> Iterator[RemoteTpu]:
         # Nobody could delete their machines later: the service goes.
         cluster.kubectl("delete", "queuedresources", "--all", "--all-namespaces", "--timeout=100s")
         install_operator(cluster, reportIntervalSeconds=2)
+
+
+@pytest.fixture
+def resources(cluster: Cluster, tpu_cloud: RemoteTpu) -> Iterator[QueuedResources]:
+    """The cloud as it is at first, with the pair at most."""
+    made = QueuedResources(cluster=cluster, cloud=tpu_cloud)
+    yield made
+    made.clean_up()
 
 
 def _stop_abandoned() -> None:

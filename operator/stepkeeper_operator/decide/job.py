@@ -33,9 +33,8 @@ from stepkeeper_operator.decision import (
 from stepkeeper_operator.observed import Observed, compute_recheck_s, find_end
 from stepkeeper_operator.policy.acceptance import check_acceptance
 from stepkeeper_operator.policy.history_update import update_history
-from stepkeeper_operator.policy.lost_nodes import find_lost_pods
+from stepkeeper_operator.policy.lost_pods import find_lost_pods, find_orphans
 from stepkeeper_operator.policy.next_step import Plan, plan_next, stop_jobset
-from stepkeeper_operator.policy.orphans import find_orphans
 from stepkeeper_operator.policy.save_requests import find_open_request, update_request
 from stepkeeper_operator.settings import OperatorSettings
 
@@ -81,7 +80,7 @@ def _decide_running(
     orphans, orphans_s = find_orphans(observed, plan.history, now=now)
     over = plan.end is not None or observed.held
     config = () if over else _plan_config_map(job, observed, settings)
-    ending = stop_jobset(jobset) if plan.end is not None else ()
+    ending = stop_jobset(jobset, queued=observed.is_queued) if plan.end is not None else ()
     recheck_s = None if jobset is None or plan.end is not None else compute_recheck_s(job, jobset, now=now)
     again_s = _compute_pods_wait_s(plan, observed, now=now) if recheck_s is None else recheck_s
     held_s = _REFUSED_AGAIN_S if observed.held else None
@@ -166,7 +165,7 @@ def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: f
         update={"checkpoint": mirror.checkpoint, "observed_generation": job.metadata.generation}
     )
     ended_at, ttl_s = find_end(job), job.spec.ttl_seconds_after_finished
-    actions: tuple[Action, ...] = stop_jobset(own)
+    actions: tuple[Action, ...] = stop_jobset(own, queued=observed.is_queued)
     look_s = None
     if ttl_s is not None and ended_at is not None:
         left_s = ended_at + ttl_s - now

@@ -14,9 +14,11 @@ from stepkeeper_operator.policy.circumstances import Circumstances
 from stepkeeper_operator.policy.machines import MachinesLoss
 from stepkeeper_operator.policy.pod_ends import (
     SIGNAL_CODES,
+    describe_eviction,
     describe_failure,
     ended_by_deletion,
     last_error_line,
+    tells_own_limits,
     was_killed,
     was_stopped,
 )
@@ -116,7 +118,7 @@ def _add_decision(finding: Finding, pods: tuple[Pod, ...]) -> Finding:
 
 def attribute_to_loss(finding: Finding, loss: MachinesLoss | None) -> Finding:
     """Give an end that the loss of the job's machines explains the cause of that loss."""
-    if loss is None or finding.verdict is not Verdict.RESTART:
+    if loss is None or finding.verdict is not Verdict.RESTART or tells_own_limits(finding.message):
         return finding
     if finding.explained and finding.cause not in _BY_LOSS:
         return finding
@@ -201,9 +203,7 @@ def _check_over_limits(pods: tuple[Pod, ...]) -> Finding | None:
     pod = _first(pod for pod in pods if pod.terminal and pod.reason == _EVICTED and pod.disruption is None)
     if pod is None:
         return None
-    why = pod.message or "it used more ephemeral storage, or of an emptyDir, than its limit"
-    message = f"pod {pod.name} was evicted by its kubelet: {why}"
-    return Finding(cause=Cause.APPLICATION_ERROR, message=message, node=pod.node)
+    return Finding(cause=Cause.APPLICATION_ERROR, message=describe_eviction(pod), node=pod.node)
 
 
 def _check_saved(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:

@@ -23,7 +23,7 @@ from stepkeeper_operator.policy.attempts import (
     SUSPENDED,
     close_as_requested,
     close_attempt,
-    close_without_machines,
+    close_displaced,
     open_attempt,
     was_suspended,
     withdraw_attempt,
@@ -34,7 +34,8 @@ from stepkeeper_operator.policy.circumstances import gather_circumstances
 from stepkeeper_operator.policy.corrections import correct_cause
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import explain_loss
-from stepkeeper_operator.policy.pod_ends import was_stopped
+from stepkeeper_operator.policy.pod_ends import stopped_with_0, was_stopped
+from stepkeeper_operator.policy.queueing import has_left_queue
 from stepkeeper_operator.policy.starts import set_starts, was_edited
 
 __all__ = ["update_history"]
@@ -72,17 +73,19 @@ def update_history(
 def _follow_jobset(
     history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float
 ) -> JobHistory:
-    jobset = observed.jobset
-    if jobset is None:
+    jobset, left = observed.jobset, has_left_queue(job, observed, now=now)
+    if jobset is None and not (left and history.is_running):
         return close_as_requested(history, observed, DELETED, now=now)
+    if jobset is None:
+        return _close_suspended(history, job, observed, now=now)
     history = _record_restarts(history, job, observed, jobset, now=now)
     if not history.is_running:
         return _open_if_started(history, observed, jobset, now=now)
-    ended = _has_ended(history, job, observed, jobset)
-    if (jobset.suspended or ended) and _came_too_late(history, job, observed, now=now):
+    ended, stopped = _has_ended(history, job, observed, jobset), jobset.suspended or left
+    if ended and _came_too_late(history, job, observed, now=now):
         return withdraw_attempt(history)
     loss = explain_loss(job, observed, now=now)
-    if jobset.suspended and (loss is not None or not runs_down(history, observed)):
+    if stopped and (loss is not None or not runs_down(history, observed)):
         return _close_suspended(history, job, observed, now=now)
     return _close_with_cause(history, job, observed, jobset, now=now) if ended else history
 
@@ -90,10 +93,15 @@ def _follow_jobset(
 def _close_suspended(
     history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float
 ) -> JobHistory:
+    if _came_too_late(history, job, observed, now=now):
+        return withdraw_attempt(history)
     loss = None if job.spec.suspend else explain_loss(job, observed, now=now)
-    if loss is None:
-        return close_as_requested(history, observed, SUSPENDED, now=now)
-    return close_without_machines(history, observed, loss.cause, loss.message, now=now)
+    if loss is not None:
+        return close_displaced(history, observed, loss.cause, loss.message, now=now)
+    eviction = observed.find_eviction(job)
+    if eviction is not None:
+        return close_displaced(history, observed, Cause.QUEUE_PREEMPTION, eviction, now=now)
+    return close_as_requested(history, observed, SUSPENDED, now=now)
 
 
 def _record_report(history: JobHistory, observed: Observed) -> JobHistory:
@@ -280,12 +288,24 @@ def _close_with_cause(
     """Close the last attempt with the cause that the evidence gives."""
     evidence = find_attempt_evidence(history, observed)
     if jobset.completed:
-        return close_attempt(history, evidence, _judge_completion(evidence, observed, jobset), now=now)
+        finding = _judge_completion(evidence, observed, jobset)
+        if not finding.cause and evidence is not None and any(map(stopped_with_0, evidence.pods)):
+            circumstances = gather_circumstances(
+                job, observed, history.attempts[-1], evidence, counted=None, rule=None, now=now
+            )
+            finding = _describe_stop(find_cause(evidence, circumstances))
+        return close_attempt(history, evidence, finding, now=now)
     counted = True if jobset.failure_reason is not None else None
     circumstances = gather_circumstances(
         job, observed, history.attempts[-1], evidence, counted=counted, rule=None, now=now
     )
     return close_attempt(history, evidence, find_cause(evidence, circumstances), now=now)
+
+
+def _describe_stop(finding: Finding) -> Finding:
+    """Describe an end at which programs that were told to stop exited 0, as if they were done."""
+    why = finding.message if finding.explained else "its pods were deleted"
+    return replace(finding, message=f"every pod exited 0 after it was told to stop: {why}")
 
 
 def _judge_completion(evidence: AttemptEvidence | None, observed: Observed, jobset: JobSet) -> Finding:

@@ -6,22 +6,26 @@ from typing import Final
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, JobSetRef
-from stepkeeper_operator.build import build_jobset, machines_hash, template_hash
+from stepkeeper_operator.build import build_jobset, machines_hash, queue_labels, template_hash
 from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, JobEnd, SetSuspend
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import JOBSET_RECHECK_S, REJECTED_AGAIN_S, Leftover, Observed
+from stepkeeper_operator.policy.attempt_evidence import find_attempt_evidence
 from stepkeeper_operator.policy.attempts import EDITED, close_as_requested
 from stepkeeper_operator.policy.budgets import count_failures, explain_exhausted_budget
 from stepkeeper_operator.policy.causes import CAUSE_FENCED, Verdict
 from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.lost_pods import ORPHAN_WAIT_S
 from stepkeeper_operator.policy.machines import find_wait
-from stepkeeper_operator.policy.orphans import ORPHAN_WAIT_S
-from stepkeeper_operator.policy.starts import compute_next_start, is_limit_reached
+from stepkeeper_operator.policy.pod_ends import stopped_with_0, tells_own_limits
+from stepkeeper_operator.policy.queueing import leaves_queue, should_suspend
+from stepkeeper_operator.policy.starts import compute_next_start
 from stepkeeper_operator.settings import OperatorSettings
 
-__all__ = ["Plan", "plan_next", "should_suspend", "stop_jobset"]
+__all__ = ["Plan", "plan_next", "stop_jobset"]
 
-_QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+_REQUEUED: Final = "its labels kueue.x-k8s.io/* were changed, so its JobSet is made anew"
+_LEFT_QUEUE: Final = "it is suspended, and leaves the queue that Kueue admits it from"
 _HELD: Final = "the job is not accepted: condition Accepted says why"
 _REFUSED: Final = "the API server refuses its JobSet: condition Accepted says why"
 _BACKING_OFF: Final = "it waits until status.bookkeeping.notBefore (spec.restarts.backoff)"
@@ -58,26 +62,26 @@ def plan_next(
     plan = Plan(history=history, job_set=JobSetRef(name=jobset.name, uid=jobset.uid))
     if jobset.deleting:
         return replace(plan, waiting="the old JobSet's pods are still stopping")
-    if not observed.held and _is_outdated(job, jobset, observed):
-        closed = close_as_requested(history, observed, EDITED, now=now)
-        return replace(plan, history=closed, actions=(DeleteJobSet(jobset=jobset),), waiting=EDITED)
+    if change := _find_change(job, jobset, observed, history):
+        closed = close_as_requested(history, observed, change, now=now)
+        return replace(plan, history=closed, actions=(DeleteJobSet(jobset=jobset),), waiting=change)
     if jobset.completed:
-        return _plan_after_completion(job, jobset, plan)
+        return _plan_after_completion(job, observed, jobset, plan)
     if jobset.failure_reason is not None:
         return _plan_after_failure(job, observed, jobset, plan, settings=settings, now=now)
     return _plan_while_alive(job, observed, jobset, plan, now=now)
 
 
-def stop_jobset(jobset: JobSet | None) -> tuple[Action, ...]:
-    """Stop all pods after the job's end. The pods of a JobSet that ended by itself are kept for their logs."""
+def stop_jobset(jobset: JobSet | None, *, queued: bool) -> tuple[Action, ...]:
+    """Stop all pods after the job's end. The pods of a JobSet that ended by itself are kept for their logs.
+
+    One that Kueue manages is not suspended first: Kueue would resume it.
+    """
     if jobset is None or jobset.is_finished or jobset.deleting:
         return ()
-    return (DeleteJobSet(jobset=jobset),) if jobset.suspended else _set_suspend(jobset, suspend=True)
-
-
-def should_suspend(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
-    """Return True if the user suspends the job, or too many of its starts in a row came to nothing."""
-    return job.spec.suspend or is_limit_reached(job, history)
+    return (
+        (DeleteJobSet(jobset=jobset),) if jobset.suspended or queued else _set_suspend(jobset, suspend=True)
+    )
 
 
 def _plan_without_jobset(
@@ -158,20 +162,25 @@ def _count_failures_left(job: CheckpointedTrainingJob, history: JobHistory) -> i
     return max(0, job.spec.restarts.max_failures - counted)
 
 
-def _plan_after_completion(job: CheckpointedTrainingJob, jobset: JobSet, plan: Plan) -> Plan:
+def _plan_after_completion(
+    job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, plan: Plan
+) -> Plan:
     last = plan.history.last_attempt
     step = None if last is None else last.to_step
     total = job.spec.total_steps
-    if (
-        last is not None
-        and last.cause is not None
-        and total is not None
-        and step is not None
-        and step < total
-    ):
-        waiting = f"all pods exited 0 at step {step} of {total} after a notice; it is started again"
-        return replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=waiting)
+    if last is not None and last.cause is not None:
+        known = step is not None and total is not None
+        if (step < total) if step is not None and total is not None else _was_stopped(plan.history, observed):
+            where = f" at step {step} of {total}" if known else ""
+            waiting = f"all pods exited 0{where} after a notice; it is started again"
+            return replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=waiting)
     return replace(plan, end=JobEnd(complete=True, reason="AllPodsSucceeded", message="every pod exited 0"))
+
+
+def _was_stopped(history: JobHistory, observed: Observed) -> bool:
+    """Tell whether a program exited 0 because it was told to stop. Nobody knows then how far it was."""
+    evidence = find_attempt_evidence(history, observed)
+    return evidence is not None and any(map(stopped_with_0, evidence.pods))
 
 
 def _plan_after_failure(
@@ -207,7 +216,10 @@ def _is_provisional(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
     if finding is None or finding.verdict is not Verdict.RESTART:
         return False
     on_machines = job.spec.placement.queued_resource_name is not None
-    return not finding.explained or (on_machines and finding.cause == Cause.APPLICATION_ERROR)
+    by_loss = (
+        on_machines and finding.cause == Cause.APPLICATION_ERROR and not tells_own_limits(finding.message)
+    )
+    return not finding.explained or by_loss
 
 
 def _plan_while_alive(
@@ -222,11 +234,14 @@ def _plan_while_alive(
     wait = find_wait(job, observed)
     # Hosts that left for a moment stop nothing that runs, but nothing starts without them.
     waits = wait is not None and (wait.stop or jobset.suspend)
-    queued = _QUEUE_LABEL in job.metadata.labels
-    plan = plan if queued else _hold_next_start(job, observed, plan, now=now)
-    wanted = waits or should_suspend(job, plan.history) or plan.waiting is not None
-    if wanted != jobset.suspend and (wanted or not (queued or observed.held)):
-        plan = replace(plan, actions=_set_suspend(jobset, suspend=wanted))
+    if observed.is_queued:
+        left = leaves_queue(job, observed, plan.history)
+        plan = replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=_LEFT_QUEUE) if left else plan
+    else:
+        plan = _hold_next_start(job, observed, plan, now=now)
+        wanted = waits or should_suspend(job, plan.history) or plan.waiting is not None
+        if wanted or not observed.held:
+            plan = replace(plan, actions=_set_suspend(jobset, suspend=wanted))
     return replace(plan, waiting=wait.message) if waits and wait is not None else plan
 
 
@@ -242,6 +257,19 @@ def _hold_next_start(job: CheckpointedTrainingJob, observed: Observed, plan: Pla
     history, wait_s = _set_backoff(job, observed, plan.history, now)
     plan = replace(plan, history=history)
     return replace(plan, waiting=_BACKING_OFF, look_again_s=wait_s) if wait_s > 0 else plan
+
+
+def _find_change(
+    job: CheckpointedTrainingJob, jobset: JobSet, observed: Observed, history: JobHistory
+) -> str | None:
+    """Find out what was changed since the JobSet was made, so that another one has to take its place."""
+    if observed.held:
+        return None
+    if _is_outdated(job, jobset, observed):
+        return EDITED
+    # Kueue takes no other queue for what runs.
+    idle = jobset.suspended and not history.is_running
+    return _REQUEUED if idle and jobset.lacks_labels(queue_labels(job)) else None
 
 
 def _is_outdated(job: CheckpointedTrainingJob, jobset: JobSet, observed: Observed) -> bool:

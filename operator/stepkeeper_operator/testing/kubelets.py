@@ -44,11 +44,13 @@ class FakeKubelets:
             elif node in self.stuck:
                 self._evict_unreachable(pod)
 
-    def end_pod(self, pod: Raw, code: int, *, message: str = "", finished_at: float | None = None) -> None:
+    def end_pod(
+        self, pod: Raw, code: int, *, reason: str = "", message: str = "", finished_at: float | None = None
+    ) -> None:
         """End the trainer of the pod with that exit code."""
         ended = {
             "exitCode": code,
-            "reason": "Completed" if code == 0 else "Error",
+            "reason": reason or ("Completed" if code == 0 else "Error"),
             "finishedAt": render_time(self._clock() if finished_at is None else finished_at),
             "message": message,
         }

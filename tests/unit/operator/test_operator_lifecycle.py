@@ -1,11 +1,14 @@
 """Test starts, stops, edits and ends of a job, with the shipped reconcile and controllers that obey its manifests."""
 
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.cache.keys import job_key
 from stepkeeper_operator.errors import InvalidObjectError
-from stepkeeper_operator.testing import World, termination_message
+from stepkeeper_operator.testing import World, termination_message, training_report
 
 
 async def running(**spec: Any) -> World:
@@ -183,3 +186,55 @@ async def test_a_job_that_is_being_deleted_is_left_alone() -> None:
     world.cluster.mark_deleted("checkpointedtrainingjobs", "default", "lm", grace_s=0)
     world.controllers.end_pod(world.pods[0], 1)
     assert await world.record_writes(rounds=3) == []
+
+
+STOPS: dict[str, Callable[[World, dict[str, Any]], None]] = {
+    "Eviction": lambda world, pod: world.controllers.disrupt(pod, "EvictionByEvictionAPI"),
+    "Requested": lambda world, pod: world.cluster.mark_deleted(
+        "pods", "default", pod["metadata"]["name"], grace_s=30
+    ),
+}
+
+
+@pytest.mark.parametrize("cause", STOPS)
+@pytest.mark.parametrize("step", [None, 50])
+async def test_a_program_that_exits_0_when_it_is_told_to_stop_is_started_again(
+    cause: str, step: int | None
+) -> None:
+    world = await running()
+    if step is not None:
+        world.receive_report(training_report(sequence=3, step=step))
+        await world.reconcile()
+    for pod in world.pods:
+        STOPS[cause](world, pod)
+    world.now += 1
+    for pod in world.pods:
+        world.controllers.end_pod(pod, 0)
+    await world.run_until_settled()
+    assert world.causes == [cause, None]
+    assert world.phase() is Phase.RUNNING
+    message = world.status.attempts[0].message
+    assert message is not None
+    assert message.startswith("every pod exited 0 after it was told to stop")
+
+
+async def test_a_program_that_was_done_when_it_was_told_to_stop_is_complete() -> None:
+    world = await running()
+    world.receive_report(training_report(sequence=3, step=1000))
+    await world.reconcile()
+    for pod in world.pods:
+        world.controllers.disrupt(pod, "EvictionByEvictionAPI")
+        world.controllers.end_pod(pod, 0)
+    await world.run_until_settled()
+    assert world.phase() is Phase.COMPLETE
+
+
+async def test_pods_that_are_deleted_after_they_exited_0_were_not_told_to_stop() -> None:
+    world = await running()
+    for pod in world.pods:
+        world.controllers.end_pod(pod, 0)
+    world.now += 5
+    for pod in world.pods:
+        world.cluster.mark_deleted("pods", "default", pod["metadata"]["name"], grace_s=30)
+    await world.run_until_settled()
+    assert world.phase() is Phase.COMPLETE

@@ -10,7 +10,7 @@ from stepkeeper_operator.cache.reports import LastReport, ReportCache
 from stepkeeper_operator.facts import Node, Pod, read_pod
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.lost_nodes import find_lost_pods
+from stepkeeper_operator.policy.lost_pods import find_lost_pods
 from stepkeeper_operator.testing import World, training_report
 
 NOW = 10_000.0

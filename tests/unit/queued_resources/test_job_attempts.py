@@ -297,15 +297,6 @@ async def test_a_survivor_that_failed_before_the_loss_was_seen_costs_no_failure(
     assert world.status.restarts.by_cause[0].counted_towards_limit == 0
 
 
-async def test_a_failure_long_before_the_loss_stays_a_failure() -> None:
-    world = await running(tier=SPOT)
-    world.controllers.end_pod(world.pods[0], 1)
-    await world.run_until_settled(rounds=3)
-    world.now += 130
-    await change(world, **GONE)
-    assert world.causes == ["ApplicationError", "SpotPreemption"]
-
-
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_jobset_that_survivors_have_failed_does_not_end_the_job(*, restarted: bool) -> None:
     world = await running(tier=SPOT, restarts={"maxFailures": 0})
@@ -320,17 +311,3 @@ async def test_a_jobset_that_survivors_have_failed_does_not_end_the_job(*, resta
     assert world.phase() is Phase.SUSPENDED
     await change(world, tier=SPOT)
     await settle(world)
-
-
-async def test_a_job_that_fails_for_good_on_its_machines_ends_once_no_loss_has_been_seen() -> None:
-    world = await running(tier=SPOT, restarts={"maxFailures": 0})
-    world.controllers.end_pod(world.pods[0], 1)
-    await world.run_until_settled(rounds=3)
-    ended = world.status.attempts[-1].end
-    assert ended is not None
-    world.now = ended + 119
-    await world.run_until_settled(rounds=0)
-    assert world.phase() is Phase.RESTARTING
-    world.now = ended + 121
-    await world.run_until_settled(rounds=1)
-    assert world.phase() is Phase.FAILED

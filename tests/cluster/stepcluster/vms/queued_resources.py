@@ -7,14 +7,32 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stepcluster.api import Cluster
-from stepcluster.vms.tpu_cloud import JOIN_SECRET
+from stepcluster.vms.tpu_cloud import JOIN_SECRET, TIMINGS
 from tpuapi.clients import PROJECT, ZONE
 from tpuapi.remote import RemoteTpu
 
-__all__ = ["PATIENCE_S", "ClusterObject", "Condition", "QueuedResources", "queued_resource", "wait_until"]
+__all__ = [
+    "PAIR",
+    "PATIENCE_S",
+    "V5E",
+    "V5P",
+    "V6E",
+    "ClusterObject",
+    "Condition",
+    "QueuedResources",
+    "queued_resource",
+    "wait_until",
+]
 
 PATIENCE_S: Final = 240.0
 """Far more than anything takes here on an idle machine."""
+
+PAIR: Final = "pair"
+"""The resource whose two slices are real machines, so that all others exist in the API only."""
+
+V5E: Final = "v5litepod"
+V5P: Final = "v5p"
+V6E: Final = "v6e"
 
 _LOOK_AGAIN_S: Final = 0.4
 _RESOURCE_LABEL: Final = "stepkeeper.dev/queued-resource"
@@ -141,6 +159,29 @@ class QueuedResources:
         """Return all objects by name."""
         listed = json.loads(self.cluster.kubectl("get", "qr", "-o", "json"))["items"]
         return {item["metadata"]["name"]: item for item in listed}
+
+    def set_quota(self, accelerator: str, cores: int | None) -> None:
+        """Change the quota of Spot machines. None: there is no limit."""
+        self.cloud.do(
+            "set_quota", project=PROJECT, zone=ZONE, accelerator=accelerator, cores=cores, preemptible=True
+        )
+
+    def set_capacity(self, accelerator: str, cores: int | None) -> None:
+        """Change what the zone has. None: there is no limit."""
+        self.cloud.do("set_capacity", zone=ZONE, accelerator=accelerator, cores=cores)
+
+    def clean_up(self) -> None:
+        """Make the cloud as it was at first, with the pair at most."""
+        self.cloud.do("clear_faults")
+        self.cloud.do("set_timings", **TIMINGS, accepted_s=0)
+        for accelerator in (V5E, V5P, V6E):
+            self.set_capacity(accelerator, None)
+            self.set_quota(accelerator, None)
+        left = self.list_objects().keys() - {PAIR}
+        if left:
+            # Objects may take a while longer: after an answer that was lost, nobody knows what else is on its way.
+            self.cluster.kubectl("delete", "qr", *left, "--wait=false")
+            wait_until(lambda: self.in_cloud().keys() <= {f"default-{PAIR}"}, lambda: str(self.in_cloud()))
 
     def in_cloud(self) -> dict[str, str]:
         """Return the state of everything that the cloud has, by id."""

@@ -1,13 +1,21 @@
-"""Find pods that died with their node. Nobody else fails or deletes them, and JobSet would wait for them for ever."""
+"""Find pods that nobody else fails or deletes: those that died with their node, and those that outlived their Job.
+
+JobSet would wait for them for ever.
+"""
+
+from typing import Final
 
 from stepkeeper_operator.cache.reports import LastReport
-from stepkeeper_operator.decision import GiveUpPod
+from stepkeeper_operator.decision import DeletePod, GiveUpPod
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.history import JobHistory
 
-__all__ = ["find_lost_pods"]
+__all__ = ["ORPHAN_WAIT_S", "find_lost_pods", "find_orphans"]
 
 _LOOK_AGAIN_S = 5.0
+ORPHAN_WAIT_S: Final = 60
+"""Seconds left to the garbage collector, which deletes such pods within seconds if it sees them."""
 
 
 def find_lost_pods(
@@ -66,3 +74,19 @@ def _explain(pod: Pod, observed: Observed) -> str:
     node = observed.nodes.get(pod.node or "")
     state = "is gone" if node is None or node.gone_since is not None else "is not heard of"
     return f"node {pod.node} {state} and the pod's deletion is overdue"
+
+
+def find_orphans(
+    observed: Observed, history: JobHistory, *, now: float
+) -> tuple[tuple[DeletePod, ...], float | None]:
+    """Find the pods to delete, and the seconds after which to look again.
+
+    A garbage collector whose watches were broken while a JobSet was deleted can lose sight of its pods. They
+    run on with an owner that doesn't exist, and no next attempt can start beside them.
+    """
+    orphans = () if observed.leftover is None else observed.leftover.orphans
+    last = history.last_attempt
+    if not orphans or last is None or last.end is None:
+        return (), None
+    left_s = last.end + ORPHAN_WAIT_S - now
+    return ((), left_s) if left_s > 0 else (tuple(DeletePod(pod=pod) for pod in orphans), None)
