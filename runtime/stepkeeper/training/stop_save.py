@@ -36,7 +36,7 @@ class StandingSave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopChoice:
-    """Whether the step that all stop at is saved now, and why."""
+    """The choice whether the step that all stop at is saved now."""
 
     starts: bool
     why: str | None
