@@ -5,6 +5,7 @@ import logging
 import random
 import signal
 from collections.abc import Coroutine, Mapping
+from http import HTTPStatus
 
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.directives import DirectiveCache
@@ -14,7 +15,7 @@ from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cache.sweep import forget_deleted_objects
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU
 from stepkeeper_operator.cloud_tpu.connection import connect_cloud
-from stepkeeper_operator.cluster import QUEUED_RESOURCES, TRAINING_JOBS, Cluster, connect
+from stepkeeper_operator.cluster import QUEUED_RESOURCES, TRAINING_JOBS, WORKLOADS, Cluster, connect
 from stepkeeper_operator.controller import Controller
 from stepkeeper_operator.endpoint import KubernetesTokens, ReportAuthenticator, ReportEndpoint
 from stepkeeper_operator.endpoint.health import make_health_app
@@ -58,6 +59,7 @@ class Operator:
         self._metrics = Metrics()
         self._cache = Cache()
         self._kinds = list_watched_kinds(cloud_tpu=settings.cloud_tpu_enabled)
+        self._kueue_found = False
         self._cloud_settings = CloudSettings.from_settings(settings)
         n_workers = {
             TRAINING_JOBS.kind: settings.workers,
@@ -102,6 +104,7 @@ class Operator:
     async def _get_ready(self) -> None:
         await self._lease.acquire()
         await self._wait_for_crds()
+        await self._look_for_kueue()
         await self._certificate.renew()
 
     async def _wait_for_crds(self) -> None:
@@ -115,6 +118,21 @@ class Operator:
                     extra = {"kind": kind.resource.kind, "error": str(error)}
                     _log.warning("cannot list kind; is its CRD installed?", extra=extra)
                     await asyncio.sleep(_KIND_CHECK_S)
+
+    async def _look_for_kueue(self) -> bool:
+        """Watch Workloads if the API server knows them. Return True if it has come to know them since the last look."""
+        if self._kueue_found or not self._settings.kueue_enabled:
+            return False
+        try:
+            await self._cluster.list_uids(WORKLOADS, "")
+        except ApiError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                extra = {"kind": WORKLOADS.kind, "error": str(error)}
+                _log.warning("cannot list kind; QuotaReserved is not known", extra=extra)
+            return False
+        self._kueue_found = True
+        self._kinds = list_watched_kinds(cloud_tpu=self._settings.cloud_tpu_enabled, kueue=True)
+        return True
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -192,6 +210,13 @@ class Operator:
                     await self._sweep_after_relists()
             except TimeoutError:
                 _log.debug("resync")
+                if await self._look_for_kueue():
+                    # A watch can't be added to the running ones. The next start has it; nothing waits meanwhile.
+                    _log.info(
+                        "Kueue was installed: ending, to be started again with a watch of its Workloads"
+                    )
+                    self._stop.set()
+                    return
             await self._sweep()
             for key in (key for kind in controllers for key in self._cache.list_keys(kind)):
                 self._queues.add(key, random.uniform(0, self._settings.resync_s / 2))  # noqa: S311  # no secret

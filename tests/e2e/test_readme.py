@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from page_blocks import read_blocks
 
 from stepcluster.api import Cluster
 
@@ -12,8 +13,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def block(language: str) -> str:
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    return str(found)
+    (found,) = (each.text for each in read_blocks("README.md") if each.language == language)
+    return found
 
 
 @pytest.mark.cluster

@@ -4,15 +4,15 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import torch
+from page_blocks import read_blocks
+from page_reader import Reader, reading
 
 from stepkeeper import CheckpointManager
 from stepkeeper.errors import DamagedEntryError, FencedError, LogGapError
@@ -20,13 +20,8 @@ from stepkeeper.log import Claim, Log
 from stepkeeper.log.tail import slot_path
 from stepkeeper.storage import open_store
 
-PAGE: Final = Path(__file__).parents[2] / "docs/operations/damaged-log.md"
+BLOCKS: Final = [block for block in read_blocks("docs/operations/damaged-log.md") if block.language == "bash"]
 FOUND, STOPPED, PUT_BACK, SEEN, REPAIRED, ADOPTED, CHECKED, STARTED, REMOVED = range(9)
-
-
-def blocks() -> list[str]:
-    """Return the page's commands, block by block, in its order."""
-    return re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
 def state_at(step: int) -> dict[str, Any]:
@@ -50,46 +45,26 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Person:
     """Somebody who does what the page says, on a machine of their own."""
 
-    def __init__(self, folder: Path, root: Path) -> None:
-        self.root, self.asked = root, folder / "asked"
-        programs = folder / "programs"
-        programs.mkdir()
-        # No cluster is here: what it would be asked is written down.
-        (programs / "kubectl").write_text(f'#!/bin/sh\necho "$@" >> {self.asked}\n')
-        (programs / "kubectl").chmod(0o755)
-        (programs / "stepkeeper").write_text(
-            f'#!/bin/sh\nexec {sys.executable} -c "from stepkeeper.cli import main; main()" "$@"\n'
-        )
-        (programs / "stepkeeper").chmod(0o755)
-        self.env = os.environ | {
-            "PATH": f"{programs}:{os.environ['PATH']}",
-            "URL": root.as_uri(),
-            "ROOT": str(root),
-            "JOB": "lm",
-        }
+    def __init__(self, reader: Reader, root: Path, asked: Path) -> None:
+        self._reader, self.root, self.asked = reader, root, asked
+        reader.knows(URL=root.as_uri(), ROOT=str(root), JOB="lm")
 
     def does(self, block: int, exit_code: int = 0, **named: str) -> str:
         """Run each command of a block, check its exit code, and return what they printed."""
-        said = ""
-        for line in blocks()[block].splitlines():
-            told = re.search(r"# exit code ([0-9])", line)
-            done = subprocess.run(
-                ["bash", "-eu", "-c", line],
-                env=self.env | named,
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
-            said += done.stdout + done.stderr
-            assert done.returncode == (int(told[1]) if told else exit_code), (line, said)
-        return said
+        self._reader.knows(**named)
+        return self._reader.does(BLOCKS[block], exit_code=exit_code)
 
 
 @pytest.fixture
-def person(whole: Path, tmp_path: Path) -> Person:
+def person(whole: Path, tmp_path: Path) -> Iterator[Person]:
     shutil.copytree(whole, tmp_path / "root")
-    return Person(tmp_path, tmp_path / "root")
+    programs, asked = tmp_path / "programs", tmp_path / "asked"
+    programs.mkdir()
+    # No cluster is here: what it would be asked is written down. tests/e2e/test_pages.py asks one.
+    (programs / "kubectl").write_text(f'#!/bin/sh\necho "$@" >> {asked}\n')
+    (programs / "kubectl").chmod(0o755)
+    with reading({"PATH": f"{programs}:{os.environ['PATH']}"}) as reader:
+        yield Person(reader, tmp_path / "root", asked)
 
 
 def let_an_hour_pass(root: Path) -> None:

@@ -5,7 +5,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,19 +41,9 @@ def read_run(output: str, n_processes: int) -> Run:
     return Run(started_from=int(start[1]), losses=losses)
 
 
-def train_by_torchrun(root: Path, n_processes: int, n_steps: int) -> Run:
-    """As the example's page says."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(n_processes), "--local-ranks-filter", "0"]
-    command += [str(TRAIN), "--checkpoint-uri", root.as_uri(), "--steps", str(n_steps)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return read_run(done.stdout, n_processes)
-
-
 @pytest.fixture
 def train(torch_servers: tuple[ForkServer, ForkServer], tmp_path: Path) -> Train:
-    """Start the processes as torchrun would, with the same variables."""
+    """Start the processes as torchrun would, with the same variables. With it: test_pages.py."""
 
     def train(root: Path, n_processes: int, n_steps: int) -> Run:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -92,7 +81,7 @@ def sizes_of(root: Path, step: int) -> list[int]:
 def test_one_training_goes_on_with_1_then_4_then_2_processes(train: Train, tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", 1, 30)
     root = tmp_path / "changing"
-    runs = [train(root, 1, 10), train(root, 4, 20), train_by_torchrun(root, 2, 30)]
+    runs = [train(root, 1, 10), train(root, 4, 20), train(root, 2, 30)]
 
     assert [run.started_from for run in runs] == [0, 10, 20]
     losses = {step: loss for run in runs for step, loss in run.losses.items()}

@@ -15,6 +15,7 @@ from stepkeeper_operator.labels import (
     CLOUD_NODE_LABEL,
     HANG_CONDITION,
     JOBSET_NUMBER_LABEL,
+    KUEUE_PREFIX,
     MACHINES_HASH_ANNOTATION,
     TEMPLATE_HASH_ANNOTATION,
     WORKER_JOB,
@@ -28,6 +29,7 @@ __all__ = [
     "RULE_SAVED",
     "build_jobset",
     "machines_hash",
+    "queue_labels",
     "template_hash",
 ]
 
@@ -40,7 +42,6 @@ RULE_SAVED: Final = "saved"
 _MAX_IN_PLACE_FAILURES: Final = 2
 """Restarts after application failures that JobSet does on its own, also without an operator. They have no back-off."""
 
-_QUEUE_LABELS: Final = "kueue.x-k8s.io/"
 _PROVISIONING_ANNOTATIONS: Final = "provreq.kueue.x-k8s.io/"
 """Parameters of the ProvisioningRequest that Kueue makes for the JobSet."""
 
@@ -68,7 +69,7 @@ def build_jobset(
     """
     placement = job.spec.placement
     labels = job_labels(job) | {JOBSET_NUMBER_LABEL: str(number)}
-    queue = _pick(job.metadata.labels, _QUEUE_LABELS)
+    queue = queue_labels(job)
     job_spec = {
         "parallelism": placement.hosts_per_slice,
         "completions": placement.hosts_per_slice,
@@ -110,6 +111,11 @@ def build_jobset(
             ],
         },
     }
+
+
+def queue_labels(job: CheckpointedTrainingJob) -> dict[str, str]:
+    """Return the job's labels for Kueue, which its JobSet gets."""
+    return _pick(job.metadata.labels, KUEUE_PREFIX)
 
 
 def template_hash(job: CheckpointedTrainingJob, machines: QueuedMachines | None = None) -> str:

@@ -14,6 +14,7 @@ from stepkeeper_operator.cluster.resources import (
     SECRETS,
     TOKEN_REVIEWS,
     TRAINING_JOBS,
+    WORKLOADS,
     Resource,
 )
 
@@ -30,6 +31,7 @@ __all__ = [
     "SECRETS",
     "TOKEN_REVIEWS",
     "TRAINING_JOBS",
+    "WORKLOADS",
     "Cluster",
     "KubernetesCluster",
     "Resource",

@@ -41,6 +41,8 @@ class FakeCluster(Cluster):
 
         self.refusals: dict[tuple[str, str], ApiError] = {}
         """By verb and plural: the error that such a write gets until it is removed here."""
+        self.admission: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda _plural, body: body
+        """The mutating webhook that every new object passes."""
         self.on_change: Callable[[str, RawObject, bool], None] = lambda _plural, _raw, _deleted: None
 
     @override
@@ -75,7 +77,7 @@ class FakeCluster(Cluster):
         self._record_request("create", resource, body["metadata"].get("name", ""))
         if (resource.plural, namespace, body["metadata"].get("name")) in self.objects:
             raise AlreadyExistsError(409, f"{resource.plural} {body['metadata']['name']} exists")
-        return self.put(resource.plural, body)
+        return self.put(resource.plural, self.admission(resource.plural, copy.deepcopy(dict(body))))
 
     @override
     async def replace(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:

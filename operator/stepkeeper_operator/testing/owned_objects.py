@@ -12,7 +12,7 @@ __all__ = ["TRACKING_FINALIZER", "OwnedObjects"]
 TRACKING_FINALIZER: Final = "batch.kubernetes.io/job-tracking"
 """The Job controller takes it off a pod once it has counted the pod's end, or never wants to."""
 
-_OWNERS: Final = {"jobs": "JobSet", "pods": "Job"}
+_OWNERS: Final = {"jobs": "JobSet", "pods": "Job", "workloads": "JobSet"}
 
 Raw = dict[str, Any]
 

@@ -69,7 +69,7 @@ class World:
 
     def _start_operator(self, *, queued_resources: bool = True) -> None:
         self.settings = OperatorSettings(identity="operator-1", cloud_tpu_enabled=queued_resources)
-        kinds = list_watched_kinds(cloud_tpu=queued_resources)
+        kinds = list_watched_kinds(cloud_tpu=queued_resources, kueue=True)
         self._kinds = {kind.resource.plural: kind for kind in kinds}
         self.cache = Cache(lambda: self.now)
         self.reports = ReportCache()

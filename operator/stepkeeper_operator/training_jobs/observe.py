@@ -76,6 +76,7 @@ class Observer:
         rejected = rejection is not None and rejection.generation == job.metadata.generation
         return Observed(
             jobset=jobset,
+            workload=None if jobset is None else self._cache.get_workload(jobset.uid),
             pods=pods,
             leftover=None
             if over or jobset is not None

@@ -17,7 +17,7 @@ from stepkeeper.cli.removal import (
     owner_identity,
     select_removed,
 )
-from stepkeeper.cli.render import age_text
+from stepkeeper.cli.render import age_text, count_text
 from stepkeeper.cli.root import Root, Url, open_root
 from stepkeeper.cli.terminal import (
     AsJson,
@@ -125,17 +125,20 @@ def gc(
             return
         done = "would collect" if dry_run else "collected"
         for each in report.collected:
-            typer.echo(f"{done} {each.folder}: {each.n_objects} objects, {size_text(each.size_bytes)}")
+            typer.echo(
+                f"{done} {each.folder}: {count_text(each.n_objects, 'object')}, {size_text(each.size_bytes)}"
+            )
         for each in report.pinned:
-            typer.echo(f"pinned {each.folder}: {each.n_objects} objects, {size_text(each.size_bytes)}")
+            typer.echo(
+                f"pinned {each.folder}: {count_text(each.n_objects, 'object')}, {size_text(each.size_bytes)}"
+            )
         for path in report.over:
             typer.echo(f"{done} {path}: nobody has renewed this pin for a whole lease")
         for path in report.remnants:
             typer.echo(f"{done} {path}: left by a process that was killed")
         total_bytes = sum(each.size_bytes for each in report.collected)
-        typer.echo(
-            f"{done} {len(report.collected)} folders, {size_text(total_bytes)}; {len(report.pinned)} pinned"
-        )
+        folders = count_text(len(report.collected), "folder")
+        typer.echo(f"{done} {folders}, {size_text(total_bytes)}; {len(report.pinned)} pinned")
 
 
 def _check_job_over(root: Root, state: LogState, *, force: bool) -> None:

@@ -60,7 +60,7 @@ def test_the_deletion_is_in_the_log_before_data_goes(
         assert run("rm", root.url, 20, "--force", "--yes").exit_code == 130
     assert isinstance(root.log.entry(root.log.refresh().tail).body, DeleteEntry)
     assert folders(root) == {"10", "15", "20", "30"}
-    assert "collected 1 folders" in run("gc", root.url).stdout
+    assert "collected 1 folder, " in run("gc", root.url).stdout
     assert folders(root) == {"10", "15", "30"}
 
 
@@ -261,7 +261,7 @@ def test_gc_takes_what_earlier_claims_left_and_only_that(run: Run, root: SmallRo
     found = json.loads(run("gc", root.url, "--dry-run", "--json").stdout)
     assert [each["folder"] for each in found["collected"]] == [left]
     assert any(path.startswith(left) for path in root.contents())
-    assert f"collected {left}: 1 objects" in run("gc", root.url).stdout
+    assert f"collected {left}: 1 object, " in run("gc", root.url).stdout
     kept = {path for path in root.contents() if not path.startswith((".stepkeeper", mine))}
     assert kept == {path for path in before if not path.startswith(".stepkeeper")}
     root.save(80)

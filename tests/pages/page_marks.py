@@ -1,0 +1,26 @@
+"""List what the pages show and no test runs, with the reason: a closed table, whose counts a test holds."""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A mark behind a block's language."""
+
+    reason: str
+    n_blocks: int
+
+
+MARKS: Final = {
+    "google-cloud": Mark("asks Google Cloud, where tests have no project", 13),
+    "repository": Mark(
+        "the repository's own targets: CI runs each by itself, and one of them is these tests", 1
+    ),
+}
+"""By mark. Such a block is still checked for its syntax (tests/unit/repository/test_page_blocks.py)."""
+
+STORIES: Final = {
+    "docs/operations/damaged-log.md": "tests/integration/test_damaged_log_page.py",
+}
+"""Pages that aren't gone through from the top to the end: what runs their blocks, in each order that they give."""

@@ -1,0 +1,235 @@
+"""Set up what the pages say is there: buckets, roots, files, and the pod that a job's script runs in."""
+
+import io
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from page_blocks import ROOT, read_blocks
+from page_reader import Reader
+
+from stepkeeper.contract import CONTAINER_NAME, SETTINGS_FOLDER, TOKEN_FILE
+from stepkeeper.log import CommitRecord, Log
+from stepkeeper.retention.pins import Pin, put_pin
+from stepkeeper.storage import open_store
+from stepkeeper.testing.checkpoints import SmallRoot
+from stepkeeper.testing.pod import pod_identity
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.build import build_config_map
+from stepkeeper_operator.build.pod import build_pod_template
+from stepkeeper_operator.settings import OperatorSettings
+
+__all__ = ["BUCKETS", "CHECKS", "OWN_NETWORK", "WORLDS", "in_pod"]
+
+BUCKETS: Final = ("bucket", "my-bucket")
+"""Buckets of which pages speak."""
+
+_JOB: Final = {
+    "apiVersion": "stepkeeper.dev/v1alpha1",
+    "kind": "CheckpointedTrainingJob",
+    "metadata": {"name": "llm", "namespace": "default", "uid": "uid-1"},
+    "spec": {
+        "placement": {"hosts": {"count": 1}},
+        "checkpoint": {"uri": "gs://my-bucket/runs/llm", "interval": {"steps": 500}},
+        "template": {"spec": {"containers": [{"name": CONTAINER_NAME, "image": "my-registry/my-trainer:1"}]}},
+    },
+}
+
+
+def in_pod(reader: Reader, job: Mapping[str, Any] = _JOB) -> None:
+    """Put the reader into the first pod of the job, as the operator and Kubernetes make it."""
+    parsed = CheckpointedTrainingJob.model_validate(job)
+    settings = OperatorSettings()
+    template = build_pod_template(
+        parsed, number=0, unreachable_s=settings.unreachable_toleration_s, machines=None
+    )
+    (trainer,) = (each for each in template["spec"]["containers"] if each["name"] == CONTAINER_NAME)
+    fields = {
+        "metadata.name": f"{parsed.metadata.name}-workers-0-0-abcde",
+        "metadata.uid": "pod-uid",
+        "spec.nodeName": "node-a",
+    }
+    reader.knows(
+        **{
+            variable["name"]: variable["value"]
+            if "value" in variable
+            # What is left are labels that count from 0.
+            else fields.get(variable["valueFrom"]["fieldRef"]["fieldPath"], "0")
+            for variable in trainer["env"]
+        }
+    )
+    for name, text in build_config_map(parsed, settings, ca_pem="")["data"].items():
+        reader.finds(f"{SETTINGS_FOLDER}/{name}", text)
+    reader.finds(TOKEN_FILE, "token")
+
+
+def _saved(value: object) -> bytes:
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
+
+
+def _model_file(reader: Reader) -> None:
+    torch.save({"model": torch.nn.Linear(8, 2).state_dict()}, reader.folder / "model.pt")
+
+
+def _hugging_face_folder(reader: Reader) -> None:
+    from safetensors.torch import save_file
+
+    folder = reader.folder / "Llama-3.2-1B"
+    folder.mkdir()
+    save_file({"embed.weight": torch.ones(4, 8)}, folder / "model.safetensors")
+
+
+def _formats(reader: Reader) -> None:
+    _model_file(reader)
+    _hugging_face_folder(reader)
+
+
+def _command_line(reader: Reader) -> None:
+    """The roots that the examples of the command list, entry by entry."""
+    _hugging_face_folder(reader)
+    url = "gs://bucket/runs/lm"
+    reader.knows(URL=url)
+    lm = SmallRoot(url)
+
+    def begin(attempt: int, host: str, base: int | None = None) -> None:
+        lm.claim = lm.log.begin(pod_identity(restart_attempt=attempt), base=base, host=host)
+
+    def save(step: int, loss: str) -> CommitRecord:
+        return lm.save(step, value=_saved(step), metrics={"loss": loss})
+
+    begin(0, "tpu-a-0")
+    first = save(10, "2.75")
+    save(20, "2.41")
+    begin(1, "tpu-b-0", first.slot)
+    lm.log.mark_restored(lm.claim, first.slot)
+    save(15, "2.52")
+    bad = save(20, "2.4")
+    lm.log.quarantine(lm.claim, bad.slot, "bad bytes")
+    save(25, "2.31")
+
+    large = SmallRoot("gs://bucket/runs/large")
+    large.begin()
+    for step in range(10, 420, 10):
+        large.save(step)
+    pins = [
+        (42, "9b1f6c0e5a7d4f2b8e3c1d0a9f8e7d6c", 48, 4711, 0),
+        (17, "04d246d85cb69e4898c27a3330d44f0a", 19, 98, 1),
+    ]
+    for slot, nonce, seen, pid, host in pins:
+        holder = f"follow by process {pid}"
+        pin = Pin(slot=slot, nonce=nonce, seen=seen, holder=holder, host=f"eval-{host}", reason="follow")
+        put_pin(large.store, pin)
+    assert large.save(1200).slot == 42
+    large.log.delete(large.claim, lambda state: [17])
+    for step in range(1210, 1280, 10):
+        large.save(step)
+
+
+def _managed(reader: Reader) -> None:
+    """A root whose slot 42 a training left behind that began without a restore, and the evaluator's model in it."""
+    root = SmallRoot("gs://bucket/run")
+    root.claim = root.log.begin()
+    for step in range(10, 410, 10):
+        root.save(step)
+    reader.aside(_TWO_TRAININGS)
+    reader.finds("/mnt/ssd/lost+found", "")
+
+
+_TWO_TRAININGS: Final = """
+import torch
+from stepkeeper import CheckpointManager, prime_optimizer
+
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.AdamW(model.parameters())
+prime_optimizer(optimizer)
+state = {"model": model, "optimizer": optimizer}
+for step in (1200, 100):
+    with CheckpointManager("gs://bucket/run", 100, chkpt_on_preemption=False) as manager:
+        assert manager.save(step, state)
+"""
+"""README's state."""
+
+
+def _readme(reader: Reader) -> None:
+    in_pod(reader)
+    (reader.folder / "my_model.py").write_text(_MY_MODEL, encoding="utf-8")
+
+
+_MY_MODEL: Final = """
+import torch
+
+
+def build():
+    model = torch.nn.Linear(3, 2)
+    return model, torch.optim.AdamW(model.parameters()), [torch.ones(3)] * 5
+
+
+def train(model, optimizer, batch):
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+"""
+"""What README's script imports as its reader's own."""
+
+WORLDS: Final[Mapping[str, Callable[[Reader], None]]] = {
+    "README.md": _readme,
+    "docs/user/cli.md": _command_line,
+    "docs/user/formats.md": _formats,
+    "docs/user/launching.md": in_pod,
+    "docs/user/manager.md": _managed,
+    "docs/user/training-script.md": in_pod,
+    "examples/ddp/README.md": lambda reader: reader.goes(ROOT / "examples/ddp"),
+}
+"""What is there before somebody does what a page says, by page."""
+
+
+def _resumes(reader: Reader) -> None:
+    """README's script goes on where it ended: started once more, after the end of its five batches."""
+    assert _latest("gs://my-bucket/runs/llm").step == 5
+    (script,) = (block for block in read_blocks("README.md") if block.language == "python")
+    reader.does(script)
+    reader.leaves_python()
+    assert _latest("gs://my-bucket/runs/llm").step == 10
+
+
+def _trained(reader: Reader) -> None:
+    assert _latest("gs://my-bucket/runs/llm").step == 1000
+
+
+def _went_back(reader: Reader) -> None:
+    """The last block takes the commit of slot 42 back, which an abandoned branch had."""
+    assert _latest("gs://bucket/run").slot == 42
+
+
+def _state_is_there(reader: Reader) -> None:
+    reader.aside(
+        """
+from stepkeeper import CheckpointManager
+
+found = {"tokens": 0}
+with CheckpointManager("checkpoints", chkpt_on_preemption=False) as manager:
+    assert manager.all_steps() == [5, 10, 15, 20, 25, 30]
+    manager.restore(30, found, items=["tokens"])
+assert found == {"tokens": 40960}
+"""
+    )
+
+
+def _latest(uri: str) -> CommitRecord:
+    latest = Log(open_store(uri)).open().latest
+    assert latest is not None
+    return latest
+
+
+OWN_NETWORK: Final = frozenset({"docs/user/preemption.md"})
+"""Pages whose programs listen on a port that some other program of this machine may have."""
+
+CHECKS: Final[Mapping[str, Callable[[Reader], None]]] = {
+    "README.md": _resumes,
+    "docs/user/manager.md": _went_back,
+    "docs/user/state.md": _state_is_there,
+    "docs/user/training-script.md": _trained,
+}
+"""What is true after that, by page."""
