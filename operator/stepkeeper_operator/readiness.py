@@ -38,7 +38,7 @@ class Readiness:
 
     @property
     def waits_for(self) -> str:
-        """What keeps the operator from its work, for people; empty if nothing does."""
+        """The obstacle that keeps the operator from its work, for people; empty if there is none."""
         return self._lease.waits_for or self._waits_for
 
     async def get_ready(self) -> None:
