@@ -13,12 +13,15 @@ __all__ = [
     "JOB_INDEX_LABEL",
     "JOB_NAME_LABEL",
     "JOB_UID_LABEL",
+    "KUEUE_PREFIX",
     "MACHINES_HASH_ANNOTATION",
     "NODE_LOST_REASON",
+    "NODE_POOL_LABEL",
     "NOT_READY_TAINT",
     "QUEUED_RESOURCE_LABEL",
     "QUEUED_RESOURCE_NAMESPACE_LABEL",
     "QUEUED_RESOURCE_UID_LABEL",
+    "QUEUE_LABEL",
     "RESTART_ATTEMPT_LABEL",
     "SPOT_LABEL",
     "TEMPLATE_HASH_ANNOTATION",
@@ -27,6 +30,12 @@ __all__ = [
     "UNREACHABLE_TAINT",
     "WORKER_JOB",
 ]
+
+KUEUE_PREFIX: Final = "kueue.x-k8s.io/"
+"""Prefix of the labels by which Kueue is told what to do with a JobSet."""
+
+QUEUE_LABEL: Final = f"{KUEUE_PREFIX}queue-name"
+"""Label on a JobSet: the LocalQueue that it waits in. Kueue's webhook may add it."""
 
 FIELD_OWNER: Final = "stepkeeper"
 
@@ -61,6 +70,9 @@ WORKER_JOB: Final = "w"
 RESTART_ATTEMPT_LABEL: Final = "jobset.sigs.k8s.io/restart-attempt"
 JOB_INDEX_LABEL: Final = "jobset.sigs.k8s.io/job-index"
 COMPLETION_INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
+
+NODE_POOL_LABEL: Final = "cloud.google.com/gke-nodepool"
+"""Label of GKE's nodes: those of one value are one slice, where it has several hosts."""
 
 SPOT_LABEL: Final = "cloud.google.com/gke-spot"
 ACCELERATOR_LABEL: Final = "cloud.google.com/gke-tpu-accelerator"

@@ -9,7 +9,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.memory import Rejection
 from stepkeeper_operator.cache.reports import LastReport
-from stepkeeper_operator.facts import ConfigMap, JobSet, Node, Pod, QueuedMachines
+from stepkeeper_operator.facts import ConfigMap, JobSet, Node, Pod, QueuedMachines, Workload
 
 __all__ = ["JOBSET_RECHECK_S", "REJECTED_AGAIN_S", "Leftover", "Observed", "compute_recheck_s", "find_end"]
 
@@ -38,6 +38,9 @@ class Leftover:
     orphans: tuple[Pod, ...] = ()
     """Pods whose Job is gone and that nobody has deleted since."""
 
+    told: tuple[Pod, ...] = ()
+    """Pods whose Job is gone and that were told to end. On a lost node they never do."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
@@ -45,6 +48,9 @@ class Observed:
 
     jobset: JobSet | None = None
     """The JobSet that has the job's name, whoever owns it."""
+
+    workload: Workload | None = None
+    """Kueue's Workload of the JobSet, if there is one."""
 
     pods: tuple[Pod, ...] = ()
     """Pods of all attempts that left any."""
@@ -81,6 +87,21 @@ class Observed:
     operator_started_at: float = 0.0
     last_write_at: float = 0.0
     """Unix time when this operator last wrote the job's status."""
+
+    @property
+    def is_queued(self) -> bool:
+        """True if Kueue manages the JobSet: it is Kueue alone that resumes it, or stops it for others.
+
+        Only the JobSet and its Workload tell. Kueue's webhook may put a JobSet in a queue that the job doesn't name.
+        """
+        return self.jobset is not None and (self.jobset.is_queued or self.workload is not None)
+
+    def find_eviction(self, job: CheckpointedTrainingJob) -> str | None:
+        """Return why Kueue has suspended the JobSet. None: it has not."""
+        if self.jobset is None or not self.is_queued or not self.jobset.suspend or job.spec.suspend:
+            return None
+        evicted = None if self.workload is None else self.workload.eviction
+        return "Kueue suspended it" if evicted is None else f"Kueue evicted it ({evicted})"
 
     def find_evidence(self, ordinal: tuple[int, int]) -> AttemptEvidence | None:
         """Find all evidence with that ordinal. The attempts before and after a suspension have the same one."""

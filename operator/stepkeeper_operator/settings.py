@@ -63,6 +63,9 @@ class OperatorSettings(BaseSettings):
     silence_s: int = Field(default=90, ge=10)
     """Seconds without a report after which condition Reporting is False."""
 
+    kueue_enabled: bool = True
+    """Watch Kueue's Workloads where the API server knows them."""
+
     cloud_tpu_enabled: bool = False
     """Watch and reconcile QueuedResources."""
 

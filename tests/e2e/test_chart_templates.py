@@ -163,6 +163,16 @@ def rules_of(objects: dict[str, dict[str, Any]]) -> set[tuple[str, str]]:
     return {(verb, resource) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
 
 
+def test_workloads_of_kueue_are_read_unless_that_is_switched_off(
+    helm: str, objects: dict[str, dict[str, Any]]
+) -> None:
+    off = by_name(render(helm, "--set", "kueue.enabled=false"))
+    assert {verb for verb, resource in rules_of(objects) if resource == "workloads"} == {"list", "watch"}
+    assert "workloads" not in {resource for _, resource in rules_of(off)}
+    assert env_of(objects)["STEPKEEPER_OPERATOR_KUEUE_ENABLED"] == "true"
+    assert env_of(off)["STEPKEEPER_OPERATOR_KUEUE_ENABLED"] == "false"
+
+
 def test_without_cloud_tpu_nothing_of_it_is_rendered(helm: str, objects: dict[str, dict[str, Any]]) -> None:
     """Whatever else is set: off is off."""
     off = render(

@@ -14,9 +14,12 @@ from page_worlds import BUCKETS, CHECKS, OWN_NETWORK, WORLDS
 from stepcluster import binaries
 from stepkeeper.testing.gcs import fake_gcs_server
 
+# The page of the DDP example starts ten processes that import torch.
+pytestmark = pytest.mark.timeout(900)
+
 
 def runs_here(block: Block) -> bool:
-    """Tell whether the block runs in this test; shells with a cluster are in tests/e2e/test_pages.py."""
+    """Tell whether the block runs in this test: not in a shell that has a cluster."""
     if block.mark or block.file:
         return False
     return block.language == "python" or (block.is_shell and not has_cluster(block.page))

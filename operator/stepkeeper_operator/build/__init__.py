@@ -1,6 +1,13 @@
 """Build the manifests of the operator's objects from the job alone. Nothing here reads a clock or a cluster."""
 
 from stepkeeper_operator.build.config_map import build_config_map, config_map_name
-from stepkeeper_operator.build.jobset import build_jobset, machines_hash, template_hash
+from stepkeeper_operator.build.jobset import build_jobset, machines_hash, queue_labels, template_hash
 
-__all__ = ["build_config_map", "build_jobset", "config_map_name", "machines_hash", "template_hash"]
+__all__ = [
+    "build_config_map",
+    "build_jobset",
+    "config_map_name",
+    "machines_hash",
+    "queue_labels",
+    "template_hash",
+]

@@ -15,7 +15,9 @@ from stepkeeper_operator.labels import (
     CLOUD_NODE_LABEL,
     HANG_CONDITION,
     JOBSET_NUMBER_LABEL,
+    KUEUE_PREFIX,
     MACHINES_HASH_ANNOTATION,
+    NODE_POOL_LABEL,
     TEMPLATE_HASH_ANNOTATION,
     WORKER_JOB,
 )
@@ -28,6 +30,7 @@ __all__ = [
     "RULE_SAVED",
     "build_jobset",
     "machines_hash",
+    "queue_labels",
     "template_hash",
 ]
 
@@ -40,7 +43,6 @@ RULE_SAVED: Final = "saved"
 _MAX_IN_PLACE_FAILURES: Final = 2
 """Restarts after application failures that JobSet does on its own, also without an operator. They have no back-off."""
 
-_QUEUE_LABELS: Final = "kueue.x-k8s.io/"
 _PROVISIONING_ANNOTATIONS: Final = "provreq.kueue.x-k8s.io/"
 """Parameters of the ProvisioningRequest that Kueue makes for the JobSet."""
 
@@ -68,7 +70,7 @@ def build_jobset(
     """
     placement = job.spec.placement
     labels = job_labels(job) | {JOBSET_NUMBER_LABEL: str(number)}
-    queue = _pick(job.metadata.labels, _QUEUE_LABELS)
+    queue = queue_labels(job)
     job_spec = {
         "parallelism": placement.hosts_per_slice,
         "completions": placement.hosts_per_slice,
@@ -89,7 +91,7 @@ def build_jobset(
                 **_pick(job.metadata.annotations, _PROVISIONING_ANNOTATIONS),
                 TEMPLATE_HASH_ANNOTATION: template_hash(job, machines),
                 **({} if machines is None else {MACHINES_HASH_ANNOTATION: machines_hash(machines)}),
-                **_spread(machines),
+                **_spread(job, machines),
             },
             "ownerReferences": [owner_reference(job)],
         },
@@ -110,6 +112,11 @@ def build_jobset(
             ],
         },
     }
+
+
+def queue_labels(job: CheckpointedTrainingJob) -> dict[str, str]:
+    """Return the job's labels for Kueue, which its JobSet gets."""
+    return _pick(job.metadata.labels, KUEUE_PREFIX)
 
 
 def template_hash(job: CheckpointedTrainingJob, machines: QueuedMachines | None = None) -> str:
@@ -137,10 +144,17 @@ def _digest(parts: list[Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _spread(machines: QueuedMachines | None) -> dict[str, str]:
-    """Keep the pods of each slice of the job on one slice of the machines, where there are several."""
-    several = machines is not None and machines.n_nodes > 1
-    return {_EXCLUSIVE_TOPOLOGY: CLOUD_NODE_LABEL} if several else {}
+def _spread(job: CheckpointedTrainingJob, machines: QueuedMachines | None) -> dict[str, str]:
+    """Keep the pods of each slice of the job on one slice of the machines, where there are several.
+
+    On GKE a slice is a node pool. An annotation of the job names another label of nodes; an empty one keeps no slice
+    apart.
+    """
+    if machines is not None:
+        return {_EXCLUSIVE_TOPOLOGY: CLOUD_NODE_LABEL} if machines.n_nodes > 1 else {}
+    several = job.spec.placement.tpu is not None and job.spec.placement.n_slices > 1
+    label = job.metadata.annotations.get(_EXCLUSIVE_TOPOLOGY, NODE_POOL_LABEL if several else "")
+    return {_EXCLUSIVE_TOPOLOGY: label} if label else {}
 
 
 def _fatal_codes(job: CheckpointedTrainingJob) -> list[int]:

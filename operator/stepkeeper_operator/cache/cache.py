@@ -11,6 +11,7 @@ from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.nodes import NodeCache, NodeChange
 from stepkeeper_operator.cache.queued_resource_jobs import QueuedResourceJobs
 from stepkeeper_operator.cache.raw_objects import RawObjects
+from stepkeeper_operator.cache.workloads import Workloads
 from stepkeeper_operator.cluster import (
     BATCH_JOBS,
     JOBSETS,
@@ -18,9 +19,10 @@ from stepkeeper_operator.cluster import (
     PODS,
     QUEUED_RESOURCES,
     TRAINING_JOBS,
+    WORKLOADS,
     Resource,
 )
-from stepkeeper_operator.facts import BatchJob, JobSet, Node, Pod
+from stepkeeper_operator.facts import BatchJob, JobSet, Node, Pod, Workload
 from stepkeeper_operator.facts.raw import RawObject
 
 __all__ = ["Cache"]
@@ -52,6 +54,7 @@ class Cache:
         self._queued_resource_jobs = QueuedResourceJobs()
         self._job_objects = JobObjects(self._find_job)
         self._nodes = NodeCache(clock)
+        self._workloads = Workloads()
         self._kinds = self._make_kinds()
         self.last_event_at = clock()
         """Unix time of the latest event from any watch."""
@@ -132,6 +135,10 @@ class Cache:
     def get_jobset(self, key: ObjectKey) -> JobSet | None:
         return self._job_objects.get_jobset(key)
 
+    def get_workload(self, jobset_uid: str) -> Workload | None:
+        """Return the Workload by which Kueue manages the JobSet."""
+        return self._workloads.get(jobset_uid)
+
     def get_batch_job(self, uid: str) -> BatchJob | None:
         return self._job_objects.get_batch_job(uid)
 
@@ -159,13 +166,14 @@ class Cache:
 
     def _make_kinds(self) -> dict[str, _Kind]:
         jobs, own, nodes = self._training_jobs, self._job_objects, self._nodes
-        queued = self._queued_resources
+        queued, workloads = self._queued_resources, self._workloads
         table = (
             (TRAINING_JOBS, self.record_training_job, jobs.list_uids, self._forget_training_jobs),
             (QUEUED_RESOURCES, self.record_queued_resource, queued.list_uids, self._forget_queued_resources),
             (JOBSETS, self.record_jobset, own.list_jobset_uids, own.forget_jobsets),
             (BATCH_JOBS, self.record_batch_job, own.list_batch_job_uids, own.forget_batch_jobs),
             (PODS, self.record_pod, own.list_pod_uids, own.forget_pods),
+            (WORKLOADS, workloads.record, workloads.list_uids, workloads.forget),
             (NODES, self.record_node, nodes.list_uids, self._forget_nodes),
         )
         return {

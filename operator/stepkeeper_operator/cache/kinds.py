@@ -10,6 +10,7 @@ from stepkeeper_operator.cluster import (
     PODS,
     QUEUED_RESOURCES,
     TRAINING_JOBS,
+    WORKLOADS,
     Resource,
 )
 from stepkeeper_operator.labels import JOB_UID_LABEL
@@ -48,6 +49,13 @@ _JOB_KINDS: Final = (
 _QUEUED_RESOURCES: Final = WatchedKind(resource=QUEUED_RESOURCES, reconciled=True, custom=True)
 
 
-def list_watched_kinds(*, cloud_tpu: bool) -> tuple[WatchedKind, ...]:
-    """List the kinds to watch, to wait for and to sweep; QueuedResources only with `cloud_tpu`."""
-    return (*_JOB_KINDS, _QUEUED_RESOURCES) if cloud_tpu else _JOB_KINDS
+_WORKLOADS: Final = WatchedKind(resource=WORKLOADS, delay_s=_BURST_S)
+
+
+def list_watched_kinds(*, cloud_tpu: bool, kueue: bool = False) -> tuple[WatchedKind, ...]:
+    """List the kinds to watch, to wait for and to sweep.
+
+    QueuedResources are there only with `cloud_tpu`, Workloads only with `kueue`: where Kueue is installed.
+    """
+    kinds = (*_JOB_KINDS, _QUEUED_RESOURCES) if cloud_tpu else _JOB_KINDS
+    return (*kinds, _WORKLOADS) if kueue else kinds

@@ -16,6 +16,7 @@ __all__ = [
     "SECRETS",
     "TOKEN_REVIEWS",
     "TRAINING_JOBS",
+    "WORKLOADS",
     "Resource",
 ]
 
@@ -51,6 +52,7 @@ QUEUED_RESOURCES: Final = Resource(
     api_version="stepkeeper.dev/v1alpha1", plural="queuedresources", kind="QueuedResource"
 )
 JOBSETS: Final = Resource(api_version="jobset.x-k8s.io/v1alpha2", plural="jobsets", kind="JobSet")
+WORKLOADS: Final = Resource(api_version="kueue.x-k8s.io/v1beta2", plural="workloads", kind="Workload")
 BATCH_JOBS: Final = Resource(api_version="batch/v1", plural="jobs", kind="Job")
 PODS: Final = Resource(api_version="v1", plural="pods", kind="Pod")
 NODES: Final = Resource(api_version="v1", plural="nodes", kind="Node")

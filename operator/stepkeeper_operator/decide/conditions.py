@@ -7,6 +7,7 @@ from typing import Final
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, ConditionType, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.decide.quota import derive_quota
 from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.facts import JobSet, Pod
 from stepkeeper_operator.labels import JOB_NAME_LABEL
@@ -68,6 +69,7 @@ def derive_conditions(
         observed, plan.history, running=running.status is True, now=now, silence_s=settings.silence_s
     )
     updates = [_derive_accepted(accepted, observed), running, _derive_suspended(job, observed, plan)]
+    updates += derive_quota(job, observed)
     # A restarted operator has no report yet: the judgement of the last one still stands.
     if reporting.status is not None or not _was_reported_before(job):
         updates.append(reporting)
@@ -114,6 +116,11 @@ def derive_phase(conditions: tuple[Condition, ...], jobset: JobSet | None, histo
     near_its_end = any(condition.reason in {_TRAINER_ENDED, _FINISHING} for condition in conditions)
     if ConditionType.RUNNING in true or near_its_end:
         return Phase.RUNNING
+    no_quota = any(
+        c.type == ConditionType.QUOTA_RESERVED and c.status is not ConditionStatus.TRUE for c in conditions
+    )
+    if no_quota and jobset is not None and jobset.suspend and not history.is_running:
+        return Phase.QUEUED
     stopping = any(condition.reason == _STOPPING for condition in conditions)
     if stopping or len(history.attempts) > 1 or (history.attempts and not history.is_running):
         return Phase.RESTARTING

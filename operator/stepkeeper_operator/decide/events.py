@@ -123,7 +123,8 @@ def _find_explaining_condition(status: TrainingJobStatus) -> Condition | None:
         condition = _find_condition(status, kind)
         if condition is not None and condition.status is ConditionStatus.TRUE:
             return condition
-    return _find_condition(status, "Suspended" if status.phase is Phase.SUSPENDING else "Running")
+    by_phase = {Phase.SUSPENDING: "Suspended", Phase.QUEUED: "QuotaReserved"}
+    return _find_condition(status, by_phase.get(status.phase or Phase.PENDING, "Running"))
 
 
 def _find_condition(status: TrainingJobStatus, kind: str) -> Condition | None:

@@ -80,7 +80,7 @@ def _decide_running(
     orphans, orphans_s = find_orphans(observed, plan.history, now=now)
     over = plan.end is not None or observed.held
     config = () if over else _plan_config_map(job, observed, settings)
-    ending = stop_jobset(jobset) if plan.end is not None else ()
+    ending = stop_jobset(jobset, queued=observed.is_queued) if plan.end is not None else ()
     recheck_s = None if jobset is None or plan.end is not None else compute_recheck_s(job, jobset, now=now)
     again_s = _compute_pods_wait_s(plan, observed, now=now) if recheck_s is None else recheck_s
     held_s = _REFUSED_AGAIN_S if observed.held else None
@@ -165,7 +165,7 @@ def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: f
         update={"checkpoint": mirror.checkpoint, "observed_generation": job.metadata.generation}
     )
     ended_at, ttl_s = find_end(job), job.spec.ttl_seconds_after_finished
-    actions: tuple[Action, ...] = stop_jobset(own)
+    actions: tuple[Action, ...] = stop_jobset(own, queued=observed.is_queued)
     look_s = None
     if ttl_s is not None and ended_at is not None:
         left_s = ended_at + ttl_s - now

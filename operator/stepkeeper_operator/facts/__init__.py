@@ -6,6 +6,7 @@ from stepkeeper_operator.facts.jobset import JobSet, read_jobset
 from stepkeeper_operator.facts.node import Node, read_node
 from stepkeeper_operator.facts.pod import Pod, read_pod
 from stepkeeper_operator.facts.queued_resource import MaintenanceWindow, QueuedMachines, read_queued_machines
+from stepkeeper_operator.facts.workload import Workload, read_workload
 
 __all__ = [
     "BatchJob",
@@ -15,10 +16,12 @@ __all__ = [
     "Node",
     "Pod",
     "QueuedMachines",
+    "Workload",
     "read_batch_job",
     "read_config_map",
     "read_jobset",
     "read_node",
     "read_pod",
     "read_queued_machines",
+    "read_workload",
 ]

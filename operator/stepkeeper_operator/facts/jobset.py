@@ -1,12 +1,15 @@
 """Read a JobSet: identity, restarts and terminal state."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from stepkeeper_operator.facts.raw import RawObject, condition_of, controller_uid, controlling_job, parse_time
 from stepkeeper_operator.labels import (
     JOB_UID_LABEL,
     JOBSET_NUMBER_LABEL,
+    KUEUE_PREFIX,
     MACHINES_HASH_ANNOTATION,
+    QUEUE_LABEL,
     TEMPLATE_HASH_ANNOTATION,
 )
 
@@ -52,6 +55,16 @@ class JobSet:
     failure_reason: str | None
     failure_message: str
     deleting: bool
+    queue_labels: Mapping[str, str] = field(default_factory=dict)
+    """Its labels for Kueue."""
+
+    managed_by: str = ""
+    """Name of the controller that runs it, where that isn't JobSet's own."""
+
+    @property
+    def is_queued(self) -> bool:
+        """True if it says itself that Kueue manages it."""
+        return QUEUE_LABEL in self.queue_labels or self.managed_by.startswith(KUEUE_PREFIX)
 
     @property
     def ordinal(self) -> tuple[int, int]:
@@ -61,6 +74,10 @@ class JobSet:
     @property
     def is_finished(self) -> bool:
         return self.completed or self.failure_reason is not None
+
+    def lacks_labels(self, wanted: Mapping[str, str]) -> bool:
+        """Return True if it has none of the wanted labels for Kueue, or other values of them."""
+        return any(self.queue_labels.get(key) != value for key, value in wanted.items())
 
 
 def read_jobset(raw: RawObject) -> JobSet:
@@ -91,4 +108,6 @@ def read_jobset(raw: RawObject) -> JobSet:
         failure_reason=failed.get("reason") if failed.get("status") == "True" else None,
         failure_message=failed.get("message", ""),
         deleting="deletionTimestamp" in meta,
+        queue_labels={key: value for key, value in labels.items() if key.startswith(KUEUE_PREFIX)},
+        managed_by=raw.get("spec", {}).get("managedBy") or "",
     )

@@ -19,7 +19,7 @@ __all__ = [
     "SUSPENDED",
     "close_as_requested",
     "close_attempt",
-    "close_without_machines",
+    "close_displaced",
     "open_attempt",
     "was_asked_for",
     "was_suspended",
@@ -87,10 +87,10 @@ def close_as_requested(history: JobHistory, observed: Observed, message: str, *,
     return close_attempt(history, evidence, Finding(cause=Cause.REQUESTED, message=message), now=now)
 
 
-def close_without_machines(
+def close_displaced(
     history: JobHistory, observed: Observed, cause: Cause, message: str, *, now: float
 ) -> JobHistory:
-    """Close the running attempt because the job was suspended for want of machines."""
+    """Close the running attempt because the job was suspended for want of machines or quota."""
     evidence = find_attempt_evidence(history, observed)
     finding = Finding(cause=cause, message=f"{_WITH_REASON}{message}")
     return close_attempt(history, evidence, finding, now=now)

@@ -23,7 +23,7 @@ from stepkeeper_operator.policy.attempts import (
     SUSPENDED,
     close_as_requested,
     close_attempt,
-    close_without_machines,
+    close_displaced,
     open_attempt,
     was_suspended,
     withdraw_attempt,
@@ -96,9 +96,12 @@ def _close_suspended(
     if _came_too_late(history, job, observed, now=now):
         return withdraw_attempt(history)
     loss = None if job.spec.suspend else explain_loss(job, observed, now=now)
-    if loss is None:
-        return close_as_requested(history, observed, SUSPENDED, now=now)
-    return close_without_machines(history, observed, loss.cause, loss.message, now=now)
+    if loss is not None:
+        return close_displaced(history, observed, loss.cause, loss.message, now=now)
+    eviction = observed.find_eviction(job)
+    if eviction is not None:
+        return close_displaced(history, observed, Cause.QUEUE_PREEMPTION, eviction, now=now)
+    return close_as_requested(history, observed, SUSPENDED, now=now)
 
 
 def _record_report(history: JobHistory, observed: Observed) -> JobHistory:

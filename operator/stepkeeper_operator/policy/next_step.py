@@ -6,7 +6,7 @@ from typing import Final
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, JobSetRef
-from stepkeeper_operator.build import build_jobset, machines_hash, template_hash
+from stepkeeper_operator.build import build_jobset, machines_hash, queue_labels, template_hash
 from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, JobEnd, SetSuspend
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import JOBSET_RECHECK_S, REJECTED_AGAIN_S, Leftover, Observed
@@ -18,12 +18,13 @@ from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.lost_pods import ORPHAN_WAIT_S
 from stepkeeper_operator.policy.machines import find_wait
 from stepkeeper_operator.policy.pod_ends import stopped_with_0, tells_own_limits
-from stepkeeper_operator.policy.queueing import is_queued, leaves_queue, should_suspend
+from stepkeeper_operator.policy.queueing import leaves_queue, should_suspend
 from stepkeeper_operator.policy.starts import compute_next_start
 from stepkeeper_operator.settings import OperatorSettings
 
 __all__ = ["Plan", "plan_next", "stop_jobset"]
 
+_REQUEUED: Final = "its labels kueue.x-k8s.io/* were changed, so its JobSet is made anew"
 _LEFT_QUEUE: Final = "it is suspended, and leaves the queue that Kueue admits it from"
 _HELD: Final = "the job is not accepted: condition Accepted says why"
 _REFUSED: Final = "the API server refuses its JobSet: condition Accepted says why"
@@ -61,9 +62,9 @@ def plan_next(
     plan = Plan(history=history, job_set=JobSetRef(name=jobset.name, uid=jobset.uid))
     if jobset.deleting:
         return replace(plan, waiting="the old JobSet's pods are still stopping")
-    if not observed.held and _is_outdated(job, jobset, observed):
-        closed = close_as_requested(history, observed, EDITED, now=now)
-        return replace(plan, history=closed, actions=(DeleteJobSet(jobset=jobset),), waiting=EDITED)
+    if change := _find_change(job, jobset, observed, history):
+        closed = close_as_requested(history, observed, change, now=now)
+        return replace(plan, history=closed, actions=(DeleteJobSet(jobset=jobset),), waiting=change)
     if jobset.completed:
         return _plan_after_completion(job, observed, jobset, plan)
     if jobset.failure_reason is not None:
@@ -71,11 +72,16 @@ def plan_next(
     return _plan_while_alive(job, observed, jobset, plan, now=now)
 
 
-def stop_jobset(jobset: JobSet | None) -> tuple[Action, ...]:
-    """Stop all pods after the job's end. The pods of a JobSet that ended by itself are kept for their logs."""
+def stop_jobset(jobset: JobSet | None, *, queued: bool) -> tuple[Action, ...]:
+    """Stop all pods after the job's end. The pods of a JobSet that ended by itself are kept for their logs.
+
+    One that Kueue manages is not suspended first: Kueue would resume it.
+    """
     if jobset is None or jobset.is_finished or jobset.deleting:
         return ()
-    return (DeleteJobSet(jobset=jobset),) if jobset.suspended else _set_suspend(jobset, suspend=True)
+    return (
+        (DeleteJobSet(jobset=jobset),) if jobset.suspended or queued else _set_suspend(jobset, suspend=True)
+    )
 
 
 def _plan_without_jobset(
@@ -228,7 +234,7 @@ def _plan_while_alive(
     wait = find_wait(job, observed)
     # Hosts that left for a moment stop nothing that runs, but nothing starts without them.
     waits = wait is not None and (wait.stop or jobset.suspend)
-    if is_queued(job):
+    if observed.is_queued:
         left = leaves_queue(job, observed, plan.history)
         plan = replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=_LEFT_QUEUE) if left else plan
     else:
@@ -251,6 +257,19 @@ def _hold_next_start(job: CheckpointedTrainingJob, observed: Observed, plan: Pla
     history, wait_s = _set_backoff(job, observed, plan.history, now)
     plan = replace(plan, history=history)
     return replace(plan, waiting=_BACKING_OFF, look_again_s=wait_s) if wait_s > 0 else plan
+
+
+def _find_change(
+    job: CheckpointedTrainingJob, jobset: JobSet, observed: Observed, history: JobHistory
+) -> str | None:
+    """Find out what was changed since the JobSet was made, so that another one has to take its place."""
+    if observed.held:
+        return None
+    if _is_outdated(job, jobset, observed):
+        return EDITED
+    # Kueue takes no other queue for what runs.
+    idle = jobset.suspended and not history.is_running
+    return _REQUEUED if idle and jobset.lacks_labels(queue_labels(job)) else None
 
 
 def _is_outdated(job: CheckpointedTrainingJob, jobset: JobSet, observed: Observed) -> bool:

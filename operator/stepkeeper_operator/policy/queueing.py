@@ -1,21 +1,18 @@
-"""Share a job with Kueue: it alone starts what has its label, and stops and resumes it by quota."""
+"""Share a job with Kueue: it alone starts the JobSets that it manages, and stops and resumes them by quota."""
 
 from typing import Final
 
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import explain_loss, find_wait
 from stepkeeper_operator.policy.starts import is_limit_reached
 
-__all__ = ["has_left_queue", "is_queued", "leaves_queue", "should_suspend"]
+__all__ = ["NOT_QUEUED", "has_left_queue", "leaves_queue", "should_suspend"]
 
-_QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
-
-
-def is_queued(job: CheckpointedTrainingJob) -> bool:
-    """Return True if Kueue admits the job's JobSet, and unsuspends it."""
-    return _QUEUE_LABEL in job.metadata.labels
+NOT_QUEUED: Final = "NotQueued"
+"""Reason of condition QuotaReserved of a job that has left Kueue's queues."""
 
 
 def should_suspend(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
@@ -30,11 +27,18 @@ def leaves_queue(job: CheckpointedTrainingJob, observed: Observed, history: JobH
     holds no quota; a new one joins the queue once the job may start. Hosts that left for a moment cost no place in it.
     """
     wait = find_wait(job, observed)
-    return is_queued(job) and (should_suspend(job, history) or (wait is not None and wait.stop))
+    return observed.is_queued and (should_suspend(job, history) or (wait is not None and wait.stop))
 
 
 def has_left_queue(job: CheckpointedTrainingJob, observed: Observed, *, now: float) -> bool:
     """Return True if a queued job's JobSet is gone, or going, because the job is to stop."""
-    if not is_queued(job) or (observed.jobset is not None and not observed.jobset.deleting):
+    jobset = observed.jobset
+    if not (_was_queued(job) if jobset is None else observed.is_queued and jobset.deleting):
         return False
     return job.spec.suspend or explain_loss(job, observed, now=now) is not None
+
+
+def _was_queued(job: CheckpointedTrainingJob) -> bool:
+    """Tell whether Kueue managed the last JobSet: the status says so when there is none any more."""
+    kind = ConditionType.QUOTA_RESERVED
+    return any(c.type == kind and c.reason != NOT_QUEUED for c in job.status.conditions)

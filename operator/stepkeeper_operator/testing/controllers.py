@@ -10,6 +10,7 @@ from stepkeeper_operator.testing.batch_job_controller import FakeBatchJobControl
 from stepkeeper_operator.testing.cluster import FakeCluster
 from stepkeeper_operator.testing.jobset_controller import FakeJobSetController
 from stepkeeper_operator.testing.kubelets import FakeKubelets
+from stepkeeper_operator.testing.kueue import FakeKueue
 from stepkeeper_operator.testing.owned_objects import OwnedObjects
 
 __all__ = ["FakeControllers"]
@@ -35,6 +36,7 @@ class FakeControllers:
         self._jobsets = FakeJobSetController(self._objects)
         self._jobs = FakeBatchJobController(self._objects, choose_node=self._choose_node)
         self.kubelets = FakeKubelets(cluster, self._objects, clock)
+        self.kueue = FakeKueue(cluster, self._objects)
         self.stuck = self.kubelets.stuck
         self.gone = self.kubelets.gone
         self.end_pod = self.kubelets.end_pod
@@ -51,6 +53,7 @@ class FakeControllers:
 
     def step(self) -> None:
         """Let each controller reconcile each of its objects once."""
+        self.kueue.sync()
         for jobset in self._cluster.list_objects("jobsets"):
             self._jobsets.sync(jobset)
         for job in self._cluster.list_objects("jobs"):

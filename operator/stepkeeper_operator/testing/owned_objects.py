@@ -1,6 +1,5 @@
 """Make, find and change objects that controllers own."""
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -12,7 +11,7 @@ __all__ = ["TRACKING_FINALIZER", "OwnedObjects"]
 TRACKING_FINALIZER: Final = "batch.kubernetes.io/job-tracking"
 """The Job controller takes it off a pod once it has counted the pod's end, or never wants to."""
 
-_OWNERS: Final = {"jobs": "JobSet", "pods": "Job"}
+_OWNERS: Final = {"jobs": "JobSet", "pods": "Job", "workloads": "JobSet"}
 
 Raw = dict[str, Any]
 
@@ -64,7 +63,7 @@ class OwnedObjects:
         """Set fields of the object's `spec` or `status`."""
         present = self.read(plural, raw)
         if present is not None:
-            self._cluster.put(plural, present | {part: copy.deepcopy(present.get(part, {})) | fields})
+            self._cluster.put(plural, present | {part: present.get(part, {}) | fields})
 
     def set_condition(self, plural: str, raw: Raw, kind: str, reason: str, **more: str) -> None:
         """Set a condition to True, or to `status`. A False one that is not there is not added."""

@@ -101,8 +101,9 @@ class ProcessExit:
         companion: Companion,
         progress: Progress,
         notices: NoticeWatcher,
-        announced_cause: Callable[[], Cause | None] = lambda: None,
         *,
+        announced_cause: Callable[[], Cause | None] = lambda: None,
+        decision: Callable[[], str | None] = lambda: None,
         rank: int,
     ) -> None:
         """Know the parts that tell how the process ends.
@@ -113,10 +114,12 @@ class ProcessExit:
             progress: Knows the last step.
             notices: Know whether the process was asked to stop.
             announced_cause: Returns the cause that the cloud has announced for an end that comes now, if it has.
+            decision: Returns what was chosen to be saved in the time that was left, and why.
             rank: This process's rank.
 
         """
         self._announced_cause = announced_cause
+        self._decision = decision
         self._environment = environment
         self._rank = rank
         self._companion = companion
@@ -226,6 +229,7 @@ class ProcessExit:
                 claim=None if claimed is None else claimed.claim.slot,
                 cause=None if notice is None else self._announced_cause(),
                 notice=None if notice is None else notice.source,
+                decision=self._decision(),
                 error=error,
                 rank=self._rank,
                 restart=_count_restarts(),

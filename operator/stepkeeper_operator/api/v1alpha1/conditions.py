@@ -14,6 +14,7 @@ class Phase(StrEnum):
     """One word that sums up the conditions, for the printed column. The conditions say why."""
 
     PENDING = "Pending"
+    QUEUED = "Queued"
     STARTING = "Starting"
     RUNNING = "Running"
     RESTARTING = "Restarting"
@@ -26,6 +27,9 @@ class Phase(StrEnum):
 class ConditionType(StrEnum):
     ACCEPTED = "Accepted"
     """The operator can run the spec."""
+
+    QUOTA_RESERVED = "QuotaReserved"
+    """Kueue has reserved the quota that the job needs. Only jobs in a queue of Kueue have this condition."""
 
     RUNNING = "Running"
     """All pods of the current attempt run."""

@@ -1,0 +1,176 @@
+"""Test what the operator does with jobs whose JobSets Kueue manages, and what it leaves to Kueue."""
+
+from typing import Any
+
+from typing_extensions import override
+
+from stepkeeper.contract import ExitCode
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
+from stepkeeper_operator.cluster import WORKLOADS, Resource
+from stepkeeper_operator.errors import ApiError
+from stepkeeper_operator.settings import OperatorSettings
+from stepkeeper_operator.startup import Operator
+from stepkeeper_operator.testing import FakeCluster, World, saved_message, training_report
+
+
+class WithoutKueue(FakeCluster):
+    """A cluster whose API server doesn't know Workloads until `installed`."""
+
+    installed = False
+
+    @override
+    async def list_uids(
+        self, resource: Resource, label_selector: str, *, namespace: str | None = None
+    ) -> frozenset[str]:
+        if resource is WORKLOADS and not self.installed:
+            raise ApiError(404, "the server could not find the requested resource")
+        return await super().list_uids(resource, label_selector, namespace=namespace)
+
+
+QUEUE = {"kueue.x-k8s.io/queue-name": "tpus"}
+
+
+def label(world: World, labels: dict[str, str]) -> None:
+    raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
+    world.cluster.put("checkpointedtrainingjobs", raw | {"metadata": raw["metadata"] | {"labels": labels}})
+
+
+def queued(*, quota: bool = True, default_queue: str | None = None, **spec: Any) -> World:
+    world = World(**spec)
+    world.controllers.kueue.install(quota=quota, default_queue=default_queue)
+    if default_queue is None:
+        label(world, QUEUE)
+    return world
+
+
+async def running(**spec: Any) -> World:
+    world = queued(**spec)
+    await world.run_until_settled(rounds=6)
+    assert world.phase() is Phase.RUNNING
+    return world
+
+
+async def evict(world: World) -> None:
+    """Evict the job; its trainers save on SIGTERM, and end with 75 some seconds later."""
+    kubelets = world.controllers.kubelets
+    kubelets.stop_s, kubelets.stop_code = 10, int(ExitCode.SAVED)
+    kubelets.stop_message = saved_message(sequence=7, step=120)
+    world.controllers.kueue.evict("Preempted", "Preempted to accommodate a workload with priority 100")
+    await world.run_until_settled(rounds=20)
+
+
+def writes_of_jobsets(world: World) -> list[str]:
+    return [write.verb for write in world.cluster.writes if write.plural == "jobsets"]
+
+
+async def test_a_job_without_quota_is_queued_in_kueues_words_and_left_alone() -> None:
+    world = queued(quota=False)
+    await world.run_until_settled(rounds=20)
+    assert world.phase() is Phase.QUEUED
+    assert world.condition("QuotaReserved") == (ConditionStatus.FALSE, "Pending")
+    message = next(c.message for c in world.status.conditions if c.type == "QuotaReserved")
+    assert "insufficient unused quota" in message
+    assert "Queued" in world.events
+    assert writes_of_jobsets(world) == ["create"]
+    assert world.controllers.kueue.undone == []
+    assert await world.record_writes(rounds=3) == []
+    world.controllers.kueue.quota = True
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+    assert world.condition("QuotaReserved") == (ConditionStatus.TRUE, "QuotaReserved")
+
+
+async def test_a_default_queue_that_only_the_jobset_names_is_believed() -> None:
+    world = queued(quota=False, default_queue="default")
+    await world.run_until_settled(rounds=20)
+    assert world.phase() is Phase.QUEUED
+    assert writes_of_jobsets(world) == ["create"]
+    assert world.controllers.kueue.undone == []
+
+
+async def test_an_eviction_is_a_queue_preemption_with_a_save_and_the_job_resumes() -> None:
+    world = await running(restarts={"maxFailures": 0})
+    world.receive_report(training_report(sequence=5, step=100))
+    await world.reconcile()
+    await evict(world)
+    assert world.causes == ["QueuePreemption"]
+    message = world.status.attempts[-1].message or ""
+    assert "Preempted to accommodate a workload with priority 100" in message
+    assert world.status.checkpoint is not None
+    assert world.status.checkpoint.latest is not None
+    assert world.status.checkpoint.latest.sequence == 7
+    assert world.phase() is Phase.QUEUED
+    world.controllers.kueue.quota = True
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+    assert world.causes == ["QueuePreemption", None]
+    assert world.status.bookkeeping.job_sets == 1
+    assert writes_of_jobsets(world) == ["create"]
+
+
+async def test_an_eviction_is_one_also_where_workloads_are_not_watched() -> None:
+    world = await running()
+    world.delay_watches("workloads")
+    await evict(world)
+    assert world.causes == ["QueuePreemption"]
+
+
+async def test_a_job_that_is_suspended_leaves_its_queue_and_kueue_undoes_nothing() -> None:
+    world = await running()
+    world.edit(suspend=True)
+    await world.run_until_settled()
+    assert world.phase() is Phase.SUSPENDED
+    assert world.jobset is None
+    assert world.cluster.list_objects("workloads") == []
+    assert [attempt.message for attempt in world.status.attempts] == ["suspended"]
+    assert world.controllers.kueue.undone == []
+    world.edit(suspend=False)
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+    assert world.causes == ["Requested", None]
+
+
+async def test_a_queue_that_a_suspended_job_gets_counts_when_it_resumes() -> None:
+    world = World()
+    await world.run_until_settled(rounds=4)
+    world.edit(suspend=True)
+    await world.run_until_settled()
+    world.controllers.kueue.install()
+    label(world, QUEUE)
+    await world.run_until_settled()
+    world.edit(suspend=False)
+    await world.run_until_settled(rounds=20)
+    assert world.phase() is Phase.RUNNING
+    assert world.jobset is not None
+    assert world.jobset["metadata"]["labels"].items() >= QUEUE.items()
+    assert world.controllers.kueue.undone == []
+
+
+async def test_a_queued_job_that_fails_for_good_is_stopped_without_a_word_to_kueue() -> None:
+    world = await running(restarts={"maxFailures": 0})
+    world.controllers.end_pod(world.pods[0], 1)
+    await world.run_until_settled()
+    assert world.phase() is Phase.FAILED
+    assert "apply" not in writes_of_jobsets(world)
+
+
+async def test_a_restarted_operator_knows_who_manages() -> None:
+    world = queued(quota=False)
+    await world.run_until_settled()
+    world.restart_operator()
+    await world.run_until_settled(rounds=20)
+    assert world.phase() is Phase.QUEUED
+    assert writes_of_jobsets(world) == ["create"]
+
+
+async def test_workloads_are_watched_where_kueue_is_there_also_if_it_comes_later() -> None:
+    cluster = WithoutKueue(lambda: 0.0)
+    operator = Operator(OperatorSettings(identity="a"), cluster)
+    assert not await operator._look_for_kueue()
+    assert WORKLOADS not in [kind.resource for kind in operator._kinds]
+    cluster.installed = True
+    assert await operator._look_for_kueue()
+    assert WORKLOADS in [kind.resource for kind in operator._kinds]
+    assert not await operator._look_for_kueue()
+    off = Operator(OperatorSettings(identity="a", kueue_enabled=False), cluster)
+    assert not await off._look_for_kueue()
