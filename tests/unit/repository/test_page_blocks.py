@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from page_blocks import LANGUAGES, ROOT, Block, has_cluster, page_names, read_blocks
+from page_blocks import LANGUAGES, ROOT, Block, page_names, read_blocks
 from page_marks import FOR_A_CLUSTER, MARKS, STORIES
 
 BLOCKS = [block for page in page_names() for block in read_blocks(page)]
@@ -31,11 +31,7 @@ def test_no_block_is_told_by_its_indent_alone(page: str) -> None:
 
 
 def test_commands_for_a_cluster_are_counted() -> None:
-    found = [
-        block
-        for block in BLOCKS
-        if block.is_shell and not block.mark and block.page not in STORIES and has_cluster(block.page)
-    ]
+    found = [block for block in BLOCKS if block.asks_cluster and block.page not in STORIES]
     assert len(found) == FOR_A_CLUSTER.n_blocks
 
 
