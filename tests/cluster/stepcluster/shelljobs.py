@@ -44,6 +44,8 @@ class ShellJob:
     n_hosts: int = 1
     max_failures: int = 3
     namespace_labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the job itself."""
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """Run kubectl in the job's namespace, and return its output."""
@@ -105,7 +107,7 @@ class ShellJob:
         return {
             "apiVersion": "stepkeeper.dev/v1alpha1",
             "kind": "CheckpointedTrainingJob",
-            "metadata": {"name": self.name, "namespace": self.name},
+            "metadata": {"name": self.name, "namespace": self.name, "labels": dict(self.labels)},
             "spec": {
                 "placement": {"hosts": {"count": self.n_hosts}},
                 "checkpoint": {"uri": "file:///nowhere", "interval": {"steps": 1}},
