@@ -118,7 +118,7 @@ def test_a_job_waits_for_quota_is_preempted_with_a_save_and_resumes(kueue: Clust
         # It leaves the queue, so that the first is next.
         suspend(second, True)
         second.until_phase("Suspended")
-        assert second.jobset_uid() == ""
+        second.until(lambda _status: second.jobset_uid() == "")
 
         uid = first.jobset_uid()
         urgent.release()
