@@ -11,10 +11,13 @@ NEWEST_STAMP := $(NEWEST)/.stepkeeper-setup
 NAME ?= dev
 # One worker has the cluster, and waits for it most of the time; the other has the rest.
 WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
-# What touches torch. The tests of the operator, the cluster and the tools don't.
+# What touches torch. The tests of the operator, the cluster and the tools don't; nor does what kills, stops or delays
+# processes for minutes: no torch has a part in that.
+NEWEST_SLOW := $(addprefix tests/integration/test_manager_,ending.py killed_anywhere.py kills.py many.py reports.py shown.py told.py \
+	upkeep.py waits.py)
 NEWEST_TESTS := $(addprefix tests/unit/,cli contract planners runtime runtime_process) tests/contract \
 	$(addprefix tests/integration/test_,accelerator.py dcp_storage.py formats_ranks.py storage_stock_dcp.py torch_releases.py) \
-	$(wildcard tests/integration/test_manager_*.py tests/integration/test_planners_*.py)
+	$(filter-out $(NEWEST_SLOW),$(wildcard tests/integration/test_manager_*.py)) $(wildcard tests/integration/test_planners_*.py)
 SOURCES := operator runtime planners tests examples benchmarks
 
 # Tests, demo and benchmarks start hundreds of processes: without bytecode each would compile the packages again.

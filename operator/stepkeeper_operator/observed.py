@@ -38,6 +38,9 @@ class Leftover:
     orphans: tuple[Pod, ...] = ()
     """Pods whose Job is gone and that nobody has deleted since."""
 
+    told: tuple[Pod, ...] = ()
+    """Pods whose Job is gone and that were told to end. On a lost node they never do."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:

@@ -26,6 +26,13 @@ OnDevices = Callable[..., str]
 """run_on_devices(script, *arguments, max_isa=None): what the script has said, which ended well."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what runs on torch_xla's devices: with another torch it is left out."""
+    for item in items:
+        if "devices_server" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xla)
+
+
 @pytest.fixture(params=["AVX2", "SSE4_2"])
 def max_isa(request: pytest.FixtureRequest) -> str:
     """The newest instructions that XLA may compile for: with fused multiply-add, and without it.

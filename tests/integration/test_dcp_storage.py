@@ -305,3 +305,22 @@ def test_killed_anywhere_what_can_be_read_is_whole(torch_server: ForkServer, tmp
 
 def test_a_state_on_devices(run_on_devices: Callable[..., str], tmp_path: Path) -> None:
     run_on_devices(FOLDER / "devices.py", tmp_path)
+
+
+def test_every_torch_knows_the_properties_of_a_tensor(tmp_path: Path) -> None:
+    """torch up to 2.14 refuses a sixth one, which 2.15 makes, and with it all of the checkpoint."""
+    save({"w": torch.ones(3, 2).t()}, storage_writer=StorageWriter(tmp_path), no_dist=True)
+    seen: list[int] = []
+
+    class Properties:
+        def __setstate__(self, state: tuple[Any, ...]) -> None:
+            seen.append(len(state))
+
+    class Unpickler(pickle.Unpickler):
+        @override
+        def find_class(self, module: str, name: str, /) -> Any:
+            return Properties if name == "TensorProperties" else super().find_class(module, name)
+
+    with (tmp_path / ".metadata").open("rb") as file:
+        Unpickler(file).load()
+    assert seen == [5]

@@ -1,6 +1,8 @@
 """What stock torch of each release since 2.9 saved is read by the torch of this environment, by each of our readers."""
 
+import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,9 @@ from stepkeeper_planners.formats import torch_save_to_checkpoint
 DATA = Path(__file__).parents[1] / "data" / "torch_releases"
 RELEASES = ["2.9.0", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"]
 SCRIPTS = Path(__file__).parent / "torch_releases"
+TREE = Path(__file__).parents[2]
+ENVIRONMENTS = [TREE / folder / "bin" / "python" for folder in (".venv", ".venv-newest")]
+"""The interpreters that `make setup` and `make test-newest` make, with different torches."""
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
@@ -103,3 +108,23 @@ def test_its_torch_save_file_becomes_a_checkpoint(release: str, tmp_path: Path) 
     state = emptied(make_state(100))
     load(state, storage_reader=SafeFileSystemReader(tmp_path / "checkpoint"), no_dist=True)
     same(state, make_state())
+
+
+@pytest.mark.skipif(not all(each.exists() for each in ENVIRONMENTS), reason="needs both environments")
+@pytest.mark.parametrize(("writer", "reader"), [ENVIRONMENTS, ENVIRONMENTS[::-1]], ids=["older", "newer"])
+def test_what_one_environment_saved_the_other_loads(writer: Path, reader: Path, tmp_path: Path) -> None:
+    """By stock `dcp.load` too: of what our manager and our writer saved, on any torch, any torch's loads all."""
+    here = {"PYTHONPATH": os.pathsep.join(str(TREE / part) for part in ("runtime", "planners", "operator"))}
+    torches = []
+    for python, action in ((writer, "save"), (reader, "load")):
+        done = subprocess.run(
+            [python, SCRIPTS / "across.py", action, tmp_path],
+            check=False,
+            env={**os.environ, **here},
+            capture_output=True,
+            text=True,
+            timeout=250,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        torches.append(done.stdout)
+    assert len(set(torches)) == 2, torches

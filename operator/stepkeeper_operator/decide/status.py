@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from stepkeeper.contract import CommitPoint, ReportedCommit
+from stepkeeper.contract import CommitPoint, Head, ReportedCommit
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     MAX_RECENT,
@@ -100,8 +100,9 @@ def _mirror_report(status: CheckpointStatus, last: LastReport, *, current: bool)
     update: dict[str, object] = {}
     if report.root is not None:
         new_root = report.root != status.root
-        if report.head is not None and (new_root or report.tail > (status.tail or 0)):
-            update["latest"] = _find_latest(report.head.sequence, last, report.head.uri)
+        if new_root or report.tail > (status.tail or 0):
+            # Without a HEAD nothing can be resumed: the root is new, or its only commits turned out to be bad.
+            update["latest"] = None if report.head is None else _find_latest(report.head, last)
         update |= {
             "root": report.root,
             "tail": report.tail if new_root else max(report.tail, status.tail or 0),
@@ -117,13 +118,11 @@ def _mirror_report(status: CheckpointStatus, last: LastReport, *, current: bool)
     return status.model_copy(update=update)
 
 
-def _find_latest(sequence: int, last: LastReport, uri: str) -> CommitStatus:
+def _find_latest(head: Head, last: LastReport) -> CommitStatus:
     for commit in reversed(last.commits):
-        if commit.sequence == sequence:
+        if commit.sequence == head.sequence:
             return _convert_commit(commit)
-    head = last.report.head
-    assert head is not None  # the caller has looked at it
-    return CommitStatus(sequence=sequence, step=head.step, uri=uri, size_bytes=head.size_bytes)
+    return CommitStatus(sequence=head.sequence, step=head.step, uri=head.uri, size_bytes=head.size_bytes)
 
 
 def _merge_recent(

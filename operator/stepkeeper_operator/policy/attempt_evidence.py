@@ -10,7 +10,14 @@ from stepkeeper_operator.facts import BatchJob, Pod
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.history import JobHistory
 
-__all__ = ["find_attempt_evidence", "find_new_pods", "find_start", "runs_down"]
+__all__ = [
+    "find_attempt_evidence",
+    "find_new_pods",
+    "find_start",
+    "is_of_attempt",
+    "leave_out_replaced",
+    "runs_down",
+]
 
 
 def find_attempt_evidence(history: JobHistory, observed: Observed) -> AttemptEvidence | None:
@@ -21,7 +28,7 @@ def find_attempt_evidence(history: JobHistory, observed: Observed) -> AttemptEvi
         return evidence
     return AttemptEvidence(
         ordinal=evidence.ordinal,
-        pods=tuple(pod for pod in _leave_out_replaced(evidence.pods) if _is_of(pod, since)),
+        pods=tuple(pod for pod in leave_out_replaced(evidence.pods) if is_of_attempt(pod, since)),
         failed_batch_jobs=_find_present_failures(evidence),
     )
 
@@ -46,7 +53,7 @@ def find_new_pods(history: JobHistory, observed: Observed) -> int | None:
     evidence, last = observed.find_evidence(history.ordinal), history.last_attempt
     if evidence is None or last is None or last.end is None or _find_present_failures(evidence):
         return None
-    present = _leave_out_replaced(evidence.pods)
+    present = leave_out_replaced(evidence.pods)
     uids = {pod.uid for pod in observed.pods}
     if not present or not all(_is_alive(pod) and pod.uid in uids for pod in present):
         return None
@@ -62,7 +69,7 @@ def runs_down(history: JobHistory, observed: Observed) -> bool:
     return any(pod.uid in own and not pod.terminal for pod in observed.pods)
 
 
-def _is_of(pod: Pod, since: int) -> bool:
+def is_of_attempt(pod: Pod, since: int) -> bool:
     """Tell whether the pod is of the attempt that began then: it was made later, or ran on without being deleted."""
     if pod.created_at >= since:
         return True
@@ -75,7 +82,7 @@ def _is_alive(pod: Pod) -> bool:
     return not pod.terminal and pod.deadline is None
 
 
-def _leave_out_replaced(pods: Iterable[Pod]) -> list[Pod]:
+def leave_out_replaced(pods: Iterable[Pod]) -> list[Pod]:
     """Leave out each pod whose place another took: of each rank, the newest one counts."""
     newest: dict[tuple[int, int], Pod] = {}
     for pod in sorted(pods, key=lambda pod: (pod.created_at, _is_alive(pod))):
@@ -85,7 +92,7 @@ def _leave_out_replaced(pods: Iterable[Pod]) -> list[Pod]:
 
 def _find_present_failures(evidence: AttemptEvidence) -> tuple[BatchJob, ...]:
     """Find the failed Jobs that JobSet still has to act on: none that it has made anew since."""
-    present = _leave_out_replaced(evidence.pods)
+    present = leave_out_replaced(evidence.pods)
     by_rank = {pod.rank: pod.owner_uid for pod in present}
     replaced = {pod.owner_uid for pod in evidence.pods if by_rank[pod.rank] != pod.owner_uid}
     return tuple(failed for failed in evidence.failed_batch_jobs if failed.uid not in replaced)

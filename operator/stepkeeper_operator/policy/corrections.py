@@ -6,7 +6,11 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempt_evidence import find_attempt_evidence
+from stepkeeper_operator.policy.attempt_evidence import (
+    find_attempt_evidence,
+    is_of_attempt,
+    leave_out_replaced,
+)
 from stepkeeper_operator.policy.attempts import MESSAGE_LIMIT, was_asked_for
 from stepkeeper_operator.policy.budgets import move_restart
 from stepkeeper_operator.policy.causes import Finding, attribute_to_loss, find_cause
@@ -91,7 +95,8 @@ def _find_evidence_of_ended(
         return None
     present = find_attempt_evidence(history, observed) if resumed_at is not None else None
     later = set() if present is None else {pod.uid for pod in present.pods}
-    pods = [pod for pod in evidence.pods if since is None or pod.created_at >= since]
+    pods = evidence.pods if resumed_at is not None else leave_out_replaced(evidence.pods)
+    pods = [pod for pod in pods if since is None or is_of_attempt(pod, since)]
     own = tuple(pod for pod in pods if pod.uid not in later)
     return replace(evidence, pods=own) if own or not evidence.pods else None
 

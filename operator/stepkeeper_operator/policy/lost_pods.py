@@ -14,6 +14,8 @@ from stepkeeper_operator.policy.history import JobHistory
 __all__ = ["ORPHAN_WAIT_S", "find_lost_pods", "find_orphans"]
 
 _LOOK_AGAIN_S = 5.0
+_LIFE_S = 300.0
+"""Seconds for which a sign of life counts. The training may have gone on for a while before it stood still."""
 ORPHAN_WAIT_S: Final = 60
 """Seconds left to the garbage collector, which deletes such pods within seconds if it sees them."""
 
@@ -24,13 +26,16 @@ def find_lost_pods(
     """Find the pods to fail and delete, and the seconds after which to look again.
 
     A pod is lost only if all of these hold. Its deletion is overdue. Its node is gone, or has been silent for
-    as long as its grace period. The pod has not reported since, and no report has shown another step of its attempt.
+    as long as its grace period. The pod has not reported since, and no report has shown another step of its attempt,
+    or that was long ago.
     The operator has watched for a while. Fewer than half of all nodes are silent: otherwise the control plane has
     lost touch. The pod's writer may still run; storage fences it.
     """
+    left = () if observed.leftover is None else observed.leftover.told
+    known = {pod.uid: pod for pod in (*left, *observed.pods)}
     waiting = [
         pod
-        for pod in observed.pods
+        for pod in known.values()
         if pod.deadline is not None and not _is_done(pod) and pod.node is not None
     ]
     if not waiting:
@@ -56,7 +61,7 @@ def _is_lost(pod: Pod, observed: Observed, now: float, *, outage: bool) -> bool:
         return True  # all nodes are listed before the first decision
     if node.unknown_since is None or outage or now < node.unknown_since + pod.grace_s:
         return False
-    return not _shows_life(pod, observed.report, since=node.unknown_since)
+    return not _shows_life(pod, observed.report, since=max(node.unknown_since, now - _LIFE_S))
 
 
 def _shows_life(pod: Pod, report: LastReport | None, *, since: float) -> bool:

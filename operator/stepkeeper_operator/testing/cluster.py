@@ -1,10 +1,11 @@
 """Keep objects with names, uids and versions: `Cluster` without a server."""
 
 import copy
+import marshal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from typing_extensions import override
 
@@ -13,6 +14,20 @@ from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictErr
 from stepkeeper_operator.facts.raw import RawObject, render_time
 
 __all__ = ["FakeCluster", "Write"]
+
+
+_T = TypeVar("_T")
+
+
+def _copy(raw: _T) -> _T:
+    """Copy an object. What is plain data throughout is copied ten times as fast as others are."""
+    try:
+        # What is not plain raises ValueError.
+        copied: _T = marshal.loads(marshal.dumps(raw))  # type: ignore[arg-type]  # noqa: S302  # our own bytes
+    except ValueError:
+        return copy.deepcopy(raw)
+    return copied
+
 
 Place = tuple[str, str | None, str]
 
@@ -48,7 +63,7 @@ class FakeCluster(Cluster):
     @override
     async def get(self, resource: Resource, namespace: str | None, name: str) -> RawObject | None:
         self.reads["get", resource.plural] += 1
-        return copy.deepcopy(self.objects.get((resource.plural, namespace, name)))
+        return _copy(self.objects.get((resource.plural, namespace, name)))
 
     @override
     async def list_uids(
@@ -65,12 +80,12 @@ class FakeCluster(Cluster):
     async def list_all(self, resource: Resource) -> tuple[RawObject, ...]:
         if ("list", resource.plural) in self.refusals:
             raise self.refusals["list", resource.plural]
-        return tuple(copy.deepcopy(raw) for raw in self.list_objects(resource.plural))
+        return tuple(_copy(raw) for raw in self.list_objects(resource.plural))
 
     @override
     async def list_pods_on(self, node_name: str) -> tuple[RawObject, ...]:
         pods = self.list_objects("pods")
-        return tuple(copy.deepcopy(pod) for pod in pods if pod["spec"].get("nodeName") == node_name)
+        return tuple(_copy(pod) for pod in pods if pod["spec"].get("nodeName") == node_name)
 
     @override
     async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
@@ -97,7 +112,7 @@ class FakeCluster(Cluster):
                 raise ConflictError(409, f"{resource.plural} {name} with that uid is gone")
             return self.put(resource.plural, body)
         self._check_versions(known, body)
-        changed = copy.deepcopy(known)
+        changed = _copy(known)
         if subresource == "status":
             changed["status"] = body["status"]
         elif resource is CONFIG_MAPS:
@@ -111,7 +126,7 @@ class FakeCluster(Cluster):
         self._record_request("patch", PODS, name)
         if ("pods", namespace, name) not in self.objects:
             raise ApiError(404, f"there is no pod {namespace}/{name}")
-        pod = copy.deepcopy(self.objects[("pods", namespace, name)])
+        pod = _copy(self.objects[("pods", namespace, name)])
         self._check_versions(pod, body)
         conditions = {c["type"]: c for c in pod["status"].get("conditions", ())}
         conditions |= {c["type"]: c for c in body["status"].get("conditions", ())}
@@ -138,7 +153,7 @@ class FakeCluster(Cluster):
         if finalizers or "deletionTimestamp" not in known["metadata"]:
             return self.put(resource.plural, changed)
         self.remove(resource.plural, namespace, name)
-        return copy.deepcopy(changed)
+        return _copy(changed)
 
     @override
     async def change_node(
@@ -197,7 +212,7 @@ class FakeCluster(Cluster):
 
     def put(self, plural: str, raw: RawObject) -> RawObject:
         """Store the object under its name with a new version, and tell its watchers."""
-        body = copy.deepcopy(dict(raw))
+        body = _copy(dict(raw))
         meta = body["metadata"]
         self.version += 1
         meta["resourceVersion"] = str(self.version)
@@ -206,8 +221,8 @@ class FakeCluster(Cluster):
             meta["uid"] = f"{plural}-{self._uids}"
             meta["creationTimestamp"] = render_time(self._clock())
         self.objects[(plural, meta.get("namespace"), meta.get("name", ""))] = body
-        self.on_change(plural, copy.deepcopy(body), False)  # a plain callable
-        return copy.deepcopy(body)
+        self.on_change(plural, _copy(body), False)  # a plain callable
+        return _copy(body)
 
     def mark_deleted(self, plural: str, namespace: str | None, name: str, *, grace_s: int) -> None:
         """Give the object a deletionTimestamp."""

@@ -1,6 +1,5 @@
 """Make, find and change objects that controllers own."""
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -64,7 +63,7 @@ class OwnedObjects:
         """Set fields of the object's `spec` or `status`."""
         present = self.read(plural, raw)
         if present is not None:
-            self._cluster.put(plural, present | {part: copy.deepcopy(present.get(part, {})) | fields})
+            self._cluster.put(plural, present | {part: present.get(part, {}) | fields})
 
     def set_condition(self, plural: str, raw: Raw, kind: str, reason: str, **more: str) -> None:
         """Set a condition to True, or to `status`. A False one that is not there is not added."""

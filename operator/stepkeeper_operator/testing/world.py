@@ -54,6 +54,7 @@ class World:
 
     def __init__(self, *, now: float = 1_800_000_000.0, spot: bool = False, **spec: Any) -> None:
         self.now = now
+        self._late: set[str] = set()
         self._delayed: list[tuple[str, RawObject, bool]] = []
         self.cluster = FakeCluster(lambda: self.now)
         self.controllers = FakeControllers(self.cluster, lambda: self.now, node_names=_NODES)
@@ -77,6 +78,8 @@ class World:
             report_interval_s=self.settings.report_interval_s, clock=lambda: self.now
         )
         self.cluster.on_change = self._record_change
+        self._delayed.clear()
+        self._late.clear()
         self.metrics = Metrics()
         jobs = make_job_controller(
             cluster=self.cluster,
@@ -101,20 +104,21 @@ class World:
                 self._record_change(plural, raw, deleted=False)
 
     def delay_watches(self, *plurals: str) -> None:
-        """Hold back the watches of these kinds."""
-        record = self._record_change
+        """Hold back the watches of these kinds too."""
+        self._late.update(plurals)
 
         def late(plural: str, raw: RawObject, deleted: bool) -> None:  # a plain callable
-            if plural in plurals:
+            if plural in self._late:
                 self._delayed.append((plural, raw, deleted))
             else:
-                record(plural, raw, deleted)
+                self._record_change(plural, raw, deleted)
 
         self.cluster.on_change = late
 
     def deliver_watches(self) -> None:
         """Deliver the watch events that were held back."""
         self.cluster.on_change = self._record_change
+        self._late.clear()
         while self._delayed:
             self._record_change(*self._delayed.pop(0))
 

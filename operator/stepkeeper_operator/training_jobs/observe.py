@@ -74,15 +74,16 @@ class Observer:
         memory = self._memory.get_job(uid)
         rejection = memory.rejection
         rejected = rejection is not None and rejection.generation == job.metadata.generation
+        needed = not over and jobset is None
+        leftover = predecessors or await self._find_leftover(key, job) if needed else None
+        told = () if leftover is None else leftover.told
         return Observed(
             jobset=jobset,
             workload=None if jobset is None else self._cache.get_workload(jobset.uid),
             pods=pods,
-            leftover=None
-            if over or jobset is not None
-            else predecessors or await self._find_leftover(key, job),
+            leftover=leftover,
             evidence=evidence,
-            nodes=self._collect_nodes(pods, evidence),
+            nodes=self._collect_nodes((*pods, *told), evidence),
             n_nodes=n_nodes,
             n_unknown_nodes=n_unknown_nodes,
             report=self._reports.get_report(uid),
@@ -137,7 +138,11 @@ class Observer:
             if isinstance(item, BatchJob) or not await self._is_orphan(raw):
                 return Leftover(name=name)
             same = [pod for pod in items if isinstance(pod, Pod) and pod.owner_uid == item.owner_uid]
-            return Leftover(name=name, orphans=tuple(pod for pod in same if pod.deadline is None))
+            return Leftover(
+                name=name,
+                orphans=tuple(pod for pod in same if pod.deadline is None),
+                told=tuple(pod for pod in same if pod.deadline is not None),
+            )
         return await self._find_unwatched(job)
 
     async def _is_orphan(self, pod: RawObject) -> bool:

@@ -44,6 +44,9 @@ class Termination:
     notice: str | None = None
     """The source of the notice that asked it to stop: sigterm, directive, file, call."""
 
+    decision: Annotated[str, AtMost(512)] | None = None
+    """What it chose to save in the time that was left, and why, for people."""
+
     error: str | None = None
     """The end of the traceback."""
 

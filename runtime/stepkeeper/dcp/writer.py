@@ -1,7 +1,6 @@
 """Write checkpoints for `dcp.save` and `dcp.async_save` so that they are never torn."""
 
 import os
-import pickle
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -20,6 +19,7 @@ from stepkeeper.checkpoint.layout_cache import build_inventory
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, is_object_name, manifest_name
 from stepkeeper.checkpoint.writing import build_manifest, plan_files, write_files
 from stepkeeper.dcp.folder import Folder, Location, folder_uri, is_folder_name, open_folder
+from stepkeeper.dcp.metadata_pickle import pickle_metadata
 from stepkeeper.dcp.shares import Share, add_storage_places, join_manifests
 from stepkeeper.errors import BadUriError, ObjectExistsError, SaveError, TransientStorageError
 from stepkeeper.log.entries import new_nonce
@@ -205,7 +205,7 @@ class StorageWriter(storage.StorageWriter):
         written = {each.index: each.storage_data for of_rank in results for each in of_rank}
         whole = add_storage_places(replace(metadata, version=_VERSION), written)
         whole.storage_meta = self.storage_meta()
-        data = pickle.dumps(whole)
+        data = pickle_metadata(whole)
         own = ObjectRecord(path=METADATA_NAME, size_bytes=len(data), blocks=block_crcs([data], BLOCK_BYTES))
         manifest = join_manifests(written.values(), nonce=self._save_id, more=(own,))
         with self._open() as folder:

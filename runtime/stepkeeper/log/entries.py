@@ -1,9 +1,11 @@
 """Encode the entries of the log as JSON, and decode them. Pure; their order and the rules are in `state`."""
 
 import contextlib
+import gc
 import json
 import re
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,6 +34,9 @@ FORMAT: Final = 2
 
 _LOST: Final = "lost"
 """The kind of what is no entry: a mark in a slot whose entry is gone."""
+
+_LARGE_BYTES: Final = 2**20
+"""An entry with so many bytes is one with the index of thousands of commits."""
 
 _SEALED: Final = re.compile(rb'(.*),"crc32c":([0-9]{1,10})\}', re.DOTALL)
 """Matches an entry, whose last key is the checksum of all bytes before it."""
@@ -185,6 +190,11 @@ class Entry:
             raise DamagedEntryError(
                 f"{where} is not what was written: its bytes have another checksum than it says"
             )
+        with _no_collection(data):
+            return cls._from_sealed(data, where)
+
+    @classmethod
+    def _from_sealed(cls, data: bytes, where: str) -> "Entry":
         try:
             raw: Any = json.loads(data)
             if raw["format"] != FORMAT:
@@ -221,6 +231,22 @@ def lost_marker(nonce: str) -> bytes:
 
     """
     return _seal(encode_json({"format": FORMAT, "kind": _LOST, "nonce": nonce}))
+
+
+@contextlib.contextmanager
+def _no_collection(data: bytes) -> Iterator[None]:
+    """Put off the collection of garbage while a large entry is decoded.
+
+    The objects of 100,000 commits are all needed; to look for garbage among them takes as long as to make them.
+    """
+    if len(data) < _LARGE_BYTES or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _seal(data: bytes) -> bytes:

@@ -88,7 +88,9 @@ class ProcessExit:
         companion: Companion,
         progress: Progress,
         notices: NoticeWatcher,
+        *,
         announced_cause: Callable[[], Cause | None] = lambda: None,
+        decision: Callable[[], str | None] = lambda: None,
     ) -> None:
         """Know the parts that tell how the process ends.
 
@@ -98,9 +100,11 @@ class ProcessExit:
             progress: Knows the last step.
             notices: Know whether the process was asked to stop.
             announced_cause: Returns the cause that the cloud has announced for an end that comes now, if it has.
+            decision: Returns what was chosen to be saved in the time that was left, and why.
 
         """
         self._announced_cause = announced_cause
+        self._decision = decision
         self._environment = environment
         self._companion = companion
         self._progress = progress
@@ -209,6 +213,7 @@ class ProcessExit:
                 claim=None if claimed is None else claimed.claim.slot,
                 cause=None if notice is None else self._announced_cause(),
                 notice=None if notice is None else notice.source,
+                decision=self._decision(),
                 error=error,
             ),
         )

@@ -157,3 +157,27 @@ def test_a_failed_pod_whose_node_is_lost_is_taken_away_too() -> None:
 )
 def test_pods_that_nobody_waits_for_are_not_looked_at(pod: Pod) -> None:
     assert find_lost_pods(replace(scene(), pods=(pod,)), now=NOW, uptime_s=60) == ((), None)
+
+
+def test_a_step_that_was_done_long_after_its_node_went_silent_and_long_ago_is_no_sign_of_life() -> None:
+    report = scene().report
+    assert report is not None
+    for moved_at, is_lost in ((NOW - 290, False), (NOW - 310, True)):
+        moved = replace(report, heard_at={"u": moved_at}, moved_at=moved_at)
+        observed = replace(scene(), report=moved, nodes=with_node(unknown_since=NOW - 1000))
+        assert lost(observed) is is_lost
+
+
+async def test_a_pod_of_a_lost_node_whose_job_is_gone_holds_up_no_next_attempt() -> None:
+    world = World()
+    await world.run_until_settled(rounds=4)
+    world.lose_node(world.pods[1]["spec"]["nodeName"])
+    world.cluster.remove("jobsets", "default", "lm")
+    world.controllers.sync()
+    assert [pod["status"]["phase"] for pod in world.pods] == ["Running"]
+    world.restart_operator()  # which can't prove any more whose pod it is
+    for _ in range(5):
+        await world.run_until_settled(rounds=4)
+        world.now += 30
+    assert world.phase() is Phase.RUNNING
+    assert world.causes == ["Requested", None]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stepkeeper.contract import CommitPoint, ExitCode, Report, ReportPhase
+from stepkeeper.contract import CommitPoint, ExitCode, Head, Report, ReportPhase
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.testing import World, termination_message, training_report
 
@@ -282,7 +282,8 @@ async def test_what_an_attempt_restored_is_not_taken_for_the_next_ones() -> None
         assert (now.restored, now.in_flight_step) == (None, None)
         assert now.latest is not None
         # It has claimed the root, and restores.
-        world.receive_report(Report(phase=ReportPhase.RESTORING, root="r", tail=4))
+        head = Head(sequence=7, step=120, uri="gs://b/7", size_bytes=1)
+        world.receive_report(Report(phase=ReportPhase.RESTORING, root="r", tail=9, head=head))
         await world.reconcile()
 
 

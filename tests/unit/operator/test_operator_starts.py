@@ -1,6 +1,7 @@
 """Test the bound on starts that commit nothing, and the wait between starts that come to nothing at once."""
 
 import itertools
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from stepkeeper_operator.testing import World, termination_message, training_rep
 
 SUSPENDED = (ConditionStatus.TRUE, "NoNewCheckpoint")
 SHORT_WAITS = {"backoff": {"initialSeconds": 1, "maxSeconds": 8}}
-STARTS_AT_ONCE = {"initialSeconds": 0, "maxSeconds": 0}
+STARTS_AT_ONCE = {"backoff": {"initialSeconds": 0, "maxSeconds": 0}}
 IMAGE = {"spec": {"containers": [{"name": "trainer", "image": "trainer:mended"}]}}
 
 
@@ -124,7 +125,7 @@ async def test_the_limit_is_the_jobs_own_and_failures_count_too() -> None:
 
 
 async def test_a_commit_counts_anew() -> None:
-    world = await running(restarts={"backoff": STARTS_AT_ONCE})
+    world = await running(restarts=STARTS_AT_ONCE)
     for sequence in range(1, 15):
         world.receive_report(training_report(sequence=sequence, step=sequence))
         stop_with_75(world)
@@ -247,3 +248,38 @@ async def test_unseen_starts_count_unless_something_was_committed_meanwhile() ->
     world.receive_report(training_report(sequence=9, step=9))
     await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
+
+
+ENDS: list[Callable[[World], None]] = [
+    *NEUTRAL.values(),
+    exceed_limits,
+    lambda world: world.controllers.end_pod(world.pods[0], 1),
+    lambda world: world.controllers.end_pod(world.pods[-1], 78),
+    lambda world: disrupt(world, "PreemptionByScheduler"),
+    lambda world: world.cluster.mark_deleted("jobsets", "default", "lm", grace_s=0),
+    lambda world: stop_with_75(world, restored=CommitPoint(sequence=1, step=1), root="r"),
+]
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_no_mixture_of_ends_gets_more_starts_than_are_allowed(seed: int) -> None:
+    chance = random.Random(seed)
+    limit = chance.randint(2, 6)
+    restarts = {"maxFailures": limit, "resetOnNewCheckpoint": False, "maxStartsWithoutCheckpoint": limit}
+    world = await running(restarts=restarts | STARTS_AT_ONCE, spot=chance.random() < 0.5)
+    committed_in = 0
+    for sequence in range(1, 25):
+        if world.phase() is Phase.RUNNING:
+            if sequence < 10 and chance.random() < 0.2:
+                world.receive_report(training_report(sequence=sequence, step=sequence))
+                await world.reconcile()
+                committed_in = world.status.attempts[-1].number
+            chance.choice(ENDS)(world)
+        if chance.random() < 0.1:
+            world.restart_operator()
+        await world.run_until_settled(rounds=chance.randint(1, 6))
+        assert world.status.attempts[-1].number - committed_in <= limit
+    world.now += 300
+    await world.run_until_settled()
+    assert world.phase() in {Phase.SUSPENDED, Phase.FAILED}
+    assert await world.record_writes(rounds=3) == []

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from stepkeeper.contract import (
     CommitPoint,
     Head,
@@ -96,6 +98,15 @@ def test_another_root_starts_anew_however_short_its_log_is() -> None:
     assert (result.checkpoint.root, result.checkpoint.tail) == ("s", 2)
     assert result.checkpoint.latest is not None
     assert result.checkpoint.latest.sequence == 2
+
+
+@pytest.mark.parametrize("report", [training(root="s", tail=1, head=None), training(tail=11, head=None)])
+def test_without_a_head_there_is_no_latest_commit(report: Report) -> None:
+    """The root is new, or all its commits are quarantined."""
+    result = mirror(job(**KNOWN), report)
+    assert result.checkpoint is not None
+    assert result.checkpoint.latest is None
+    assert not result.new_commit
 
 
 def test_what_another_root_held_before_is_no_new_commit_and_what_a_pod_makes_in_it_is() -> None:
