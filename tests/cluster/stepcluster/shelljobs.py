@@ -104,7 +104,9 @@ class ShellJob:
         """Wait for the phase, in that attempt if one is given, and return the status."""
 
         def is_so(status: dict[str, Any]) -> bool:
-            return status.get("phase") == phase and attempt in {0, status["attempts"][-1]["number"]}
+            if status.get("phase") != phase:
+                return False
+            return attempt == 0 or [entry["number"] for entry in status["attempts"]][-1:] == [attempt]
 
         return self.until(is_so)
 
