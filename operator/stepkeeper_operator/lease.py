@@ -84,6 +84,7 @@ class LeaseGuard:
                     return
                 self._tell_rival(rival)
             except ApiError as error:
+                self.waits_for = f"Leases can't be listed, which show other installations: {error}"
                 _log.warning("cannot look for other operators", extra={"error": str(error)})
             await asyncio.sleep(self._pause_s)
             with contextlib.suppress(ApiError):
@@ -188,9 +189,8 @@ class LeaseGuard:
         return sorted(found, key=lambda rival: rival.place)
 
     def _tell_rival(self, rival: _Rival) -> None:
-        namespace, name = rival.place
         text = (
-            f"operator {rival.holder} of lease {namespace}/{name} is in this cluster already. Two would undo each "
+            f"operator {rival.holder} of lease {'/'.join(rival.place)} is in this cluster already. Two would undo each "
             "other's work, so this one does nothing: uninstall one of them (helm list -A)"
         )
         if text != self.waits_for:

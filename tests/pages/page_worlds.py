@@ -189,6 +189,7 @@ WORLDS: Final[Mapping[str, Callable[[Reader], None]]] = {
     "examples/queued_resource/README.md": _in_a_checkout,
     "examples/text_lm/README.md": lambda reader: reader.goes(ROOT / "examples"),
     "examples/ddp/README.md": lambda reader: reader.goes(ROOT / "examples/ddp"),
+    "examples/fsdp2/README.md": lambda reader: reader.goes(ROOT / "examples/fsdp2"),
 }
 """What is there before somebody does what a page says, by page."""
 

@@ -61,6 +61,9 @@ class ResourceWorld:
         self.cloud = SmallCloud(lambda: self.now, hosts_per_node=hosts_per_node)
         self._service: CloudTPU = service or self.cloud
         self._settings = settings
+        self.acting: Callable[[], bool] = lambda: True
+        """Tells the operator whether it holds the Lease."""
+
         self.kill_at: int | None = None
         """The write, counted from now, at which the operator is killed; None: it isn't."""
 
@@ -194,12 +197,15 @@ class ResourceWorld:
             settings=self._settings,
             metrics=self.metrics,
             identity="operator-1",
-            acting=lambda: True,
+            acting=self._look_at_lease,
             clock=lambda: self.now,
         )
         self.reconciler = Reconciler(
             controllers={controller.resource.kind: controller}, cache=self.cache, metrics=self.metrics
         )
+
+    def _look_at_lease(self) -> bool:
+        return self.acting()
 
     def _record_change(self, plural: str, raw: RawObject, deleted: bool) -> None:  # a plain callable
         if plural in _KINDS:

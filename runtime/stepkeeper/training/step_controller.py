@@ -91,6 +91,7 @@ class StepController:
             self.notices,
             announced_cause=lambda: announcements.cause,
             decision=lambda: stop_save.choice,
+            rank=rank_group.rank,
         )
         self._waits.heed_notices(self.process_exit.wait_left_s)
 

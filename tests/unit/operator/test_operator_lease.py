@@ -295,3 +295,20 @@ async def test_the_lease_is_looked_at_before_each_write(cluster: FakeCluster) ->
             await write
     assert cluster.writes == []
     assert await guarded.get(CONFIG_MAPS, "ns", "a") is not None
+
+
+async def test_an_operator_that_may_not_list_leases_says_so_and_does_nothing(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = guard(cluster, "a")
+    cluster.refusals["list", "leases"] = ApiError(403, "leases is forbidden")
+
+    async def look(seconds: float) -> None:
+        assert (
+            first.waits_for == "Leases can't be listed, which show other installations: leases is forbidden"
+        )
+        cluster.refusals.clear()
+
+    monkeypatch.setattr(asyncio, "sleep", look)
+    await first.acquire()
+    assert first.waits_for == ""
