@@ -161,6 +161,10 @@ async def test_a_trainer_that_exits_1_because_its_jobset_was_deleted_costs_no_fa
     world = await running(restarts={"maxFailures": 0})
     world.controllers.kubelets.stop_code = 1
     world.cluster.mark_deleted("jobsets", "default", "lm", grace_s=0)
+    for _ in range(4):
+        world.now += 2
+        world.controllers.step()
+        await world.reconcile()
     await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
     assert world.causes == ["Requested", None]

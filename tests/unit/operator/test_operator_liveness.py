@@ -101,6 +101,7 @@ async def test_a_suspension_costs_nothing_however_its_pods_end_and_whenever_jobs
     await world.reconcile()
     if late:
         world.delay_watches("jobsets")
+    world.now += 2
     world.controllers.sync()
     await world.reconcile()
     world.deliver_watches()
