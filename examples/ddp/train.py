@@ -2,10 +2,12 @@
 
     torchrun --standalone --nproc-per-node 4 train.py --checkpoint-uri file:///var/tmp/ddp --steps 200
 
+In a CheckpointedTrainingJob (job.yaml) the flag --checkpoint-uri is left out: the operator says where checkpoints go.
 Every process runs every line: there is no map_location, no barrier, and nothing that only rank 0 does.
 """
 
 import argparse
+import time
 
 import torch
 import torch.distributed as dist
@@ -14,7 +16,8 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from stepkeeper import CheckpointManager, prime_optimizer
+import stepkeeper
+from stepkeeper import CheckpointManager, Whole, prime_optimizer
 
 SEED = 20
 WIDTH = 512
@@ -47,13 +50,15 @@ def mean_over_processes(loss: Tensor) -> float:
 
 def main() -> None:
     options = parse_options()
-    dist.init_process_group("gloo")
+    stepkeeper.distributed.init()
     model = DistributedDataParallel(build_model())
     # A restore fills what is there: the optimizer has its state before the first step.
     optimizer = prime_optimizer(torch.optim.AdamW(model.parameters(), lr=3e-4))
     scheduler = CosineAnnealingLR(optimizer, T_max=1000)
-    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
-    with CheckpointManager(options.checkpoint_uri, save_interval=10) as manager:
+    losses: list[float] = []
+    # The list grows, so it is saved as one value, and a restore fills it in place.
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "losses": Whole(losses)}
+    with open_manager(options.checkpoint_uri) as manager:
         restored = manager.restore_latest(state)
         step = restored.step if restored else 0
         print(f"start step={step} processes={dist.get_world_size()}", flush=True)
@@ -65,19 +70,27 @@ def main() -> None:
             optimizer.step()
             scheduler.step()
             step += 1
-            mean_loss = mean_over_processes(loss)
-            print(f"step={step} loss={mean_loss:.6f}", flush=True)
-            if manager.step(step, state, metrics={"loss": f"{mean_loss:.4f}"}).stop:
+            losses.append(mean_over_processes(loss))
+            print(f"step={step} loss={losses[-1]:.6f}", flush=True)
+            if manager.step(step, state, metrics={"loss": losses[-1]}).stop:
                 break
+            time.sleep(options.pause_seconds)
     dist.destroy_process_group()
+
+
+def open_manager(checkpoint_uri: str | None) -> CheckpointManager:
+    if checkpoint_uri is None:
+        return CheckpointManager.from_env()
+    return CheckpointManager(checkpoint_uri, save_interval=10)
 
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--checkpoint-uri", required=True, help="file:// or gs://")
+    parser.add_argument("--checkpoint-uri", help="file:// or gs://; left out in a CheckpointedTrainingJob")
     parser.add_argument("--steps", type=int, default=200, help="stop there; a multiple of 10 is saved")
+    parser.add_argument("--pause-seconds", type=float, default=0.0, help="rest after each step")
     return parser.parse_args()
 
 

@@ -6,6 +6,7 @@ OperatorError
 │   ├── AlreadyExistsError              another object has that name
 │   ├── ConflictError                   the object has another uid or version than we read
 │   └── InvalidObjectError              validation or admission refused what we wrote
+├── CertificateError (ValueError)       the Secret of the endpoint's certificate can't be used; a person has to act
 ├── ReportRefusedError                  a pod's report isn't accepted; carries the HTTP status
 └── LeaseLostError                      another operator may act now
 """
@@ -15,6 +16,7 @@ import json
 __all__ = [
     "AlreadyExistsError",
     "ApiError",
+    "CertificateError",
     "ConflictError",
     "GenerationError",
     "InvalidObjectError",
@@ -51,6 +53,10 @@ class ConflictError(ApiError):
 
 class InvalidObjectError(ApiError):
     """Validation or an admission webhook refused the object: the same request is refused again."""
+
+
+class CertificateError(OperatorError, ValueError):
+    """The Secret of the endpoint's certificate is damaged, or somebody else's. It is left as it is."""
 
 
 class ReportRefusedError(OperatorError):

@@ -16,6 +16,7 @@ __all__ = [
     "KUEUE_PREFIX",
     "MACHINES_HASH_ANNOTATION",
     "NODE_LOST_REASON",
+    "NODE_POOL_LABEL",
     "NOT_READY_TAINT",
     "QUEUED_RESOURCE_LABEL",
     "QUEUED_RESOURCE_NAMESPACE_LABEL",
@@ -69,6 +70,9 @@ WORKER_JOB: Final = "w"
 RESTART_ATTEMPT_LABEL: Final = "jobset.sigs.k8s.io/restart-attempt"
 JOB_INDEX_LABEL: Final = "jobset.sigs.k8s.io/job-index"
 COMPLETION_INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
+
+NODE_POOL_LABEL: Final = "cloud.google.com/gke-nodepool"
+"""Label of GKE's nodes: those of one value are one slice, where it has several hosts."""
 
 SPOT_LABEL: Final = "cloud.google.com/gke-spot"
 ACCELERATOR_LABEL: Final = "cloud.google.com/gke-tpu-accelerator"

@@ -1,10 +1,13 @@
 """Let one operator act at a time: the holder of a Lease."""
 
 import asyncio
+import contextlib
 import logging
 import time
+from collections.abc import Awaitable
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from stepkeeper_operator.cluster import LEASES, Cluster
 from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictError, LeaseLostError
@@ -12,9 +15,30 @@ from stepkeeper_operator.facts.raw import RawObject
 
 __all__ = ["LeaseGuard"]
 
+T = TypeVar("T")
+
 _log = logging.getLogger(__name__)
 
-_RENEWALS_PER_DURATION = 3
+_RENEWALS_PER_DURATION = 5
+"""A request of the Lease gets as long as lies between two renewals: two may fail before the lease is over."""
+
+_HELD_SHARE = 2 / 3
+"""The share of the Lease's duration for which its holder acts after a renewal. The rest is for requests under way."""
+
+_OPERATOR_LABEL = "stepkeeper.dev/operator"
+_ACTING_ANNOTATION = "stepkeeper.dev/acting"
+"""On the Lease of an operator that has found no other one acting."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rival:
+    """Another installation's Lease with a live holder."""
+
+    place: tuple[str, str]
+    """Namespace and name."""
+
+    holder: str
+    acting: bool
 
 
 class LeaseGuard:
@@ -22,6 +46,9 @@ class LeaseGuard:
 
     Clocks of two operators are never compared: a waiting one measures on its own how long a foreign Lease
     stays unchanged.
+
+    Installations in one cluster have Leases of their own and would undo each other's work. So each looks for the
+    others' before it acts, marks its own as acting, and looks again: of two that start at once one sees the other.
     """
 
     def __init__(
@@ -34,18 +61,40 @@ class LeaseGuard:
         self._duration_s = duration_s
         self._renewed_at = float("-inf")
         self._lease: RawObject | None = None
+        self._acting = False
+        self._seen: dict[str, tuple[str, float]] = {}
+        """Version of each other Lease, by uid, and when it was first seen by time.monotonic()."""
+
+        self.waits_for = ""
+        """The operator that this one waits for, for people; empty if it waits for none."""
 
     @property
     def held(self) -> bool:
         """True while no other operator can have taken over."""
-        return time.monotonic() < self._renewed_at + self._duration_s
+        return time.monotonic() < self._renewed_at + self._duration_s * _HELD_SHARE
 
     async def acquire(self) -> None:
-        """Acquire the Lease. Wait as long as another operator keeps renewing it."""
+        """Acquire the Lease. Wait as long as another operator keeps renewing it, or another installation acts."""
+        await self._acquire_own()
+        while True:
+            try:
+                rival = await self._find_obstacle()
+                if rival is None:
+                    self.waits_for = ""
+                    return
+                self._tell_rival(rival)
+            except ApiError as error:
+                self.waits_for = f"Leases can't be listed, which show other installations: {error}"
+                _log.warning("cannot look for other operators", extra={"error": str(error)})
+            await asyncio.sleep(self._pause_s)
+            with contextlib.suppress(ApiError):
+                await self._renew()
+
+    async def _acquire_own(self) -> None:
         seen, unchanged_since = None, time.monotonic()
         while True:
             try:
-                lease = await self._cluster.get(LEASES, self._namespace, self._name)
+                lease = await self._ask(self._cluster.get(LEASES, self._namespace, self._name))
                 version = None if lease is None else lease["metadata"]["resourceVersion"]
                 if version != seen:
                     seen, unchanged_since = version, time.monotonic()
@@ -53,12 +102,13 @@ class LeaseGuard:
                     await self._write(lease)
                     _log.info("acquired lease", extra={"lease": self._name, "identity": self._identity})
                     return
+                self.waits_for = f"lease {self._namespace}/{self._name}, which {_holder(lease)} holds"
                 _log.info("waiting for lease", extra={"lease": self._name, "holder": _holder(lease)})
             except (ConflictError, AlreadyExistsError):
                 continue  # another operator was faster: look again
             except ApiError as error:
                 _log.warning("cannot ask for lease", extra={"lease": self._name, "error": str(error)})
-            await asyncio.sleep(self._duration_s / _RENEWALS_PER_DURATION)
+            await asyncio.sleep(self._pause_s)
 
     async def keep_renewing(self) -> None:
         """Renew the Lease until cancelled.
@@ -67,33 +117,92 @@ class LeaseGuard:
             LeaseLostError: Another operator may act.
         """
         while True:
-            await asyncio.sleep(self._duration_s / _RENEWALS_PER_DURATION)
+            await asyncio.sleep(self._pause_s)
+            # A process that stood still meanwhile must not go on either: others may have looked for it in vain.
+            self._check_held()
             try:
                 await self._renew()
             except ApiError as error:
                 _log.warning("cannot renew lease", extra={"lease": self._name, "error": str(error)})
-            if not self.held:
-                raise LeaseLostError(
-                    f"lease {self._namespace}/{self._name} could not be renewed for {self._duration_s} s; "
-                    "this operator stops, another one may act"
-                )
+            self._check_held()
+
+    def _check_held(self) -> None:
+        if not self.held:
+            held_s = self._duration_s * _HELD_SHARE
+            raise LeaseLostError(
+                f"lease {self._namespace}/{self._name} could not be renewed for {held_s:.0f} s; this operator stops, "
+                "another one may act"
+            )
 
     async def release(self) -> None:
         """Give the Lease back, if it is held, so that the next operator need not wait."""
         if not self.held or self._lease is None:
             return
-        self._renewed_at = float("-inf")
+        self._renewed_at, self._acting = float("-inf"), False
         try:
-            await self._cluster.replace(LEASES, self._namespace, self._body(self._lease, holder=""))
+            body = self._body(self._lease, holder="")
+            await self._ask(self._cluster.replace(LEASES, self._namespace, body))
         except ApiError as error:
             _log.warning("cannot give lease back", extra={"lease": self._name, "error": str(error)})
+
+    @property
+    def _pause_s(self) -> float:
+        return self._duration_s / _RENEWALS_PER_DURATION
+
+    async def _ask(self, request: Awaitable[T]) -> T:
+        """Give the request less time than the lease has. Raises ApiError."""
+        try:
+            async with asyncio.timeout(self._pause_s):
+                return await request
+        except TimeoutError as error:
+            raise ApiError(0, f"no answer about lease {self._name} within {self._pause_s:.1f} s") from error
+
+    async def _find_obstacle(self) -> _Rival | None:
+        """Find another installation that acts, or that goes before this one. Else mark this one as acting."""
+        own = (self._namespace, self._name)
+        for rival in await self._list_rivals():
+            if rival.acting or rival.place < own:
+                return rival
+        self._acting = True
+        await self._write(self._lease)
+        other = next((rival for rival in await self._list_rivals() if rival.acting), None)
+        if other is not None:
+            self._acting = False
+            await self._write(self._lease)
+        return other
+
+    async def _list_rivals(self) -> list[_Rival]:
+        found, now = [], time.monotonic()
+        for lease in await self._ask(self._cluster.list_all(LEASES, f"{_OPERATOR_LABEL}=true")):
+            meta, spec = lease["metadata"], lease.get("spec", {})
+            place = (meta["namespace"], meta["name"])
+            ours = _OPERATOR_LABEL in (meta.get("labels") or {})
+            if not ours or place == (self._namespace, self._name) or not _holder(lease):
+                continue
+            version = str(meta["resourceVersion"])
+            if self._seen.get(meta["uid"], ("", 0.0))[0] != version:
+                self._seen[meta["uid"]] = (version, now)
+            if now - self._seen[meta["uid"]][1] > spec.get("leaseDurationSeconds", self._duration_s):
+                continue  # its holder is dead
+            acting = (meta.get("annotations") or {}).get(_ACTING_ANNOTATION) == "true"
+            found.append(_Rival(place, _holder(lease), acting))
+        return sorted(found, key=lambda rival: rival.place)
+
+    def _tell_rival(self, rival: _Rival) -> None:
+        text = (
+            f"operator {rival.holder} of lease {'/'.join(rival.place)} is in this cluster already. Two would undo each "
+            "other's work, so this one does nothing: uninstall one of them (helm list -A)"
+        )
+        if text != self.waits_for:
+            _log.error(text, extra={"lease": self._name})
+        self.waits_for = text
 
     async def _renew(self) -> None:
         try:
             await self._write(self._lease)
         except ConflictError:
             # Either an edit left us the holder, and the next renewal starts from it, or another operator took over.
-            lease = await self._cluster.get(LEASES, self._namespace, self._name)
+            lease = await self._ask(self._cluster.get(LEASES, self._namespace, self._name))
             if lease is not None and _holder(lease) not in {"", self._identity}:
                 self._renewed_at = float("-inf")
                 raise LeaseLostError(
@@ -106,13 +215,18 @@ class LeaseGuard:
         started = time.monotonic()
         body = self._body(lease, holder=self._identity)
         if lease is None:
-            self._lease = await self._cluster.create(LEASES, self._namespace, body)
+            self._lease = await self._ask(self._cluster.create(LEASES, self._namespace, body))
         else:
-            self._lease = await self._cluster.replace(LEASES, self._namespace, body)
+            self._lease = await self._ask(self._cluster.replace(LEASES, self._namespace, body))
         self._renewed_at = started
 
     def _body(self, lease: RawObject | None, *, holder: str) -> dict[str, Any]:
-        meta: dict[str, Any] = {"name": self._name, "namespace": self._namespace}
+        meta: dict[str, Any] = {
+            "name": self._name,
+            "namespace": self._namespace,
+            "labels": {_OPERATOR_LABEL: "true"},
+            "annotations": {_ACTING_ANNOTATION: "true"} if self._acting else {},
+        }
         if lease is not None:
             meta["resourceVersion"] = lease["metadata"]["resourceVersion"]
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.controller import RETRY_SOON_S, Controller
-from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictError
+from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictError, LeaseLostError
 from stepkeeper_operator.metrics import Metrics
 
 __all__ = ["Reconciler"]
@@ -47,7 +47,7 @@ class Reconciler:
             self._count(key, "behind")
             return RETRY_SOON_S
         except Exception as error:
-            expected = isinstance(error, (ApiError, OSError, TimeoutError))
+            expected = isinstance(error, (ApiError, LeaseLostError, OSError, TimeoutError))
             extra = {**key.log_fields, "error": str(error)}
             _log.warning("cannot reconcile", extra=extra, exc_info=not expected)
             self._count(key, "error")

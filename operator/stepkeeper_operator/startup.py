@@ -7,6 +7,8 @@ import signal
 from collections.abc import Coroutine, Mapping
 from http import HTTPStatus
 
+from aiohttp import web
+
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.directives import DirectiveCache
 from stepkeeper_operator.cache.keys import ObjectKey
@@ -15,7 +17,14 @@ from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cache.sweep import forget_deleted_objects
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU
 from stepkeeper_operator.cloud_tpu.connection import connect_cloud
-from stepkeeper_operator.cluster import QUEUED_RESOURCES, TRAINING_JOBS, WORKLOADS, Cluster, connect
+from stepkeeper_operator.cluster import (
+    QUEUED_RESOURCES,
+    TRAINING_JOBS,
+    WORKLOADS,
+    Cluster,
+    GuardedCluster,
+    connect,
+)
 from stepkeeper_operator.controller import Controller
 from stepkeeper_operator.endpoint import KubernetesTokens, ReportAuthenticator, ReportEndpoint
 from stepkeeper_operator.endpoint.health import make_health_app
@@ -27,6 +36,7 @@ from stepkeeper_operator.lease import LeaseGuard
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.queued_resources.controller import make_queued_resource_controller
 from stepkeeper_operator.queued_resources.settings import CloudSettings
+from stepkeeper_operator.readiness import Readiness
 from stepkeeper_operator.reconcile import Reconciler
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.controller import make_job_controller
@@ -36,7 +46,6 @@ __all__ = ["Operator", "run_operator"]
 
 _log = logging.getLogger(__name__)
 
-_KIND_CHECK_S = 5.0
 _RELIST_BURST_S = 2.0
 """Listed objects arrive one by one, and one kind after the other."""
 
@@ -55,7 +64,8 @@ class Operator:
 
     def __init__(self, settings: OperatorSettings, cluster: Cluster) -> None:
         self._settings = settings
-        self._cluster = cluster
+        self._api = cluster
+        self._cluster = GuardedCluster(cluster, acting=lambda: self._lease.held)
         self._metrics = Metrics()
         self._cache = Cache()
         self._kinds = list_watched_kinds(cloud_tpu=settings.cloud_tpu_enabled)
@@ -74,7 +84,7 @@ class Operator:
         self._stop = asyncio.Event()
         self._servers = Servers()
         self._certificate = ServingCertificate(
-            cluster,
+            self._cluster,
             namespace=settings.namespace,
             secret_name=settings.tls_secret_name,
             names=settings.certificate_names(),
@@ -85,6 +95,9 @@ class Operator:
             name=settings.lease_name,
             identity=settings.identity,
             duration_s=settings.lease_duration_s,
+        )
+        self._readiness = Readiness(
+            self._cluster, kinds=self._kinds, lease=self._lease, certificate=self._certificate
         )
 
     async def run(self) -> None:
@@ -99,25 +112,11 @@ class Operator:
                 await self._run_parts(self._make_controllers(cloud))
         finally:
             await self._servers.close()
-            await self._lease.release()
+            await self._readiness.give_up()
 
     async def _get_ready(self) -> None:
-        await self._lease.acquire()
-        await self._wait_for_crds()
+        await self._readiness.get_ready()
         await self._look_for_kueue()
-        await self._certificate.renew()
-
-    async def _wait_for_crds(self) -> None:
-        """Wait until the API server knows the kinds: kopf doesn't watch a kind that is installed later."""
-        for kind in (kind for kind in self._kinds if kind.custom):
-            while True:
-                try:
-                    await self._cluster.list_uids(kind.resource, kind.label_selector)
-                    break
-                except ApiError as error:
-                    extra = {"kind": kind.resource.kind, "error": str(error)}
-                    _log.warning("cannot list kind; is its CRD installed?", extra=extra)
-                    await asyncio.sleep(_KIND_CHECK_S)
 
     async def _look_for_kueue(self) -> bool:
         """Watch Workloads if the API server knows them. Return True if it has come to know them since the last look."""
@@ -150,7 +149,7 @@ class Operator:
         )
         parts = (
             self._stop.wait(),
-            self._lease.keep_renewing(),
+            self._readiness.wait_until_lost(),
             self._reconcile_objects(controllers),
             self._resync_objects(controllers),
             self._certificate.keep_renewing(),
@@ -245,16 +244,20 @@ class Operator:
         return complete
 
     async def _serve_health(self) -> None:
-        app = make_health_app(
+        app = self._make_health_app()
+        await self._servers.start(app, host=self._settings.endpoint_host, port=self._settings.health_port)
+
+    def _make_health_app(self) -> web.Application:
+        return make_health_app(
             cache=self._cache,
             metrics=self._metrics,
             acting=lambda: self._lease.held,
             queue_lengths=self._queues.count_due,
+            waits_for=lambda: self._readiness.waits_for,
         )
-        await self._servers.start(app, host=self._settings.endpoint_host, port=self._settings.health_port)
 
     async def _serve_endpoint(self) -> None:
-        authenticator = ReportAuthenticator(self._cache, self._cluster, KubernetesTokens(self._cluster))
+        authenticator = ReportAuthenticator(self._cache, self._cluster, KubernetesTokens(self._api))
         endpoint = ReportEndpoint(
             authenticator=authenticator,
             reports=self._reports,

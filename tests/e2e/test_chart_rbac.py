@@ -103,6 +103,7 @@ def can(cluster: Cluster, namespace: str, request_line: str) -> bool:
         "delete pods",
         "patch configmaps",
         "create events.events.k8s.io",
+        "list leases.coordination.k8s.io --all-namespaces",
     ],
 )
 def test_the_operator_may_do_its_work_in_any_namespace(installed: Cluster, request_line: str) -> None:

@@ -60,7 +60,7 @@ def person(whole: Path, tmp_path: Path) -> Iterator[Person]:
     shutil.copytree(whole, tmp_path / "root")
     programs, asked = tmp_path / "programs", tmp_path / "asked"
     programs.mkdir()
-    # No cluster is here: what it would be asked is written down. tests/e2e/test_pages.py asks one.
+    # No cluster is here: what it would be asked is written down.
     (programs / "kubectl").write_text(f'#!/bin/sh\necho "$@" >> {asked}\n')
     (programs / "kubectl").chmod(0o755)
     with reading({"PATH": f"{programs}:{os.environ['PATH']}"}) as reader:

@@ -81,7 +81,7 @@ def test_a_rank_that_is_behind_is_not_left_where_nothing_is_saved(
     with ranks(folder, 100_000, **options) as both:
         for process in both:
             hear(process, "step", at_least=20)
-        # From here on it needs more time for each step than others wait for ranks that have left.
+        # It needs more time for one step than others wait for ranks that have left.
         (folder / "late").touch()
         both[1 - late].send_signal(signal.SIGTERM)
         last = [hear_rest(process)[-1] for process in both]

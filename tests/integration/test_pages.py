@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from page_blocks import Block, has_cluster, page_names, read_blocks
+from page_blocks import Block, page_names, read_blocks
 from page_marks import STORIES
 from page_reader import Reader, reading
 from page_worlds import BUCKETS, CHECKS, OWN_NETWORK, WORLDS
@@ -14,12 +14,15 @@ from page_worlds import BUCKETS, CHECKS, OWN_NETWORK, WORLDS
 from stepcluster import binaries
 from stepkeeper.testing.gcs import fake_gcs_server
 
+# The page of the DDP example starts ten processes that import torch.
+pytestmark = pytest.mark.timeout(900)
+
 
 def runs_here(block: Block) -> bool:
-    """Tell whether the block runs in this test; shells with a cluster are in tests/e2e/test_pages.py."""
+    """Tell whether the block runs in this test: not if it asks a cluster."""
     if block.mark or block.file:
         return False
-    return block.language == "python" or (block.is_shell and not has_cluster(block.page))
+    return block.language == "python" or (block.is_shell and not block.asks_cluster)
 
 
 PAGES = [

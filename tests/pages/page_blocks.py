@@ -119,11 +119,6 @@ def read_blocks(page: str) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
-def has_cluster(page: str) -> bool:
-    """Tell whether the page's commands are for a shell that has a cluster."""
-    return any(block.asks_cluster for block in read_blocks(page))
-
-
 def _typed(text: str) -> Iterator[Command]:
     """Split what is typed into commands: each is as few lines as a shell takes for whole."""
     lines: list[str] = []

@@ -18,18 +18,21 @@ from typing import IO, Final
 
 from page_blocks import Block, Command
 
-_TIMEOUT_S: Final = 120
+_TIMEOUT_S: Final = 280
 _MACHINE: Final = r"""
 set -e
-for folder in etc dev; do
-  mkdir "$ASIDE/$folder"
+for folder in etc dev run var/tmp; do
+  mkdir -p "$ASIDE/$folder"
   mount --rbind "/$folder" "$ASIDE/$folder"
   mount -t tmpfs -o mode=0755 tmpfs "/$folder"
   for name in "$ASIDE/$folder"/* "$ASIDE/$folder"/.[!.]*; do
-    if [ -e "$name" ]; then ln -s "$name" "/$folder/"; fi
+    # Of /var/tmp, which pages use, a reader finds the test cluster only.
+    if [ -e "$name" ] && [ "${name%/var/tmp/*}" = "$name" -o "${name##*/}" = stepkeeper ]; then
+      ln -s "$name" "/$folder/"
+    fi
   done
 done
-for folder in /mnt /run /var/tmp; do mount -t tmpfs -o mode=1777 tmpfs "$folder"; done
+mount -t tmpfs -o mode=0755 tmpfs /mnt
 unset ASIDE
 set +e
 printf '0\n' >&"$STATUS"
@@ -50,6 +53,7 @@ class Reader:
         self.env = {**os.environ, **env, "HOME": str(self.folder)}
         self.env["PATH"] = f"{Path(sys.executable).parent}:{self.env['PATH']}"
         self.env["COLUMNS"] = "300"  # Tables are as wide as they need.
+        self._at = self.folder
         self._output, self._errors = folder / "output", folder / "errors"
         self._python_output = folder / "python-output"
         self._blocks = folder / "blocks"
@@ -127,7 +131,8 @@ class Reader:
         )
 
     def goes(self, folder: Path) -> None:
-        """Change the folder of the shell."""
+        """Change the folder that the reader is in."""
+        self._at = folder
         self._shell_runs(f"cd {folder}")
 
     def finds(self, path: str, text: str) -> None:
@@ -148,7 +153,7 @@ class Reader:
         return done.stdout
 
     def _inside(self, command: list[str]) -> list[str]:
-        return ["nsenter", "--target", str(self._shell.pid), "--mount", f"--wd={self.folder}", *command]
+        return ["nsenter", "--target", str(self._shell.pid), "--mount", f"--wd={self._at}", *command]
 
     def _types(self, block: Block, command: Command, exit_code: int) -> str:
         if command.endless:
@@ -265,7 +270,7 @@ def reading(env: Mapping[str, str] | None = None, *, own_network: bool = False) 
         env: What is set there.
         own_network: All ports are free, and nothing outside is reached.
     """
-    with tempfile.TemporaryDirectory(prefix="page-") as folder:
+    with tempfile.TemporaryDirectory(prefix="page-", dir="/tmp") as folder:
         reader = Reader(Path(folder), env or {}, own_network=own_network)
         try:
             yield reader

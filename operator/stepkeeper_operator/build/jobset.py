@@ -17,6 +17,7 @@ from stepkeeper_operator.labels import (
     JOBSET_NUMBER_LABEL,
     KUEUE_PREFIX,
     MACHINES_HASH_ANNOTATION,
+    NODE_POOL_LABEL,
     TEMPLATE_HASH_ANNOTATION,
     WORKER_JOB,
 )
@@ -90,7 +91,7 @@ def build_jobset(
                 **_pick(job.metadata.annotations, _PROVISIONING_ANNOTATIONS),
                 TEMPLATE_HASH_ANNOTATION: template_hash(job, machines),
                 **({} if machines is None else {MACHINES_HASH_ANNOTATION: machines_hash(machines)}),
-                **_spread(machines),
+                **_spread(job, machines),
             },
             "ownerReferences": [owner_reference(job)],
         },
@@ -143,10 +144,17 @@ def _digest(parts: list[Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _spread(machines: QueuedMachines | None) -> dict[str, str]:
-    """Keep the pods of each slice of the job on one slice of the machines, where there are several."""
-    several = machines is not None and machines.n_nodes > 1
-    return {_EXCLUSIVE_TOPOLOGY: CLOUD_NODE_LABEL} if several else {}
+def _spread(job: CheckpointedTrainingJob, machines: QueuedMachines | None) -> dict[str, str]:
+    """Keep the pods of each slice of the job on one slice of the machines, where there are several.
+
+    On GKE a slice is a node pool. An annotation of the job names another label of nodes; an empty one keeps no slice
+    apart.
+    """
+    if machines is not None:
+        return {_EXCLUSIVE_TOPOLOGY: CLOUD_NODE_LABEL} if machines.n_nodes > 1 else {}
+    several = job.spec.placement.tpu is not None and job.spec.placement.n_slices > 1
+    label = job.metadata.annotations.get(_EXCLUSIVE_TOPOLOGY, NODE_POOL_LABEL if several else "")
+    return {_EXCLUSIVE_TOPOLOGY: label} if label else {}
 
 
 def _fatal_codes(job: CheckpointedTrainingJob) -> list[int]:

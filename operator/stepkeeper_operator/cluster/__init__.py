@@ -1,6 +1,7 @@
 """Talk to the Kubernetes API in plain objects, with the operator's own errors."""
 
 from stepkeeper_operator.cluster.client import Cluster, KubernetesCluster, connect
+from stepkeeper_operator.cluster.guarded import GuardedCluster
 from stepkeeper_operator.cluster.resources import (
     BATCH_JOBS,
     CONFIG_MAPS,
@@ -33,6 +34,7 @@ __all__ = [
     "TRAINING_JOBS",
     "WORKLOADS",
     "Cluster",
+    "GuardedCluster",
     "KubernetesCluster",
     "Resource",
     "connect",

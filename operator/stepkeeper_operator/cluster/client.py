@@ -40,8 +40,8 @@ class Cluster(Protocol):
     ) -> frozenset[str]:
         """List the uids of all objects that match the selector, in one namespace or in all."""
 
-    async def list_all(self, resource: Resource) -> tuple[RawObject, ...]:
-        """List all objects of the kind in all namespaces."""
+    async def list_all(self, resource: Resource, label_selector: str = "") -> tuple[RawObject, ...]:
+        """List all objects of the kind that match the selector, in all namespaces."""
 
     async def list_pods_on(self, node_name: str) -> tuple[RawObject, ...]:
         """List all pods that are bound to the node, whoever made them."""
@@ -132,8 +132,9 @@ class KubernetesCluster:
         items = await self._list(resource, query, namespace=namespace, accept=_METADATA_ONLY)
         return frozenset(item["metadata"]["uid"] for item in items)
 
-    async def list_all(self, resource: Resource) -> tuple[RawObject, ...]:
-        return tuple(await self._list(resource, {}))
+    async def list_all(self, resource: Resource, label_selector: str = "") -> tuple[RawObject, ...]:
+        query = {"labelSelector": label_selector} if label_selector else {}
+        return tuple(await self._list(resource, query))
 
     async def list_pods_on(self, node_name: str) -> tuple[RawObject, ...]:
         return tuple(await self._list(PODS, {"fieldSelector": f"spec.nodeName={node_name}"}))

@@ -1,6 +1,8 @@
 """Build the CRD of a kind from its types, its rules and its columns."""
 
-from typing import Any
+import hashlib
+import json
+from typing import Any, Final
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import GROUP, VERSION
 from stepkeeper_operator.crds.definition import Column, ResourceDefinition
@@ -8,6 +10,9 @@ from stepkeeper_operator.crds.schema import Schema, add_rules, replace_at, struc
 from stepkeeper_operator.crds.unknown_fields import keep_unknown_fields
 
 __all__ = ["build_crd", "build_schema"]
+
+_DIGEST_ANNOTATION: Final = "stepkeeper.dev/crd-digest"
+"""Tells the chart whether the CRD in the cluster is its own: Helm installs CRDs, and upgrades none."""
 
 
 def build_crd(definition: ResourceDefinition) -> dict[str, Any]:
@@ -27,11 +32,13 @@ def build_crd(definition: ResourceDefinition) -> dict[str, Any]:
         "additionalPrinterColumns": [_column(column) for column in definition.columns],
         "schema": {"openAPIV3Schema": build_schema(definition)},
     }
+    spec = {"group": GROUP, "names": names, "scope": "Namespaced", "versions": [version]}
+    digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": definition.full_name},
-        "spec": {"group": GROUP, "names": names, "scope": "Namespaced", "versions": [version]},
+        "metadata": {"name": definition.full_name, "annotations": {_DIGEST_ANNOTATION: digest}},
+        "spec": spec,
     }
 
 

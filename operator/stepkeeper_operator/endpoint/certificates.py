@@ -1,8 +1,6 @@
-"""Make the endpoint's own CA and serving certificate, and convert them to and from a Secret."""
+"""Make the endpoint's own CA and serving certificate, and renew both in time."""
 
-import base64
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from typing import Final
@@ -12,15 +10,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from stepkeeper_operator.facts.raw import RawObject
-
-__all__ = ["KeyPair", "TlsMaterial", "make_tls", "needs_renewal", "read_secret", "secret_manifest"]
+__all__ = ["KeyPair", "TlsMaterial", "make_tls", "needs_renewal", "renew_tls"]
 
 _CA_LIFE: Final = timedelta(days=3650)
 _SERVING_LIFE: Final = timedelta(days=90)
 _RENEW_BEFORE: Final = timedelta(days=30)
+_ROTATE_BEFORE: Final = timedelta(days=730)
+"""Time before the end of a CA at which the next one is made."""
+
+_TRUSTED_BEFORE: Final = timedelta(days=30)
+"""Time for which pods are told to trust a CA before it signs."""
+
 _CLOCK_SKEW: Final = timedelta(hours=1)
-_CA_CERT, _CA_KEY, _CERT, _KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +32,21 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsMaterial:
+    """The endpoint's certificate, the CA that signed it, and the CAs before and after that one."""
+
     ca: KeyPair
     serving: KeyPair
+    next_ca: KeyPair | None = None
+    """The CA that will sign. Pods trust it before anything is signed with it."""
+
+    old_cas: tuple[bytes, ...] = ()
+    """Certificates of earlier CAs that haven't ended."""
+
+    @property
+    def trusted_pem(self) -> bytes:
+        """All CAs that pods are to trust; the one that signs is first."""
+        known = () if self.next_ca is None else (self.next_ca.certificate_pem,)
+        return b"".join((self.ca.certificate_pem, *known, *self.old_cas))
 
 
 def make_tls(
@@ -44,43 +58,39 @@ def make_tls(
     return TlsMaterial(ca=ca, serving=_make_serving(ca, names, now))
 
 
+def renew_tls(tls: TlsMaterial, names: tuple[str, ...], *, now: datetime | None = None) -> TlsMaterial:
+    """Return what is to be served and trusted from now on: `tls` itself if nothing is due.
+
+    A CA is replaced in two steps: pods get the next one to trust, and only weeks later it signs. The one before stays
+    trusted until its end.
+    """
+    now = now or datetime.now(UTC)
+    rotated = _rotate(tls, now)
+    if rotated.ca != tls.ca or needs_renewal(rotated, names, now=now):
+        serving = make_tls(names, ca=rotated.ca, now=now).serving
+        return replace(rotated, serving=serving)
+    return tls if rotated == tls else rotated
+
+
+def _rotate(tls: TlsMaterial, now: datetime) -> TlsMaterial:
+    old = tuple(pem for pem in tls.old_cas if _load(pem).not_valid_after_utc > now)
+    if tls.next_ca is None:
+        due = _load(tls.ca.certificate_pem).not_valid_after_utc - now < _ROTATE_BEFORE
+        return replace(tls, old_cas=old, next_ca=_make_ca(now) if due else None)
+    known_for = now - (_load(tls.next_ca.certificate_pem).not_valid_before_utc + _CLOCK_SKEW)
+    if known_for < _TRUSTED_BEFORE and now < _load(tls.ca.certificate_pem).not_valid_after_utc:
+        return replace(tls, old_cas=old)
+    return replace(tls, ca=tls.next_ca, next_ca=None, old_cas=(tls.ca.certificate_pem, *old))
+
+
 def needs_renewal(tls: TlsMaterial, names: tuple[str, ...], *, now: datetime | None = None) -> bool:
     """Return True if the serving certificate ends soon or lacks one of the names."""
-    certificate = x509.load_pem_x509_certificate(tls.serving.certificate_pem)
+    certificate = _load(tls.serving.certificate_pem)
     listed = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     ends = certificate.not_valid_after_utc
     return ends - (now or datetime.now(UTC)) < _RENEW_BEFORE or any(
         _san(name) not in listed for name in names
     )
-
-
-def read_secret(secret: RawObject) -> TlsMaterial | None:
-    """Read the certificates from the Secret. Return None if a part is missing."""
-    data: Mapping[str, str] = secret.get("data") or {}
-    if not all(key in data for key in (_CA_CERT, _CA_KEY, _CERT, _KEY)):
-        return None
-    part = {key: base64.b64decode(data[key]) for key in (_CA_CERT, _CA_KEY, _CERT, _KEY)}
-    return TlsMaterial(
-        ca=KeyPair(certificate_pem=part[_CA_CERT], key_pem=part[_CA_KEY]),
-        serving=KeyPair(certificate_pem=part[_CERT], key_pem=part[_KEY]),
-    )
-
-
-def secret_manifest(tls: TlsMaterial, *, namespace: str, name: str) -> RawObject:
-    """Build the Secret that `read_secret` reads."""
-    parts = {
-        _CA_CERT: tls.ca.certificate_pem,
-        _CA_KEY: tls.ca.key_pem,
-        _CERT: tls.serving.certificate_pem,
-        _KEY: tls.serving.key_pem,
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": name, "namespace": namespace},
-        "type": "kubernetes.io/tls",
-        "data": {key: base64.b64encode(data).decode() for key, data in parts.items()},
-    }
 
 
 def _make_ca(now: datetime) -> KeyPair:
@@ -108,9 +118,11 @@ def _make_ca(now: datetime) -> KeyPair:
 
 
 def _make_serving(ca: KeyPair, names: tuple[str, ...], now: datetime) -> KeyPair:
-    ca_certificate = x509.load_pem_x509_certificate(ca.certificate_pem)
+    ca_certificate = _load(ca.certificate_pem)
     ca_key = serialization.load_pem_private_key(ca.key_pem, password=None)
-    assert isinstance(ca_key, ec.EllipticCurvePrivateKey)  # the only kind that _make_ca makes
+    assert isinstance(
+        ca_key, ec.EllipticCurvePrivateKey
+    )  # the only kind that _make_ca makes, and a Secret may hold
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "stepkeeper operator")])
     issuer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
@@ -137,6 +149,10 @@ def _builder(
         .not_valid_before(now - _CLOCK_SKEW)
         .not_valid_after(now + life)
     )
+
+
+def _load(pem: bytes) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(pem)
 
 
 def _san(name: str) -> x509.GeneralName:

@@ -21,16 +21,27 @@ def make_health_app(
     metrics: Metrics,
     acting: Callable[[], bool],
     queue_lengths: Callable[[], Mapping[str, int]],
+    waits_for: Callable[[], str],
     clock: Callable[[], float] = time.time,
 ) -> web.Application:
-    """Make the application. Any answer of it shows that the event loop lives. `queue_lengths` are by kind."""
+    """Make the application. Any answer of it shows that the event loop lives.
+
+    Args:
+        cache: Tells when the last event came.
+        metrics: What /metrics shows.
+        acting: True while the operator holds the Lease.
+        queue_lengths: Objects that wait for a worker, by kind.
+        waits_for: What an operator that doesn't work yet waits for, for people; empty if it works.
+        clock: Unix time in seconds.
+
+    """
 
     async def healthz(_: web.Request) -> web.Response:
         age_s = clock() - cache.last_event_at
         n_nodes, _n_unknown = cache.count_nodes()
         # An operator that waits for the Lease watches nothing yet.
         silent = acting() and n_nodes > 0 and age_s > _MAX_WATCH_AGE_S
-        body = {"acting": acting(), "watch_age_s": int(age_s)}
+        body = {"acting": acting(), "watch_age_s": int(age_s), "waits_for": waits_for()}
         return web.json_response(body, status=500 if silent else 200)
 
     async def render(_: web.Request) -> web.Response:

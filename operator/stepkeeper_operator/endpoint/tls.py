@@ -5,15 +5,10 @@ import logging
 import ssl
 
 from stepkeeper_operator.cluster import SECRETS, Cluster
-from stepkeeper_operator.endpoint.certificates import (
-    TlsMaterial,
-    make_tls,
-    needs_renewal,
-    read_secret,
-    secret_manifest,
-)
+from stepkeeper_operator.endpoint.certificates import TlsMaterial, make_tls, renew_tls
 from stepkeeper_operator.endpoint.serving import load_certificate, server_tls
-from stepkeeper_operator.errors import ApiError
+from stepkeeper_operator.endpoint.tls_secret import read_secret, secret_manifest
+from stepkeeper_operator.errors import ApiError, CertificateError
 
 __all__ = ["ServingCertificate"]
 
@@ -35,21 +30,26 @@ class ServingCertificate:
 
     @property
     def ca_pem(self) -> str:
-        """The CA that pods trust. Known after the first `renew`."""
+        """The CAs that pods trust. Known after the first `renew`."""
         assert self._tls is not None  # renewed before anything is served
-        return self._tls.ca.certificate_pem.decode()
+        return self._tls.trusted_pem.decode()
 
     async def renew(self) -> None:
-        """Load the stored certificate, or make and store a new one with the same CA if it soon expires or lacks a name.
+        """Load the stored certificates, and do what is due: another certificate, a step of the CA's rotation.
 
-        If the Secret holds no certificate, the CA is new too.
+        Without the Secret, the CA is new too.
+
+        Raises:
+            ApiError: The API server refused a request.
+            CertificateError: The Secret is damaged, or somebody else's. What was served before is served on.
+
         """
         secret = await self._cluster.get(SECRETS, self._namespace, self._secret_name)
-        tls = None if secret is None else read_secret(secret)
-        if tls is None or needs_renewal(tls, self._names):
-            tls = make_tls(self._names, ca=None if tls is None else tls.ca)
+        known = None if secret is None else read_secret(secret)
+        tls = make_tls(self._names) if known is None else renew_tls(known, self._names)
+        if tls is not known:
             await self._store(tls, None if secret is None else secret["metadata"]["resourceVersion"])
-            _log.info("made a serving certificate", extra={"names": ",".join(self._names)})
+            _log.info("made certificates", extra={"names": ",".join(self._names)})
         self._tls = tls
         load_certificate(self.context, tls.serving)
 
@@ -62,8 +62,8 @@ class ServingCertificate:
             await asyncio.sleep(_CHECK_S)
             try:
                 await self.renew()
-            except ApiError as error:
-                _log.warning("cannot renew certificate", extra={"error": str(error)})
+            except (ApiError, CertificateError) as error:
+                _log.error("cannot renew certificate", extra={"error": str(error)})
 
     async def _store(self, tls: TlsMaterial, version: str | None) -> None:
         body = dict(secret_manifest(tls, namespace=self._namespace, name=self._secret_name))

@@ -105,7 +105,15 @@ def find_cause(evidence: AttemptEvidence | None, circumstances: Circumstances) -
         or _check_deleted(pods)
         or _check_job_message(evidence, circumstances)
     )
-    return attribute_to_loss(finding or _guess_from_jobset(circumstances), circumstances.loss)
+    finding = _add_decision(finding or _guess_from_jobset(circumstances), pods)
+    return attribute_to_loss(finding, circumstances.loss)
+
+
+def _add_decision(finding: Finding, pods: tuple[Pod, ...]) -> Finding:
+    """Add to the message what the training chose to save in the time that it had left."""
+    said = (pod.termination.decision for pod in pods if pod.termination is not None)
+    decision = next((each for each in said if each is not None), None)
+    return finding if decision is None else replace(finding, message=f"{finding.message}; {decision}")
 
 
 def attribute_to_loss(finding: Finding, loss: MachinesLoss | None) -> Finding:

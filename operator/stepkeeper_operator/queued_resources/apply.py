@@ -8,7 +8,7 @@ from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU, CloudTPUError
 from stepkeeper_operator.cluster import NODES, Cluster
-from stepkeeper_operator.errors import ApiError, InvalidObjectError
+from stepkeeper_operator.errors import ApiError, InvalidObjectError, LeaseLostError
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.labels import CORDONED_BY_ANNOTATION, QUEUED_RESOURCE_UID_LABEL
 from stepkeeper_operator.queued_resources.decision import (
@@ -49,6 +49,7 @@ class Applier:
         cloud: CloudTPU,
         memory: Memory,
         writer: ObjectWriter,
+        acting: Callable[[], bool],
         clock: Callable[[], float],
     ) -> None:
         self._cluster = cluster
@@ -56,6 +57,7 @@ class Applier:
         self._cloud = cloud
         self._memory = memory
         self._writer = writer
+        self._acting = acting
         self._clock = clock
 
     async def apply_decision(self, subject: Subject, observed: Observed, decision: Decision) -> None:
@@ -63,6 +65,7 @@ class Applier:
 
         Raises:
             ApiError: A write to the cluster failed. The writes before it are done.
+            LeaseLostError: Another operator may act by now. The writes before that are done.
         """
         meta, memory = subject.meta, self._memory.get(subject.meta.uid)
         if decision.write_status:
@@ -90,7 +93,15 @@ class Applier:
             self._record(raw)
         memory.last_write_at = self._clock()
 
+    def _check_acting(self) -> None:
+        """Look at the Lease before a write to the cloud, as the cluster does before its writes."""
+        if not self._acting():
+            raise LeaseLostError(
+                "the lease is over: another operator may act, and nothing more is asked of the cloud"
+            )
+
     async def _do_action(self, meta: ObjectMeta, action: Action) -> None:
+        self._check_acting()
         match action:
             case SetFinalizer():
                 await self._set_finalizer(meta, present=action.present)
@@ -140,6 +151,7 @@ class Applier:
                 continue
             owner = find_owner(node.labels, meta, cluster_id=action.labels[CLUSTER_LABEL])
             if owner in {Owner.UNLABELLED, Owner.RELIC}:
+                self._check_acting()
                 labels = {**node.labels, **action.labels}
                 await self._cloud.set_node_labels(action.place, node_id, labels, action.version)
 

@@ -142,7 +142,9 @@ def make_queued_resource_controller(
         clock=clock,
     )
     writer = ObjectWriter(QUEUED_RESOURCES, cluster=cluster, metrics=metrics, identity=identity, clock=clock)
-    applier = Applier(cluster=cluster, cache=cache, cloud=cloud, memory=memory, writer=writer, clock=clock)
+    applier = Applier(
+        cluster=cluster, cache=cache, cloud=cloud, memory=memory, writer=writer, acting=acting, clock=clock
+    )
     return QueuedResourceController(
         cache=cache,
         memory=memory,

@@ -77,7 +77,7 @@ class FakeCluster(Cluster):
         )
 
     @override
-    async def list_all(self, resource: Resource) -> tuple[RawObject, ...]:
+    async def list_all(self, resource: Resource, label_selector: str = "") -> tuple[RawObject, ...]:
         if ("list", resource.plural) in self.refusals:
             raise self.refusals["list", resource.plural]
         return tuple(_copy(raw) for raw in self.list_objects(resource.plural))

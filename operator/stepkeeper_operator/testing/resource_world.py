@@ -11,8 +11,7 @@ from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import queued_resource_key
 from stepkeeper_operator.cache.kinds import list_watched_kinds
 from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudTPU
-from stepkeeper_operator.facts.raw import RawObject, parse_time, render_time
-from stepkeeper_operator.labels import CLOUD_NODE_LABEL, QUEUED_RESOURCE_UID_LABEL
+from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.queued_resources.controller import make_queued_resource_controller
 from stepkeeper_operator.queued_resources.naming import UID_LABEL
@@ -20,6 +19,7 @@ from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.reconcile import Reconciler
 from stepkeeper_operator.testing.cluster import FakeCluster
 from stepkeeper_operator.testing.queued_resources import CLUSTER_ID, make_resource
+from stepkeeper_operator.testing.resource_hosts import sync_hosts
 from stepkeeper_operator.testing.small_cloud import SmallCloud
 
 __all__ = ["Killed", "ResourceWorld"]
@@ -61,6 +61,9 @@ class ResourceWorld:
         self.cloud = SmallCloud(lambda: self.now, hosts_per_node=hosts_per_node)
         self._service: CloudTPU = service or self.cloud
         self._settings = settings
+        self.acting: Callable[[], bool] = lambda: True
+        """Tells the operator whether it holds the Lease."""
+
         self.kill_at: int | None = None
         """The write, counted from now, at which the operator is killed; None: it isn't."""
 
@@ -120,21 +123,8 @@ class ResourceWorld:
 
     def sync_hosts(self, nodes: Iterable[CloudNode] | None = None) -> None:
         """Let the hosts of ready cloud nodes join, silence the others, and end the pods that are told to."""
-        alive = set()
-        for node in self.cloud.nodes.values() if nodes is None else nodes:
-            node_id = node.id
-            uid = node.labels.get(UID_LABEL, self.uid)
-            for index, address in enumerate(node.addresses):
-                if node.state == "READY":
-                    alive.add(f"{node_id}-w{index}")
-                    self._join(f"{node_id}-w{index}", node_id, uid, address)
-        for raw in self.cluster.list_objects("nodes"):
-            if raw["metadata"]["name"] not in alive and _is_ready(raw):
-                self.cluster.put("nodes", {**raw, "status": _status("Unknown", raw, self.now)})
-        for pod in self.cluster.list_objects("pods"):
-            deadline = parse_time(pod["metadata"].get("deletionTimestamp"))
-            if deadline is not None and deadline <= self.now:
-                self.cluster.remove("pods", pod["metadata"]["namespace"], pod["metadata"]["name"])
+        shown = self.cloud.nodes.values() if nodes is None else nodes
+        sync_hosts(self.cluster, shown, uid=self.uid, now=self.now)
 
     def add_pod(self, node: str, name: str = "lm-w-0-0") -> None:
         """Run a pod on a node."""
@@ -207,12 +197,15 @@ class ResourceWorld:
             settings=self._settings,
             metrics=self.metrics,
             identity="operator-1",
-            acting=lambda: True,
+            acting=self._look_at_lease,
             clock=lambda: self.now,
         )
         self.reconciler = Reconciler(
             controllers={controller.resource.kind: controller}, cache=self.cache, metrics=self.metrics
         )
+
+    def _look_at_lease(self) -> bool:
+        return self.acting()
 
     def _record_change(self, plural: str, raw: RawObject, deleted: bool) -> None:  # a plain callable
         if plural in _KINDS:
@@ -239,23 +232,3 @@ class ResourceWorld:
             return answer
 
         return wrapped
-
-    def _join(self, name: str, node_id: str, uid: str, address: str) -> None:
-        known = self.cluster.objects.get(("nodes", None, name))
-        if known is not None:
-            if not _is_ready(known):
-                self.cluster.put("nodes", {**known, "status": _status("True", known, self.now)})
-            return
-        labels = {QUEUED_RESOURCE_UID_LABEL: uid, CLOUD_NODE_LABEL: node_id}
-        raw: dict[str, Any] = {"metadata": {"name": name, "labels": labels}, "spec": {}}
-        raw["status"] = {"addresses": [{"type": "InternalIP", "address": address}]}
-        self.cluster.put("nodes", {**raw, "status": _status("True", raw, self.now)})
-
-
-def _is_ready(raw: RawObject) -> bool:
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in raw["status"].get("conditions", ()))
-
-
-def _status(ready: str, raw: RawObject, now: float) -> dict[str, Any]:
-    condition = {"type": "Ready", "status": ready, "lastTransitionTime": render_time(now)}
-    return {**raw["status"], "conditions": [condition]}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Annotated, Final, Self
 
-from stepkeeper.contract.exits import Cause
+from stepkeeper.contract.exits import Cause, ExitCode
 from stepkeeper.contract.report import CommitPoint
 from stepkeeper.contract.wire import AtMost, decode_message, encode_json
 
@@ -13,6 +13,14 @@ _LIMIT_BYTES: Final = 4096
 """The size at which the kubelet cuts a message."""
 
 _ERROR_LIMIT_BYTES: Final = 2048
+
+_TELLING: Final[dict[int, int]] = {
+    ExitCode.DONE: 0,
+    ExitCode.PEER_LOST: 1,
+    ExitCode.SAVED: 3,
+    ExitCode.FENCED: 4,
+}
+_TELLING_OF_ERRORS: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +52,27 @@ class Termination:
     notice: str | None = None
     """The source of the notice that asked it to stop: sigterm, directive, file, call."""
 
+    decision: Annotated[str, AtMost(512)] | None = None
+    """What it chose to save in the time that was left, and why, for people."""
+
     error: str | None = None
     """The end of the traceback."""
+
+    rank: int | None = None
+    """The rank of the process: a pod may have several, and one message."""
+
+    restart: int | None = None
+    """How often a launcher in the pod had started its processes anew before this one (torchrun's max_restarts)."""
+
+    def replaces(self, earlier: "Termination") -> bool:
+        """Tell whether this message takes the place of an earlier one in the pod.
+
+        What a process says later counts, and so do the processes that a launcher has started later. Of several that
+        run side by side the one that tells most about the pod's end counts, as for the operator among pods: those
+        that are told to stop, or lose a peer, often fail with something else soon after.
+        """
+        beside = self.rank != earlier.rank and self.restart == earlier.restart
+        return not beside or _telling(self.code) >= _telling(earlier.code)
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
@@ -70,3 +97,8 @@ class Termination:
             error = error[len(error) // 2 + 1 :]
             data = encode_json(replace(self, error=error))
         return data
+
+
+def _telling(code: int) -> int:
+    """Return how much an exit code tells about the end of a pod."""
+    return _TELLING.get(code, _TELLING_OF_ERRORS)

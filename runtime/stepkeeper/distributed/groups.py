@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from stepkeeper.contract import ContractError, Identity
 from stepkeeper.distributed.devices import Hardware, find_hardware
@@ -75,7 +77,7 @@ def _form(hardware: Hardware, timeout_s: float) -> None:
             _prepare_tpu()
             dist.init_process_group("gloo", init_method="xla://", timeout=timeout)
         case Launcher.TORCHRUN:
-            dist.init_process_group(hardware.backend, init_method="env://", timeout=timeout)
+            _join_launched(hardware.backend, timeout)
         case Launcher.OPERATOR:
             identity = Identity.from_env(os.environ)
             with leaving_on_notice():
@@ -91,6 +93,23 @@ def _form(hardware: Hardware, timeout_s: float) -> None:
             dist.init_process_group(
                 hardware.backend, store=HashStore(), rank=0, world_size=1, timeout=timeout
             )
+
+
+def _join_launched(backend: str, timeout: timedelta) -> None:
+    """Form the group by torchrun's variables.
+
+    Where torchrun has started its processes anew, its store may still hold what those before have left, gloo's
+    addresses among it. Each start has names of its own.
+    """
+    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(
+        backend,
+        store=PrefixStore(f"restart/{restart}", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+    )
 
 
 def _prepare_tpu() -> None:

@@ -4,7 +4,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 from statistics import median
 from typing import Final
 
@@ -14,7 +13,7 @@ from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.root_check import RootProof
 from stepkeeper.coordination.upkeep_wait import UpkeepWait
 from stepkeeper.coordination.waits import Waits
-from stepkeeper.errors import FencedError, PeerLostError, SaveError, StepkeeperError, StorageError
+from stepkeeper.errors import FencedError, PeerLostError, SaveError, StepkeeperError
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
 from stepkeeper.loggers import logger
@@ -26,13 +25,10 @@ from stepkeeper.save.report import SaveClock, SaveReport
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.state_watch import StateWatch
 from stepkeeper.storage import Store
-from stepkeeper_planners.errors import PlannerError
 
 __all__ = ["Saver"]
 
 _log: Final = logger(__name__)
-_FAILED_KEY: Final = "notice/failed"
-_ANSWER_TIMEOUT_S: Final = 3600.0
 _CLOSE_S: Final = 60.0
 _MAX_REPORTS: Final = 8
 """The number of newest saves whose median is the cost of a save. The median ignores the first one's compilation."""
@@ -208,39 +204,6 @@ class Saver:
             ) from error
         return None if timeout_s is None else max(0.0, began_s + timeout_s - time.monotonic())
 
-    def save_for_notice(self, request: SaveRequest, timeout_s: float | None) -> None:
-        """Make sure that a save of the step is in flight or committed: start one unless an earlier call has.
-
-        An error that makes it impossible in time is logged. The next process resumes the newest commit.
-        """
-        last, step = self._newest_save, request.step
-        if last is None or last.step != step or self._has_failed_on_any_rank(last, timeout_s):
-            try:
-                self.start_save(replace(request, is_last=True), timeout_s)
-            except (StorageError, SaveError, TimeoutError) as error:
-                _log.error("step %d is not saved for the notice: %s", step, error, extra={"step": step})
-
-    def _has_failed_on_any_rank(self, last: InFlight, timeout_s: float | None) -> bool:
-        """Ask all ranks whether the save failed on one of them; return False if they can't be asked. Called once.
-
-        One rank may know it before the others do, and a save that only some ranks start waits for the rest.
-
-        Ranks: all ranks call this.
-        """
-        limit_s = _ANSWER_TIMEOUT_S if timeout_s is None else timeout_s
-        try:
-            by_rank = self._rank_group.gather(_FAILED_KEY, {"failed": last.failed}, limit_s)
-            found = {"failed": any(each["failed"] for each in by_rank)} if by_rank else None
-            return bool(self._rank_group.broadcast(f"{_FAILED_KEY}/any", found, limit_s)["failed"])
-        except PeerLostError as error:
-            _log.error(
-                "whether step %d is to be saved again isn't agreed: %s",
-                last.step,
-                error,
-                extra={"step": last.step},
-            )
-            return False
-
     def await_commit(self, save: InFlight) -> None:
         """Wait until `save` is committed.
 
@@ -257,28 +220,16 @@ class Saver:
             self._pipeline.failures.forget_failure(error)
             raise
 
-    def await_save_for_notice(self, timeout_s: float | None) -> None:
-        """Wait until the newest save has ended. Note and forgive its failure, or that it didn't end in time.
+    def forgive_failure(self, why: str | None = None) -> None:
+        """Forget the failures of saves, since the process stops and the next one resumes the newest commit.
 
-        The process is about to stop, and the next one resumes the newest commit. Raises FencedError.
+        Args:
+            why: What failed, for people; None if nothing did.
+
         """
-        last = self._newest_save
-        if last is None:
-            return
-        try:
-            last.result(timeout_s)
-        except FencedError:
-            raise
-        except (StepkeeperError, PlannerError, TimeoutError) as error:
-            _log.exception("the save for the notice failed", extra={"step": last.step})
-            self._error = f"the save of step {last.step} for the notice failed: {error!r}"
-            self._progress.set_error(self._error)
-        self._pipeline.failures.pop_failure(newest=True)
-
-    def note_unsaved(self, step: int, error: Exception) -> None:
-        """Note that the process stops and `step` isn't saved, because of `error`; failures of saves don't count now."""
-        self._error = f"step {step} is not saved for the notice: {error}"
-        self._progress.set_error(self._error)
+        if why is not None:
+            self._error = why
+            self._progress.set_error(why)
         self._pipeline.failures.pop_failure(newest=True)
 
     def await_saves_and_prove_root(self) -> None:

@@ -233,7 +233,7 @@ class Shutdown:
         """
         controller = self._controller
         if controller.agreed_to_stop or (chosen and controller.notices.read_notice() is not None):
-            self._saver.await_save_for_notice(controller.process_exit.grace_left_s())
+            controller.stop_save.wait(controller.process_exit.grace_left_s())
             controller.stopped = True
         self.exit_if_stopped()
         self._raise_fence()

@@ -23,6 +23,7 @@ from stepkeeper.training.environment import Environment
 from stepkeeper.training.last_step import LastStep
 from stepkeeper.training.preemption import Notice, NoticeWatcher
 from stepkeeper.training.save_decision import SaveConditions, SaveDecider
+from stepkeeper.training.stop_save import StopSave
 from stepkeeper.training.termination import ProcessExit
 
 __all__ = ["StepController"]
@@ -81,8 +82,16 @@ class StepController:
         self._announcements = announcements = Announcements(
             stop=self.notices.record_notice, save=self.decider.request_save, save_s=self._read_save_s
         )
+        stop_save = StopSave(saver, rank_group)
+        self.stop_save: Final = stop_save
         self.process_exit: Final = ProcessExit(
-            environment, companion, progress, self.notices, lambda: announcements.cause
+            environment,
+            companion,
+            progress,
+            self.notices,
+            announced_cause=lambda: announcements.cause,
+            decision=lambda: stop_save.choice,
+            rank=rank_group.rank,
         )
         self._waits.heed_notices(self.process_exit.wait_left_s)
 
@@ -178,10 +187,10 @@ class StepController:
         self.notices.record_notice("peer")
         self._progress.set_phase(ReportPhase.SAVING)
         if self.process_exit.saves_before_stop:
-            self._saver.save_for_notice(request, self.process_exit.grace_left_s())
+            self.stop_save.start(request, self.process_exit.grace_left_s())
         else:
             self._await_stops(request.step)
-        self._saver.await_save_for_notice(self.process_exit.grace_left_s())
+        self.stop_save.wait(self.process_exit.grace_left_s())
         self.stopped = True
 
     def _await_stops(self, step: int) -> None:
@@ -198,7 +207,7 @@ class StepController:
         """Stop at `step` without a save: the time of a notice was over while the training waited."""
         _log.error("step %d is not saved for the notice: %s", step, error, extra={"step": step})
         self.notices.record_notice("peer")
-        self._saver.note_unsaved(step, error)
+        self._saver.forgive_failure(f"step {step} is not saved for the notice: {error}")
         self.stopped = True
 
     def follow_directive(self, directive: Directive) -> None:

@@ -1,6 +1,7 @@
 """End a process: choose its exit code, share out the grace period, and write the termination-message file."""
 
 import faulthandler
+import fcntl
 import os
 import time
 import traceback
@@ -10,7 +11,15 @@ from typing import Final
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.contract import END_RESERVE_S, Cause, CommitPoint, ExitCode, OnDisruption, Termination
+from stepkeeper.contract import (
+    END_RESERVE_S,
+    Cause,
+    CommitPoint,
+    ContractError,
+    ExitCode,
+    OnDisruption,
+    Termination,
+)
 from stepkeeper.errors import FencedError, NoticeDeadlineError, PeerLostError
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger
@@ -48,6 +57,10 @@ _SAVE_S: Final = 60.0
 _SAVE_TOGETHER_S: Final = 10.0
 """The same with other ranks, who may have ended already."""
 
+_LOCK_S: Final = 1.0
+"""Seconds that another process of the pod, which may be stopped, keeps this one from writing its message."""
+
+_MESSAGE_BYTES: Final = 1 << 16
 _FAILURE: Final = 1
 _INTERRUPTED: Final = 130
 _CODES: Final = (
@@ -88,7 +101,10 @@ class ProcessExit:
         companion: Companion,
         progress: Progress,
         notices: NoticeWatcher,
+        *,
         announced_cause: Callable[[], Cause | None] = lambda: None,
+        decision: Callable[[], str | None] = lambda: None,
+        rank: int,
     ) -> None:
         """Know the parts that tell how the process ends.
 
@@ -98,10 +114,14 @@ class ProcessExit:
             progress: Knows the last step.
             notices: Know whether the process was asked to stop.
             announced_cause: Returns the cause that the cloud has announced for an end that comes now, if it has.
+            decision: Returns what was chosen to be saved in the time that was left, and why.
+            rank: This process's rank.
 
         """
         self._announced_cause = announced_cause
+        self._decision = decision
         self._environment = environment
+        self._rank = rank
         self._companion = companion
         self._progress = progress
         self._notices = notices
@@ -209,7 +229,10 @@ class ProcessExit:
                 claim=None if claimed is None else claimed.claim.slot,
                 cause=None if notice is None else self._announced_cause(),
                 notice=None if notice is None else notice.source,
+                decision=self._decision(),
                 error=error,
+                rank=self._rank,
+                restart=_count_restarts(),
             ),
         )
 
@@ -218,8 +241,14 @@ def _point_of(record: CommitRecord | None) -> CommitPoint | None:
     return None if record is None else CommitPoint(sequence=record.slot, step=record.step)
 
 
+def _count_restarts() -> int | None:
+    """Return how often torchrun has started its processes anew; None without torchrun."""
+    text = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return int(text) if text.isdecimal() else None
+
+
 def _write(path: Path, termination: Termination) -> None:
-    """Write the termination message; log it if that fails.
+    """Write the termination message, unless another process has left one that tells more; log it if that fails.
 
     The process ends either way, and its exit code says most of it. If the process is killed meanwhile, either an
     earlier message or this one can be read: the file is the kubelet's, so it can't be replaced by another file, and
@@ -227,8 +256,11 @@ def _write(path: Path, termination: Termination) -> None:
     """
     said = termination.to_json()
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
+            _lock(fd)
+            if not _replaces(termination, os.pread(fd, _MESSAGE_BYTES, 0)):
+                return
             # Trailing blanks don't change a JSON text.
             os.pwrite(fd, said.ljust(os.fstat(fd).st_size), 0)
             os.ftruncate(fd, len(said))
@@ -236,3 +268,23 @@ def _write(path: Path, termination: Termination) -> None:
             os.close(fd)
     except OSError as error:
         _log.warning("the termination message can't be written to %s: %s", path, error)
+
+
+def _lock(fd: int) -> None:
+    """Keep other processes of the pod from writing until the file is closed, if they let go of it in time."""
+    ends_s = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() >= ends_s:
+                return None
+            time.sleep(0.01)
+
+
+def _replaces(termination: Termination, data: bytes) -> bool:
+    try:
+        return termination.replaces(Termination.from_json(data))
+    except ContractError:
+        # It is empty, or somebody else's.
+        return True

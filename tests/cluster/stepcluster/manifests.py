@@ -11,7 +11,8 @@ _TORCH: Final = "/opt/torch"
 def on_test_cluster(job: dict[str, Any], *, n_xla_devices: int | None = None) -> dict[str, Any]:
     """Return a copy of the job that runs on the test cluster. Nothing that it says of itself is changed.
 
-    The nodes lend it torch, which its image doesn't have, and the ConfigMap `object-storage` names the emulator.
+    The nodes lend it torch, which its image doesn't have, and the ConfigMap `object-storage` names the emulator. Hosts
+    without a TPU are the TPU nodes, one pod on each: the images of trainers are there.
 
     Args:
         job: The manifest.
@@ -27,8 +28,24 @@ def on_test_cluster(job: dict[str, Any], *, n_xla_devices: int | None = None) ->
     trainer["volumeMounts"] = [*trainer.get("volumeMounts", ()), mount]
     storage = {"configMapRef": {"name": "object-storage", "optional": True}}
     trainer["envFrom"] = [*trainer.get("envFrom", ()), storage]
+    if "hosts" in adapted["spec"]["placement"]:
+        _put_on_hosts_apart(spec, adapted["metadata"]["name"])
     if n_xla_devices is not None:
         devices = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(n_xla_devices)}
         variables = [{"name": name, "value": value} for name, value in devices.items()]
         trainer["env"] = [*trainer.get("env", ()), *variables]
     return adapted
+
+
+def _put_on_hosts_apart(spec: dict[str, Any], name: str) -> None:
+    spec["nodeSelector"] = {**spec.get("nodeSelector", {}), "cloud.google.com/gke-spot": "true"}
+    taints = ("google.com/tpu", "cloud.google.com/gke-spot")
+    spec["tolerations"] = [
+        *spec.get("tolerations", ()),
+        *({"key": taint, "operator": "Exists"} for taint in taints),
+    ]
+    apart = {
+        "labelSelector": {"matchLabels": {"stepkeeper.dev/job-name": name}},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    spec["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}

@@ -45,4 +45,6 @@ def install_operator(
         "--timeout",
         "90s",
     ]
+    # Helm upgrades no CRDs, and a cluster that is used again may have older ones.
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(_CHART / "crds"))
     cluster.helm("upgrade", "--install", "stepkeeper", _CHART, *options, timeout_s=120)

@@ -43,6 +43,12 @@ class ShellJob:
 
     n_hosts: int = 1
     max_failures: int = 3
+    restarts: Mapping[str, Any] = field(default_factory=dict)
+    """More of the job's spec.restarts."""
+
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    """More of the job's spec."""
+
     namespace_labels: Mapping[str, str] = field(default_factory=dict)
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
@@ -112,8 +118,10 @@ class ShellJob:
                 "restarts": {
                     "maxFailures": self.max_failures,
                     "backoff": {"initialSeconds": 1, "maxSeconds": 1},
+                    **self.restarts,
                 },
                 "template": {"spec": spec},
+                **self.spec,
             },
         }
 
@@ -139,13 +147,14 @@ def apply_all(cluster: Cluster, jobs: Sequence[ShellJob], *others: Mapping[str, 
 
 def delete_all(cluster: Cluster, jobs: Sequence[ShellJob]) -> None:
     """Delete the jobs, then their namespaces: in a namespace that is being deleted no job can be brought to rest."""
-    _with_all(cluster, "delete", [job.manifest() for job in jobs])
-    cluster.kubectl("delete", "namespace", *(job.name for job in jobs), "--timeout=100s")
+    _with_all(cluster, "delete", [job.manifest() for job in jobs], "--ignore-not-found")
+    names = (job.name for job in jobs)
+    cluster.kubectl("delete", "namespace", *names, "--ignore-not-found", "--timeout=100s")
 
 
-def _with_all(cluster: Cluster, verb: str, items: Sequence[Mapping[str, Any]]) -> None:
+def _with_all(cluster: Cluster, verb: str, items: Sequence[Mapping[str, Any]], *options: str) -> None:
     body = {"apiVersion": "v1", "kind": "List", "items": list(items)}
-    cluster.kubectl(verb, "-f", "-", stdin=json.dumps(body))
+    cluster.kubectl(verb, *options, "-f", "-", stdin=json.dumps(body))
 
 
 @dataclass(slots=True)

@@ -99,7 +99,8 @@ def main() -> None:
                 if outcome.stop:
                     break
             if rank == options.get("late") and (folder / "late").exists():
-                time.sleep(1.0)
+                (folder / "late").unlink()
+                time.sleep(4.0)
             time.sleep(options.get("pause_s", 0.0) * (1 + rank))
     dist.destroy_process_group()
 

@@ -90,6 +90,8 @@ def written() -> dict[str, Message]:
             cause="Maintenance",
             notice="sigterm",
             error="Traceback …",
+            rank=5,
+            restart=1,
         ),
     }
 

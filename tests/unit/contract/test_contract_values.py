@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -187,3 +188,13 @@ def test_the_audience_names_one_job() -> None:
 def test_importing_the_contract_brings_no_torch() -> None:
     code = "import sys, stepkeeper, stepkeeper.contract; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_of_processes_side_by_side_the_one_that_tells_most_has_the_last_word() -> None:
+    done, lost, failed, saved, fenced = (Termination(code=code, rank=0) for code in (0, 78, 1, 75, 77))
+    order = [done, lost, failed, saved, fenced]
+    for i, earlier in enumerate(order):
+        for j, later in enumerate(order):
+            assert replace(later, rank=1).replaces(earlier) == (j >= i)
+            assert later.replaces(earlier), "a process says last what counts"
+            assert replace(later, rank=1, restart=1).replaces(earlier), "a launcher has started it later"

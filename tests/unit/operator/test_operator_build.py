@@ -176,6 +176,30 @@ def test_the_hash_changes_with_the_template_and_the_placement_and_with_nothing_e
     assert template_hash(job(template={"spec": {"containers": [{"name": "trainer", "image": "2"}]}})) != same
 
 
+TOPOLOGY = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+
+
+@pytest.mark.parametrize(
+    ("placement", "annotations", "label"),
+    [
+        (TPU, {}, "cloud.google.com/gke-nodepool"),
+        (TPU, {TOPOLOGY: "rack"}, "rack"),
+        (TPU, {TOPOLOGY: ""}, None),
+        ({"tpu": TPU["tpu"] | {"slices": 1}}, {}, None),
+        ({"tpu": TPU["tpu"] | {"slices": 1}}, {TOPOLOGY: "rack"}, "rack"),
+        ({"hosts": {"count": 2}}, {}, None),
+    ],
+)
+def test_each_slice_of_several_gets_a_node_pool_of_its_own(
+    placement: dict[str, Any], annotations: dict[str, str], label: str | None
+) -> None:
+    given = job(placement=placement)
+    meta = given.metadata.model_copy(update={"annotations": annotations})
+    given = given.model_copy(update={"metadata": meta})
+    manifest = build_jobset(given, number=0, failures_left=0, unreachable_s=5)
+    assert manifest["metadata"]["annotations"].get(TOPOLOGY) == label
+
+
 def test_defaults_that_the_api_server_adds_change_no_hash() -> None:
     def with_ports(**more: object) -> CheckpointedTrainingJob:
         trainer = {"name": "trainer", "image": "1", "ports": [{"containerPort": 1, **more}]}

@@ -361,3 +361,10 @@ def test_a_pod_says_which_of_its_other_containers_failed() -> None:
     assert failure is not None
     assert (failure.name, failure.code) == ("fetch", 3)
     assert found(read_pod(raw)).message == "container 'fetch' of pod b exited with code 3"
+
+
+@pytest.mark.parametrize("more", [{}, {"disruption": KUBELET, "reason": "Terminated"}])
+def test_what_a_training_chose_to_save_is_in_the_message(more: dict[str, Any]) -> None:
+    decision = "at step 8, 6.9 s are left: only the one in flight is finished"
+    finding = found(ended("p0", 75, termination=word(75, notice="sigterm", decision=decision), **more))
+    assert finding.message.endswith(f"; {decision}")

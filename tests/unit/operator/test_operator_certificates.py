@@ -1,17 +1,23 @@
 """Test the endpoint's CA and certificate, and the Secret that holds them."""
 
+import base64
+import ssl
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from stepkeeper_operator.endpoint.certificates import make_tls, needs_renewal, read_secret, secret_manifest
+from stepkeeper_operator.endpoint.certificates import TlsMaterial, make_tls, needs_renewal, renew_tls
+from stepkeeper_operator.endpoint.serving import load_certificate, server_tls
 from stepkeeper_operator.endpoint.tls import ServingCertificate
+from stepkeeper_operator.endpoint.tls_secret import read_secret, secret_manifest
+from stepkeeper_operator.errors import CertificateError
 from stepkeeper_operator.testing import FakeCluster
 
 NAMES = ("stepkeeper-operator.stepkeeper-system.svc", "10.0.0.1")
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
+OTHER = make_tls(NAMES, now=NOW)
 
 
 def test_the_serving_certificate_is_signed_by_the_ca_for_all_names() -> None:
@@ -57,11 +63,97 @@ def test_the_secret_gives_back_what_was_put_in() -> None:
     assert read_secret(secret_manifest(tls, namespace="ns", name="tls")) == tls
 
 
-def test_a_secret_that_lacks_a_part_is_as_good_as_none() -> None:
-    secret = dict(secret_manifest(make_tls(NAMES, now=NOW), namespace="ns", name="tls"))
-    secret["data"] = {key: value for key, value in secret["data"].items() if key != "ca.key"}
-    assert read_secret(secret) is None
-    assert read_secret({"metadata": {}}) is None
+DAMAGES: dict[str, dict[str, bytes | None]] = {
+    "lacks ca.key": {"ca.key": None},
+    "tls.crt holds no certificate": {"tls.crt": b"x"},
+    "ca.crt holds no certificate": {"ca.crt": b""},
+    "tls.key holds no key": {"tls.key": b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"},
+    "tls.key isn't the key of tls.crt": {"tls.key": OTHER.serving.key_pem},
+    "ca.key isn't the key of ca.crt": {"ca.key": OTHER.ca.key_pem},
+    "tls.crt isn't signed by ca.crt": {"ca.crt": OTHER.ca.certificate_pem, "ca.key": OTHER.ca.key_pem},
+    "lacks next-ca.key": {"next-ca.crt": OTHER.ca.certificate_pem},
+}
+
+
+@pytest.mark.parametrize("why", DAMAGES)
+async def test_a_damaged_secret_is_named_with_what_to_do_and_left_as_it_is(why: str) -> None:
+    cluster = FakeCluster(lambda: 0.0)
+    await keeper(cluster, "a.svc").renew()
+    secret = cluster.objects["secrets", "ns", "tls"]
+    data = dict(secret["data"])
+    for key, value in DAMAGES[why].items():
+        if value is None:
+            del data[key]
+        else:
+            data[key] = base64.b64encode(value).decode()
+    cluster.put("secrets", secret | {"data": data})
+    cluster.writes.clear()
+    with pytest.raises(CertificateError) as caught:
+        await keeper(cluster, "a.svc").renew()
+    assert why in str(caught.value)
+    assert str(caught.value).startswith("Secret ns/tls")
+    assert "Restore the Secret, or delete it" in str(caught.value)
+    assert cluster.writes == []
+
+
+async def test_a_secret_of_somebody_else_is_left_alone() -> None:
+    cluster = FakeCluster(lambda: 0.0)
+    manifest = secret_manifest(make_tls(NAMES), namespace="ns", name="tls")
+    given = {**manifest} | {"metadata": {"name": "tls", "namespace": "ns", "labels": {"team": "a"}}}
+    cluster.put("secrets", given)
+    with pytest.raises(CertificateError, match="Secret ns/tls was not made by this operator"):
+        await keeper(cluster, *NAMES).renew()
+    assert cluster.writes == []
+
+
+def shakes_hands(serving: TlsMaterial, trusted_pem: bytes) -> bool:
+    """Play a TLS handshake in memory."""
+    server_context, client_context = server_tls(), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    load_certificate(server_context, serving.serving)
+    client_context.load_verify_locations(cadata=trusted_pem.decode())
+    # The certificates of these stories are of other years.
+    client_context.verify_flags |= 0x200000  # X509_V_FLAG_NO_CHECK_TIME
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_context.wrap_bio(to_client, to_server, server_hostname=NAMES[0])
+    server = server_context.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(4):
+        for side in (client, server):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLError:
+                return False
+    return True
+
+
+def test_a_ca_is_replaced_while_pods_trust_the_old_and_the_new_one() -> None:
+    tls, now, seen = make_tls(NAMES, now=NOW), NOW, [make_tls(NAMES, now=NOW)]
+    seen[0] = tls
+    while now < NOW + timedelta(days=3650 + 60):
+        now += timedelta(days=28)
+        after = renew_tls(tls, NAMES, now=now)
+        # A pod has the bundle of the last look, or this one's.
+        assert shakes_hands(after, tls.trusted_pem)
+        assert shakes_hands(after, after.trusted_pem)
+        assert read_secret(secret_manifest(after, namespace="ns", name="tls")) == after
+        if after.trusted_pem != tls.trusted_pem:
+            seen.append(after)
+        tls = after
+    first, both, signing, alone = seen
+    assert (first.next_ca, both.ca) == (None, first.ca)
+    assert both.trusted_pem == first.trusted_pem + both.next_ca.certificate_pem if both.next_ca else False
+    assert (signing.ca, signing.old_cas) == (both.next_ca, (first.ca.certificate_pem,))
+    assert (alone.ca, alone.old_cas) == (signing.ca, ())
+
+
+def test_another_ca_alone_is_not_trusted() -> None:
+    assert not shakes_hands(make_tls(NAMES, now=NOW), OTHER.trusted_pem)
+
+
+def test_nothing_is_renewed_before_it_is_due() -> None:
+    tls = make_tls(NAMES, now=NOW)
+    assert renew_tls(tls, NAMES, now=NOW + timedelta(days=59)) is tls
 
 
 def keeper(cluster: FakeCluster, *names: str) -> ServingCertificate:

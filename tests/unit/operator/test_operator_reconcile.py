@@ -180,6 +180,7 @@ async def test_the_length_of_the_queue_is_told_by_kind() -> None:
         metrics=operator._metrics,
         acting=lambda: True,
         queue_lengths=operator._queues.count_due,
+        waits_for=lambda: "",
     )
     (handler,) = (
         route.handler
@@ -194,9 +195,9 @@ async def test_the_length_of_the_queue_is_told_by_kind() -> None:
 async def test_the_operator_waits_for_the_crds_of_the_kinds_that_it_watches() -> None:
     cluster = Unlistable()
     operator = Operator(OperatorSettings(cloud_tpu_enabled=True), cluster)
-    waiting = asyncio.create_task(operator._wait_for_crds())
+    waiting = asyncio.create_task(operator._readiness._wait_for_crds())
     await asyncio.sleep(0)
     assert not waiting.done()
     waiting.cancel()
     operator = Operator(OperatorSettings(), FakeCluster(lambda: 0.0))
-    await operator._wait_for_crds()
+    await operator._readiness._wait_for_crds()

@@ -1,6 +1,7 @@
 """Test the controller of QueuedResources in stories: the shipped code, a cluster and a cloud in memory."""
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, ErrorKind
-from stepkeeper_operator.errors import ApiError, InvalidObjectError
+from stepkeeper_operator.errors import ApiError, InvalidObjectError, LeaseLostError
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.testing.queued_resources import PLACE, make_cloud_resource
@@ -37,6 +38,32 @@ def test_it_is_created_provided_joined_and_then_nothing_is_written() -> None:
         states = [reason for reason in world.events if reason in set(QueuedResourceState)]
         assert (states[0], states[-1]) == ("Pending", "Active")
         assert len(set(states)) == len(states), "each state is told once"
+
+    play(story())
+
+
+def test_once_the_lease_is_lost_nothing_more_is_asked_of_the_cloud() -> None:
+    async def story() -> None:
+        world = await active()
+        world.delete()
+        looks = 0
+
+        def acting() -> bool:
+            """Hold the lease at the first look of each reconcile, and lose it before the first write."""
+            nonlocal looks
+            looks += 1
+            return looks == 1
+
+        world.acting = acting
+        for _ in range(20):
+            looks = 0
+            with contextlib.suppress(LeaseLostError):
+                await world.reconcile()
+            world.step(10)
+        assert world.cloud.resources, "its deletion is the next operator's"
+        world.acting = lambda: True
+        await world.run(20)
+        assert not world.cloud.resources
 
     play(story())
 

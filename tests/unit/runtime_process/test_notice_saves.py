@@ -14,11 +14,13 @@ from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import SoloRankGroup, StoreRankGroup
 from stepkeeper.coordination.root_check import RootProof
 from stepkeeper.errors import StorageError
+from stepkeeper.policy.save import SaveCost
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.report import SaveState
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
 from stepkeeper.storage.memory import MemoryStore
+from stepkeeper.training.stop_save import StandingSave, StopSave, choose_stop_save
 
 WORLD_SIZE = 3
 
@@ -54,7 +56,9 @@ def ranks_in(states: list[SaveState]) -> list[Saver]:
 def notice(ranks: list[Saver], step: int, timeout_s: float) -> None:
     request = SaveRequest(step=step, state={})
     with ThreadPoolExecutor(len(ranks)) as threads:
-        for done in [threads.submit(each.save_for_notice, request, timeout_s) for each in ranks]:
+        for done in [
+            threads.submit(StopSave(each, each._rank_group).start, request, timeout_s) for each in ranks
+        ]:
             done.result(60)
     for each in ranks:
         each.close()
@@ -74,10 +78,60 @@ def test_what_is_on_its_way_is_not_begun_again(begun: list[Saver]) -> None:
     assert not begun
 
 
-def test_another_step_needs_no_agreement(begun: list[Saver]) -> None:
-    ranks = ranks_in([SaveState.FAILED, SaveState.COMMITTED])
-    notice(ranks, 8, 0)
-    assert set(begun) == set(ranks)
+@pytest.mark.parametrize(
+    ("states", "starts"),
+    [
+        ([SaveState.FAILED, SaveState.COMMITTED], True),
+        # The save of step 7 has just begun, and saves take 20 s.
+        ([SaveState.COMMITTED, SaveState.COMMITTING], False),
+    ],
+)
+def test_another_step_is_added_by_all_or_by_none(
+    begun: list[Saver], states: list[SaveState], starts: bool
+) -> None:
+    ranks = ranks_in(states)
+    ranks[0]._cost = SaveCost(stall_s=0.1, duration_s=20.0)
+    for each in ranks:
+        assert each.newest_save is not None
+        if each.newest_save.state is not SaveState.COMMITTING:
+            each.newest_save.future.cancel()
+    notice(ranks, 8, 30)
+    assert set(begun) == (set(ranks) if starts else set())
+
+
+def standing(in_flight_s: float | None, left_s: float | None, **more: bool) -> StandingSave:
+    return StandingSave(
+        is_of_stop=more.get("is_of_stop", False),
+        failed=more.get("failed", False),
+        in_flight_s=in_flight_s,
+        left_s=left_s,
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cost_s", "starts", "why"),
+    [
+        ([standing(None, 10.0)], 60.0, True, None),
+        ([standing(3.0, None)], 60.0, True, None),
+        ([standing(3.0, 10.0)], None, True, "no save has been measured yet"),
+        (
+            [standing(3.0, 10.0)],
+            5.0,
+            True,
+            "10.0 s are left, the save in flight needs about 2.0 s more, and one more",
+        ),
+        ([standing(3.0, 6.9)], 5.0, False, "only the one in flight is finished"),
+        # The one that began last, and the one that is killed first, decide.
+        ([standing(3.0, 10.0), standing(1.0, 20.0), standing(None, 8.9)], 5.0, False, "8.9 s are left"),
+        ([standing(9.0, 5.0)], 5.0, True, "needs about 0.0 s more"),
+    ],
+)
+def test_a_save_is_added_if_there_is_time_for_both(
+    ranks: list[StandingSave], cost_s: float | None, starts: bool, why: str | None
+) -> None:
+    choice = choose_stop_save(ranks, cost_s)
+    assert choice.starts is starts
+    assert choice.why == why if why is None or choice.why is None else why in choice.why
 
 
 def test_where_a_rank_does_not_answer_none_begins_alone(begun: list[Saver]) -> None:
@@ -106,7 +160,7 @@ def test_a_root_that_gives_no_answer_does_not_take_the_grace_period(caplog: pyte
     saves._proof = cast(RootProof, Proof(answer))
     late = threading.Timer(3, answer.set)
     late.start()
-    saves.save_for_notice(SaveRequest(step=1, state={"step": 1}), 0.05)
+    StopSave(saves, SoloRankGroup()).start(SaveRequest(step=1, state={"step": 1}), 0.05)
     assert not answer.is_set()
     late.cancel()
     answer.set()
@@ -125,7 +179,7 @@ def test_why_the_root_is_none_is_said_where_there_is_a_limit_too(caplog: pytest.
         MemoryStore(), cast(Companion, None), SoloRankGroup(), Progress(lambda _state: None), max_pending=1
     )
     saves._proof = cast(RootProof, Refused(threading.Event()))
-    saves.save_for_notice(SaveRequest(step=1, state={"step": 1}), 30)
+    StopSave(saves, SoloRankGroup()).start(SaveRequest(step=1, state={"step": 1}), 30)
     assert "no such bucket" in caplog.text
     saves.close()
 

@@ -28,6 +28,7 @@ from stepkeeper.save.request import SaveRequest, validate_step
 from stepkeeper.save.saver import Saver
 from stepkeeper.save.snapshot import Region, SnapshotTaker
 from stepkeeper.storage.memory import MemoryStore
+from stepkeeper.training.stop_save import StopSave
 from stepkeeper_planners.geometry.layout import Ranks
 
 
@@ -203,6 +204,6 @@ def test_nothing_is_begun_and_nothing_restored_before_the_root_is_proven() -> No
     ):
         with pytest.raises(StorageError, match=r"\.stepkeeper/probes/.* not allowed"):
             use()
-    saves.save_for_notice(SaveRequest(step=7, state={"step": 7}), 1.0)
+    StopSave(saves, SoloRankGroup()).start(SaveRequest(step=7, state={"step": 7}), 1.0)
     assert saves.newest_save is None
     saves.close()

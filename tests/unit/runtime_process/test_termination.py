@@ -1,5 +1,6 @@
 """The exit code and the words that an exception leads to."""
 
+import fcntl
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,16 @@ def test_a_last_word_can_be_read_whenever_the_process_is_killed(
         assert Termination.from_json(path.read_bytes()) == left
     _write(path, second)
     assert path.read_bytes() == second.to_json()
+
+
+def test_a_process_beside_another_one_leaves_the_word_that_tells_more(tmp_path: Path) -> None:
+    path = tmp_path / "termination"
+    saved = Termination(code=75, step=7, rank=2)
+    _write(path, saved)
+    _write(path, Termination(code=78, step=6, rank=3, error="the store is gone, with rank 0 that it was in"))
+    assert Termination.from_json(path.read_bytes()) == saved
+    with path.open("rb") as held:
+        # As by a process that was stopped at the wrong moment.
+        fcntl.flock(held, fcntl.LOCK_EX)
+        _write(path, Termination(code=77, rank=3))
+    assert Termination.from_json(path.read_bytes()).code == 77

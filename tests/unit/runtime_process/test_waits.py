@@ -102,6 +102,7 @@ def process_exit(notice: Notice | None, grace_s: int | None, folder: Path) -> Pr
         cast(Companion, None),
         cast(Progress, None),
         cast(NoticeWatcher, SimpleNamespace(notice=notice)),
+        rank=0,
     )
 
 

@@ -67,7 +67,7 @@ class TPUPlacement(SpecPart):
     """Chips along each side of one slice: 4x4 for v5e and v6e, 2x2x4 for v4, v5p and v7x."""
 
     slices: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Number of slices. Either all of them run or none does."""
+    """Number of slices. Either all of them run or none does. Each of several gets a node pool of its own."""
 
     chips_per_host: Annotated[int, Field(ge=1, le=8)] | None = None
     """Chips on each host; this selects the machine type. 1, 4 or 8 for v5e and v6e, 4 for v4 and v5p, 1 or 4

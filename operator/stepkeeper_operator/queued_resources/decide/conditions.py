@@ -13,22 +13,17 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudMaintenance, ErrorKind
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.queued_resources.decide.answers import error_kind
-from stepkeeper_operator.queued_resources.decide.ends import find_lost_states
 from stepkeeper_operator.queued_resources.decide.joining import derive_joined
 from stepkeeper_operator.queued_resources.decide.mirror import find_next_maintenance, to_word
-from stepkeeper_operator.queued_resources.decision import Finding, Plan, Problem
-from stepkeeper_operator.queued_resources.observed import Observed
-from stepkeeper_operator.queued_resources.request import wants_autocheckpoint
+from stepkeeper_operator.queued_resources.decide.problems import degraded, find_problems, name_some
+from stepkeeper_operator.queued_resources.decision import Finding, Plan
 from stepkeeper_operator.queued_resources.sight import Presence, Scene, Sight
 
-__all__ = ["degraded", "derive_conditions", "merge_conditions"]
+__all__ = ["derive_conditions", "merge_conditions"]
 
 _TYPES: Final = QueuedResourceConditionType
 _STATUS: Final = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
 _MESSAGE_LIMIT: Final = 2048
-_NAMED: Final = 3
-_SILENT_S: Final = 300
-"""Seconds without a listing that are told of. Shorter silences are the retries' business."""
 
 _STATE_TEXTS: Final = {
     QueuedResourceState.CREATING: "the cloud is creating the request",
@@ -56,9 +51,6 @@ _ADVICE: Final = {
     ErrorKind.CREDENTIALS: "Give the operator credentials that are accepted: cloudTPU.credentialsSecret in the"
     " chart's values (examples/queued_resource/README.md)",
 }
-_ON_ITS_WAY: Final = {"READY", "CREATING", "DELETING", "STATE_UNSPECIFIED"}
-"""States of nodes that need no word of their own, besides those for which the resource is made anew."""
-
 _QUOTA_IS_ENOUGH: Final = {
     QueuedResourceState.WAITING,
     QueuedResourceState.PROVISIONING,
@@ -79,18 +71,11 @@ def derive_conditions(
     """
     sight = scene.sight
     joined, look_s = derive_joined(resource, status, scene)
-    problems = (
-        *plan.problems,
-        *_find_autocheckpoint_problem(resource, sight),
-        *_find_unwell_nodes(sight),
-        *_find_unready_nodes(resource, sight),
-        *_find_silence(scene.observed, now=scene.now),
-    )
     findings = [
         _derive_accepted(plan, sight, status),
         _derive_active(plan, sight, status),
         joined,
-        degraded(problems),
+        degraded((*plan.problems, *find_problems(resource, scene))),
         _derive_maintenance(status, scene),
         _derive_quota(sight, status),
     ]
@@ -115,14 +100,6 @@ def merge_conditions(
         )
     order = [kind.value for kind in _TYPES]
     return tuple(sorted(after.values(), key=lambda c: order.index(c.type) if c.type in order else len(order)))
-
-
-def degraded(problems: tuple[Problem, ...]) -> Finding:
-    """Sum up all problems; the first one gives the reason."""
-    if not problems:
-        return Finding(type=_TYPES.DEGRADED, status=False, reason="AsExpected")
-    text = "; ".join(problem.message for problem in problems)
-    return Finding(type=_TYPES.DEGRADED, status=True, reason=problems[0].reason, message=text)
 
 
 def _derive_accepted(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> Finding | None:
@@ -176,7 +153,7 @@ def _derive_maintenance(status: QueuedResourceStatus, scene: Scene) -> Finding |
     more = f", and {len(announced) - 1} more" if len(announced) > 1 else ""
     text = f"node {first.id}{more}: {_describe_window(maintenance)}. Jobs on it save before it begins"
     if ongoing and first.id not in ongoing:
-        text += f"; {_name(ongoing)} has maintenance now"
+        text += f"; {name_some(ongoing)} has maintenance now"
     if not told:
         text += ". So v2alpha1 of the Cloud TPU API told before it ceased to answer"
     return Finding(type=kind, status=True, reason="Ongoing" if ongoing else "Pending", message=text)
@@ -209,54 +186,3 @@ def _derive_quota(sight: Sight, status: QueuedResourceStatus) -> Finding | None:
     if status.state in _QUOTA_IS_ENOUGH or kind not in known:
         return Finding(type=kind, status=False, reason="QuotaSuffices")
     return None
-
-
-def _find_autocheckpoint_problem(resource: QueuedResource, sight: Sight) -> tuple[Problem, ...]:
-    wanted = wants_autocheckpoint(resource.spec)
-    wrong = [
-        node.id
-        for node in sight.nodes
-        if node.autocheckpoint_enabled is not None and node.autocheckpoint_enabled is not wanted
-    ]
-    if not wrong:
-        return ()
-    text = (
-        f"autocheckpoint is {'off' if wanted else 'on'} on {_name(wrong)}, and the spec asks for "
-        f"{'on' if wanted else 'off'}. The cloud takes it with the creation only: delete this object and make it "
-        f"again; if that changes nothing, ask for node.autocheckpointEnabled: {str(not wanted).lower()} there"
-    )
-    return (Problem(reason="AutocheckpointMismatch", message=text),)
-
-
-def _find_unwell_nodes(sight: Sight) -> tuple[Problem, ...]:
-    unwell = [node for node in sight.nodes if node.health not in {"", "HEALTHY"}]
-    if not unwell:
-        return ()
-    first = unwell[0]
-    why = first.health_description or "; ".join(first.symptoms) or "the cloud doesn't say why"
-    text = f"{_name([node.id for node in unwell])}: {to_word(first.health)}: {why}"
-    return (Problem(reason="NodeUnhealthy", message=text),)
-
-
-def _find_unready_nodes(resource: QueuedResource, sight: Sight) -> tuple[Problem, ...]:
-    """Find what takes no pods though the resource is active, and isn't lost for ever: stopped, repaired, unknown."""
-    if sight.resource is None or sight.resource.state != "ACTIVE":
-        return ()
-    settled = _ON_ITS_WAY | find_lost_states(resource.spec.tier)
-    unready = [node for node in sight.nodes if node.state not in settled]
-    if not unready:
-        return ()
-    text = f"{_name([f'{node.id} is {to_word(node.state)}' for node in unready])}: jobs wait until it is Ready again"
-    return (Problem(reason="NodeNotReady", message=text),)
-
-
-def _find_silence(observed: Observed, *, now: float) -> tuple[Problem, ...]:
-    if observed.listing is not None or now - observed.listed_at < _SILENT_S or observed.error is None:
-        return ()
-    text = f"the cloud can't be looked at, and this status may be old: {observed.error}"
-    return (Problem(reason="CloudUnreachable", message=text),)
-
-
-def _name(names: list[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

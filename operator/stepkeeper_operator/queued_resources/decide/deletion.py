@@ -11,9 +11,10 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 from stepkeeper_operator.cloud_tpu.cloud import ErrorKind
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.queued_resources.decide.answers import error_kind, fold_answers
-from stepkeeper_operator.queued_resources.decide.conditions import degraded, merge_conditions
+from stepkeeper_operator.queued_resources.decide.conditions import merge_conditions
 from stepkeeper_operator.queued_resources.decide.events import derive_events
 from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud
+from stepkeeper_operator.queued_resources.decide.problems import degraded
 from stepkeeper_operator.queued_resources.decide.removal import Removal, begin_removal, plan_removal
 from stepkeeper_operator.queued_resources.decision import (
     Action,

@@ -11,6 +11,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourc
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudQueuedResource
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.queued_resources.decide.answers import book
+from stepkeeper_operator.queued_resources.decide.problems import name_some
 from stepkeeper_operator.queued_resources.decision import (
     Action,
     Cordon,
@@ -26,8 +27,6 @@ __all__ = ["Removal", "begin_removal", "delete_resource", "plan_removal"]
 
 _DRAIN_LOOK_S: Final = 3.0
 _NODE_LOOK_S: Final = 1.0
-_NAMED: Final = 3
-"""Objects that a message names; it counts the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +65,7 @@ def plan_removal(status: QueuedResourceStatus, scene: Scene) -> Removal:
         return rest
     if observed.members:
         actions = tuple(DeleteNode(member=member) for member in observed.members)
-        names = _name([member.name for member in observed.members])
+        names = name_some([member.name for member in observed.members])
         return Removal(actions=actions, look_s=_NODE_LOOK_S, waiting=f"removes node {names} of the cluster")
     return Removal(done=True)
 
@@ -99,7 +98,7 @@ def _plan_drain(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
     if not pods or scene.now >= ends_at:
         return None
     evictions = tuple(EvictPod(pod=pod) for pod in pods if not pod.stopping)
-    names = _name([f"{pod.namespace}/{pod.name}" for pod in pods])
+    names = name_some([f"{pod.namespace}/{pod.name}" for pod in pods])
     return Removal(
         actions=(*_cordon(observed), *evictions),
         look_s=min(_DRAIN_LOOK_S, ends_at - scene.now),
@@ -109,7 +108,7 @@ def _plan_drain(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
 
 def _plan_delete(status: QueuedResourceStatus, scene: Scene, present: list[CloudQueuedResource]) -> Removal:
     operation, not_before = status.operation, status.bookkeeping.not_before
-    names = _name([resource.id for resource in present])
+    names = name_some([resource.id for resource in present])
     fast_s, staying = scene.settings.poll_fast_s, [r for r in present if r.state != "DELETING"]
     if not staying or (operation is not None and operation.verb == Verb.DELETE):
         return Removal(look_s=fast_s, waiting=f"the cloud deletes {names}")
@@ -127,7 +126,7 @@ def _find_rest(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
     fast_s = scene.settings.poll_fast_s
     rest = [*scene.sight.nodes, *scene.sight.leftovers]
     if rest:
-        names = _name([node.id for node in rest])
+        names = name_some([node.id for node in rest])
         text = f"the cloud still has node {names}; if it stays, delete it: gcloud compute tpus tpu-vm delete"
         return Removal(look_s=fast_s, waiting=text)
     if status.operation is not None:
@@ -144,7 +143,7 @@ def _find_doubt(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
     if scene.sight.presence is not Presence.UNLABELLED or not status.bookkeeping.adopted:
         return None
     labels = ",".join(f"{k}={v}" for k, v in make_labels(scene.meta, scene.observed.cluster_id).items())
-    nodes = _name([node.id for node in scene.sight.live])
+    nodes = name_some([node.id for node in scene.sight.live])
     text = (
         "its nodes don't carry this object's labels any more, so they may be somebody else's: write the labels "
         f"{labels} on {nodes} (gcloud compute tpus tpu-vm update --update-labels), delete the machines by hand, or "
@@ -155,8 +154,3 @@ def _find_doubt(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
 
 def _cordon(observed: Observed) -> tuple[Cordon, ...]:
     return tuple(Cordon(member=member) for member in observed.members if not member.cordoned)
-
-
-def _name(names: list[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,94 @@
+"""Find what is not as it should be with a QueuedResource, and say what to do about it. Pure."""
+
+from typing import Final
+
+from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceConditionType
+from stepkeeper_operator.queued_resources.decide.ends import find_lost_states
+from stepkeeper_operator.queued_resources.decide.mirror import to_word
+from stepkeeper_operator.queued_resources.decision import Finding, Problem
+from stepkeeper_operator.queued_resources.observed import Observed
+from stepkeeper_operator.queued_resources.request import wants_autocheckpoint
+from stepkeeper_operator.queued_resources.sight import Scene, Sight
+
+__all__ = ["degraded", "find_problems", "name_some"]
+
+_NAMED: Final = 3
+_SILENT_S: Final = 300
+"""Seconds without a listing that are told of. Shorter silences are the retries' business."""
+
+_ON_ITS_WAY: Final = {"READY", "CREATING", "DELETING", "STATE_UNSPECIFIED"}
+"""States of nodes that need no word of their own, besides those for which the resource is made anew."""
+
+
+def find_problems(resource: QueuedResource, scene: Scene) -> tuple[Problem, ...]:
+    """Find the problems that the cloud's listing shows, or that there is none."""
+    return (
+        *_find_autocheckpoint_problem(resource, scene.sight),
+        *_find_unwell_nodes(scene.sight),
+        *_find_unready_nodes(resource, scene.sight),
+        *_find_silence(scene.observed, now=scene.now),
+    )
+
+
+def degraded(problems: tuple[Problem, ...]) -> Finding:
+    """Sum up all problems; the first one gives the reason."""
+    if not problems:
+        return Finding(type=QueuedResourceConditionType.DEGRADED, status=False, reason="AsExpected")
+    text = "; ".join(problem.message for problem in problems)
+    return Finding(
+        type=QueuedResourceConditionType.DEGRADED, status=True, reason=problems[0].reason, message=text
+    )
+
+
+def name_some(names: list[str]) -> str:
+    """Name the first few, and count the others."""
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _find_autocheckpoint_problem(resource: QueuedResource, sight: Sight) -> tuple[Problem, ...]:
+    wanted = wants_autocheckpoint(resource.spec)
+    wrong = [
+        node.id
+        for node in sight.nodes
+        if node.autocheckpoint_enabled is not None and node.autocheckpoint_enabled is not wanted
+    ]
+    if not wrong:
+        return ()
+    text = (
+        f"autocheckpoint is {'off' if wanted else 'on'} on {name_some(wrong)}, and the spec asks for "
+        f"{'on' if wanted else 'off'}. The cloud takes it with the creation only: delete this object and make it "
+        f"again; if that changes nothing, ask for node.autocheckpointEnabled: {str(not wanted).lower()} there"
+    )
+    return (Problem(reason="AutocheckpointMismatch", message=text),)
+
+
+def _find_unwell_nodes(sight: Sight) -> tuple[Problem, ...]:
+    unwell = [node for node in sight.nodes if node.health not in {"", "HEALTHY"}]
+    if not unwell:
+        return ()
+    first = unwell[0]
+    why = first.health_description or "; ".join(first.symptoms) or "the cloud doesn't say why"
+    text = f"{name_some([node.id for node in unwell])}: {to_word(first.health)}: {why}"
+    return (Problem(reason="NodeUnhealthy", message=text),)
+
+
+def _find_unready_nodes(resource: QueuedResource, sight: Sight) -> tuple[Problem, ...]:
+    """Find what takes no pods though the resource is active, and isn't lost for ever: stopped, repaired, unknown."""
+    if sight.resource is None or sight.resource.state != "ACTIVE":
+        return ()
+    settled = _ON_ITS_WAY | find_lost_states(resource.spec.tier)
+    unready = [node for node in sight.nodes if node.state not in settled]
+    if not unready:
+        return ()
+    named = name_some([f"{node.id} is {to_word(node.state)}" for node in unready])
+    text = f"{named}: jobs wait until it is Ready again"
+    return (Problem(reason="NodeNotReady", message=text),)
+
+
+def _find_silence(observed: Observed, *, now: float) -> tuple[Problem, ...]:
+    if observed.listing is not None or now - observed.listed_at < _SILENT_S or observed.error is None:
+        return ()
+    text = f"the cloud can't be looked at, and this status may be old: {observed.error}"
+    return (Problem(reason="CloudUnreachable", message=text),)

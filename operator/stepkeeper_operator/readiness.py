@@ -1,0 +1,98 @@
+"""Wait for all that an operator needs before it may work, and tell people what it waits for."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from stepkeeper_operator.cache.kinds import WatchedKind
+from stepkeeper_operator.cluster import Cluster
+from stepkeeper_operator.endpoint.tls import ServingCertificate
+from stepkeeper_operator.errors import ApiError, CertificateError
+from stepkeeper_operator.lease import LeaseGuard
+
+__all__ = ["Readiness"]
+
+_log = logging.getLogger(__name__)
+
+_CHECK_S: Final = 5.0
+
+
+class Readiness:
+    """Wait for the CRDs, the Lease and a certificate, in this order, and keep the Lease from then on."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        kinds: Iterable[WatchedKind],
+        lease: LeaseGuard,
+        certificate: ServingCertificate,
+    ) -> None:
+        self._cluster = cluster
+        self._kinds = tuple(kinds)
+        self._lease = lease
+        self._certificate = certificate
+        self._renewing: asyncio.Task[None] | None = None
+        self._waits_for = ""
+
+    @property
+    def waits_for(self) -> str:
+        """The obstacle that keeps the operator from its work, for people; empty if there is none."""
+        return self._lease.waits_for or self._waits_for
+
+    async def get_ready(self) -> None:
+        """Wait until the operator may work. Raises LeaseLostError."""
+        await self._wait_for_crds()
+        await self._lease.acquire()
+        self._renewing = asyncio.create_task(self._lease.keep_renewing())
+        certificate = asyncio.create_task(self._wait_for_certificate())
+        try:
+            done, _ = await asyncio.wait({self._renewing, certificate}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            certificate.cancel()
+            await asyncio.gather(certificate, return_exceptions=True)
+
+    async def wait_until_lost(self) -> None:
+        """Wait until the Lease is lost. Raises LeaseLostError."""
+        assert self._renewing is not None  # it got ready before
+        await asyncio.shield(self._renewing)
+
+    async def give_up(self) -> None:
+        """End the renewals, and give the Lease back."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
+        await self._lease.release()
+
+    async def _wait_for_crds(self) -> None:
+        """Wait until the API server knows the kinds: kopf doesn't watch a kind that is installed later."""
+        for kind in (kind for kind in self._kinds if kind.custom):
+            while True:
+                try:
+                    await self._cluster.list_uids(kind.resource, kind.label_selector)
+                    break
+                except ApiError as error:
+                    extra = {"kind": kind.resource.kind, "error": str(error)}
+                    _log.warning("cannot list kind; is its CRD installed?", extra=extra)
+                    self._waits_for = (
+                        f"kind {kind.resource.kind} can't be listed; is its CRD installed? {error}"
+                    )
+                    await asyncio.sleep(_CHECK_S)
+        self._waits_for = ""
+
+    async def _wait_for_certificate(self) -> None:
+        """Wait until there is a certificate to serve. Nothing starts before: a ConfigMap names the CA."""
+        while True:
+            try:
+                await self._certificate.renew()
+            except (ApiError, CertificateError) as error:
+                if str(error) != self._waits_for:
+                    _log.error("no certificate to serve", extra={"error": str(error)})
+                self._waits_for = str(error)
+            else:
+                self._waits_for = ""
+                return
+            await asyncio.sleep(_CHECK_S)

@@ -1,0 +1,52 @@
+"""Run a launcher of training processes in a pod: python -m stepkeeper.launch torchrun --nproc-per-node=8 train.py.
+
+torchrun is told the hosts of the job. When it ends, this process ends with the exit code that the training meant:
+75 after a notice, where torchrun itself ends with 1.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from stepkeeper.contract import ContractError, Identity
+from stepkeeper.launch.child import CommandError, run
+from stepkeeper.launch.last_word import choose_exit_code, read_last_word, withdraw_last_word
+from stepkeeper.launch.torchrun import torchrun_variables
+
+_USAGE = "usage: python -m stepkeeper.launch COMMAND [ARGUMENT ...]"
+_BAD_USAGE = 2
+
+
+def main(command: list[str]) -> int:
+    """Run the command and return the exit code to end with."""
+    if command[:1] == ["--"]:
+        del command[0]
+    if not command:
+        return _complain(_USAGE, _BAD_USAGE)
+    try:
+        code = run(command, os.environ | torchrun_variables(os.environ))
+    except CommandError as error:
+        return _complain(str(error), error.code)
+    except ContractError as error:
+        return _complain(str(error), _BAD_USAGE)
+    if not Identity.present(os.environ):
+        return code
+    last_word_file = Path(Identity.from_env(os.environ).termination_file)
+    last_word = read_last_word(last_word_file)
+    meant = choose_exit_code(code, last_word)
+    if last_word is not None and last_word.code != meant:
+        withdraw_last_word(last_word_file)
+    if meant != code:
+        sys.stderr.write(
+            f"stepkeeper.launch: {command[0]} ended with code {code}, the training with {meant}\n"
+        )
+    return meant
+
+
+def _complain(message: str, code: int) -> int:
+    sys.stderr.write(f"stepkeeper.launch: {message}\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

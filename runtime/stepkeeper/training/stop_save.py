@@ -1,0 +1,166 @@
+"""Choose what is saved when all ranks stop: a save in flight is finished, and one more is added if there is time."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from stepkeeper.coordination.rank_group import RankGroup
+from stepkeeper.errors import FencedError, PeerLostError, SaveError, StepkeeperError, StorageError
+from stepkeeper.loggers import logger
+from stepkeeper.save.in_flight import InFlight
+from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.saver import Saver
+from stepkeeper_planners.errors import PlannerError
+
+__all__ = ["StandingSave", "StopChoice", "StopSave", "choose_stop_save"]
+
+_log: Final = logger(__name__)
+_KEY: Final = "stop/save"
+_ANSWER_TIMEOUT_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandingSave:
+    """The newest save before the stop, as one rank knows it."""
+
+    is_of_stop: bool
+    """True if it saves the very step that all stop at."""
+
+    failed: bool
+    in_flight_s: float | None
+    """Seconds since it was started; None if it has ended."""
+
+    left_s: float | None
+    """Seconds that this rank has until it is killed; None if nobody has said so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopChoice:
+    """The choice whether the step that all stop at is saved now."""
+
+    starts: bool
+    why: str | None
+    """None: there was nothing to choose."""
+
+
+def choose_stop_save(standing: Sequence[StandingSave], cost_s: float | None) -> StopChoice:
+    """Choose for all ranks.
+
+    Adding a save never endangers older commits, but it takes bandwidth from the one in flight: where there is time for
+    that one only, it gets all.
+
+    Args:
+        standing: The newest save as each rank knows it.
+        cost_s: Seconds from the call to the commit of a recent save; None if none was measured.
+
+    """
+    if all(each.is_of_stop for each in standing):
+        if any(each.failed for each in standing):
+            return StopChoice(starts=True, why="the save of this step failed, and is made again")
+        return StopChoice(starts=False, why=None)
+    running = [each.in_flight_s for each in standing if each.in_flight_s is not None]
+    left = [each.left_s for each in standing if each.left_s is not None]
+    if not running or not left:
+        return StopChoice(starts=True, why=None)
+    if cost_s is None:
+        return StopChoice(starts=True, why="no save has been measured yet")
+    left_s, rest_s = min(left), max(0.0, cost_s - min(running))
+    told = f"{left_s:.1f} s are left, the save in flight needs about {rest_s:.1f} s more, and one more {cost_s:.1f} s"
+    if rest_s + cost_s <= left_s:
+        return StopChoice(starts=True, why=f"{told}: both are made")
+    return StopChoice(starts=False, why=f"{told}: only the one in flight is finished")
+
+
+class StopSave:
+    """Make the save of the step that all ranks stop at."""
+
+    def __init__(self, saver: Saver, rank_group: RankGroup) -> None:
+        """Choose nothing yet.
+
+        Args:
+            saver: Makes the save.
+            rank_group: The ranks, which choose together.
+
+        """
+        self._saver = saver
+        self._rank_group = rank_group
+        self.choice: str | None = None
+        """What was chosen, and why, for people; None while there was nothing to choose."""
+
+    def start(self, request: SaveRequest, timeout_s: float | None) -> None:
+        """Make sure that a save of the step is in flight or committed, if there is time for one.
+
+        An error that makes the save impossible in time is logged. The next process resumes the newest commit.
+
+        Args:
+            request: The step that all stop at.
+            timeout_s: Seconds until this process is killed; None if nobody has said so.
+
+        Ranks:
+            All ranks call this, once.
+
+        """
+        if not self._agree_to_start(request.step, timeout_s):
+            return
+        try:
+            self._saver.start_save(replace(request, is_last=True), timeout_s)
+        except (StorageError, SaveError, TimeoutError) as error:
+            _log.error(
+                "step %d is not saved for the notice: %s", request.step, error, extra={"step": request.step}
+            )
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Wait until the newest save has ended. Note and forgive its failure, or that it didn't end in time.
+
+        Raises:
+            FencedError: Another claim owns the root.
+
+        """
+        last = self._saver.newest_save
+        if last is None:
+            return
+        why = None
+        try:
+            last.result(timeout_s)
+        except FencedError:
+            raise
+        except (StepkeeperError, PlannerError, TimeoutError) as error:
+            _log.exception("the save for the notice failed", extra={"step": last.step})
+            why = f"the save of step {last.step} for the notice failed: {error!r}"
+        self._saver.forgive_failure(why)
+
+    def _agree_to_start(self, step: int, left_s: float | None) -> bool:
+        """Choose with all ranks whether `step` is saved; False if they can't be asked.
+
+        What each knows of the last save differs, and a save that only some ranks start waits for the rest.
+        """
+        own = _describe(self._saver.newest_save, step, left_s)
+        limit_s = _ANSWER_TIMEOUT_S if left_s is None else left_s
+        try:
+            by_rank = self._rank_group.gather(_KEY, asdict(own), limit_s)
+            choice = asdict(self._choose(by_rank)) if by_rank else None
+            said = self._rank_group.broadcast(f"{_KEY}/choice", choice, limit_s)
+        except PeerLostError as error:
+            _log.error("whether step %d is to be saved isn't agreed: %s", step, error, extra={"step": step})
+            return False
+        if said["why"] is not None:
+            self.choice = f"at step {step}, {said['why']}"
+            _log.warning("stopping %s", self.choice, extra={"step": step})
+        return bool(said["starts"])
+
+    def _choose(self, by_rank: Sequence[Mapping[str, Any]]) -> StopChoice:
+        cost = self._saver.cost
+        return choose_stop_save(
+            [StandingSave(**each) for each in by_rank], None if cost is None else cost.duration_s
+        )
+
+
+def _describe(last: InFlight | None, step: int, left_s: float | None) -> StandingSave:
+    if last is None:
+        return StandingSave(is_of_stop=False, failed=False, in_flight_s=None, left_s=left_s)
+    return StandingSave(
+        is_of_stop=last.step == step,
+        failed=last.failed,
+        in_flight_s=None if last.done else last.duration_millis() / 1000,
+        left_s=left_s,
+    )

@@ -1,0 +1,234 @@
+"""Play, on a real cluster and side by side, what users do to their jobs and what their programs do to themselves."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from stepcluster.api import Cluster
+from stepcluster.product import NAMESPACE
+from stepcluster.shelljobs import HOLD, ShellJob, apply_all, container, delete_all, watch_gangs
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+PREFIX = "story-"
+SAVES = f"trap 'exit 75' TERM; {HOLD}"
+"""Stands still until it is released, and obeys SIGTERM as a training does that has saved."""
+
+RAISES = """
+echo 'Traceback (most recent call last):' >&2
+echo '  File "/app/train.py", line 3, in <module>' >&2
+echo 'ValueError: bad batch in shard 7' >&2
+exit 1
+"""
+EXITS_0 = f"trap 'exit 0' TERM; {HOLD}"
+FEW_STARTS = {"maxFailures": 2, "maxStartsWithoutCheckpoint": 3}
+
+NO_JOBSETS_ALLOWED = {
+    "apiVersion": "v1",
+    "kind": "ResourceQuota",
+    "metadata": {"name": "none", "namespace": f"{PREFIX}quota"},
+    "spec": {"hard": {"count/jobsets.jobset.x-k8s.io": "0"}},
+}
+
+
+def all_jobs(cluster: Cluster) -> Iterator[ShellJob]:
+    def job(name: str, script: str, **fields: Any) -> ShellJob:
+        trainer = container("trainer", script)
+        return ShellJob(cluster=cluster, name=PREFIX + name, containers=[trainer], **fields)
+
+    slow = {"pod": {"terminationGracePeriodSeconds": 20}}
+    yield job("raises", RAISES, max_failures=1)
+    yield job("suspended", SAVES, n_hosts=2, **slow)
+    yield job("edited", SAVES, n_hosts=2, **slow)
+    yield job("job-deleted", SAVES, n_hosts=2, max_failures=0, **slow)
+    yield job("again", SAVES, n_hosts=2, **slow)
+    yield job("always-75", "exit 75", restarts=FEW_STARTS)
+    yield job("always-78", "exit 78", max_failures=1)
+    yield job("exits-0", EXITS_0, max_failures=0, **slow)
+    yield job("quota", SAVES, **slow)
+    yield job("unwatched", HOLD, n_hosts=2)
+    yield job("namespace", HOLD, n_hosts=2)
+
+
+@pytest.fixture(scope="module")
+def jobs(operator: Cluster) -> Iterator[dict[str, ShellJob]]:
+    """All jobs, by name without the prefix."""
+    operator.load_shell_image()
+    made = list(all_jobs(operator))
+    apply_all(operator, made, NO_JOBSETS_ALLOWED)
+    yield {job.name.removeprefix(PREFIX): job for job in made}
+    delete_all(operator, made)
+
+
+def causes(status: Mapping[str, Any]) -> list[str | None]:
+    return [attempt.get("cause") for attempt in status["attempts"]]
+
+
+def condition(status: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """The condition of that type; empty as long as there is none."""
+    return next((dict(item) for item in status.get("conditions", ()) if item["type"] == kind), {})
+
+
+def edit(job: ShellJob, **spec: Any) -> None:
+    job.kubectl("patch", "ctj", job.name, "--type=merge", "-p", json.dumps({"spec": spec}))
+
+
+def until(is_so: Callable[[], bool], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.3)
+
+
+def complete(job: ShellJob) -> dict[str, Any]:
+    """Let the training end by itself."""
+    job.release()
+    return job.until_phase("Complete")
+
+
+def warnings(job: ShellJob, reason: str) -> list[str]:
+    options = ("--field-selector", f"type=Warning,reason={reason}")
+    return [item["message"] for item in job.get("events", *options)["items"]]
+
+
+def test_a_crash_loop_ends_failed_with_the_last_line_of_its_traceback(jobs: dict[str, ShellJob]) -> None:
+    status = jobs["raises"].until_phase("Failed")
+    failed = condition(status, "Failed")
+    assert failed["reason"] == "MaxFailuresReached"
+    assert "ValueError: bad batch in shard 7" in failed["message"]
+    assert causes(status) == ["ApplicationError", "ApplicationError"]
+    assert all("ValueError: bad batch in shard 7" in attempt["message"] for attempt in status["attempts"])
+
+
+def test_a_suspended_job_runs_down_and_goes_on_when_it_is_resumed(jobs: dict[str, ShellJob]) -> None:
+    job = jobs["suspended"]
+    job.until_phase("Running")
+    edit(job, suspend=True)
+    status = job.until_phase("Suspended")
+    assert condition(status, "Suspended")["reason"] == "Requested"
+    assert not [pod for pod in job.pods() if pod["status"]["phase"] == "Running"]
+    edit(job, suspend=False)
+    job.until_phase("Running", attempt=2)
+    status = complete(job)
+    assert causes(status) == ["Requested", None]
+    assert status["restarts"]["byCause"] == [{"cause": "Requested", "count": 1, "countedTowardsLimit": 0}]
+
+
+def test_an_edited_template_gets_new_pods_after_the_old_ones(jobs: dict[str, ShellJob]) -> None:
+    job = jobs["edited"]
+    job.until_phase("Running")
+    with watch_gangs(job) as gangs:
+        until(lambda: gangs.seen == [(0, 0)])
+        changed = {**container("trainer", SAVES), "env": [{"name": "BATCH", "value": "2"}]}
+        edit(job, template={"spec": {"containers": [changed]}})
+        job.until_phase("Running", attempt=2)
+        status = complete(job)
+    assert gangs.seen == [(0, 0), (1, 0)]
+    assert gangs.together == []
+    assert causes(status) == ["Requested", None]
+
+
+def test_a_deleted_batch_job_is_made_anew_and_its_attempt_is_told(jobs: dict[str, ShellJob]) -> None:
+    job = jobs["job-deleted"]
+    job.until_phase("Running")
+    job.kubectl("delete", "job", f"{job.name}-w-0", "--wait=false")
+    job.until_phase("Running", attempt=2)
+    status = complete(job)
+    assert causes(status) == ["Requested", None]
+
+
+def test_a_job_that_is_deleted_and_applied_at_once_starts_after_the_old_pods_have_ended(
+    jobs: dict[str, ShellJob],
+) -> None:
+    job = jobs["again"]
+    job.until_phase("Running")
+    with watch_gangs(job) as gangs:
+        until(lambda: len(gangs.seen) == 1)
+        began = time.monotonic()
+        job.kubectl("delete", "ctj", job.name, "--wait=false")
+        job.kubectl("apply", "-f", "-", stdin=json.dumps(job.manifest()))
+        job.until_phase("Running")
+        assert time.monotonic() - began < 60
+        assert gangs.together == []
+    status = complete(job)
+    assert condition(status, "Accepted")["status"] == "True"
+    assert causes(status) == [None]
+
+
+def test_a_program_that_always_says_restart_me_is_suspended(jobs: dict[str, ShellJob]) -> None:
+    job = jobs["always-75"]
+    status = job.until_phase("Suspended")
+    suspended = condition(status, "Suspended")
+    assert suspended["reason"] == "NoNewCheckpoint"
+    assert "3 starts in a row have committed no new checkpoint" in suspended["message"]
+    assert causes(status) == ["Requested"] * 3
+    assert not [pod for pod in job.pods() if pod["status"]["phase"] == "Running"]
+    assert len(warnings(job, "Suspended")) == 1
+    edit(job, template={"spec": {"containers": [container("trainer", SAVES)]}})
+    job.until_phase("Running", attempt=4)
+    complete(job)
+
+
+def test_a_program_that_exits_0_when_it_is_evicted_is_started_again(jobs: dict[str, ShellJob]) -> None:
+    job = jobs["exits-0"]
+    job.until_phase("Running")
+    (pod,) = job.pods()
+    name = pod["metadata"]["name"]
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+    path = f"/api/v1/namespaces/{job.name}/pods/{name}/eviction"
+    job.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
+    job.until_phase("Running", attempt=2)
+    status = complete(job)
+    assert causes(status) == ["Eviction", None]
+    assert status["attempts"][0]["message"].startswith("every pod exited 0 after it was told to stop")
+
+
+def test_a_jobset_that_a_quota_refuses_is_told_with_the_quotas_words(jobs: dict[str, ShellJob]) -> None:
+    job = jobs["quota"]
+    status = job.until(lambda status: condition(status, "Accepted").get("reason") == "QuotaExceeded")
+    assert "exceeded quota: none" in condition(status, "Accepted")["message"]
+    assert len(warnings(job, "QuotaExceeded")) == 1
+    job.kubectl("delete", "resourcequota", "none")
+    job.until_phase("Running")  # it is tried again within a minute
+    status = complete(job)
+    assert condition(status, "Accepted")["status"] == "True"
+
+
+def test_a_program_that_always_loses_its_peers_fails_in_the_end(jobs: dict[str, ShellJob]) -> None:
+    """For two minutes a lost node may still turn out to be the cause."""
+    status = jobs["always-78"].until(lambda status: status.get("phase") == "Failed", timeout_s=200)
+    assert condition(status, "Failed")["reason"] == "MaxFailuresReached"
+    assert causes(status) == ["ApplicationError", "ApplicationError"]
+
+
+def test_a_namespace_is_gone_within_a_minute_with_all_its_jobs(jobs: dict[str, ShellJob]) -> None:
+    job = jobs["namespace"]
+    job.until_phase("Running")
+    job.cluster.kubectl("delete", "namespace", job.name, "--timeout=60s")
+    assert job.cluster.kubectl("get", "namespace", job.name, "--ignore-not-found") == ""
+
+
+@pytest.fixture
+def no_operator(operator: Cluster) -> Iterator[None]:
+    """Nobody watches meanwhile."""
+    deployment = ("-n", NAMESPACE, "deployment/stepkeeper-operator")
+    selector = ("-l", "app.kubernetes.io/component=operator")
+    operator.kubectl("scale", *deployment, "--replicas=0")
+    operator.kubectl("-n", NAMESPACE, "wait", "pods", *selector, "--for=delete", "--timeout=60s")
+    yield
+    operator.kubectl("scale", *deployment, "--replicas=1")
+    operator.kubectl("rollout", "status", *deployment, "--timeout=90s")
+
+
+@pytest.mark.usefixtures("no_operator")
+def test_a_job_is_gone_within_a_minute_though_no_operator_runs(jobs: dict[str, ShellJob]) -> None:
+    job = jobs["unwatched"]
+    job.kubectl("delete", "ctj", job.name, "--timeout=60s")
+    deadline = time.monotonic() + 60
+    kinds = "ctj,jobsets,jobs,pods"
+    while job.kubectl("get", kinds, "-o", "name"):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)

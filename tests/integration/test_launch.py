@@ -1,0 +1,139 @@
+"""`python -m stepkeeper.launch` ends with the code that the training meant, with a real torchrun and real signals."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from stepkeeper.contract import Interval, Settings, Termination
+from stepkeeper.log import Log
+from stepkeeper.storage import open_store
+from stepkeeper.testing.pod import pod_environ, pod_identity
+
+WORKER = Path(__file__).parent / "launching" / "worker.py"
+PATIENCE_S = 150
+
+
+@contextmanager
+def launched(
+    *command: str, env: dict[str, str] | None = None, output: Path | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """The launcher with a command, whose output can be read."""
+    with (output or Path(os.devnull)).open("w", encoding="utf-8") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "stepkeeper.launch", *command],
+            env={**os.environ, **(env or {})},
+            stdout=stream if output else subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def until_running(process: subprocess.Popen[str], signs: list[Path]) -> None:
+    """The workers have left their signs."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not all(sign.exists() for sign in signs):
+        said = (signs[0].parent / "output").read_text()
+        assert process.poll() is None, said
+        assert time.monotonic() < deadline, said
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [("exit 3", 3), ("kill -9 $$", 137), ("trap 'kill $!; exit 9' TERM; sleep 60 & echo up; wait", 9)],
+)
+def test_outside_a_pod_it_ends_as_its_command_does(script: str, code: int) -> None:
+    with launched("sh", "-c", script) as process:
+        if "echo up" in script:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == code
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ([], 2, "usage: python -m stepkeeper.launch COMMAND"),
+        (["no-such-program"], 127, "there is no program 'no-such-program'"),
+        (["--", "/"], 126, "'/' can't be started"),
+    ],
+)
+def test_a_command_that_is_none_is_named(command: list[str], code: int, said: str) -> None:
+    with launched(*command) as process:
+        output, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == code
+    assert f"stepkeeper.launch: {said}" in output
+
+
+def pods(tmp_path: Path, n_hosts: int) -> list[tuple[Path, dict[str, str]]]:
+    """The folder of each pod's own files, and its environment; all train into one root."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    made = []
+    for host in range(n_hosts):
+        folder = tmp_path / f"pod-{host}"
+        folder.mkdir()
+        settings = Settings(uri=(tmp_path / "root").as_uri(), interval=Interval(steps=1000))
+        (folder / "settings.json").write_bytes(settings.to_json())
+        identity = pod_identity(
+            host_index=host,
+            hosts_per_slice=n_hosts,
+            coordinator_port=port,
+            grace_s=60,
+            termination_file=str(folder / "termination"),
+        )
+        made.append((folder, pod_environ(identity)))
+    return made
+
+
+def torchrun(folder: Path, case: str, *options: str) -> list[str]:
+    run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *options]
+    return [*run, str(WORKER), str(folder), case]
+
+
+def last_word(folder: Path) -> Termination:
+    return Termination.from_json((folder / "termination").read_bytes())
+
+
+def test_two_pods_of_two_workers_end_with_75_when_one_is_told_to_stop(tmp_path: Path) -> None:
+    (first, first_env), (second, second_env) = pods(tmp_path, 2)
+    outputs = [folder / "output" for folder in (first, second)]
+    with (
+        launched(*torchrun(first, "trains"), env=first_env, output=outputs[0]) as one,
+        launched(*torchrun(second, "trains"), env=second_env, output=outputs[1]) as other,
+    ):
+        for process, folder, ranks in ((one, first, (0, 1)), (other, second, (2, 3))):
+            until_running(process, [folder / f"runs-{rank}" for rank in ranks])
+        other.send_signal(signal.SIGTERM)
+        codes = [process.wait(PATIENCE_S) for process in (one, other)]
+    said = [output.read_text() for output in outputs]
+    assert codes == [75, 75], said
+    assert all("ended with code 1, the training with 75" in text for text in said)
+    latest = Log(open_store((tmp_path / "root").as_uri())).open().latest
+    assert latest is not None
+    words = [last_word(folder) for folder in (first, second)]
+    assert [(word.code, word.step, word.restart) for word in words] == [(75, latest.step, 0)] * 2
+
+
+def test_a_torchrun_that_starts_its_workers_anew_is_left_alone(tmp_path: Path) -> None:
+    ((folder, env),) = pods(tmp_path, 1)
+    output = folder / "output"
+    with launched(*torchrun(folder, "fails-once", "--max-restarts", "1"), env=env, output=output) as process:
+        assert process.wait(PATIENCE_S) == 0, output.read_text()
+    assert "the loss is no number" in output.read_text()
+    word = last_word(folder)
+    assert (word.code, word.step, word.restart) == (0, 3, 1)

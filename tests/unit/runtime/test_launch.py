@@ -1,0 +1,50 @@
+"""What the launcher of a pod tells torchrun, and which exit code it ends with."""
+
+import pytest
+
+from stepkeeper.contract import Termination
+from stepkeeper.launch.last_word import choose_exit_code
+from stepkeeper.launch.torchrun import torchrun_variables
+from stepkeeper.testing.pod import pod_environ, pod_identity
+
+POD = pod_environ(
+    pod_identity(slice_index=1, host_index=1, n_slices=2, hosts_per_slice=2, coordinator="lm-w-0-0.lm")
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "last_word", "meant"),
+    [
+        (1, 75, 75),
+        (1, 77, 77),
+        (1, 78, 78),
+        (1, 3, 3),
+        (137, 75, 75),
+        (1, None, 1),
+        (0, None, 0),
+        # The launcher has started its processes anew, and they have come to the end.
+        (0, 1, 0),
+        # The training was done, and something else of the pod failed.
+        (1, 0, 1),
+    ],
+)
+def test_the_training_has_the_last_word_where_its_launcher_fails(
+    code: int, last_word: int | None, meant: int
+) -> None:
+    word = None if last_word is None else Termination(code=last_word)
+    assert choose_exit_code(code, word) == meant
+
+
+def test_torchrun_is_told_the_hosts_over_all_slices() -> None:
+    assert torchrun_variables(POD) == {
+        "PET_NNODES": "4",
+        "PET_NODE_RANK": "3",
+        "PET_MASTER_ADDR": "lm-w-0-0.lm",
+        "PET_MASTER_PORT": "29500",
+    }
+
+
+def test_what_the_template_says_stays() -> None:
+    told = torchrun_variables(POD | {"PET_MASTER_PORT": "1234"})
+    assert sorted(told) == ["PET_MASTER_ADDR", "PET_NNODES", "PET_NODE_RANK"]
+    assert torchrun_variables({}) == {}
