@@ -203,6 +203,15 @@ async def test_a_failure_is_not_hidden_by_siblings_that_save_when_their_job_stop
     assert world.causes == [cause, None]
 
 
+async def test_a_notice_that_was_reported_explains_an_end_without_last_words() -> None:
+    world = await running()
+    world.receive_report(training_report(sequence=3, step=9, notice="file"))
+    world.controllers.end_pod(world.pods[0], int(ExitCode.SAVED))
+    await world.run_until_settled()
+    assert world.causes == ["Requested", None]
+    assert "after notice 'file'" in (world.status.attempts[0].message or "")
+
+
 async def test_a_trainer_that_exits_1_before_its_deletion_and_a_fatal_code_after_it_are_its_own() -> None:
     world = await running()
     world.controllers.end_pod(world.pods[0], 1)
