@@ -9,7 +9,11 @@ import pytest
 
 from stepkeeper.contract import CommitPoint
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
-from stepkeeper_operator.testing import World, termination_message, training_report
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Bookkeeping
+from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.starts import was_edited
+from stepkeeper_operator.testing import World, termination_message, training_job, training_report
 
 SUSPENDED = (ConditionStatus.TRUE, "NoNewCheckpoint")
 SHORT_WAITS = {"backoff": {"initialSeconds": 1, "maxSeconds": 8}}
@@ -283,3 +287,32 @@ async def test_no_mixture_of_ends_gets_more_starts_than_are_allowed(seed: int) -
     await world.run_until_settled()
     assert world.phase() in {Phase.SUSPENDED, Phase.FAILED}
     assert await world.record_writes(rounds=3) == []
+
+
+async def test_a_job_that_had_more_starts_while_nobody_watched_is_suspended_while_it_runs() -> None:
+    world = await running(restarts={"maxFailures": 2, "maxStartsWithoutCheckpoint": 3})
+    world.stop_operator()
+    for _ in range(4):
+        stop_with_75(world)
+        world.controllers.sync()
+    world.restart_operator()
+    await world.run_until_settled()
+    assert world.condition("Suspended") == SUSPENDED
+    assert world.pods == []
+
+
+async def test_whoever_deletes_the_jobset_again_and_again_makes_nobody_wait() -> None:
+    world = await running(restarts={"backoff": {"initialSeconds": 600, "maxSeconds": 600}})
+    for number in range(2, 6):
+        world.cluster.mark_deleted("jobsets", "default", "lm", grace_s=0)
+        await world.run_until_settled(rounds=6)
+        assert world.phase() is Phase.RUNNING
+        assert world.status.attempts[-1].number == number
+
+
+def test_without_its_machines_nobody_can_tell_whether_a_job_was_edited() -> None:
+    tpu = {"accelerator": "v5e", "topology": "2x2", "queuedResourceName": "pool"}
+    raw = training_job(placement={"tpu": tpu})
+    raw["metadata"]["uid"] = "u"
+    job = CheckpointedTrainingJob.model_validate(raw)
+    assert not was_edited(job, Observed(), Bookkeeping(started_template="with its machines"))
