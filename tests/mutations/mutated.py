@@ -1,13 +1,14 @@
-"""Run pytest on a runtime that a patch has changed: python mutated.py RUNTIME PYTEST-ARGUMENT…"""
+"""Run pytest on a package that a patch has changed: python mutated.py FOLDER PACKAGE PYTEST-ARGUMENT…"""
 
+import importlib
 import sys
 
 import pytest
 
-runtime, *arguments = sys.argv[1:]
-sys.path.insert(0, runtime)
+folder, package, *arguments = sys.argv[1:]
+sys.path.insert(0, folder)
 sys.dont_write_bytecode = True
-import stepkeeper  # noqa: E402  # not before its path is the first
-
-assert stepkeeper.__file__.startswith(runtime), stepkeeper.__file__
+imported = importlib.import_module(package)
+assert imported.__file__ is not None
+assert imported.__file__.startswith(folder), imported.__file__
 sys.exit(pytest.main(arguments))

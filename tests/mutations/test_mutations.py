@@ -3,16 +3,13 @@
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Final
 
 import pytest
 from fork_server import ForkServer
+from patching import MUTATED, PATCHES, REPOSITORY, apply_patch
 
-PATCHES: Final = Path(__file__).parent
-REPOSITORY: Final = PATCHES.parents[1]
-MUTATED: Final = PATCHES / "mutated.py"
 _RULES: Final = "tests/unit/runtime/test_log_rules.py"
 _BACK: Final = "tests/unit/runtime/test_log_going_back.py"
 _BRANCHES: Final = "tests/unit/runtime/test_log_branches.py"
@@ -193,35 +190,17 @@ def test_each_patch_has_its_test() -> None:
     assert {path.stem for path in PATCHES.glob("*.patch")} == set(TESTS)
 
 
-def apply(name: str, folder: Path, *options: str) -> None:
-    """The patch is applied to what is in the folder; with --check: it could be."""
-    patch = PATCHES / f"{name}.patch"
-    done = subprocess.run(
-        ["git", "apply", *options, str(patch)],
-        cwd=folder,
-        # In a repository above, git would look for the files from its top.
-        env=os.environ | {"GIT_CEILING_DIRECTORIES": str(folder.parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, (
-        f"{patch.name} applies no longer: write it anew, so that it takes the same mechanism from the code as it is "
-        f"now\n{done.stderr}"
-    )
-
-
 def patched(name: str, folder: Path) -> Path:
     """A copy of the runtime without that mechanism."""
     runtime = folder / "runtime"
     shutil.copytree(REPOSITORY / "runtime", runtime, ignore=shutil.ignore_patterns("__pycache__"))
-    apply(name, folder)
+    apply_patch(PATCHES / f"{name}.patch", folder)
     return runtime
 
 
 @pytest.mark.parametrize("name", TESTS)
 def test_each_patch_applies(name: str) -> None:
-    apply(name, REPOSITORY, "--check")
+    apply_patch(PATCHES / f"{name}.patch", REPOSITORY, "--check")
 
 
 @pytest.mark.parametrize(
@@ -229,7 +208,7 @@ def test_each_patch_applies(name: str) -> None:
 )
 def test_without_a_mechanism_its_test_goes_red(torch_server: ForkServer, tmp_path: Path, name: str) -> None:
     runtime = patched(name, tmp_path)
-    command = [MUTATED, runtime, "-q", "-x", "-p", "no:cacheprovider", TESTS[name]]
+    command = [MUTATED, runtime, "stepkeeper", "-q", "-x", "-p", "no:cacheprovider", TESTS[name]]
     # The patched runtime is that of companions, too.
     env = os.environ | {"PYTHONPATH": str(runtime), "PYTHONDONTWRITEBYTECODE": "1"}
     done = torch_server.run(command, env=env, cwd=REPOSITORY, timeout=250)

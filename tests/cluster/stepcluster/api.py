@@ -6,7 +6,7 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from stepcluster import images, lifecycle, nodeinit
+from stepcluster import images, kueue, lifecycle, nodeinit
 from stepcluster.errors import NoClusterError
 from stepcluster.faults import Faults
 from stepcluster.gcs import BUCKET
@@ -164,6 +164,10 @@ class Cluster:
         name, archive = images.trainer(app, wheel, tag, name=name, folder=folder)
         self.load_image(archive, nodes=self.tpu_nodes)
         return name
+
+    def start_kueue(self) -> None:
+        """Start Kueue, built from its pinned module, for the rest of the cluster's life."""
+        kueue.start_kueue(self._parts)
 
     def join_terms(self, *, ttl_s: float = 24 * 3600) -> JoinTerms:
         """Make a token with which machines can join for so long."""

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,18 +88,25 @@ def ensure() -> Binaries:
     found = find()
     if found is not None:
         return found
-    target = cache_root() / "binaries" / content_key(SOURCE, _flags())
+    return Binaries(folder=fill_cache(content_key(SOURCE, _flags()), _build_into))
+
+
+def fill_cache(key: str, build: Callable[[Path], None]) -> Path:
+    """Return the folder of a build in the cache. `build` fills a new one, unless there is one of that key."""
+    target = cache_root() / "binaries" / key
+    if target.is_dir():
+        return target
     target.parent.mkdir(parents=True, exist_ok=True)
     _clear_abandoned(target.parent)
     partial = target.parent / f".building-{os.getpid()}"
     partial.mkdir()
     try:
-        _build_into(partial)
+        build(partial)
         if not target.exists():
             partial.rename(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return Binaries(folder=target)
+    return target
 
 
 def _flags() -> tuple[str, ...]:
@@ -113,23 +120,37 @@ def _clear_abandoned(folder: Path) -> None:
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _build_into(folder: Path) -> None:
-    go = _find_go()
-    environment = {**os.environ, "CGO_ENABLED": "0"}
+def build_module(source: Path, packages: Sequence[str], flags: Sequence[str], folder: Path) -> None:
+    """Build programs of a pinned Go module into the folder.
+
+    Raises:
+        BuildError: Go is missing or too old and could not be had, or the build failed.
+    """
+    go, environment = _find_go(), _environment()
     say("cluster binaries: fetching the pinned modules")
-    list_packages = [go, "list", "-C", str(SOURCE), "-deps", "-f", "{{.ImportPath}}", *PACKAGES]
+    list_packages = [go, "list", "-C", str(source), "-deps", "-f", "{{.ImportPath}}", *packages]
     n_packages = len(run(list_packages, env=environment, timeout_s=1200).splitlines())
     say(
         f"cluster binaries: building (once; about 10 minutes on 2 cores with nothing cached, {n_packages} packages)"
     )
-    _go_build(
-        [go, "build", "-C", str(SOURCE), "-v", *_flags(), "-o", f"{folder}/", *PACKAGES],
-        environment,
-        n_packages,
-    )
+    argv = [go, "build", "-C", str(source), "-v", *flags, "-o", f"{folder}/", *packages]
+    _go_build(argv, environment, n_packages, source=source)
+
+
+def find_module(source: Path, module: str) -> Path:
+    """Return the folder of a module that the Go module in `source` pins. It must have been fetched."""
+    argv = [_find_go(), "list", "-C", str(source), "-m", "-f", "{{.Dir}}", module]
+    return Path(run(argv, env=_environment()).strip())
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "CGO_ENABLED": "0"}
+
+
+def _build_into(folder: Path) -> None:
+    build_module(SOURCE, PACKAGES, _flags(), folder)
     (folder / "kubectl").symlink_to("kube")
-    find_module = [go, "list", "-C", str(SOURCE), "-m", "-f", "{{.Dir}}", "sigs.k8s.io/jobset"]
-    module = Path(run(find_module, env=environment).strip())
+    module = find_module(SOURCE, "sigs.k8s.io/jobset")
     shutil.copyfile(module / "charts/jobset/crds/jobset.x-k8s.io_jobsets.yaml", folder / "jobset-crd.yaml")
     shutil.copyfile(module / "config/components/webhook/manifests.yaml", folder / "jobset-webhooks.yaml")
 
@@ -143,7 +164,7 @@ def _find_go() -> str:
         ) from error
 
 
-def _go_build(argv: Sequence[str], environment: dict[str, str], n_packages: int) -> None:
+def _go_build(argv: Sequence[str], environment: dict[str, str], n_packages: int, *, source: Path) -> None:
     """Run `go build -v`; its lines, one for each compiled package, are shown as a sign of life."""
     started = said = time.monotonic()
     others: list[str] = []
@@ -158,5 +179,5 @@ def _go_build(argv: Sequence[str], environment: dict[str, str], n_packages: int)
                 said = time.monotonic()
                 say(f"cluster binaries: {n_compiled} of {n_packages} packages, {said - started:.0f} s")
     if process.returncode != 0:
-        raise BuildError(f"go build failed in {SOURCE}: {''.join(others)[-4000:] or 'it said nothing'}")
+        raise BuildError(f"go build failed in {source}: {''.join(others)[-4000:] or 'it said nothing'}")
     say(f"cluster binaries: built in {time.monotonic() - started:.0f} s")

@@ -50,6 +50,8 @@ class ShellJob:
     """More of the job's spec."""
 
     namespace_labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the job itself."""
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """Run kubectl in the job's namespace, and return its output."""
@@ -102,7 +104,9 @@ class ShellJob:
         """Wait for the phase, in that attempt if one is given, and return the status."""
 
         def is_so(status: dict[str, Any]) -> bool:
-            return status.get("phase") == phase and attempt in {0, status["attempts"][-1]["number"]}
+            if status.get("phase") != phase:
+                return False
+            return attempt == 0 or [entry["number"] for entry in status["attempts"]][-1:] == [attempt]
 
         return self.until(is_so)
 
@@ -111,7 +115,7 @@ class ShellJob:
         return {
             "apiVersion": "stepkeeper.dev/v1alpha1",
             "kind": "CheckpointedTrainingJob",
-            "metadata": {"name": self.name, "namespace": self.name},
+            "metadata": {"name": self.name, "namespace": self.name, "labels": dict(self.labels)},
             "spec": {
                 "placement": {"hosts": {"count": self.n_hosts}},
                 "checkpoint": {"uri": "file:///nowhere", "interval": {"steps": 1}},

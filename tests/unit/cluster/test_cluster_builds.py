@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
-from stepcluster import binaries, packages, toolchain
+from stepcluster import binaries, kueue, packages, toolchain
 from stepcluster.errors import BuildError, UnsupportedMachineError
+from stepcluster.layout import Layout
 from stepcluster.machine import require_root
 
 
@@ -69,3 +71,23 @@ def test_without_root_the_message_says_why_and_what_to_do(monkeypatch: pytest.Mo
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(UnsupportedMachineError, match=r"needs root.*sudo.*KUBECONFIG"):
         require_root()
+
+
+def test_kueue_gets_the_webhooks_of_jobsets_and_of_its_own_kinds_only(tmp_path: Path) -> None:
+    def webhook(name: str, *groups: str) -> dict[str, object]:
+        service = {"path": f"/{name}", "name": "webhook-service"}
+        return {
+            "name": name,
+            "clientConfig": {"service": service},
+            "rules": [{"apiGroups": [group]} for group in groups],
+        }
+
+    given = [webhook("pods", ""), webhook("jobsets", "jobset.x-k8s.io"), webhook("own", "kueue.x-k8s.io")]
+    body = {"metadata": {"name": "mutating-webhook-configuration"}, "webhooks": given}
+    (tmp_path / "webhooks.yaml").write_text(yaml.safe_dump(body))
+    layout = Layout(name="t", block=1, folder=tmp_path)
+    layout.certificates.mkdir(parents=True)
+    (layout.certificates / "ca.crt").write_text("CA")
+    (made,) = kueue.list_webhooks(tmp_path, layout)
+    assert [each["name"] for each in made["webhooks"]] == ["jobsets", "own"]
+    assert made["webhooks"][0]["clientConfig"]["url"] == f"https://{layout.address}:9444/jobsets"

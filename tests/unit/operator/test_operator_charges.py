@@ -161,6 +161,10 @@ async def test_a_trainer_that_exits_1_because_its_jobset_was_deleted_costs_no_fa
     world = await running(restarts={"maxFailures": 0})
     world.controllers.kubelets.stop_code = 1
     world.cluster.mark_deleted("jobsets", "default", "lm", grace_s=0)
+    for _ in range(4):
+        world.now += 2
+        world.controllers.step()
+        await world.reconcile()
     await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
     assert world.causes == ["Requested", None]
@@ -197,6 +201,15 @@ async def test_a_failure_is_not_hidden_by_siblings_that_save_when_their_job_stop
     world.controllers.end_pod(world.pods[0], code)
     await world.run_until_settled()
     assert world.causes == [cause, None]
+
+
+async def test_a_notice_that_was_reported_explains_an_end_without_last_words() -> None:
+    world = await running()
+    world.receive_report(training_report(sequence=3, step=9, notice="file"))
+    world.controllers.end_pod(world.pods[0], int(ExitCode.SAVED))
+    await world.run_until_settled()
+    assert world.causes == ["Requested", None]
+    assert "after notice 'file'" in (world.status.attempts[0].message or "")
 
 
 async def test_a_trainer_that_exits_1_before_its_deletion_and_a_fatal_code_after_it_are_its_own() -> None:

@@ -2,12 +2,17 @@
 
 from typing import Any
 
+import pytest
 from typing_extensions import override
 
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
+from stepkeeper_operator.cache.cache import Cache
+from stepkeeper_operator.cache.keys import job_key
 from stepkeeper_operator.cluster import WORKLOADS, Resource
 from stepkeeper_operator.errors import ApiError
+from stepkeeper_operator.facts import read_jobset
+from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.startup import Operator
 from stepkeeper_operator.testing import FakeCluster, World, saved_message, training_report
@@ -174,3 +179,35 @@ async def test_workloads_are_watched_where_kueue_is_there_also_if_it_comes_later
     assert not await operator._look_for_kueue()
     off = Operator(OperatorSettings(identity="a", kueue_enabled=False), cluster)
     assert not await off._look_for_kueue()
+
+
+@pytest.mark.parametrize(
+    ("labels", "managed_by", "owned", "is_queued"),
+    [
+        ({}, None, False, False),
+        (QUEUE, None, False, True),
+        ({}, "kueue.x-k8s.io/multikueue", False, True),
+        ({}, "jobset.sigs.k8s.io/jobset-controller", False, False),
+        ({}, None, True, True),
+    ],
+    ids=["nothing", "its queue", "managedBy of Kueue", "managedBy of JobSet", "a Workload that it owns"],
+)
+def test_the_jobset_tells_who_manages(
+    labels: dict[str, str], managed_by: str | None, *, owned: bool, is_queued: bool
+) -> None:
+    meta = {"namespace": "default", "name": "lm", "uid": "js", "labels": labels}
+    jobset = read_jobset({"metadata": meta, "spec": {"managedBy": managed_by}})
+    owner = {"kind": "JobSet", "name": "lm", "uid": "js", "controller": True}
+    raw = {"metadata": {"namespace": "default", "name": "w", "uid": "w", "ownerReferences": [owner]}}
+    cache = Cache()
+    if owned:
+        assert cache.record(WORKLOADS, raw) == (job_key("default", "lm"),)
+    assert Observed(jobset=jobset, workload=cache.get_workload("js")).is_queued is is_queued
+
+
+def test_a_workload_of_another_kind_concerns_no_job() -> None:
+    cache = Cache()
+    owner = {"kind": "Job", "name": "lm", "uid": "j", "controller": True}
+    meta = {"namespace": "default", "name": "w", "uid": "w", "ownerReferences": [owner]}
+    assert cache.record(WORKLOADS, {"metadata": meta}) == ()
+    assert cache.list_uids(WORKLOADS) == frozenset()

@@ -101,6 +101,7 @@ async def test_a_suspension_costs_nothing_however_its_pods_end_and_whenever_jobs
     await world.reconcile()
     if late:
         world.delay_watches("jobsets")
+    world.now += 2
     world.controllers.sync()
     await world.reconcile()
     world.deliver_watches()
@@ -172,3 +173,14 @@ async def test_a_failure_just_before_a_suspension_is_one_restart_when_the_job_is
     assert world.phase() is Phase.RUNNING
     assert world.causes == ["ApplicationError", None]
     assert world.status.restarts.total == 1
+
+
+async def test_the_steps_of_an_attempt_before_a_suspension_are_not_the_next_ones() -> None:
+    world = await running()
+    world.receive_report(training_report(sequence=3, step=30))
+    await world.run_until_settled(rounds=2)
+    assert world.status.attempts[-1].to_step == 30
+    for suspend in (True, False):
+        world.edit(suspend=suspend)
+        await world.run_until_settled()
+    assert [attempt.to_step for attempt in world.status.attempts] == [30, None]
