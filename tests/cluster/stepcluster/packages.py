@@ -23,6 +23,9 @@ PACKAGE_OF = {
     "nsenter": "util-linux",
     "unshare": "util-linux",
     "dbus-daemon": "dbus",
+    # Commands of the documentation, which tests run as they stand.
+    "curl": "curl",
+    "jq": "jq",
 }
 """Program, package that has it in Debian and Ubuntu."""
 
