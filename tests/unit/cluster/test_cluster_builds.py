@@ -59,6 +59,8 @@ def test_only_what_is_missing_is_installed() -> None:
         "nsenter",
         "unshare",
         "dbus-daemon",
+        "curl",
+        "jq",
     }
     missing = packages.missing_packages(
         which=lambda program: f"/bin/{program}" if program in there else None, exists=lambda _: False
