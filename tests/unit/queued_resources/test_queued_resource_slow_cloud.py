@@ -162,7 +162,7 @@ async def test_a_slow_list_that_fails_says_why_to_whom_waited() -> None:
         await world.cloud.answers.wait()
         raise error
 
-    world.cloud.list_queued_resources = fail  # type: ignore[method-assign]  # a refusal that takes its time
+    world.cloud.list_queued_resources = fail  # type: ignore[method-assign,assignment]  # a refusal that takes its time
     await run_slowly(world, 3)
     assert world.condition("Accepted") == ("False", "Refused")
     assert "may not list" in world.status.conditions[0].message
