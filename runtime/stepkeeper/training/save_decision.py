@@ -61,7 +61,7 @@ class SaveDecider:
         self._read_conditions = read_conditions
         self._agreement = StepAgreement(rank_group, waits)
         self._answered: deque[str] = deque(maxlen=_REMEMBERED)
-        """Requests that all ranks have come to. Hosts may ask for the same one, each when it hears of what it is for."""
+        """Requests that all ranks have come to. Hosts may ask for the same one, each when it hears of the reason."""
 
         self._asked_step: int | None = None
         self._stop_step: int | None = None
