@@ -18,7 +18,7 @@ SHUTDOWN_CRITICAL_S=30
 # ---------------------------------------------------------------------------------------------------------------------
 
 etc=${JOIN_ETC:-/etc}
-if [[ -e $etc/systemd/system/k3s-agent.service ]]; then
+if [[ -L $etc/systemd/system/multi-user.target.wants/k3s-agent.service ]]; then
   echo 'this VM has joined already: systemd starts its agent'
   exit 0
 fi
@@ -30,13 +30,24 @@ attribute() {
     "http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance/attributes/$1"
 }
 
+# Runs a command until it succeeds, for about 10 minutes: a machine that gives up too early costs money and does nothing.
+retry() {
+  local wait_s
+  for wait_s in 10 20 40 80 160 300; do
+    "$@" && return
+    echo "$1 failed: it is tried again in $wait_s s" >&2
+    sleep "$wait_s"
+  done
+  "$@"
+}
+
 # Without the operator's labels no job would find this node, and nobody would remove it: it is better not to join.
 labels=$(attribute stepkeeper-node-labels)
 cloud_node=$(attribute instance-id)
 labels+=",stepkeeper.dev/cloud-node=${cloud_node##*/}"
 
 if [[ -n $TOKEN_SECRET ]]; then
-  TOKEN=$(gcloud secrets versions access latest --secret="$TOKEN_SECRET")
+  TOKEN=$(retry gcloud secrets versions access latest --secret="$TOKEN_SECRET")
 fi
 
 if ! k3s=$(command -v k3s); then

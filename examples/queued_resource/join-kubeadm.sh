@@ -32,22 +32,33 @@ attribute() {
     "http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance/attributes/$1"
 }
 
+# Runs a command until it succeeds, for about 10 minutes: a machine that gives up too early costs money and does nothing.
+retry() {
+  local wait_s
+  for wait_s in 10 20 40 80 160 300; do
+    "$@" && return
+    echo "$1 failed: it is tried again in $wait_s s" >&2
+    sleep "$wait_s"
+  done
+  "$@"
+}
+
 # Without the operator's labels no job would find this node, and nobody would remove it: it is better not to join.
 labels=$(attribute stepkeeper-node-labels)
 cloud_node=$(attribute instance-id)
 labels+=",stepkeeper.dev/cloud-node=${cloud_node##*/}"
 
 if [[ -n $TOKEN_SECRET ]]; then
-  TOKEN=$(gcloud secrets versions access latest --secret="$TOKEN_SECRET")
+  TOKEN=$(retry gcloud secrets versions access latest --secret="$TOKEN_SECRET")
 fi
 
 export DEBIAN_FRONTEND=noninteractive
 apt_install() {
-  apt-get -o DPkg::Lock::Timeout=300 update
+  apt-get -o DPkg::Lock::Timeout=300 update &&
   apt-get -o DPkg::Lock::Timeout=300 install --yes --no-install-recommends "$@"
 }
 if ! command -v containerd >/dev/null; then
-  apt_install "containerd=$CONTAINERD_VERSION"
+  retry apt_install "containerd=$CONTAINERD_VERSION"
 fi
 if ! command -v kubeadm >/dev/null || ! command -v kubelet >/dev/null; then
   source=https://pkgs.k8s.io/core:/stable:/v${KUBERNETES_VERSION%.*}/deb/
@@ -55,7 +66,7 @@ if ! command -v kubeadm >/dev/null || ! command -v kubelet >/dev/null; then
   curl --fail --silent --show-error --location --retry 10 "${source}Release.key" |
     gpg --dearmor --yes --output "$etc/apt/keyrings/kubernetes.gpg"
   echo "deb [signed-by=$etc/apt/keyrings/kubernetes.gpg] $source /" >"$etc/apt/sources.list.d/kubernetes.list"
-  apt_install "kubelet=$KUBERNETES_VERSION-*" "kubeadm=$KUBERNETES_VERSION-*"
+  retry apt_install "kubelet=$KUBERNETES_VERSION-*" "kubeadm=$KUBERNETES_VERSION-*"
   apt-mark hold kubelet kubeadm
 fi
 
@@ -68,9 +79,6 @@ sysctl --quiet --load "$etc/sysctl.d/90-kubernetes.conf"
 containerd config default | sed 's/SystemdCgroup = false/SystemdCgroup = true/' >"$etc/containerd/config.toml"
 systemctl restart containerd
 
-if [[ -e $etc/kubernetes/bootstrap-kubelet.conf ]]; then
-  kubeadm reset --force # an earlier start was cut off in the middle
-fi
 mkdir -p "$etc/kubernetes/patches"
 cat >"$etc/kubernetes/patches/kubeletconfiguration+merge.yaml" <<EOF
 apiVersion: kubelet.config.k8s.io/v1beta1
@@ -101,5 +109,11 @@ patches:
   directory: $etc/kubernetes/patches
 EOF
 )
-kubeadm join --config "$etc/kubernetes/join.yaml"
+join() {
+  if [[ -e $etc/kubernetes/bootstrap-kubelet.conf ]]; then
+    kubeadm reset --force || return # an earlier try failed, or was cut off, in the middle
+  fi
+  kubeadm join --config "$etc/kubernetes/join.yaml"
+}
+retry join
 rm "$etc/kubernetes/join.yaml"

@@ -78,8 +78,11 @@ class OperatorSettings(BaseSettings):
     cloud_tpu_poll_s: int = Field(default=10, ge=1)
     """Seconds between two looks at a queued resource while something happens to it."""
 
-    cloud_tpu_idle_poll_s: int = Field(default=60, ge=1)
-    """Seconds between two looks at a queued resource that is active; twice as long while it waits for machines."""
+    cloud_tpu_idle_poll_s: int = Field(default=60, ge=1, le=100)
+    """Seconds between two looks at a queued resource that is active; twice as long while it waits for machines.
+
+    Losses have to be seen, with up to a tenth of spread, within the default of `reattribution_s`.
+    """
 
     cloud_tpu_quota_retry_s: int = Field(default=300, ge=1)
     """Seconds after a first refusal for lack of quota. The wait doubles with each further one, to half an hour."""

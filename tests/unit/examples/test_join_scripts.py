@@ -33,6 +33,7 @@ STAND_INS = {
     "kubeadm": 'echo "$@" >> $OUT/kubeadm; [ $1 != join ] || cp $3 $OUT/join.yaml',
     "kubelet": "exit 1",
     "modprobe": "",
+    "sleep": 'echo "$@" >> $OUT/sleep',
     "sysctl": "",
     "systemctl": 'echo "$@" >> $OUT/systemctl',
 }
@@ -53,6 +54,18 @@ class Machine:
         """Return what a stand-in was called with."""
         path = self.folder / program
         return path.read_text(encoding="utf-8") if path.exists() else ""
+
+    def stand_in(self, program: str, body: str) -> None:
+        """Put a stand-in in a program's place."""
+        path = self.folder / "bin" / program
+        path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+        path.chmod(0o700)
+
+    def fail_once(self, program: str, body: str) -> None:
+        """Let a stand-in fail when it is called for the first time."""
+        self.stand_in(
+            program, f"[ -e $OUT/{program}.failed ] || {{ touch $OUT/{program}.failed; exit 1; }}\n{body}"
+        )
 
     def run(self, script: str, settings: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         """Run the script with its settings changed."""
@@ -174,12 +187,23 @@ class TestBoth:
         assert "404" in done.stderr
         assert machine.told("kubeadm") == machine.told("systemctl") == ""
 
+    def test_a_secret_that_can_not_be_read_at_once_is_read_again(
+        self, machine: Machine, script: str, settings: Mapping[str, str]
+    ) -> None:
+        machine.fail_once("gcloud", STAND_INS["gcloud"])
+        done = machine.run(script, {**settings, "TOKEN": "", "TOKEN_SECRET": "projects/p/secrets/join"})
+        assert done.returncode == 0, done.stderr
+        written = machine.told("join.yaml") or (machine.etc / "rancher/k3s/config.yaml").read_text()
+        assert 'token: "latest of projects/p/secrets/join"\n' in written
+
     def test_a_machine_that_has_joined_is_left_alone(
         self, machine: Machine, script: str, settings: Mapping[str, str]
     ) -> None:
-        for name in ("kubernetes/kubelet.conf", "systemd/system/k3s-agent.service"):
-            (machine.etc / name).parent.mkdir(parents=True)
-            (machine.etc / name).touch()
+        (machine.etc / "kubernetes").mkdir()
+        (machine.etc / "kubernetes" / "kubelet.conf").touch()
+        wanted = machine.etc / "systemd/system/multi-user.target.wants"
+        wanted.mkdir(parents=True)
+        (wanted / "k3s-agent.service").symlink_to("../k3s-agent.service")
         done = machine.run(script, settings)
         assert (done.returncode, machine.told("kubeadm"), machine.told("systemctl")) == (0, "", "")
         assert "joined already" in done.stdout
@@ -191,6 +215,33 @@ def test_a_join_that_was_cut_off_is_undone_first(machine: Machine) -> None:
     path.touch()
     machine.run("join-kubeadm.sh", KUBEADM)
     assert [line.split()[0] for line in machine.told("kubeadm").splitlines()] == ["reset", "join"]
+
+
+def test_a_join_that_fails_is_undone_and_tried_again(machine: Machine) -> None:
+    conf = machine.etc / "kubernetes" / "bootstrap-kubelet.conf"
+    conf.parent.mkdir()
+    count = f'echo "$@" >> $OUT/kubeadm; [ $1 != join ] || [ -e {conf} ] || {{ touch {conf}; exit 1; }}'
+    machine.stand_in("kubeadm", count)
+    done = machine.run("join-kubeadm.sh", KUBEADM)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in machine.told("kubeadm").splitlines()] == ["join", "reset", "join"]
+    assert "tried again in 10 s" in done.stderr
+
+
+def test_a_join_that_never_succeeds_ends_with_its_error(machine: Machine) -> None:
+    machine.stand_in("kubeadm", 'echo "$@" >> $OUT/kubeadm; exit 3')
+    assert machine.run("join-kubeadm.sh", KUBEADM).returncode == 3
+    assert len(machine.told("kubeadm").splitlines()) == 7
+    assert machine.told("sleep").split() == ["10", "20", "40", "80", "160", "300"]
+
+
+def test_an_agent_whose_unit_was_written_and_not_enabled_is_enabled(machine: Machine) -> None:
+    unit = machine.etc / "systemd/system/k3s-agent.service"
+    unit.parent.mkdir(parents=True)
+    unit.touch()
+    done = machine.run("join-k3s.sh", K3S)
+    assert done.returncode == 0, done.stderr
+    assert machine.told("systemctl") == "daemon-reload\nenable --now k3s-agent\n"
 
 
 def test_what_the_image_lacks_is_installed_at_the_clusters_version(machine: Machine) -> None:

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from stepkeeper.version import __version__
+from stepkeeper_operator.queued_resources.pacing import spread
+from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.settings import OperatorSettings
 
 CHART = Path(__file__).parents[3] / "charts/stepkeeper"
@@ -41,6 +44,16 @@ def test_each_setting_for_cloud_tpu_is_a_value() -> None:
     assert fields == {
         f"cloud_tpu_{field_of(name)}" for name in VALUES["cloudTPU"].keys() - OF_THE_CHART_ALONE
     }
+
+
+def test_active_resources_are_looked_at_while_a_loss_still_explains_failures() -> None:
+    bounds = SCHEMA["properties"]["cloudTPU"]["properties"]["idlePollSeconds"]
+    slowest = OperatorSettings(cloud_tpu_idle_poll_s=bounds["maximum"])
+    pace_s = spread(CloudSettings.from_settings(slowest).poll_active_s, "any uid")
+    assert pace_s < slowest.reattribution_s
+    assert 1.1 * bounds["maximum"] < slowest.reattribution_s
+    with pytest.raises(ValidationError):
+        OperatorSettings(cloud_tpu_idle_poll_s=bounds["maximum"] + 1)
 
 
 def test_the_schema_of_the_values_knows_every_value() -> None:

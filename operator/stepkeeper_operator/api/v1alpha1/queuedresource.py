@@ -126,7 +126,7 @@ class RecreatePolicy(SpecPart):
     """The cloud has suspended it, or a machine of it was preempted."""
 
     on_failed: OnEnd = OnEnd.RECREATE
-    """The cloud could not provide it, or its request has run out."""
+    """The cloud could not provide it, or its request has run out. A failure for lack of quota is tried again anyway."""
 
     backoff: RecreateBackoff = RecreateBackoff()
     """Wait before each recreation."""

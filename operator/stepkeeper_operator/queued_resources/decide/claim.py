@@ -130,7 +130,7 @@ def _await(message: str) -> Finding:
 def _refuse(found: CloudQueuedResource) -> Finding:
     text = (
         f"{found.name} exists and is {found.state}. It has no labels that say whose it is, and no nodes to write some "
-        "on, so it isn't touched: delete it (gcloud compute tpus queued-resources delete)"
+        "on, so it isn't touched: delete it (gcloud compute tpus queued-resources delete --force)"
     )
     kind = QueuedResourceConditionType.ACCEPTED
     return Finding(type=kind, status=False, reason="NotAdoptable", message=text)

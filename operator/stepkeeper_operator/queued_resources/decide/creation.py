@@ -147,7 +147,7 @@ def plan_adoption(resource: QueuedResource, status: QueuedResourceStatus, scene:
     text = (
         f"{found.name} exists, {whose}, and isn't what the spec asks for: "
         f"{'; '.join(differences)}. Change the spec to match it and it is adopted, delete it (gcloud compute tpus "
-        "queued-resources delete), or choose another metadata.name"
+        "queued-resources delete --force), or choose another metadata.name"
     )
     return Plan(status=status, look_s=settings.poll_waiting_s, accepted=_refuse("Differs", text))
 
@@ -214,5 +214,6 @@ def _describe_foreign(found: CloudQueuedResource, scene: Scene) -> str:
     )
     return (
         f"{found.name} exists, and its labels say that it is another object's: {owner}. It is never touched. If that "
-        "object is gone, delete this (gcloud compute tpus queued-resources delete); else choose another metadata.name"
+        "object is gone, delete this (gcloud compute tpus queued-resources delete --force); else choose another "
+        "metadata.name"
     )
