@@ -90,7 +90,9 @@ def _plan(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) 
 def _plan_release(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
     """Let go of what was adopted: its nodes carry somebody else's labels now. It isn't touched again."""
     status = book(status, created=False, adopted=False, removing="", removing_since=None, active_since=None)
-    status = status.model_copy(update={"state": QueuedResourceState.PENDING, "operation": None})
+    status = status.model_copy(
+        update={"state": QueuedResourceState.PENDING, "operation": None, "error": None}
+    )
     plan = plan_adoption(resource, status, scene)
     text = (
         f"{status.cloud_name} was adopted, and its nodes carry somebody else's labels now: it is left alone"
