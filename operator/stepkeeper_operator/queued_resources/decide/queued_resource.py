@@ -74,7 +74,7 @@ def _plan(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) 
         return _plan_strays(resource, status, scene)
     match sight.presence:
         case Presence.UNKNOWN:
-            failed = scene.observed.error is not None
+            failed = scene.observed.error is not None and not scene.observed.listing_comes
             return Plan(
                 status=status, look_s=compute_poll_s(status, settings) if failed else settings.poll_fast_s
             )
