@@ -38,6 +38,9 @@ class Leftover:
     orphans: tuple[Pod, ...] = ()
     """Pods whose Job is gone and that nobody has deleted since."""
 
+    orphaned_since: float = 0.0
+    """Unix time when this operator first saw pods whose Job is gone."""
+
     told: tuple[Pod, ...] = ()
     """Pods whose Job is gone and that were told to end. On a lost node they never do."""
 

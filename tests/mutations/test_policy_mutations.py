@@ -118,6 +118,12 @@ TESTS: Final = {
     "test_a_training_whose_latest_step_is_committed_is_not_asked",
     "starts-are-limited": f"{_UNIT}starts.py::"
     "test_ten_starts_without_a_commit_suspend_the_job_whatever_ends_them[75 without a word]",
+    "new-operators-hear-first": f"{_UNIT}starts.py::"
+    "test_a_job_that_committed_while_nobody_watched_runs_on_until_its_pods_have_reported",
+    "refused-edits-mend-nothing": f"{_UNIT}starts.py::"
+    "test_a_refused_edit_of_what_comes_to_nothing_neither_counts_anew_nor_ends_its_waits",
+    "counts-never-go-back": f"{_UNIT}restarts.py::"
+    "test_a_failure_is_charged_once_though_the_watch_of_jobsets_is_behind",
     "starts-are-spaced": f"{_UNIT}starts.py::"
     "test_starts_that_end_at_once_wait_ever_longer_and_the_pods_are_not_there_meanwhile",
     "an-edit-ends-waits": f"{_UNIT}starts.py::test_a_mended_image_does_not_wait_for_the_broken_ones_back_off",

@@ -27,6 +27,9 @@ class JobMemory:
     config_map: ConfigMap | None = None
     config_map_read_at: float = float("-inf")
     jobset_read_at: float = float("-inf")
+    orphaned_since: float | None = None
+    """Unix time when pods were first seen whose Job is gone. None: there are none."""
+
     rejection: Rejection | None = None
     """The API server's refusal of the last JobSet that was to be made."""
 

@@ -68,7 +68,7 @@ def derive_conditions(
     reporting, look_s = _derive_reporting(
         observed, plan.history, running=running.status is True, now=now, silence_s=settings.silence_s
     )
-    updates = [_derive_accepted(accepted, observed), running, _derive_suspended(job, observed, plan)]
+    updates = [_derive_accepted(accepted, observed), running, _derive_suspended(job, observed, plan, now=now)]
     updates += derive_quota(job, observed)
     # A restarted operator has no report yet: the judgement of the last one still stands.
     if reporting.status is not None or not _was_reported_before(job):
@@ -219,11 +219,13 @@ def _find_obstacle(pods: list[Pod]) -> tuple[str, str]:
     return "Starting", ""
 
 
-def _derive_suspended(job: CheckpointedTrainingJob, observed: Observed, plan: Plan) -> ConditionUpdate:
+def _derive_suspended(
+    job: CheckpointedTrainingJob, observed: Observed, plan: Plan, *, now: float
+) -> ConditionUpdate:
     kind, jobset = ConditionType.SUSPENDED, observed.jobset
     alive = sum(not pod.terminal for pod in observed.pods)
     stopped = (jobset is None or jobset.suspended or jobset.is_finished) and alive == 0
-    if plan.end is not None or not should_suspend(job, plan.history):
+    if plan.end is not None or not should_suspend(job, observed, plan.history, now=now):
         wait = None if plan.end is not None else find_wait(job, observed)
         if wait is None or not (wait.stop or jobset is None or jobset.suspend):
             return ConditionUpdate(type=kind, status=False, reason=_NOT_SUSPENDED)

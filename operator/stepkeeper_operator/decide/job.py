@@ -77,7 +77,7 @@ def _decide_running(
     grace = () if plan.end is not None else derive_grace(job, observed, plan.history, mirror.checkpoint)
     conditions = update_conditions(job, (*updates, *grace), now=now)
     lost, lost_s = find_lost_pods(observed, now=now, uptime_s=settings.lost_node_uptime_s)
-    orphans, orphans_s = find_orphans(observed, plan.history, now=now)
+    orphans, orphans_s = find_orphans(observed, now=now)
     over = plan.end is not None or observed.held
     config = () if over else _plan_config_map(job, observed, settings)
     ending = stop_jobset(jobset, queued=observed.is_queued) if plan.end is not None else ()

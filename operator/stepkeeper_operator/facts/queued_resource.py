@@ -12,6 +12,9 @@ __all__ = ["MaintenanceWindow", "QueuedMachines", "read_queued_machines"]
 _JOIN_TIMEOUT: Final = "JoinTimeout"
 """Reason of condition NodesJoined once the time to join is over."""
 
+_NOT_ANSWERED: Final = "NotAnswered"
+"""Reason of condition Accepted until the cloud has taken the request."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceWindow:
@@ -47,7 +50,7 @@ class QueuedMachines:
     """True if all hosts are Ready nodes of this cluster."""
 
     join_deadline: float | None
-    """Unix time until which its hosts have to have joined, once it is active."""
+    """Unix time until which its hosts have to have joined, or to have come back, once it is active."""
 
     join_timed_out: bool
     """True if that time is over and not all have joined."""
@@ -118,7 +121,8 @@ def _read_windows(status: Mapping[str, Any]) -> tuple[MaintenanceWindow, ...]:
 
 
 def _find_join_deadline(spec: Mapping[str, Any], status: Mapping[str, Any]) -> float | None:
-    since = parse_time((status.get("bookkeeping") or {}).get("activeSince"))
+    bookkeeping = status.get("bookkeeping") or {}
+    since = parse_time(bookkeeping.get("missingSince") or bookkeeping.get("activeSince"))
     default = QueuedResourceSpec.model_fields["join_timeout_seconds"].default
     return None if since is None else since + spec.get("joinTimeoutSeconds", default)
 
@@ -132,9 +136,11 @@ def _find_autocheckpoint(read_back: str, node: Mapping[str, Any], tier: Mapping[
 
 
 def _find_obstacle(raw: RawObject, active: Mapping[str, Any], joined: Mapping[str, Any]) -> str:
+    accepted = condition_of(raw, "Accepted")
     for condition in (
-        _if_false(condition_of(raw, "Accepted")),
+        _if_false(accepted),
         _if_true(condition_of(raw, "QuotaExhausted")),
+        {} if active.get("status") == "True" else _if_undecided(accepted),
     ):
         if condition:
             return str(condition.get("message", ""))
@@ -146,6 +152,12 @@ def _find_obstacle(raw: RawObject, active: Mapping[str, Any], joined: Mapping[st
 
 def _if_false(condition: Mapping[str, Any]) -> Mapping[str, Any]:
     return condition if condition.get("status") == "False" else {}
+
+
+def _if_undecided(accepted: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Take what says why nobody knows yet. What waits for an answer is told by condition Active."""
+    undecided = accepted.get("status") == "Unknown" and accepted.get("reason") != _NOT_ANSWERED
+    return accepted if undecided else {}
 
 
 def _if_true(condition: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -154,7 +154,9 @@ def _record_restarts(
         if held and history.bookkeeping.restarts_seen + 1 == jobset.restarts:
             return history
         history = open_attempt(_see_restart(history), observed, now=now)
-    bookkeeping = history.bookkeeping.model_copy(update={"counted_restarts_seen": jobset.restarts_counted})
+    # The cache may be behind what an earlier reconcile has asked the API server for.
+    counted_seen = max(history.bookkeeping.counted_restarts_seen, jobset.restarts_counted)
+    bookkeeping = history.bookkeeping.model_copy(update={"counted_restarts_seen": counted_seen})
     return replace(history, bookkeeping=bookkeeping)
 
 

@@ -9,7 +9,6 @@ from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.decision import DeletePod, GiveUpPod
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.history import JobHistory
 
 __all__ = ["ORPHAN_WAIT_S", "find_lost_pods", "find_orphans"]
 
@@ -81,17 +80,14 @@ def _explain(pod: Pod, observed: Observed) -> str:
     return f"node {pod.node} {state} and the pod's deletion is overdue"
 
 
-def find_orphans(
-    observed: Observed, history: JobHistory, *, now: float
-) -> tuple[tuple[DeletePod, ...], float | None]:
+def find_orphans(observed: Observed, *, now: float) -> tuple[tuple[DeletePod, ...], float | None]:
     """Find the pods to delete, and the seconds after which to look again.
 
     A garbage collector whose watches were broken while a JobSet was deleted can lose sight of its pods. They
     run on with an owner that doesn't exist, and no next attempt can start beside them.
     """
-    orphans = () if observed.leftover is None else observed.leftover.orphans
-    last = history.last_attempt
-    if not orphans or last is None or last.end is None:
+    left = observed.leftover
+    if left is None or not left.orphans:
         return (), None
-    left_s = last.end + ORPHAN_WAIT_S - now
-    return ((), left_s) if left_s > 0 else (tuple(DeletePod(pod=pod) for pod in orphans), None)
+    left_s = left.orphaned_since + ORPHAN_WAIT_S - now
+    return ((), left_s) if left_s > 0 else (tuple(DeletePod(pod=pod) for pod in left.orphans), None)

@@ -19,7 +19,7 @@ from stepkeeper_operator.policy.lost_pods import ORPHAN_WAIT_S
 from stepkeeper_operator.policy.machines import find_wait
 from stepkeeper_operator.policy.pod_ends import stopped_with_0, tells_own_limits
 from stepkeeper_operator.policy.queueing import leaves_queue, should_suspend
-from stepkeeper_operator.policy.starts import compute_next_start
+from stepkeeper_operator.policy.starts import compute_next_start, compute_report_wait_s
 from stepkeeper_operator.settings import OperatorSettings
 
 __all__ = ["Plan", "plan_next", "stop_jobset"]
@@ -125,7 +125,7 @@ def _find_delay(
     job: CheckpointedTrainingJob, observed: Observed, history: JobHistory, *, wait_s: float, now: float
 ) -> tuple[str, float | None] | None:
     """Find what the next JobSet waits for. Also return in how many seconds to look again."""
-    if should_suspend(job, history) or observed.held:
+    if should_suspend(job, observed, history, now=now) or observed.held:
         return _HELD if observed.held else "it is suspended", None
     if wait := find_wait(job, observed):
         return wait.message, None
@@ -231,16 +231,20 @@ def _plan_while_alive(
     to_judge = _has_unrecorded_end(job, history) if history.is_running else final
     if to_judge and (end := _judge_last_end(job, history, restarted=history.is_running)):
         return replace(plan, end=end)
+    plan = replace(plan, look_again_s=compute_report_wait_s(job, observed, history, now=now))
     wait = find_wait(job, observed)
     # Hosts that left for a moment stop nothing that runs, but nothing starts without them.
     waits = wait is not None and (wait.stop or jobset.suspend)
     if observed.is_queued:
-        left = leaves_queue(job, observed, plan.history)
+        left = leaves_queue(job, observed, history, now=now)
         plan = replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=_LEFT_QUEUE) if left else plan
     else:
         plan = _hold_next_start(job, observed, plan, now=now)
-        wanted = waits or should_suspend(job, plan.history) or plan.waiting is not None
-        if wanted or not observed.held:
+        stops = should_suspend(job, observed, plan.history, now=now)
+        wanted = waits or stops or plan.waiting is not None
+        # A back-off only spaces the restarts of what goes on, also of a job that isn't accepted.
+        resumes = not observed.held or plan.history.bookkeeping.not_before is not None
+        if wanted or resumes:
             plan = replace(plan, actions=_set_suspend(jobset, suspend=wanted))
     return replace(plan, waiting=wait.message) if waits and wait is not None else plan
 

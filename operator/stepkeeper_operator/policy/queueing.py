@@ -15,19 +15,24 @@ NOT_QUEUED: Final = "NotQueued"
 """Reason of condition QuotaReserved of a job that has left Kueue's queues."""
 
 
-def should_suspend(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
+def should_suspend(
+    job: CheckpointedTrainingJob, observed: Observed, history: JobHistory, *, now: float
+) -> bool:
     """Return True if the user suspends the job, or too many of its starts in a row came to nothing."""
-    return job.spec.suspend or is_limit_reached(job, history)
+    return job.spec.suspend or is_limit_reached(job, observed, history, now=now)
 
 
-def leaves_queue(job: CheckpointedTrainingJob, observed: Observed, history: JobHistory) -> bool:
+def leaves_queue(
+    job: CheckpointedTrainingJob, observed: Observed, history: JobHistory, *, now: float
+) -> bool:
     """Return True if the JobSet of a queued job has to go for the job to stop.
 
     Kueue would at once resume what it has admitted, and is suspended by somebody else. Without its JobSet the job
     holds no quota; a new one joins the queue once the job may start. Hosts that left for a moment cost no place in it.
     """
     wait = find_wait(job, observed)
-    return observed.is_queued and (should_suspend(job, history) or (wait is not None and wait.stop))
+    stops = should_suspend(job, observed, history, now=now) or (wait is not None and wait.stop)
+    return observed.is_queued and stops
 
 
 def has_left_queue(job: CheckpointedTrainingJob, observed: Observed, *, now: float) -> bool:

@@ -1,6 +1,7 @@
 """Bound and space the starts of a job that come to nothing: no cause excuses a job that never commits."""
 
 from dataclasses import replace
+from typing import Final
 
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
@@ -11,7 +12,17 @@ from stepkeeper_operator.policy.attempts import was_asked_for
 from stepkeeper_operator.policy.budgets import compute_backoff_s, count_failures
 from stepkeeper_operator.policy.history import JobHistory
 
-__all__ = ["compute_next_start", "explain_limit", "is_limit_reached", "set_starts", "was_edited"]
+__all__ = [
+    "compute_next_start",
+    "compute_report_wait_s",
+    "explain_limit",
+    "is_limit_reached",
+    "set_starts",
+    "was_edited",
+]
+
+_REPORT_WAIT_S: Final = 60
+"""Seconds left to the pods to report to an operator that has just started."""
 
 
 def set_starts(history: JobHistory, n_starts: int) -> JobHistory:
@@ -23,25 +34,49 @@ def set_starts(history: JobHistory, n_starts: int) -> JobHistory:
 def was_edited(job: CheckpointedTrainingJob, observed: Observed, bookkeeping: Bookkeeping) -> bool:
     """Return True if template or placement have changed since the newest start.
 
-    Without the machines that a job names nobody can tell yet.
+    Without the machines that a job names nobody can tell yet. What isn't accepted mends nothing.
     """
-    if bookkeeping.started_template is None:
+    if bookkeeping.started_template is None or observed.held:
         return False
     if job.spec.placement.queued_resource_name is not None and observed.machines is None:
         return False
     return bookkeeping.started_template != template_hash(job, observed.machines)
 
 
-def is_limit_reached(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
+def is_limit_reached(
+    job: CheckpointedTrainingJob, observed: Observed, history: JobHistory, *, now: float
+) -> bool:
     """Return True if no further start is allowed before a person has looked at the job.
 
-    The last start that is allowed may run.
+    The last start that is allowed may run, and so may what might have committed while no operator watched.
     """
-    n_starts, limit = (
-        history.bookkeeping.starts_without_checkpoint,
-        job.spec.restarts.max_starts_without_checkpoint,
-    )
-    return n_starts > limit or (n_starts == limit and not history.is_running)
+    n_left = _count_starts_left(job, history)
+    if not history.is_running:
+        return n_left <= 0
+    return n_left < 0 and compute_report_wait_s(job, observed, history, now=now) is None
+
+
+def _count_starts_left(job: CheckpointedTrainingJob, history: JobHistory) -> int:
+    return job.spec.restarts.max_starts_without_checkpoint - history.bookkeeping.starts_without_checkpoint
+
+
+def compute_report_wait_s(
+    job: CheckpointedTrainingJob, observed: Observed, history: JobHistory, *, now: float
+) -> float | None:
+    """Compute for how many seconds a new operator lets more starts run than are allowed, until it hears of commits.
+
+    Returns:
+        The seconds; None if nothing is waited for: no such start runs, or it is already being stopped, or a report
+        has named the root, or it has had its time.
+
+    """
+    jobset, last = observed.jobset, observed.report
+    if jobset is None or jobset.suspend or not history.is_running or _count_starts_left(job, history) >= 0:
+        return None
+    if last is not None and last.ordinal == history.ordinal and last.report.root is not None:
+        return None
+    left_s = observed.operator_started_at + _REPORT_WAIT_S - now
+    return left_s if left_s > 0 else None
 
 
 def explain_limit(job: CheckpointedTrainingJob, history: JobHistory) -> str:

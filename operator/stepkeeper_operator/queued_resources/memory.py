@@ -24,11 +24,20 @@ class ResourceMemory:
 
     last_write_at: float = 0.0
     operation_read_at: float = 0.0
+    operation_end: tuple[str, float] = ("", 0.0)
+    """The operation that was last seen to have ended, and when it was first seen so."""
+
     missed: dict[str, float] = field(default_factory=dict)
     """What should exist in the cloud and doesn't, with the time since when that is known."""
 
     unwritten: QueuedResourceStatus | None = None
     """A status that the API server refuses to keep, since the object's spec isn't valid."""
+
+    def note_operation_end(self, name: str, now: float) -> float:
+        """Return when the operation was first seen to have ended: a list from then on shows what it did."""
+        if self.operation_end[0] != name:
+            self.operation_end = (name, now)
+        return self.operation_end[1]
 
 
 class Memory:

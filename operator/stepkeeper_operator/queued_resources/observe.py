@@ -17,7 +17,7 @@ from stepkeeper_operator.cloud_tpu.cloud import (
     Place,
 )
 from stepkeeper_operator.cloud_tpu.polling import Listing
-from stepkeeper_operator.cloud_tpu.slow_lists import ImpatientPoller
+from stepkeeper_operator.cloud_tpu.slow_lists import ImpatientPoller, SlowListError
 from stepkeeper_operator.cluster import NAMESPACES, SECRETS, Cluster
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts import Node
@@ -94,6 +94,7 @@ class Observer:
     def forget(self, uid: str) -> None:
         """Forget an object that is gone, and its place if it was the last one there."""
         place = self._memory.forget(uid)
+        self._poller.forget_asker(uid)
         if place is not None:
             self._poller.forget_place(place)
             self._metrics.forget_place(place.project, place.zone)
@@ -106,16 +107,20 @@ class Observer:
         now = self._clock()
         operation = await self._read_operation(subject.status, memory, version)
         fresh_s = _FRESH_SHARE * compute_poll_s(subject.status, self._settings)
-        newer_than = max(memory.last_cloud_write_at, now - fresh_s)
+        after = memory.last_cloud_write_at
         if operation is not None and operation.done:
-            newer_than = max(newer_than, now)
+            after = max(after, memory.note_operation_end(operation.name, now))
         try:
-            listing = await self._poller.list_place(memory.place, newer_than=newer_than)
+            listing = await self._poller.list_place(
+                memory.place, newer_than=now - fresh_s, after=after, asker=subject.meta.uid
+            )
             expected = find_expected(subject, observed.members, listing)
             complete = await self._absence.complete(listing, expected, memory, memory.place)
         except CloudTPUError as error:
             self._metrics.record_list(memory.place.project, memory.place.zone, memory.listed_at)
-            return replace(observed, error=error, operation=operation)
+            return replace(
+                observed, error=error, listing_comes=isinstance(error, SlowListError), operation=operation
+            )
         memory.listed_at = listing.asked_at
         self._metrics.record_list(memory.place.project, memory.place.zone, listing.asked_at)
         former = self._find_former(subject, listing, observed.cluster_id)

@@ -80,6 +80,9 @@ class Observed:
     error: CloudTPUError | None = None
     """Why there is no listing."""
 
+    listing_comes: bool = False
+    """There is no listing yet, since the list is slow. The next look finds it."""
+
     listed_at: float = 0.0
     """Unix time of the last listing that this operator got for it, else of the operator's start."""
 

@@ -4,13 +4,14 @@ A reconcile reads nowhere else.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.build import config_map_name
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.keys import ObjectKey, queued_resource_key
-from stepkeeper_operator.cache.memory import Memory
+from stepkeeper_operator.cache.memory import JobMemory, Memory
 from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cluster import BATCH_JOBS, CONFIG_MAPS, JOBSETS, PODS, Cluster
 from stepkeeper_operator.facts import (
@@ -81,7 +82,7 @@ class Observer:
             jobset=jobset,
             workload=None if jobset is None else self._cache.get_workload(jobset.uid),
             pods=pods,
-            leftover=leftover,
+            leftover=_date_orphans(leftover, memory, now=self._clock()),
             evidence=evidence,
             nodes=self._collect_nodes((*pods, *told), evidence),
             n_nodes=n_nodes,
@@ -188,6 +189,16 @@ class Observer:
         names = {pod.node for pod in pods} | {pod.node for attempt in evidence for pod in attempt.pods}
         found = {name: self._cache.get_node(name) for name in names if name is not None}
         return {name: node for name, node in found.items() if node is not None}
+
+
+def _date_orphans(leftover: Leftover | None, memory: JobMemory, *, now: float) -> Leftover | None:
+    """Note since when pods are known whose Job is gone: the garbage collector has its time from then on."""
+    if leftover is None or not leftover.orphans:
+        memory.orphaned_since = None
+        return leftover
+    if memory.orphaned_since is None:
+        memory.orphaned_since = now
+    return replace(leftover, orphaned_since=memory.orphaned_since)
 
 
 def _find_predecessors(

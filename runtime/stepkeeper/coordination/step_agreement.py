@@ -58,16 +58,21 @@ class StepAgreement:
         if self._rank_group.world_size > 1:
             self._thread.start()
 
-    def wish(self, name: str) -> None:
+    def wish(self, name: str) -> bool:
         """Make `name` due at a step that all ranks agree on.
 
-        Asked for again before that step, it is the same wish.
+        Returns:
+            False if it is asked for already, and that step hasn't come: it is the same wish.
+
         """
         with self._changed:
-            self._view = self._view.wish(name)
+            before, self._view = self._view, self._view.wish(name)
+            if self._view is before:
+                return False
             if self._rank_group.world_size == 1:
                 self._view = self._view.agree_alone()
             self._changed.notify_all()
+            return True
 
     def pass_step(self, step: int) -> tuple[str, ...]:
         """Return the wishes that are due now that `step` is finished; every rank gets the same ones.

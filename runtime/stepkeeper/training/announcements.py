@@ -72,6 +72,9 @@ class Announcements:
         self._now_unix_s = now_unix_s
         self._lock = threading.Lock()
         self._announced: dict[str, CloudNotice] = {}
+        self._names: dict[str, str] = {}
+        """The request for each, named when it was heard of."""
+
         self._requested: set[str] = set()
         self._cloud: CloudNotices | None = None
 
@@ -100,6 +103,7 @@ class Announcements:
                 self._announced.pop(key, None)
             else:
                 self._announced[key] = notice
+                self._names[key] = maintenance_request(notice, self._now_unix_s())
         if notice is None:
             _log.info("the cloud announces nothing by %s any more", key)
         elif notice.cause is Cause.SPOT_PREEMPTION:
@@ -121,13 +125,13 @@ class Announcements:
         now_unix_s, lead_s = self._now_unix_s(), save_lead_s(self._save_s())
         with self._lock:
             near = [
-                notice
-                for notice in self._announced.values()
+                key
+                for key, notice in self._announced.items()
                 if notice.cause is Cause.MAINTENANCE and _left_s(notice, now_unix_s) <= lead_s
             ]
             # What is announced without a date is the one with a date, if there is one.
-            dated = [notice for notice in near if notice.begins_unix_s is not None]
-            due = {maintenance_request(notice, now_unix_s) for notice in dated or near} - self._requested
+            dated = [key for key in near if self._announced[key].begins_unix_s is not None]
+            due = {self._names[key] for key in dated or near} - self._requested
             self._requested |= due
         for request in sorted(due):
             self._save(request)

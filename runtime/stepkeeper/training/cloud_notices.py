@@ -125,7 +125,7 @@ class _KeyWatch:
         self._on_change = on_change
         self._closing = closing
         self._etag: str | None = None
-        self._text: str | None = None
+        self._text = ""
         self._n_failures = 0
 
     def run(self) -> None:
@@ -147,17 +147,17 @@ class _KeyWatch:
 
     def _take_over(self, found: MetadataValue) -> None:
         self._etag = found.etag or None
-        if found.text is None or found.text == self._text:
-            return
-        before = None if self._text is None else read_cloud_notice(self._key, self._text)
-        self._text = found.text
-        notice, tell = read_cloud_notice(self._key, found.text), self._on_change()
+        # A key that is gone announces nothing any more.
+        text = found.text or ""
+        before = read_cloud_notice(self._key, self._text)
+        self._text = text
+        notice, tell = read_cloud_notice(self._key, text), self._on_change()
         if notice == before or tell is None or self._closing.is_set():
             return
         try:
             tell(self._key, notice)
         except Exception:  # a watch that ended would miss the next announcement
-            _log.exception("the cloud's announcement %s=%r isn't followed", self._key, found.text)
+            _log.exception("the cloud's announcement %s=%r isn't followed", self._key, text)
 
     def _pause_after(self, error: OSError) -> None:
         pause_s = _PAUSES_S[min(self._n_failures, len(_PAUSES_S) - 1)]

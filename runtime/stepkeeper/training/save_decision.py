@@ -1,6 +1,7 @@
 """Decide after each step whether to save it and whether to stop. All ranks come to the same decision."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,6 +15,8 @@ __all__ = ["SaveConditions", "SaveDecider"]
 
 _SAVE: Final = "save"
 _POLICY: Final = "policy"
+_REMEMBERED: Final = 64
+"""The number of requests that are remembered: one that is repeated after so many others is carried out again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,9 @@ class SaveDecider:
         self._rank_group = rank_group
         self._read_conditions = read_conditions
         self._agreement = StepAgreement(rank_group, waits)
-        self._asked_for: str | None = None
+        self._answered: deque[str] = deque(maxlen=_REMEMBERED)
+        """Requests that all ranks have come to. Hosts may ask for the same one, each when it hears of the reason."""
+
         self._asked_step: int | None = None
         self._stop_step: int | None = None
         self._n_begun = 0
@@ -92,11 +97,8 @@ class SaveDecider:
             True if it is a new one.
 
         """
-        if request == self._asked_for:
-            return False
-        self._asked_for = request
-        self._agreement.wish(f"{_SAVE}/{request}")
-        return True
+        wish = f"{_SAVE}/{request}"
+        return wish not in self._answered and self._agreement.wish(wish)
 
     def should_stop_at(self, step: int) -> bool:
         """Return True if all ranks agreed to stop at `step` or at an earlier step.
@@ -118,6 +120,7 @@ class SaveDecider:
                 if wish == STOP:
                     self._stop_step = step if self._stop_step is None else self._stop_step
                 elif not self._is_past(wish):
+                    self._answered.append(wish)
                     self._asked_step = step
         return self._stop_step is not None
 
@@ -162,12 +165,16 @@ class SaveDecider:
         return f"{_POLICY}/{self._n_begun}"
 
     def _is_past(self, wish: str) -> bool:
-        """Return True if the policy made `wish` before the last save, which restarted the policy's clock.
+        """Return True if `wish` is answered: a request that came before, or the policy's from before the last save.
+
+        That save restarted the policy's clock.
 
         All ranks return the same: a wish is due at the same step in all of them, and all have started the same number
         of saves before that step.
         """
-        return wish.startswith(f"{_POLICY}/") and wish != self._policy_request
+        if wish.startswith(f"{_POLICY}/"):
+            return wish != self._policy_request
+        return wish in self._answered
 
     def _moment(self, step: int) -> Moment:
         seen = self._read_conditions()

@@ -144,16 +144,32 @@ async def test_no_second_gang_is_made_while_a_jobs_or_pods_of_the_first_are_ther
 async def test_pods_that_outlived_their_job_are_deleted_when_nobody_else_has_done_so() -> None:
     world = await orphaned()
     await world.reconcile()
-    ended = world.now
     world.cluster.remove("jobs", "default", "lm-w-0")
-    world.now += 2
-    await world.reconcile()
+    world.now += 3600
+    assert await world.reconcile() == 5
+    seen = world.now
     (claim,) = [c for c in world.status.conditions if c.type == "Running"]
     assert "though its Job is gone: it is deleted if nobody else does it within 60 s" in claim.message
-    world.now = ended + 59
+    world.now = seen + 59
     assert await world.record_writes(rounds=3) == []
-    world.now = ended + 60
+    world.now = seen + 60
     assert await world.record_writes() == ["delete pods", "delete pods"]
+    await world.run_until_settled(rounds=4)
+    assert world.phase() is Phase.RUNNING
+
+
+async def test_pods_that_outlived_the_job_of_a_training_without_attempts_are_deleted_too() -> None:
+    """The training was deleted and applied again, and its first start was never seen."""
+    world = await orphaned()
+    world.cluster.remove("jobs", "default", "lm-w-0")
+    raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
+    world.cluster.put("checkpointedtrainingjobs", {**raw, "status": {}})
+    await world.reconcile()
+    assert world.status.attempts == ()
+    (claim,) = [c for c in world.status.conditions if c.type == "Running"]
+    assert "it is deleted if nobody else does it within 60 s" in claim.message
+    world.now += 60
+    assert "delete pods" in await world.record_writes()
     await world.run_until_settled(rounds=4)
     assert world.phase() is Phase.RUNNING
 

@@ -193,6 +193,28 @@ async def test_a_failure_that_no_operator_saw_is_judged_by_jobsets_counts() -> N
     assert world.causes == ["ApplicationError", None]
 
 
+async def test_a_failure_is_charged_once_though_the_watch_of_jobsets_is_behind() -> None:
+    world = await running()
+    world.delay_watches("jobsets")
+    world.controllers.end_pod(world.pods[0], 1)
+    await world.reconcile()
+    world.controllers.sync()
+    world.now += 60
+    await world.reconcile()  # asks for the JobSet, which the job waits for
+    assert world.causes == ["ApplicationError", None]
+    world.now += 2
+    await world.reconcile()  # believes the cache, which knows of no restart yet
+    world.stop_operator()
+    for _ in range(2):
+        for pod in world.pods:
+            world.controllers.end_pod(pod, ExitCode.SAVED)
+        world.controllers.sync()
+    world.restart_operator()
+    await world.run_until_settled()
+    assert len(world.causes) == 4
+    assert world.causes.count("ApplicationError") == 1
+
+
 async def test_a_restarted_operator_writes_nothing_for_a_job_at_rest() -> None:
     world = await running()
     world.restart_operator()

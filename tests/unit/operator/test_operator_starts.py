@@ -289,16 +289,85 @@ async def test_no_mixture_of_ends_gets_more_starts_than_are_allowed(seed: int) -
     assert await world.record_writes(rounds=3) == []
 
 
-async def test_a_job_that_had_more_starts_while_nobody_watched_is_suspended_while_it_runs() -> None:
-    world = await running(restarts={"maxFailures": 2, "maxStartsWithoutCheckpoint": 3})
+async def start_unseen(world: World, n_starts: int) -> float:
+    """Restart the job so often while no operator watches. Return in how many seconds the next one looks again."""
+    before = world.status.bookkeeping.starts_without_checkpoint
     world.stop_operator()
-    for _ in range(4):
+    for _ in range(n_starts):
         stop_with_75(world)
         world.controllers.sync()
     world.restart_operator()
+    again_s = await world.reconcile()
+    assert again_s is not None
+    assert world.status.bookkeeping.starts_without_checkpoint == before + n_starts
+    return again_s
+
+
+def is_to_stop(world: World) -> bool:
+    assert world.jobset is not None
+    return bool(world.jobset["spec"].get("suspend"))
+
+
+async def test_a_job_that_committed_while_nobody_watched_runs_on_until_its_pods_have_reported() -> None:
+    world = await running()
+    await start_unseen(world, 12)
+    assert not is_to_stop(world)
+    world.now += 10
+    world.receive_report(training_report(sequence=9, step=9))
+    await world.reconcile()
+    world.now += 60
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+    assert world.causes[-1] is None
+    assert world.status.bookkeeping.starts_without_checkpoint <= 1
+
+
+async def test_a_job_that_had_more_starts_while_nobody_watched_is_suspended_while_it_runs() -> None:
+    world = await running(restarts={"maxFailures": 2, "maxStartsWithoutCheckpoint": 3})
+    assert await start_unseen(world, 4) <= 60
+    world.receive_report(training_report(sequence=0, step=0, root=None, head=None, commits=()))
+    world.now += 59
+    assert await world.reconcile() == 1
+    assert not is_to_stop(world)
+    world.now += 1
     await world.run_until_settled()
     assert world.condition("Suspended") == SUSPENDED
     assert world.pods == []
+
+
+async def test_a_first_report_without_a_new_commit_suspends_what_had_more_starts_than_allowed() -> None:
+    world = await running(restarts=STARTS_AT_ONCE)
+    world.receive_report(training_report(sequence=9, step=9))
+    await world.reconcile()
+    await start_unseen(world, 12)
+    assert not is_to_stop(world)
+    world.receive_report(training_report(sequence=9, step=9))
+    await world.run_until_settled()
+    assert world.condition("Suspended") == SUSPENDED
+
+
+async def test_what_is_being_suspended_is_not_resumed_by_the_next_operator() -> None:
+    world = await running(restarts={"maxFailures": 2, "maxStartsWithoutCheckpoint": 3})
+    await start_unseen(world, 4)
+    world.now += 60
+    await world.reconcile()
+    assert is_to_stop(world)
+    world.restart_operator()
+    await world.reconcile()
+    assert is_to_stop(world)
+
+
+async def test_a_refused_edit_of_what_comes_to_nothing_neither_counts_anew_nor_ends_its_waits() -> None:
+    world = await running(restarts=SHORT_WAITS)
+    world.edit(template={"metadata": {"labels": {"controller-uid": "x"}}} | IMAGE)
+    await world.run_until_settled(rounds=2)
+    assert world.condition("Accepted") == (ConditionStatus.FALSE, "ReservedLabel")
+    assert await end_all_starts(world, stop_with_75) == 10
+    assert world.condition("Suspended") == SUSPENDED
+    world.edit(template=IMAGE)
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+    assert world.status.bookkeeping.starts_without_checkpoint == 1
 
 
 async def test_whoever_deletes_the_jobset_again_and_again_makes_nobody_wait() -> None:

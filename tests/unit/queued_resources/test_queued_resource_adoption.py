@@ -9,6 +9,7 @@ import pytest
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudQueuedResource, ErrorKind, Place
+from stepkeeper_operator.facts.queued_resource import read_queued_machines
 from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL
 from stepkeeper_operator.queued_resources.naming import CLUSTER_LABEL, UID_LABEL
 from stepkeeper_operator.testing.queued_resources import PLACE, make_cloud_resource, make_resource
@@ -152,6 +153,10 @@ def test_what_has_no_nodes_yet_is_adopted_once_it_has() -> None:
         await world.reconcile()
         await world.reconcile()
         assert world.condition("Accepted") == ("Unknown", "Adopting")
+        assert world.raw is not None
+        accepted = next(c.message for c in world.status.conditions if c.type == "Accepted")
+        assert accepted
+        assert read_queued_machines(world.raw).obstacle == accepted
         assert not world.status.bookkeeping.created
         await world.run(25)
         assert world.status.state is QueuedResourceState.ACTIVE

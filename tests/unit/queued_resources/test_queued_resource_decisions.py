@@ -305,6 +305,30 @@ def test_an_expired_request_is_removed_and_stays_gone_if_the_policy_says_so() ->
     assert kinds(decide(changed, observe(), now=NOW + 90_000)) == [CreateCloudResource]
 
 
+def test_what_fails_after_its_machines_came_has_not_run_out() -> None:
+    resource = created(
+        QueuedResourceState.ACTIVE, queueing={"validUntilSeconds": 60}, recreate_policy={"onFailed": "Keep"}
+    )
+    resource = noted(resource, active_since=2000)
+    cloud = make_cloud_resource(resource, "FAILED", error_code="INTERNAL", error_message="the host died")
+    decision = decide(resource, observe(cloud))
+    assert not decision.status.bookkeeping.removing
+    degraded = find(decision, "Degraded")
+    assert (degraded.status, degraded.reason) == ("True", "Failed")
+    assert "the host died" in degraded.message
+
+
+def test_what_had_failed_and_was_kept_stays_when_its_time_is_over() -> None:
+    resource = created(
+        QueuedResourceState.CREATING, queueing={"validUntilSeconds": 60}, recreate_policy={"onFailed": "Keep"}
+    )
+    cloud = make_cloud_resource(resource, "FAILED", create_time=int(NOW), error_code="INTERNAL")
+    resource = after(resource, decide(resource, observe(cloud)))
+    assert not decide(resource, observe(cloud), now=NOW + 90).status.bookkeeping.removing
+    expired = make_cloud_resource(resource, "FAILED", create_time=int(NOW), error_code="DEADLINE_EXCEEDED")
+    assert decide(resource, observe(expired), now=NOW + 90).status.bookkeeping.removing == "Expired"
+
+
 def test_an_expired_request_that_the_cloud_leaves_waiting_is_removed() -> None:
     resource = created(QueuedResourceState.WAITING, queueing={"validUntilSeconds": 60})
     cloud = make_cloud_resource(resource, "WAITING_FOR_RESOURCES", create_time=int(NOW) - 100)

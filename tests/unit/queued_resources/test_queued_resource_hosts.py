@@ -6,10 +6,12 @@ import pytest
 
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
+from stepkeeper_operator.facts.queued_resource import read_queued_machines
 from stepkeeper_operator.queued_resources.decision import Decision
 from stepkeeper_operator.queued_resources.observed import Member
 from stepkeeper_operator.testing.queued_resources import (
     NOW,
+    after,
     created,
     decide,
     find,
@@ -20,6 +22,7 @@ from stepkeeper_operator.testing.queued_resources import (
 )
 
 HOST = Member(name="host-0", uid="n0", cloud_node="team-v5e", addresses=("10.0.0.0",))
+SILENT = replace(HOST, ready=False)
 
 
 def make_active(**spec: object) -> QueuedResource:
@@ -52,6 +55,26 @@ def test_a_cordoned_host_has_not_joined_and_the_message_says_what_to_do() -> Non
     assert (condition.status, condition.reason) == ("False", "Cordoned")
     assert "kubectl uncordon host-0" in condition.message
     assert decision.status.joined == "0/1"
+
+
+def test_a_host_that_goes_missing_later_has_the_whole_time_to_come_back() -> None:
+    resource = make_active()
+    resource = after(resource, judge(resource, HOST, now=NOW + 60))
+    gone_at = NOW + 5 * 86_400
+    decision = judge(resource, SILENT, now=gone_at)
+    assert find(decision, "NodesJoined").reason == "Joining"
+    resource = after(resource, decision)
+    assert read_queued_machines(resource.to_raw()).join_deadline == gone_at + 900
+    assert find(judge(resource, SILENT, now=gone_at + 899), "NodesJoined").reason == "Joining"
+    assert find(judge(resource, SILENT, now=gone_at + 900), "NodesJoined").reason == "JoinTimeout"
+    resource = after(resource, judge(resource, HOST, now=gone_at + 950))
+    assert find(judge(resource, SILENT, now=gone_at + 1000), "NodesJoined").reason == "Joining"
+
+
+def test_a_host_that_goes_missing_while_another_is_cordoned_has_the_whole_time_too() -> None:
+    resource = make_active()
+    resource = after(resource, judge(resource, replace(HOST, cordoned=True), now=NOW + 60))
+    assert find(judge(resource, SILENT, now=NOW + 9000), "NodesJoined").reason == "Joining"
 
 
 def test_a_cordoned_host_does_not_hide_one_that_never_came() -> None:

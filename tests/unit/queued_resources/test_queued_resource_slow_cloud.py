@@ -27,6 +27,7 @@ from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.reconcile import Reconciler
 from stepkeeper_operator.testing.cluster import FakeCluster
 from stepkeeper_operator.testing.queued_resources import CLUSTER_ID, PLACE, make_resource
+from stepkeeper_operator.testing.resource_world import ResourceWorld
 from stepkeeper_operator.testing.small_cloud import SmallCloud
 from stepkeeper_operator.work_queue import KindQueues
 
@@ -126,3 +127,42 @@ async def test_all_that_is_asked_for_by_name_has_one_limit() -> None:
     with pytest.raises(CloudTPUError, match="slow") as failure:
         await complete(HangingCloud(), "a", "b", limit_s=0.01)
     assert failure.value.kind is ErrorKind.TRANSIENT
+
+
+async def run_slowly(world: ResourceWorld, rounds: int) -> None:
+    """Let each list end only after the reconcile that asked for it has given up."""
+    for _ in range(rounds):
+        world.cloud.answers.clear()
+        await world.reconcile()
+        world.cloud.answers.set()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        world.step(10.5)
+        if world.raw is None:
+            return
+
+
+async def test_lists_that_are_always_slow_hold_up_neither_a_creation_nor_a_deletion() -> None:
+    settings = CloudSettings(list_wait_s=0.0)
+    world = ResourceWorld(settings=settings)
+    await run_slowly(world, 40)
+    assert world.status.state == "Active"
+    assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
+    world.delete()
+    await run_slowly(world, 40)
+    assert world.raw is None
+    assert not world.cloud.resources
+
+
+async def test_a_slow_list_that_fails_says_why_to_whom_waited() -> None:
+    world = ResourceWorld(settings=CloudSettings(list_wait_s=0.0))
+    error = CloudTPUError(ErrorKind.TERMINAL, "PERMISSION_DENIED", "the account may not list")
+
+    async def fail(*_args: object) -> Any:
+        await world.cloud.answers.wait()
+        raise error
+
+    world.cloud.list_queued_resources = fail  # type: ignore[method-assign,assignment]  # a refusal that takes its time
+    await run_slowly(world, 3)
+    assert world.condition("Accepted") == ("False", "Refused")
+    assert "may not list" in world.status.conditions[0].message

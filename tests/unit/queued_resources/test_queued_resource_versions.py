@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudTPUError, ErrorKind
+from stepkeeper_operator.facts.queued_resource import read_queued_machines
 from stepkeeper_operator.testing.queued_resources import make_cloud_resource, make_resource
 from stepkeeper_operator.testing.resource_world import ResourceWorld
 
@@ -128,6 +129,8 @@ def test_what_v2_cannot_show_is_not_compared() -> None:
         world.cloud.add(replace(made, node={**seen, "labels": {}, "metadata": {}}))
         await world.run(4)
         assert world.condition("Accepted") == ("Unknown", "NotTold")
+        assert world.raw is not None
+        assert "v2alpha1" in read_queued_machines(world.raw).obstacle
         assert world.cloud.created == []
         world.cloud.alpha_error = None
         world.now += 300

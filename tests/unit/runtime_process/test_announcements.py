@@ -99,6 +99,15 @@ def test_a_maintenance_with_and_without_its_date_is_one() -> None:
     assert training.asked == [f"maintenance/{int(NOW_S) + 60}"]
 
 
+def test_a_maintenance_without_a_date_is_saved_for_once_however_long_it_stays() -> None:
+    training = Training()
+    training.announcements.take_over("maintenance-event", MAINTENANCE)
+    for _ in range(10):
+        training.now_s += 600
+        training.announcements.check()
+    assert len(training.asked) == 1
+
+
 def test_hosts_ask_for_one_save_and_for_another_one_at_the_next_maintenance() -> None:
     assert maintenance_request(MAINTENANCE, NOW_S) == maintenance_request(MAINTENANCE, NOW_S + 5)
     assert maintenance_request(MAINTENANCE, NOW_S) != maintenance_request(MAINTENANCE, NOW_S + 3600)
@@ -147,6 +156,7 @@ class Heard:
 
 def test_a_watch_survives_errors_and_hands_on_each_change_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepkeeper.training.cloud_notices._PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr("stepkeeper.training.cloud_notices._ABSENT_S", 0.0)
     server = Scripted(
         OSError("503"),
         OSError("no route"),
@@ -157,12 +167,14 @@ def test_a_watch_survives_errors_and_hands_on_each_change_once(monkeypatch: pyte
         OSError("503"),
         MetadataValue("TERMINATE_ON_HOST_MAINTENANCE", "c"),
         MetadataValue("NONE", "d"),
+        MetadataValue("TERMINATE_ON_HOST_MAINTENANCE", "e"),
+        MetadataValue(None, ""),
     )
     heard = Heard()
     heard.fails = True
     notices = CloudNotices(server, heard.take_over)
     notices.start()
     assert server.exhausted.wait(30)
-    assert heard.changes == [("maintenance-event", MAINTENANCE), ("maintenance-event", None)]
+    assert heard.changes == [("maintenance-event", MAINTENANCE), ("maintenance-event", None)] * 2
     assert server.asked[:5] == [None, None, None, None, "a"]
     notices.close()

@@ -46,9 +46,9 @@ def signals_as_before() -> Iterator[None]:
     signal.set_wakeup_fd(-1)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def fresh_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Watch signals as in a process that was never told to stop."""
+    """Watch signals as in a process that was never told to stop, and leave no SIGTERM to the tests after these."""
     monkeypatch.setattr(preemption, "signal_watcher", SignalWatcher())
 
 
@@ -224,7 +224,6 @@ def test_nothing_is_called_behind_the_end() -> None:
     other.close()
 
 
-@pytest.mark.usefixtures("fresh_watch")
 def test_who_began_in_another_thread_has_sigterm_from_the_first_call_in_the_main_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -244,7 +243,6 @@ def test_who_began_in_another_thread_has_sigterm_from_the_first_call_in_the_main
     manager.close()
 
 
-@pytest.mark.usefixtures("fresh_watch")
 def test_a_notice_of_one_that_has_ended_is_the_next_ones_too(heard: Heard) -> None:
     first = NoticeWatcher(None, lambda: None, Heard())
     first.start(signals=True)
@@ -259,7 +257,6 @@ def test_a_notice_of_one_that_has_ended_is_the_next_ones_too(heard: Heard) -> No
 
 
 @pytest.mark.parametrize("told_before", [False, True])
-@pytest.mark.usefixtures("fresh_watch")
 def test_the_next_ones_grace_period_began_with_the_signal_however_late_its_handler_ran(
     told_before: bool, heard: Heard
 ) -> None:

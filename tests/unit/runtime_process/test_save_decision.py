@@ -46,6 +46,26 @@ def test_a_save_that_was_asked_for_is_not_due_at_a_later_step() -> None:
     assert [asked(decider, 2), asked(decider, 3)] == [True, False]
 
 
+@pytest.mark.timeout(120)
+def test_what_several_hosts_ask_for_one_after_the_other_is_one_save() -> None:
+    store, policy = HashStore(), EveryNSteps(1000)
+    first, second = (SaveDecider(policy, TalkingRankGroup(store, rank, 2)) for rank in range(2))
+    for decider in (first, second):
+        decider.start()
+    assert first.request_save("maintenance/7")
+    assert agreed_on(first)
+    assert agreed_on(second)
+    # It hears of it before it has come to that step, and again after it.
+    assert not second.request_save("maintenance/7")
+    saved = [[step for step in (1, 2) if asked(decider, step)] for decider in (first, second)]
+    assert saved == [[1], [1]]
+    for decider in (first, second):
+        decider.on_save_started()
+        assert not decider.request_save("maintenance/7")
+        assert not asked(decider, 3)
+        decider.close()
+
+
 def test_a_save_may_still_be_asked_for_where_the_stop_is_not_heeded() -> None:
     decider = SaveDecider(EveryNSteps(1000), SoloRankGroup())
     decider.request_stop()

@@ -171,7 +171,8 @@ class QueuedResourceSpec(SpecPart):
     cost."""
 
     join_timeout_seconds: Annotated[int, Field(ge=60, le=86_400)] = 900
-    """Time that all hosts have to join the cluster, from the moment that the resource is active."""
+    """Time that all hosts have to join the cluster, from the moment that the resource is active or that one goes
+    missing again."""
 
     @property
     def reservation_path(self) -> str | None:

@@ -198,6 +198,10 @@ class QueuedResourceBookkeeping(StatusPart):
     active_since: Timestamp | None = None
     """Time since when the present one has been active."""
 
+    missing_since: Timestamp | None = None
+    """When hosts of the present one last began to be missing: they have joinTimeoutSeconds from then on, or from
+    activeSince on if it is absent."""
+
     retries: Count = 0
     """Errors in a row."""
 

@@ -12,15 +12,18 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 )
 from stepkeeper_operator.cloud_tpu.cloud import CloudNode
 from stepkeeper_operator.labels import CLOUD_NODE_LABEL, QUEUED_RESOURCE_UID_LABEL
+from stepkeeper_operator.queued_resources.decide.answers import book
 from stepkeeper_operator.queued_resources.decide.mirror import match_members
 from stepkeeper_operator.queued_resources.decision import Finding
 from stepkeeper_operator.queued_resources.observed import Member
 from stepkeeper_operator.queued_resources.sight import Presence, Scene, Sight
 
-__all__ = ["derive_joined"]
+__all__ = ["derive_joined", "note_missing"]
 
 _KIND: Final = QueuedResourceConditionType.NODES_JOINED
 _NAMED: Final = 4
+_MISSING: Final = {"Joining", "JoinTimeout", "HostsUnknown"}
+"""Reasons of condition NodesJoined while hosts are missing."""
 
 
 def derive_joined(
@@ -30,8 +33,7 @@ def derive_joined(
     sight, now = scene.sight, scene.now
     if sight.presence is Presence.UNKNOWN:
         return None, None
-    nobody = not sight.nodes and (sight.resource is None or not sight.resource.node_ids)
-    if status.state is not QueuedResourceState.ACTIVE or nobody or status.bookkeeping.removing:
+    if not _are_expected(status, sight):
         text = "its hosts join once it is active"
         return Finding(type=_KIND, status=False, reason="NotActive", message=text), None
     gaps = _find_gaps(sight, match_members(sight.nodes, scene.observed.members))
@@ -39,9 +41,26 @@ def derive_joined(
         total = sum(node.n_hosts for node in sight.nodes)
         text = f"{total} of {total} hosts are Ready nodes"
         return Finding(type=_KIND, status=True, reason="AllHostsJoined", message=text), None
-    since = status.bookkeeping.active_since
+    since = status.bookkeeping.missing_since or status.bookkeeping.active_since
     left_s = (now if since is None else since) + resource.spec.join_timeout_seconds - now
     return _judge_gaps(resource, gaps, left_s)
+
+
+def note_missing(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceStatus:
+    """Note when hosts begin to be missing: from then on they have the time to join, however long all were here."""
+    sight = scene.sight
+    known = next((c.reason for c in status.conditions if c.type == _KIND), None)
+    if sight.presence is Presence.UNKNOWN or known is None or known in _MISSING:
+        return status
+    if not _are_expected(status, sight):
+        return status
+    gaps = _find_gaps(sight, match_members(sight.nodes, scene.observed.members))
+    return status if all(gap.cordoned for gap in gaps) else book(status, missing_since=int(scene.now))
+
+
+def _are_expected(status: QueuedResourceStatus, sight: Sight) -> bool:
+    nobody = not sight.nodes and (sight.resource is None or not sight.resource.node_ids)
+    return status.state is QueuedResourceState.ACTIVE and not nobody and not status.bookkeeping.removing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

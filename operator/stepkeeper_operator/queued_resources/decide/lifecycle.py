@@ -152,6 +152,7 @@ def _finish(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene
             "streak": before.streak + int(counted and not stays_gone),
             "not_before": int(scene.now + wait_s) if wait_s and not stays_gone else None,
             "active_since": None,
+            "missing_since": None,
             "retries": 0,
             "quota_failures": n_quota,
         }

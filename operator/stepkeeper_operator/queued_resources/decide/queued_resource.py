@@ -13,6 +13,7 @@ from stepkeeper_operator.queued_resources.decide.conditions import derive_condit
 from stepkeeper_operator.queued_resources.decide.creation import plan_adoption, plan_creation, plan_recovery
 from stepkeeper_operator.queued_resources.decide.deletion import decide_deletion
 from stepkeeper_operator.queued_resources.decide.events import derive_events
+from stepkeeper_operator.queued_resources.decide.joining import note_missing
 from stepkeeper_operator.queued_resources.decide.lifecycle import (
     find_gone_reason,
     plan_present,
@@ -74,7 +75,7 @@ def _plan(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) 
         return _plan_strays(resource, status, scene)
     match sight.presence:
         case Presence.UNKNOWN:
-            failed = scene.observed.error is not None
+            failed = scene.observed.error is not None and not scene.observed.listing_comes
             return Plan(
                 status=status, look_s=compute_poll_s(status, settings) if failed else settings.poll_fast_s
             )
@@ -89,7 +90,15 @@ def _plan(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) 
 
 def _plan_release(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
     """Let go of what was adopted: its nodes carry somebody else's labels now. It isn't touched again."""
-    status = book(status, created=False, adopted=False, removing="", removing_since=None, active_since=None)
+    status = book(
+        status,
+        created=False,
+        adopted=False,
+        removing="",
+        removing_since=None,
+        active_since=None,
+        missing_since=None,
+    )
     status = status.model_copy(update={"state": QueuedResourceState.PENDING, "operation": None})
     plan = plan_adoption(resource, status, scene)
     text = (
@@ -164,6 +173,7 @@ def _compose(resource: QueuedResource, plan: Plan, scene: Scene) -> Decision:
     status = mirror_cloud(status, scene)
     if status.state is None:
         status = status.model_copy(update={"state": QueuedResourceState.PENDING})
+    status = note_missing(status, scene)
     findings, deadline_s = derive_conditions(resource, plan, status, scene)
     conditions = merge_conditions(meta, before.conditions, findings, now=scene.now)
     # Until the cloud was looked at, nobody knows whether an empty status is true.
