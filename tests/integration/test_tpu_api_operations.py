@@ -74,6 +74,24 @@ async def test_an_operation_ends_with_the_error_of_its_target(tpu: FakeTpu, clie
         await operation.result(timeout=5)
 
 
+async def test_a_deletion_that_fails_leaves_all_as_it_was_and_answers_the_same_request_again(
+    tpu: FakeTpu, clients: Clients
+) -> None:
+    await create_active(tpu, clients, "qr")
+    tpu.fail_deletions("INTERNAL", message="a host is broken")
+    request = {"name": queued_name("qr"), "force": True, "request_id": FIRST}
+    operation = await clients.alpha.delete_queued_resource(request=request)
+    assert not await operation.done()
+    tpu.step(10)
+    with pytest.raises(exceptions.GoogleAPICallError, match="a host is broken"):
+        await operation.result(timeout=5)
+    again = await clients.alpha.delete_queued_resource(request=request)
+    assert again.operation.name == operation.operation.name
+    assert await state_of(clients, "qr") == "ACTIVE"
+    await clients.alpha.delete_queued_resource(request=request | {"request_id": SECOND})
+    assert await state_of(clients, "qr") == "DELETING"
+
+
 async def test_an_operation_on_what_is_deleted_is_aborted(tpu: FakeTpu, clients: Clients) -> None:
     creation = await clients.alpha.create_queued_resource(request=create_request("qr"))
     deletion = await clients.alpha.delete_queued_resource(request={"name": queued_name("qr"), "force": True})

@@ -18,6 +18,9 @@ ENDED = {"Suspended", "Failed", "Preempted", "Expired", "RecreationsExhausted", 
 SOON_S = 600
 """Seconds in which a resource that nothing happens to has all its machines."""
 
+ENDED_S = 1200
+"""Seconds in which a deletion ends whose request has failed a few times."""
+
 MOST_WRITES = 60
 """Writes in an hour about one that is refused again and again."""
 
@@ -159,6 +162,39 @@ def test_a_deletion_always_ends_and_leaves_what_it_should(
             # What was adopted is the object's by its status alone.
             forgotten = adopted and any(name == "the status is lost" for name, _, _ in story)
             assert forgotten or not world.lost_hosts, "no Node is left of a machine that is gone"
+
+    asyncio.run(run())
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=slow)
+@given(n_failures=st.integers(0, 6), refused=st.booleans(), recreated=st.booleans(), adopted=st.booleans())
+@example(n_failures=3, refused=True, recreated=False, adopted=False)
+@example(n_failures=3, refused=True, recreated=True, adopted=True)
+def test_deletions_are_asked_for_until_one_comes_to_something(
+    n_failures: int, *, refused: bool, recreated: bool, adopted: bool
+) -> None:
+    """Long before the API forgets a request: until then it answers it with the operation that has failed."""
+
+    async def run() -> None:
+        world = StoryWorld()
+        await world.settle_in(adopted=adopted)
+        await play(world, [("the cloud goes on", 5, 1)] * 30)
+        check_up(world)
+        world.api.tpu.fail_deletions("INTERNAL", n_failures)
+        if refused:
+            HAPPENINGS["writes to nodes are refused"](world, 0)
+        if recreated:
+            HAPPENINGS["it fails"](world, 0)
+        else:
+            world.delete()
+        ends_at, before = world.now + ENDED_S, world.api.tpu.count("DeleteQueuedResource")
+        while "team-v5e" in world.names_in_cloud():
+            assert world.now < ends_at, "its machines cost"
+            await world.reconcile()
+            world.step(10)
+        assert world.api.tpu.count("DeleteQueuedResource") - before == n_failures + 1
+        await rest(world)
+        assert (world.raw is not None) is recreated
 
     asyncio.run(run())
 

@@ -22,7 +22,7 @@ from stepkeeper_operator.queued_resources.observed import Member
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.queued_resources.subject import Subject
 
-__all__ = ["AbsenceCheck", "Expected", "find_expected"]
+__all__ = ["AbsenceCheck", "Expected", "find_expected", "read_by_name"]
 
 T = TypeVar("T")
 
@@ -124,6 +124,23 @@ class AbsenceCheck:
             ):  # a name from a label of a Kubernetes node, which no cloud node can have
                 return None
             raise
+
+
+async def read_by_name(
+    cloud: CloudTPU, place: Place, cloud_id: str, version: ApiVersion, *, at: float, with_nodes: bool
+) -> Listing:
+    """Read a resource, and its nodes if they say whose it is: a listing of nothing else. Raises CloudTPUError."""
+    found = await cloud.get_queued_resource(place, cloud_id, version)
+    if found is None:
+        return Listing(asked_at=at, version=version)
+    names = found.node_ids if with_nodes else ()
+    nodes = await _get_all(names, lambda name: cloud.get_node(place, name, version))
+    return Listing(
+        asked_at=at,
+        version=version,
+        resources={cloud_id: found},
+        nodes={name: node for name, node in nodes.items() if node is not None},
+    )
 
 
 async def _get_all(names: Iterable[str], get: Callable[[str], Awaitable[T]]) -> dict[str, T]:

@@ -6,11 +6,12 @@ from typing import Any, assert_never
 
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.cache.cache import Cache
-from stepkeeper_operator.cloud_tpu.cloud import CloudTPU, CloudTPUError
+from stepkeeper_operator.cloud_tpu.cloud import CloudTPU, CloudTPUError, ErrorKind
 from stepkeeper_operator.cluster import NODES, Cluster
 from stepkeeper_operator.errors import ApiError, InvalidObjectError, LeaseLostError
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.labels import CORDONED_BY_ANNOTATION, QUEUED_RESOURCE_UID_LABEL
+from stepkeeper_operator.queued_resources.absence import read_by_name
 from stepkeeper_operator.queued_resources.decision import (
     Action,
     Cordon,
@@ -27,6 +28,7 @@ from stepkeeper_operator.queued_resources.decision import (
 from stepkeeper_operator.queued_resources.memory import Memory
 from stepkeeper_operator.queued_resources.naming import CLUSTER_LABEL, FINALIZER, Owner, find_owner
 from stepkeeper_operator.queued_resources.observed import Member, Observed, Outcome, Verb
+from stepkeeper_operator.queued_resources.sight import Presence, look_at
 from stepkeeper_operator.queued_resources.subject import Subject
 from stepkeeper_operator.writing import ObjectWriter
 
@@ -109,14 +111,11 @@ class Applier:
                 creation = self._cloud.create_queued_resource(action.request)
                 await self._ask_cloud(meta, Verb.CREATE, action.request.id, creation)
             case DeleteCloudResource():
-                deletion = self._cloud.delete_queued_resource(
-                    action.place, action.cloud_id, request_id=action.request_id, version=action.version
-                )
-                await self._ask_cloud(meta, Verb.DELETE, action.cloud_id, deletion)
+                await self._ask_cloud(meta, Verb.DELETE, action.cloud_id, self._delete(meta, action))
             case LabelNodes():
                 await self._ask_cloud(meta, Verb.LABEL, action.cloud_id, self._label(meta, action))
             case Cordon():
-                await self._cordon(action.member, by=meta.uid)
+                await self._try_to_cordon(meta, action.member)
             case Uncordon():
                 await self._cordon(action.member, by=None)
             case Relabel():
@@ -143,6 +142,26 @@ class Applier:
             memory.last_cloud_write_at = self._clock()
             memory.operation_read_at = 0.0
 
+    async def _delete(self, meta: ObjectMeta, action: DeleteCloudResource) -> str | None:
+        """Delete it, after another look: since the list, another cluster may have taken its name or its nodes."""
+        place, cloud_id, version = action.place, action.cloud_id, action.version
+        listing = await read_by_name(
+            self._cloud, place, cloud_id, version, at=self._clock(), with_nodes=action.adopted
+        )
+        observed = Observed(cluster_id=self._memory.cluster_id, listing=listing)
+        sight = look_at(observed, meta, cloud_id, adopted=action.adopted)
+        if sight.presence is Presence.ABSENT:
+            return None
+        if not sight.is_ours:
+            text = (
+                f"{cloud_id} or a node of it doesn't carry this object's labels any more, so it isn't deleted"
+            )
+            raise CloudTPUError(ErrorKind.BUSY, "ABORTED", text)
+        self._check_acting()
+        return await self._cloud.delete_queued_resource(
+            place, cloud_id, request_id=action.request_id, version=version
+        )
+
     async def _label(self, meta: ObjectMeta, action: LabelNodes) -> None:
         """Label the nodes, each after another look: a list is older, and another cluster may label them, too."""
         for node_id in action.node_ids:
@@ -164,6 +183,16 @@ class Applier:
     async def _cordon(self, member: Member, *, by: str | None) -> None:
         """Cordon a node in the name of the object with uid `by`; None: uncordon it."""
         await self._change(member, unschedulable=by is not None, annotations={CORDONED_BY_ANNOTATION: by})
+
+    async def _try_to_cordon(self, meta: ObjectMeta, member: Member) -> None:
+        """Cordon a node. A refusal is told with the next status; machines that go on to cost don't wait for it."""
+        refused = self._memory.get(meta.uid).refused_cordons
+        refused.pop(member.uid, None)
+        try:
+            await self._cordon(member, by=meta.uid)
+        except ApiError as error:
+            refused[member.uid] = str(error)
+            _log.warning("cannot cordon node", extra={"node": member.name, "error": str(error)})
 
     async def _change(self, member: Member, **changes: Any) -> None:
         raw = await self._cluster.change_node(member.name, uid=member.uid, **changes)

@@ -50,6 +50,8 @@ class DeleteCloudResource:
     cloud_id: str
     request_id: str
     version: ApiVersion
+    adopted: bool = False
+    """It is the object's by the labels of its nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,9 @@ class ResourceMemory:
     missed: dict[str, float] = field(default_factory=dict)
     """What should exist in the cloud and doesn't, with the time since when that is known."""
 
+    refused_cordons: dict[str, str] = field(default_factory=dict)
+    """Why nodes can't be cordoned, by their uids."""
+
     unwritten: QueuedResourceStatus | None = None
     """A status that the API server refuses to keep, since the object's spec isn't valid."""
 

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import binascii
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -79,7 +79,7 @@ class Observer:
         members = self._cache.list_nodes_of(subject.meta.uid)
         observed = Observed(
             cluster_id=await self._find_cluster_id(),
-            members=tuple(_read_member(node, subject.meta.uid) for node in members),
+            members=tuple(_read_member(node, subject.meta.uid, memory.refused_cordons) for node in members),
             outcome=memory.outcome,
             listed_at=memory.listed_at,
             last_write_at=memory.last_write_at,
@@ -141,7 +141,7 @@ class Observer:
         relics = [each for each in labels if find_owner(each, meta, cluster_id=cluster_id) is Owner.RELIC]
         uids = sorted({each[UID_LABEL] for each in relics if UID_LABEL in each})
         nodes = (node for uid in uids for node in self._cache.list_nodes_of(uid))
-        return tuple(_read_member(node, meta.uid) for node in nodes)
+        return tuple(_read_member(node, meta.uid, {}) for node in nodes)
 
     async def _read_operation(
         self, status: QueuedResourceStatus, memory: ResourceMemory, version: ApiVersion
@@ -228,7 +228,7 @@ def _read_script(observed: Observed, secret: RawObject, key: str, what: str) -> 
         return replace(observed, script_error=f"{what} has no text under key {key}")
 
 
-def _read_member(node: Node, uid: str) -> Member:
+def _read_member(node: Node, uid: str, refused_cordons: Mapping[str, str]) -> Member:
     return Member(
         name=node.name,
         uid=node.uid,
@@ -237,6 +237,7 @@ def _read_member(node: Node, uid: str) -> Member:
         ready=node.ready,
         cordoned=node.unschedulable,
         cordoned_by_us=node.unschedulable and node.cordoned_by == uid,
+        refusal="" if node.unschedulable else refused_cordons.get(node.uid, ""),
     )
 
 

@@ -35,6 +35,9 @@ class Member:
     cordoned_by_us: bool = False
     """The operator has cordoned it, for the removal of this resource."""
 
+    refusal: str = ""
+    """Why the operator couldn't cordon it for the removal."""
+
     @property
     def joined(self) -> bool:
         """True if pods can come to it."""

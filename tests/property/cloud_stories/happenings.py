@@ -7,6 +7,7 @@ from cloud_stories.world import StoryWorld
 from hypothesis import strategies as st
 
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion
+from stepkeeper_operator.errors import ApiError as ClusterError
 from stepkeeper_operator.testing.queued_resources import PLACE
 from tpuapi.core.errors import ApiError
 from tpuapi.core.values import Initiator, NodeState, Version
@@ -40,6 +41,7 @@ def heal(world: StoryWorld) -> None:
     tpu.set_capacity(PLACE.zone, _FAMILY, None)
     _set_quota(world, None)
     tpu.set_habits(quota_refused_at_call=True, preempted_nodes_linger=False)
+    world.cluster.refusals.clear()
     world.kill_at = None
 
 
@@ -149,6 +151,11 @@ def _forget_status(world: StoryWorld) -> None:
         world.cluster.put("queuedresources", {key: raw[key] for key in raw if key != "status"})
 
 
+def _refuse_node_writes(world: StoryWorld) -> None:
+    """Let a webhook, say, refuse cordons and labels."""
+    world.cluster.refusals["patch", "nodes"] = ClusterError(403, "an admission webhook says no")
+
+
 def _run_pod(world: StoryWorld) -> None:
     for raw in world.cluster.list_objects("nodes")[:1]:
         world.add_pod(raw["metadata"]["name"])
@@ -164,6 +171,10 @@ HAPPENINGS: Final[dict[str, Happening]] = {
     "a list fails": _fail_list,
     "a creation fails": lambda world, index: _fail(world, "CreateQueuedResource", index),
     "a deletion fails": lambda world, index: _fail(world, "DeleteQueuedResource", index),
+    "deletions come to nothing": lambda world, index: world.api.tpu.fail_deletions(
+        CODES[index % len(CODES)], 1 + index % 6
+    ),
+    "writes to nodes are refused": lambda world, _index: _refuse_node_writes(world),
     "operations can't be read": lambda world, index: world.api.tpu.inject_error(
         "GetOperation", CODES[index % len(CODES)], 1 + index
     ),

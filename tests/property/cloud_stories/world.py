@@ -12,6 +12,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import MAX_NODES, QueuedResourceStatus
 from stepkeeper_operator.cache.keys import queued_resource_key
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudNode, CloudQueuedResource, CloudRequest
+from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.labels import CLOUD_NODE_LABEL
 from stepkeeper_operator.queued_resources.naming import UID_LABEL, make_request_id
 from stepkeeper_operator.queued_resources.request import build_request
@@ -105,6 +106,8 @@ class StoryWorld(ResourceWorld):
                 await self.reconciler.reconcile(queued_resource_key("team", name))
             except Killed:
                 self.restart_operator()
+            except ApiError:
+                continue  # the queue would come back to it
         await self._check()
         return None
 

@@ -19,6 +19,7 @@ ACTIONS = (
     "cancel_maintenance",
     "clear_faults",
     "fail",
+    "fail_deletions",
     "forget_calls",
     "hold",
     "inject_error",

@@ -1,6 +1,7 @@
 """Errors and delays that a test puts into calls."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tpuapi.core import accelerators
 from tpuapi.core.names import Location
@@ -53,6 +54,14 @@ class FaultControls:
             Fault(method=method, status=status, left=times, after_commit=False, resource="")
         )
 
+    def fail_deletions(self, code: str = "INTERNAL", times: int = 1, *, message: str = "") -> None:
+        """Let the next deletions of queued resources be accepted, and their operations end with an error.
+
+        What they were to delete stays as it is, and the same request under the same id is answered with them.
+        """
+        failures = (status_of(code, message, "", None),) * times
+        self.engine.change(lambda w: replace(w, failing_deletions=(*w.failing_deletions, *failures)))
+
     def inject_latency(self, method: str, seconds: float, times: int | None = 1) -> None:
         """Let the next calls of a method take so many real seconds longer."""
         self.engine.faults.delay(Latency(method=method, seconds=seconds, left=times))
@@ -76,3 +85,4 @@ class FaultControls:
     def clear_faults(self) -> None:
         """Take back all errors, latencies and holds."""
         self.engine.faults.clear()
+        self.engine.change(lambda w: replace(w, failing_deletions=()))

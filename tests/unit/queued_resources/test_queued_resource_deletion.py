@@ -17,7 +17,7 @@ from stepkeeper_operator.queued_resources.decision import (
     EvictPod,
     SetFinalizer,
 )
-from stepkeeper_operator.queued_resources.observed import Member, MemberPod, Observed
+from stepkeeper_operator.queued_resources.observed import Member, MemberPod, Observed, Outcome, Verb
 from stepkeeper_operator.queued_resources.subject import read_subject
 from stepkeeper_operator.testing.queued_resources import (
     NOW,
@@ -174,6 +174,25 @@ def test_a_deletion_that_ended_without_effect_is_asked_for_again_with_another_id
     again = decide(after(resource, told), observe(cloud, pods=()), now=NOW + 5)
     ids = {a.request_id for d in (before, again) for a in d.actions if isinstance(a, DeleteCloudResource)}
     assert len(ids) == 2
+
+
+def test_each_deletion_whose_operation_fails_is_followed_by_another_request_and_a_longer_wait() -> None:
+    resource = noted(deleting(), removing="Deleted", removing_since=int(NOW))
+    seen, now = observe(make_cloud_resource(resource, "ACTIVE"), pods=()), NOW
+    ids, waits_s = [], []
+    for index in range(5):
+        asked = decide(resource, seen, now=now)
+        ids += [a.request_id for a in asked.actions if isinstance(a, DeleteCloudResource)]
+        accepted = Outcome(verb=Verb.DELETE, cloud_id="team-v5e", at=now, operation=f"op-{index}")
+        running = decide(after(resource, asked), replace(seen, outcome=accepted), now=now)
+        error = CloudTPUError(ErrorKind.TRANSIENT, "INTERNAL", "it broke")
+        failed = CloudOperationState(name=f"op-{index}", done=True, error=error)
+        told = decide(after(resource, running), replace(seen, operation=failed), now=now + 10)
+        assert told.status.bookkeeping.not_before is not None
+        waits_s.append(told.status.bookkeeping.not_before - (now + 10))
+        resource, now = after(resource, told), float(told.status.bookkeeping.not_before)
+    assert len(set(ids)) == 5, "the API answers a request that it knows with the operation that has failed"
+    assert waits_s == [5, 10, 20, 40, 80]
 
 
 def test_an_emptied_status_is_filled_from_what_is_ours() -> None:

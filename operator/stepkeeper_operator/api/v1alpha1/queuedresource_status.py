@@ -205,6 +205,9 @@ class QueuedResourceBookkeeping(StatusPart):
     retries: Count = 0
     """Errors in a row."""
 
+    failed_deletions: Count = 0
+    """Deletions that were refused or came to nothing, since the removal began: the next wait and request id follow."""
+
     quota_failures: Count = 0
     """Failures for lack of quota since it was active: the next wait follows."""
 

@@ -49,6 +49,10 @@ def record_error(
     if error.kind is ErrorKind.QUOTA:
         n_quota += 1
     n_tries = n_quota if error.kind is ErrorKind.QUOTA else retries
+    if verb is Verb.DELETE:
+        n_failed = bookkeeping.failed_deletions + 1
+        status = book(status, failed_deletions=n_failed)
+        n_tries = max(n_tries, n_failed)
     not_before = int(scene.now + compute_retry_s(error.kind, n_tries, scene.settings))
     status = _show_error(status, error, verb, now=scene.now)
     return book(status, retries=retries, quota_failures=n_quota, not_before=not_before)
@@ -62,6 +66,8 @@ def _fold_listing(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceS
         if lasting and observed.error is not None:
             return _show_error(status, observed.error, Verb.LIST, now=scene.now)
         return status
+    if not sight.strays and not status.bookkeeping.removing:
+        status = book(status, failed_deletions=0)
     verb = None if status.error is None else status.error.verb
     if verb == Verb.LIST:  # the time of the next creation stands
         return status.model_copy(update={"error": None})

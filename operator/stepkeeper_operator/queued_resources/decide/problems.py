@@ -11,7 +11,7 @@ from stepkeeper_operator.queued_resources.observed import Observed
 from stepkeeper_operator.queued_resources.request import wants_autocheckpoint
 from stepkeeper_operator.queued_resources.sight import Scene, Sight
 
-__all__ = ["degraded", "find_problems", "name_some"]
+__all__ = ["degraded", "find_problems", "find_refused_cordons", "name_some"]
 
 _NAMED: Final = 3
 _SILENT_S: Final = 300
@@ -45,6 +45,19 @@ def name_some(names: list[str]) -> str:
     """Name the first few, and count the others."""
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def find_refused_cordons(observed: Observed) -> tuple[Problem, ...]:
+    """Find the nodes that can't be cordoned though their machines are being removed."""
+    refused = [member for member in observed.members if member.refusal]
+    if not refused:
+        return ()
+    text = (
+        f"{name_some([member.name for member in refused])} can't be cordoned: {refused[0].refusal}. The removal goes "
+        "on all the same, and pods that come to them lose their machines without having been told: let the operator's "
+        "account change nodes"
+    )
+    return (Problem(reason="CordonRefused", message=text),)
 
 
 def _find_autocheckpoint_problem(resource: QueuedResource, sight: Sight) -> tuple[Problem, ...]:

@@ -99,7 +99,9 @@ def _plan_release(resource: QueuedResource, status: QueuedResourceStatus, scene:
         active_since=None,
         missing_since=None,
     )
-    status = status.model_copy(update={"state": QueuedResourceState.PENDING, "operation": None})
+    status = status.model_copy(
+        update={"state": QueuedResourceState.PENDING, "operation": None, "error": None}
+    )
     plan = plan_adoption(resource, status, scene)
     text = (
         f"{status.cloud_name} was adopted, and its nodes carry somebody else's labels now: it is left alone"

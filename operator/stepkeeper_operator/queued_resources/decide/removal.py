@@ -43,7 +43,9 @@ class Removal:
 def begin_removal(status: QueuedResourceStatus, why: str, *, now: float) -> QueuedResourceStatus:
     """Return the status with the decision to remove the present one. A removal that goes on keeps its time."""
     since = status.bookkeeping.removing_since
-    fresh: dict[str, Any] = {} if since is not None else {"retries": 0, "not_before": None}
+    fresh: dict[str, Any] = (
+        {} if since is not None else {"retries": 0, "failed_deletions": 0, "not_before": None}
+    )
     return book(status, removing=why, removing_since=int(now) if since is None else since, **fresh)
 
 
@@ -73,14 +75,18 @@ def plan_removal(status: QueuedResourceStatus, scene: Scene) -> Removal:
 def delete_resource(
     meta: ObjectMeta, status: QueuedResourceStatus, resource: CloudQueuedResource
 ) -> DeleteCloudResource:
-    """Make the request to delete it. After each error it is another request: the API remembers the failed one."""
+    """Make the request to delete it. After each failure it is another one: the API remembers what became of the first.
+
+    An accepted request may fail yet, by its operation, so it doesn't start the count of failures anew.
+    """
     bookkeeping = status.bookkeeping
-    detail = f"{resource.id}/{bookkeeping.removing_since}/{bookkeeping.retries}"
+    detail = f"{resource.id}/{bookkeeping.removing_since}/{bookkeeping.failed_deletions}"
     return DeleteCloudResource(
         place=resource.place,
         cloud_id=resource.id,
         request_id=make_request_id(meta.uid, bookkeeping.number, "delete", detail),
         version=ApiVersion.V2ALPHA1 if status.api_version == ApiVersion.V2ALPHA1 else ApiVersion.V2,
+        adopted=bookkeeping.adopted,
     )
 
 

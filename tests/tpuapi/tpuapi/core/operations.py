@@ -42,6 +42,13 @@ def finish(
     return world
 
 
+def fail_later(world: World, operation: Operation, now: float) -> tuple[World, Operation]:
+    """Let a deletion's operation end with the first of the errors that were put there, as late as a deletion would."""
+    failure, *rest = world.failing_deletions
+    failing = replace(operation, failure=failure, due=now + world.timings.deleting_s)
+    return replace(world.with_operation(failing), failing_deletions=tuple(rest)), failing
+
+
 def find_answered(world: World, key: RequestKey, request: Json) -> Operation | None:
     """Return the operation of the same request, made before under the same id.
 

@@ -192,6 +192,10 @@ class Operation:
     result: QueuedResource | Node | None = None
     """The target as it was at the end; None where the method answers with nothing."""
     cancel_requested: bool = False
+    failure: Status | None = None
+    """The error with which it is going to end, without having done anything."""
+    due: float | None = None
+    """When it ends with that error."""
 
 
 class EventKind(StrEnum):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from tpuapi.core.errors import not_found
+from tpuapi.core.errors import Status, not_found
 from tpuapi.core.values import Json, Node, NodeEvent, Operation, QueuedResource
 
 
@@ -85,6 +85,8 @@ class World:
     """Cores by zone and family, as with quotas."""
     reservations: Mapping[str, Json] = field(default_factory=dict)
     runtime_versions: tuple[str, ...] = ()
+    failing_deletions: tuple[Status, ...] = ()
+    """Errors that the operations of the next deletions of queued resources end with, without any effect."""
     unreachable: frozenset[str] = frozenset()
     """Zones that lists over all zones don't reach."""
     n_named: int = 0

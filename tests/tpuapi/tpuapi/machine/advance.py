@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from tpuapi.core.operations import finish, forget_old
-from tpuapi.core.values import Node, NodeState, QueuedResource
+from tpuapi.core.values import Node, NodeState, Operation, QueuedResource
 from tpuapi.core.world import World
 from tpuapi.machine import queued
 from tpuapi.machine.maintenance import begin_maintenance, end_preempted, take_down_for_maintenance
@@ -39,6 +39,9 @@ def _all_due(world: World) -> Iterator[tuple[float, Step]]:
         yield from _due_of_queued(resource, world.now)
     for node in world.nodes.values():
         yield from _due_of_node(node)
+    for operation in world.operations.values():
+        if operation.due is not None and operation.end_time is None:
+            yield operation.due, partial(_fail_operation, operation)
 
 
 def _due_of_queued(resource: QueuedResource, last: float) -> Iterator[tuple[float, Step]]:
@@ -100,6 +103,10 @@ def _maintenance_due(name: str, world: World, now: float) -> World:
     if not node.maintenance.is_ongoing:
         return begin_maintenance(world, node, now)
     return take_down_for_maintenance(world, node, node.maintenance, now)
+
+
+def _fail_operation(operation: Operation, world: World, now: float) -> World:
+    return world.with_operation(replace(operation, end_time=now, error=operation.failure))
 
 
 def _nothing(world: World, now: float) -> World:

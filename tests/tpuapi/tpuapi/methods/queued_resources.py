@@ -2,6 +2,7 @@
 
 from tpuapi.core.errors import already_exists, failed_precondition, invalid
 from tpuapi.core.names import NODES, QUEUED_RESOURCES, check_id, check_name, parse_location
+from tpuapi.core.operations import fail_later
 from tpuapi.core.paging import Page, page_of
 from tpuapi.core.quota import check_quota
 from tpuapi.core.values import Json, Operation, QueuedResource, QueuedState
@@ -79,10 +80,13 @@ def delete_queued_resource(world: World, request: Json, call: Call) -> tuple[Wor
                 f"'{name}' is {resource.state}: without force a queued resource is only deleted if its nodes "
                 "have already been deleted or it is in the ACCEPTED, FAILED, or SUSPENDED state",
             )
-        return queued.delete(world, name, call.now)
+        return world if world.failing_deletions else queued.delete(world, name, call.now)
 
     work = _work("DeleteQueuedResource", "delete", name)
-    return run(world, request, call, work, delete)
+    after, operation = run(world, request, call, work, delete)
+    if world.failing_deletions and operation.name not in world.operations:
+        return fail_later(after, operation, call.now)
+    return after, operation
 
 
 def reset_queued_resource(world: World, request: Json, call: Call) -> tuple[World, Operation]:
