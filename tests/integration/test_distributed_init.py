@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from fork_server import ForkedProcess, ForkServer
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
 from stepkeeper.testing.pod import pod_environ, pod_identity
 
@@ -109,6 +110,30 @@ def test_sigterm_while_it_waits_for_others_ends_it_with_75(start: Start, host_in
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE_S) == 75, output.read_text()
+
+
+def test_rank_0_that_goes_away_while_all_wait_is_the_others_lost_peer(start: Start) -> None:
+    identity = pod_identity(hosts_per_slice=3, host_index=1, coordinator_port=free_port())
+    rank_0 = TCPStore("127.0.0.1", identity.coordinator_port, is_master=True, wait_for_workers=False)
+    process, output = start(pod_environ(identity))
+    while not rank_0.check([f"{identity.job_uid}/{identity.attempt}/host/1"]):
+        time.sleep(0.05)
+    del rank_0
+    assert process.wait(PATIENCE_S) == 78, output.read_text()
+    assert "rank 0 went away while rank 1 waited for all hosts" in output.read_text()
+
+
+def test_sigterm_is_heeded_also_while_rank_0_is_gone_again(start: Start) -> None:
+    """It can be reached, and is gone before its store is."""
+    with socket.create_server(("127.0.0.1", 0)) as rank_0:
+        port = rank_0.getsockname()[1]
+        process, output = start(
+            pod_environ(pod_identity(hosts_per_slice=2, host_index=1, coordinator_port=port)), 1800
+        )
+        rank_0.accept()[0].close()
+    time.sleep(0.5)  # It connects to nobody now.
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 75, output.read_text()
 
 
 def heeds_sigterm(pid: int) -> bool:

@@ -203,10 +203,12 @@ def test_a_killed_trainer_takes_its_companion_along_and_the_next_resumes(
         assert second.end() == ExitCode.DONE
 
 
-def test_an_exception_is_the_last_word(tmp_path: Path, trainer: StartTrainer) -> None:
+@pytest.mark.parametrize("told_at_end", [False, True])
+def test_an_exception_is_the_last_word(tmp_path: Path, trainer: StartTrainer, told_at_end: bool) -> None:
     uri = (tmp_path / "root").as_uri()
     env = pod(tmp_path / "pod", uri)
-    with trainer(uri, 100, env, pod=str(tmp_path / "pod"), raise_at=7) as failing:
+    options = {"raise_at": 7, "told_at_end": told_at_end}
+    with trainer(uri, 100, env, pod=str(tmp_path / "pod"), **options) as failing:
         assert failing.end() == 1
     word = last_word(tmp_path / "pod")
     assert (word.code, word.step, word.notice) == (1, 6, None)

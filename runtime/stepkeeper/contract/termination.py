@@ -21,6 +21,7 @@ _TELLING: Final[dict[int, int]] = {
     ExitCode.FENCED: 4,
 }
 _TELLING_OF_ERRORS: Final = 2
+_SIGTERM: Final = "sigterm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +71,19 @@ class Termination:
         What a process says later counts, and so do the processes that a launcher has started later. Of several that
         run side by side the one that tells most about the pod's end counts, as for the operator among pods: those
         that are told to stop, or lose a peer, often fail with something else soon after.
+
+        A launcher tells the others to stop once one of them has ended. What those say then is no news of the pod.
         """
         beside = self.rank != earlier.rank and self.restart == earlier.restart
-        return not beside or _telling(self.code) >= _telling(earlier.code)
+        return not beside or (_telling(self.code) >= _telling(earlier.code) and not self._follows(earlier))
+
+    def _follows(self, earlier: "Termination") -> bool:
+        """Tell whether this process, beside the earlier one, was told to stop because that one had ended."""
+        if self.code != ExitCode.SAVED:
+            return False
+        if earlier.code == ExitCode.SAVED:
+            return self.notice == _SIGTERM and earlier.notice not in {_SIGTERM, None}
+        return earlier.code != ExitCode.DONE and earlier.notice is None
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:

@@ -2,24 +2,27 @@
 
 import importlib
 import os
+import sys
 from datetime import timedelta
 from typing import Any, Final
 
 import torch.distributed as dist
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
+from torch.distributed import DistNetworkError, HashStore  # type: ignore[attr-defined]  # torch does not list it
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from stepkeeper.contract import ContractError, Identity
+from stepkeeper.contract import ContractError, ExitCode, Identity
 from stepkeeper.distributed.devices import Hardware, find_hardware
 from stepkeeper.distributed.early_notice import leaving_on_notice
 from stepkeeper.distributed.launchers import Launcher, choose_launcher, read_local_rank
 from stepkeeper.distributed.meeting import meet
 from stepkeeper.distributed.membership import Membership
-from stepkeeper.errors import ProcessGroupError
+from stepkeeper.errors import PeerLostError, ProcessGroupError
+from stepkeeper.loggers import logger
 
 __all__ = ["init"]
 
+_log: Final = logger(__name__)
 _TIMEOUT_S: Final = 1800.0
 """gloo's own. Hosts of one job start minutes apart, while images are pulled, and a first compilation takes as long."""
 
@@ -37,6 +40,7 @@ def init(*, timeout_s: float = _TIMEOUT_S) -> Membership:
     that nobody started with others becomes a group of one. Tensors on GPUs go over NCCL, those on the CPU over gloo.
 
     If SIGTERM comes to a pod while it waits for the others, the process ends with code 75: there is nothing to save.
+    If rank 0 goes away meanwhile, the others end with code 78: it has the cause.
 
     Args:
         timeout_s: Seconds for all processes to come, and for each collective later.
@@ -55,6 +59,9 @@ def init(*, timeout_s: float = _TIMEOUT_S) -> Membership:
     if not dist.is_initialized():
         try:
             _form(hardware, timeout_s)
+        except PeerLostError as error:
+            _log.error("%s", error)
+            sys.exit(ExitCode.PEER_LOST)
         except ContractError as error:
             raise ProcessGroupError(str(error)) from error
         # torch raises these for all that goes wrong, and DistStoreError and others are of that class.
@@ -79,20 +86,24 @@ def _form(hardware: Hardware, timeout_s: float) -> None:
         case Launcher.TORCHRUN:
             _join_launched(hardware.backend, timeout)
         case Launcher.OPERATOR:
-            identity = Identity.from_env(os.environ)
             with leaving_on_notice():
-                store = meet(identity, timeout_s) if identity.n_hosts > 1 else HashStore()
-                dist.init_process_group(
-                    hardware.backend,
-                    store=store,
-                    rank=identity.rank,
-                    world_size=identity.n_hosts,
-                    timeout=timeout,
-                )
+                _join_pods(hardware.backend, timeout)
         case Launcher.NOBODY:
             dist.init_process_group(
                 hardware.backend, store=HashStore(), rank=0, world_size=1, timeout=timeout
             )
+
+
+def _join_pods(backend: str, timeout: timedelta) -> None:
+    """Form the group of one process in each of the operator's pods."""
+    identity = Identity.from_env(os.environ)
+    store = meet(identity, timeout.total_seconds()) if identity.n_hosts > 1 else HashStore()
+    try:
+        dist.init_process_group(
+            backend, store=store, rank=identity.rank, world_size=identity.n_hosts, timeout=timeout
+        )
+    except DistNetworkError as error:
+        raise PeerLostError(f"rank 0 went away while the process group was formed: {error}") from error
 
 
 def _join_launched(backend: str, timeout: timedelta) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
+from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]  # torch does not list it
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from stepkeeper.contract import Identity
-from stepkeeper.errors import ProcessGroupError
+from stepkeeper.errors import PeerLostError, ProcessGroupError
 from stepkeeper.loggers import logger
 
 __all__ = ["meet"]
@@ -18,6 +18,9 @@ __all__ = ["meet"]
 _log: Final = logger(__name__)
 _CALL_S: Final = 3.0
 """Seconds for one try to connect. Each looks the name up again: a pod that was made anew has another address."""
+
+_CONNECT_S: Final = 3 * _CALL_S
+"""Seconds that torch's store may take to connect. It is deaf to signals meanwhile."""
 
 _PAUSE_S: Final = 0.2
 _SAY_S: Final = 60.0
@@ -37,14 +40,20 @@ def meet(identity: Identity, timeout_s: float) -> Store:
 
     Raises:
         ProcessGroupError: Not all came in time; the message names those that are missing.
+        PeerLostError: Rank 0 has gone away meanwhile, and the store with it.
 
     """
     ends_s = time.monotonic() + timeout_s
     tcp_store = (_serve if identity.rank == 0 else _join)(identity, ends_s)
     # What is left of an earlier start isn't taken for this one.
     store = PrefixStore(f"{identity.job_uid}/{identity.attempt}", tcp_store)
-    store.set(_host(identity.rank), identity.pod)
-    _await_all(identity, store, ends_s)
+    try:
+        store.set(_host(identity.rank), identity.pod)
+        _await_all(identity, store, ends_s)
+    except DistNetworkError as error:
+        raise PeerLostError(
+            f"rank 0 went away while rank {identity.rank} waited for all hosts: {error}"
+        ) from error
     return store
 
 
@@ -76,8 +85,16 @@ def _join(identity: Identity, ends_s: float) -> TCPStore:
 
 
 def _open(address: str, port: int, ends_s: float, *, is_master: bool) -> TCPStore:
-    left = timedelta(seconds=max(_CALL_S, ends_s - time.monotonic()))
-    return TCPStore(address, port, is_master=is_master, timeout=left, wait_for_workers=False)
+    left_s = max(_CALL_S, ends_s - time.monotonic())
+    store = TCPStore(
+        address,
+        port,
+        is_master=is_master,
+        timeout=timedelta(seconds=min(left_s, _CONNECT_S)),
+        wait_for_workers=False,
+    )
+    store.set_timeout(timedelta(seconds=left_s))
+    return store
 
 
 def _own_address() -> str:

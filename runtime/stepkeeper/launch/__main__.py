@@ -24,21 +24,21 @@ def main(command: list[str]) -> int:
     if not command:
         return _complain(_USAGE, _BAD_USAGE)
     try:
-        code = run(command, os.environ | torchrun_variables(os.environ))
+        end = run(command, os.environ | torchrun_variables(os.environ))
     except CommandError as error:
         return _complain(str(error), error.code)
     except ContractError as error:
         return _complain(str(error), _BAD_USAGE)
     if not Identity.present(os.environ):
-        return code
+        return end.code
     last_word_file = Path(Identity.from_env(os.environ).termination_file)
     last_word = read_last_word(last_word_file)
-    meant = choose_exit_code(code, last_word)
+    meant = choose_exit_code(end.code, last_word, was_told=end.was_told)
     if last_word is not None and last_word.code != meant:
         withdraw_last_word(last_word_file)
-    if meant != code:
+    if meant != end.code:
         sys.stderr.write(
-            f"stepkeeper.launch: {command[0]} ended with code {code}, the training with {meant}\n"
+            f"stepkeeper.launch: {command[0]} ended with code {end.code}, the training with {meant}\n"
         )
     return meant
 

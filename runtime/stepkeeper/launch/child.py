@@ -4,10 +4,12 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from types import FrameType
 from typing import Final
 
-__all__ = ["CommandError", "run"]
+__all__ = ["CommandEnd", "CommandError", "run"]
 
 _FORWARDED: Final = (
     signal.SIGTERM,
@@ -17,6 +19,9 @@ _FORWARDED: Final = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
+_STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+"""Signals that ask for an end; Kubernetes sends SIGTERM, or the one that the image or the container names."""
+
 _BY_SIGNAL: Final = 128
 
 
@@ -28,8 +33,19 @@ class CommandError(Exception):
         self.code: Final = code
 
 
-def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a command to its end, and return its exit code; 128 and the signal's number if a signal ended it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandEnd:
+    """The end of a command."""
+
+    code: int
+    """Its exit code; 128 and the signal's number if a signal ended it."""
+
+    was_told: bool
+    """True if a signal that asks for an end came before, and was handed on to it."""
+
+
+def run(command: Sequence[str], environ: Mapping[str, str]) -> CommandEnd:
+    """Run a command to its end, and return how it ended.
 
     Args:
         command: The program and its arguments.
@@ -40,9 +56,11 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
     """
     early: list[int] = []
+    came: set[int] = set()
     child: subprocess.Popen[bytes] | None = None
 
     def forward(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001  # the signature of handlers
+        came.add(signum)
         if child is None:
             early.append(signum)
         else:
@@ -58,12 +76,15 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
         raise CommandError(f"{command[0]!r} can't be started: {error}", 126) from error
     for signum in early:
         _send(child.pid, signum)
-    return _await_end(child.pid)
+    code = _await_end(child.pid)
+    return CommandEnd(code=code, was_told=not _STOPS.isdisjoint(came))
 
 
 def _send(pid: int, signum: int) -> None:
-    # Nobody but `_await_end` buries the child, in this same thread: the number is its own until then.
-    os.kill(pid, signum)
+    # Nobody but `_await_end` buries the child, in this same thread: the number is its own until then. A signal may
+    # also come after, while the pod's exit code is chosen.
+    with suppress(ProcessLookupError):
+        os.kill(pid, signum)
 
 
 def _await_end(pid: int) -> int:

@@ -27,7 +27,7 @@ class Notice:
 
 
 class NoticeWatcher:
-    """Collect notices from SIGTERM, a trigger file and calls; the first one counts.
+    """Collect notices from SIGTERM, a trigger file and calls. The first one makes the process stop.
 
     `on_tick` runs five times a second, in the thread that all watchers of the process share. Errors that `on_tick`
     or `on_notice` raise are logged and don't end the thread: otherwise nobody would see the next SIGTERM.
@@ -48,7 +48,7 @@ class NoticeWatcher:
         self._trigger = trigger
         self._on_tick = on_tick
         self._on_notice = on_notice
-        self._notice: Notice | None = None
+        self._notices: tuple[Notice, ...] = ()
         self._sigterm_s: float | None = None
         """Time of the SIGTERM that is this watcher's notice, or would be if another notice hadn't come first."""
 
@@ -62,8 +62,13 @@ class NoticeWatcher:
 
     @property
     def notice(self) -> Notice | None:
-        """The notice, if one has come."""
-        return self._notice
+        """The notice, if one has come: of several the first."""
+        return self._notices[0] if self._notices else None
+
+    @property
+    def notices(self) -> tuple[Notice, ...]:
+        """The first notice of each source, in the order in which they came up: a later one may leave less time."""
+        return self._notices
 
     @property
     def misses_sigterm(self) -> bool:
@@ -83,7 +88,7 @@ class NoticeWatcher:
         signal_watcher.add_listener(self)
 
     def record_notice(self, source: str, came_s: float | None = None) -> None:
-        """Record a notice from `source`, unless there is one already.
+        """Record a notice from `source`, unless there is one from it already.
 
         Args:
             source: sigterm, file, directive, preempted, call or peer.
@@ -91,17 +96,19 @@ class NoticeWatcher:
 
         """
         with self._lock:
-            if self._notice is not None:
+            if any(notice.source == source for notice in self._notices):
                 return
-            self._notice = Notice(source=source, monotonic_s=time.monotonic() if came_s is None else came_s)
-            notice = self._notice
-        self._on_notice(notice)
+            notice = Notice(source=source, monotonic_s=time.monotonic() if came_s is None else came_s)
+            self._notices = (*self._notices, notice)
+            is_first = self._notices[0] is notice
+        if is_first:
+            self._on_notice(notice)
 
     def read_notice(self) -> Notice | None:
         """Return the notice, if there is one by now: a signal that came before this call counts."""
         if self._started:
             signal_watcher.process_pending_signals()
-        return self._notice
+        return self.notice
 
     def close(self) -> None:
         """Stop watching: nothing is called any more. Signals go where they went before, unless there is a notice."""
@@ -110,7 +117,7 @@ class NoticeWatcher:
         signal_watcher.process_pending_signals()
         with self._checking:
             self._closed = True
-        signal_watcher.remove_listener(self, keep_handler=self._notice is not None, handled_s=self._sigterm_s)
+        signal_watcher.remove_listener(self, keep_handler=self.notice is not None, handled_s=self._sigterm_s)
 
     def check_notices(self, sigterm_s: float | None, *, was_handled: bool) -> None:
         """Look for a notice and call `on_tick`. Called five times a second by the process's signal watcher."""
@@ -132,7 +139,7 @@ class NoticeWatcher:
             if self._sigterm_s is None:
                 self._sigterm_s = sigterm_s
             self.record_notice("sigterm", sigterm_s)
-        if self._trigger is not None and self._notice is None and self._trigger.exists():
+        if self._trigger is not None and self.notice is None and self._trigger.exists():
             self.record_notice("file")
 
     def _run_guarded(self, act: Callable[[], None]) -> None:

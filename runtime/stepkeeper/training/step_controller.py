@@ -254,7 +254,10 @@ class StepController:
         self.decider.request_stop()
         # Should the process be killed before it has stopped, this says why.
         self.process_exit.write_termination_message(
-            ExitCode.SAVED, committed=self._saver.own_commit, restored=self._saver.restored_commit
+            ExitCode.SAVED,
+            committed=self._saver.own_commit,
+            restored=self._saver.restored_commit,
+            is_final=False,
         )
         self._progress.record_notice(notice.source)
 

@@ -3,6 +3,7 @@
 import faulthandler
 import fcntl
 import os
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -118,6 +119,8 @@ class ProcessExit:
             rank: This process's rank.
 
         """
+        self._final_lock = threading.Lock()
+        self._is_final_written = False
         self._announced_cause = announced_cause
         self._decision = decision
         self._environment = environment
@@ -133,15 +136,16 @@ class ProcessExit:
 
     def grace_left_s(self) -> float | None:
         """Return the seconds left of the grace period; None without a notice, or if nobody has said how long it is."""
-        notice = self._notices.notice
-        if notice is None or self._environment is None:
-            return None
-        passed_s = time.monotonic() - notice.monotonic_s
-        return max(0.0, self._grace_s(notice, self._environment) - END_RESERVE_S - passed_s)
+        ends_s = self._grace_ends_s
+        return None if ends_s is None else max(0.0, ends_s - END_RESERVE_S - time.monotonic())
 
-    def _grace_s(self, notice: Notice, environment: Environment) -> float:
-        grace_s = environment.identity.grace_s
-        return min(grace_s, _PREEMPTED_S) if notice.source == PREEMPTED else grace_s
+    @property
+    def _grace_ends_s(self) -> float | None:
+        """The end of the grace period, by time.monotonic(), as the notice says that leaves the least time."""
+        notices, environment = self._notices.notices, self._environment
+        if not notices or environment is None:
+            return None
+        return min(_grace_ends_s(notice, environment.identity.grace_s) for notice in notices)
 
     def wait_left_s(self, progress_s: float) -> float | None:
         """Return how many more seconds a wait may take; None without a notice.
@@ -168,12 +172,8 @@ class ProcessExit:
     @property
     def is_overdue(self) -> bool:
         """True if the known grace period of a notice is as good as over."""
-        left_s = self.grace_left_s()
-        notice = self._notices.notice
-        if left_s is None or left_s > 0 or notice is None or self._environment is None:
-            return False
-        ends_s = notice.monotonic_s + self._grace_s(notice, self._environment) - _LAST_RESORT_S
-        return time.monotonic() >= ends_s
+        ends_s = self._grace_ends_s
+        return ends_s is not None and time.monotonic() >= ends_s - _LAST_RESORT_S
 
     def end_stuck(self) -> None:
         """End the process where it is stuck in one of the manager's calls. It would be killed in a moment."""
@@ -205,6 +205,7 @@ class ProcessExit:
         committed: CommitRecord | None,
         restored: CommitRecord | None,
         error: str | None = None,
+        is_final: bool = True,
     ) -> None:
         """Write what is known now of how this process ends into the termination-message file.
 
@@ -213,8 +214,17 @@ class ProcessExit:
             committed: The newest commit that this process made, if any.
             restored: The commit that it restored last, if any.
             error: What went wrong, for people.
+            is_final: False for a process that may still end otherwise. Nothing is written so once a final message is.
 
         """
+        with self._final_lock:
+            if is_final or not self._is_final_written:
+                self._is_final_written = is_final
+                self._write_message(code, committed=committed, restored=restored, error=error)
+
+    def _write_message(
+        self, code: int, *, committed: CommitRecord | None, restored: CommitRecord | None, error: str | None
+    ) -> None:
         if self._environment is None:
             return
         claimed, notice = self._companion.claimed_root, self._notices.notice
@@ -235,6 +245,10 @@ class ProcessExit:
                 restart=_count_restarts(),
             ),
         )
+
+
+def _grace_ends_s(notice: Notice, grace_s: float) -> float:
+    return notice.monotonic_s + (min(grace_s, _PREEMPTED_S) if notice.source == PREEMPTED else grace_s)
 
 
 def _point_of(record: CommitRecord | None) -> CommitPoint | None:

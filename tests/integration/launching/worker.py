@@ -1,7 +1,9 @@
 """One process of a training under torchrun, as in a pod: python worker.py FOLDER CASE."""
 
 import os
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,8 +17,27 @@ FOLDER = Path(sys.argv[1])
 CASE = sys.argv[2]
 
 
+def end_beside(rank: int, told: threading.Event) -> None:
+    """Rank 1 ends, and rank 0 is as in a collective with it, until torchrun tells it to stop."""
+    (FOLDER / f"runs-{rank}").touch()
+    if rank == 0:
+        told.wait()
+        time.sleep(1.0)  # The manager hears of it beside this thread.
+        (FOLDER / "told-0").touch()
+        os._exit(1)
+    while not (FOLDER / "runs-0").exists():
+        time.sleep(0.05)
+    if CASE == "dies":
+        os._exit(9)
+    raise ValueError("the loss is no number")
+
+
 def main() -> None:
     this = stepkeeper.distributed.init(timeout_s=120)
+    told = threading.Event()
+    if CASE in {"fails", "dies"}:
+        # The manager calls the handler that was there before.
+        signal.signal(signal.SIGTERM, lambda *_: told.set())
     places = PodPaths(
         settings_folder=FOLDER,
         notice_file=FOLDER / "notice",
@@ -36,6 +57,8 @@ def main() -> None:
             time.sleep(0.05)
             if manager.step(step, state).stop:
                 break
+            if CASE in {"fails", "dies"}:
+                end_beside(this.rank, told)
 
 
 if __name__ == "__main__":

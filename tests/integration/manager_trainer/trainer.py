@@ -2,6 +2,8 @@
 
 import json
 import multiprocessing
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -50,6 +52,20 @@ def terminate_a_worker() -> None:
     say("worker", code=worker.exitcode)
 
 
+def be_told_while_it_ends(manager: CheckpointManager) -> None:
+    """Get SIGTERM when the last word is written, and go on when the manager has heard of it."""
+    parts = manager._parts
+    announce_leave = parts.rank_group.announce_leave
+
+    def announce_and_be_told(error: BaseException | None) -> None:
+        announce_leave(error)
+        os.kill(os.getpid(), signal.SIGTERM)
+        while parts.controller.notices.read_notice() is None:
+            time.sleep(0.01)
+
+    parts.rank_group.announce_leave = announce_and_be_told  # type: ignore[method-assign]  # the moment of the signal
+
+
 def main() -> None:
     uri, n_steps, options = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
     state = new_state()
@@ -59,6 +75,8 @@ def main() -> None:
         say("start", step=first - 1, w=state["model"]["w"].sum().item(), position=state["position"])
         if options.get("worker"):
             terminate_a_worker()
+        if options.get("told_at_end"):
+            be_told_while_it_ends(manager)
         for step in range(first, n_steps + 1):
             train(state, step)
             if step == options.get("raise_at"):

@@ -195,6 +195,23 @@ def test_of_processes_side_by_side_the_one_that_tells_most_has_the_last_word() -
     order = [done, lost, failed, saved, fenced]
     for i, earlier in enumerate(order):
         for j, later in enumerate(order):
-            assert replace(later, rank=1).replaces(earlier) == (j >= i)
+            told = replace(earlier, notice="sigterm")
+            assert replace(later, rank=1).replaces(told) == (j >= i)
             assert later.replaces(earlier), "a process says last what counts"
             assert replace(later, rank=1, restart=1).replaces(earlier), "a launcher has started it later"
+
+
+@pytest.mark.parametrize("code", [1, 78])
+def test_a_process_that_is_stopped_because_another_ended_leaves_its_word(code: int) -> None:
+    ended = Termination(code=code, rank=0, restart=0, error="the loss is no number")
+    stopped = Termination(code=75, rank=1, restart=0, notice="sigterm")
+    assert not stopped.replaces(ended)
+    assert replace(stopped, restart=1).replaces(ended)
+    assert stopped.replaces(replace(ended, notice="sigterm")), "both were told, and one failed for it"
+
+
+def test_the_notice_that_the_pod_had_first_stays_when_its_launcher_stops_the_rest() -> None:
+    stopped = Termination(code=75, rank=1, notice="sigterm")
+    for notice in ("directive", "preempted", "peer"):
+        assert not stopped.replaces(Termination(code=75, rank=0, notice=notice))
+    assert stopped.replaces(Termination(code=75, rank=0, notice="sigterm"))

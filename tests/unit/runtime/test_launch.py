@@ -1,5 +1,8 @@
 """What the launcher of a pod tells torchrun, and which exit code it ends with."""
 
+import subprocess
+import sys
+
 import pytest
 
 from stepkeeper.contract import Termination
@@ -32,7 +35,32 @@ def test_the_training_has_the_last_word_where_its_launcher_fails(
     code: int, last_word: int | None, meant: int
 ) -> None:
     word = None if last_word is None else Termination(code=last_word)
-    assert choose_exit_code(code, word) == meant
+    assert choose_exit_code(code, word, was_told=True) == meant
+    assert choose_exit_code(code, word, was_told=False) == meant
+
+
+@pytest.mark.parametrize(
+    ("code", "notice", "was_told", "meant"),
+    [
+        (1, "sigterm", True, 75),
+        (1, "sigterm", False, 1),
+        (137, "sigterm", False, 137),
+        # Others than the launcher told it.
+        (1, "directive", False, 75),
+        (1, "peer", False, 75),
+    ],
+)
+def test_a_process_that_its_launcher_stopped_for_the_failure_of_another_has_no_say(
+    code: int, notice: str, was_told: bool, meant: int
+) -> None:
+    assert choose_exit_code(code, Termination(code=75, notice=notice), was_told=was_told) == meant
+
+
+def test_a_signal_after_the_end_of_the_command_changes_nothing() -> None:
+    script = "import os, signal; from stepkeeper.launch.child import run; end = run(['sh', '-c', 'exit 3'], os.environ)"
+    late = f"{script}; os.kill(os.getpid(), signal.SIGTERM); print(end.code, end.was_told)"
+    done = subprocess.run([sys.executable, "-c", late], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "3 False\n"), done.stderr
 
 
 def test_torchrun_is_told_the_hosts_over_all_slices() -> None:

@@ -2,12 +2,19 @@
 
 import fcntl
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from stepkeeper.contract import ExitCode, Termination
+from stepkeeper.companion.progress import Progress
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.contract import ExitCode, Interval, Settings, Termination
 from stepkeeper.errors import FencedError, OtherJobsRootError, PeerLostError, SaveError
-from stepkeeper.training.termination import _write, format_traceback, process_exit_code
+from stepkeeper.testing.pod import pod_identity
+from stepkeeper.training.environment import Environment, PodPaths
+from stepkeeper.training.preemption import NoticeWatcher
+from stepkeeper.training.termination import ProcessExit, _write, format_traceback, process_exit_code
 
 
 @pytest.mark.parametrize(
@@ -70,3 +77,24 @@ def test_a_process_beside_another_one_leaves_the_word_that_tells_more(tmp_path: 
         fcntl.flock(held, fcntl.LOCK_EX)
         _write(path, Termination(code=77, rank=3))
     assert Termination.from_json(path.read_bytes()).code == 77
+
+
+def test_nothing_is_written_of_a_stop_once_it_is_known_how_the_process_ends(tmp_path: Path) -> None:
+    places = PodPaths(settings_folder=tmp_path, termination_file=tmp_path / "termination")
+    settings = Settings(uri="file:///root", interval=Interval(steps=1))
+    ending = ProcessExit(
+        Environment(identity=pod_identity(), settings=settings, places=places),
+        cast(Companion, SimpleNamespace(claimed_root=None)),
+        cast(Progress, SimpleNamespace(step=7)),
+        cast(NoticeWatcher, SimpleNamespace(notice=None)),
+        rank=0,
+    )
+
+    def code_after(code: int, *, is_final: bool) -> int:
+        ending.write_termination_message(code, committed=None, restored=None, is_final=is_final)
+        return Termination.from_json(places.termination_file.read_bytes()).code
+
+    assert code_after(75, is_final=False) == 75
+    assert code_after(1, is_final=True) == 1
+    assert code_after(75, is_final=False) == 1
+    assert code_after(77, is_final=True) == 77

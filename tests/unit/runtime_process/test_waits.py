@@ -89,7 +89,9 @@ def test_a_call_runs_elsewhere_and_its_result_or_error_comes_here() -> None:
         waits.run(fail)
 
 
-def process_exit(notice: Notice | None, grace_s: int | None, folder: Path) -> ProcessExit:
+def process_exit(
+    notice: Notice | None, grace_s: int | None, folder: Path, later: tuple[Notice, ...] = ()
+) -> ProcessExit:
     environment = None
     if grace_s is not None:
         environment = Environment(
@@ -101,7 +103,7 @@ def process_exit(notice: Notice | None, grace_s: int | None, folder: Path) -> Pr
         environment,
         cast(Companion, None),
         cast(Progress, None),
-        cast(NoticeWatcher, SimpleNamespace(notice=notice)),
+        cast(NoticeWatcher, SimpleNamespace(notice=notice, notices=(*([notice] if notice else []), *later))),
         rank=0,
     )
 
@@ -132,6 +134,17 @@ def test_what_a_notice_of_ten_seconds_ago_leaves(
     ending = process_exit(Notice(source=source, monotonic_s=100.0), grace_s, tmp_path)
     assert ending.wait_left_s(progress_s) == left_s
     assert process_exit(None, grace_s, tmp_path).wait_left_s(progress_s) is None
+
+
+@pytest.mark.parametrize("source", ["directive", "peer", "sigterm"])
+def test_a_later_notice_that_leaves_less_time_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.setattr(termination, "time", SimpleNamespace(monotonic=lambda: 110.0))
+    first, later = Notice(source=source, monotonic_s=100.0), Notice(source="preempted", monotonic_s=105.0)
+    assert process_exit(first, 600, tmp_path, (later,)).grace_left_s() == 15 - 1.5 - 5
+    assert process_exit(first, 12, tmp_path, (later,)).grace_left_s() == 12 - 1.5 - 10
+    assert process_exit(later, 600, tmp_path, (first,)).grace_left_s() == 15 - 1.5 - 5
 
 
 @pytest.mark.parametrize(("now_s", "overdue"), [(100.0, False), (129.6, False), (129.8, True)])
