@@ -163,12 +163,15 @@ def test_a_program_that_always_says_restart_me_is_suspended(jobs: dict[str, Shel
     status = job.until_phase("Suspended")
     suspended = condition(status, "Suspended")
     assert suspended["reason"] == "NoNewCheckpoint"
-    assert "3 starts in a row have committed no new checkpoint" in suspended["message"]
-    assert causes(status) == ["Requested"] * 3
+    # JobSet starts pods by itself, and may have begun one more before it was suspended.
+    n_starts = len(causes(status))
+    assert n_starts in {3, 4}
+    assert f"{n_starts} starts in a row have committed no new checkpoint" in suspended["message"]
+    assert causes(status) == ["Requested"] * n_starts
     assert not [pod for pod in job.pods() if pod["status"]["phase"] == "Running"]
     assert len(warnings(job, "Suspended")) == 1
     edit(job, template={"spec": {"containers": [container("trainer", SAVES)]}})
-    job.until_phase("Running", attempt=4)
+    job.until_phase("Running", attempt=n_starts + 1)
     complete(job)
 
 
