@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -57,10 +58,27 @@ def all_jobs(cluster: Cluster) -> Iterator[ShellJob]:
 def jobs(operator: Cluster) -> Iterator[dict[str, ShellJob]]:
     """All jobs, by name without the prefix."""
     operator.load_shell_image()
+    # Younger, it has heard of too little to suspend a job for its starts.
+    until(lambda: age_of_operator_s(operator) > 65, 100)
     made = list(all_jobs(operator))
     apply_all(operator, made, NO_JOBSETS_ALLOWED)
     yield {job.name.removeprefix(PREFIX): job for job in made}
     delete_all(operator, made)
+
+
+def age_of_operator_s(cluster: Cluster) -> float:
+    options = ("-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator", "-o", "json")
+    pods = json.loads(cluster.kubectl("get", "pods", *options))["items"]
+    running = [status["state"]["running"] for pod in pods for status in pod["status"]["containerStatuses"]]
+    return min(time.time() - datetime.fromisoformat(each["startedAt"]).timestamp() for each in running)
+
+
+def await_quota(job: ShellJob) -> None:
+    """Wait until the quota counts: a controller that hadn't heard of JobSets looks again only at a new one."""
+    while "hard" not in job.get("resourcequota", "none").get("status", {}):
+        job.kubectl("delete", "resourcequota", "none")
+        job.kubectl("apply", "-f", "-", stdin=json.dumps(NO_JOBSETS_ALLOWED))
+        time.sleep(5)
 
 
 def causes(status: Mapping[str, Any]) -> list[str | None]:
@@ -191,6 +209,7 @@ def test_a_program_that_exits_0_when_it_is_evicted_is_started_again(jobs: dict[s
 
 def test_a_jobset_that_a_quota_refuses_is_told_with_the_quotas_words(jobs: dict[str, ShellJob]) -> None:
     job = jobs["quota"]
+    await_quota(job)
     status = job.until(lambda status: condition(status, "Accepted").get("reason") == "QuotaExceeded")
     assert "exceeded quota: none" in condition(status, "Accepted")["message"]
     assert len(warnings(job, "QuotaExceeded")) == 1
