@@ -1,21 +1,25 @@
 """Share processes with torch or torch_xla, the ranks of a small world, and a Cloud TPU service with its clients."""
 
+import json
 import os
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from fork_server import TORCH, ForkedProcess, ForkServer
+from rank_talk import ended_at_last
+from waiting_ranks import SILENCE_S, Ranks
 
 if TYPE_CHECKING:
     # Loading these takes a second, which only the tests that ask for them have to spend.
     from tpuapi.clients import Clients
     from tpuapi.fake import FakeTpu
 
+_WAITING = Path(__file__).parent / "manager_trainer" / "waiting.py"
 DEVICES = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
 
 Launch = Callable[..., None]
@@ -65,6 +69,28 @@ def run_on_devices(devices_server: ForkServer) -> OnDevices:
         return done.stdout
 
     return run
+
+
+@pytest.fixture
+def ranks(torch_servers: tuple[ForkServer, ForkServer], tmp_path: Path) -> Ranks:
+    @contextmanager
+    def ranks(
+        case: str, world_size: int = 1, folder: Path = tmp_path, **options: Any
+    ) -> Iterator[list[ForkedProcess]]:
+        said = json.dumps({"silence_s": SILENCE_S, **options})
+        processes = [
+            torch_servers[rank % 2].start(
+                [_WAITING, folder, rank, world_size, case, said],
+                env={**os.environ, "FORKED_TELLS_END": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            for rank in range(world_size)
+        ]
+        with ended_at_last(processes):
+            yield processes
+
+    return ranks
 
 
 @pytest.fixture

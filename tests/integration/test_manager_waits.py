@@ -1,69 +1,22 @@
 """No wait of the train thread outlasts a notice or the loss of a rank, as processes with real signals."""
 
-import json
 import os
 import random
 import secrets
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
-from fork_server import ForkedProcess, ForkServer
-from rank_talk import ended_at_last, hear
+from rank_talk import hear
+from waiting_ranks import GRACE_S, Ranks, ends_in_time, ends_within, head_step
 
 from stepkeeper.contract import ExitCode, Termination
-from stepkeeper.log import Log
-from stepkeeper.storage import open_store
 
-TRAINER = Path(__file__).parent / "manager_trainer" / "waiting.py"
-GRACE_S = 5
 PATIENCE_S = 60.0
 """The loss of a rank is heard of within a second. Saves in flight, Python's end and a busy machine take longer."""
-
-SLACK_S = 10.0
-"""Python's own end, and other processes that have the processors."""
-
-Ranks = Callable[..., AbstractContextManager[list[ForkedProcess]]]
-
-
-@pytest.fixture
-def ranks(torch_servers: tuple[ForkServer, ForkServer], tmp_path: Path) -> Ranks:
-    @contextmanager
-    def ranks(
-        case: str, world_size: int = 1, folder: Path = tmp_path, **options: Any
-    ) -> Iterator[list[ForkedProcess]]:
-        processes = [
-            torch_servers[rank % 2].start(
-                [TRAINER, folder, rank, world_size, case, json.dumps(options)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-            for rank in range(world_size)
-        ]
-        with ended_at_last(processes):
-            yield processes
-
-    return ranks
-
-
-def ends_within(process: ForkedProcess, timeout_s: float) -> int:
-    began_s = time.monotonic()
-    process.communicate(timeout=timeout_s)
-    print(f"ended with {process.returncode} after {time.monotonic() - began_s:.1f} s")
-    assert process.returncode is not None
-    return process.returncode
-
-
-def head_step(tmp_path: Path) -> int:
-    """Return HEAD's step, of which every object is there."""
-    head = Log(open_store((tmp_path / "root").as_uri())).open().latest
-    assert head is not None
-    return head.step
 
 
 @contextmanager
@@ -96,8 +49,9 @@ def test_a_call_that_waits_for_a_save_that_is_stuck_ends_with_the_notice(
     with ranks(f"wait-{call}", **grace) as (process,), stopped(hear(process, "companion")["pid"]):
         hear(process, "waits")
         time.sleep(0.5)
+        told_s = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        code = ends_within(process, GRACE_S + SLACK_S)
+        code = ends_in_time(process, told_s, grace)
     assert code == ExitCode.SAVED
     if grace:
         said = Termination.from_json((tmp_path / "termination.0").read_bytes())
@@ -140,8 +94,9 @@ def test_where_one_rank_is_stuck_all_stop_with_the_notice_of_any(
         for process in both:
             hear(process, "step")
         time.sleep(1)
+        told_s = time.monotonic()
         both[told].send_signal(signal.SIGTERM)
-        codes = [ends_within(process, GRACE_S + SLACK_S) for process in both]
+        codes = [ends_in_time(process, told_s, {"grace_s": GRACE_S}) for process in both]
     assert codes[told] == ExitCode.SAVED
     assert codes[1 - told] in (ExitCode.SAVED, ExitCode.PEER_LOST)
     assert head_step(tmp_path) == 1
@@ -154,8 +109,9 @@ def test_a_rank_that_stands_still_does_not_keep_the_others_from_stopping(
     with ranks("lose-pause", 2, interval=1, **grace) as (first, last):
         hear(last, "paused")
         time.sleep(1)
+        told_s = time.monotonic()
         first.send_signal(signal.SIGTERM)
-        assert ends_within(first, GRACE_S + SLACK_S) in (ExitCode.SAVED, ExitCode.PEER_LOST)
+        assert ends_in_time(first, told_s, grace) in (ExitCode.SAVED, ExitCode.PEER_LOST)
     assert head_step(tmp_path) >= 1
 
 

@@ -26,6 +26,10 @@ __all__ = ["CompanionProcess"]
 
 _log: Final = logger(__name__)
 _EXIT_TIMEOUT_S: Final = 2.0
+_CLOSE_TIMEOUT_S: Final = 4.0
+_REAPED_S: Final = 0.1
+"""Seconds in which a process that is killed ends, and the thread that listens to it, unless a system call hangs."""
+
 _LOOK_S: Final = 2.0
 """The interval at which a wait for an answer checks whether the companion makes progress."""
 
@@ -102,6 +106,7 @@ class CompanionProcess:
         timeout_s: float = _ANSWER_TIMEOUT_S,
         *,
         makes_progress: Callable[[], bool] = lambda: False,
+        kill_timeout_s: float = _KILL_TIMEOUT_S,
     ) -> dict[str, Any]:
         """Send a request and wait for the companion's answer.
 
@@ -111,6 +116,7 @@ class CompanionProcess:
             fds: Open file descriptors to send along.
             timeout_s: Seconds to wait without progress, after which the process is ended.
             makes_progress: Asked again and again meanwhile: True if there was progress since it was asked last.
+            kill_timeout_s: Seconds to wait for the end of a process that is ended.
 
         Returns:
             The answer's body.
@@ -133,7 +139,7 @@ class CompanionProcess:
         except StepkeeperError:
             raise
         except TimeoutError as error:
-            self.kill()
+            self.kill(kill_timeout_s)
             raise CompanionLostError(
                 f"the companion process {self.pid} did not answer {kind} within {timeout_s} s, without progress, and "
                 "was ended"
@@ -174,24 +180,28 @@ class CompanionProcess:
         with suppress(OSError):
             self._channel.send({"id": _NOBODY, "kind": kind, "body": body}, timeout_s=0.0)
 
-    def kill(self) -> None:
-        """Kill the process at once, and tell whoever waits for an answer."""
+    def kill(self, timeout_s: float = _KILL_TIMEOUT_S) -> None:
+        """Kill the process at once, tell whoever waits for an answer, and wait `timeout_s` seconds for its end."""
         self._process.kill()
         self._channel.shut_down()
-        if not self._process.wait(_KILL_TIMEOUT_S):
+        if not self._process.wait(timeout_s):
             _log.warning(
-                "the companion process %d was killed and has not ended within %.0f s: does its disk hang?",
+                "the companion process %d was killed and has not ended within %.1f s: does its disk hang?",
                 self.pid,
-                _KILL_TIMEOUT_S,
+                timeout_s,
             )
         self._lost = True
 
-    def close(self, timeout_s: float = _EXIT_TIMEOUT_S) -> None:
-        """End the process: it ends by itself when it sees its socket closed, and is killed after `timeout_s`."""
+    def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
+        """End the process within `timeout_s` seconds.
+
+        It ends by itself when it sees its socket closed, and is killed after half of that time.
+        """
+        ends_s = time.monotonic() + timeout_s
         self._channel.shut_down()
-        if not self._process.wait(timeout_s):
-            self.kill()
-        self._reader.join(_EXIT_TIMEOUT_S)
+        if not self._process.wait(timeout_s / 2):
+            self.kill(max(_REAPED_S, ends_s - time.monotonic()))
+        self._reader.join(max(_REAPED_S, ends_s - time.monotonic()))
         if not self._reader.is_alive():
             self._channel.close()
 

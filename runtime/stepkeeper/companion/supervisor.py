@@ -292,14 +292,16 @@ class Companion:
         The work after the last commits is done and the last report is answered, if that is possible in time.
         """
         ends_s = time.monotonic() + limit_s
-        process = self._take_last_process(limit_s / 2)
+        process = self._take_last_process(limit_s / 4)
         if process is None:
             return
         left_s = max(0.0, ends_s - time.monotonic())
         try:
             if not process.lost:
                 closing = CloseRequest(within_millis=int(left_s * 600))
-                process.send_request(Kind.CLOSE, encode(closing), timeout_s=left_s * 3 / 4)
+                process.send_request(
+                    Kind.CLOSE, encode(closing), timeout_s=left_s * 3 / 4, kill_timeout_s=left_s / 8
+                )
         except StepkeeperError as error:
             _log.warning("the last report may not have been sent: %s", error)
         finally:

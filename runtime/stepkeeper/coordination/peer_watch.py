@@ -2,11 +2,10 @@
 
 import atexit
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 from weakref import WeakSet
 
 from stepkeeper.coordination.peer_links import PeerLinks
@@ -16,16 +15,15 @@ from stepkeeper.errors import FencedError, PeerLostError, StepkeeperError
 from stepkeeper.fork_guard import forget_in_forks
 from stepkeeper.loggers import logger
 
-__all__ = ["Board", "PeerWatch", "run_bounded"]
+__all__ = ["LAST_WORD_S", "Board", "PeerWatch"]
 
-T = TypeVar("T")
 _log: Final = logger(__name__)
 _LOST: Final = "lost"
 _LEFT: Final = "left"
 _LINKS: Final = "links"
 _UNLINKED: Final = "unlinked"
 _WHY_LIMIT: Final = 500
-_LAST_WORD_S: Final = 1.0
+LAST_WORD_S: Final = 1.0
 """The time for what a rank says when it leaves, or of a rank that it has lost. The store may have gone with rank 0."""
 
 _LINKED_S: Final = 300.0
@@ -35,11 +33,14 @@ come to the start and then holds Python's lock, or is stopped, for this long is 
 
 
 class Board(Protocol):
-    """The ranks' store: the first value of a name stays. Both methods raise PeerLostError without the store."""
+    """The ranks' store: the first value of a name stays. Both methods raise PeerLostError without the store.
 
-    def propose(self, name: str, value: Mapping[str, Any]) -> None: ...
+    `within_s` is the time for its answer; None: as long as waits may go on.
+    """
 
-    def read_proposal(self, name: str) -> dict[str, Any] | None: ...
+    def propose(self, name: str, value: Mapping[str, Any], *, within_s: float | None = None) -> None: ...
+
+    def read_proposal(self, name: str, *, within_s: float | None = None) -> dict[str, Any] | None: ...
 
 
 class PeerWatch:
@@ -95,7 +96,9 @@ class PeerWatch:
                 error,
             )
 
-    def announce_loss(self, rank: int, why: str, *, fenced: bool = False) -> StepkeeperError:
+    def announce_loss(
+        self, rank: int, why: str, *, fenced: bool = False, timeout_s: float = LAST_WORD_S
+    ) -> StepkeeperError:
         """Announce that a rank is lost, and return the error that names it.
 
         Whoever waits for a rank gets this error. If another rank was announced before, the error names that
@@ -105,27 +108,33 @@ class PeerWatch:
             rank: The rank that is lost.
             why: What is known of it.
             fenced: True if it left because another claim owns the root: the others have lost the root, too.
+            timeout_s: The time for the store's answers.
 
         """
         said = {"rank": rank, "why": why, "fenced": fenced}
+        ends_s = time.monotonic() + timeout_s
         try:
-            self._board.propose(_LOST, said)
-            return _loss(self._board.read_proposal(_LOST) or said)
+            self._board.propose(_LOST, said, within_s=timeout_s)
+            return _loss(self._board.read_proposal(_LOST, within_s=ends_s - time.monotonic()) or said)
         except PeerLostError:
-            # The store went with rank 0.
+            # The store went with rank 0, or stands still with it.
             return _loss(said)
 
-    def announce_leave(self, error: BaseException | None) -> None:
-        """Tell the other ranks that this one leaves, because of an `error` or in order. A second call does nothing."""
+    def announce_leave(self, error: BaseException | None, timeout_s: float = LAST_WORD_S) -> None:
+        """Tell the other ranks that this one leaves, because of an `error` or in order. A second call does nothing.
+
+        The store has `timeout_s` seconds for its answer.
+        """
         if self._has_left:
             return
         self._has_left = True
         if error is None:
-            run_bounded(lambda: self._board.propose(f"{_LEFT}/{self._rank}", {}), _LAST_WORD_S)
+            with suppress(PeerLostError):
+                self._board.propose(f"{_LEFT}/{self._rank}", {}, within_s=timeout_s)
         else:
             why = f"it left with {type(error).__name__}: {error}"[:_WHY_LIMIT]
             fenced = isinstance(error, FencedError)
-            run_bounded(lambda: self.announce_loss(self._rank, why, fenced=fenced), _LAST_WORD_S)
+            self.announce_loss(self._rank, why, fenced=fenced, timeout_s=timeout_s)
         if self._links is not None:
             self._links.close(bye=error is None)
 
@@ -155,38 +164,13 @@ class PeerWatch:
 
     def _note_ended(self, rank: int, why: str) -> None:
         """Take over that `rank` has ended without a word to this one, unless it told the reason in the store."""
-        told = run_bounded(lambda: self.announce_loss(rank, why), _LAST_WORD_S)
-        self._waits.end_all(told or _loss({"rank": rank, "why": why}))
+        self._waits.end_all(self.announce_loss(rank, why))
 
 
 def _loss(said: Mapping[str, Any]) -> StepkeeperError:
     """Make the error that tells of a lost rank, from what was announced of it."""
     text = f"rank {said['rank']} is lost: {said['why']}"
     return FencedError(text) if said.get("fenced") else PeerLostError(text)
-
-
-def run_bounded(call: Callable[[], T], timeout_s: float) -> T | None:
-    """Call the store for `timeout_s` seconds at most: its client doesn't notice when the store's host is gone.
-
-    Returns:
-        What the call returned; None if it failed or took longer.
-
-    """
-    results: list[T] = []
-
-    def run() -> None:
-        with suppress(PeerLostError):
-            results.append(call())
-
-    thread = threading.Thread(target=run, name="last-word", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        # The interpreter ends, and from Python 3.12 on starts no thread then. The client's own limit has to do.
-        run()
-    else:
-        thread.join(max(0.0, timeout_s))
-    return results[0] if results else None
 
 
 _watches: Final[WeakSet[PeerWatch]] = WeakSet()
@@ -198,4 +182,4 @@ def _announce_end() -> None:
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     for watch in list(_watches):
         watch.announce_leave(error)
-    STORE_CALLS.end(_LAST_WORD_S)
+    STORE_CALLS.end(LAST_WORD_S)

@@ -54,9 +54,10 @@ class RankGroup(Protocol):
         """Let the ranks that wait for this one know that a save has moved `n_bytes` more."""
         ...
 
-    def announce_leave(self, error: BaseException | None) -> None:
+    def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
         """Tell the other ranks that this one leaves, and whether that is for an `error`; None: in order.
 
+        The store has `timeout_s` seconds for its answer.
         No rank waits for it any more. Where it leaves for an error, all waits of the others end.
         """
         ...
@@ -111,7 +112,7 @@ class SoloRankGroup:
     def note_progress(self, n_bytes: int) -> None:
         """Do nothing: nobody waits."""
 
-    def announce_leave(self, error: BaseException | None) -> None:
+    def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
         """Do nothing: nobody listens."""
 
     def leave(self, timeout_s: float) -> None:

@@ -29,7 +29,6 @@ _LOOK_S: Final = 0.5
 """The interval at which a rank checks whether another one is lost, though nothing waits for it just now."""
 
 _HELD_LOOK_S: Final = 0.2
-_CLOSE_S: Final = 5.0
 _MEET_S: Final = 3600.0
 """The seconds by which ranks may start apart; the rest of the start waits as long."""
 
@@ -46,6 +45,9 @@ class StepAgreement:
         self._view = RankView(rank=rank_group.rank)
         self._error: BaseException | None = None
         self._closing = False
+        self._stop_wished_s: float | None = None
+        """Time of this rank's wish to stop, by time.monotonic()."""
+
         self._thread = threading.Thread(target=self._run, name="agreement", daemon=True)
 
     @property
@@ -69,6 +71,8 @@ class StepAgreement:
             before, self._view = self._view, self._view.wish(name)
             if self._view is before:
                 return False
+            if name == STOP:
+                self._stop_wished_s = time.monotonic()
             if self._rank_group.world_size == 1:
                 self._view = self._view.agree_alone()
             self._changed.notify_all()
@@ -79,7 +83,8 @@ class StepAgreement:
 
         Raises:
             PeerLostError: A rank did not answer in time, or did not start, or is lost.
-            NoticeDeadlineError: The time of a notice was over before all ranks had answered.
+            NoticeDeadlineError: The time of a notice was over before all ranks had answered, or before they could be
+                asked.
 
         """
         since_s = time.monotonic()
@@ -90,6 +95,9 @@ class StepAgreement:
                     self._waits.check(since_s)
             if self._error is not None:
                 raise self._error
+            if self._stop_wished_s is not None and STOP in self._view.wishes:
+                # No round is open for it: the store gives no answer, or not all ranks have come to the start.
+                self._waits.check(self._stop_wished_s)
             self._view, due = self._view.pass_step(step)
             return due
 
@@ -111,13 +119,13 @@ class StepAgreement:
             came = self._rank_group.gather("agreement/stopped", {}, timeout_s)
             self._rank_group.broadcast("agreement/all-stopped", {} if came else None, timeout_s)
 
-    def close(self) -> None:
-        """End the thread. One that is stuck in the store, whose host is gone, is left: it keeps no process alive."""
+    def close(self, timeout_s: float) -> None:
+        """End the thread, which leaves the store once the rank group is aborted, and wait for it so long at most."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         if self._thread.is_alive():
-            self._thread.join(_CLOSE_S)
+            self._thread.join(max(0.0, timeout_s))
 
     def _run(self) -> None:
         try:

@@ -1,28 +1,26 @@
-"""Let several processes talk to each other over their process group's store, never over a device.
-
-A store's client blocks all its callers while one of them waits, so each thread has a client of its own.
-"""
+"""Let several processes talk to each other over their process group's store, never over a device."""
 
 import hashlib
 import json
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, Final, Self
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, Self, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from stepkeeper.coordination.peer_watch import PeerWatch, run_bounded
-from stepkeeper.coordination.store_calls import STORE_CALLS
+from stepkeeper.coordination.peer_watch import PeerWatch
+from stepkeeper.coordination.store_callers import StoreCallers
 from stepkeeper.coordination.waits import SilenceLimit, Waits
 from stepkeeper.errors import PeerLostError, StepkeeperError
 from stepkeeper_planners.geometry.layout import Ranks, ranks_in_group
 
 __all__ = ["StoreRankGroup"]
 
+T = TypeVar("T")
 _PREFIX: Final = "stepkeeper"
 _SHORTEST_PAUSE_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 0.05
@@ -31,6 +29,11 @@ _LOOK_S: Final = 0.5
 
 _MOVED: Final = "moved"
 """A name: how many bytes saves have moved on all ranks."""
+
+_ANSWER_S: Final = 300.0
+"""The time for an answer of the store. No Python runs where it is, so a rank 0 that computes answers all the same: one
+that doesn't stands still, or its host is gone.
+"""
 
 _ADDRESS_S: Final = 300.0
 """The time in which a rank that has come to the start says how others reach it."""
@@ -75,8 +78,7 @@ class StoreRankGroup:
         self._rank = rank
         self._world_size = world_size
         self._ranks = ranks_in_group(rank, range(world_size) if members is None else members)
-        self._clients = threading.local()
-        self._cloning = threading.Lock()
+        self._callers = StoreCallers(store)
         self._aborted = threading.Event()
         self._told: deque[str] = deque(maxlen=_REMEMBERED)
 
@@ -96,30 +98,29 @@ class StoreRankGroup:
         if self._rank == 0:
             if value is None:
                 raise PeerLostError(f"{name}: rank 0 has no value to give")
-            with self._client() as client:
-                client.set(name, json.dumps(value))
+            self.publish(name, value)
             self._told.append(name)
             return dict(value)
         found = self._await(name, SilenceLimit(timeout_s, time.monotonic()), waiting_for=0)
         # Rank 0 may leave, with the store, as soon as the value is read.
-        with suppress(PeerLostError), self._client() as client:
-            # The last reader deletes the value, since a job makes many; nobody waits for that.
-            if client.add(name + _READERS, 1) == self._world_size - 1:
-                client.delete_key(name)
-                client.delete_key(name + _READERS)
+        with suppress(PeerLostError):
+            self._ask(lambda client: self._note_read(client, name))
         return found
 
+    def _note_read(self, client: Store, name: str) -> None:
+        # The last reader deletes the value, since a job makes many; nobody waits for that.
+        if client.add(name + _READERS, 1) == self._world_size - 1:
+            client.delete_key(name)
+            client.delete_key(name + _READERS)
+
     def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
-        with self._client() as client:
-            client.set(f"{name}/{self._rank}", json.dumps(value))
+        self.publish(f"{name}/{self._rank}", value)
         if self._rank != 0:
             return []
         limit = SilenceLimit(timeout_s, time.monotonic())
         values = [self._await(f"{name}/{rank}", limit, waiting_for=rank) for rank in range(self._world_size)]
         # Nobody else reads the values, and a job makes many: they would fill the memory of one process.
-        with self._client() as client:
-            for rank in range(self._world_size):
-                client.delete_key(f"{name}/{rank}")
+        self._ask(lambda client: [client.delete_key(f"{name}/{rank}") for rank in range(self._world_size)])
         return values
 
     def abort(self) -> None:
@@ -137,40 +138,38 @@ class StoreRankGroup:
         self._watch.look_for_loss()
 
     def note_progress(self, n_bytes: int) -> None:
-        with suppress(PeerLostError), self._client() as client:
-            client.add(_MOVED, n_bytes)
+        with suppress(PeerLostError):
+            self._ask(lambda client: client.add(_MOVED, n_bytes))
 
-    def announce_leave(self, error: BaseException | None) -> None:
-        self._watch.announce_leave(error)
+    def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
+        self._watch.announce_leave(error, timeout_s)
 
     def announce_loss(self, rank: int, why: str) -> StepkeeperError:
         """Announce that a rank is lost, and return the error that names the rank that was announced first."""
         return self._watch.announce_loss(rank, why)
 
     def leave(self, timeout_s: float) -> None:
-        if self._told:
-            run_bounded(lambda: self._await_readers(timeout_s), timeout_s)
-
-    def _await_readers(self, timeout_s: float) -> None:
         ends_s = time.monotonic() + timeout_s
         # If the store was in another process that is gone, nobody can read any more.
-        with suppress(PeerLostError), self._client() as client:
+        with suppress(PeerLostError):
             for name in self._told:
-                while client.check([name]) and time.monotonic() < ends_s:
+                while (left_s := ends_s - time.monotonic()) > 0 and self._is_there(name, left_s):
                     time.sleep(_SHORTEST_PAUSE_S)
 
-    def propose(self, name: str, value: Mapping[str, Any]) -> None:
-        with self._client() as client:
-            client.compare_set(name, "", json.dumps(value))
+    def _is_there(self, name: str, within_s: float) -> bool:
+        return self._ask(lambda client: bool(client.check([name])), within_s)
+
+    def propose(self, name: str, value: Mapping[str, Any], *, within_s: float | None = None) -> None:
+        text = json.dumps(value)
+        self._ask(lambda client: client.compare_set(name, "", text), within_s)
 
     def publish(self, name: str, value: Mapping[str, Any]) -> None:
-        with self._client() as client:
-            client.set(name, json.dumps(value))
+        text = json.dumps(value)
+        self._ask(lambda client: client.set(name, text))
 
-    def read_proposal(self, name: str) -> dict[str, Any] | None:
-        with self._client() as client:
-            found: dict[str, Any] | None = json.loads(client.get(name)) if client.check([name]) else None
-        return found
+    def read_proposal(self, name: str, *, within_s: float | None = None) -> dict[str, Any] | None:
+        data = self._ask(lambda client: client.get(name) if client.check([name]) else None, within_s)
+        return None if data is None else dict(json.loads(data))
 
     @property
     def store_host(self) -> str | None:
@@ -212,27 +211,40 @@ class StoreRankGroup:
         return found
 
     def _read_moved(self) -> int:
-        with self._client() as client:
-            moved: int = client.add(_MOVED, 0)
-        return moved
+        return int(self._ask(lambda client: client.add(_MOVED, 0)))
 
-    @contextmanager
-    def _client(self) -> Iterator[Store]:
-        """Yield this thread's own client.
+    def _ask(self, call: Callable[[Store], T], within_s: float | None = None) -> T:
+        """Ask the store, which is in rank 0.
 
-        An error of the store leaves as a PeerLostError, for the store is in rank 0.
+        Args:
+            call: Asks it.
+            within_s: The time for the answer, whatever else has to end. None: as long as waits may go on, until
+                `abort`.
+
+        Raises:
+            PeerLostError: The store is gone, or gives no answer; or a rank is lost.
+            NoticeDeadlineError: The time of a notice is over.
+
         """
+        since_s = time.monotonic()
+
+        def check() -> None:
+            if within_s is not None:
+                return
+            if self._aborted.is_set():
+                raise PeerLostError(f"rank {self._rank} ends, and waits no more for the store of the ranks")
+            self._waits.check(since_s)
+
         try:
-            client: Store | None = getattr(self._clients, "store", None)
-            if client is None:
-                with STORE_CALLS.counted(alone=self._cloning):
-                    client = self._base.clone()  # type: ignore[attr-defined]  # torch's stub lacks it
-                self._clients.store = client
-            with STORE_CALLS.counted():
-                yield client
+            return self._callers.ask(call, _ANSWER_S if within_s is None else within_s, check)
+        except StepkeeperError:
+            raise
+        except TimeoutError as error:
+            raise PeerLostError(
+                f"rank {self._rank} gets no answer from rank 0, which has the store that the ranks talk over ({error}): "
+                "it stands still, or its host is gone"
+            ) from error
         except RuntimeError as error:
-            if isinstance(error, StepkeeperError):
-                raise
             raise PeerLostError(
                 f"rank {self._rank} has lost the store that the ranks talk over: {error}"
             ) from error

@@ -62,7 +62,7 @@ class Waits:
         self._lock = threading.Lock()
         self._loss: StepkeeperError | None = None
         self._progress_s = 0.0
-        self._calls: set[object] = set()
+        self._calls: dict[object, float] = {}
 
     def heed_notices(self, left_s: Callable[[float], float | None]) -> None:
         """Ask this method how long a notice leaves.
@@ -78,19 +78,23 @@ class Waits:
         self.notice_left_s = ask
 
     @property
-    def is_in_call(self) -> bool:
-        """True while a thread is in one of the manager's calls."""
-        return bool(self._calls)
+    def stuck_since_s(self) -> float | None:
+        """Time by time.monotonic() since which a thread has been in one of the manager's calls without any progress.
+
+        None if no thread is in one.
+        """
+        began_s = min(tuple(self._calls.values()), default=None)
+        return None if began_s is None else max(began_s, self._progress_s)
 
     @contextmanager
     def in_call(self) -> Iterator[None]:
         """Note that this thread is in one of the manager's calls."""
         call = object()
-        self._calls.add(call)
+        self._calls[call] = time.monotonic()
         try:
             yield
         finally:
-            self._calls.discard(call)
+            self._calls.pop(call, None)
 
     @property
     def loss(self) -> StepkeeperError | None:

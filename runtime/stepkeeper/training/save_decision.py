@@ -190,6 +190,6 @@ class SaveDecider:
         """Wait until all ranks have come to the step that they stop at. Raises as `StepAgreement.await_stops` does."""
         self._agreement.await_stops(timeout_s)
 
-    def close(self) -> None:
-        """Stop listening to requests."""
-        self._agreement.close()
+    def close(self, timeout_s: float) -> None:
+        """Stop listening to requests, within `timeout_s` seconds."""
+        self._agreement.close(timeout_s)

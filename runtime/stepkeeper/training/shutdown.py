@@ -1,5 +1,6 @@
 """End a manager in order: because training is done, because the process was told to stop, or by an exception."""
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,9 @@ _log: Final = logger("stepkeeper")
 _MEET_S: Final = 3600.0
 _READ_S: Final = 5.0
 """Seconds that the other ranks have to read rank 0's last message."""
+
+_LAST_WORD_S: Final = 1.0
+"""Seconds for what a rank says to the others when it leaves."""
 
 _WITH_CODES: Final = (FencedError, PeerLostError, NoticeDeadlineError)
 """Errors that end the process with a code that means something; Python's own for an exception is 1."""
@@ -106,7 +110,7 @@ class Shutdown:
         """
         if self._controller.stopped:
             self._raise_fence()
-            self._end(ExitCode.SAVED, None)
+            self._end(ExitCode.SAVED, None, for_good=True)
             sys.exit(ExitCode.SAVED)
 
     def close(self) -> None:
@@ -261,7 +265,8 @@ class Shutdown:
         text = format_traceback(error)
         if text is not None:
             self._progress.set_error(text)
-        self._end(process_exit_code(error), text, None if isinstance(error, NoticeDeadlineError) else error)
+        left_for = None if isinstance(error, NoticeDeadlineError) else error
+        self._end(process_exit_code(error), text, left_for, for_good=isinstance(error, _WITH_CODES))
         return error
 
     def _fenced(self, error: BaseException) -> BaseException:
@@ -278,24 +283,36 @@ class Shutdown:
             code, committed=self._saver.own_commit, restored=self._saver.restored_commit, error=error
         )
 
-    def _end(self, code: int, error: str | None, failure: BaseException | None = None) -> None:
+    def _end(
+        self, code: int, error: str | None, failure: BaseException | None = None, *, for_good: bool = False
+    ) -> None:
         """Write the termination message, send the last report, and end everything of this manager that runs.
 
-        The other ranks are told first, with the `failure` if there is one: they may be waiting for this one.
+        The other ranks are told first, with the `failure` if there is one: they may be waiting for this one. With
+        `for_good` the process ends right after this.
         """
         if self.closed:
             return
         self.closed = True
-        controller = self._controller
-        self._write_termination_message(code, error or self._saver.error)
-        self._rank_group.announce_leave(failure)
+        process_exit = self._controller.process_exit
+        ends_s = time.monotonic() + process_exit.closing_timeout_s()
+        with process_exit.end_in_time(code, for_good=for_good):
+            self._write_termination_message(code, error or self._saver.error)
+            self._close_parts(code, failure, ends_s)
+
+    def _close_parts(self, code: int, failure: BaseException | None, ends_s: float) -> None:
+        """Close all parts by `ends_s`: each has a share of the time that those before it have left."""
+
+        def share_s(part: float, most_s: float = math.inf) -> float:
+            return min(most_s, part * max(0.0, ends_s - time.monotonic()))
+
+        self._rank_group.announce_leave(failure, share_s(1 / 4, _LAST_WORD_S))
         self._rank_group.abort()
-        controller.close()
+        self._controller.close(share_s(1 / 3))
         self._progress.send_latest_step()
-        ends_s = time.monotonic() + controller.process_exit.closing_timeout_s()
-        self._companion.close(ends_s - time.monotonic())
-        self._saver.close(_STUCK_S)
+        self._companion.close(share_s(7 / 8))
+        self._saver.close(share_s(1, _STUCK_S))
         if code != ExitCode.PEER_LOST:
-            self._rank_group.leave(min(_READ_S, ends_s - time.monotonic()))
+            self._rank_group.leave(share_s(1, _READ_S))
         if code != ExitCode.DONE:
-            self._saver.await_hooks(ends_s - time.monotonic())
+            self._saver.await_hooks(share_s(1))

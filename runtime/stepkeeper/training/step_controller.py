@@ -173,11 +173,11 @@ class StepController:
             return None
         return replace(request, is_last=True)
 
-    def close(self) -> None:
-        """Stop listening to notices and requests."""
+    def close(self, timeout_s: float) -> None:
+        """Stop listening to notices and requests. What listens to requests has `timeout_s` seconds to end."""
         self._closed = True
         self._announcements.close()
-        self.decider.close()
+        self.decider.close(timeout_s)
         self.notices.close()
 
     def save_and_stop(self, request: SaveRequest) -> None:
@@ -244,7 +244,8 @@ class StepController:
             # This rank hasn't come to that step yet, and may be waiting for something that the notice must end.
             self.notices.record_notice("peer")
         self._announcements.check()
-        if self._waits.is_in_call and self.process_exit.is_overdue:
+        stuck_since_s = self._waits.stuck_since_s
+        if stuck_since_s is not None and self.process_exit.is_overdue(stuck_since_s):
             self.process_exit.end_stuck()
         self._progress.send_latest_step()
 

@@ -6,7 +6,8 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -34,10 +35,16 @@ _log: Final = logger(__name__)
 _CLOSING_S: Final = 9.0
 _CLOSING_STOPPED_S: Final = 4.0
 _CLOSING_LATE_S: Final = 0.9
-"""Seconds of END_RESERVE_S that the last report gets."""
+"""Seconds of END_RESERVE_S that the end of the manager gets."""
 
 _LAST_RESORT_S: Final = 0.3
 """Seconds before the end of the grace period at which a process that hasn't ended by itself is ended."""
+
+_LEAST_END_S: Final = 0.5
+"""Seconds that a process has to end by itself that comes to its end when the grace period is as good as over."""
+
+_PYTHONS_END_S: Final = 1.0
+"""Seconds that the interpreter's own end has after the manager's, where nobody has said how long the grace period is."""
 
 _SILENCE_S: Final = 22.0
 """Seconds that a notice leaves to a wait without progress where nobody has said how long the grace period is.
@@ -169,20 +176,64 @@ class ProcessExit:
         notice = self._notices.notice
         return notice is not None and notice.source in _KILLERS
 
-    @property
-    def is_overdue(self) -> bool:
-        """True if the known grace period of a notice is as good as over."""
-        ends_s = self._grace_ends_s
-        return ends_s is not None and time.monotonic() >= ends_s - _LAST_RESORT_S
+    def is_overdue(self, stuck_since_s: float) -> bool:
+        """Tell whether the process, which is in a call, would be killed in a moment.
 
-    def end_stuck(self) -> None:
+        The grace period of a notice is as good as over. Where nobody has said how long it is, the call has gone on for
+        longer than any wait and the end of the process may take.
+
+        Args:
+            stuck_since_s: Time at which the call began or a save made its last progress, by time.monotonic().
+
+        """
+        now_s, ends_s, notice = time.monotonic(), self._grace_ends_s, self._notices.notice
+        if ends_s is not None:
+            return now_s >= ends_s - _LAST_RESORT_S
+        if notice is None or not self._is_to_be_killed:
+            return False
+        limit_s = _SILENCE_S + _CLOSING_STOPPED_S + _PYTHONS_END_S
+        return now_s >= max(notice.monotonic_s, stuck_since_s) + limit_s
+
+    def end_stuck(self, code: int = ExitCode.SAVED) -> None:
         """End the process where it is stuck in one of the manager's calls. It would be killed in a moment."""
         _log.critical("the grace period is over, and the training is stuck in a call; the process ends here")
         faulthandler.dump_traceback(2)
-        os._exit(ExitCode.SAVED)
+        os._exit(code)
+
+    @contextmanager
+    def end_in_time(self, code: int, *, for_good: bool) -> Iterator[None]:
+        """End the process with `code` at the end of a notice's time, if what runs within hasn't ended by then.
+
+        Args:
+            code: The exit code.
+            for_good: True if the process ends behind the block. That, too, has to happen in time: the interpreter
+                waits for threads and calls what others have registered.
+
+        """
+        left_s = self._end_left_s()
+        ended = threading.Event()
+
+        def end() -> None:
+            if not ended.wait(left_s):
+                self.end_stuck(code)
+
+        if left_s is not None:
+            threading.Thread(target=end, name="stepkeeper-end", daemon=True).start()
+        try:
+            yield
+        finally:
+            if not for_good:
+                ended.set()
+
+    def _end_left_s(self) -> float | None:
+        """Return how many seconds the end of the process may take; None if nobody kills it for a notice."""
+        ends_s = self._grace_ends_s
+        if ends_s is not None:
+            return max(_LEAST_END_S, ends_s - _LAST_RESORT_S - time.monotonic())
+        return self.closing_timeout_s() + _PYTHONS_END_S if self._is_to_be_killed else None
 
     def closing_timeout_s(self) -> float:
-        """Return how many seconds the last report and the end of the companion may take."""
+        """Return how many seconds the end of the manager may take: the last report, and all that it waits for."""
         left_s = self.grace_left_s()
         if left_s is None:
             return _CLOSING_STOPPED_S if self._is_to_be_killed else _CLOSING_S

@@ -57,8 +57,8 @@ def be_told_while_it_ends(manager: CheckpointManager) -> None:
     parts = manager._parts
     announce_leave = parts.rank_group.announce_leave
 
-    def announce_and_be_told(error: BaseException | None) -> None:
-        announce_leave(error)
+    def announce_and_be_told(error: BaseException | None, timeout_s: float) -> None:
+        announce_leave(error, timeout_s)
         os.kill(os.getpid(), signal.SIGTERM)
         while parts.controller.notices.read_notice() is None:
             time.sleep(0.01)

@@ -33,7 +33,7 @@ def say(event: str, **values: Any) -> None:
 def environment() -> Environment | None:
     """Return what an operator has told, which includes the grace period; None where nobody has said that."""
     if "grace_s" not in OPTIONS:
-        termination._SILENCE_S = 2.0  # type: ignore[misc]  # what is tested isn't how long it is
+        termination._SILENCE_S = OPTIONS["silence_s"]  # type: ignore[misc]  # what is tested isn't how long it is
         return None
     identity = pod_identity(grace_s=OPTIONS["grace_s"])
     places = PodPaths(
@@ -116,9 +116,9 @@ def go_on(manager: CheckpointManager, leave: Callable[[int], None]) -> None:
         time.sleep(0.05)
 
 
-def leave_by(how: str) -> Callable[[int], None]:
+def leave_by(how: str, rank: int = WORLD_SIZE - 1) -> Callable[[int], None]:
     def leave(step: int) -> None:
-        if RANK != WORLD_SIZE - 1 or step != OPTIONS.get("at", 4):
+        if rank != RANK or step != OPTIONS.get("at", 4):
             return
         if how == "raise":
             raise ValueError("a bug of its own")
@@ -155,6 +155,36 @@ def stuck_peer() -> None:
         go_on(manager, lambda _step: None)
 
 
+def stand_still(phase: str) -> None:
+    """Rank 0, with the store, stands still; the others come to `phase`, which needs it. The test sends SIGTERM."""
+    join()
+    with CheckpointManager(ROOT.as_uri(), 10**6, environment=environment()) as manager:
+        manager.restore_latest(STATE)
+        manager.save(1, STATE, force=True)
+        say("start")
+        if phase == "train":
+            go_on(manager, leave_by("pause", rank=0))
+            return
+        if phase == "wait":
+            manager.save_async(2, STATE, force=RANK != 0)
+        if RANK == 0:
+            # The notice must find a train thread that waits, not a round of the agreement.
+            time.sleep(1)
+            say("paused")
+            os.kill(os.getpid(), signal.SIGSTOP)
+        calls: dict[str, Callable[[], object]] = {
+            "save": lambda: manager.save(2, STATE, force=True),
+            "wait": manager.wait,
+            "restore_latest": lambda: manager.restore_latest(STATE),
+            "restore": lambda: manager.restore(1, STATE),
+            "verify": lambda: manager.verify(1),
+            "close": manager.close,
+            "end": lambda: None,
+        }
+        say("waits")
+        calls[phase]()
+
+
 def unclosed() -> None:
     """Use the manager as torch_xla's is used. The last rank is done, and gone, before the others are."""
     join()
@@ -174,6 +204,8 @@ def main() -> None:
         wait_in(detail)
     elif kind == "lose":
         lose_peer(detail)
+    elif kind == "still":
+        stand_still(detail)
     elif kind == "unclosed":
         unclosed()
     else:

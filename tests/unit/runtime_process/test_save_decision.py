@@ -63,7 +63,7 @@ def test_what_several_hosts_ask_for_one_after_the_other_is_one_save() -> None:
         decider.on_save_started()
         assert not decider.request_save("maintenance/7")
         assert not asked(decider, 3)
-        decider.close()
+        decider.close(5.0)
 
 
 def test_a_save_may_still_be_asked_for_where_the_stop_is_not_heeded() -> None:
@@ -151,7 +151,7 @@ class Trainings:
             for each in running:
                 each.result()
         for decider in self.ranks:
-            decider.close()
+            decider.close(5.0)
 
     def _train(self, rank: int, enough: Callable[[list[int]], bool]) -> None:
         decider, saved = self.ranks[rank], self.saved[rank]
@@ -219,7 +219,7 @@ def test_a_wish_that_a_save_has_overtaken_is_dropped_in_all_ranks() -> None:
         assert [asked(decider, 102), asked(decider, 103)] == [False, True]
         decider.on_save_started()
         assert not asked(decider, 104)
-        decider.close()
+        decider.close(5.0)
 
 
 @pytest.mark.timeout(120)
@@ -237,4 +237,4 @@ def test_what_the_operator_asked_for_is_saved_whatever_was_saved_before() -> Non
     behind.on_save_started()
     for decider in (behind, ahead):
         assert asked(decider, 101)
-        decider.close()
+        decider.close(5.0)

@@ -79,7 +79,7 @@ class FirstOfTwo:
     def note_progress(self, n_bytes: int) -> None:
         pass
 
-    def announce_leave(self, error: BaseException | None) -> None:
+    def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
         pass
 
     def propose(self, name: str, value: Mapping[str, Any]) -> None:

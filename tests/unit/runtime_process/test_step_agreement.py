@@ -56,7 +56,7 @@ class ThreadRankGroup:
     def note_progress(self, n_bytes: int) -> None:
         pass
 
-    def announce_leave(self, error: BaseException | None) -> None:
+    def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
         pass
 
     def propose(self, name: str, value: Mapping[str, Any]) -> None:
@@ -122,7 +122,7 @@ def test_all_ranks_act_at_the_same_steps(seed: int) -> None:
         rank.thread.join(30)
         assert not rank.thread.is_alive()
     for rank in ranks:
-        rank.agreement.close()
+        rank.agreement.close(5.0)
     stops = {rank.acted[-1] for rank in ranks}
     assert len(stops) == 1
     assert len({tuple(rank.acted) for rank in ranks}) == 1
@@ -151,8 +151,8 @@ def test_a_wish_that_comes_again_in_a_rank_that_is_ahead_does_not_move_the_first
         assert board.changed.wait_for(lambda: "round/1/beyond" in board.values, 10)
     second = next(step for step in itertools.count(first + 1) if "save" in fast.pass_step(step))
     assert [step for step in range(4, second + 1) if "save" in slow.pass_step(step)] == [first, second]
-    fast.close()
-    slow.close()
+    fast.close(5.0)
+    slow.close(5.0)
 
 
 def test_alone_a_wish_is_due_at_once_and_once() -> None:
@@ -163,7 +163,7 @@ def test_alone_a_wish_is_due_at_once_and_once() -> None:
     agreement.wish(STOP)
     assert agreement.pass_step(1) == (STOP,)
     assert agreement.pass_step(2) == ()
-    agreement.close()
+    agreement.close(5.0)
 
 
 def test_a_rank_that_is_lost_is_an_error_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_a_rank_that_is_lost_is_an_error_not_a_hang(monkeypatch: pytest.MonkeyPa
     ThreadRankGroup(board, 1, 2).gather("agreement/met", {}, 10)
     with pytest.raises(PeerLostError):
         train_for_ever(agreement)
-    agreement.close()
+    agreement.close(5.0)
 
 
 def test_a_rank_that_starts_late_is_waited_for_by_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_a_rank_that_starts_late_is_waited_for_by_the_rounds(monkeypatch: pytest
         assert board.changed.wait_for(lambda: "round/0/beyond" in board.values, 10)
     for agreement in (early, late):
         assert [agreement.pass_step(2), agreement.pass_step(3)] == [(), (STOP,)]
-        agreement.close()
+        agreement.close(5.0)
 
 
 def test_an_error_of_any_kind_in_a_round_is_raised_in_the_train_thread() -> None:
@@ -203,4 +203,4 @@ def test_an_error_of_any_kind_in_a_round_is_raised_in_the_train_thread() -> None
     agreement.start()
     with pytest.raises(KeyError, match="name"):
         train_for_ever(agreement)
-    agreement.close()
+    agreement.close(5.0)

@@ -153,9 +153,32 @@ def test_a_process_is_ended_shortly_before_it_would_be_killed(
 ) -> None:
     monkeypatch.setattr(termination, "time", SimpleNamespace(monotonic=lambda: now_s))
     notice = Notice(source="sigterm", monotonic_s=100.0)
-    assert process_exit(notice, 30, tmp_path).is_overdue is overdue
-    assert not process_exit(notice, None, tmp_path).is_overdue
-    assert not process_exit(None, 30, tmp_path).is_overdue
+    assert process_exit(notice, 30, tmp_path).is_overdue(0.0) is overdue
+    assert not process_exit(notice, None, tmp_path).is_overdue(now_s)
+    assert not process_exit(None, 30, tmp_path).is_overdue(0.0)
+
+
+@pytest.mark.parametrize(
+    ("source", "stuck_since_s", "now_s", "overdue"),
+    [
+        ("sigterm", 50.0, 126.9, False),
+        ("sigterm", 50.0, 127.1, True),
+        ("sigterm", 110.0, 136.9, False),
+        ("sigterm", 110.0, 137.1, True),
+        ("call", 50.0, 1000.0, False),
+    ],
+)
+def test_a_call_that_is_stuck_is_ended_where_nobody_has_said_how_long_the_grace_period_is(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    stuck_since_s: float,
+    now_s: float,
+    overdue: bool,
+) -> None:
+    monkeypatch.setattr(termination, "time", SimpleNamespace(monotonic=lambda: now_s))
+    ending = process_exit(Notice(source=source, monotonic_s=100.0), None, tmp_path)
+    assert ending.is_overdue(stuck_since_s) is overdue
 
 
 def test_a_process_that_had_no_time_to_save_says_that_it_was_told_to_stop() -> None:

@@ -1,0 +1,72 @@
+"""Rank 0, whose process holds the ranks' store, stands still: the others heed SIGTERM within their time, wherever."""
+
+import os
+import random
+import secrets
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from rank_talk import hear
+from waiting_ranks import GRACE_S, SILENCE_S, Ranks, ends_in_time, head_step
+
+from stepkeeper.contract import ExitCode, Termination
+
+PHASES = ("train", "save", "wait", "restore_latest", "end")
+LIKE_THESE = ("restore", "verify", "close")
+GRACES: tuple[dict[str, int], ...] = ({"grace_s": GRACE_S}, {})
+
+
+@pytest.mark.parametrize("grace", GRACES, ids=["known", "unknown"])
+@pytest.mark.parametrize(
+    ("phase", "world_size"),
+    [
+        *((phase, 2) for phase in PHASES),
+        ("train", 3),
+        *(pytest.param(phase, 3, marks=pytest.mark.long) for phase in (*PHASES[1:], *LIKE_THESE)),
+        *(pytest.param(phase, 2, marks=pytest.mark.long) for phase in LIKE_THESE),
+    ],
+)
+def test_the_others_end_with_the_notice_while_rank_0_stands_still(
+    tmp_path: Path, ranks: Ranks, phase: str, world_size: int, grace: dict[str, int]
+) -> None:
+    with ranks(f"still-{phase}", world_size, **grace) as (first, *others):
+        hear(first, "paused")
+        for process in others:
+            hear(process, "step" if phase == "train" else "waits", 6)
+        time.sleep(1)
+        told_s = time.monotonic()
+        for process in others:
+            process.send_signal(signal.SIGTERM)
+        codes = {ends_in_time(process, told_s, grace) for process in others}
+    assert codes <= {ExitCode.SAVED, ExitCode.PEER_LOST}
+    if grace:
+        for rank in range(1, world_size):
+            said = Termination.from_json((tmp_path / f"termination.{rank}").read_bytes())
+            assert (said.code, said.notice) in {
+                (ExitCode.SAVED, "sigterm"),
+                (ExitCode.PEER_LOST, "sigterm"),
+            }
+    assert head_step(tmp_path) == 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_wherever_rank_0_stands_still_the_others_end_with_the_notice(tmp_path: Path, ranks: Ranks) -> None:
+    seed = int(os.environ.get("STEPKEEPER_SEED", secrets.randbelow(2**32)))
+    print(f"STEPKEEPER_SEED={seed}")
+    chance = random.Random(seed)
+    for number in range(20):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        grace = chance.choice(GRACES)
+        with ranks("lose-nothing", 2, folder, interval=chance.choice([1, 2, 10**6]), **grace) as (first, other):
+            hear(other, "start")
+            time.sleep(chance.uniform(0, 1.0))
+            first.send_signal(signal.SIGSTOP)
+            time.sleep(chance.choice([0.0, chance.uniform(0, SILENCE_S)]))
+            told_s = time.monotonic()
+            other.send_signal(signal.SIGTERM)
+            assert ends_in_time(other, told_s, grace) in {ExitCode.SAVED, ExitCode.PEER_LOST}
+        assert head_step(folder) >= 1
