@@ -48,7 +48,9 @@ def ends_in_time(process: ForkedProcess, told_s: float, options: Mapping[str, fl
     code = process.wait(told_s + limit_s + _SLACK_S + _PYTHONS_END_S - time.monotonic())
     gone_s = time.monotonic() - told_s
     over_s = next((said["at_s"] - told_s for said in hear_rest(process) if said["event"] == "over"), gone_s)
-    print(f"{code}: over {over_s:.1f} s and gone {gone_s:.1f} s after the notice, which leaves {limit_s:.1f} s")
+    print(
+        f"{code}: over {over_s:.1f} s and gone {gone_s:.1f} s after the notice, which leaves {limit_s:.1f} s"
+    )
     assert over_s <= limit_s + _SLACK_S
     return code
 

@@ -61,7 +61,10 @@ def test_wherever_rank_0_stands_still_the_others_end_with_the_notice(tmp_path: P
         folder = tmp_path / str(number)
         folder.mkdir()
         grace = chance.choice(GRACES)
-        with ranks("lose-nothing", 2, folder, interval=chance.choice([1, 2, 10**6]), **grace) as (first, other):
+        with ranks("lose-nothing", 2, folder, interval=chance.choice([1, 2, 10**6]), **grace) as (
+            first,
+            other,
+        ):
             hear(other, "start")
             time.sleep(chance.uniform(0, 1.0))
             first.send_signal(signal.SIGSTOP)

@@ -111,15 +111,14 @@ class _Caller:
             del call  # it refers to whoever waits
 
     def _make(self, call: _Call) -> None:
-        with STORE_CALLS.counted():
-            tell = call(self._connect)
+        tell = call(self._connect)
         # Before the result is told: the next call finds this thread idle.
         self._idle.append(self)
         tell()
 
     def _connect(self) -> Store:
         if self._client is None:
-            with self._cloning:
+            with STORE_CALLS.counted(alone=self._cloning):
                 self._client = self._store.clone()  # type: ignore[attr-defined]  # torch's stub lacks it
         return self._client
 
@@ -129,7 +128,9 @@ def _settle(
 ) -> Callable[[], None]:
     """Make the call, and return what gives its result, or its error, to the future."""
     try:
-        found = call(connect())
+        client = connect()
+        with STORE_CALLS.counted():
+            found = call(client)
     except BaseException as error:  # whoever waits raises it
         failure = error
         return lambda: future.set_exception(failure)

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 __all__ = ["STORE_CALLS", "StoreCalls"]
@@ -23,16 +23,17 @@ class StoreCalls:
         self._ended = False
 
     @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Note a call. A daemon thread that comes after the end stays here."""
+    def counted(self, alone: AbstractContextManager[object] | None = None) -> Iterator[None]:
+        """Note a call, which holds `alone` if that is given. A daemon thread that comes after the end stays here."""
         call = object()
-        if self._begin(call):
-            try:
-                yield
-            finally:
-                self._finish(call)
-            return
-        # It ends with the process.
+        with nullcontext() if alone is None else alone:
+            if self._begin(call):
+                try:
+                    yield
+                finally:
+                    self._finish(call)
+                return
+        # It holds nothing that another thread waits for, and ends with the process.
         threading.Event().wait()
 
     def _begin(self, call: object) -> bool:
@@ -54,7 +55,9 @@ class StoreCalls:
         """
         with self._changed:
             self._ended = True
-            while self._began_s and (left_s := max(self._began_s.values()) + timeout_s - time.monotonic()) > 0:
+            while (
+                self._began_s and (left_s := max(self._began_s.values()) + timeout_s - time.monotonic()) > 0
+            ):
                 self._changed.wait(left_s)
 
     def forget_after_fork(self) -> None:

@@ -241,8 +241,8 @@ class StoreRankGroup:
             raise
         except TimeoutError as error:
             raise PeerLostError(
-                f"rank {self._rank} gets no answer from rank 0, which has the store that the ranks talk over ({error}): "
-                "it stands still, or its host is gone"
+                f"rank {self._rank} gets no answer from rank 0, which has the store that the ranks talk over: it "
+                f"stands still, or its host is gone ({error})"
             ) from error
         except RuntimeError as error:
             raise PeerLostError(

@@ -13,7 +13,7 @@ from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.root_check import RootProof
 from stepkeeper.coordination.upkeep_wait import UpkeepWait
 from stepkeeper.coordination.waits import Waits
-from stepkeeper.errors import FencedError, PeerLostError, SaveError, StepkeeperError
+from stepkeeper.errors import FencedError, NoticeDeadlineError, PeerLostError, SaveError, StepkeeperError
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
 from stepkeeper.loggers import logger
@@ -262,12 +262,13 @@ class Saver:
         Raises:
             FencedError: A save failed because another claim owns the root.
             PeerLostError: A save failed because another rank is lost.
+            NoticeDeadlineError: A save failed because the time of a notice was over.
             SaveError: A save failed for another reason. The loss of a companion counts only if it happened twice in
                 a row, or with `newest`; full devices count only with `newest`.
 
         """
         failure = self._pipeline.failures.pop_failure(newest=newest)
-        if isinstance(failure, FencedError | PeerLostError):
+        if isinstance(failure, FencedError | PeerLostError | NoticeDeadlineError):
             raise failure
         if failure is not None:
             raise SaveError(f"a save in the background failed: {failure}") from failure

@@ -44,7 +44,7 @@ _LEAST_END_S: Final = 0.5
 """Seconds that a process has to end by itself that comes to its end when the grace period is as good as over."""
 
 _PYTHONS_END_S: Final = 1.0
-"""Seconds that the interpreter's own end has after the manager's, where nobody has said how long the grace period is."""
+"""Seconds for the interpreter's own end after the manager's, where nobody has said how long the grace period is."""
 
 _SILENCE_S: Final = 22.0
 """Seconds that a notice leaves to a wait without progress where nobody has said how long the grace period is.

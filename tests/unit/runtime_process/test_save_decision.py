@@ -114,7 +114,7 @@ class TalkingRankGroup(StoreRankGroup):
 
     n_asked = 0
 
-    def read_proposal(self, name: str) -> dict[str, Any] | None:  # type: ignore[explicit-override]  # Python 3.11 has none
+    def read_proposal(self, name: str, *, within_s: float | None = None) -> dict[str, Any] | None:  # type: ignore[explicit-override]  # Python 3.11 has none
         if not name.startswith(("round/", "agreement/")):
             self.n_asked += 1
         return super().read_proposal(name)

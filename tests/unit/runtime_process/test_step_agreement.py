@@ -10,7 +10,8 @@ import pytest
 
 from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.coordination.step_agreement import STOP, StepAgreement
-from stepkeeper.errors import PeerLostError
+from stepkeeper.coordination.waits import Waits
+from stepkeeper.errors import NoticeDeadlineError, PeerLostError
 from stepkeeper_planners.geometry.layout import Ranks
 
 
@@ -204,3 +205,16 @@ def test_an_error_of_any_kind_in_a_round_is_raised_in_the_train_thread() -> None
     with pytest.raises(KeyError, match="name"):
         train_for_ever(agreement)
     agreement.close(5.0)
+
+
+def test_a_rank_trains_on_past_its_wish_to_stop_until_the_notices_time_is_over() -> None:
+    waits, left_s = Waits(), [2.0, 1.0, 0.0]
+    waits.notice_left_s = lambda _since_s: left_s.pop(0)
+    # Not started: as where the store that the ranks talk over gives no answer.
+    agreement = StepAgreement(ThreadRankGroup(Board(), 1, 2), waits)
+    agreement.wish("save/7")
+    assert agreement.pass_step(1) == ()
+    agreement.wish(STOP)
+    assert [agreement.pass_step(step) for step in (2, 3)] == [(), ()]
+    with pytest.raises(NoticeDeadlineError):
+        agreement.pass_step(4)
