@@ -1,6 +1,7 @@
 """Provide the methods of CheckpointManager that look at commits and at the saves of this process."""
 
 from collections.abc import Callable
+from functools import partial
 
 from stepkeeper.manager_parts import ManagerParts
 from stepkeeper.restore import describe_step, verify_step
@@ -23,6 +24,7 @@ class ManagerInspection:
         """The newest save, until it has ended; its `result()` waits for the commit."""
         return self._parts.saver.in_flight
 
+    @heeds_notices
     def metadata(self, step: int) -> CheckpointInfo:
         """Describe the commit of `step`: names, dtypes and shapes, read from its manifests.
 
@@ -37,7 +39,7 @@ class ManagerInspection:
             Any rank, on its own.
 
         """
-        return describe_step(self._parts.store, step)
+        return self._parts.waits.run(partial(describe_step, self._parts.store, step))
 
     @heeds_notices
     def verify(self, step: int) -> Verification:

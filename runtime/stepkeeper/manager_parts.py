@@ -103,7 +103,8 @@ class ManagerParts:
         if environment is not None:
             # The operator expects reports and may send directives from now on. Elsewhere that begins with the training.
             self.controller.start()
-            self.companion.ensure_process()
+            with self.waits.in_call():
+                self.companion.ensure_process()
 
     def describe(self) -> str:
         """Say in one line which root this is, and how far it is saved. From memory alone."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Mapping
+from functools import partial
 
 import torch.distributed as dist
 
@@ -223,9 +224,10 @@ class TorchXlaApi:
         self._parts.saver.mark_restored(record, whole=items is None and not exclude)
         self._parts.save_hooks.log_restore(record, self._parts.store.uri, time.monotonic() - began_s)
 
+    @heeds_notices
     def all_steps(self) -> list[int]:
         """List the steps that can be restored, those of HEAD and its ancestors, without repetition."""
-        return list_steps(self._parts.store)
+        return self._parts.waits.run(partial(list_steps, self._parts.store))
 
     @heeds_notices
     def join(self) -> None:

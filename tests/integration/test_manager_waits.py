@@ -59,6 +59,33 @@ def test_a_call_that_waits_for_a_save_that_is_stuck_ends_with_the_notice(
     assert head_step(tmp_path) == 1
 
 
+@pytest.mark.parametrize("grace", GRACES, ids=["known", "unknown"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "restore_latest-.distcp",
+        "all_steps",
+        *(
+            pytest.param(call, marks=pytest.mark.long)
+            for call in (
+                *("restore_latest", "restore", "restore-.distcp", "restore-manifest.0.json"),
+                *("verify", "verify-.distcp", "metadata", "metadata-manifest.0.json"),
+            )
+        ),
+    ],
+)
+def test_a_call_that_reads_from_a_store_that_hangs_ends_with_the_notice(
+    tmp_path: Path, ranks: Ranks, call: str, grace: dict[str, int]
+) -> None:
+    with ranks(f"read-{call}", **grace) as (process,):
+        hear(process, "waits")
+        time.sleep(0.5)
+        told_s = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert ends_in_time(process, told_s, grace) == ExitCode.SAVED
+    assert head_step(tmp_path) == 1
+
+
 @pytest.mark.parametrize(
     ("how", "interval"),
     [

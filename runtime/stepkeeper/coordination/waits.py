@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
@@ -171,6 +171,15 @@ class Waits:
                 if wait_for(futures, _SETTLE_S).not_done:
                     raise
                 return True
+
+    def await_threads(self, threads: Iterable[threading.Thread]) -> None:
+        """Wait until the threads have ended, those that were started. Raises what `check` raises."""
+        since_s = time.monotonic()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(_LOOK_S)
+                if thread.is_alive():
+                    self.check(since_s)
 
     def run(self, call: Callable[[], T], timeout_s: float | None = None) -> T:
         """Run `call` in another thread, since it may take long or be stuck, and wait for it.

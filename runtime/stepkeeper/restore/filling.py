@@ -1,6 +1,7 @@
 """Read the blocks of one rank, verify them, put their bytes in place, and send them to other ranks."""
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from queue import Empty, Full, Queue
 from typing import Final, Protocol
@@ -9,6 +10,8 @@ import numpy as np
 
 from stepkeeper.checkpoint import BlockReader
 from stepkeeper.checkpoint.blocks import BlockTable
+from stepkeeper.coordination.waits import Waits
+from stepkeeper.errors import NoticeDeadlineError
 from stepkeeper.restore.placing import Bytes, Piece, Places, StoredValue
 from stepkeeper.restore.progress import RestoreProgress
 
@@ -48,6 +51,7 @@ class Filling:
         *,
         what: str = "a checkpoint",
         step: int | None = None,
+        waits: Waits | None = None,
     ) -> None:
         """Prepare to fill.
 
@@ -57,8 +61,10 @@ class Filling:
             places: Where their bytes go.
             what: Name of the checkpoint in the log's lines about progress.
             step: Its step, for the same.
+            waits: Ends the wait for the blocks.
 
         """
+        self._waits = waits or Waits()
         self._reader = reader
         self._what, self._step = what, step
         self._done_bytes = 0
@@ -73,7 +79,8 @@ class Filling:
     def run(self, reads: Mapping[int, Sequence[int]], peers: Peers | None = None) -> None:
         """Read blocks, and return once all that is read here or put by other threads is in place.
 
-        Raises what went wrong first in any thread. Afterwards none of its threads is left.
+        Raises what went wrong first in any thread. Afterwards none of its threads is left, unless all waits had to end
+        and the store was stuck: such a thread changes nothing any more.
 
         Args:
             reads: The numbers of the blocks to read, each with the ranks that it is sent to.
@@ -86,7 +93,9 @@ class Filling:
         total_bytes = self._done_bytes + lacking_bytes
         progress = RestoreProgress(self._what, total_bytes, step=self._step)
         threads = [
-            threading.Thread(target=self._read_blocks, args=(waiting, peers), name=f"restore-{number}")
+            threading.Thread(
+                target=self._read_blocks, args=(waiting, peers), name=f"restore-{number}", daemon=True
+            )
             for number in range(min(_STREAMS, len(reads)))
         ]
         try:
@@ -98,17 +107,24 @@ class Filling:
             self.fail(error)
             raise
         finally:
-            self._ended.set()
-            if self._failure is not None and peers is not None:
-                peers.announce_failure(self._failure)
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join()
+            self._end(threads, peers)
+        if self._failure is not None:
+            raise self._failure
+
+    def _end(self, threads: Sequence[threading.Thread], peers: Peers | None) -> None:
+        """Let nothing be put in place any more, tell the other ranks of a failure, and wait for the threads."""
+        self._ended.set()
+        failure = self._failure
+        try:
+            # Where the time is over, the end of the connections tells the other ranks, and nobody waits for a thread.
+            if not isinstance(failure, NoticeDeadlineError):
+                if failure is not None and peers is not None:
+                    self._waits.run(lambda: peers.announce_failure(failure))
+                self._waits.await_threads(threads)
+        finally:
             with self._lock:
                 # Bytes on their way from other ranks must not get into a state that is being filled anew.
                 self._lock.wait_for(lambda: not self._n_putting)
-        if self._failure is not None:
-            raise self._failure
 
     def put_bytes(self, number: int, first: int, data: Bytes) -> None:
         """Put verified bytes of a block where they belong, from byte `first` of the block on.
@@ -148,10 +164,12 @@ class Filling:
     def _pieces(self, n_threads: int, progress: RestoreProgress) -> Iterator[Piece]:
         """Yield each piece once it is whole, until all are and every thread has done its part."""
         n_open = len(self._places.pieces) + len(self._places.values)
+        since_s = time.monotonic()
         while n_open or n_threads:
             try:
                 found = self._found.get(timeout=_LOOK_S)
             except Empty:
+                self._waits.check(since_s)
                 found = ()
             progress.note_bytes(self._done_bytes)
             if self._ended.is_set():
@@ -179,6 +197,9 @@ class Filling:
                     break
                 block = self._table.blocks[number]
                 data = np.frombuffer(self._reader.read_block(block.path, block.index), dtype=np.uint8)
+                if self._ended.is_set():
+                    # The connections to other ranks may be closed.
+                    break
                 for rank in ranks:
                     assert peers is not None
                     peers.send_block(rank, number, data)

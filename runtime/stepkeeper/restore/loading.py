@@ -9,6 +9,7 @@ from stepkeeper.checkpoint.blocks import Contents
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
 from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.checkpoint.reading import prove_manifests, read_manifest_bytes
+from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import RestoreError
 from stepkeeper.log import CommitRecord
 from stepkeeper.restore.filling import Filling
@@ -62,6 +63,7 @@ class Loading:
         exchange: Exchange,
         rules: LoadRules,
         half_filled: Collection[str] = (),
+        waits: Waits,
     ) -> None:
         """Prepare to load `record` into `state`.
 
@@ -73,8 +75,10 @@ class Loading:
             exchange: The way to the other ranks of this restore.
             rules: Which parts to load, and how strictly.
             half_filled: Names of tensors that hold parts of another commit, and must be filled by this one.
+            waits: Ends the waits for the store.
 
         """
+        self._waits = waits
         self._half_filled = half_filled
         self._store, self._record, self._state, self._ranks = store, record, state, ranks
         self._exchange, self._rules = exchange, rules
@@ -146,6 +150,7 @@ class Loading:
                 self._places,
                 what=f"step {self._record.step}",
                 step=self._record.step,
+                waits=self._waits,
             )
         if not differences:
             return {}
@@ -155,7 +160,8 @@ class Loading:
     def _read_key_paths(self, manifests: Sequence[Manifest]) -> Mapping[str, Path]:
         """Read from `.metadata` which keys led to each name. Manifests don't say it, and few restores ask for it."""
         (record,) = (each for each in manifests[0].objects if each.path == METADATA_NAME)
-        data = BlockReader(self._store, manifests).read_verified(METADATA_NAME, 0, record.size_bytes)
+        reader = BlockReader(self._store, manifests)
+        data = self._waits.run(partial(reader.read_verified, METADATA_NAME, 0, record.size_bytes))
         return read_key_paths(read_metadata(data, name=f"{self._record.folder}/{METADATA_NAME}"))
 
     def _choose_shardings(self) -> Mapping[str, str]:
@@ -191,7 +197,8 @@ class Loading:
         if not isinstance(self._store, CopiedStore):
             return ()
         folder = f"{self._record.folder}/"
-        copied, blocks = self._store.list_copied(folder), self._contents.table.blocks
+        copied = self._waits.run(partial(self._store.list_copied, folder))
+        blocks = self._contents.table.blocks
         return [number for number in needs if folder + blocks[number].path in copied]
 
     def fill_tensors(self) -> dict[str, Any]:

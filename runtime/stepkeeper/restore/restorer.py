@@ -55,14 +55,15 @@ class Restorer:
             host: Where this rank runs; by default this host.
             reopen: Opens the same root over a connection of its own.
             cached_store: The same root with copies on a local disk, from which blocks are read where it has them.
-            waits: Ends the waits for rank 0's choice.
+            waits: Ends the waits for the store and for other ranks.
 
         """
+        self.waits: Final = waits or Waits()
         self.store: Final = store
         self.rank_group: Final = rank_group
         self.host: Final = host or this_host()
         self.reopen: Final = reopen or partial(open_store, store.uri)
-        self.votes: Final = Votes(rank_group, waits)
+        self.votes: Final = Votes(rank_group, self.waits)
         self._cached_store = cached_store
         self.used_cache = False
         """True, in rank 0, if any rank read part of the last load from its local disk."""
@@ -124,7 +125,7 @@ class Restorer:
         """
         name, together = self.votes.new_name(), self.votes.act_together
         self._count_cached_bytes()
-        with exchange_among(self.rank_group, name) as exchange:
+        with exchange_among(self.rank_group, name, self.waits) as exchange:
             loading = self._loading(record, state, rules, exchange, half_filled)
             torn = together(f"{name}/fit", loading.compare_state, partial(judge_mismatch, loading))
             if torn is None:
@@ -151,6 +152,7 @@ class Restorer:
                 torn.own_error,
                 self.reopen,
                 was_deleted=was_deleted,
+                waits=self.waits,
             )
             return TornLoad(reason=reason, half_filled=half_filled)
 
@@ -165,7 +167,13 @@ class Restorer:
         ranks = self.rank_group.ranks
         if isinstance(record, ForeignRecord):
             return ForeignLoading(
-                self.store, record.folder, state, ranks, rules=rules, half_filled=half_filled
+                self.store,
+                record.folder,
+                state,
+                ranks,
+                rules=rules,
+                half_filled=half_filled,
+                waits=self.waits,
             )
         return Loading(
             self.store if self._cached_store is None else self._cached_store,
@@ -175,6 +183,7 @@ class Restorer:
             exchange=exchange,
             rules=rules,
             half_filled=half_filled,
+            waits=self.waits,
         )
 
     def _count_cached_bytes(self) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from stepkeeper.checkpoint.reread import reread_bad_bytes
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import RankGroup
+from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import BadBytes, BadItem, BadNodeError, RestoreError, TornCheckpointError
 from stepkeeper.log.foreign_steps import METADATA
 from stepkeeper.restore.foreign.content import open_content
@@ -106,6 +108,7 @@ def confirm_bad(
     reopen: Callable[[], Store],
     *,
     was_deleted: Callable[[], bool] = lambda: False,
+    waits: Waits | None = None,
 ) -> str:
     """Confirm by a second reading that bytes are bad.
 
@@ -122,6 +125,7 @@ def confirm_bad(
         reopen: Opens the root over a connection of its own.
         was_deleted: Tells whether the log has deleted the commit. Rank 0 calls it if the only fault is that
             objects are missing.
+        waits: Ends the waits for the store.
 
     Returns:
         Why the bytes are bad, and which nodes have read them so.
@@ -133,17 +137,20 @@ def confirm_bad(
         StorageError: The second reading got no answer. That says nothing about the bytes.
 
     """
+    waits = waits or Waits()
     readings = rank_group.gather(f"{name}/read", encode(_reading(host, torn)), _TIMEOUT_S)
     asked: dict[str, Any] | None = None
     if rank_group.rank == 0:
-        asked = _find_question_or_error([decode(Reading, each) for each in readings], was_deleted)
+        decoded = [decode(Reading, each) for each in readings]
+        asked = waits.run(partial(_find_question_or_error, decoded, was_deleted))
     asked = rank_group.broadcast(f"{name}/asked", asked, _TIMEOUT_S)
     if "error" in asked:
         raise decode_rank_error(asked["error"])
     if "unknown" in asked:
         raise TornCheckpointError(str(asked["unknown"]))
     question = decode(Question, asked["question"])
-    again = rank_group.gather(f"{name}/again", _read_again(question, rank_group.rank, reopen), _TIMEOUT_S)
+    own = waits.run(partial(_read_again, question, rank_group.rank, reopen))
+    again = rank_group.gather(f"{name}/again", own, _TIMEOUT_S)
     verdict: dict[str, Any] | None = None
     if rank_group.rank == 0:
         error = find_first_error(again)

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate
 from typing import Any, Final
@@ -20,7 +19,7 @@ from stepkeeper.restore.peers.exchange import Exchange, exchange_among
 from stepkeeper.restore.restorer import Restorer
 from stepkeeper.restore.results import Verification
 from stepkeeper.restore.second_read import confirm_bad
-from stepkeeper.storage import Store
+from stepkeeper.restore.threads import ReadingThreads
 
 __all__ = ["share_of", "verify_step"]
 
@@ -47,8 +46,8 @@ def verify_step(restorer: Restorer, companion: Companion, step: int) -> Verifica
             f"{name_record(record)} has no checksums of blocks: restore it and save, then it can be verified"
         )
     name = restorer.votes.new_name()
-    with exchange_among(rank_group, name) as exchange:
-        verifying = _Verifying(store, record, rank_group.rank, rank_group.world_size, exchange)
+    with exchange_among(rank_group, name, restorer.waits) as exchange:
+        verifying = _Verifying(restorer, record, exchange)
         torn = restorer.votes.act_together(f"{name}/verified", verifying.read)
         if torn is not None:
             raise TornCheckpointError(
@@ -59,6 +58,7 @@ def verify_step(restorer: Restorer, companion: Companion, step: int) -> Verifica
                     torn.own_error,
                     restorer.reopen,
                     was_deleted=partial(was_deleted, store, record),
+                    waits=restorer.waits,
                 )
             )
     return Verification(
@@ -73,11 +73,10 @@ def verify_step(restorer: Restorer, companion: Companion, step: int) -> Verifica
 class _Verifying:
     """Verify one rank's share of one commit."""
 
-    def __init__(
-        self, store: Store, record: CommitRecord, rank: int, world_size: int, exchange: Exchange
-    ) -> None:
-        self._store, self._record, self._exchange = store, record, exchange
-        self._rank, self._world_size = rank, world_size
+    def __init__(self, restorer: Restorer, record: CommitRecord, exchange: Exchange) -> None:
+        self._store, self._record, self._exchange = restorer.store, record, exchange
+        self._rank, self._world_size = restorer.rank_group.rank, restorer.rank_group.world_size
+        self._waits = restorer.waits
         self.n_objects = 0
         self.size_bytes = 0
 
@@ -127,8 +126,9 @@ class _Verifying:
             return None
 
         share = share_of(self._rank, self._world_size, table)
-        with ThreadPoolExecutor(_STREAMS, thread_name_prefix="verify") as threads:
-            found = threads.map(check, (table.blocks[number] for number in share))
+        with ReadingThreads(_STREAMS, self._waits, name="verify") as threads:
+            checks = [threads.submit(check, table.blocks[number]) for number in share]
+            found = map(threads.await_result, checks)
             yield from (error for error in found if error is not None)
 
 

@@ -8,7 +8,7 @@ from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.error_codec import decode_error, encode_error
-from stepkeeper.errors import PeerLostError, TornCheckpointError
+from stepkeeper.errors import NoticeDeadlineError, PeerLostError, TornCheckpointError
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
 from stepkeeper.restore.peers.links import PeerStoppedError
@@ -103,8 +103,8 @@ class Votes:
         except PeerStoppedError as error:
             # The rank that failed votes too, and tells the kind of its failure.
             vote = {"stopped": str(error)}
-        except PeerLostError:
-            # A lost rank votes no more, and all ranks know of it.
+        except (PeerLostError, NoticeDeadlineError):
+            # A lost rank votes no more, and all ranks know of it. Nor does one whose time is over.
             raise
         except Exception as error:  # raised below, once the others have been told
             failure = error

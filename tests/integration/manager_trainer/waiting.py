@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,6 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch do
 
 from stepkeeper import CheckpointManager
 from stepkeeper.contract import Interval, Settings
+from stepkeeper.storage.posix import PosixStore
 from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training import termination
 from stepkeeper.training.environment import Environment, PodPaths
@@ -104,6 +106,32 @@ def wait_in(call: str) -> None:
         calls[call]()
         if call != "end":
             assert manager.health().notice == "sigterm"
+
+
+def read_in(call: str) -> None:
+    """Save step 1, let the store give no answer from a point on, and read in `call`. The test sends SIGTERM."""
+    name, _, hangs_at = call.partition("-")
+    with CheckpointManager(ROOT.as_uri(), 1000, environment=environment()) as manager:
+        manager.restore_latest(STATE)
+        manager.save(1, STATE, force=True)
+        manager.wait()
+        read = PosixStore.read
+
+        def hang(store: PosixStore, path: str, offset: int = 0, length: int | None = None) -> bytes:
+            if not hangs_at or path.endswith(hangs_at):
+                say("waits")
+                threading.Event().wait()
+            return read(store, path, offset, length)
+
+        PosixStore.read = hang  # type: ignore[method-assign]  # a mount that hangs
+        calls: dict[str, Callable[[], object]] = {
+            "restore_latest": lambda: manager.restore_latest(STATE),
+            "restore": lambda: manager.restore(1, STATE),
+            "verify": lambda: manager.verify(1),
+            "metadata": lambda: manager.metadata(1),
+            "all_steps": manager.all_steps,
+        }
+        calls[name]()
 
 
 def go_on(manager: CheckpointManager, leave: Callable[[int], None]) -> None:
@@ -204,6 +232,8 @@ def main() -> None:
         wait_in(detail)
     elif kind == "lose":
         lose_peer(detail)
+    elif kind == "read":
+        read_in(detail)
     elif kind == "still":
         stand_still(detail)
     elif kind == "unclosed":

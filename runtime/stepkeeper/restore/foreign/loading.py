@@ -2,11 +2,13 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, Final
 
 import torch
 
+from stepkeeper.coordination.waits import Waits
 from stepkeeper.restore.foreign.content import ForeignContent, open_content
 from stepkeeper.restore.foreign.read_ahead import read_ahead
 from stepkeeper.restore.loading import check_refilled, encode_findings
@@ -66,6 +68,7 @@ class ForeignLoading:
         *,
         rules: LoadRules | None = None,
         half_filled: Collection[str] = (),
+        waits: Waits | None = None,
     ) -> None:
         """Prepare to load the step in `folder` into `state`.
 
@@ -77,8 +80,10 @@ class ForeignLoading:
             rules: Which parts to load, and how strictly; by default all of it.
             half_filled: Names of tensors that hold parts of another checkpoint, and must be filled by this
                 one.
+            waits: Ends the waits for the store.
 
         """
+        self._waits = waits or Waits()
         self._half_filled = half_filled
         self._store, self._folder, self._state, self._ranks = store, folder, state, ranks
         self._rules = rules
@@ -111,7 +116,7 @@ class ForeignLoading:
             StorageError: The store gave no answer, or refused.
 
         """
-        self._content = content = open_content(self._store, self._folder)
+        self._content = content = self._waits.run(partial(open_content, self._store, self._folder))
         self._flat = flatten_state(self._state)
         self._request = build_load_request(self._flat, self._ranks, self._state)
         stored = StoredState(
@@ -121,10 +126,9 @@ class ForeignLoading:
         )
         self._reads, differences = compare(self._request, stored, self._ranks, self._rules)
         check_refilled(self._half_filled, self.names)
-        self._content.check_kinds(
-            dict.fromkeys((piece.stored_fqn, piece.stored_index) for piece in self._reads.pieces),
-            dict.fromkeys(name for read in self._reads.values for name in read.stored_names),
-        )
+        pieces = dict.fromkeys((piece.stored_fqn, piece.stored_index) for piece in self._reads.pieces)
+        names = dict.fromkeys(name for read in self._reads.values for name in read.stored_names)
+        self._waits.run(partial(content.check_kinds, pieces, names))
         if not differences:
             return {}
         findings = Findings.from_differences(differences, self.stored_names, short=self._ranks.rank != 0)
@@ -154,10 +158,10 @@ class ForeignLoading:
             done_bytes += load.filled_bytes
             progress.note_bytes(done_bytes)
 
-        read_ahead(iter(loads), lambda load: _read_shards(content, load), fill)
-        self._check_tied_copies(self._content)
+        read_ahead(iter(loads), lambda load: _read_shards(content, load), fill, waits=self._waits)
+        self._waits.run(partial(self._check_tied_copies, content))
         names = dict.fromkeys(name for read in self._reads.values for name in read.stored_names)
-        self._values = {name: self._content.read_value(name) for name in names}
+        self._values = self._waits.run(lambda: {name: content.read_value(name) for name in names})
         return {}
 
     def _check_tied_copies(self, content: ForeignContent) -> None:

@@ -2,9 +2,12 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import chain
 from typing import Final, Protocol, TypeVar
+
+from stepkeeper.coordination.waits import Waits
+from stepkeeper.restore.threads import ReadingThreads
 
 __all__ = ["Sized", "read_ahead"]
 
@@ -28,7 +31,11 @@ Read = TypeVar("Read")
 
 
 def read_ahead(
-    loads: Iterator[Load], read: Callable[[Load], Read], fill: Callable[[Load, Read], None]
+    loads: Iterator[Load],
+    read: Callable[[Load], Read],
+    fill: Callable[[Load, Read], None],
+    *,
+    waits: Waits | None = None,
 ) -> None:
     """Read loads in several threads, and fill them one after another in their order.
 
@@ -38,20 +45,18 @@ def read_ahead(
         loads: What to read, in order.
         read: Reads one load, in any thread.
         fill: Called in this thread with a load and what `read` returned.
+        waits: Ends the wait for what is read.
 
     """
     waiting: deque[tuple[Load, Future[Read]]] = deque()
     held_bytes = 0
-    threads = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="restore")
-    try:
+    with ReadingThreads(_THREADS, waits or Waits(), name="restore") as threads:
         for load in chain(loads, (None,)):
             while waiting and (load is None or held_bytes + load.size_bytes > _READ_AHEAD_BYTES):
                 first, found = waiting.popleft()
-                fill(first, found.result())
+                fill(first, threads.await_result(found))
                 del found
                 held_bytes -= first.size_bytes
             if load is not None:
                 waiting.append((load, threads.submit(read, load)))
                 held_bytes += load.size_bytes
-    finally:
-        threads.shutdown(cancel_futures=True)

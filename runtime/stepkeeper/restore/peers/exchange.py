@@ -3,13 +3,15 @@
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 from stepkeeper.checkpoint.blocks import Contents, encode_runs
 from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.coordination.joining import addresses_of_host
 from stepkeeper.coordination.rank_group import RankGroup, StoreRankGroup
-from stepkeeper.errors import PeerLostError, TornCheckpointError
+from stepkeeper.coordination.waits import Waits
+from stepkeeper.errors import NoticeDeadlineError, PeerLostError, TornCheckpointError
 from stepkeeper.loggers import logger
 from stepkeeper.restore.filling import Filling
 from stepkeeper.restore.peers.duties import Duties, Sharing
@@ -26,8 +28,14 @@ class Exchange:
     """Exchange manifests and blocks between this rank and the others. Without `links` each rank reads for itself."""
 
     def __init__(
-        self, rank_group: RankGroup, links: Links | None = None, addresses: Sequence[Any] = ()
+        self,
+        rank_group: RankGroup,
+        links: Links | None = None,
+        addresses: Sequence[Any] = (),
+        *,
+        waits: Waits | None = None,
     ) -> None:
+        self._waits = waits or Waits()
         self._rank_group = rank_group
         self.links = links
         self._addresses = addresses
@@ -48,21 +56,25 @@ class Exchange:
             prove: Decodes them, if the commit's entry proves them.
 
         """
-        if self.links is None:
-            return prove(read())
+        links, run = self.links, self._waits.run
+        if links is None:
+            return prove(run(read))
         if self._rank_group.rank != 0:
-            received = self.links.receive_manifests(_TIMEOUT_S)
+            received = links.receive_manifests(_TIMEOUT_S)
             try:
                 return prove(received)
             except TornCheckpointError:
                 # They came through other ranks' memory: only its own reading tells this rank what the store holds.
-                return prove(read())
+                return prove(run(read))
         try:
-            found = read()
-        except Exception as error:
-            self.links.announce_failure(error)
+            found = run(read)
+        except NoticeDeadlineError:
+            # The end of the connections tells the others.
             raise
-        self.links.send_manifests(found)
+        except Exception as error:
+            links.announce_failure(error)
+            raise
+        run(partial(links.send_manifests, found))
         return prove(found)
 
     def agree_on_duties(
@@ -117,56 +129,64 @@ class Exchange:
         where = f"{name}/partners"
         return (
             shared
-            if _connect_all(self._rank_group, self.links, where, shared.partners, self._addresses)
+            if _connect_all(
+                self._rank_group, self.links, where, shared.partners, self._addresses, self._waits
+            )
             else alone
         )
 
 
 @contextmanager
-def exchange_among(rank_group: RankGroup, name: str) -> Iterator[Exchange]:
+def exchange_among(rank_group: RankGroup, name: str, waits: Waits | None = None) -> Iterator[Exchange]:
     """Connect the ranks while they restore.
 
-    If a rank is lost meanwhile, all others notice. Ranks: all ranks call this.
+    If a rank is lost meanwhile, all others notice. Ranks: all ranks call this. `waits` ends the waits.
     """
+    waits = waits or Waits()
     if not isinstance(rank_group, StoreRankGroup):
-        yield Exchange(rank_group)
+        yield Exchange(rank_group, waits=waits)
         return
-    links = Links(rank_group.rank, rank_group.announce_loss)
+    links = Links(rank_group.rank, rank_group.announce_loss, waits)
     exchange: Exchange | None = None
     try:
-        exchange = _open_links(rank_group, links, name)
+        exchange = _open_links(rank_group, links, name, waits)
         yield exchange
     except BaseException as error:
         # Other errors were announced, and all ranks raise them. These end this rank alone: the others lose it.
-        alone = isinstance(error, PeerLostError) or not isinstance(error, Exception)
+        alone = isinstance(error, PeerLostError | NoticeDeadlineError) or not isinstance(error, Exception)
         links.close(announced=not (alone or exchange is None or exchange.is_awaited))
         raise
     links.close()
 
 
-def _open_links(rank_group: StoreRankGroup, links: Links, name: str) -> Exchange:
+def _open_links(rank_group: StoreRankGroup, links: Links, name: str, waits: Waits) -> Exchange:
     own = {"hosts": addresses_of_host(rank_group.store_host), "port": links.port}
     by_rank = rank_group.gather(f"{name}/addresses", own, _TIMEOUT_S)
     chosen = {"by_rank": by_rank, "secret": secrets.token_hex(32)} if by_rank else None
     told = rank_group.broadcast(f"{name}/all-addresses", chosen, _TIMEOUT_S)
     above, below = neighbours(rank_group.rank, rank_group.world_size)
     links.start(bytes.fromhex(told["secret"]), below)
-    if _connect_all(rank_group, links, f"{name}/linked", (*above, *below), told["by_rank"]):
-        return Exchange(rank_group, links, told["by_rank"])
-    return Exchange(rank_group)
+    if _connect_all(rank_group, links, f"{name}/linked", (*above, *below), told["by_rank"], waits):
+        return Exchange(rank_group, links, told["by_rank"], waits=waits)
+    return Exchange(rank_group, waits=waits)
 
 
 def _connect_all(
-    rank_group: RankGroup, links: Links, name: str, peers: Collection[int], addresses: Sequence[Any]
+    rank_group: RankGroup,
+    links: Links,
+    name: str,
+    peers: Collection[int],
+    addresses: Sequence[Any],
+    waits: Waits,
 ) -> bool:
     """Make this rank's connections, and tell whether all ranks have theirs.
 
-    Raises PeerLostError. Ranks: all ranks call this.
+    Raises PeerLostError, or NoticeDeadlineError. Ranks: all ranks call this.
     """
     why_not: str | None = None
     try:
-        links.connect_to(peers, addresses)
-    except PeerLostError:
+        waits.run(partial(links.connect_to, peers, addresses))
+    except (PeerLostError, NoticeDeadlineError):
         raise
     except OSError as error:
         why_not = str(error)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from stepkeeper.coordination.joining import Joining, shut
+from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import PeerLostError
 from stepkeeper.restore.peers.frames import FRAME_BYTES, Frame, Kind, receive_frame, send_frame
 from stepkeeper.restore.placing import Bytes
@@ -20,6 +21,7 @@ _CALLED_TIMEOUT_S: Final = 30.0
 """The time for a call that was answered to be noted here."""
 
 _LISTENED_S: Final = 5.0
+_LOOK_S: Final = 0.2
 
 
 class PeerStoppedError(PeerLostError):
@@ -43,11 +45,15 @@ class Links:
     All ranks make their Links, tell each other their addresses, call `connect_to`, and then `await_peers`.
     """
 
-    def __init__(self, rank: int, on_lost: Callable[[int, str], Exception]) -> None:
+    def __init__(
+        self, rank: int, on_lost: Callable[[int, str], Exception], waits: Waits | None = None
+    ) -> None:
         """Listen for other ranks.
 
-        `on_lost` is called with a rank that is gone and why it seems so; what it returns is raised.
+        `on_lost` is called with a rank that is gone and why it seems so; what it returns is raised. `waits` ends the
+        waits for other ranks.
         """
+        self._waits = waits or Waits()
         self._rank = rank
         self._on_lost = on_lost
         self._joining = Joining(rank, self._join)
@@ -87,12 +93,25 @@ class Links:
 
     def await_peers(self, peers: Collection[int]) -> None:
         """Wait until there is a connection to each of these ranks; all of them have called. Raises PeerLostError."""
-        deadline = time.monotonic() + _CALLED_TIMEOUT_S
-        with self._changed:
-            while lacking := set(peers) - set(self._links):
-                self._check()
-                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    raise PeerLostError(f"rank {min(lacking)} says that it has called rank {self._rank}")
+        if not self._await(lambda: not set(peers) - set(self._links), _CALLED_TIMEOUT_S):
+            lacking = min(set(peers) - set(self._links))
+            raise PeerLostError(f"rank {lacking} says that it has called rank {self._rank}")
+
+    def _await(self, is_there: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until something is there; False if it isn't in time. Raises why it won't be, or what ends all waits."""
+        since_s = time.monotonic()
+        while True:
+            with self._changed:
+                left_s = since_s + timeout_s - time.monotonic()
+                if self._changed.wait_for(
+                    lambda: is_there() or self._failure is not None, max(0.0, min(_LOOK_S, left_s))
+                ):
+                    if not is_there():
+                        self._check()
+                    return True
+            if left_s <= _LOOK_S:
+                return False
+            self._waits.check(since_s)
 
     def deliver_to(self, put: Callable[[int, int, Bytes], None], fail: Callable[[Exception], None]) -> None:
         """Deliver bytes of blocks that come from now on to `put`, and tell `fail` if a rank fails or is lost."""
@@ -118,13 +137,10 @@ class Links:
 
     def receive_manifests(self, timeout_s: float) -> list[bytes]:
         """Wait for the manifests that rank 0 has sent. Raises PeerLostError."""
-        deadline = time.monotonic() + timeout_s
-        with self._changed:
-            while self._manifests is None:
-                self._check()
-                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    raise PeerLostError(f"rank {self._rank} waited {timeout_s:.0f} s for the manifests")
-            return self._manifests
+        if not self._await(lambda: self._manifests is not None, timeout_s):
+            raise PeerLostError(f"rank {self._rank} waited {timeout_s:.0f} s for the manifests")
+        assert self._manifests is not None
+        return self._manifests
 
     def announce_failure(self, error: BaseException) -> None:
         """Tell the connected ranks that this one has failed, so that none of them waits for it."""
