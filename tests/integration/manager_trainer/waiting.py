@@ -123,7 +123,7 @@ def read_in(call: str) -> None:
                 threading.Event().wait()
             return read(store, path, offset, length)
 
-        PosixStore.read = hang  # type: ignore[method-assign]  # a mount that hangs
+        PosixStore.read = hang  # type: ignore[method-assign, assignment]  # a mount that hangs
         calls: dict[str, Callable[[], object]] = {
             "restore_latest": lambda: manager.restore_latest(STATE),
             "restore": lambda: manager.restore(1, STATE),

@@ -129,9 +129,7 @@ class Exchange:
         where = f"{name}/partners"
         return (
             shared
-            if _connect_all(
-                self._rank_group, self.links, where, shared.partners, self._addresses, self._waits
-            )
+            if _connect_all(self._rank_group, self.links, where, shared.partners, self._addresses)
             else alone
         )
 
@@ -166,18 +164,13 @@ def _open_links(rank_group: StoreRankGroup, links: Links, name: str, waits: Wait
     told = rank_group.broadcast(f"{name}/all-addresses", chosen, _TIMEOUT_S)
     above, below = neighbours(rank_group.rank, rank_group.world_size)
     links.start(bytes.fromhex(told["secret"]), below)
-    if _connect_all(rank_group, links, f"{name}/linked", (*above, *below), told["by_rank"], waits):
+    if _connect_all(rank_group, links, f"{name}/linked", (*above, *below), told["by_rank"]):
         return Exchange(rank_group, links, told["by_rank"], waits=waits)
     return Exchange(rank_group, waits=waits)
 
 
 def _connect_all(
-    rank_group: RankGroup,
-    links: Links,
-    name: str,
-    peers: Collection[int],
-    addresses: Sequence[Any],
-    waits: Waits,
+    rank_group: RankGroup, links: Links, name: str, peers: Collection[int], addresses: Sequence[Any]
 ) -> bool:
     """Make this rank's connections, and tell whether all ranks have theirs.
 
@@ -185,7 +178,7 @@ def _connect_all(
     """
     why_not: str | None = None
     try:
-        waits.run(partial(links.connect_to, peers, addresses))
+        links.connect_to(peers, addresses)
     except (PeerLostError, NoticeDeadlineError):
         raise
     except OSError as error:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from stepkeeper.coordination.joining import Joining, shut
@@ -80,7 +81,7 @@ class Links:
     def connect_to(self, peers: Collection[int], addresses: Sequence[Mapping[str, Any]]) -> None:
         """Connect to those of `peers` that have lower ranks than this one; the others call.
 
-        Raises OSError if there is no way.
+        Raises OSError if there is no way, or what ends all waits.
 
         Args:
             peers: The ranks to be connected with.
@@ -89,7 +90,9 @@ class Links:
         """
         for peer in sorted(peers):
             if peer < self._rank and peer not in self._links:
-                self._join(peer, self._joining.connect(peer, addresses[peer]))
+                # A process that stands still takes the call, and says nothing.
+                sock = self._waits.run(partial(self._joining.connect, peer, addresses[peer]))
+                self._join(peer, sock)
 
     def await_peers(self, peers: Collection[int]) -> None:
         """Wait until there is a connection to each of these ranks; all of them have called. Raises PeerLostError."""
