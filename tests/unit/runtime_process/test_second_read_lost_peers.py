@@ -10,6 +10,7 @@ import torch
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from stepkeeper.coordination.rank_group import RankGroup, SoloRankGroup
+from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import TornCheckpointError
 from stepkeeper.log.foreign_steps import ForeignRecord
 from stepkeeper.restore import Restorer, second_read
@@ -32,9 +33,9 @@ def test_the_ranks_are_connected_until_all_know_what_is_bad(
     asked: list[bool] = []
 
     @contextmanager
-    def watched(rank_group: RankGroup, name: str) -> Iterator[Exchange]:
+    def watched(rank_group: RankGroup, name: str, waits: Waits) -> Iterator[Exchange]:
         nonlocal connected
-        with exchange_among(rank_group, name) as exchange:
+        with exchange_among(rank_group, name, waits) as exchange:
             connected = True
             yield exchange
         connected = False
