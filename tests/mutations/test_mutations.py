@@ -124,6 +124,12 @@ TESTS: Final = {
     "start-is-given-up": "tests/unit/runtime_process/test_companion_client.py::"
     "test_a_manager_closes_in_time_though_a_companion_never_starts",
     "notice-ends-waits": f"{_WAITS}::test_a_wait_ends_with_the_notices_time_and_says_so",
+    "deaf-in-the-store": "tests/unit/runtime_process/test_store_callers.py::"
+    "test_a_rank_whose_store_stands_still_waits_only_as_long_as_it_may[notice-NoticeDeadlineError]",
+    "stop-without-a-round": "tests/unit/runtime_process/test_step_agreement.py::"
+    "test_a_rank_trains_on_past_its_wish_to_stop_until_the_notices_time_is_over",
+    "restore-is-deaf": "tests/unit/runtime_process/test_restore_filling.py::"
+    "test_a_store_that_is_stuck_is_left_with_the_notice_and_changes_nothing_later",
     "silence-ends-a-share": "tests/unit/runtime_process/test_share_limits.py::"
     "test_only_silence_ends_the_wait_for_an_answer[0-200-100]",
     "end-of-a-rank-is-seen": f"{_PEERS}::test_a_forked_worker_does_not_hide_that_its_trainer_was_killed",

@@ -24,7 +24,7 @@ def _stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     free = threading.Event()
 
     def check(*_: object) -> bool:
-        free.wait(60)
+        free.wait(10)
         return False
 
     monkeypatch.setattr(HashStore, "check", check)
