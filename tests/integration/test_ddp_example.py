@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 from fork_server import ForkServer
-from torch.distributed import checkpoint
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 
 # Up to four trainings one after the other, of up to four processes that import torch.
 pytestmark = pytest.mark.timeout(900)
@@ -108,14 +109,14 @@ def test_one_training_goes_on_with_1_then_4_then_2_processes(train: Train, tmp_p
 def tensors_of(root: Path, step: int) -> dict[str, torch.Tensor]:
     """All tensors of a step, as torch.distributed.checkpoint reads them."""
     (folder,) = root.glob(f"{step}/*/")
-    reader = checkpoint.FileSystemReader(folder)
+    reader = FileSystemReader(folder)
     kinds = reader.read_metadata().state_dict_metadata
     found: dict[str, object] = {
         name: torch.empty(kind.size, dtype=kind.properties.dtype)
         for name, kind in kinds.items()
         if isinstance(kind, TensorStorageMetadata)
     }
-    checkpoint.load(found, storage_reader=reader, no_dist=True)
+    load(found, storage_reader=reader, no_dist=True)
     return {name: tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
 
 
