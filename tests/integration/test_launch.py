@@ -197,3 +197,15 @@ def test_pods_that_lose_rank_0_while_their_workers_form_the_group_end_with_78(tm
     word = last_word(second)
     assert (word.code, word.restart) == (78, 0)
     assert "rank 0's, went away while the process group was formed" in (word.error or "")
+
+
+def test_a_pod_that_is_told_to_stop_while_its_workers_wait_for_others_ends_with_75(tmp_path: Path) -> None:
+    (first, first_env), (second, second_env) = pods(tmp_path, 2)
+    outputs = [folder / "output" for folder in (first, second)]
+    with (
+        launched(*torchrun(first, "never-joins"), env=first_env, output=outputs[0]),
+        launched(*torchrun(second, "never-joins"), env=second_env, output=outputs[1]) as other,
+    ):
+        until_running(other, [second / "joins-2", second / "joins-3"])
+        other.send_signal(signal.SIGTERM)
+        assert other.wait(PATIENCE_S) == 75, outputs[1].read_text()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from stepkeeper.contract import ExitCode, Identity, Termination
+from stepkeeper.launch.last_word import SIGTERM
 
 __all__ = ["ERROR_FILE_VARIABLE", "read_torchrun_error", "torchrun_variables"]
 
@@ -13,6 +14,7 @@ ERROR_FILE_VARIABLE: Final = "TORCHELASTIC_ERROR_FILE"
 """Names the file into which torchrun writes the exception that ended it."""
 
 _STORE_LOST: Final = "DistNetworkError: "
+_STOPPED: Final = "SignalException: "
 _NEVER_CAME: Final = "timed out"
 """In the message of that error where no connection was made. Whoever never came isn't lost."""
 
@@ -40,7 +42,7 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_torchrun_error(path: Path) -> Termination | None:
-    """Read why torchrun has failed before its processes ran, if it was for the loss of another host.
+    """Read why torchrun failed before its processes trained, if it was for the loss of another host or a notice.
 
     The torchrun in rank 0's pod has the store by which they all find each other.
 
@@ -54,6 +56,8 @@ def read_torchrun_error(path: Path) -> Termination | None:
         # None was written: it hasn't failed by an exception, or it is no torchrun.
         return None
     text = said.get("message") if isinstance(said, dict) else said
-    if not isinstance(text, str) or not text.startswith(_STORE_LOST) or _NEVER_CAME in text:
+    if not isinstance(text, str):
         return None
-    return Termination(code=ExitCode.PEER_LOST, error=text)
+    if text.startswith(_STORE_LOST) and _NEVER_CAME not in text:
+        return Termination(code=ExitCode.PEER_LOST, error=text)
+    return Termination(code=ExitCode.SAVED, notice=SIGTERM) if text.startswith(_STOPPED) else None

@@ -63,6 +63,7 @@ def test_a_process_that_its_launcher_stopped_for_the_failure_of_another_has_no_s
     [
         ({"message": {"message": "DistNetworkError: Failed to recv, got 0 bytes.", "extraInfo": {}}}, 78),
         ({"message": "DistNetworkError: Connection reset by peer"}, 78),
+        ({"message": {"message": "SignalException: Process 7 got signal: 15"}}, 75),
         # Nobody was there, so nobody went away.
         ({"message": {"message": "DistNetworkError: The client socket has timed out after 900000ms"}}, None),
         ({"message": {"message": "ValueError: the loss is no number"}}, None),
@@ -71,7 +72,7 @@ def test_a_process_that_its_launcher_stopped_for_the_failure_of_another_has_no_s
         ([], None),
     ],
 )
-def test_a_torchrun_without_a_training_that_loses_its_store_has_lost_a_peer(
+def test_a_torchrun_without_a_training_says_that_it_was_stopped_or_has_lost_a_peer(
     tmp_path: Path, said: object, code: int | None
 ) -> None:
     file = tmp_path / "error.json"
