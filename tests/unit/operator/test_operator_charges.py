@@ -203,6 +203,17 @@ async def test_a_failure_is_not_hidden_by_siblings_that_save_when_their_job_stop
     assert world.causes == [cause, None]
 
 
+async def test_a_failure_is_charged_though_another_pod_saves_first_because_its_peers_stop() -> None:
+    world = await running(restarts={"maxFailures": 0})
+    told = termination_message(ExitCode.SAVED, notice="peer", step=120)
+    world.controllers.end_pod(world.pods[0], int(ExitCode.SAVED), message=told)
+    world.controllers.end_pod(world.pods[1], 1, message=termination_message(1, error="ValueError: bad"))
+    await world.run_until_settled()
+    assert world.causes[0] == "ApplicationError"
+    assert world.condition("Failed") == (ConditionStatus.TRUE, "MaxFailuresReached")
+    assert "ValueError: bad" in (world.status.attempts[0].message or "")
+
+
 async def test_a_notice_that_was_reported_explains_an_end_without_last_words() -> None:
     world = await running()
     world.receive_report(training_report(sequence=3, step=9, notice="file"))
