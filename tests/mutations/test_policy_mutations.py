@@ -94,6 +94,18 @@ TESTS: Final = {
     "test_pods_that_outlived_their_job_are_deleted_when_nobody_else_has_done_so",
     "lost-machines-stop": f"{_JOBS}machines.py::test_pods_keep_their_grace_period_until_they_have_to_stop_anyway",
     "lost-machines-explain": f"{_JOBS}attempts.py::test_an_end_that_is_seen_together_with_the_loss[False]",
+    "losses-correct-causes": f"{_JOBS}attempts.py::"
+    "test_a_survivor_that_failed_before_the_loss_was_seen_costs_no_failure[False]",
+    "late-losses-explain-nothing": f"{_JOBS}attempts.py::"
+    "test_machines_that_go_long_after_an_end_explain_nothing_though_a_pod_of_it_still_stops",
+    "losses-of-later-attempts-explain-nothing": f"{_JOBS}attempts.py::"
+    "test_an_attempt_after_a_suspension_by_the_user_that_met_a_failure",
+    "what-ends-without-machines-is-taken-back": f"{_JOBS}attempts.py::"
+    "test_pods_that_fail_on_the_machines_that_are_left_when_the_loss_is_seen_are_no_attempt",
+    "what-peers-say-hides-no-failure": f"{_UNIT}charges.py::"
+    "test_a_failure_is_charged_though_another_pod_saves_first_because_its_peers_stop",
+    "who-died-of-a-signal-was-told": f"{_UNIT}causes.py::"
+    "test_the_cause_of[one rank died of the signal that the others heard of]",
     "numbers-are-reserved": f"{_UNIT}lifecycle.py::test_an_edited_template_gets_a_new_jobset_with_the_next_number",
     "leftovers-are-awaited": f"{_UNIT}ownership.py::"
     "test_no_second_gang_is_made_while_a_jobs_or_pods_of_the_first_are_there",

@@ -315,6 +315,17 @@ async def test_a_survivor_that_failed_before_the_loss_was_seen_costs_no_failure(
     assert world.status.restarts.by_cause[0].counted_towards_limit == 0
 
 
+async def test_machines_that_go_long_after_an_end_explain_nothing_though_a_pod_of_it_still_stops() -> None:
+    world = await running(tier=SPOT)
+    world.controllers.stuck.add(world.pods[1]["spec"]["nodeName"])
+    world.controllers.end_pod(world.pods[0], 1)
+    await world.run_until_settled(rounds=3)
+    assert world.causes == ["ApplicationError"]
+    world.now += world.settings.reattribution_s + 10
+    await lose(world)
+    assert world.causes == ["ApplicationError"]
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_jobset_that_survivors_have_failed_does_not_end_the_job(*, restarted: bool) -> None:
     world = await running(tier=SPOT, restarts={"maxFailures": 0})
