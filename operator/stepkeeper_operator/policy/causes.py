@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Final
 
 from stepkeeper.contract import Cause, ExitCode
-from stepkeeper_operator.build.jobset import RULE_DISRUPTION, RULE_HANG, RULE_SAVED
+from stepkeeper_operator.build.failure_policy import RULE_DISRUPTION, RULE_HANG, RULE_SAVED
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.labels import NODE_LOST_REASON
