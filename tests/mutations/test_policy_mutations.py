@@ -101,6 +101,8 @@ TESTS: Final = {
     "commits-are-signs-of-life": f"{_UNIT}stuck.py::test_a_host_that_makes_steps_or_commits_goes_on[True]",
     "lost-machines-stop": f"{_JOBS}machines.py::test_pods_keep_their_grace_period_until_they_have_to_stop_anyway",
     "lost-machines-explain": f"{_JOBS}attempts.py::test_an_end_that_is_seen_together_with_the_loss[False]",
+    "guesses-by-counts-are-corrected": f"{_UNIT}charges.py::"
+    "test_restarts_that_were_guessed_are_charged_to_their_own_causes_when_the_watches_tell_of_them",
     "losses-correct-causes": f"{_JOBS}attempts.py::"
     "test_a_survivor_that_failed_before_the_loss_was_seen_costs_no_failure[False]",
     "late-losses-explain-nothing": f"{_JOBS}attempts.py::"

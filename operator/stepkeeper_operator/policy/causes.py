@@ -32,6 +32,7 @@ __all__ = [
     "Finding",
     "Verdict",
     "attribute_to_loss",
+    "ended_unseen",
     "find_cause",
 ]
 
@@ -58,6 +59,7 @@ _BY_LOSS: Final = {
 }
 """Causes that ends of pods give when their machines are taken away; those whose peers are gone fail on their own."""
 
+_UNSEEN: Final = "it ended unseen; "
 _BY_RULE: Final = {
     RULE_HANG: Cause.HANG.value,
     RULE_DISRUPTION: CAUSE_DISRUPTION,
@@ -107,6 +109,11 @@ def find_cause(evidence: AttemptEvidence | None, circumstances: Circumstances) -
     )
     finding = _add_decision(finding or _guess_from_jobset(circumstances), pods)
     return attribute_to_loss(finding, circumstances.loss)
+
+
+def ended_unseen(message: str | None) -> bool:
+    """Return True for the message of an attempt that JobSet restarted, and of whose end only its counts told."""
+    return message is not None and message.startswith(_UNSEEN)
 
 
 def _add_decision(finding: Finding, pods: tuple[Pod, ...]) -> Finding:
@@ -331,10 +338,10 @@ def _guess_from_jobset(circumstances: Circumstances) -> Finding:
     if circumstances.counted is None and circumstances.rule is None:
         return Finding(cause=Cause.REQUESTED, message="nothing was seen of its end", explained=False)
     if circumstances.counted:
-        message = "it ended unseen; JobSet counted a failure of the application"
+        message = f"{_UNSEEN}JobSet counted a failure of the application"
         return Finding(cause=Cause.APPLICATION_ERROR, message=message, explained=False)
     cause = _BY_RULE.get(circumstances.rule or "", CAUSE_DISRUPTION)
     if cause == CAUSE_DISRUPTION and circumstances.spot:
         cause = Cause.SPOT_PREEMPTION
-    message = "it ended unseen; JobSet took it for no failure of the application"
+    message = f"{_UNSEEN}JobSet took it for no failure of the application"
     return Finding(cause=cause, message=message, explained=False)

@@ -136,6 +136,30 @@ async def test_of_two_restarts_that_came_at_once_each_is_charged_to_its_own_caus
     ]
 
 
+async def test_restarts_that_were_guessed_are_charged_to_their_own_causes_when_the_watches_tell_of_them() -> (
+    None
+):
+    world = await running(spot=True, restarts={"maxFailures": 1})
+    world.delay_watches("pods", "jobs", "jobsets")
+    world.preempt()
+    world.controllers.sync()
+    world.now += 2
+    world.controllers.end_pod(world.pods[0], 1)
+    world.controllers.sync()
+    assert world.jobset is not None
+    world.cache.record_jobset(world.jobset, deleted=False)
+    await world.reconcile()
+    assert world.causes[0] == "ApplicationError", "nobody can tell which of the two it was"
+    world.deliver_watches()
+    await world.run_until_settled(rounds=3)
+    assert world.phase() is Phase.RUNNING
+    assert world.causes == ["SpotPreemption", "ApplicationError", None]
+    assert [(e.cause, e.count) for e in world.status.restarts.by_cause] == [
+        ("ApplicationError", 1),
+        ("SpotPreemption", 1),
+    ]
+
+
 async def test_disruptions_count_towards_a_limit_only_where_there_is_one() -> None:
     world = await running(spot=True)
     world.preempt()
