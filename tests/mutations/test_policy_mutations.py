@@ -116,6 +116,8 @@ TESTS: Final = {
     "who-died-of-a-signal-was-told": f"{_UNIT}causes.py::"
     "test_the_cause_of[one rank died of the signal that the others heard of]",
     "numbers-are-reserved": f"{_UNIT}lifecycle.py::test_an_edited_template_gets_a_new_jobset_with_the_next_number",
+    "numbers-of-unseen-jobsets-are-used": f"{_UNIT}lifecycle.py::"
+    "test_a_jobset_that_came_and_went_between_two_looks_gives_its_number_to_no_other",
     "leftovers-are-awaited": f"{_UNIT}ownership.py::"
     "test_no_second_gang_is_made_while_a_jobs_or_pods_of_the_first_are_there",
     "edits-replace": f"{_UNIT}lifecycle.py::test_an_edited_template_gets_a_new_jobset_with_the_next_number",
