@@ -86,6 +86,8 @@ TESTS: Final = {
     "new-operators-watch-first": f"{_UNIT}lost_nodes.py::test_a_pod_is_not_lost_while[the operator has just started]",
     "signs-of-life-count": f"{_UNIT}lost_nodes.py::"
     "test_a_pod_is_not_lost_while[the pod has reported since the node fell silent]",
+    "successors-are-no-sign-of-life": f"{_UNIT}lost_nodes.py::"
+    "test_steps_of_the_pod_that_took_its_place_keep_no_lost_one",
     "signs-of-life-end": f"{_UNIT}lost_nodes.py::"
     "test_a_step_that_was_done_long_after_its_node_went_silent_and_long_ago_is_no_sign_of_life",
     "left-pods-are-given-up": f"{_UNIT}lost_nodes.py::"

@@ -6,7 +6,6 @@ They died with their node, or outlived their Job, or wait themselves: for one of
 from typing import Final
 
 from stepkeeper.contract import ExitCode
-from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.decision import DeletePod, EndHungPod, GiveUpPod
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.observed import Observed
@@ -66,17 +65,22 @@ def _is_lost(pod: Pod, observed: Observed, now: float, *, outage: bool) -> bool:
         return True  # all nodes are listed before the first decision
     if node.unknown_since is None or outage or now < node.unknown_since + pod.grace_s:
         return False
-    return not _shows_life(pod, observed.report, since=max(node.unknown_since, now - _LIFE_S))
+    return not _shows_life(pod, observed, since=max(node.unknown_since, now - _LIFE_S))
 
 
-def _shows_life(pod: Pod, report: LastReport | None, *, since: float) -> bool:
+def _shows_life(pod: Pod, observed: Observed, *, since: float) -> bool:
     """Tell whether the pod has reported since then, or its attempt goes on.
 
-    The companion of another host goes on with reporting where the trainers wait for the lost one for ever.
+    The companion of another host goes on with reporting where the trainers wait for the lost one for ever. Where
+    another pod has taken its place it is that one whose attempt goes on.
     """
+    report = observed.report
     if report is None or report.ordinal != pod.ordinal:
         return False
-    heard_at, moved_at = report.heard_at.get(pod.uid), report.moved_at
+    evidence = observed.find_evidence(report.ordinal)
+    known = () if evidence is None else evidence.pods
+    replaced = any(other.rank == pod.rank and other.created_at > pod.created_at for other in known)
+    heard_at, moved_at = report.heard_at.get(pod.uid), None if replaced else report.moved_at
     return any(at is not None and at >= since for at in (heard_at, moved_at))
 
 
