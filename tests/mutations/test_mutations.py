@@ -84,6 +84,15 @@ TESTS: Final = {
     "nothing-for-a-repair": f"{_CHAINS}::test_nothing_stands_in_for_a_repair",
     "pin-then-refresh": "tests/unit/runtime/test_pins.py::"
     "test_a_commit_that_is_deleted_before_the_pin_is_there_is_not_held",
+    "lease-over-starts": f"{_LEASES}::test_a_lease_goes_on_over_starts_and_ends_whoever_looks",
+    "part-is-no-restore": "tests/integration/test_manager_branches.py::"
+    "test_who_has_restored_a_part_goes_on_with_greater_steps_only",
+    "other-state-is-no-restore": "tests/integration/test_manager_branches.py::"
+    "test_who_saves_something_else_than_was_restored_deletes_nothing",
+    "fence-is-said": "tests/integration/test_manager_fenced_unblocked.py::"
+    "test_a_pod_ends_as_fenced_and_names_who_won[restore_latest]",
+    "fence-ends-a-process": "tests/integration/test_manager_fenced_unblocked.py::"
+    "test_a_process_by_hand_that_an_exception_ends_ends_as_fenced[save]",
     "lease-ends": f"{_LEASES}::test_who_never_renews_holds_its_data_for_a_lease_and_no_longer",
     "lease-since-the-renewal": f"{_LEASES}::test_who_is_slow_and_renews_keeps_its_data",
     "lease-from-the-second": f"{_LEASES}::test_a_lease_runs_by_commits_and_by_the_stores_times_of_them",

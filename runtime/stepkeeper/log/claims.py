@@ -1,6 +1,6 @@
 """Decide who may claim a root, and what the claim goes on from. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from stepkeeper.contract import Identity
@@ -15,6 +15,7 @@ __all__ = [
     "begin_body",
     "check_claim",
     "check_owner",
+    "is_continued",
     "must_branch",
     "owner_of",
     "resolve_base",
@@ -99,8 +100,19 @@ def resolve_base(
     return state.legacy
 
 
+def is_continued(restored: Collection[str] | None, saved: Collection[str]) -> bool:
+    """Tell whether a process holds all that the commits before a save hold: then it may save any step after them.
+
+    Args:
+        restored: The names in the state that it has restored whole; None if it has restored nothing, or parts only.
+        saved: The names in the state to save.
+
+    """
+    return restored is not None and frozenset(restored) == frozenset(saved)
+
+
 def must_branch(found: CommitRecord | ForeignBase | None, step: int) -> bool:
-    """Tell whether a process that has restored nothing may save `step` on a branch of its own only.
+    """Tell whether a process that continues nothing may save `step` on a branch of its own only.
 
     Args:
         found: What HEAD meant when the process claimed the root; None if nothing was there.
