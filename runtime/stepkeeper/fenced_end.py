@@ -45,12 +45,12 @@ def show_exception(error: BaseException) -> None:
 class _ShowAndEnd:
     """Show an exception as before, then end the process as fenced if a fence is known."""
 
-    def __init__(self, show: Callable[[type[BaseException], BaseException, TracebackType | None], Any]) -> None:
+    def __init__(
+        self, show: Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+    ) -> None:
         self.show = show
 
-    def __call__(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         self.show(kind, error, trace)
         # A prompt shows exceptions too, and goes on.
         if _fenced and not (sys.flags.interactive or hasattr(sys, "ps1")):

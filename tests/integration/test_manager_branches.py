@@ -1,4 +1,4 @@
-"""A process that restores nothing, or not all, and saves: nothing that was there is deleted, and one warning says so."""
+"""A process that restores nothing or a part, and saves: nothing that was there is deleted, and one warning says so."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from stepkeeper import CheckpointManager
+from stepkeeper.errors import RestoreError
 from stepkeeper.log import CommitRecord, Log, LogState
 from stepkeeper.policy import keep
 from stepkeeper.storage import open_store
@@ -222,6 +223,49 @@ def test_the_latest_is_gone_on_from_after_a_branch_whose_first_save_failed(
         assert restored.step == 20
         save(manager, 21)
         assert manager.all_steps() == [10, 20, 21]
+
+
+def flip_a_byte(uri: str, step: int) -> None:
+    folder = next(Path(uri.removeprefix("file://"), str(step)).iterdir())
+    path = next(folder.glob("*.distcp"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+def test_where_a_branchs_first_commit_is_torn_the_old_line_is_gone_on_from_at_once(
+    uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_manager(uri) as manager:
+        save(manager, 10, 20)
+    with open_manager(uri) as manager:
+        save(manager, 1)
+    flip_a_byte(uri, 1)
+    with open_manager(uri) as manager:
+        state = {"w": torch.zeros(4)}
+        restored = manager.restore_latest(state)
+        assert restored is not None
+        assert (restored.step, state["w"].tolist()) == (20, [20.0] * 4)
+        save(manager, 21)
+        assert manager.all_steps() == [10, 20, 21]
+    assert [text for text in caplog.messages if "what it had left behind is gone on from" in text]
+    assert steps_of(opened(uri).live) == [10, 20, 21]
+
+
+def test_where_what_a_branch_left_is_torn_too_the_start_fails_and_the_next_goes_on(uri: str) -> None:
+    with open_manager(uri) as manager:
+        save(manager, 10, 20)
+    with open_manager(uri) as manager:
+        save(manager, 1)
+    flip_a_byte(uri, 1)
+    flip_a_byte(uri, 20)
+    with open_manager(uri) as manager, pytest.raises(RestoreError, match="two checkpoints were read bad"):
+        manager.restore_latest({"w": torch.zeros(4)})
+    with open_manager(uri) as manager:
+        restored = manager.restore_latest({"w": torch.zeros(4)})
+        assert restored is not None
+        assert restored.step == 10
 
 
 def test_the_best_stay_too(uri: str) -> None:

@@ -58,6 +58,10 @@ TESTS: Final = {
     "test_no_schedule_breaks_an_invariant[a-process-that-restored-nothing]",
     "branch-is-apart": f"{_BRANCHES}::test_head_stays_until_the_branch_has_a_commit",
     "branch-deletes-nothing-yet": f"{_BRANCHES}::test_nothing_is_deleted_before_the_branch_has_a_commit",
+    "branch-falls-back": "tests/unit/runtime/test_log_left_behind.py::"
+    "test_the_next_start_goes_on_from_what_was_head_before_the_branch",
+    "chosen-is-chosen": "tests/unit/runtime/test_log_left_behind.py::"
+    "test_what_somebody_has_chosen_to_leave_is_not_gone_on_from",
     "goes-back": "tests/integration/test_manager_restoring.py::"
     "test_what_is_saved_after_going_back_descends_from_what_was_restored",
     "entry-checksum": f"{_BYTES}::test_a_flipped_bit_in_any_byte_of_an_entry_is_seen_when_the_log_is_opened",

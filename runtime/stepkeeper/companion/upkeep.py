@@ -101,9 +101,7 @@ class CommitUpkeep:
             # A later commit was made before this one's turn came, and retention has deleted this one already.
             return
         try:
-            yield from run_in_thread(
-                partial(verify_objects, self._store, finished, patience=self._patience)
-            )
+            yield from run_in_thread(partial(verify_objects, self._store, finished, patience=self._patience))
         except VerifyError:
             self._log.resume(self._require_claim())
             raise

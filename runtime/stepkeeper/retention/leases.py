@@ -1,4 +1,4 @@
-"""Find the pins whose holders are gone: a lease runs by the log's commits and the store's own times of their entries."""
+"""Find the pins whose holders are gone: a lease runs by the log's commits and the store's times of their entries."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass

@@ -55,7 +55,7 @@ def is_function(state: object) -> bool:
     return callable(state) and not isinstance(state, type | Mapping) and not is_stateful(state)
 
 
-def name_entries(state: Mapping[str, object]) -> frozenset[str]:
+def name_entries(state: object) -> frozenset[str]:
     """Return the names of a state's entries; none of an object that is a state itself.
 
     What is below them may come and go: a list grows.

@@ -1,4 +1,4 @@
-"""Mark the manager's calls that a training waits in: none is stuck when the process is told to stop, no fence is lost."""
+"""Mark the manager's calls that a training waits in: a notice ends their waits, and no fence is forgotten."""
 
 from collections.abc import Callable
 from functools import wraps

@@ -98,7 +98,7 @@ class Shutdown:
             raise
 
     def tell_fence(self, fence: FencedError) -> None:
-        """Write the termination message, as soon as it is known that the process has lost its root. Any thread calls it.
+        """Write the termination message as soon as it is known that the process has lost its root. Any thread calls it.
 
         Args:
             fence: What has told that another claim owns the root.

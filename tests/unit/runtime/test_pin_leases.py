@@ -107,7 +107,7 @@ def test_a_lease_goes_on_over_starts_and_ends_whoever_looks(
 def test_a_lease_that_isnt_over_by_the_stores_clock_holds(
     bucket: MemoryBucket, starts: tuple[int, ...], minutes: float
 ) -> None:
-    log, pin = after_a_pin(bucket, *starts, minutes=minutes)
+    _, pin = after_a_pin(bucket, *starts, minutes=minutes)
     store = MemoryStore(bucket)
     assert is_listed(store, pin)
     assert gc(Log(store), store).over == ()
