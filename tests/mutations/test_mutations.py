@@ -70,6 +70,8 @@ TESTS: Final = {
     "entry-read-afresh": f"{_READING}::"
     "test_bytes_that_go_bad_on_the_way_are_read_again_over_fresh_connections[1-empty]",
     "repair-stands-for-all": f"{_REPAIR}::test_the_newest_commit_is_not_proven_and_kept_apart[empty]",
+    "repair-is-planned-anew": "tests/property/test_storage_model.py::"
+    "test_no_schedule_breaks_an_invariant[a-repair]",
     "repair-wins-its-slot": f"{_REPAIR_BESIDE}::test_a_writer_that_appended_meanwhile_is_not_fenced",
     "proof-is-one-save": f"{_REPAIR}::test_of_two_saves_for_one_slot_neither_is_proven_and_both_are_kept",
     "deleted-is-no-proof": f"{_REPAIR_DOUBTS}::test_a_save_is_not_taken_for_a_commit_whose_deletion_may_be_lost_too",

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, final
 
 from storage_explorer.buckets import Buckets
+from storage_explorer.damage import lost_slots, undamaged
 from storage_explorer.oracle import Reading, ViolationError, check_data, check_forgetful, read_log
-from storage_explorer.replay import NO_ANSWER, Ahead, Histories, Op, Program
+from storage_explorer.replay import IMPATIENT, NO_ANSWER, Ahead, Histories, Op, Program
 from typing_extensions import override
 
+from stepkeeper.errors import DamagedEntryError, LogFormatError, LogGapError
 from stepkeeper.log import Log
 from stepkeeper.log.replay import apply
 from stepkeeper.log.state import LogState
@@ -259,18 +261,29 @@ class Explorer:
 
     def _check_opening(self, objects: Mapping[str, bytes]) -> None:
         """A new process opens the log, from whatever index, as if it had read all of it, and can begin."""
-        log = frozenset(item for item in objects.items() if item[0].startswith(_LOG))
+        log = frozenset(item for item in objects.items() if item[0].startswith((_LOG, "lost/")))
         if log in self._opened:
             return
         self._opened.add(log)
-        bucket = MemoryBucket()
-        bucket.objects = dict(log)
-        fresh = Log(MemoryStore(bucket))
-        whole = LogState()
-        for slot in range(len(log)):
-            whole = apply(whole, slot, fresh.entry(slot))
-        if fresh.open() != whole:
-            raise ViolationError(f"opening the log makes {fresh.state}, reading it whole {whole}")
+        fresh = _log_in(dict(log))
+        intact, lost = undamaged(objects), lost_slots(objects)
+        repair = max(self._readings[self._buckets.number(objects)].repairs, default=0)
+        whole, before = LogState(tail=repair - 1), _log_in(intact)
+        for slot in range(repair, len(intact)):
+            whole = apply(whole, slot, before.entry(slot))
+        try:
+            opened = fresh.open()
+        except (DamagedEntryError, LogGapError) as error:
+            # A hole is refused also where nothing in it is needed.
+            if max(lost, default=-1) > repair or set(intact) - {path for path, _ in log}:
+                return
+            raise ViolationError(
+                f"the log is repaired in slot {repair}, and can't be opened: {error}"
+            ) from error
+        except LogFormatError as error:
+            raise ViolationError(f"the log contradicts itself: {error}") from error
+        if opened != whole:
+            raise ViolationError(f"opening the log makes {opened}, reading it whole {whole}")
 
     def _answered(self, state: State, process: int, answer: int) -> State:
         before = state.histories
@@ -340,6 +353,12 @@ class Explorer:
         return explored
 
 
+def _log_in(objects: Mapping[str, bytes]) -> Log:
+    bucket = MemoryBucket()
+    bucket.objects = dict(objects)
+    return Log(MemoryStore(bucket), patience=IMPATIENT)
+
+
 def _kind_of_object(op: Op) -> str:
     """Name what a put or a write sends: an entry of some kind, a pin, an object of a checkpoint."""
     if op.path.startswith(_LOG):
@@ -361,6 +380,8 @@ def _check_told(reading: Reading, objects: Mapping[str, bytes], notes: Sequence[
                 raise ViolationError(f"claim {before} was followed by {after}, though another was between")
             case ("forgot", claim):
                 check_forgetful(reading, claim, {each[1].slot for each in notes if each[0] == "claimed"})
+            case ("repaired", slot) if slot not in reading.repairs:
+                raise ViolationError(f"the log was said to be repaired at slot {slot}, and isn't")
             case ("held", folder, seen):
                 held = folder, seen
             case ("let go",):
