@@ -94,9 +94,9 @@ def attempt(
 
     With `quarantines` it may find HEAD's bytes bad, with `rewinds` it goes on from the oldest commit, with `returns`
     it goes back to that before each save but the first, with `collects` garbage is collected as soon as it has begun,
-    with `lags` what comes after a commit goes on beside the next saves, with `forgets` it restores nothing. `restored` are
-    the entries of the state that it restores whole; None if it restores a part. If the log may be `repaired` meanwhile,
-    none of its commits may be proven.
+    with `lags` what comes after a commit goes on beside the next saves, with `forgets` it restores nothing. `restored`
+    are the entries of the state that it restores whole; None if it restores a part. If the log may be `repaired`
+    meanwhile, none of its commits may be proven.
     """
     continues = not forgets and is_continued(restored, _ENTRIES)
 

@@ -275,7 +275,7 @@ class Explorer:
             opened = fresh.open()
         except (DamagedEntryError, LogGapError) as error:
             # A hole is refused also where nothing in it is needed.
-            if max(lost, default=-1) > repair or set(intact) - {path for path, _ in log}:
+            if max(lost, default=-1) >= repair or set(intact) - {path for path, _ in log}:
                 return
             raise ViolationError(
                 f"the log is repaired in slot {repair}, and can't be opened: {error}"
