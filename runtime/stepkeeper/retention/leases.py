@@ -113,7 +113,7 @@ class CommitTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scan:
-    """How far the entries after a slot were looked at, and the commits among them."""
+    """The search for commits in the entries after a slot, as far as it has come."""
 
     next: int
     found: tuple[int, ...] = ()
