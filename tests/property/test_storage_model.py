@@ -10,16 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
-from storage_explorer.programs import (
-    attempt,
-    beside_damage,
-    collector,
-    damager,
-    follower,
-    reader,
-    remover,
-    repairer,
-)
+from storage_explorer.programs import attempt, collector, follower, reader, remover
+from storage_explorer.repairs import beside_damage, damager, repairer
 from storage_explorer.replay import Program, shipped_code
 from storage_explorer.world import Explored, Explorer
 

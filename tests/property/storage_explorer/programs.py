@@ -1,6 +1,6 @@
 """Define what processes do with a root, each by the shipped code, and what they were answered."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from itertools import chain
 from typing import TypeVar, final
@@ -24,9 +24,7 @@ from stepkeeper.companion.messages import (
 )
 from stepkeeper.companion.session import Session
 from stepkeeper.errors import (
-    DamagedEntryError,
     FencedError,
-    LogGapError,
     PinLostError,
     RefusedError,
     RestoreError,
@@ -36,29 +34,17 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log import Claim, CommitRecord, Log, LogState
 from stepkeeper.log.claims import is_continued, must_branch
-from stepkeeper.log.tail import slot_path
 from stepkeeper.policy.keep import LastN
 from stepkeeper.policy.keep_message import Keep
-from stepkeeper.repair.repairing import carry_out, plan_repair
 from stepkeeper.retention.garbage import gc
 from stepkeeper.retention.leases import LEASE_COMMITS
 from stepkeeper.retention.pinning import pin_commit, renew_pin
 from stepkeeper.retention.pins import Pin, remove_pin
-from stepkeeper.storage.base import Buffer
 from stepkeeper.testing.background import jobs
 from stepkeeper.testing.checkpoints import write_request
 from stepkeeper.testing.pod import pod_identity
 
-__all__ = [
-    "attempt",
-    "beside_damage",
-    "collector",
-    "damager",
-    "follower",
-    "reader",
-    "remover",
-    "repairer",
-]
+__all__ = ["attempt", "collector", "follower", "reader", "remover"]
 
 T = TypeVar("T")
 _ENTRIES = ("v",)
@@ -247,79 +233,6 @@ def collector() -> Program:
         _until_answered(lambda: gc(Log(process, patience=IMPATIENT), process, patience=IMPATIENT))
 
     return run
-
-
-def damager(*slots: int, gone: bool = False) -> Program:
-    """One of these entries of the log goes bad, or away, whichever the schedule says."""
-
-    def run(process: Process) -> None:
-        slot = slots[process.choose(len(slots))]
-        if process.damage(slot_path(slot), gone=gone):
-            process.note("damaged", slot)
-
-    return run
-
-
-def beside_damage(program: Program) -> Program:
-    """The program, which ends where it needs an entry that is damaged."""
-
-    def run(process: Process) -> None:
-        try:
-            program(process)
-        except (DamagedEntryError, LogGapError):
-            process.note("stopped")
-
-    return run
-
-
-def repairer(*, dry_run: bool = False) -> Program:
-    """A person repairs the log, or looks what that would do; and says again what had no answer."""
-
-    def run(process: Process) -> None:
-        while True:
-            try:
-                plan = plan_repair(_Reading(process), patience=IMPATIENT)
-                if dry_run:
-                    process.note("looked", plan.is_needed)
-                    return
-                if not plan.is_needed:
-                    process.note("nothing to repair")
-                    return
-                log = Log(process, patience=IMPATIENT)
-                claim = carry_out(process, log, plan, "stepkeeper repair on a-host", patience=IMPATIENT)
-                process.note("repaired", claim.slot)
-                return
-            except RefusedError:
-                # Others are at work.
-                process.note("not repaired")
-                return
-            except (TransientStorageError, UnknownOutcomeError):
-                continue
-
-    return run
-
-
-@final
-class _Reading:
-    """A root as a plan sees it, which is made without a write."""
-
-    def __init__(self, process: Process) -> None:
-        self.uri = process.uri
-        self.read = process.read
-        self.list = process.list
-        self.list_page = process.list_page
-
-    def put_if_absent(self, path: str, data: bytes) -> bool:
-        raise AssertionError(f"a plan puts {path}")
-
-    def write(self, path: str, parts: Sequence[Buffer]) -> None:
-        raise AssertionError(f"a plan writes {path}")
-
-    def delete(self, path: str) -> None:
-        raise AssertionError(f"a plan deletes {path}")
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def _session(process: Process, last: int, claim: Claim | None = None, *, start: int | None = None) -> Session:

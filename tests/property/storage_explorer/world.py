@@ -9,15 +9,15 @@ from typing import Any, Final, NamedTuple, final
 
 from storage_explorer.buckets import Buckets
 from storage_explorer.damage import lost_slots, undamaged
-from storage_explorer.oracle import Reading, ViolationError, check_data, check_forgetful, read_log
+from storage_explorer.oracle import Reading, ViolationError, check_data, read_log
 from storage_explorer.replay import IMPATIENT, NO_ANSWER, Ahead, Histories, Op, Program
+from storage_explorer.told import check_told
 from typing_extensions import override
 
 from stepkeeper.errors import DamagedEntryError, LogFormatError, LogGapError
 from stepkeeper.log import Log
 from stepkeeper.log.replay import apply
 from stepkeeper.log.state import LogState
-from stepkeeper.retention.leases import LEASE_COMMITS
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 
 __all__ = ["Action", "Explored", "Explorer", "FoundError", "State"]
@@ -256,7 +256,7 @@ class Explorer:
             error = self._histories.error(history)
             if error is not None:
                 raise ViolationError(f"process {process} ended with {error!r}") from error
-            _check_told(reading, objects, self._histories.notes(history))
+            check_told(reading, objects, self._histories.notes(history))
             self._told_right.add((state.bucket, history))
 
     def _check_opening(self, objects: Mapping[str, bytes]) -> None:
@@ -365,39 +365,6 @@ def _kind_of_object(op: Op) -> str:
         return str(json.loads(op.data)["kind"])
     folder, _, name = op.path.rpartition("/")
     return "pin" if folder == ".stepkeeper/pins" else name
-
-
-def _check_told(reading: Reading, objects: Mapping[str, bytes], notes: Sequence[tuple[Any, ...]]) -> None:
-    """Check that what a process was told is so, and that what it holds is there, whether it lives or not."""
-    held: tuple[str, int] | None = None
-    for note in notes:
-        match note:
-            case ("committed", folder, slot) if reading.commits.get(folder) != slot:
-                raise ViolationError(f"{folder} was said to be committed at slot {slot}, and isn't")
-            case ("refused" | "voided", folder) if folder in reading.commits:
-                raise ViolationError(f"{folder} was {note[0]}, and is committed")
-            case ("followed", before, after) if any(before < begin < after for begin in reading.begins):
-                raise ViolationError(f"claim {before} was followed by {after}, though another was between")
-            case ("forgot", claim):
-                check_forgetful(reading, claim, {each[1].slot for each in notes if each[0] == "claimed"})
-            case ("repaired", slot) if slot not in reading.repairs:
-                raise ViolationError(f"the log was said to be repaired at slot {slot}, and isn't")
-            case ("held", folder, seen):
-                held = folder, seen
-            case ("let go",):
-                held = None
-            case _:
-                continue
-    if held is not None and not _lease_may_be_over(reading, held[1]):
-        try:
-            check_data(objects, reading.bodies[reading.commits[held[0]]])
-        except ViolationError as violation:
-            raise ViolationError(f"pinned: {violation}") from violation
-
-
-def _lease_may_be_over(reading: Reading, seen: int) -> bool:
-    """Tell whether so many commits came since the holder has read the log, that they may span its lease."""
-    return sum(slot > seen for slot in reading.bodies) >= LEASE_COMMITS
 
 
 def _drawn(chance: random.Random, actions: Sequence[Action], weights: Sequence[float]) -> Action:
