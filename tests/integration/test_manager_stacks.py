@@ -88,10 +88,10 @@ def test_a_directive_has_the_stacks_of_all_ranks_logged_and_reported(
     assert (expected[0] in first, expected[1] in second) == (True, True), report.stacks
 
 
-@pytest.mark.parametrize(
-    ("world_size", "holds"),
-    [(2, 0), *(pytest.param(*case, marks=pytest.mark.long) for case in ((1, 0), (2, 1), (1, None)))],
-)
+WHERE = [(2, 0), *(pytest.param(*case, marks=pytest.mark.long) for case in ((1, 0), (2, 1), (1, None)))]
+
+
+@pytest.mark.parametrize(("world_size", "holds"), WHERE)
 def test_a_step_that_takes_far_longer_has_the_stacks_of_all_ranks_logged(
     tmp_path: Path, ranks: Ranks, world_size: int, holds: int | None
 ) -> None:

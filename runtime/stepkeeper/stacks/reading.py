@@ -20,7 +20,7 @@ _LOOK_S: Final = 0.02
 class StackReader:
     """Read the memory that the trainer writes its stacks into. One thread uses it."""
 
-    def __init__(self, fd: int, ask: Callable[[int], None], send_signal: Callable[[], None]) -> None:
+    def __init__(self, fd: int, ask: Callable[[int], object], send_signal: Callable[[], None]) -> None:
         """Read nothing yet.
 
         Args:

@@ -59,7 +59,7 @@ def test_a_late_answer_to_an_earlier_question_is_no_answer(
     signals: list[None] = []
     reader = StackReader(
         memory.fd,
-        lambda _: None if os.write(memory.fd, b"end of stacks 7\n") else None,
+        lambda number: os.pwrite(memory.fd, f"end of stacks {number - 1}\n".encode(), 0),
         lambda: signals.append(None),
     )
     reader.read()
