@@ -138,8 +138,8 @@ def shorten_stacks(reason: str, stacks: Mapping[int, str], limit: int = REPORT_L
 
     Of each rank the end is kept, where the main thread is. Of very many ranks only the first have a place.
     """
-    each = max(_LEAST_EACH, (limit - len(reason)) // max(1, len(stacks)))
     parts = [f"because {reason}\n"]
+    each = max(_LEAST_EACH, (limit - len(parts[0])) // max(1, len(stacks)))
     for rank, text in sorted(stacks.items()):
         title = f"rank {rank}:\n"
         kept = text[-(each - len(title)) :]
