@@ -159,7 +159,7 @@ class Companion:
                     "the companion process was ended while it started, as its manager was closed"
                 )
             opening, fds = self._with_stacks(replace(self._opening, claim=claim))
-            process.send_request(Kind.OPEN, encode(opening), fds, timeout_s=_OPEN_TIMEOUT_S)
+            process.send_request(Kind.OPEN, encode(opening), fds=fds, timeout_s=_OPEN_TIMEOUT_S)
             process.send_state(Kind.STATE, encode(self._state))
             if self._stack_address is not None:
                 process.send_state(Kind.LINK, self._stack_address)

@@ -148,3 +148,4 @@ def test_a_slow_step_of_one_rank_has_all_ranks_dumped() -> None:
         dumper.see_step(step)
     assert "nothing has followed step 3" in mesh.sent.get(timeout=PATIENCE_S)["ask"]
     assert mesh.sent.get(timeout=PATIENCE_S) == {"stacks": "mine\n"}
+    dumper.see_step(None)
