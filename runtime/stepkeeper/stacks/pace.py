@@ -12,7 +12,7 @@ _LEAST_GAPS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How long the steps of a training have taken, and since when the next one takes."""
+    """The durations of a training's steps, and the time since the last of them."""
 
     step: int | None = None
     """The last finished step; None while no steps are made, as in a restore."""

@@ -15,7 +15,7 @@ __all__ = ["SharedStacks", "StackRequest"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackRequest:
-    """What a trainer tells its companion of its stacks. The descriptor of their memory comes along.
+    """Tell a companion how to read its trainer's stacks. The descriptor of their memory comes along.
 
     So does that of a listening socket in rank 0, if other ranks call there.
     """
