@@ -42,9 +42,7 @@ def check_told(server: ForkServer, folder: Path, case: str) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize(
-    "case", ["lightning", "transformers", "transformers+first", "faulthandler"]
-)
+@pytest.mark.parametrize("case", ["lightning", "transformers", "transformers+first", "faulthandler"])
 def test_other_handlers_are_no_obstacle(torch_server: ForkServer, tmp_path: Path, case: str) -> None:
     check_told(torch_server, tmp_path, case)
 

@@ -30,7 +30,7 @@ def say(event: str, **values: Any) -> None:
 
 
 class LikeLightning:
-    """What Lightning's signal connector does: it takes SIGTERM where nobody has, and ends after a batch.
+    """Do as Lightning's signal connector: take SIGTERM where nobody has, and end after a batch.
 
     lightning/pytorch/trainer/connectors/signal_connector.py: `_has_already_handler`, `_HandlersCompose`,
     `SIGTERMException`, and the original handlers at the end.
@@ -55,7 +55,7 @@ class LikeLightning:
 
 
 class LikeTransformers:
-    """What transformers' just-in-time checkpoints do: they replace the handler, and don't call the one before.
+    """Do as transformers' just-in-time checkpoints: replace the handler, and don't call the one before.
 
     transformers/trainer_jit_checkpoint.py: `setup_signal_handler` and `_sigterm_handler`.
     """
