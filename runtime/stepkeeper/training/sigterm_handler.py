@@ -93,11 +93,12 @@ class SigtermHandler:
         """Put the handler back that was there before, unless somebody has installed another one since."""
         # A handler that was installed after this one stays. If it calls this one, this one passes the signal on.
         before = self.before or signal.SIG_DFL
+        # Not in a forked child, such as a worker: SIGTERM is to end that.
+        displaced = self._displaced if os.getpid() == self._owner else None
         if signal.getsignal(signal.SIGTERM) is self:
             signal.signal(signal.SIGTERM, before)
-            # Not in a forked child, such as a worker: SIGTERM is to end that.
-            if self._displaced is not None and os.getpid() == self._owner:
-                _LIBC.sigaction(signal.SIGTERM, ctypes.byref(self._displaced), None)
+            if displaced is not None:
+                _LIBC.sigaction(signal.SIGTERM, ctypes.byref(displaced), None)
 
 
 def _read_action() -> _Action:

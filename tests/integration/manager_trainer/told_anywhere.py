@@ -24,6 +24,7 @@ from stepkeeper import CheckpointManager
 from stepkeeper.contract import Interval, Settings
 from stepkeeper.coordination.rank_group import StoreRankGroup
 from stepkeeper.save import persist
+from stepkeeper.save.share import write_share
 from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import Environment, PodPaths
 
@@ -65,7 +66,7 @@ def slowed(name: str, call: Callable[..., T]) -> Callable[..., T]:
 
 def slow_saves_down() -> None:
     """Make spans of the parts of a save, which runs in a thread of its own."""
-    persist.write_share = slowed("transfer", persist.write_share)
+    persist.write_share = slowed("transfer", write_share)  # type: ignore[attr-defined]  # the name that is called
     persist._request_commit = slowed("commit", persist._request_commit)
     gather, broadcast = StoreRankGroup.gather, StoreRankGroup.broadcast
     slow_gather, slow_broadcast = slowed("vote", gather), slowed("commit", broadcast)
@@ -77,8 +78,8 @@ def slow_saves_down() -> None:
         waits = name.endswith("/outcome") and RANK > 0
         return (slow_broadcast if waits else broadcast)(group, name, *args)
 
-    StoreRankGroup.gather = gather_votes  # type: ignore[method-assign]  # the moment is what is tested
-    StoreRankGroup.broadcast = await_outcome  # type: ignore[method-assign]  # the moment is what is tested
+    StoreRankGroup.gather = gather_votes  # type: ignore[assignment, method-assign]  # the moment is what is tested
+    StoreRankGroup.broadcast = await_outcome  # type: ignore[assignment, method-assign]  # the moment is what is tested
 
 
 def new_state() -> dict[str, Any]:
