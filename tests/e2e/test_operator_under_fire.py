@@ -303,7 +303,7 @@ def may_stand_still(operator: Cluster) -> Iterator[None]:
         operator.kubectl("patch", *deployment, "--type=json", "-p", json.dumps(patch))
         operator.kubectl("rollout", "status", *deployment, "--timeout=90s")
 
-    allow(n_failures=60, lease_s=900)
+    allow(n_failures=60, lease_s=600)
     yield
     allow(n_failures=3, lease_s=15)
 
