@@ -99,7 +99,7 @@ def _describe(
     meta: ObjectMeta, status: QueuedResourceStatus, observed: Observed, removal: Removal, *, now: float
 ) -> QueuedResourceStatus:
     kinds = QueuedResourceConditionType
-    text = f"it is being deleted: {removal.waiting}"
+    text = f"it is being deleted: {removal.waiting}. What is applied now goes, too: apply it again once it is gone"
     findings = [
         Finding(type=kinds.ACTIVE, status=False, reason=_REASON, message=text),
         Finding(type=kinds.NODES_JOINED, status=False, reason=_REASON, message="it is being deleted"),
