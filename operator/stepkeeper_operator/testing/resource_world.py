@@ -17,10 +17,10 @@ from stepkeeper_operator.queued_resources.controller import make_queued_resource
 from stepkeeper_operator.queued_resources.naming import UID_LABEL
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.reconcile import Reconciler
+from stepkeeper_operator.testing.cloud.small_cloud import SmallCloud
 from stepkeeper_operator.testing.cluster import FakeCluster
 from stepkeeper_operator.testing.queued_resources import CLUSTER_ID, make_resource
 from stepkeeper_operator.testing.resource_hosts import sync_hosts
-from stepkeeper_operator.testing.small_cloud import SmallCloud
 
 __all__ = ["Killed", "ResourceWorld"]
 
@@ -75,16 +75,15 @@ class ResourceWorld:
         self.uid = "uid-1"
         self._count_writes()
         self._start_operator()
-        namespace = {"metadata": {"name": "kube-system", "uid": cluster_id}}
-        self.cluster.put("namespaces", namespace)
+        self.cluster.put("namespaces", {"metadata": {"name": "kube-system", "uid": cluster_id}})
         self.make_object(self.uid, **spec)
 
     def make_object(self, uid: str, **spec: Any) -> None:
         """Make the object, as a user would."""
         self.uid = uid
         raw = make_resource(finalizers=(), **spec).to_raw()
-        name = {"name": self._key.name, "namespace": self._key.namespace}
-        raw["metadata"] = {**name, "uid": uid, "generation": 1}
+        place = {"name": self._key.name, "namespace": self._key.namespace}
+        raw["metadata"] = {**place, "uid": uid, "generation": 1}
         del raw["status"]
         self.cluster.put(_PLURAL, raw)
 
