@@ -13,7 +13,7 @@ from stepkeeper.restore import list_steps, restore_step
 from stepkeeper.save.given_state import GivenState, check_given_state, check_target
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.request import SaveRequest, validate_step
-from stepkeeper.training.calls import heeds_notices
+from stepkeeper.training.calls import training_call
 from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["TorchXlaApi"]
@@ -55,7 +55,7 @@ class TorchXlaApi:
         is_there = dist.is_available() and dist.is_initialized()
         return self._arguments.process_group or (dist.group.WORLD if is_there else None)
 
-    @heeds_notices
+    @training_call
     def should_save(self, step: int) -> bool:
         """Decide whether to save `step`: because the policy says so, or because all ranks agreed to stop at it.
 
@@ -68,7 +68,7 @@ class TorchXlaApi:
         """
         return self._parts.controller.should_save(step)
 
-    @heeds_notices
+    @training_call
     def reached_preemption(self, step: int) -> bool:
         """Return True from the step on that all ranks agreed to stop at.
 
@@ -86,7 +86,7 @@ class TorchXlaApi:
             raise ValueError("preemption isn't watched: construct the manager with chkpt_on_preemption=True")
         return self._parts.controller.should_stop_at(step)
 
-    @heeds_notices
+    @training_call
     def save(
         self,
         step: int,
@@ -121,7 +121,7 @@ class TorchXlaApi:
         self._parts.saver.await_upkeep()
         return True
 
-    @heeds_notices
+    @training_call
     def save_async(
         self,
         step: int,
@@ -172,7 +172,7 @@ class TorchXlaApi:
             return None
         return self._parts.controller.start_save(request)
 
-    @heeds_notices
+    @training_call
     def restore(
         self,
         step: int,
@@ -218,10 +218,9 @@ class TorchXlaApi:
         self._parts.shutdown.raise_failure()
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
         began_s = time.monotonic()
-        with self._parts.shutdown.record_fencing():
-            record = restore_step(self._parts.restorer, self._parts.companion, step, state_dict, rules=rules)
+        record = restore_step(self._parts.restorer, self._parts.companion, step, state_dict, rules=rules)
         self._parts.controller.last_step.forget()
-        self._parts.saver.mark_restored(record, whole=items is None and not exclude)
+        self._parts.saver.mark_restored(record, state_dict, rules)
         self._parts.save_hooks.log_restore(record, self._parts.store.uri, time.monotonic() - began_s)
 
     @heeds_notices
@@ -229,7 +228,7 @@ class TorchXlaApi:
         """List the steps that can be restored, those of HEAD and its ancestors, without repetition."""
         return self._parts.waits.run(partial(list_steps, self._parts.store))
 
-    @heeds_notices
+    @training_call
     def join(self) -> None:
         """Wait until no save is in flight, and what the saves make superfluous is deleted.
 

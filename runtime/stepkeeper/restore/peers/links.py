@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from stepkeeper.coordination.joining import Joining, shut
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import PeerLostError
+from stepkeeper.links.joining import Joining, shut
 from stepkeeper.restore.peers.frames import FRAME_BYTES, Frame, Kind, receive_frame, send_frame
 from stepkeeper.restore.placing import Bytes
 
