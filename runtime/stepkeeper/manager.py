@@ -342,7 +342,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
         """
         self._parts.controller.notices.record_notice("call")
 
-    @heeds_notices
+    @training_call
     def exit_if_stopped(self) -> None:
         """End this process with exit code 75 if `step` has returned `stop`. Leaving the manager's block does it too.
 
@@ -376,7 +376,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
     def __enter__(self) -> Self:
         return self
 
-    @heeds_notices
+    @training_call
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

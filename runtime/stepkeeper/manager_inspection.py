@@ -24,7 +24,7 @@ class ManagerInspection:
         """The newest save, until it has ended; its `result()` waits for the commit."""
         return self._parts.saver.in_flight
 
-    @heeds_notices
+    @training_call
     def metadata(self, step: int) -> CheckpointInfo:
         """Describe the commit of `step`: names, dtypes and shapes, read from its manifests.
 

@@ -223,7 +223,7 @@ class TorchXlaApi:
         self._parts.saver.mark_restored(record, state_dict, rules)
         self._parts.save_hooks.log_restore(record, self._parts.store.uri, time.monotonic() - began_s)
 
-    @heeds_notices
+    @training_call
     def all_steps(self) -> list[int]:
         """List the steps that can be restored, those of HEAD and its ancestors, without repetition."""
         return self._parts.waits.run(partial(list_steps, self._parts.store))
