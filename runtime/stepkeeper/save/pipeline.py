@@ -32,7 +32,7 @@ from stepkeeper.save.report import SaveClock, SaveReport, SaveState
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.share_limit import ShareSpeed
 from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker
-from stepkeeper.save.state_watch import StateWatch
+from stepkeeper.save.watch.state_watch import StateWatch
 from stepkeeper.save.worker import Worker
 
 __all__ = ["SaveEnd", "SavePipeline"]

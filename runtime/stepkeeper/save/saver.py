@@ -23,7 +23,7 @@ from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.pipeline import SaveEnd, SavePipeline
 from stepkeeper.save.report import SaveClock, SaveReport
 from stepkeeper.save.request import SaveRequest
-from stepkeeper.save.state_watch import StateWatch
+from stepkeeper.save.watch.state_watch import StateWatch
 from stepkeeper.storage import Store
 
 __all__ = ["Saver"]

@@ -6,7 +6,7 @@ from typing import Final
 
 from stepkeeper.loggers import logger
 from stepkeeper.save.snapshot.plan import SnapshotPlan
-from stepkeeper.save.stale_values import StaleValues
+from stepkeeper.save.watch.stale_values import StaleValues
 from stepkeeper_planners.state.resizable import list_resizable
 from stepkeeper_planners.state.tree import list_leaves, resolve_state
 
