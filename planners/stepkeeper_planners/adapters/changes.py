@@ -17,7 +17,7 @@ _SAMPLES: Final = 4
 
 
 class ChangeMark(NamedTuple):
-    """What a tensor was at one moment."""
+    """A tensor at one moment."""
 
     identity: tuple[object, ...]
     """The object, its dtype, and the changes that torch counts. It counts none through `tensor.data`."""

@@ -18,13 +18,14 @@ _SAVES: Final = 3
 """A value is stale if it is the same in so many saves of different steps."""
 
 _COUNTER: Final = re.compile(
-    r"it|global_steps"
-    r"|((global|current|cur|train|training)_)?(step|iter|iteration)(_(num|number|idx|index|count))?"
-    r"|((n|num)_)?(steps|batches|samples|tokens|examples)_(seen|done|consumed|processed|trained)"
-    r"|(seen|consumed|processed|trained)_(steps|batches|samples|tokens|examples)"
+    r"it|global_steps|updates"
+    r"|((global|current|cur|train|training)_)?(step|iter|iteration|update)(_(num|number|idx|index|count))?"
+    r"|(n|num)_updates"
+    r"|((n|num)_)?(steps|updates|batches|samples|tokens|examples)_(seen|done|consumed|processed|trained)"
+    r"|(seen|consumed|processed|trained)_(steps|updates|batches|samples|tokens|examples)"
 )
-"""Names of numbers that count on with the training. Not `n_steps` or `steps`, which are its length, nor `epoch`, which
-may stay the same for a thousand saves."""
+"""Names of numbers that each step changes. Not `n_steps` or `steps`, which are its length, nor `epoch`, which may stay
+the same for a thousand saves: see `ForgottenValues`."""
 
 _RANDOM: Final = re.compile(r"(.*_)?(rng|random|rng_state|random_state|rng_states|random_states)")
 """Names of the states of random number generators."""
