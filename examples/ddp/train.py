@@ -42,6 +42,21 @@ def batch_of(step: int) -> tuple[Tensor, Tensor]:
     return points[mine], labels[mine]
 
 
+def loss_at(model: nn.Module, step: int) -> Tensor:
+    points, labels = batch_of(step)
+    return functional.cross_entropy(model(points), labels)
+
+
+def settle_buckets(model: DistributedDataParallel) -> None:
+    """Make DDP divide the gradients into buckets as it does for the rest of the run.
+
+    It does so once, in the order in which its first backward pass came by them, and sums in other buckets differ in
+    their last bits. So no step of the training has the first ones, neither at the start nor after a restore.
+    """
+    torch.autograd.backward(loss_at(model, 0))
+    model.zero_grad()
+
+
 def mean_over_processes(loss: Tensor) -> float:
     total = loss.detach().clone()
     dist.all_reduce(total)
@@ -59,12 +74,12 @@ def main() -> None:
     # The list grows, so it is saved as one value, and a restore fills it in place.
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "losses": Whole(losses)}
     with open_manager(options.checkpoint_uri) as manager:
+        settle_buckets(model)
         restored = manager.restore_latest(state)
         step = restored.step if restored else 0
         print(f"start step={step} processes={dist.get_world_size()}", flush=True)
         while step < options.steps:
-            points, labels = batch_of(step)
-            loss = functional.cross_entropy(model(points), labels)
+            loss = loss_at(model, step)
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()

@@ -7,10 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
 from stepkeeper.contract import Interval, Settings, Termination
 from stepkeeper.log import Log
@@ -33,12 +34,19 @@ def launched(
             stdout=stream if output else subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
     try:
         yield process
     finally:
-        process.kill()
-        process.communicate()
+        lose(process)
+
+
+def lose(process: subprocess.Popen[str]) -> None:
+    """End the launcher and all that it has started in one moment, as a pod whose machine is gone."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
 def until_running(process: subprocess.Popen[str], signs: list[Path]) -> None:
@@ -156,3 +164,48 @@ def test_a_failure_is_the_pods_own_although_torchrun_stops_the_other_worker(
     word = last_word(folder)
     assert (word.code, word.rank, word.notice) == (1, 1, None)
     assert "ValueError: the loss is no number" in (word.error or "")
+
+
+def test_pods_that_lose_rank_0_while_their_torchruns_wait_end_with_78(tmp_path: Path) -> None:
+    """One pod is still to come: its image is being pulled."""
+    (first, first_env), (second, second_env), _ = pods(tmp_path, 3)
+    outputs = [folder / "output" for folder in (first, second)]
+    with (
+        launched(*torchrun(first, "trains"), env=first_env, output=outputs[0]) as one,
+        launched(*torchrun(second, "trains"), env=second_env, output=outputs[1]) as other,
+    ):
+        store = TCPStore("127.0.0.1", int(first_env["STEPKEEPER_COORDINATOR_PORT"]), wait_for_workers=False)
+        while not store.check(["none/torchelastic/role_info/1"]):
+            assert (one.poll(), other.poll()) == (None, None), [output.read_text() for output in outputs]
+            time.sleep(0.05)
+        lose(one)
+        assert other.wait(PATIENCE_S) == 78, outputs[1].read_text()
+    assert "ended with code 1, the training with 78" in outputs[1].read_text()
+
+
+def test_pods_that_lose_rank_0_while_their_workers_form_the_group_end_with_78(tmp_path: Path) -> None:
+    (first, first_env), (second, second_env) = pods(tmp_path, 2)
+    outputs = [folder / "output" for folder in (first, second)]
+    with (
+        launched(*torchrun(first, "never-joins"), env=first_env, output=outputs[0]) as one,
+        launched(*torchrun(second, "never-joins"), env=second_env, output=outputs[1]) as other,
+    ):
+        until_running(one, [first / "runs-0"])
+        until_running(other, [second / "joins-2", second / "joins-3"])
+        lose(one)
+        assert other.wait(PATIENCE_S) == 78, outputs[1].read_text()
+    word = last_word(second)
+    assert (word.code, word.restart) == (78, 0)
+    assert "rank 0's, went away while the process group was formed" in (word.error or "")
+
+
+def test_a_pod_that_is_told_to_stop_while_its_workers_wait_for_others_ends_with_75(tmp_path: Path) -> None:
+    (first, first_env), (second, second_env) = pods(tmp_path, 2)
+    outputs = [folder / "output" for folder in (first, second)]
+    with (
+        launched(*torchrun(first, "never-joins"), env=first_env, output=outputs[0]),
+        launched(*torchrun(second, "never-joins"), env=second_env, output=outputs[1]) as other,
+    ):
+        until_running(other, [second / "joins-2", second / "joins-3"])
+        other.send_signal(signal.SIGTERM)
+        assert other.wait(PATIENCE_S) == 75, outputs[1].read_text()

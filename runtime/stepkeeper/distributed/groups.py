@@ -4,20 +4,22 @@ import importlib
 import os
 import sys
 from datetime import timedelta
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NoReturn
 
 import torch.distributed as dist
 from torch.distributed import DistNetworkError, HashStore  # type: ignore[attr-defined]  # torch does not list it
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from stepkeeper.contract import ContractError, ExitCode, Identity
+from stepkeeper.contract import ContractError, ExitCode, Identity, Termination
 from stepkeeper.distributed.devices import Hardware, find_hardware
 from stepkeeper.distributed.early_notice import leaving_on_notice
 from stepkeeper.distributed.launchers import Launcher, choose_launcher, read_local_rank
 from stepkeeper.distributed.meeting import meet
 from stepkeeper.distributed.membership import Membership
 from stepkeeper.errors import PeerLostError, ProcessGroupError
+from stepkeeper.last_words import count_restarts, leave_last_word
 from stepkeeper.loggers import logger
 
 __all__ = ["init"]
@@ -60,8 +62,7 @@ def init(*, timeout_s: float = _TIMEOUT_S) -> Membership:
         try:
             _form(hardware, timeout_s)
         except PeerLostError as error:
-            _log.error("%s", error)
-            sys.exit(ExitCode.PEER_LOST)
+            _leave(error)
         except ContractError as error:
             raise ProcessGroupError(str(error)) from error
         # torch raises these for all that goes wrong, and DistStoreError and others are of that class.
@@ -113,14 +114,29 @@ def _join_launched(backend: str, timeout: timedelta) -> None:
     addresses among it. Each start has names of its own.
     """
     store, rank, world_size = next(rendezvous("env://", timeout=timeout))
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    dist.init_process_group(
-        backend,
-        store=PrefixStore(f"restart/{restart}", store),
-        rank=rank,
-        world_size=world_size,
-        timeout=timeout,
-    )
+    try:
+        dist.init_process_group(
+            backend,
+            store=PrefixStore(f"restart/{count_restarts() or 0}", store),
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+        )
+    except DistNetworkError as error:
+        raise PeerLostError(
+            f"the launcher that has the store, rank 0's, went away while the process group was formed: {error}"
+        ) from error
+
+
+def _leave(error: PeerLostError) -> NoReturn:
+    """End the process for a lost peer, and say so in the pod's last word: a launcher above ends with another code."""
+    _log.error("%s", error)
+    if Identity.present(os.environ):
+        identity = Identity.from_env(os.environ)
+        rank = int(os.environ.get("RANK") or identity.rank)
+        word = Termination(code=ExitCode.PEER_LOST, error=str(error), rank=rank, restart=count_restarts())
+        leave_last_word(Path(identity.termination_file), word)
+    sys.exit(ExitCode.PEER_LOST)
 
 
 def _prepare_tpu() -> None:

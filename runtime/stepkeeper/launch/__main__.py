@@ -7,11 +7,12 @@ torchrun is told the hosts of the job. When it ends, this process ends with the 
 import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from stepkeeper.contract import ContractError, Identity
+from stepkeeper.contract import RUN_FOLDER, ContractError, ExitCode, Identity
 from stepkeeper.launch.child import CommandError, run
 from stepkeeper.launch.last_word import choose_exit_code, read_last_word, withdraw_last_word
-from stepkeeper.launch.torchrun import torchrun_variables
+from stepkeeper.launch.torchrun import ERROR_FILE_VARIABLE, read_torchrun_error, torchrun_variables
 
 _USAGE = "usage: python -m stepkeeper.launch COMMAND [ARGUMENT ...]"
 _BAD_USAGE = 2
@@ -24,15 +25,25 @@ def main(command: list[str]) -> int:
     if not command:
         return _complain(_USAGE, _BAD_USAGE)
     try:
-        end = run(command, os.environ | torchrun_variables(os.environ))
+        if not Identity.present(os.environ):
+            return run(command, os.environ).code
+        return _run_in_pod(command, Path(Identity.from_env(os.environ).termination_file))
     except CommandError as error:
         return _complain(str(error), error.code)
     except ContractError as error:
         return _complain(str(error), _BAD_USAGE)
-    if not Identity.present(os.environ):
-        return end.code
-    last_word_file = Path(Identity.from_env(os.environ).termination_file)
-    last_word = read_last_word(last_word_file)
+
+
+def _run_in_pod(command: list[str], last_word_file: Path) -> int:
+    # It can be written to also where the root of the file system can't.
+    shared = RUN_FOLDER if Path(RUN_FOLDER).is_dir() else None
+    with TemporaryDirectory(prefix="launch-", dir=shared) as folder:
+        error_file = os.environ.get(ERROR_FILE_VARIABLE) or f"{folder}/error.json"
+        told = torchrun_variables(os.environ) | {ERROR_FILE_VARIABLE: error_file}
+        end = run(command, os.environ | told)
+        last_word = read_last_word(last_word_file)
+        if last_word is None and end.code != ExitCode.DONE:
+            last_word = read_torchrun_error(Path(error_file))
     meant = choose_exit_code(end.code, last_word, was_told=end.was_told)
     if last_word is not None and last_word.code != meant:
         withdraw_last_word(last_word_file)

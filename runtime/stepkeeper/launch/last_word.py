@@ -6,9 +6,9 @@ from typing import Final
 
 from stepkeeper.contract import ContractError, ExitCode, Termination
 
-__all__ = ["choose_exit_code", "read_last_word", "withdraw_last_word"]
+__all__ = ["SIGTERM", "choose_exit_code", "read_last_word", "withdraw_last_word"]
 
-_SIGTERM: Final = "sigterm"
+SIGTERM: Final = "sigterm"
 """The notice of a process that SIGTERM told to stop."""
 
 
@@ -28,7 +28,7 @@ def choose_exit_code(code: int, last_word: Termination | None, *, was_told: bool
     """
     if code == ExitCode.DONE or last_word is None or last_word.code == ExitCode.DONE:
         return code
-    stopped_by_launcher = last_word.code == ExitCode.SAVED and last_word.notice == _SIGTERM and not was_told
+    stopped_by_launcher = last_word.code == ExitCode.SAVED and last_word.notice == SIGTERM and not was_told
     return code if stopped_by_launcher else last_word.code
 
 

@@ -1,13 +1,11 @@
 """End a process: choose its exit code, share out the grace period, and write the termination-message file."""
 
 import faulthandler
-import fcntl
 import os
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from stepkeeper.companion.progress import Progress
@@ -16,12 +14,12 @@ from stepkeeper.contract import (
     END_RESERVE_S,
     Cause,
     CommitPoint,
-    ContractError,
     ExitCode,
     OnDisruption,
     Termination,
 )
 from stepkeeper.errors import FencedError, NoticeDeadlineError, PeerLostError
+from stepkeeper.last_words import count_restarts, leave_last_word
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger
 from stepkeeper.training.announcements import PREEMPTED
@@ -58,10 +56,6 @@ _SAVE_S: Final = 60.0
 _SAVE_TOGETHER_S: Final = 10.0
 """The same with other ranks, who may have ended already."""
 
-_LOCK_S: Final = 1.0
-"""Seconds that another process of the pod, which may be stopped, keeps this one from writing its message."""
-
-_MESSAGE_BYTES: Final = 1 << 16
 _FAILURE: Final = 1
 _INTERRUPTED: Final = 130
 _CODES: Final = (
@@ -228,7 +222,7 @@ class ProcessExit:
         if self._environment is None:
             return
         claimed, notice = self._companion.claimed_root, self._notices.notice
-        _write(
+        leave_last_word(
             self._environment.places.termination_file,
             Termination(
                 code=code,
@@ -242,7 +236,7 @@ class ProcessExit:
                 decision=self._decision(),
                 error=error,
                 rank=self._rank,
-                restart=_count_restarts(),
+                restart=count_restarts(),
             ),
         )
 
@@ -253,52 +247,3 @@ def _grace_ends_s(notice: Notice, grace_s: float) -> float:
 
 def _point_of(record: CommitRecord | None) -> CommitPoint | None:
     return None if record is None else CommitPoint(sequence=record.slot, step=record.step)
-
-
-def _count_restarts() -> int | None:
-    """Return how often torchrun has started its processes anew; None without torchrun."""
-    text = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
-    return int(text) if text.isdecimal() else None
-
-
-def _write(path: Path, termination: Termination) -> None:
-    """Write the termination message, unless another process has left one that tells more; log it if that fails.
-
-    The process ends either way, and its exit code says most of it. If the process is killed meanwhile, either an
-    earlier message or this one can be read: the file is the kubelet's, so it can't be replaced by another file, and
-    it is never emptied first.
-    """
-    said = termination.to_json()
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            _lock(fd)
-            if not _replaces(termination, os.pread(fd, _MESSAGE_BYTES, 0)):
-                return
-            # Trailing blanks don't change a JSON text.
-            os.pwrite(fd, said.ljust(os.fstat(fd).st_size), 0)
-            os.ftruncate(fd, len(said))
-        finally:
-            os.close(fd)
-    except OSError as error:
-        _log.warning("the termination message can't be written to %s: %s", path, error)
-
-
-def _lock(fd: int) -> None:
-    """Keep other processes of the pod from writing until the file is closed, if they let go of it in time."""
-    ends_s = time.monotonic() + _LOCK_S
-    while True:
-        try:
-            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            if time.monotonic() >= ends_s:
-                return None
-            time.sleep(0.01)
-
-
-def _replaces(termination: Termination, data: bytes) -> bool:
-    try:
-        return termination.replaces(Termination.from_json(data))
-    except ContractError:
-        # It is empty, or somebody else's.
-        return True

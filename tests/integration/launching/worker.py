@@ -6,8 +6,10 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 import stepkeeper
 from stepkeeper import CheckpointManager
@@ -32,7 +34,27 @@ def end_beside(rank: int, told: threading.Event) -> None:
     raise ValueError("the loss is no number")
 
 
+def tell_when_it_joins(rank: int) -> None:
+    """Have this process leave a sign when it has found the store and begins to form the group."""
+    form = dist.init_process_group
+
+    def tell_and_form(*args: Any, **options: Any) -> None:
+        (FOLDER / f"joins-{rank}").touch()
+        form(*args, **options)
+
+    dist.init_process_group = tell_and_form
+
+
 def main() -> None:
+    if CASE == "never-joins":
+        rank = int(os.environ["RANK"])
+        if rank < 2:
+            (FOLDER / f"runs-{rank}").touch()
+            torchrun = os.getppid()
+            while os.getppid() == torchrun:
+                time.sleep(0.5)
+            return
+        tell_when_it_joins(rank)
     this = stepkeeper.distributed.init(timeout_s=120)
     told = threading.Event()
     if CASE in {"fails", "dies"}:

@@ -1,13 +1,15 @@
 """What the launcher of a pod tells torchrun, and which exit code it ends with."""
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from stepkeeper.contract import Termination
 from stepkeeper.launch.last_word import choose_exit_code
-from stepkeeper.launch.torchrun import torchrun_variables
+from stepkeeper.launch.torchrun import read_torchrun_error, torchrun_variables
 from stepkeeper.testing.pod import pod_environ, pod_identity
 
 POD = pod_environ(
@@ -54,6 +56,30 @@ def test_a_process_that_its_launcher_stopped_for_the_failure_of_another_has_no_s
     code: int, notice: str, was_told: bool, meant: int
 ) -> None:
     assert choose_exit_code(code, Termination(code=75, notice=notice), was_told=was_told) == meant
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ({"message": {"message": "DistNetworkError: Failed to recv, got 0 bytes.", "extraInfo": {}}}, 78),
+        ({"message": "DistNetworkError: Connection reset by peer"}, 78),
+        ({"message": {"message": "SignalException: Process 7 got signal: 15"}}, 75),
+        # Nobody was there, so nobody went away.
+        ({"message": {"message": "DistNetworkError: The client socket has timed out after 900000ms"}}, None),
+        ({"message": {"message": "ValueError: the loss is no number"}}, None),
+        ({"message": 3}, None),
+        ({}, None),
+        ([], None),
+    ],
+)
+def test_a_torchrun_without_a_training_says_that_it_was_stopped_or_has_lost_a_peer(
+    tmp_path: Path, said: object, code: int | None
+) -> None:
+    file = tmp_path / "error.json"
+    assert read_torchrun_error(file) is None
+    file.write_text(json.dumps(said))
+    word = read_torchrun_error(file)
+    assert (None if word is None else word.code) == code
 
 
 def test_a_signal_after_the_end_of_the_command_changes_nothing() -> None:

@@ -11,10 +11,11 @@ from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import ExitCode, Interval, Settings, Termination
 from stepkeeper.errors import FencedError, OtherJobsRootError, PeerLostError, SaveError
+from stepkeeper.last_words import leave_last_word
 from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import Environment, PodPaths
 from stepkeeper.training.preemption import NoticeWatcher
-from stepkeeper.training.termination import ProcessExit, _write, format_traceback, process_exit_code
+from stepkeeper.training.termination import ProcessExit, format_traceback, process_exit_code
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_a_last_word_can_be_read_whenever_the_process_is_killed(
     path = tmp_path / "termination"
     first = Termination(code=75, step=7, notice="sigterm", error="a long story, which ends well")
     second = Termination(code=0, step=8)
-    _write(path, first)
+    leave_last_word(path, first)
     assert Termination.from_json(path.read_bytes()) == first
 
     def killed(*_: object) -> None:
@@ -60,22 +61,24 @@ def test_a_last_word_can_be_read_whenever_the_process_is_killed(
         with monkeypatch.context() as patched:
             patched.setattr(f"os.{moment}", killed)
             with pytest.raises(KeyboardInterrupt):
-                _write(path, second)
+                leave_last_word(path, second)
         assert Termination.from_json(path.read_bytes()) == left
-    _write(path, second)
+    leave_last_word(path, second)
     assert path.read_bytes() == second.to_json()
 
 
 def test_a_process_beside_another_one_leaves_the_word_that_tells_more(tmp_path: Path) -> None:
     path = tmp_path / "termination"
     saved = Termination(code=75, step=7, rank=2)
-    _write(path, saved)
-    _write(path, Termination(code=78, step=6, rank=3, error="the store is gone, with rank 0 that it was in"))
+    leave_last_word(path, saved)
+    leave_last_word(
+        path, Termination(code=78, step=6, rank=3, error="the store is gone, with rank 0 that it was in")
+    )
     assert Termination.from_json(path.read_bytes()) == saved
     with path.open("rb") as held:
         # As by a process that was stopped at the wrong moment.
         fcntl.flock(held, fcntl.LOCK_EX)
-        _write(path, Termination(code=77, rank=3))
+        leave_last_word(path, Termination(code=77, rank=3))
     assert Termination.from_json(path.read_bytes()).code == 77
 
 
