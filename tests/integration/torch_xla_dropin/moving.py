@@ -64,7 +64,7 @@ def moved(folder: Path) -> dict[str, Any]:
         ("onto the mesh transposed", (1, 4), (4, 1)),
         ("cut along the other axis", "padded", "padded"),
     ):
-        if source == "padded":
+        if isinstance(source, str) or isinstance(target, str):
             saved, loaded = padded_on(0, 1), padded_on(1, 2)
         else:
             saved, loaded = state_on(source, 1), state_on(target, 2)
