@@ -46,6 +46,7 @@ CONSTANTS: dict[str, dict[str, Any]] = {
         "seed": 0, "rank": 0, "fold": 0, "dropout": 0.0, "weight_decay": 0.0, "warmup_steps": 0, "num_workers": 0,
         "lr": 0.0, "label_smoothing": 0.0, "pad_id": 0, "version": 0, "l2_reg": 0, "min_delta": 0.0,
     },
+    "what counts by its name, and is told earlier": {"step": 0, "updates": 0},
     "flags": {"resumed": False, "compiled": True},
     "settings": {"args": {"retries": 0}, "model_config": {"skip": 0}, "hparams": {"mixup": 0.0}},
     "an object's": {"loader": RandomState()},

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from stepkeeper.save.watch.stale_values import is_counter
 from stepkeeper_planners.state.per_rank import PerRank
 from stepkeeper_planners.state.tree import Path, is_stateful, join_path
 from stepkeeper_planners.state.whole import Whole
@@ -107,7 +108,7 @@ class ForgottenValues:
 
     A dict that is built for each save has the numbers of that moment. One that is built once has those of the start,
     unless the training sets them. If none is set, one that is where a counter begins is likely forgotten: 0, or the
-    infinity that a least loss begins with, or an epoch. Nothing is held of a state with tensors in its dicts: it is
+    infinity that a least loss begins with, or an epoch. `StaleValues` tells of what counts by its name. Nothing is held of a state with tensors in its dicts: it is
     mostly built for each save, and may be very large.
     """
 
@@ -182,7 +183,7 @@ def _has_tensors(node: Mapping[str, object]) -> bool:
 
 
 def _is_beginning(name: Path, value: object) -> bool:
-    if not isinstance(value, int | float | np.number) or isinstance(value, bool):
+    if not isinstance(value, int | float | np.number) or isinstance(value, bool) or is_counter(name[-1]):
         return False
     last = str(name[-1]).lower()
     if _EPOCH.fullmatch(last):

@@ -12,7 +12,7 @@ from stepkeeper_planners.state.per_rank import PerRank
 from stepkeeper_planners.state.tree import Path, is_stateful, join_path
 from stepkeeper_planners.state.whole import Whole
 
-__all__ = ["StaleValues"]
+__all__ = ["StaleValues", "is_counter"]
 
 _SAVES: Final = 3
 """A value is stale if it is the same in so many saves of different steps."""
@@ -94,8 +94,13 @@ def _find_watched(node: Any, path: Path, *, is_random: bool) -> Iterator[tuple[P
     elif is_random:
         if isinstance(node, tuple) or (isinstance(node, torch.Tensor) and node.dtype == torch.uint8):
             yield path, _Watched(is_random=True)
-    elif _is_number(node) and _COUNTER.fullmatch(str(path[-1]).lower()):
+    elif _is_number(node) and is_counter(path[-1]):
         yield path, _Watched(is_random=False)
+
+
+def is_counter(name: object) -> bool:
+    """Return True if each step changes a number of this name."""
+    return _COUNTER.fullmatch(str(name).lower()) is not None
 
 
 def _is_number(value: object) -> bool:
