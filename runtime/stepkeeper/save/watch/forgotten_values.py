@@ -108,8 +108,8 @@ class ForgottenValues:
 
     A dict that is built for each save has the numbers of that moment. One that is built once has those of the start,
     unless the training sets them. If none is set, one that is where a counter begins is likely forgotten: 0, or the
-    infinity that a least loss begins with, or an epoch. `StaleValues` tells of what counts by its name. Nothing is held of a state with tensors in its dicts: it is
-    mostly built for each save, and may be very large.
+    infinity that a least loss begins with, or an epoch. `StaleValues` tells of what counts by its name. Nothing is held
+    of a state with tensors in its dicts: it is mostly built for each save, and may be very large.
     """
 
     def __init__(self) -> None:
