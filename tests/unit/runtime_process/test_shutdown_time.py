@@ -39,7 +39,7 @@ def test_all_parts_together_end_in_the_time_of_one_deadline(
     monkeypatch.setattr(shutdown, "time", clock)
     parts = Shutdown(
         cast(StepController, SimpleNamespace(close=clock.use)),
-        cast(Saver, SimpleNamespace(close=clock.use, await_hooks=clock.use, on_fence=None)),
+        cast(Saver, SimpleNamespace(close=clock.use, await_hooks=clock.use, on_fence=id)),
         cast(Progress, SimpleNamespace(send_latest_step=list)),
         cast(Companion, SimpleNamespace(close=clock.use)),
         cast(RankGroup, SimpleNamespace(announce_leave=clock.use, abort=list, leave=clock.use)),
