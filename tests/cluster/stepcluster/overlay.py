@@ -6,6 +6,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from stepcluster.gcs import BUCKET
+from stepcluster.nodes import TPU_TAINTS
 
 __all__ = ["for_test_cluster"]
 
@@ -43,7 +44,10 @@ def for_test_cluster(
     volume = {"name": _TORCH, "hostPath": {"path": "/opt/torch", "type": "Directory"}}
     pod["volumes"] = [*pod.get("volumes", ()), volume]
     if nodes:
-        pod["tolerations"] = [{"operator": "Exists"}]
+        # Those of TPU nodes only: on a node that shuts down no pod could start.
+        pod["tolerations"] = [
+            {"key": taint["key"], "operator": "Exists", "effect": taint["effect"]} for taint in TPU_TAINTS
+        ]
         pod["affinity"] = _one_on_each(nodes, changed["metadata"]["name"])
     return changed
 
