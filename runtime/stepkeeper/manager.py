@@ -12,7 +12,7 @@ from typing_extensions import override
 from stepkeeper.contract import CommitPoint, ReportPhase
 from stepkeeper.errors import NoticeDeadlineError
 from stepkeeper.loggers import show_by_default
-from stepkeeper.manager_arguments import TorchXlaArguments, build_tier_place
+from stepkeeper.manager_arguments import TorchXlaArguments, build_tier_place, check_seconds
 from stepkeeper.manager_inspection import ManagerInspection
 from stepkeeper.manager_parts import ManagerParts
 from stepkeeper.policy.keep import AnyOf as KeepAnyOf
@@ -69,6 +69,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
         local_tier: str | PathLike[str] | None = None,
         local_tier_bytes: int | None = None,
         total_steps: SupportsIndex | None = None,
+        stacks_after_s: float | None = None,
         environment: Environment | None = None,
     ) -> None:
         """Construct a manager for the root at `path`. Nothing is read or written yet.
@@ -94,6 +95,8 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             local_tier_bytes: Number of bytes that this process may use in `local_tier`; None sets no limit.
             total_steps: Number of the training's last step, which is saved whatever `save_interval` says. Without it,
                 `close` and the end of the block save the last step that was finished.
+            stacks_after_s: Number of seconds after which the stacks of all ranks' threads are written to the log while
+                a step takes ten times longer than any before it. None watches no steps.
             environment: The identity and settings from the operator; `from_env` passes them.
 
         Raises:
@@ -122,6 +125,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             take_over=take_over,
             unsafe_single_writer=unsafe_single_writer,
             device_budget_bytes=device_budget_bytes,
+            stacks_after_s=check_seconds("stacks_after_s", stacks_after_s),
             environment=environment,
         )
 
@@ -142,6 +146,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
         device_budget_bytes: int | None = None,
         local_tier: str | PathLike[str] | None = None,
         local_tier_bytes: int | None = None,
+        stacks_after_s: float | None = 300.0,
     ) -> Self:
         """Construct the manager that this container's CheckpointedTrainingJob asks for.
 
@@ -159,6 +164,8 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             local_tier: A folder on a disk of this host; by default the volume that the job's template mounts at
                 /var/cache/stepkeeper, if it mounts one.
             local_tier_bytes: Number of bytes that this process may use in the local tier, where there is one.
+            stacks_after_s: Number of seconds after which a step that takes ten times longer than any before it has the
+                stacks of all ranks written to the log and into the report. None watches no steps.
 
         Raises:
             NotInPodError: No operator made this container; the message says what to write instead.
@@ -187,6 +194,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             local_tier=tier,
             local_tier_bytes=None if tier is None else local_tier_bytes,
             total_steps=settings.total_steps,
+            stacks_after_s=stacks_after_s,
             environment=environment,
         )
 

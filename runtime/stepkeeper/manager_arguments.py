@@ -1,5 +1,6 @@
 """Check the arguments of a manager's constructor and convert them to stepkeeper's own values."""
 
+import math
 import operator
 import os
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from stepkeeper.policy.save import AnyOf, AtSteps, Auto, EveryNSteps, SavePolicy
 from stepkeeper.storage import check_slashes
 from stepkeeper.tier import TierPlace
 
-__all__ = ["TorchXlaArguments", "build_claim_request", "build_tier_place"]
+__all__ = ["TorchXlaArguments", "build_claim_request", "build_tier_place", "check_seconds"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,3 +114,10 @@ def build_claim_request(policy: SavePolicy, take_over: str | bool) -> ClaimReque
         take_over_any=take_over is True,
         asks_past=any(isinstance(part, Auto) for part in parts_of(policy)),
     )
+
+
+def check_seconds(name: str, seconds: float | None) -> float | None:
+    """Return `seconds` if that is a time. Raises ValueError."""
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise ValueError(f"{name} is a number of seconds greater than 0, not {seconds}")
+    return seconds

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 from weakref import WeakMethod
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive
+from stepkeeper.coordination.companion_links import link_companions
 from stepkeeper.coordination.rank_group import open_rank_group
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.loggers import identify
@@ -16,6 +17,7 @@ from stepkeeper.policy.keep import KeepPolicy
 from stepkeeper.restore import LatestRestore, Restorer
 from stepkeeper.save.hooks import SaveHooks
 from stepkeeper.save.saver import Saver
+from stepkeeper.stacks.meeting import StackMeeting
 from stepkeeper.storage import open_store, root_uri
 from stepkeeper.tier import CachedStore, LocalTier, TierPlace
 from stepkeeper.training.environment import Environment, attempt_name, build_open_request
@@ -23,6 +25,8 @@ from stepkeeper.training.shutdown import Shutdown
 from stepkeeper.training.step_controller import StepController
 
 __all__ = ["ManagerParts"]
+
+Given = TypeVar("Given")
 
 
 class ManagerParts:
@@ -37,6 +41,7 @@ class ManagerParts:
         take_over: str | bool,
         unsafe_single_writer: bool,
         device_budget_bytes: int | None,
+        stacks_after_s: float | None,
         environment: Environment | None,
     ) -> None:
         """Construct the parts. Nothing is read or written yet, and outside an operator's pod nothing is started.
@@ -48,6 +53,7 @@ class ManagerParts:
             take_over: Name of the job whose root may become this one's; True allows any.
             unsafe_single_writer: The user promises that a store without exclusive creates has a single writer.
             device_budget_bytes: Device memory that a snapshot may use, in bytes; None finds it out.
+            stacks_after_s: Seconds that any step may take before stacks are dumped; None watches no steps.
             environment: What the operator told this process; None without an operator.
 
         """
@@ -64,10 +70,13 @@ class ManagerParts:
             tier=tier,
             unsafe_single_writer=unsafe_single_writer,
         )
+        meeting = StackMeeting(rank_group.rank, rank_group.world_size)
         self.companion: Final = Companion(
             opening,
             _call_weakly(self.follow_directive),
             claiming=build_claim_request(given.policy, take_over),
+            stack_meeting=meeting,
+            stacks_after_s=stacks_after_s,
         )
         self.progress: Final = Progress(self.companion.report_state)
         reopen = partial(open_store, self.store.uri, unsafe_single_writer=unsafe_single_writer)
@@ -96,6 +105,7 @@ class ManagerParts:
             environment=environment,
             saves_on_notice=given.chkpt_on_preemption,
             waits=self.waits,
+            on_met=partial(link_companions, rank_group, meeting, _call_weakly(self.companion.link_stacks)),
         )
         self.shutdown: Final = Shutdown(
             self.controller, self.saver, self.progress, self.companion, rank_group
@@ -125,13 +135,13 @@ class ManagerParts:
         self.controller.follow_directive(directive)
 
 
-def _call_weakly(act: Callable[[Directive], None]) -> Callable[[Directive], None]:
+def _call_weakly(act: Callable[[Given], None]) -> Callable[[Given], None]:
     """Return a function that calls the method `act` as long as its object lives, and doesn't keep that alive."""
     held = WeakMethod(act)
 
-    def call(directive: Directive) -> None:
+    def call(given: Given) -> None:
         alive = held()
         if alive is not None:
-            alive(directive)
+            alive(given)
 
     return call

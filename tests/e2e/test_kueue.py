@@ -1,14 +1,15 @@
-"""Queue jobs with the real Kueue: one waits for the quota that another has."""
+"""Queue jobs with the real Kueue: one waits for quota, is preempted by a more important one, or leaves the queue."""
 
+import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import pytest
 
 from stepcluster.api import Cluster
 from stepcluster.product import install_operator
-from stepcluster.shelljobs import ShellJob, apply_all, container, delete_all
+from stepcluster.shelljobs import ShellJob, container, delete_all
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(2400)]
 
@@ -35,8 +36,8 @@ def kueue_object(kind: str, name: str, namespace: str | None = None, **body: Any
     return {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": meta, **body}
 
 
-def quota_for_one(namespaces: list[str]) -> list[dict[str, Any]]:
-    """A ClusterQueue in which one job has room, and a LocalQueue of it in each namespace."""
+def quota_for_one() -> list[dict[str, Any]]:
+    """A ClusterQueue in which one job has room."""
     cpu = {"name": "cpu", "nominalQuota": "150m"}
     group = {"coveredResources": ["cpu"], "flavors": [{"name": "any", "resources": [cpu]}]}
     spec = {
@@ -49,8 +50,12 @@ def quota_for_one(namespaces: list[str]) -> list[dict[str, Any]]:
         kueue_object("ClusterQueue", "one", spec=spec),
         kueue_object("WorkloadPriorityClass", "low", value=10, description="may be preempted"),
         kueue_object("WorkloadPriorityClass", "high", value=1000, description="preempts"),
-        *(kueue_object("LocalQueue", "q", name, spec={"clusterQueue": "one"}) for name in namespaces),
     ]
+
+
+def queue_of(job: ShellJob) -> dict[str, Any]:
+    """The LocalQueue in the namespace of the job."""
+    return kueue_object("LocalQueue", "q", job.name, spec={"clusterQueue": "one"})
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +64,7 @@ def kueue(operator: Cluster) -> Iterator[Cluster]:
     install_operator(operator, reportIntervalSeconds=2, resyncSeconds=10)
     operator.load_shell_image()
     operator.start_kueue()
+    apply(operator, quota_for_one())
     yield operator
     for kind in ("mutating", "validating"):
         name = f"kueue-{kind}-webhook-configuration"
@@ -66,46 +72,127 @@ def kueue(operator: Cluster) -> Iterator[Cluster]:
     install_operator(operator, reportIntervalSeconds=2)
 
 
+def apply(cluster: Cluster, items: list[dict[str, Any]]) -> None:
+    body = {"apiVersion": "v1", "kind": "List", "items": items}
+    cluster.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(body))
+
+
+@contextlib.contextmanager
+def namespaces_of(cluster: Cluster, *jobs: ShellJob) -> Iterator[None]:
+    """Make the jobs' namespaces, each with its LocalQueue. They go with all that is in them."""
+    spaces = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": job.name}} for job in jobs]
+    apply(cluster, spaces)
+    try:
+        for job in jobs:
+            job.kubectl("wait", "serviceaccount/default", "--for=create", "--timeout=60s")
+        apply(cluster, [queue_of(job) for job in jobs])
+        yield
+    finally:
+        delete_all(cluster, jobs)
+
+
 def make_job(cluster: Cluster, name: str, priority: str) -> ShellJob:
     labels = {"kueue.x-k8s.io/queue-name": "q", "kueue.x-k8s.io/priority-class": priority}
     trainer = container("trainer", SAVES, resources={"requests": {"cpu": "100m"}})
     pod = {"terminationGracePeriodSeconds": 20}
-    return ShellJob(cluster=cluster, name=PREFIX + name, containers=[trainer], pod=pod, labels=labels)
+    return ShellJob(
+        cluster=cluster, name=PREFIX + name, containers=[trainer], pod=pod, labels=labels, max_failures=0
+    )
+
+
+def start(job: ShellJob) -> None:
+    job.kubectl("apply", "-f", "-", stdin=json.dumps(job.manifest()))
+
+
+def suspend(job: ShellJob, *, suspended: bool) -> None:
+    patch = json.dumps({"spec": {"suspend": suspended}})
+    job.kubectl("patch", "ctj", job.name, "--type=merge", "-p", patch)
+
+
+def finish(job: ShellJob) -> dict[str, Any]:
+    """Let the training end by itself."""
+    job.release()
+    return job.until_phase("Complete")
 
 
 def condition(status: Mapping[str, Any], kind: str) -> dict[str, Any]:
     return next((dict(item) for item in status.get("conditions", ()) if item["type"] == kind), {})
 
 
-def apply_job(job: ShellJob) -> None:
-    job.kubectl("apply", "-f", "-", stdin=json.dumps(job.manifest()))
+def has_quota(wanted: str) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda status: condition(status, "QuotaReserved").get("status") == wanted
+
+
+def causes(status: Mapping[str, Any]) -> list[str | None]:
+    return [attempt.get("cause") for attempt in status["attempts"]]
 
 
 def test_a_job_waits_for_the_quota_that_another_has(kueue: Cluster) -> None:
     first, second = (make_job(kueue, name, "low") for name in ("first", "second"))
-    jobs = [first, second]
-    namespaces = [job.name for job in jobs]
-    try:
-        apply_all(kueue, [first])
-        kueue.kubectl("create", "namespace", second.name)
-        second.kubectl("wait", "serviceaccount/default", "--for=create", "--timeout=60s")
-        items = {"apiVersion": "v1", "kind": "List", "items": quota_for_one(namespaces)}
-        kueue.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(items))
-
+    with namespaces_of(kueue, first, second):
+        start(first)
         first.until_phase("Running")
         assert condition(first.until(has_quota("True")), "QuotaReserved")["reason"] == "QuotaReserved"
 
-        apply_job(second)
-        second.until(has_quota("False"))
-        second.until(lambda status: "insufficient" in condition(status, "QuotaReserved")["message"])
-        assert second.until_phase("Queued")["attempts"] == []
+        start(second)
+        second.until(lambda status: "insufficient" in condition(status, "QuotaReserved").get("message", ""))
+        status = second.until_phase("Queued")
+        assert has_quota("False")(status)
+        assert status.get("attempts", []) == []
+
+        finish(first)
+        second.until_phase("Running")
+        assert causes(finish(second)) == [None]
         assert suspensions(kueue) == []
-    finally:
-        delete_all(kueue, jobs)
 
 
-def has_quota(wanted: str) -> Any:
-    return lambda status: condition(status, "QuotaReserved").get("status") == wanted
+def test_a_more_important_job_preempts_one_that_saves_and_resumes_when_it_is_done(kueue: Cluster) -> None:
+    low, high = (make_job(kueue, name, name) for name in ("low", "high"))
+    with namespaces_of(kueue, low, high):
+        start(low)
+        low.until_phase("Running")
+
+        start(high)
+        high.until_phase("Running")
+        status = low.until_phase("Queued")
+        assert causes(status) == ["QueuePreemption"]
+        assert "Preempted" in status["attempts"][0]["message"]
+        assert status["checkpoint"]["latest"].items() >= {"sequence": 7, "step": 120}.items()
+        assert has_quota("False")(status)
+
+        finish(high)
+        low.until_phase("Running", attempt=2)
+        status = finish(low)
+        assert causes(status) == ["QueuePreemption", None]
+        assert status["restarts"]["byCause"] == [
+            {"cause": "QueuePreemption", "count": 1, "countedTowardsLimit": 0}
+        ]
+        assert suspensions(kueue) == []
+
+
+def test_a_job_that_its_user_suspends_leaves_its_place_to_the_next_and_queues_again(kueue: Cluster) -> None:
+    left, next_one = (make_job(kueue, name, "low") for name in ("left", "next"))
+    with namespaces_of(kueue, left, next_one):
+        start(left)
+        left.until_phase("Running")
+        start(next_one)
+        next_one.until_phase("Queued")
+
+        suspend(left, suspended=True)
+        left.until(lambda status: condition(status, "QuotaReserved").get("reason") == "NotQueued")
+        next_one.until_phase("Running")
+        status = left.until_phase("Suspended")
+        assert causes(status) == ["Requested"]
+        assert status["checkpoint"]["latest"].items() >= {"sequence": 7, "step": 120}.items()
+        assert left.jobset_uid() == ""
+        assert left.get("workloads.kueue.x-k8s.io")["items"] == []
+
+        suspend(left, suspended=False)
+        left.until_phase("Queued")
+        finish(next_one)
+        left.until_phase("Running", attempt=2)
+        assert causes(finish(left)) == ["Requested", None]
+        assert suspensions(kueue) == []
 
 
 def suspensions(cluster: Cluster) -> list[str]:

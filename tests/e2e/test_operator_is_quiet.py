@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ LONG_QUIET_S = 660
 """Longer than the resync of all jobs (10 minutes) and the life of a watch (4), too."""
 
 WRITES = {"create", "update", "patch", "delete", "deletecollection"}
+MANY = "quiet-many"
+N_FINISHED = 50
 FINISHED_JOB = """
 apiVersion: stepkeeper.dev/v1alpha1
 kind: CheckpointedTrainingJob
@@ -56,6 +59,45 @@ def code(entry: dict[str, object]) -> int:
     return int(status.get("code", 0))
 
 
+def finished_job(name: str) -> dict[str, object]:
+    """A job that is over, as it is long after its end."""
+    trainer = {"name": "trainer", "image": "localhost/busybox:1", "command": ["true"]}
+    at = "2026-01-01T00:00:00Z"
+    complete = {"type": "Complete", "status": "True", "reason": "AllPodsSucceeded", "lastTransitionTime": at}
+    return {
+        "apiVersion": "stepkeeper.dev/v1alpha1",
+        "kind": "CheckpointedTrainingJob",
+        "metadata": {"name": name, "namespace": MANY},
+        "spec": {
+            "suspend": True,
+            "placement": {"hosts": {"count": 1}},
+            "checkpoint": {"uri": f"file:///nowhere/{name}", "interval": {"steps": 1}},
+            "template": {"spec": {"containers": [trainer]}},
+        },
+        "status": {
+            "observedGeneration": 1,
+            "phase": "Complete",
+            "conditions": [complete],
+            "attempts": [{"number": 1, "start": at, "end": at}],
+        },
+    }
+
+
+@pytest.fixture
+def many_finished(operator: Cluster) -> Iterator[None]:
+    """As many jobs that are over as a team leaves in some weeks. They never ran: they are suspended at first."""
+    jobs = [finished_job(f"over-{index}") for index in range(N_FINISHED)]
+    body = json.dumps({"apiVersion": "v1", "kind": "List", "items": jobs})
+    operator.kubectl("create", "namespace", MANY)
+    operator.kubectl("apply", "--server-side", "-f", "-", stdin=body)
+    operator.kubectl("-n", MANY, "wait", "ctj", "--all", "--for=condition=Suspended", "--timeout=90s")
+    over = ("--server-side", "--subresource=status", "--force-conflicts")
+    operator.kubectl("apply", *over, "-f", "-", stdin=body)
+    operator.kubectl("-n", MANY, "wait", "ctj", "--all", "--for=condition=Complete", "--timeout=30s")
+    yield
+    operator.kubectl("delete", "namespace", MANY, "--timeout=90s")
+
+
 def in_operator(cluster: Cluster, *command: str) -> str:
     deployment = "deployment/stepkeeper-operator"
     return cluster.kubectl("-n", NAMESPACE, "exec", deployment, "--", *command)
@@ -79,7 +121,8 @@ def test_it_runs_as_nobody_and_can_write_nowhere(operator: Cluster) -> None:
         in_operator(operator, "touch", "/opt/here")
 
 
-@pytest.mark.timeout(LONG_QUIET_S + 180)
+@pytest.mark.timeout(LONG_QUIET_S + 400)
+@pytest.mark.usefixtures("many_finished")
 @pytest.mark.parametrize("quiet_s", [QUIET_S, pytest.param(LONG_QUIET_S, marks=pytest.mark.long)])
 def test_it_is_refused_nothing_and_writes_nothing_when_nothing_happens(
     operator: Cluster, quiet_s: int
@@ -95,6 +138,8 @@ def test_it_is_refused_nothing_and_writes_nothing_when_nothing_happens(
     seen = requests(operator)
     refused = [told(entry) for entry in seen if code(entry) == 403]
     written = {told(entry) for entry in seen[before:] if entry["verb"] in WRITES}
+    polled = {told(entry) for entry in seen[before:] if entry["verb"] == "get"}
     assert refused == []
+    assert polled == set()
     assert written == {"update leases stepkeeper-operator"}
     operator.kubectl("delete", "ctj", "quiet")

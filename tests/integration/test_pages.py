@@ -1,4 +1,4 @@
-"""All Python blocks of the pages run, and their commands that need no cluster: as they stand, in their order."""
+"""All Python blocks of the pages run, and the commands of those that ask no cluster: as they stand, in their order."""
 
 import json
 import urllib.request
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from page_blocks import Block, page_names, read_blocks
+from page_blocks import Block, asks_cluster, page_names, read_blocks
 from page_marks import STORIES
 from page_reader import Reader, reading
 from page_worlds import BUCKETS, CHECKS, OWN_NETWORK, WORLDS
@@ -19,10 +19,10 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def runs_here(block: Block) -> bool:
-    """Tell whether the block runs in this test: not if it asks a cluster."""
+    """Tell whether the block runs in this test: tests/e2e/test_pages.py has the commands for a cluster."""
     if block.mark or block.file:
         return False
-    return block.language == "python" or (block.is_shell and not block.asks_cluster)
+    return block.language == "python" or (block.is_shell and not asks_cluster(block.page))
 
 
 PAGES = [

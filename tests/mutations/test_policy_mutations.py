@@ -86,15 +86,40 @@ TESTS: Final = {
     "new-operators-watch-first": f"{_UNIT}lost_nodes.py::test_a_pod_is_not_lost_while[the operator has just started]",
     "signs-of-life-count": f"{_UNIT}lost_nodes.py::"
     "test_a_pod_is_not_lost_while[the pod has reported since the node fell silent]",
+    "successors-are-no-sign-of-life": f"{_UNIT}lost_nodes.py::"
+    "test_steps_of_the_pod_that_took_its_place_keep_no_lost_one",
     "signs-of-life-end": f"{_UNIT}lost_nodes.py::"
     "test_a_step_that_was_done_long_after_its_node_went_silent_and_long_ago_is_no_sign_of_life",
     "left-pods-are-given-up": f"{_UNIT}lost_nodes.py::"
     "test_a_pod_of_a_lost_node_whose_job_is_gone_holds_up_no_next_attempt",
     "orphans-are-deleted": f"{_UNIT}ownership.py::"
     "test_pods_that_outlived_their_job_are_deleted_when_nobody_else_has_done_so",
+    "hung-pods-are-ended": f"{_UNIT}stuck.py::"
+    "test_a_host_that_makes_no_step_for_an_hour_after_another_was_done_is_started_again[False]",
+    "hung-pods-stop-with-0": f"{_UNIT}stuck.py::"
+    "test_hosts_that_exit_0_when_they_are_ended_for_their_hang_are_started_again",
+    "silence-is-no-hang": f"{_UNIT}stuck.py::"
+    "test_a_program_that_never_reports_a_step_goes_on_for_as_long_as_it_likes",
+    "commits-are-signs-of-life": f"{_UNIT}stuck.py::test_a_host_that_makes_steps_or_commits_goes_on[True]",
     "lost-machines-stop": f"{_JOBS}machines.py::test_pods_keep_their_grace_period_until_they_have_to_stop_anyway",
     "lost-machines-explain": f"{_JOBS}attempts.py::test_an_end_that_is_seen_together_with_the_loss[False]",
+    "guesses-by-counts-are-corrected": f"{_UNIT}charges.py::"
+    "test_restarts_that_were_guessed_are_charged_to_their_own_causes_when_the_watches_tell_of_them",
+    "losses-correct-causes": f"{_JOBS}attempts.py::"
+    "test_a_survivor_that_failed_before_the_loss_was_seen_costs_no_failure[False]",
+    "late-losses-explain-nothing": f"{_JOBS}attempts.py::"
+    "test_machines_that_go_long_after_an_end_explain_nothing_though_a_pod_of_it_still_stops",
+    "losses-of-later-attempts-explain-nothing": f"{_JOBS}attempts.py::"
+    "test_an_attempt_after_a_suspension_by_the_user_that_met_a_failure",
+    "what-ends-without-machines-is-taken-back": f"{_JOBS}attempts.py::"
+    "test_pods_that_fail_on_the_machines_that_are_left_when_the_loss_is_seen_are_no_attempt",
+    "what-peers-say-hides-no-failure": f"{_UNIT}charges.py::"
+    "test_a_failure_is_charged_though_another_pod_saves_first_because_its_peers_stop",
+    "who-died-of-a-signal-was-told": f"{_UNIT}causes.py::"
+    "test_the_cause_of[one rank died of the signal that the others heard of]",
     "numbers-are-reserved": f"{_UNIT}lifecycle.py::test_an_edited_template_gets_a_new_jobset_with_the_next_number",
+    "numbers-of-unseen-jobsets-are-used": f"{_UNIT}lifecycle.py::"
+    "test_a_jobset_that_came_and_went_between_two_looks_gives_its_number_to_no_other",
     "leftovers-are-awaited": f"{_UNIT}ownership.py::"
     "test_no_second_gang_is_made_while_a_jobs_or_pods_of_the_first_are_there",
     "edits-replace": f"{_UNIT}lifecycle.py::test_an_edited_template_gets_a_new_jobset_with_the_next_number",

@@ -96,6 +96,11 @@ def page_names() -> tuple[str, ...]:
     return tuple(name for name in shown if name.endswith(".md") and (ROOT / name).is_file())
 
 
+def asks_cluster(page: str) -> bool:
+    """Tell whether the page is for somebody who has a cluster: one of its commands asks it."""
+    return any(block.asks_cluster for block in read_blocks(page))
+
+
 def read_blocks(page: str) -> tuple[Block, ...]:
     """Return a page's blocks in order. Raises ValueError for a fence that is never closed."""
     blocks: list[Block] = []

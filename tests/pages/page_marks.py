@@ -20,9 +20,6 @@ MARKS: Final = {
 }
 """By mark. Such a block is still checked for its syntax (tests/unit/repository/test_page_blocks.py)."""
 
-FOR_A_CLUSTER: Final = Mark("they ask a cluster that has the operator, by kubectl or helm", 10)
-"""Blocks for a shell that has a cluster. The pages' manifests are applied, as a trial: tests/e2e/test_pages.py."""
-
 STORIES: Final = {
     "docs/operations/damaged-log.md": "tests/integration/test_damaged_log_page.py",
 }

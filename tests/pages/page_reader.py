@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import IO, Final
 from page_blocks import Block, Command
 
 _TIMEOUT_S: Final = 280
+_LOOK_AGAIN_S: Final = 0.5
 _MACHINE: Final = r"""
 set -e
 for folder in etc dev run var/tmp; do
@@ -40,7 +42,7 @@ printf '0\n' >&"$STATUS"
 """Give this shell's mount namespace folders of its own, in which all that was there is still found."""
 
 _INTERPRETER: Final = Path(__file__).with_name("page_interpreter.py")
-_MASKED: Final = frozenset({"AGE", "SIZE", "RENEWED", "STATE", "NODES"})
+_MASKED: Final = frozenset({"AGE", "SIZE", "RENEWED"})
 """Columns of tables whose cells differ from machine to machine."""
 
 
@@ -103,19 +105,20 @@ class Reader:
             with suppress(BrokenPipeError):
                 process.stdin.close()
 
-    def does(self, block: Block, *, exit_code: int = 0) -> str:
+    def does(self, block: Block, *, exit_code: int = 0, looks_for_s: float = 0) -> str:
         """Do what the block says, check how each command ends and what it prints, and return all that was printed.
 
         Args:
             block: Not one that is marked.
             exit_code: How commands end of which the page says nothing.
+            looks_for_s: A command is given again for so long, until it prints what the page shows.
         """
         assert block.mark is None, f"{block}: {block.mark}"
         if block.file:
             return ""
         if block.language == "python":
             return self._runs(block)
-        return "".join(self._types(block, command, exit_code) for command in block.commands)
+        return "".join(self._types(block, command, exit_code, looks_for_s) for command in block.commands)
 
     def opens(self, blocks: Sequence[Block]) -> None:
         """Copy the files that the page shows."""
@@ -155,17 +158,26 @@ class Reader:
     def _inside(self, command: list[str]) -> list[str]:
         return ["nsenter", "--target", str(self._shell.pid), "--mount", f"--wd={self._at}", *command]
 
-    def _types(self, block: Block, command: Command, exit_code: int) -> str:
+    def _types(self, block: Block, command: Command, exit_code: int, looks_for_s: float) -> str:
         if command.endless:
             return self._interrupts(block, command)
-        code, out, errors = self._shell_runs(command.text)
-        said = out + errors
-        assert code == (command.exit_code or exit_code), (
-            f"{block}: {command.text}: exit code {code}: {said[-4000:]}"
-        )
-        if command.prints is not None:
-            assert_same_output(out, command.prints, str(block))
-        return said
+        deadline = time.monotonic() + looks_for_s
+        while True:
+            code, out, errors = self._shell_runs(command.text)
+            said = out + errors
+            assert code == (command.exit_code or exit_code), (
+                f"{block}: {command.text}: exit code {code}: {said[-4000:]}"
+            )
+            if command.prints is None:
+                return said
+            try:
+                assert_same_output(out, command.prints, str(block))
+            except AssertionError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_LOOK_AGAIN_S)
+            else:
+                return said
 
     def _shell_runs(self, command: str) -> tuple[int, str, str]:
         """Return the command's exit code, output and errors."""
@@ -288,15 +300,18 @@ def assert_same_output(printed: str, shown: str, where: str) -> None:
     assert _cells(ours[0]) == header, where
     assert len(ours) == len(theirs), (where, printed)
     for our, their in zip(ours[1:], theirs[1:], strict=True):
-        assert _compared(header, our) == _compared(header, their), where
+        assert _compared(ours[0], our) == _compared(theirs[0], their), where
 
 
 def _cells(line: str) -> list[str]:
     return re.split(r" {2,}", line.strip())
 
 
-def _compared(header: list[str], line: str) -> list[str]:
-    cells = _cells(line)
-    if len(cells) != len(header):  # Some are empty.
-        return cells[:1]
-    return [cell for name, cell in zip(header, cells, strict=True) if name not in _MASKED]
+def _compared(header: str, line: str) -> list[tuple[str, str]]:
+    """Return the cells of a table's line, each with its column's name, without what differs by machine."""
+    names, cells = _cells(header), _cells(line)
+    if len(cells) != len(names):  # Some are empty: of these tables the columns are flush left.
+        begins = [match.start() for match in re.finditer(r"[A-Z]+", header)]
+        ends = [*begins[1:], None]
+        cells = [line[begin:end].strip() for begin, end in zip(begins, ends, strict=True)]
+    return [(name, cell) for name, cell in zip(names, cells, strict=True) if name not in _MASKED]

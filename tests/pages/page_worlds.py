@@ -174,11 +174,6 @@ def train(model, optimizer, batch):
 """What README's script imports as its reader's own."""
 
 
-def _in_a_checkout(reader: Reader) -> None:
-    """Commands are run from the root of the repository; what they write stays out of this one."""
-    (reader.folder / "examples").symlink_to(ROOT / "examples")
-
-
 WORLDS: Final[Mapping[str, Callable[[Reader], None]]] = {
     "README.md": _readme,
     "docs/user/cli.md": _command_line,
@@ -186,8 +181,6 @@ WORLDS: Final[Mapping[str, Callable[[Reader], None]]] = {
     "docs/user/launching.md": in_pod,
     "docs/user/manager.md": _managed,
     "docs/user/training-script.md": in_pod,
-    "examples/queued_resource/README.md": _in_a_checkout,
-    "examples/text_lm/README.md": lambda reader: reader.goes(ROOT / "examples"),
     "examples/ddp/README.md": lambda reader: reader.goes(ROOT / "examples/ddp"),
     "examples/fsdp2/README.md": lambda reader: reader.goes(ROOT / "examples/fsdp2"),
 }

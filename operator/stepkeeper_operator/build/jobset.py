@@ -5,15 +5,14 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from stepkeeper.contract import CONTAINER_NAME, ExitCode
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.build.defaults import without_defaults
+from stepkeeper_operator.build.failure_policy import build_job_policy, build_jobset_policy
 from stepkeeper_operator.build.objects import job_labels, owner_reference
 from stepkeeper_operator.build.pod import build_pod_template
 from stepkeeper_operator.facts import QueuedMachines
 from stepkeeper_operator.labels import (
     CLOUD_NODE_LABEL,
-    HANG_CONDITION,
     JOBSET_NUMBER_LABEL,
     KUEUE_PREFIX,
     MACHINES_HASH_ANNOTATION,
@@ -23,25 +22,11 @@ from stepkeeper_operator.labels import (
 )
 
 __all__ = [
-    "RULE_DISRUPTION",
-    "RULE_FATAL",
-    "RULE_FENCED",
-    "RULE_HANG",
-    "RULE_SAVED",
     "build_jobset",
     "machines_hash",
     "queue_labels",
     "template_hash",
 ]
-
-RULE_FENCED: Final = "fenced"
-RULE_FATAL: Final = "fatal"
-RULE_HANG: Final = "hang"
-RULE_DISRUPTION: Final = "disruption"
-RULE_SAVED: Final = "saved"
-
-_MAX_IN_PLACE_FAILURES: Final = 2
-"""Restarts after application failures that JobSet does on its own, also without an operator. They have no back-off."""
 
 _PROVISIONING_ANNOTATIONS: Final = "provreq.kueue.x-k8s.io/"
 """Parameters of the ProvisioningRequest that Kueue makes for the JobSet."""
@@ -68,17 +53,14 @@ def build_jobset(
         machines: The QueuedResource that the job names, if it names one.
 
     """
-    placement = job.spec.placement
     labels = job_labels(job) | {JOBSET_NUMBER_LABEL: str(number)}
-    queue = queue_labels(job)
-    job_spec = {
-        "parallelism": placement.hosts_per_slice,
-        "completions": placement.hosts_per_slice,
-        "completionMode": "Indexed",
-        "backoffLimit": 0,
-        "podReplacementPolicy": "Failed",
-        "podFailurePolicy": {"rules": _job_rules(job)},
-        "template": build_pod_template(job, number=number, unreachable_s=unreachable_s, machines=machines),
+    workers = {
+        "name": WORKER_JOB,
+        "replicas": job.spec.placement.n_slices,
+        "template": {
+            "metadata": {"labels": labels},
+            "spec": _build_job_spec(job, number=number, unreachable_s=unreachable_s, machines=machines),
+        },
     }
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -86,31 +68,42 @@ def build_jobset(
         "metadata": {
             "name": job.metadata.name,
             "namespace": job.metadata.namespace,
-            "labels": queue | labels,
-            "annotations": {
-                **_pick(job.metadata.annotations, _PROVISIONING_ANNOTATIONS),
-                TEMPLATE_HASH_ANNOTATION: template_hash(job, machines),
-                **({} if machines is None else {MACHINES_HASH_ANNOTATION: machines_hash(machines)}),
-                **_spread(job, machines),
-            },
+            "labels": queue_labels(job) | labels,
+            "annotations": _build_annotations(job, machines),
             "ownerReferences": [owner_reference(job)],
         },
         "spec": {
             "suspend": job.spec.suspend,
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            "failurePolicy": {
-                "maxRestarts": min(_MAX_IN_PLACE_FAILURES, failures_left),
-                "restartStrategy": "BlockingRecreate",
-                "rules": _jobset_rules(job),
-            },
-            "replicatedJobs": [
-                {
-                    "name": WORKER_JOB,
-                    "replicas": placement.n_slices,
-                    "template": {"metadata": {"labels": labels}, "spec": job_spec},
-                }
-            ],
+            "failurePolicy": build_jobset_policy(job, failures_left=failures_left),
+            "replicatedJobs": [workers],
         },
+    }
+
+
+def _build_annotations(job: CheckpointedTrainingJob, machines: QueuedMachines | None) -> dict[str, str]:
+    """Build what Kueue and JobSet read, and what tells later whether the JobSet is out of date."""
+    return {
+        **_pick(job.metadata.annotations, _PROVISIONING_ANNOTATIONS),
+        TEMPLATE_HASH_ANNOTATION: template_hash(job, machines),
+        **({} if machines is None else {MACHINES_HASH_ANNOTATION: machines_hash(machines)}),
+        **_spread(job, machines),
+    }
+
+
+def _build_job_spec(
+    job: CheckpointedTrainingJob, *, number: int, unreachable_s: int, machines: QueuedMachines | None
+) -> dict[str, Any]:
+    """Build the spec of the Job of one slice: a pod for each host, of which none is ever replaced alone."""
+    n_hosts = job.spec.placement.hosts_per_slice
+    return {
+        "parallelism": n_hosts,
+        "completions": n_hosts,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": build_job_policy(job),
+        "template": build_pod_template(job, number=number, unreachable_s=unreachable_s, machines=machines),
     }
 
 
@@ -155,61 +148,3 @@ def _spread(job: CheckpointedTrainingJob, machines: QueuedMachines | None) -> di
     several = job.spec.placement.tpu is not None and job.spec.placement.n_slices > 1
     label = job.metadata.annotations.get(_EXCLUSIVE_TOPOLOGY, NODE_POOL_LABEL if several else "")
     return {_EXCLUSIVE_TOPOLOGY: label} if label else {}
-
-
-def _fatal_codes(job: CheckpointedTrainingJob) -> list[int]:
-    """List the user's fatal codes without those that have a meaning of their own: these are never fatal."""
-    return sorted(set(job.spec.restarts.fatal_exit_codes) - {int(code) for code in ExitCode})
-
-
-def _job_rules(job: CheckpointedTrainingJob) -> list[dict[str, Any]]:
-    """Build one rule for each cause: a Job's message to its JobSet names the matching rule and no other fact.
-
-    The first match wins. A preempted trainer exits 75 and 143 alike, so conditions come before codes.
-    """
-    rules = [_on_condition(HANG_CONDITION), _on_condition("DisruptionTarget")]
-    rules += [_on_codes([ExitCode.SAVED]), _on_codes([ExitCode.FENCED])]
-    if codes := _fatal_codes(job):
-        rules.append(_on_codes(codes))
-    return rules
-
-
-def _jobset_rules(job: CheckpointedTrainingJob) -> list[dict[str, Any]]:
-    """Build the failure policy's rules.
-
-    A failed Job that matches none counts towards maxRestarts as an application failure.
-    """
-    neutral, final = "RestartJobSetAndIgnoreMaxRestarts", "FailJobSet"
-    rules = [_rule(RULE_FENCED, final, _code_pattern([ExitCode.FENCED]))]
-    if codes := _fatal_codes(job):
-        rules.append(_rule(RULE_FATAL, final, _code_pattern(codes)))
-    rules.append(_rule(RULE_HANG, neutral, f"has condition {HANG_CONDITION} matching FailJob rule"))
-    rules.append(_rule(RULE_DISRUPTION, neutral, "has condition DisruptionTarget matching FailJob rule"))
-    rules.append(_rule(RULE_SAVED, neutral, _code_pattern([ExitCode.SAVED])))
-    return rules
-
-
-def _on_condition(kind: str) -> dict[str, Any]:
-    return {"action": "FailJob", "onPodConditions": [{"type": kind, "status": "True"}]}
-
-
-def _on_codes(codes: list[int]) -> dict[str, Any]:
-    values = [int(code) for code in codes]
-    return {
-        "action": "FailJob",
-        "onExitCodes": {"containerName": CONTAINER_NAME, "operator": "In", "values": values},
-    }
-
-
-def _code_pattern(codes: list[int]) -> str:
-    alternatives = "|".join(str(int(code)) for code in codes)
-    return f"failed with exit code ({alternatives}) matching FailJob rule"
-
-
-def _rule(name: str, action: str, pattern: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "action": action,
-        "onJobFailureReasons": ["PodFailurePolicy"],
-        "onJobFailureMessagePatterns": [pattern],
-    }

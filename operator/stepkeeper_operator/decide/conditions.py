@@ -69,7 +69,7 @@ def derive_conditions(
         observed, plan.history, running=running.status is True, now=now, silence_s=settings.silence_s
     )
     updates = [_derive_accepted(accepted, observed), running, _derive_suspended(job, observed, plan, now=now)]
-    updates += derive_quota(job, observed)
+    updates += derive_quota(job, observed, plan.history)
     # A restarted operator has no report yet: the judgement of the last one still stands.
     if reporting.status is not None or not _was_reported_before(job):
         updates.append(reporting)

@@ -4,6 +4,7 @@ from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.queueing import NOT_QUEUED
 
 __all__ = ["derive_quota"]
@@ -12,18 +13,26 @@ _UNKNOWN = (
     "Kueue's Workload of the JobSet is not known: Kueue has not made it yet, or this operator doesn't watch "
     "Workloads (kueue.enabled of its chart)"
 )
+_LEFT = "the job is in no queue: it has no JobSet, or no queue manages that"
 
 
-def derive_quota(job: CheckpointedTrainingJob, observed: Observed) -> tuple[ConditionUpdate, ...]:
-    """Derive the condition of a job whose JobSet Kueue manages. Others don't have it."""
+def derive_quota(
+    job: CheckpointedTrainingJob, observed: Observed, history: JobHistory
+) -> tuple[ConditionUpdate, ...]:
+    """Derive the condition of a job whose JobSet Kueue manages. Others don't have it.
+
+    While pods of a JobSet that goes run down, the condition tells that it was Kueue's: their end is judged by that.
+    """
     kind, jobset, workload = ConditionType.QUOTA_RESERVED, observed.jobset, observed.workload
+    if workload is not None:
+        reserved = workload.quota_reserved
+        return (
+            ConditionUpdate(type=kind, status=reserved, reason=workload.reason, message=workload.message),
+        )
+    going = jobset is None or jobset.deleting
+    if (going and not history.is_running) or (jobset is not None and not observed.is_queued):
+        known = any(condition.type == kind for condition in job.status.conditions)
+        return (ConditionUpdate(type=kind, status=None, reason=NOT_QUEUED, message=_LEFT),) if known else ()
     if jobset is None:
         return ()
-    if not observed.is_queued:
-        known = any(condition.type == kind for condition in job.status.conditions)
-        text = "no queue manages its JobSet"
-        return (ConditionUpdate(type=kind, status=None, reason=NOT_QUEUED, message=text),) if known else ()
-    if workload is None:
-        return (ConditionUpdate(type=kind, status=None, reason="NoWorkload", message=_UNKNOWN),)
-    reserved = workload.quota_reserved
-    return (ConditionUpdate(type=kind, status=reserved, reason=workload.reason, message=workload.message),)
+    return (ConditionUpdate(type=kind, status=None, reason="NoWorkload", message=_UNKNOWN),)

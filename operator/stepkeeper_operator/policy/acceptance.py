@@ -9,7 +9,12 @@ from stepkeeper_operator.build import config_map_name
 from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.observed import Observed
 
-__all__ = ["check_acceptance"]
+__all__ = ["NAME_TAKEN", "check_acceptance"]
+
+_JOBSET_TAKEN: Final = "JobSetNameTaken"
+_CONFIG_MAP_TAKEN: Final = "ConfigMapNameTaken"
+NAME_TAKEN: Final = frozenset({_JOBSET_TAKEN, _CONFIG_MAP_TAKEN})
+"""The reasons that somebody else can end by deleting an object."""
 
 _RESERVED_PREFIXES: Final = ("batch.kubernetes.io/", "jobset.sigs.k8s.io/")
 _RESERVED_LABELS: Final = frozenset({"controller-uid", "job-name"})
@@ -66,8 +71,8 @@ def _find_name_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tup
     name, uid = job.metadata.name, job.metadata.uid
     if observed.jobset is not None and observed.jobset.owner_uid != uid:
         text = f"a JobSet {name} exists that is not of this job: delete it, or give the job another name"
-        return "JobSetNameTaken", text
+        return _JOBSET_TAKEN, text
     if observed.config_map is not None and observed.config_map.owner_uid != uid:
         text = f"a ConfigMap {config_map_name(name)} exists that is not of this job: delete it, or rename the job"
-        return "ConfigMapNameTaken", text
+        return _CONFIG_MAP_TAKEN, text
     return None

@@ -6,18 +6,21 @@ from enum import Enum
 from typing import Final
 
 from stepkeeper.contract import Cause, ExitCode
-from stepkeeper_operator.build.jobset import RULE_DISRUPTION, RULE_HANG, RULE_SAVED
+from stepkeeper_operator.build.failure_policy import RULE_DISRUPTION, RULE_HANG, RULE_SAVED
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.labels import NODE_LOST_REASON
 from stepkeeper_operator.policy.circumstances import Circumstances
 from stepkeeper_operator.policy.machines import MachinesLoss
 from stepkeeper_operator.policy.pod_ends import (
+    FROM_A_PEER,
     SIGNAL_CODES,
     describe_eviction,
     describe_failure,
+    died_of_signal,
     ended_by_deletion,
     last_error_line,
+    only_peers_told,
     tells_own_limits,
     was_killed,
     was_stopped,
@@ -29,6 +32,7 @@ __all__ = [
     "Finding",
     "Verdict",
     "attribute_to_loss",
+    "ended_unseen",
     "find_cause",
 ]
 
@@ -42,9 +46,6 @@ _BY_REASON: Final = {
     "DeletionByPodGC": Cause.NODE_FAILURE,
     NODE_LOST_REASON: Cause.NODE_FAILURE,
 }
-_FROM_A_PEER: Final = "peer"
-"""The notice that a pod names which was told by another one."""
-
 _BY_KUBELET: Final = "TerminationByKubelet"
 _EVICTED: Final = "Evicted"
 _SHUTDOWN_REASONS: Final = {"NodeShutdown", "Terminated", "Shutdown"}
@@ -58,6 +59,7 @@ _BY_LOSS: Final = {
 }
 """Causes that ends of pods give when their machines are taken away; those whose peers are gone fail on their own."""
 
+_UNSEEN: Final = "it ended unseen; "
 _BY_RULE: Final = {
     RULE_HANG: Cause.HANG.value,
     RULE_DISRUPTION: CAUSE_DISRUPTION,
@@ -107,6 +109,11 @@ def find_cause(evidence: AttemptEvidence | None, circumstances: Circumstances) -
     )
     finding = _add_decision(finding or _guess_from_jobset(circumstances), pods)
     return attribute_to_loss(finding, circumstances.loss)
+
+
+def ended_unseen(message: str | None) -> bool:
+    """Return True for the message of an attempt that JobSet restarted, and of whose end only its counts told."""
+    return message is not None and message.startswith(_UNSEEN)
 
 
 def _add_decision(finding: Finding, pods: tuple[Pod, ...]) -> Finding:
@@ -191,11 +198,20 @@ def _check_node_restarted(pods: tuple[Pod, ...]) -> Finding | None:
 
 
 def _check_failed_first(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:
-    """Check for a failure that the other pods were stopped for: they save and exit 75 when their Job deletes them."""
+    """Check for a failure that the other pods were stopped for: they save and exit 75 when their Job deletes them.
+
+    Or when they hear of a stop from each other: a launcher stops its processes for a failure on another host, and that
+    is no notice of the cluster's.
+    """
     saved = [pod for pod in pods if pod.code == ExitCode.SAVED]
-    if not saved or not all(was_stopped(pod) for pod in saved):
+    if not saved:
         return None
-    return _check_failed(pods, circumstances) or _check_peers_lost(pods, circumstances)
+    if all(was_stopped(pod) for pod in saved):
+        return _check_failed(pods, circumstances) or _check_peers_lost(pods, circumstances)
+    if circumstances.notice not in {None, FROM_A_PEER} or not only_peers_told(pods):
+        return None
+    own = [pod for pod in _find_guilty(pods, circumstances) if not died_of_signal(pod)]
+    return _blame(own, circumstances) if own else None
 
 
 def _check_over_limits(pods: tuple[Pod, ...]) -> Finding | None:
@@ -229,20 +245,28 @@ def _rank_of_knowledge(pod: Pod) -> int:
         return 3
     if last.cause is not None:
         return 0
-    return 2 if last.notice in {None, _FROM_A_PEER} else 1
+    return 2 if last.notice in {None, FROM_A_PEER} else 1
 
 
 def _check_failed(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:
+    if guilty := _find_guilty(pods, circumstances):
+        return _blame(guilty, circumstances)
+    return _check_other_container(pods) or _check_never_ran(pods)
+
+
+def _find_guilty(pods: tuple[Pod, ...], circumstances: Circumstances) -> list[Pod]:
+    """Find the pods whose trainers failed by themselves, the first one first."""
     neutral = {ExitCode.DONE, ExitCode.SAVED, ExitCode.PEER_LOST}
-    guilty = [
+    return [
         pod
         for pod in pods
         if pod.code is not None
         and pod.code not in neutral
         and (not was_killed(pod) or _is_fatal(pod, circumstances))
     ]
-    if not guilty:
-        return _check_other_container(pods) or _check_never_ran(pods)
+
+
+def _blame(guilty: list[Pod], circumstances: Circumstances) -> Finding:
     fatal = _first(pod for pod in guilty if pod.code in circumstances.fatal_codes)
     pod = fatal or guilty[0]
     verdict = Verdict.RESTART if fatal is None else Verdict.FATAL
@@ -314,10 +338,10 @@ def _guess_from_jobset(circumstances: Circumstances) -> Finding:
     if circumstances.counted is None and circumstances.rule is None:
         return Finding(cause=Cause.REQUESTED, message="nothing was seen of its end", explained=False)
     if circumstances.counted:
-        message = "it ended unseen; JobSet counted a failure of the application"
+        message = f"{_UNSEEN}JobSet counted a failure of the application"
         return Finding(cause=Cause.APPLICATION_ERROR, message=message, explained=False)
     cause = _BY_RULE.get(circumstances.rule or "", CAUSE_DISRUPTION)
     if cause == CAUSE_DISRUPTION and circumstances.spot:
         cause = Cause.SPOT_PREEMPTION
-    message = "it ended unseen; JobSet took it for no failure of the application"
+    message = f"{_UNSEEN}JobSet took it for no failure of the application"
     return Finding(cause=cause, message=message, explained=False)

@@ -13,7 +13,7 @@ from stepkeeper_operator.policy.attempt_evidence import (
 )
 from stepkeeper_operator.policy.attempts import MESSAGE_LIMIT, was_asked_for
 from stepkeeper_operator.policy.budgets import move_restart
-from stepkeeper_operator.policy.causes import Finding, attribute_to_loss, find_cause
+from stepkeeper_operator.policy.causes import Finding, attribute_to_loss, ended_unseen, find_cause
 from stepkeeper_operator.policy.circumstances import gather_circumstances
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import MachinesLoss, is_explained_by_machines
@@ -24,10 +24,46 @@ __all__ = ["correct_cause"]
 def correct_cause(
     history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float, reattribution_s: int
 ) -> JobHistory:
-    """Give the newest ended attempt the cause that the evidence shows by now.
+    """Give ended attempts the causes that the evidence shows by now.
 
-    The survivors of a lost node fail long before the node is seen to be lost.
+    The survivors of a lost node fail long before the node is seen to be lost. So the newest ended attempt is looked at
+    again, and those before it of whose ends no watch had told.
     """
+    history = _correct_unseen(history, job, observed, now=now, reattribution_s=reattribution_s)
+    return _correct_newest(history, job, observed, now=now, reattribution_s=reattribution_s)
+
+
+def _correct_unseen(
+    history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float, reattribution_s: int
+) -> JobHistory:
+    """Correct the attempts before the newest ended one that were judged by JobSet's counts alone.
+
+    Those tell how many of several ends were failures, but not which.
+    """
+    # An attempt has no restart of its own after a suspension, nor a restart an attempt where its machines were gone.
+    on_machines = job.spec.placement.queued_resource_name is not None
+    if history.bookkeeping.resumed_at is not None or on_machines:
+        return history
+    n_open = 1 if history.is_running else 0
+    number, restarts = history.ordinal
+    for back in range(n_open + 2, len(history.attempts) + 1):
+        attempt, restart = history.attempts[-back], restarts - back + 1
+        late = attempt.end is None or now - attempt.end >= reattribution_s
+        if restart < 0 or late or not ended_unseen(attempt.message):
+            return history
+        evidence = observed.find_evidence((number, restart))
+        circumstances = gather_circumstances(
+            job, observed, attempt, evidence, counted=None, rule=None, now=now
+        )
+        finding = find_cause(evidence, replace(circumstances, loss=None))
+        if finding.explained:
+            history = _replace_cause(history, attempt, finding)
+    return history
+
+
+def _correct_newest(
+    history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float, reattribution_s: int
+) -> JobHistory:
     closed = history.attempts[:-1] if history.is_running else history.attempts
     if not closed:
         return history
@@ -115,7 +151,7 @@ def _replace_cause(history: JobHistory, attempt: Attempt, finding: Finding) -> J
         update={"cause": finding.cause, "node": finding.node, "message": finding.message[:MESSAGE_LIMIT]}
     )
     attempts = tuple(corrected if known is attempt else known for known in history.attempts)
-    if not history.is_running:
+    if attempts[-1] is corrected:
         return replace(history, attempts=attempts)
     restarts = move_restart(history.restarts, source=attempt.cause, target=finding.cause)
     return replace(history, attempts=attempts, restarts=restarts)

@@ -1,20 +1,25 @@
-"""Find pods that nobody else fails or deletes: those that died with their node, and those that outlived their Job.
+"""Find pods that nobody else fails or deletes, and that JobSet would wait for for ever.
 
-JobSet would wait for them for ever.
+They died with their node, or outlived their Job, or wait themselves: for one of their attempt that is done.
 """
 
 from typing import Final
 
-from stepkeeper_operator.cache.reports import LastReport
-from stepkeeper_operator.decision import DeletePod, GiveUpPod
+from stepkeeper.contract import ExitCode
+from stepkeeper_operator.decision import DeletePod, EndHungPod, GiveUpPod
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.attempt_evidence import find_attempt_evidence
+from stepkeeper_operator.policy.history import JobHistory
 
-__all__ = ["ORPHAN_WAIT_S", "find_lost_pods", "find_orphans"]
+__all__ = ["ORPHAN_WAIT_S", "find_hung_pods", "find_lost_pods", "find_orphans"]
 
 _LOOK_AGAIN_S = 5.0
 _LIFE_S = 300.0
 """Seconds for which a sign of life counts. The training may have gone on for a while before it stood still."""
+_CHECKPOINT_TIMEOUT_S: Final = 3600
+"""Seconds that the others have for their next step or commit once one pod is done."""
+
 ORPHAN_WAIT_S: Final = 60
 """Seconds left to the garbage collector, which deletes such pods within seconds if it sees them."""
 
@@ -60,17 +65,22 @@ def _is_lost(pod: Pod, observed: Observed, now: float, *, outage: bool) -> bool:
         return True  # all nodes are listed before the first decision
     if node.unknown_since is None or outage or now < node.unknown_since + pod.grace_s:
         return False
-    return not _shows_life(pod, observed.report, since=max(node.unknown_since, now - _LIFE_S))
+    return not _shows_life(pod, observed, since=max(node.unknown_since, now - _LIFE_S))
 
 
-def _shows_life(pod: Pod, report: LastReport | None, *, since: float) -> bool:
+def _shows_life(pod: Pod, observed: Observed, *, since: float) -> bool:
     """Tell whether the pod has reported since then, or its attempt goes on.
 
-    The companion of another host goes on with reporting where the trainers wait for the lost one for ever.
+    The companion of another host goes on with reporting where the trainers wait for the lost one for ever. Where
+    another pod has taken its place it is that one whose attempt goes on.
     """
+    report = observed.report
     if report is None or report.ordinal != pod.ordinal:
         return False
-    heard_at, moved_at = report.heard_at.get(pod.uid), report.moved_at
+    evidence = observed.find_evidence(report.ordinal)
+    known = () if evidence is None else evidence.pods
+    replaced = any(other.rank == pod.rank and other.created_at > pod.created_at for other in known)
+    heard_at, moved_at = report.heard_at.get(pod.uid), None if replaced else report.moved_at
     return any(at is not None and at >= since for at in (heard_at, moved_at))
 
 
@@ -91,3 +101,32 @@ def find_orphans(observed: Observed, *, now: float) -> tuple[tuple[DeletePod, ..
         return (), None
     left_s = left.orphaned_since + ORPHAN_WAIT_S - now
     return ((), left_s) if left_s > 0 else (tuple(DeletePod(pod=pod) for pod in left.orphans), None)
+
+
+def find_hung_pods(
+    observed: Observed, history: JobHistory, *, now: float
+) -> tuple[tuple[EndHungPod, ...], float | None]:
+    """Find the pods to end since another one is done and they do nothing, and the seconds after which to look again.
+
+    One that ends too early, with 0, fails no Job, and the others may wait for it in a collective for ever. Programs
+    that have reported no step are left alone: nobody can tell what they do.
+    """
+    last, evidence = history.last_attempt, find_attempt_evidence(history, observed)
+    if evidence is None or last is None or last.end is not None or last.to_step is None:
+        return (), None
+    done = [pod for pod in evidence.pods if pod.exit_code == pod.code == ExitCode.DONE]
+    own = {pod.uid for pod in evidence.pods}
+    waiting = [pod for pod in observed.pods if pod.uid in own and pod.started and pod.exit_code is None]
+    if not done or not waiting or any(pod.deadline is not None for pod in waiting):
+        return (), None
+    report = observed.report
+    signs = [observed.operator_started_at, *(pod.finished_at or 0.0 for pod in done)]
+    if report is not None and report.ordinal == history.ordinal:
+        signs += [report.moved_at or 0.0, report.committed_at or 0.0]
+    left_s = max(signs) + _CHECKPOINT_TIMEOUT_S - now
+    if left_s > 0:
+        return (), left_s
+    message = (
+        f"pod {done[0].name} is done, and no step or commit has been reported for {_CHECKPOINT_TIMEOUT_S} s"
+    )
+    return tuple(EndHungPod(pod=pod, message=message) for pod in waiting), None

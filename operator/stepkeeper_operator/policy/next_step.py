@@ -94,7 +94,7 @@ def _plan_without_jobset(
 ) -> Plan:
     if end := _judge_last_end(job, history, restarted=False):
         return Plan(history=history, job_set=None, end=end)
-    if _number_was_used(job, history):
+    if _number_was_used(job, observed, history):
         # Reserve the JobSet's number in the status before it is made: no second JobSet may get it.
         used = history.bookkeeping.model_copy(
             update={
@@ -148,10 +148,15 @@ def _describe_leftover(leftover: Leftover) -> str:
     return f"{leftover.name} of {leftover.origin} is still there: it has to end, or to be deleted"
 
 
-def _number_was_used(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
-    """Return True if a JobSet was made with the last reserved number."""
-    resources = job.status.resources
-    return history.bookkeeping.job_sets == 0 or (resources is not None and resources.job_set is not None)
+def _number_was_used(job: CheckpointedTrainingJob, observed: Observed, history: JobHistory) -> bool:
+    """Return True if a JobSet was made with the last reserved number.
+
+    The status doesn't name one that was gone again before the operator looked. Its pods tell.
+    """
+    resources, last = job.status.resources, history.bookkeeping.job_sets - 1
+    if history.bookkeeping.job_sets == 0 or (resources is not None and resources.job_set is not None):
+        return True
+    return any(evidence.ordinal[0] == last for evidence in observed.evidence)
 
 
 def _count_failures_left(job: CheckpointedTrainingJob, history: JobHistory) -> int:

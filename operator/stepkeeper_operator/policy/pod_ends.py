@@ -1,20 +1,27 @@
 """Tell from a pod how its containers ended."""
 
+from collections.abc import Iterable
 from typing import Final
 
 from stepkeeper_operator.facts import Pod
 
 __all__ = [
+    "FROM_A_PEER",
     "SIGNAL_CODES",
     "describe_eviction",
     "describe_failure",
+    "died_of_signal",
     "ended_by_deletion",
     "last_error_line",
+    "only_peers_told",
     "stopped_with_0",
     "tells_own_limits",
     "was_killed",
     "was_stopped",
 ]
+
+FROM_A_PEER: Final = "peer"
+"""The notice that a pod names which was told by another one."""
 
 SIGNAL_CODES: Final = frozenset({137, 143})
 """Exit codes of programs that SIGKILL or SIGTERM ended."""
@@ -22,6 +29,7 @@ SIGNAL_CODES: Final = frozenset({137, 143})
 _OWN_WORDS: Final = {None, "Error"}
 """Reasons of a container's end that leave the exit code to tell why: it is the program's own."""
 
+_OOM_KILLED: Final = "OOMKilled"
 _OUT_OF_MEMORY: Final = "(OOMKilled: it used more memory than its limit)"
 _EVICTED: Final = "was evicted by its kubelet: "
 _CLOCK_SKEW_S: Final = 1
@@ -42,7 +50,7 @@ def ended_by_deletion(pod: Pod, code: int, reason: str | None, finished_at: floa
     Its Job deletes it after another pod has failed, or a person does. A pod that ended by itself is deleted too,
     but after its end. Programs that are told to end by SIGTERM exit with codes of their own, too.
     """
-    if pod.deadline is None or reason == "OOMKilled":
+    if pod.deadline is None or reason == _OOM_KILLED:
         return False
     if finished_at is None:
         return code in SIGNAL_CODES
@@ -57,16 +65,28 @@ def was_stopped(pod: Pod) -> bool:
     return pod.finished_at is None or pod.finished_at >= pod.deadline - pod.grace_s - _CLOCK_SKEW_S
 
 
+def died_of_signal(pod: Pod) -> bool:
+    """Return True if a signal ended the pod's trainer: it may have been told to stop, and have told the others."""
+    return pod.code in SIGNAL_CODES and pod.exit_reason != _OOM_KILLED
+
+
+def only_peers_told(pods: Iterable[Pod]) -> bool:
+    """Return True if pods name each other as those that told them to stop, and none knows more."""
+    said = [pod.termination for pod in pods if pod.termination is not None]
+    notices = {word.notice for word in said}
+    return FROM_A_PEER in notices <= {FROM_A_PEER, None} and all(word.cause is None for word in said)
+
+
 def stopped_with_0(pod: Pod) -> bool:
     """Return True if the pod's program, told to stop, exited 0 without a word of ours: it may be far from done."""
-    told = pod.disruption is not None or was_stopped(pod)
+    told = pod.disruption is not None or pod.hang or was_stopped(pod)
     return told and pod.exit_code == 0 and pod.termination is None
 
 
 def describe_failure(pod: Pod) -> str:
     """Describe how the trainer failed: its exit code, and the last line of its error or the end of its log."""
     text = f"pod {pod.name} exited with code {pod.code}"
-    if pod.exit_reason == "OOMKilled":
+    if pod.exit_reason == _OOM_KILLED:
         text += f" {_OUT_OF_MEMORY}"
     detail = last_error_line(pod) or pod.last_words
     return f"{text}: {detail}" if detail else text

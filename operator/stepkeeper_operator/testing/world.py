@@ -155,13 +155,14 @@ class World:
     def receive_report(
         self, report: Report, *, ordinal: tuple[int, int] | None = None, rank: int = 0
     ) -> None:
-        """Receive a report from the pod of that rank in the present attempt."""
+        """Receive a report from the pod of that rank in the present attempt. None is told to end."""
         jobset = self.cache.get_jobset(_KEY)
-        present = (0, 0) if jobset is None else jobset.ordinal
-        pods = [pod["metadata"]["uid"] for pod in self.pods]
+        current = (0, 0) if jobset is None else jobset.ordinal
+        present = [pod for pod in self.pods if "deletionTimestamp" not in pod["metadata"]]
+        pods = [pod["metadata"]["uid"] for pod in present]
         last = LastReport(
             report=report,
-            ordinal=ordinal or present,
+            ordinal=ordinal or current,
             received_at=self.now,
             pod_uid=pods[rank] if rank < len(pods) else "",
         )

@@ -26,10 +26,10 @@ def serve(socket_fd: int, trainer_pid: int) -> None:
     Work that isn't finished by then never will be: a commit that isn't in the log is no commit.
     """
     channel = Channel(socket.socket(fileno=socket_fd))
-    server = Server(channel)
-    threading.Thread(target=server.run_forever, name="requests", daemon=True).start()
     # The socket alone doesn't tell: a worker that the trainer has forked may hold the other end, and outlive it.
     trainer = ParentProcess(trainer_pid)
+    server = Server(channel, trainer.send_signal)
+    threading.Thread(target=server.run_forever, name="requests", daemon=True).start()
     while (packet := channel.receive(trainer)) is not None:
         server.receive_packet(packet)
     os._exit(_SOCKET_GONE)

@@ -21,6 +21,7 @@ from stepkeeper.error_codec import decode_error
 from stepkeeper.errors import CompanionLostError, StepkeeperError
 from stepkeeper.fork_guard import forget_in_forks, forks_held_back
 from stepkeeper.loggers import logger
+from stepkeeper.stacks.stack_file import stack_file
 
 __all__ = ["CompanionProcess"]
 
@@ -169,7 +170,7 @@ class CompanionProcess:
             f"the companion process {self.pid} went away before it had verified its last commit and deleted old ones"
         )
 
-    def send_state(self, kind: Kind, body: dict[str, Any]) -> None:
+    def send_state(self, kind: Kind, body: Mapping[str, Any]) -> None:
         """Send a message without waiting for anything. It is lost if the companion is gone or doesn't keep up."""
         with suppress(OSError):
             self._channel.send({"id": _NOBODY, "kind": kind, "body": body}, timeout_s=0.0)
@@ -249,6 +250,9 @@ class CompanionProcess:
     def _take(self, message: dict[str, Any]) -> None:
         if "directive" in message:
             self._follow(decode(Directive, message["directive"]))
+            return
+        if "stacks" in message:
+            stack_file().write(message["stacks"])
             return
         if "complaint" in message:
             self._complaint = message["complaint"]

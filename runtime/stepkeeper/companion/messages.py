@@ -10,6 +10,7 @@ from stepkeeper.contract import Identity
 from stepkeeper.log import Claim, CommitRecord, ForeignBase, ManifestRef
 from stepkeeper.log.restarts import RestartHistory
 from stepkeeper.policy.keep_message import Keep
+from stepkeeper.stacks.sharing import StackRequest
 from stepkeeper.tier import TierPlace
 
 __all__ = [
@@ -36,7 +37,7 @@ class Kind(StrEnum):
     A message's body is the request or notice of that name; the comment gives the answer in parentheses.
     """
 
-    OPEN = "open"
+    OPEN = "open"  # with the file descriptors that its StackRequest tells of
     CLAIM = "claim"  # (ClaimedRoot)
     WRITE = "write"  # with the file descriptors of the region and of the counter (Written)
     STAGE = "stage"  # a WriteRequest, with the same file descriptors (Staged)
@@ -48,6 +49,7 @@ class Kind(StrEnum):
     REFRESH = "refresh"  # without a body (ClaimedRoot)
     CLOSE = "close"
     STATE = "state"  # a TrainerState
+    LINK = "link"  # the address at which rank 0's companion takes calls of the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,9 @@ class OpenRequest:
     report_interval_s: int = 10
     claim: Claim | None = None
     """The trainer's claim, if it has one: a companion that follows a lost one goes on under it."""
+
+    stacks: StackRequest | None = None
+    """How the stacks of the trainer's threads are read; None: they aren't."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

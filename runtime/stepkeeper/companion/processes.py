@@ -148,6 +148,17 @@ class ParentProcess:
         """Descriptor that is readable once the process has ended; None in a sandbox without pidfd_open."""
         return self._end_fd
 
+    def send_signal(self, number: int) -> None:
+        """Send the process a signal, unless it has ended."""
+        if self.has_ended():
+            return
+        # It may end right now.
+        with suppress(ProcessLookupError):
+            if self._end_fd is None:
+                os.kill(self._pid, number)
+            else:
+                signal.pidfd_send_signal(self._end_fd, number)
+
     def has_ended(self) -> bool:
         """Tell whether the process has ended."""
         # Another parent has adopted this process then. The pid may be any process's by now, so both are asked.

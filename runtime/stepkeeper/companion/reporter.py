@@ -74,6 +74,7 @@ class Reporter:
         self._state = TrainerState()
         self._log = LogView()
         self._commits: tuple[ReportedCommit, ...] = ()
+        self._stacks: str | None = None
         self._news = 1
         self._answered = 0
         self._closing = False
@@ -98,6 +99,12 @@ class Reporter:
             if commit is not None:
                 self._commits = (*self._commits, commit)[-MAX_COMMITS:]
             self._wake(urgent)
+
+    def add_stacks(self, text: str) -> None:
+        """Carry the stacks of all ranks until a report with them is answered; newer ones replace them."""
+        with self._changed:
+            self._stacks = text
+            self._wake(urgent=True)
 
     def await_answer(self, timeout_s: float) -> bool:
         """Wait until the operator has answered a report that carries the latest news.
@@ -163,12 +170,14 @@ class Reporter:
                 notice=state.notice,
                 error=state.error or log.error,
                 metrics=state.metrics,
+                stacks=self._stacks,
             )
 
     def _take_answer(self, news: int, report: Report, directive: Directive) -> None:
         with self._changed:
             self._answered = news
             self._interval_s = directive.report_interval_s
+            self._stacks = None if self._stacks == report.stacks else self._stacks
             self._commits = tuple(commit for commit in self._commits if commit not in report.commits)
             self._changed.notify_all()
 

@@ -25,11 +25,12 @@ from stepkeeper.companion.messages import (
 )
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.companion.session import Session
-from stepkeeper.contract import ContractError, Directive
+from stepkeeper.contract import ContractError, Directive, ReportPhase
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.error_codec import encode_error
 from stepkeeper.errors import CompanionError
 from stepkeeper.loggers import identify
+from stepkeeper.stacks.sharing import SharedStacks
 from stepkeeper.storage.base import is_full
 from stepkeeper.storage.moved import moved
 
@@ -52,8 +53,22 @@ _MOST_BEHIND: Final = 8
 class Server:
     """Answer requests one at a time, in one thread. Another thread receives them."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(
+        self, channel: Channel, signal_trainer: Callable[[int], None] = lambda _number: None
+    ) -> None:
+        """Answer nothing yet.
+
+        Args:
+            channel: This end of the channel to the trainer.
+            signal_trainer: Sends the trainer's process a signal.
+
+        """
         self._channel = channel
+        self._signal_trainer = signal_trainer
+        self._stacks: SharedStacks | None = None
+        self._link: dict[str, Any] | None = None
+        """The way to rank 0's companion, if that came before the stacks were opened."""
+
         self._inbox: queue.SimpleQueue[Packet | None] = queue.SimpleQueue()
         """Received packets; None: a background task can advance."""
 
@@ -71,6 +86,9 @@ class Server:
 
     def receive_packet(self, packet: Packet) -> None:
         """Take the trainer's state over at once, and queue every other packet."""
+        if packet.message["kind"] == Kind.LINK:
+            self._link_stacks(packet.message["body"])
+            return
         if packet.message["kind"] != Kind.STATE:
             self._inbox.put(packet)
             return
@@ -82,6 +100,8 @@ class Server:
             return
         if self._session is not None and self._session.reporter is not None:
             self._session.reporter.update_state(self._state)
+        if self._stacks is not None:
+            self._stacks.see_step(_step_of(self._state))
 
     def run_forever(self) -> None:
         """Answer requests, and never return. An error outside a request ends the process, which the trainer sees."""
@@ -184,6 +204,7 @@ class Server:
             # A state that came earlier wasn't passed on, a later one is; in between, both threads pass it on.
             if opened.reporter is not None and self._state is not None:
                 opened.reporter.update_state(self._state)
+            self._open_stacks(opening, fds)
             return {}, None
         session = self._session
         if session is None:
@@ -207,6 +228,29 @@ class Server:
         answer = do[kind]()
         return ({} if answer is None else encode(answer)), None
 
+    def _open_stacks(self, opening: OpenRequest, fds: tuple[int, ...]) -> None:
+        if opening.stacks is not None:
+            self._stacks = SharedStacks(
+                opening.stacks,
+                opening.rank,
+                fds,
+                ask=lambda number: self._send({"stacks": number}),
+                signal_trainer=self._signal_trainer,
+                on_dumped=self._report_stacks,
+            )
+        if self._link is not None:
+            self._link_stacks(self._link)
+
+    def _link_stacks(self, address: dict[str, Any]) -> None:
+        if self._stacks is None:
+            self._link = address
+        else:
+            self._stacks.link(address)
+
+    def _report_stacks(self, text: str) -> None:
+        if self._session is not None and self._session.reporter is not None:
+            self._session.reporter.add_stacks(text)
+
     def _close(self, session: Session) -> None:
         """Wait for the answer to the last report, until the time is up."""
         self._flush_from_s = None
@@ -224,6 +268,9 @@ class Server:
         self._send({"complaint": text})
 
     def _send_directive(self, directive: Directive) -> None:
+        if directive.dump_stacks and self._stacks is not None:
+            # The trainer may be unable to follow: that is when they are wanted.
+            self._stacks.ask("the operator asks for them")
         self._send({"directive": encode(directive)})
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -232,3 +279,8 @@ class Server:
         except OSError:
             # The trainer is gone, and this process ends as soon as the other thread sees that.
             return
+
+
+def _step_of(state: TrainerState) -> int | None:
+    """Return the last finished step while one follows the other, without a restore or a last save between."""
+    return state.step if state.phase is ReportPhase.TRAINING else None

@@ -3,9 +3,9 @@
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from stepkeeper.companion.client import CompanionProcess
 from stepkeeper.companion.messages import ClaimedRoot, ClaimRequest, CloseRequest, Kind, OpenRequest
@@ -28,6 +28,9 @@ from stepkeeper.log import CommitRecord, ForeignBase
 from stepkeeper.log.claims import must_branch
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.loggers import logger
+from stepkeeper.stacks.meeting import StackMeeting
+from stepkeeper.stacks.sharing import StackRequest
+from stepkeeper.stacks.stack_file import stack_file
 
 __all__ = ["Companion", "Origin"]
 
@@ -48,6 +51,8 @@ class Companion:
         on_directive: Callable[[Directive], None],
         *,
         claiming: ClaimRequest | None = None,
+        stack_meeting: StackMeeting | None = None,
+        stacks_after_s: float | None = None,
     ) -> None:
         """Prepare a companion; no process is started yet.
 
@@ -56,8 +61,14 @@ class Companion:
             on_directive: Called with each directive of the operator, in the thread that receives from the
                 companion.
             claiming: The claim to make, without what it goes on from.
+            stack_meeting: Where the companions of all ranks meet; None: nobody asks for stacks.
+            stacks_after_s: Seconds that any step may take before the stacks of all ranks are dumped, if it also takes
+                far longer than the ones before; None: steps aren't watched.
 
         """
+        self._stack_meeting = stack_meeting
+        self._stacks_after_millis = None if stacks_after_s is None else int(stacks_after_s * 1000)
+        self._stack_address: Mapping[str, Any] | None = None
         self._opening = opening
         self._on_directive = on_directive
         self._claiming = claiming or ClaimRequest()
@@ -147,16 +158,35 @@ class Companion:
                 raise ClosedError(
                     "the companion process was ended while it started, as its manager was closed"
                 )
-            process.send_request(
-                Kind.OPEN, encode(replace(self._opening, claim=claim)), timeout_s=_OPEN_TIMEOUT_S
-            )
+            opening, fds = self._with_stacks(replace(self._opening, claim=claim))
+            process.send_request(Kind.OPEN, encode(opening), fds=fds, timeout_s=_OPEN_TIMEOUT_S)
             process.send_state(Kind.STATE, encode(self._state))
+            if self._stack_address is not None:
+                process.send_state(Kind.LINK, self._stack_address)
         except BaseException:
             process.close()
             raise
         finally:
             self._starting = None
         return process
+
+    def _with_stacks(self, opening: OpenRequest) -> tuple[OpenRequest, tuple[int, ...]]:
+        """Add to the opening how stacks are read, and return it with the descriptors to send along."""
+        meeting = self._stack_meeting
+        if meeting is None:
+            return opening, ()
+        file = stack_file()
+        request = StackRequest(
+            signal=file.signal_number, least_millis=self._stacks_after_millis, secret=meeting.secret
+        )
+        return replace(opening, stacks=request), (file.fd, *meeting.listening_fds())
+
+    def link_stacks(self, address: Mapping[str, Any]) -> None:
+        """Connect this rank's companion with rank 0's, which is at `address`."""
+        self._stack_address = address
+        process = self._process
+        if process is not None and not process.lost:
+            process.send_state(Kind.LINK, address)
 
     def _dismiss_when_dropped(self, process: CompanionProcess | None) -> None:
         if self._finalizer is not None:

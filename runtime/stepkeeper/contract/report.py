@@ -109,6 +109,8 @@ class Report:
     notice: str | None = None
     error: str | None = None
     metrics: dict[str, str] = field(default_factory=dict)
+    stacks: Annotated[str, AtMost(16 * 1024)] | None = None
+    """The newest stacks of the ranks' threads, shortened; once."""
 
     def __post_init__(self) -> None:
         if len(self.commits) > MAX_COMMITS:
@@ -153,7 +155,7 @@ class Directive:
     """A notice: save and exit 75."""
 
     dump_stacks: bool = False
-    """Write the stacks of all threads to stderr."""
+    """Write the stacks of all threads of all ranks to the log, and into the next report."""
 
     report_interval_s: int = 10
 

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from stepkeeper.coordination.joining import Joining, addresses_of_host, connect_to_rank, shut
 from stepkeeper.fork_guard import forget_in_forks, forks_held_back
+from stepkeeper.links.joining import Joining, addresses_of_host, connect_to_rank, shut
 from stepkeeper.loggers import logger
 
 __all__ = ["PeerLinks", "neighbours"]

@@ -39,8 +39,22 @@ _ROUND_TIMEOUT_S: Final = 60.0
 class StepAgreement:
     """Agree with the other ranks on the steps after which wishes are due. Call `pass_step` after each step."""
 
-    def __init__(self, rank_group: RankGroup, waits: Waits | None = None) -> None:
+    def __init__(
+        self,
+        rank_group: RankGroup,
+        waits: Waits | None = None,
+        on_met: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Agree on nothing before `start`.
+
+        Args:
+            rank_group: The ranks that train together.
+            waits: Ends the waits for other ranks.
+            on_met: Called in the agreement's thread when all ranks have come, before the first round.
+
+        """
         self._rank_group = rank_group
+        self._on_met = on_met
         self._waits = waits or Waits()
         self._changed = threading.Condition()
         self._view = RankView(rank=rank_group.rank)
@@ -123,6 +137,7 @@ class StepAgreement:
         try:
             self._meet()
             self._rank_group.watch_peers()
+            self._on_met()
             self._hold_rounds()
         except BaseException as error:  # it is raised in the train thread, which may be held just now
             with self._changed:

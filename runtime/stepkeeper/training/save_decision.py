@@ -46,6 +46,7 @@ class SaveDecider:
         rank_group: RankGroup,
         read_conditions: Callable[[], SaveConditions] = SaveConditions,
         waits: Waits | None = None,
+        on_met: Callable[[], None] = lambda: None,
     ) -> None:
         """Start with no request.
 
@@ -54,12 +55,13 @@ class SaveDecider:
             rank_group: The ranks that save together.
             read_conditions: Returns the state of the saves; called in rank 0, by the train thread.
             waits: Ends the waits for other ranks.
+            on_met: Called in a thread of several ranks when all of them have come to the training.
 
         """
         self._policy = policy
         self._rank_group = rank_group
         self._read_conditions = read_conditions
-        self._agreement = StepAgreement(rank_group, waits)
+        self._agreement = StepAgreement(rank_group, waits, on_met)
         self._answered: deque[str] = deque(maxlen=_REMEMBERED)
         """Requests that all ranks have come to. Hosts may ask for the same one, each when it hears of the reason."""
 

@@ -210,6 +210,7 @@ class SignalWatcher:
         while True:
             if poll.poll(_TICK_MILLIS if self._listeners else None):
                 self._read_wakeups()
+            self._take_back_sigterm()
             self._notify_listeners()
             with self._round:
                 self._n_rounds += 1
@@ -223,6 +224,13 @@ class SignalWatcher:
                     os.close(ours[0])
                     os.close(ours[1])
                     return
+
+    def _take_back_sigterm(self) -> None:
+        handler = self._handler
+        if handler is not None and handler.take_back():
+            _log.info(
+                "code in C has taken SIGTERM, as torch_xla does for preemptions: both hear of it from now on"
+            )
 
     def _notify_listeners(self) -> None:
         """Call the listeners. This is a function of its own so that the thread holds no listener while it waits."""

@@ -1,5 +1,7 @@
 """Handle SIGTERM in place of the handler that was there before, and put that one back."""
 
+import ctypes
+import os
 import signal
 from collections.abc import Callable
 from types import FrameType
@@ -8,6 +10,20 @@ from typing import Final
 __all__ = ["SigtermHandler"]
 
 _Handler = Callable[[int, FrameType | None], object] | int | None
+_LIBC: Final = ctypes.CDLL(None)
+_SA_SIGINFO: Final = 4
+_NOT_CODE: Final = (None, int(signal.SIG_DFL), int(signal.SIG_IGN))
+
+
+class _Action(ctypes.Structure):
+    """The kernel's action for a signal, as the C library of 64-bit Linux has it."""
+
+    _fields_ = (
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_ubyte * 128),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
+    )
 
 
 class SigtermHandler:
@@ -28,8 +44,15 @@ class SigtermHandler:
 
         self.before: Final[_Handler] = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, self)
+        self._owner: Final = os.getpid()
+        self._own_action: Final = _read_action()
+        self._displaced: _Action | None = None
+        """What C code has installed over this handler, and this one has taken back."""
+
+        self._has_told_displaced = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._tell_displaced(number)
         if self._on_sigterm() or self.is_permanent:
             if callable(self.before):
                 try:
@@ -43,9 +66,42 @@ class SigtermHandler:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
+    def take_back(self) -> bool:
+        """Handle SIGTERM again if C code has taken it meanwhile, and tell that code of the signal too.
+
+        torch_xla's PreemptionSyncManager is such code. Python doesn't see it, and would never hear of the signal. Any
+        thread may call this.
+
+        Returns:
+            True if it was taken back just now.
+
+        """
+        found, own = _read_action(), self._own_action
+        if found.handler in (*_NOT_CODE, own.handler) or found.flags & _SA_SIGINFO:
+            return False
+        self._displaced = found
+        return bool(_LIBC.sigaction(signal.SIGTERM, ctypes.byref(own), None) == 0)
+
+    def _tell_displaced(self, number: int) -> None:
+        """Call the C code that wanted the signal. Once: faulthandler's, for one, may raise it again."""
+        displaced = self._displaced
+        if displaced is not None and not self._has_told_displaced:
+            self._has_told_displaced = True
+            ctypes.CFUNCTYPE(None, ctypes.c_int)(displaced.handler)(number)
+
     def uninstall(self) -> None:
         """Put the handler back that was there before, unless somebody has installed another one since."""
         # A handler that was installed after this one stays. If it calls this one, this one passes the signal on.
         before = self.before or signal.SIG_DFL
+        # Not in a forked child, such as a worker: SIGTERM is to end that.
+        displaced = self._displaced if os.getpid() == self._owner else None
         if signal.getsignal(signal.SIGTERM) is self:
             signal.signal(signal.SIGTERM, before)
+            if displaced is not None:
+                _LIBC.sigaction(signal.SIGTERM, ctypes.byref(displaced), None)
+
+
+def _read_action() -> _Action:
+    action = _Action()
+    _LIBC.sigaction(signal.SIGTERM, None, ctypes.byref(action))
+    return action

@@ -1,7 +1,7 @@
 """Carry out what is to be done after each step: nothing, a save, or one last save and the stop of all ranks."""
 
-import faulthandler
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -47,6 +47,7 @@ class StepController:
         environment: Environment | None,
         saves_on_notice: bool,
         waits: Waits | None = None,
+        on_met: Callable[[], None] = lambda: None,
     ) -> None:
         """Construct the controller; it listens to nothing before `start`.
 
@@ -59,6 +60,7 @@ class StepController:
             environment: What the operator told this process; None without an operator.
             saves_on_notice: True if a notice makes all ranks save one step and stop.
             waits: Knows whether the training is in a call, and gets the time that a notice leaves.
+            on_met: Called in a thread of several ranks when all of them have come to the training.
 
         Raises:
             ValueError: `policy` saves on preemption, but `saves_on_notice` is False.
@@ -75,7 +77,7 @@ class StepController:
         self._disruption_history = DisruptionHistory()
         policy = AnyOf((policy, OnPreemption())) if saves_on_notice else policy
         self._waits = waits or Waits()
-        self.decider: Final = SaveDecider(policy, rank_group, self._read_conditions, self._waits)
+        self.decider: Final = SaveDecider(policy, rank_group, self._read_conditions, self._waits, on_met)
         trigger = None if environment is None else environment.places.notice_file
         self.notices: Final = NoticeWatcher(trigger, self._on_tick, self._on_notice)
         self.last_step: Final = LastStep()
@@ -216,8 +218,6 @@ class StepController:
             self.notices.record_notice("directive")
         if directive.checkpoint_now is not None and self.decider.request_save(directive.checkpoint_now):
             _tell_request(directive)
-        if directive.dump_stacks:
-            faulthandler.dump_traceback(2)  # sys.stderr may be something without a file
 
     def _read_conditions(self) -> SaveConditions:
         """Return the state of the saves, by which rank 0's policy decides."""

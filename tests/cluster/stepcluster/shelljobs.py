@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from stepcluster.api import Cluster
+from stepcluster.errors import CommandError
 
 __all__ = ["HOLD", "Gangs", "ShellJob", "apply_all", "container", "delete_all", "watch_gangs"]
 
@@ -79,7 +80,17 @@ class ShellJob:
         """Let the script of every running pod go on after HOLD."""
         for pod in self.pods():
             if pod["status"]["phase"] == "Running":
-                self.kubectl("exec", pod["metadata"]["name"], "-c", "trainer", "--", "touch", "/tmp/go")
+                self._touch_go(pod["metadata"]["name"])
+
+    def _touch_go(self, pod_name: str) -> None:
+        try:
+            self.kubectl("exec", pod_name, "-c", "trainer", "--", "touch", "/tmp/go")
+        except CommandError:
+            # A container that ends kills what runs in it: it may have seen the file before `touch` was over.
+            ended = (
+                '--for=jsonpath={.status.containerStatuses[?(@.name=="trainer")].state.terminated.finishedAt}'
+            )
+            self.kubectl("wait", f"pod/{pod_name}", ended, "--timeout=30s")
 
     def until(
         self,

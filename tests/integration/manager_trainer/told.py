@@ -1,7 +1,6 @@
 """A trainer that is told to stop when something else is wrong too: python told.py FOLDER CASE."""
 
 import atexit
-import io
 import json
 import os
 import signal
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from stepkeeper import CheckpointManager
-from stepkeeper.contract import Directive, Interval, Settings
+from stepkeeper.contract import Interval, Settings
 from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import Environment, PodPaths
 
@@ -99,16 +98,8 @@ def stuck_save(manager: CheckpointManager, state: dict[str, Any]) -> None:
     assert manager.step(3, state).stop
 
 
-def stacks(manager: CheckpointManager, state: dict[str, Any]) -> None:
-    """Asked for where there is no file behind sys.stderr, as in a notebook."""
-    sys.stderr = io.StringIO()
-    manager._parts.follow_directive(Directive(dump_stacks=True))
-    sys.stderr = sys.__stderr__
-    manager.save(2, state, force=True)
-
-
 CASES: dict[str, Callable[[CheckpointManager, dict[str, Any]], None]] = {
-    case.__name__: case for case in (chosen_end, own_break, failed_before, stuck, stuck_save, stacks)
+    case.__name__: case for case in (chosen_end, own_break, failed_before, stuck, stuck_save)
 }
 
 

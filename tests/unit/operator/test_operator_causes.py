@@ -152,6 +152,28 @@ ROWS: dict[str, tuple[tuple[Pod, ...], str, bool]] = {
         "SpotPreemption",
         True,
     ),
+    "a worker fails, its launcher stops those of another host, and a third one hears of that": (
+        (
+            ended("p2", 75, 99.0, termination=word(75, notice="peer")),
+            ended("p1", 1, 100.0, termination=word(1, error="ValueError: bad")),
+            ended("p0", 1, 101.0),
+        ),
+        "ApplicationError",
+        True,
+    ),
+    "one rank had a notice and could not save, the others heard it from it": (
+        (
+            ended("p0", 75, 99.0, termination=word(75, notice="peer")),
+            ended("p1", 1, termination=word(1, notice="sigterm", error="OSError: full")),
+        ),
+        "Requested",
+        True,
+    ),
+    "one rank died of the signal that the others heard of": (
+        (ended("p0", 75, 99.0, termination=word(75, notice="peer")), ended("p1", 143)),
+        "Requested",
+        True,
+    ),
     "75 out of nowhere": ((ended("p0", 75), killed("p1")), "Requested", False),
     "75 with only a restored commit in its last words": (
         (ended("p0", 75, termination=word(75, restored=CommitPoint(sequence=4, step=40))), killed("p1")),
@@ -240,6 +262,14 @@ def test_lost_peers_after_a_commit_mean_a_lost_node() -> None:
 
 def test_the_notice_of_a_report_explains_75() -> None:
     assert found(ended("p0", 75), notice="sigterm").explained
+
+
+@pytest.mark.parametrize(("notice", "cause"), [("peer", "ApplicationError"), ("file", "Requested")])
+def test_a_failure_is_the_cause_unless_a_report_knows_what_the_peers_had_heard(
+    notice: str, cause: str
+) -> None:
+    told = ended("p0", 75, 99.0, termination=word(75, notice="peer"))
+    assert found(told, ended("p1", 1), notice=notice).cause == cause
 
 
 def test_a_fatal_code_is_fatal_and_a_disruption_before_it_is_not() -> None:

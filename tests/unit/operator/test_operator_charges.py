@@ -136,6 +136,30 @@ async def test_of_two_restarts_that_came_at_once_each_is_charged_to_its_own_caus
     ]
 
 
+async def test_restarts_that_were_guessed_are_charged_to_their_own_causes_when_the_watches_tell_of_them() -> (
+    None
+):
+    world = await running(spot=True, restarts={"maxFailures": 1})
+    world.delay_watches("pods", "jobs", "jobsets")
+    world.preempt()
+    world.controllers.sync()
+    world.now += 2
+    world.controllers.end_pod(world.pods[0], 1)
+    world.controllers.sync()
+    assert world.jobset is not None
+    world.cache.record_jobset(world.jobset, deleted=False)
+    await world.reconcile()
+    assert world.causes[0] == "ApplicationError", "nobody can tell which of the two it was"
+    world.deliver_watches()
+    await world.run_until_settled(rounds=3)
+    assert world.phase() is Phase.RUNNING
+    assert world.causes == ["SpotPreemption", "ApplicationError", None]
+    assert [(e.cause, e.count) for e in world.status.restarts.by_cause] == [
+        ("ApplicationError", 1),
+        ("SpotPreemption", 1),
+    ]
+
+
 async def test_disruptions_count_towards_a_limit_only_where_there_is_one() -> None:
     world = await running(spot=True)
     world.preempt()
@@ -201,6 +225,17 @@ async def test_a_failure_is_not_hidden_by_siblings_that_save_when_their_job_stop
     world.controllers.end_pod(world.pods[0], code)
     await world.run_until_settled()
     assert world.causes == [cause, None]
+
+
+async def test_a_failure_is_charged_though_another_pod_saves_first_because_its_peers_stop() -> None:
+    world = await running(restarts={"maxFailures": 0})
+    told = termination_message(ExitCode.SAVED, notice="peer", step=120)
+    world.controllers.end_pod(world.pods[0], int(ExitCode.SAVED), message=told)
+    world.controllers.end_pod(world.pods[1], 1, message=termination_message(1, error="ValueError: bad"))
+    await world.run_until_settled()
+    assert world.causes[0] == "ApplicationError"
+    assert world.condition("Failed") == (ConditionStatus.TRUE, "MaxFailuresReached")
+    assert "ValueError: bad" in (world.status.attempts[0].message or "")
 
 
 async def test_a_notice_that_was_reported_explains_an_end_without_last_words() -> None:

@@ -128,7 +128,9 @@ async def test_a_job_that_is_suspended_leaves_its_queue_and_kueue_undoes_nothing
     assert world.jobset is None
     assert world.cluster.list_objects("workloads") == []
     assert [attempt.message for attempt in world.status.attempts] == ["suspended"]
+    assert world.condition("QuotaReserved") == (ConditionStatus.UNKNOWN, "NotQueued")
     assert world.controllers.kueue.undone == []
+    assert await world.record_writes(rounds=3) == []
     world.edit(suspend=False)
     await world.run_until_settled()
     assert world.phase() is Phase.RUNNING

@@ -238,3 +238,28 @@ async def test_pods_that_are_deleted_after_they_exited_0_were_not_told_to_stop()
         world.cluster.mark_deleted("pods", "default", pod["metadata"]["name"], grace_s=30)
     await world.run_until_settled()
     assert world.phase() is Phase.COMPLETE
+
+
+async def test_a_jobset_that_came_and_went_between_two_looks_gives_its_number_to_no_other() -> None:
+    world = World()
+    await world.reconcile()
+    assert numbers(world) == ["0"]
+    world.controllers.sync()
+    world.controllers.end_pod(world.pods[0], 1)
+    world.controllers.sync()
+    world.cluster.mark_deleted("jobsets", "default", "lm", grace_s=0)
+    world.controllers.sync()
+    assert world.jobset is None
+    await world.run_until_settled()
+    assert numbers(world) == ["1"]
+    world.controllers.end_pod(world.pods[0], 1)
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+    assert world.causes == ["ApplicationError", None]
+
+
+def numbers(world: World) -> list[str]:
+    return [
+        raw["metadata"]["labels"]["stepkeeper.dev/jobset-number"]
+        for raw in world.cluster.list_objects("jobsets")
+    ]

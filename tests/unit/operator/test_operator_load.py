@@ -3,8 +3,10 @@
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from stepkeeper.contract import CommitPoint
-from stepkeeper_operator.api.v1alpha1.conditions import Phase
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.testing import World, termination_message
 
 BACKOFF = {"maxFailures": 3, "backoff": {"initialSeconds": 600, "maxSeconds": 3600}}
@@ -70,6 +72,32 @@ async def test_a_job_that_is_over_asks_for_nothing() -> None:
     assert world.phase() is Phase.FAILED
     assert world.jobset is None
     assert await reads_during(world, 3600) == Counter()
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+async def test_a_refused_job_asks_for_nothing_until_its_spec_changes(*, has_run: bool) -> None:
+    world = await running() if has_run else World(livelyness={})
+    world.edit(livelyness={})
+    if has_run:
+        world.cluster.mark_deleted("jobsets", "default", "lm", grace_s=0)
+    await world.run_until_settled()
+    assert world.condition("Accepted") == (ConditionStatus.FALSE, "UnknownField")
+    assert world.jobset is None
+    reads = await reads_during(world, 3600)
+    assert reads["get", "jobsets"] <= 7, "at a resync, and then to be sure"
+
+
+async def test_a_job_whose_name_is_taken_looks_whether_it_is_free_now() -> None:
+    world = World()
+    world.delay_watches("jobsets")  # no watch tells of JobSets without the operator's labels
+    meta = {"name": "lm", "namespace": "default", "ownerReferences": []}
+    world.cluster.put("jobsets", {"metadata": meta, "spec": {}, "status": {}})
+    await world.reconcile()
+    assert world.condition("Accepted") == (ConditionStatus.FALSE, "JobSetNameTaken")
+    world.cluster.remove("jobsets", "default", "lm")
+    await reads_during(world, 60)
+    assert world.condition("Accepted") == (ConditionStatus.TRUE, "SpecAccepted")
+    assert world.jobset is not None
 
 
 async def test_leftovers_are_looked_for_in_the_jobs_namespace_only() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from stepkeeper.contract import Report, ReportPhase
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
+from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport, ReportCache
 from stepkeeper_operator.facts import Node, Pod, read_pod
 from stepkeeper_operator.facts.raw import render_time
@@ -95,6 +96,13 @@ def test_another_pod_that_reports_the_same_step_again_and_again_keeps_no_lost_on
     repeated = replace(_LATE_REPORT, pod_uid="other", heard_at={"other": NOW - 5}, moved_at=NOW - 61)
     assert lost(replace(scene(), report=repeated))
     assert lost(replace(scene(), report=replace(repeated, moved_at=None)))
+
+
+def test_steps_of_the_pod_that_took_its_place_keep_no_lost_one() -> None:
+    newer = replace(dying_pod(), uid="v", name="q", created_at=NOW - 50, deadline=None)
+    replaced = AttemptEvidence(ordinal=(0, 1), pods=(dying_pod(), newer))
+    assert lost(replace(scene(), report=_STEP_THAT_MOVED, evidence=(replaced,)))
+    assert not lost(replace(scene(), report=_LATE_REPORT, evidence=(replaced,))), "it has reported itself"
 
 
 async def test_a_job_goes_on_without_a_lost_node_though_rank_0_reports_where_it_waits() -> None:

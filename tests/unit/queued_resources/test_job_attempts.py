@@ -244,6 +244,24 @@ async def test_pods_that_run_on_the_machines_that_are_left_are_no_attempt() -> N
     await settle(world)
 
 
+async def test_pods_that_fail_on_the_machines_that_are_left_when_the_loss_is_seen_are_no_attempt() -> None:
+    world = await running(tier=SPOT)
+    world.controllers.end_pod(world.pods[0], 1)
+    await world.reconcile()
+    let_time_pass(world)
+    world.controllers.gone.add(world.pods[1]["spec"]["nodeName"])
+    world.controllers.sync()
+    await world.reconcile()
+    assert world.causes == ["ApplicationError", None]
+    world.controllers.end_pod(next(p for p in world.pods if p["status"]["phase"] == "Running"), 1)
+    await lose(world)
+    assert world.causes == ["SpotPreemption"]
+    let_time_pass(world)
+    await world.run_until_settled(rounds=3)
+    await bring_back(world)
+    await settle(world)
+
+
 async def test_pods_that_are_made_while_the_machines_are_thought_gone_for_a_moment_are_one() -> None:
     world = await running(tier=SPOT)
     world.controllers.gone.update(NODES)
@@ -295,6 +313,17 @@ async def test_a_survivor_that_failed_before_the_loss_was_seen_costs_no_failure(
     await bring_back(world)
     await settle(world)
     assert world.status.restarts.by_cause[0].counted_towards_limit == 0
+
+
+async def test_machines_that_go_long_after_an_end_explain_nothing_though_a_pod_of_it_still_stops() -> None:
+    world = await running(tier=SPOT)
+    world.controllers.stuck.add(world.pods[1]["spec"]["nodeName"])
+    world.controllers.end_pod(world.pods[0], 1)
+    await world.run_until_settled(rounds=3)
+    assert world.causes == ["ApplicationError"]
+    world.now += world.settings.reattribution_s + 10
+    await lose(world)
+    assert world.causes == ["ApplicationError"]
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -8,9 +8,9 @@ from queue import Queue
 import numpy as np
 import pytest
 
-from stepkeeper.coordination import handshake as wire
-from stepkeeper.coordination.joining import addresses_of_host
 from stepkeeper.errors import PeerLostError
+from stepkeeper.links import handshake as wire
+from stepkeeper.links.joining import addresses_of_host
 from stepkeeper.restore.peers.frames import FRAME_BYTES, Kind, receive_frame, send_frame
 from stepkeeper.restore.peers.links import Links, PeerStoppedError
 from stepkeeper.restore.placing import Bytes

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from stepkeeper.checkpoint.blocks import Contents, encode_runs
 from stepkeeper.checkpoint.manifest import Manifest
-from stepkeeper.coordination.joining import addresses_of_host
 from stepkeeper.coordination.rank_group import RankGroup, StoreRankGroup
 from stepkeeper.errors import PeerLostError, TornCheckpointError
+from stepkeeper.links.joining import addresses_of_host
 from stepkeeper.loggers import logger
 from stepkeeper.restore.filling import Filling
 from stepkeeper.restore.peers.duties import Duties, Sharing

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from stepkeeper.coordination.handshake import fill
+from stepkeeper.links.handshake import fill
 from stepkeeper.restore.placing import Bytes
 from stepkeeper.storage.crc import crc32c
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from stepkeeper.coordination.joining import Joining, shut
 from stepkeeper.errors import PeerLostError
+from stepkeeper.links.joining import Joining, shut
 from stepkeeper.restore.peers.frames import FRAME_BYTES, Frame, Kind, receive_frame, send_frame
 from stepkeeper.restore.placing import Bytes
 

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from stepkeeper.coordination.handshake import connect, identify_caller, listen
+from stepkeeper.links.handshake import connect, identify_caller, listen
 from stepkeeper.loggers import logger
 
 __all__ = ["Joining", "addresses_of_host", "connect_to_rank", "shut"]
@@ -18,11 +18,19 @@ _CALL_TIMEOUT_S: Final = 5.0
 class Joining:
     """Accept connections from later ranks, and make those to earlier ones."""
 
-    def __init__(self, rank: int, on_join: Callable[[int, socket.socket], None]) -> None:
-        """Listen on a free port. `on_join` is told each rank that has called, in a thread of its own."""
+    def __init__(
+        self,
+        rank: int,
+        on_join: Callable[[int, socket.socket], None],
+        listener: socket.socket | None = None,
+    ) -> None:
+        """Listen, on a free port unless a `listener` is given.
+
+        `on_join` is told each rank that has called, in a thread of its own.
+        """
         self._rank = rank
         self._on_join = on_join
-        self._listener = listen()
+        self._listener = listen() if listener is None else listener
         self._secret = b""
         self._closed = False
 

@@ -1,0 +1,88 @@
+"""Build the failure policies: which end of a pod ends its Job, and which failed Job restarts the JobSet or ends it."""
+
+from typing import Any, Final
+
+from stepkeeper.contract import CONTAINER_NAME, ExitCode
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.labels import HANG_CONDITION
+
+__all__ = [
+    "RULE_DISRUPTION",
+    "RULE_FATAL",
+    "RULE_FENCED",
+    "RULE_HANG",
+    "RULE_SAVED",
+    "build_job_policy",
+    "build_jobset_policy",
+]
+
+RULE_FENCED: Final = "fenced"
+RULE_FATAL: Final = "fatal"
+RULE_HANG: Final = "hang"
+RULE_DISRUPTION: Final = "disruption"
+RULE_SAVED: Final = "saved"
+
+_MAX_IN_PLACE_FAILURES: Final = 2
+"""Restarts after application failures that JobSet does on its own, also without an operator. They have no back-off."""
+
+
+def build_job_policy(job: CheckpointedTrainingJob) -> dict[str, Any]:
+    """Build one rule for each cause: a Job's message to its JobSet names the matching rule and no other fact.
+
+    The first match wins. A preempted trainer exits 75 and 143 alike, so conditions come before codes.
+    """
+    rules = [_on_condition(HANG_CONDITION), _on_condition("DisruptionTarget")]
+    rules += [_on_codes([ExitCode.SAVED]), _on_codes([ExitCode.FENCED])]
+    if codes := _fatal_codes(job):
+        rules.append(_on_codes(codes))
+    return {"rules": rules}
+
+
+def build_jobset_policy(job: CheckpointedTrainingJob, *, failures_left: int) -> dict[str, Any]:
+    """Build the policy of a JobSet after which so many failures may still be restarted.
+
+    A failed Job that matches no rule counts towards maxRestarts as an application failure.
+    """
+    neutral, final = "RestartJobSetAndIgnoreMaxRestarts", "FailJobSet"
+    rules = [_rule(RULE_FENCED, final, _code_pattern([ExitCode.FENCED]))]
+    if codes := _fatal_codes(job):
+        rules.append(_rule(RULE_FATAL, final, _code_pattern(codes)))
+    rules.append(_rule(RULE_HANG, neutral, f"has condition {HANG_CONDITION} matching FailJob rule"))
+    rules.append(_rule(RULE_DISRUPTION, neutral, "has condition DisruptionTarget matching FailJob rule"))
+    rules.append(_rule(RULE_SAVED, neutral, _code_pattern([ExitCode.SAVED])))
+    return {
+        "maxRestarts": min(_MAX_IN_PLACE_FAILURES, failures_left),
+        "restartStrategy": "BlockingRecreate",
+        "rules": rules,
+    }
+
+
+def _fatal_codes(job: CheckpointedTrainingJob) -> list[int]:
+    """List the user's fatal codes without those that have a meaning of their own: these are never fatal."""
+    return sorted(set(job.spec.restarts.fatal_exit_codes) - {int(code) for code in ExitCode})
+
+
+def _on_condition(kind: str) -> dict[str, Any]:
+    return {"action": "FailJob", "onPodConditions": [{"type": kind, "status": "True"}]}
+
+
+def _on_codes(codes: list[int]) -> dict[str, Any]:
+    values = [int(code) for code in codes]
+    return {
+        "action": "FailJob",
+        "onExitCodes": {"containerName": CONTAINER_NAME, "operator": "In", "values": values},
+    }
+
+
+def _code_pattern(codes: list[int]) -> str:
+    alternatives = "|".join(str(int(code)) for code in codes)
+    return f"failed with exit code ({alternatives}) matching FailJob rule"
+
+
+def _rule(name: str, action: str, pattern: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "action": action,
+        "onJobFailureReasons": ["PodFailurePolicy"],
+        "onJobFailureMessagePatterns": [pattern],
+    }

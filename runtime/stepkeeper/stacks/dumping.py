@@ -1,0 +1,149 @@
+"""Dump the stacks of all ranks, once for all reasons that come up together: each companion's own thread for it."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from stepkeeper.stacks.mesh import Mesh, NoMesh
+from stepkeeper.stacks.pace import Pace
+
+__all__ = ["REPORT_LIMIT", "StackDumper", "shorten_stacks"]
+
+REPORT_LIMIT: Final = 16 * 1024
+"""Characters of a report that stacks may take, of all ranks together."""
+
+_LEAST_EACH: Final = 1024
+_AGAIN_S: Final = 8.0
+"""Seconds in which another rank's reason is this one's: the hang of one is seen by all."""
+
+_COLLECT_S: Final = 6.0
+"""Seconds that other ranks have. One whose Python's lock is held takes two before it is sent a signal."""
+
+
+class StackDumper:
+    """Watch the pace of the training, and dump its stacks when a step is slow, or when that is asked for."""
+
+    def __init__(
+        self,
+        rank: int,
+        read: Callable[[], str],
+        *,
+        least_s: float | None,
+        on_dumped: Callable[[str], None],
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            rank: This rank.
+            read: Returns the stacks of the trainer's threads.
+            least_s: Seconds that any step may take; None: steps aren't watched.
+            on_dumped: Called, in rank 0, with the shortened stacks of the ranks that have told theirs.
+
+        """
+        self._rank = rank
+        self._read = read
+        self._least_s = least_s
+        self._on_dumped = on_dumped
+        self._changed = threading.Condition()
+        self._pace = Pace()
+        self._reason: str | None = None
+        self._is_spread = False
+        self._dumped_s = float("-inf")
+        self._others: dict[int, str] = {}
+        self.mesh: Mesh = NoMesh()
+        threading.Thread(target=self._run, name="stacks", daemon=True).start()
+
+    def see_step(self, step: int | None) -> None:
+        """Take over which step the trainer has finished last; None while it makes no steps."""
+        with self._changed:
+            before, self._pace = self._pace, self._pace.see(step, time.monotonic())
+            if self._pace is not before:
+                self._changed.notify_all()
+
+    def ask(self, reason: str) -> None:
+        """Dump the stacks of all ranks, for this reason."""
+        with self._changed:
+            if self._reason is None:
+                self._reason = reason
+                self._changed.notify_all()
+
+    def receive(self, rank: int, message: Mapping[str, Any]) -> None:
+        """Take over what another rank's companion says. A message of a later version is passed over."""
+        if isinstance(reason := message.get("ask"), str):
+            with self._changed:
+                if self._reason is None and time.monotonic() - self._dumped_s >= _AGAIN_S:
+                    self._reason, self._is_spread = reason, self._rank != 0
+                    self._changed.notify_all()
+        if isinstance(stacks := message.get("stacks"), str):
+            with self._changed:
+                self._others[rank] = stacks
+                self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            reason, is_spread = self._await_reason()
+            with self._changed:
+                self._others = {}
+            n_asked = 0 if is_spread else self.mesh.send({"ask": reason})
+            stacks = self._read() or "its stacks can't be read\n"
+            text = (
+                f"stepkeeper: rank {self._rank}: the stacks of all its threads, because {reason}:\n{stacks}"
+            )
+            print(text, end="", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
+            if self._rank == 0:
+                self._on_dumped(shorten_stacks(reason, {0: stacks} | self._await_others(n_asked)))
+            else:
+                self.mesh.send({"stacks": stacks[-REPORT_LIMIT:]})
+            self._settle()
+
+    def _await_reason(self) -> tuple[str, bool]:
+        """Wait until there is a reason. Return it, and whether rank 0 has told all others already."""
+        with self._changed:
+            while self._reason is None:
+                from_s = None if self._least_s is None else self._pace.slow_from_s(self._least_s)
+                left_s = None if from_s is None else from_s - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    self._reason = _describe(self._pace, time.monotonic())
+                    self._pace = self._pace.note()
+                else:
+                    self._changed.wait(left_s)
+            return self._reason, self._is_spread
+
+    def _settle(self) -> None:
+        """Take the dump as done, also for the reason that this rank would have of its own in a moment."""
+        now_s = time.monotonic()
+        with self._changed:
+            self._dumped_s, self._reason, self._is_spread = now_s, None, False
+            from_s = None if self._least_s is None else self._pace.slow_from_s(self._least_s)
+            if from_s is not None and from_s - now_s < _AGAIN_S:
+                self._pace = self._pace.note()
+
+    def _await_others(self, n_asked: int) -> dict[int, str]:
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._others) >= n_asked, _COLLECT_S)
+            return dict(self._others)
+
+
+def _describe(pace: Pace, now_s: float) -> str:
+    return (
+        f"nothing has followed step {pace.step} for {now_s - pace.since_s:.0f} s, and no step before took longer than "
+        f"{pace.longest_s:.1f} s"
+    )
+
+
+def shorten_stacks(reason: str, stacks: Mapping[int, str], limit: int = REPORT_LIMIT) -> str:
+    """Join the stacks of several ranks into one text of `limit` characters at most. Pure.
+
+    Of each rank the end is kept, where the main thread is. Of very many ranks only the first have a place.
+    """
+    parts = [f"because {reason}\n"]
+    each = max(_LEAST_EACH, (limit - len(parts[0])) // max(1, len(stacks)))
+    for rank, text in sorted(stacks.items()):
+        title = f"rank {rank}:\n"
+        kept = text[-(each - len(title)) :]
+        if sum(map(len, parts)) + len(title) + len(kept) > limit:
+            break
+        parts += [title, kept]
+    return "".join(parts)[:limit]

@@ -1,0 +1,60 @@
+"""Let the companions of all ranks find each other: the trainers' part, who share an address once all have met."""
+
+import secrets
+import socket
+import threading
+from typing import Any, Final
+
+from stepkeeper.fork_guard import forget_in_forks, forks_held_back
+from stepkeeper.links.handshake import listen
+from stepkeeper.links.joining import addresses_of_host
+
+__all__ = ["StackMeeting"]
+
+
+class StackMeeting:
+    """The port at which rank 0's companion takes calls. Its trainer holds it: a later companion has the same one."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        """Open nothing yet."""
+        self._is_host = rank == 0 and world_size > 1
+        self._lock = threading.Lock()
+        self._listener: socket.socket | None = None
+        self.secret: Final = secrets.token_hex(32) if self._is_host else None
+        """What proves both ends to be ranks of the training; None in a rank that calls, or alone."""
+
+        forget_in_forks(self)
+
+    def listening_fds(self) -> tuple[int, ...]:
+        """Return the descriptor of the listening socket, for the companion; none in a rank that calls."""
+        listener = self._listening()
+        return () if listener is None else (listener.fileno(),)
+
+    def describe(self, towards: str | None) -> dict[str, Any] | None:
+        """Describe how other ranks' companions reach this rank's. `towards` is a host that all ranks reach."""
+        listener = self._listening()
+        if listener is None:
+            return None
+        return {
+            "hosts": addresses_of_host(towards),
+            "port": listener.getsockname()[1],
+            "secret": self.secret,
+        }
+
+    def forget_after_fork(self) -> None:
+        """Close this copy of the socket, in a forked child."""
+        self._lock = threading.Lock()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.forget_after_fork()
+
+    def _listening(self) -> socket.socket | None:
+        with self._lock:
+            if self._listener is None and self._is_host:
+                with forks_held_back():
+                    self._listener = listen()
+            return self._listener

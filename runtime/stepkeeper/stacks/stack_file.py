@@ -1,0 +1,80 @@
+"""Write the stacks of this process's threads into memory that its companion reads: the trainer's part.
+
+The companion asks for them. Where Python's lock is held, so that no thread of Python can answer, it sends a signal: its
+handler is faulthandler's, in C.
+"""
+
+import faulthandler
+import fcntl
+import os
+import signal
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from stepkeeper.fork_guard import MemoryFile, forget_in_forks
+
+__all__ = ["END_OF_STACKS", "StackFile", "stack_file"]
+
+END_OF_STACKS: Final = "end of stacks"
+
+
+class StackFile:
+    """The memory, and the signal that fills it; `stack_file` makes the only one of a process."""
+
+    def __init__(self) -> None:
+        self._memory = MemoryFile("stepkeeper-stacks")
+        # The companion empties it, whatever was written before.
+        fcntl.fcntl(self._memory.fd, fcntl.F_SETFL, os.O_APPEND)
+        self.signal_number: Final = _find_free_signal()
+        """None if all real-time signals are taken."""
+
+        if self.signal_number is not None:
+            faulthandler.register(self.signal_number, self._memory.fd, all_threads=True)
+        forget_in_forks(self)
+
+    @property
+    def fd(self) -> int:
+        return self._memory.fd
+
+    def write(self, number: int) -> None:
+        """Write the stacks of all threads, and after them the `number` by which they were asked for."""
+        faulthandler.dump_traceback(self._memory.fd, all_threads=True)
+        os.write(self._memory.fd, f"{END_OF_STACKS} {number}\n".encode())
+
+    def forget_after_fork(self) -> None:
+        """Release the signal, in a forked child: the memory is its parent's."""
+        global _found
+        _found = None
+        if self.signal_number is not None:
+            faulthandler.unregister(self.signal_number)
+
+
+_lock: Final = threading.Lock()
+_found: StackFile | None = None
+
+
+def stack_file() -> StackFile:
+    """Return this process's file of stacks. The first call makes it."""
+    global _found
+    with _lock:
+        if _found is None:
+            _found = StackFile()
+        return _found
+
+
+def _find_free_signal() -> int | None:
+    """Find a real-time signal that nothing in this process handles or ignores, C code included."""
+    taken = 0
+    with suppress(OSError):  # a sandbox without /proc
+        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+            name, _, mask = line.partition(":")
+            if name in {"SigCgt", "SigIgn"}:
+                taken |= int(mask, 16)
+    free = (
+        number
+        for number in range(signal.SIGRTMAX, signal.SIGRTMIN, -1)
+        if not taken >> (number - 1) & 1 and signal.getsignal(number) == signal.SIG_DFL
+    )
+    return next(free, None)
