@@ -12,6 +12,7 @@ OperatorError
 """
 
 import json
+from http import HTTPStatus
 
 __all__ = [
     "AlreadyExistsError",
@@ -41,6 +42,13 @@ class ApiError(OperatorError, OSError):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+    @property
+    def lasts(self) -> bool:
+        """True where the same request is refused again until a person changes something: a right, a webhook."""
+        passes = self.status in {HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS}
+        refused = HTTPStatus.BAD_REQUEST <= self.status < HTTPStatus.INTERNAL_SERVER_ERROR and not passes
+        return refused or "webhook" in str(self)
 
 
 class AlreadyExistsError(ApiError):

@@ -3,15 +3,16 @@
 import asyncio
 import logging
 from collections.abc import Iterable
+from http import HTTPStatus
 from typing import Final
 
 from stepkeeper_operator.cache.kinds import WatchedKind
-from stepkeeper_operator.cluster import Cluster
+from stepkeeper_operator.cluster import WORKLOADS, Cluster
 from stepkeeper_operator.endpoint.tls import ServingCertificate
 from stepkeeper_operator.errors import ApiError, CertificateError
 from stepkeeper_operator.lease import LeaseGuard
 
-__all__ = ["Readiness"]
+__all__ = ["Readiness", "is_kueue_installed"]
 
 _log = logging.getLogger(__name__)
 
@@ -96,3 +97,15 @@ class Readiness:
                 self._waits_for = ""
                 return
             await asyncio.sleep(_CHECK_S)
+
+
+async def is_kueue_installed(cluster: Cluster) -> bool:
+    """Return True if the API server knows Kueue's Workloads. Where nobody can tell, False, and the log says so."""
+    try:
+        await cluster.list_uids(WORKLOADS, "")
+    except ApiError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            extra = {"kind": WORKLOADS.kind, "error": str(error)}
+            _log.warning("cannot list kind; QuotaReserved is not known", extra=extra)
+        return False
+    return True

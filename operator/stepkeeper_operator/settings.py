@@ -1,13 +1,18 @@
 """Read the operator's settings from the environment. Field ``x`` is variable ``STEPKEEPER_OPERATOR_X``."""
 
+import math
+from fractions import Fraction
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 __all__ = ["OperatorSettings"]
+
+_SLOWEST_LOOK: Final = Fraction(6, 5)
+"""Share of the time between two looks after which a loss has been seen: a tenth of spread, and the list itself."""
 
 
 class OperatorSettings(BaseSettings):
@@ -81,7 +86,7 @@ class OperatorSettings(BaseSettings):
     cloud_tpu_idle_poll_s: int = Field(default=60, ge=1, le=100)
     """Seconds between two looks at a queued resource that is active; twice as long while it waits for machines.
 
-    Losses have to be seen, with up to a tenth of spread, within the default of `reattribution_s`.
+    Losses have to be seen, with up to a tenth of spread and the time of a list, within `reattribution_s`.
     """
 
     cloud_tpu_quota_retry_s: int = Field(default=300, ge=1)
@@ -95,6 +100,17 @@ class OperatorSettings(BaseSettings):
             raise ValueError(
                 "STEPKEEPER_OPERATOR_CLOUD_TPU_INSECURE is for a test's server only: name it in"
                 " STEPKEEPER_OPERATOR_CLOUD_TPU_ENDPOINT (chart: cloudTPU.endpoint), or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _see_losses_in_time(self) -> Self:
+        least_s = math.ceil(self.cloud_tpu_idle_poll_s * _SLOWEST_LOOK)
+        if self.cloud_tpu_enabled and self.reattribution_s < least_s:
+            raise ValueError(
+                f"STEPKEEPER_OPERATOR_REATTRIBUTION_S has to be at least {least_s}, {float(_SLOWEST_LOOK)} times"
+                " STEPKEEPER_OPERATOR_CLOUD_TPU_IDLE_POLL_S (chart: settings.reattributionSeconds and"
+                " cloudTPU.idlePollSeconds): a loss of machines that is seen later explains no failure any more"
             )
         return self
 

@@ -2,10 +2,8 @@
 
 import asyncio
 import logging
-import random
 import signal
 from collections.abc import Coroutine, Mapping
-from http import HTTPStatus
 
 from aiohttp import web
 
@@ -14,13 +12,11 @@ from stepkeeper_operator.cache.directives import DirectiveCache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.kinds import list_watched_kinds
 from stepkeeper_operator.cache.reports import ReportCache
-from stepkeeper_operator.cache.sweep import forget_deleted_objects
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU
 from stepkeeper_operator.cloud_tpu.connection import connect_cloud
 from stepkeeper_operator.cluster import (
     QUEUED_RESOURCES,
     TRAINING_JOBS,
-    WORKLOADS,
     Cluster,
     GuardedCluster,
     connect,
@@ -30,13 +26,13 @@ from stepkeeper_operator.endpoint import KubernetesTokens, ReportAuthenticator, 
 from stepkeeper_operator.endpoint.health import make_health_app
 from stepkeeper_operator.endpoint.serving import Servers
 from stepkeeper_operator.endpoint.tls import ServingCertificate
-from stepkeeper_operator.errors import ApiError
+from stepkeeper_operator.handlers.resync import Resync
 from stepkeeper_operator.handlers.watch import make_kopf_settings, make_registry, run_watches
 from stepkeeper_operator.lease import LeaseGuard
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.queued_resources.controller import make_queued_resource_controller
 from stepkeeper_operator.queued_resources.settings import CloudSettings
-from stepkeeper_operator.readiness import Readiness
+from stepkeeper_operator.readiness import Readiness, is_kueue_installed
 from stepkeeper_operator.reconcile import Reconciler
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.controller import make_job_controller
@@ -45,9 +41,6 @@ from stepkeeper_operator.work_queue import KindQueues
 __all__ = ["Operator", "run_operator"]
 
 _log = logging.getLogger(__name__)
-
-_RELIST_BURST_S = 2.0
-"""Listed objects arrive one by one, and one kind after the other."""
 
 
 async def run_operator(settings: OperatorSettings) -> None:
@@ -122,16 +115,10 @@ class Operator:
         """Watch Workloads if the API server knows them. Return True if it has come to know them since the last look."""
         if self._kueue_found or not self._settings.kueue_enabled:
             return False
-        try:
-            await self._cluster.list_uids(WORKLOADS, "")
-        except ApiError as error:
-            if error.status != HTTPStatus.NOT_FOUND:
-                extra = {"kind": WORKLOADS.kind, "error": str(error)}
-                _log.warning("cannot list kind; QuotaReserved is not known", extra=extra)
-            return False
-        self._kueue_found = True
-        self._kinds = list_watched_kinds(cloud_tpu=self._settings.cloud_tpu_enabled, kueue=True)
-        return True
+        self._kueue_found = await is_kueue_installed(self._cluster)
+        if self._kueue_found:
+            self._kinds = list_watched_kinds(cloud_tpu=self._settings.cloud_tpu_enabled, kueue=True)
+        return self._kueue_found
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -202,46 +189,21 @@ class Operator:
         await self._queues.run(reconciler.reconcile)
 
     async def _resync_objects(self, controllers: Mapping[str, Controller]) -> None:
-        """Forget what is gone unnoticed, then queue every object, spread over the period. Run until cancelled."""
-        while True:
-            try:
-                async with asyncio.timeout(self._settings.resync_s):
-                    await self._sweep_after_relists()
-            except TimeoutError:
-                _log.debug("resync")
-                if await self._look_for_kueue():
-                    # A watch can't be added to the running ones. The next start has it; nothing waits meanwhile.
-                    _log.info(
-                        "Kueue was installed: ending, to be started again with a watch of its Workloads"
-                    )
-                    self._stop.set()
-                    return
-            await self._sweep()
-            for key in (key for kind in controllers for key in self._cache.list_keys(kind)):
-                self._queues.add(key, random.uniform(0, self._settings.resync_s / 2))  # noqa: S311  # no secret
+        """Look at every object from time to time. Run until cancelled, or until there is one more kind to watch."""
+        await self._make_resync().run(controllers, until=self._look_for_kueue)
+        # A watch can't be added to the running ones. The next start has it; nothing waits meanwhile.
+        _log.info("Kueue was installed: ending, to be started again with a watch of its Workloads")
+        self._stop.set()
 
-    async def _sweep_after_relists(self) -> None:
-        while True:
-            await self._relisted.wait()
-            await asyncio.sleep(_RELIST_BURST_S)
-            self._relisted.clear()
-            if not await self._sweep():
-                self._relisted.set()
-
-    async def _sweep(self) -> bool:
-        """Forget what is gone of each kind. Return False if one can't be listed now."""
-        complete = True
-        for kind in self._kinds:
-            try:
-                concerned = await forget_deleted_objects(self._cluster, self._cache, kind)
-            except ApiError as error:
-                extra = {"kind": kind.resource.kind, "error": str(error)}
-                _log.warning("cannot look for objects that are gone", extra=extra)
-                complete = False
-                continue
-            for key in concerned:
-                self._queues.add(key)
-        return complete
+    def _make_resync(self) -> Resync:
+        return Resync(
+            cluster=self._cluster,
+            cache=self._cache,
+            kinds=self._kinds,
+            enqueue=self._queues.add,
+            relisted=self._relisted,
+            period_s=self._settings.resync_s,
+        )
 
     async def _serve_health(self) -> None:
         app = self._make_health_app()

@@ -6,6 +6,9 @@ The import costs nothing: each name is loaded when it is first used, and only th
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
+# First of all, so that it has the last word at the end of the process: what is registered first is called last.
+import stepkeeper.fenced_end  # noqa: F401  # see above
+
 if TYPE_CHECKING:
     from stepkeeper import dcp, distributed
     from stepkeeper.errors import FencedError, RestoreError, SaveError, StepkeeperError, TornCheckpointError

@@ -24,7 +24,7 @@ from stepkeeper.results import StepOutcome
 from stepkeeper.save.given_state import GivenState, check_given_state, check_target
 from stepkeeper.save.request import SaveRequest, validate_step
 from stepkeeper.torch_xla_api import TorchXlaApi
-from stepkeeper.training.calls import heeds_notices
+from stepkeeper.training.calls import training_call
 from stepkeeper.training.environment import Environment, PodPaths, check_world_size, read_environment
 from stepkeeper_planners.loading.selection import LoadRules
 
@@ -198,7 +198,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             environment=environment,
         )
 
-    @heeds_notices
+    @training_call
     def restore_latest(
         self,
         state: Mapping[str, object],
@@ -244,9 +244,8 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
         began_s = time.monotonic()
         if rules.is_whole:
             parts.saver.state_watch.note_target(state)
-        with parts.shutdown.record_fencing():
-            record = parts.latest_restore.restore(state, rules=rules)
-        parts.saver.mark_latest_restored(record)
+        record = parts.latest_restore.restore(state, rules=rules)
+        parts.saver.mark_latest_restored(record, state, rules)
         parts.controller.last_step.forget()
         if record is not None:
             # The state is whole: an optimizer that has yet to make its own could not have been restored.
@@ -262,7 +261,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             return None
         return RestoreResult(sequence=record.slot, step=record.step, uri=record_uri(parts.store, record))
 
-    @heeds_notices
+    @training_call
     def step(self, step: int, state: GivenState, metrics: Mapping[str, object] | None = None) -> StepOutcome:
         """Finish `step`: save it in the background if it is due, and stop here if all ranks were told to.
 
@@ -313,7 +312,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             return StepOutcome(step=step)
         return StepOutcome(step=step, in_flight=parts.controller.start_save(request))
 
-    @heeds_notices
+    @training_call
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until no save is in flight.
 
@@ -353,7 +352,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
         """
         self._parts.shutdown.exit_if_stopped()
 
-    @heeds_notices
+    @training_call
     def close(self) -> None:
         """Finish the training: commit the saves in flight and the last step, and report to the operator.
 

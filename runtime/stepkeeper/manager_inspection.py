@@ -8,7 +8,7 @@ from stepkeeper.restore.results import CheckpointInfo, Verification
 from stepkeeper.results import Health
 from stepkeeper.save.hooks import SaveHook
 from stepkeeper.save.in_flight import InFlight
-from stepkeeper.training.calls import heeds_notices
+from stepkeeper.training.calls import training_call
 
 __all__ = ["ManagerInspection"]
 
@@ -39,7 +39,7 @@ class ManagerInspection:
         """
         return describe_step(self._parts.store, step)
 
-    @heeds_notices
+    @training_call
     def verify(self, step: int) -> Verification:
         """Verify every byte of the newest commit of `step` on HEAD's line. Each byte is read by one of the ranks.
 

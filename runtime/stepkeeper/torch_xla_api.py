@@ -12,7 +12,7 @@ from stepkeeper.restore import list_steps, restore_step
 from stepkeeper.save.given_state import GivenState, check_given_state, check_target
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.request import SaveRequest, validate_step
-from stepkeeper.training.calls import heeds_notices
+from stepkeeper.training.calls import training_call
 from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["TorchXlaApi"]
@@ -54,7 +54,7 @@ class TorchXlaApi:
         is_there = dist.is_available() and dist.is_initialized()
         return self._arguments.process_group or (dist.group.WORLD if is_there else None)
 
-    @heeds_notices
+    @training_call
     def should_save(self, step: int) -> bool:
         """Decide whether to save `step`: because the policy says so, or because all ranks agreed to stop at it.
 
@@ -67,7 +67,7 @@ class TorchXlaApi:
         """
         return self._parts.controller.should_save(step)
 
-    @heeds_notices
+    @training_call
     def reached_preemption(self, step: int) -> bool:
         """Return True from the step on that all ranks agreed to stop at.
 
@@ -85,7 +85,7 @@ class TorchXlaApi:
             raise ValueError("preemption isn't watched: construct the manager with chkpt_on_preemption=True")
         return self._parts.controller.should_stop_at(step)
 
-    @heeds_notices
+    @training_call
     def save(
         self,
         step: int,
@@ -120,7 +120,7 @@ class TorchXlaApi:
         self._parts.saver.await_upkeep()
         return True
 
-    @heeds_notices
+    @training_call
     def save_async(
         self,
         step: int,
@@ -171,7 +171,7 @@ class TorchXlaApi:
             return None
         return self._parts.controller.start_save(request)
 
-    @heeds_notices
+    @training_call
     def restore(
         self,
         step: int,
@@ -217,17 +217,16 @@ class TorchXlaApi:
         self._parts.shutdown.raise_failure()
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
         began_s = time.monotonic()
-        with self._parts.shutdown.record_fencing():
-            record = restore_step(self._parts.restorer, self._parts.companion, step, state_dict, rules=rules)
+        record = restore_step(self._parts.restorer, self._parts.companion, step, state_dict, rules=rules)
         self._parts.controller.last_step.forget()
-        self._parts.saver.mark_restored(record, whole=items is None and not exclude)
+        self._parts.saver.mark_restored(record, state_dict, rules)
         self._parts.save_hooks.log_restore(record, self._parts.store.uri, time.monotonic() - began_s)
 
     def all_steps(self) -> list[int]:
         """List the steps that can be restored, those of HEAD and its ancestors, without repetition."""
         return list_steps(self._parts.store)
 
-    @heeds_notices
+    @training_call
     def join(self) -> None:
         """Wait until no save is in flight, and what the saves make superfluous is deleted.
 

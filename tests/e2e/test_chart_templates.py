@@ -261,6 +261,17 @@ def test_cloud_tpu_is_told_to_the_operator(helm: str, with_cloud: dict[str, dict
     assert (env[f"{prefix}INSECURE"], env[f"{prefix}POLL_S"]) == ("true", "1")
 
 
+@pytest.mark.parametrize(("idle_s", "least_s"), [(60, 72), (7, 9), (100, 120)])
+def test_losses_that_would_be_seen_too_late_are_refused(helm: str, idle_s: int, least_s: int) -> None:
+    def values(reattribution_s: int) -> str:
+        return f"cloudTPU.idlePollSeconds={idle_s},settings.reattributionSeconds={reattribution_s}"
+
+    render(helm, *CLOUD_TPU, "--set", values(least_s))
+    render(helm, "--set", values(0))
+    with pytest.raises(CommandError, match=f"settings.reattributionSeconds has to be at least {least_s}"):
+        render(helm, *CLOUD_TPU, "--set", values(least_s - 1))
+
+
 def test_credentials_are_a_file_that_may_be_missing(helm: str, with_cloud: dict[str, dict[str, Any]]) -> None:
     assert "GOOGLE_APPLICATION_CREDENTIALS" not in env_of(with_cloud)
     objects = by_name(render(helm, *CLOUD_TPU, "--set", "cloudTPU.credentialsSecret=key"))

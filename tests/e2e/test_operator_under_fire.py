@@ -286,22 +286,29 @@ def test_a_node_that_reboots_costs_no_failure(operator: Cluster, jobs: dict[str,
 
 
 @pytest.fixture
-def patient_kubelet(operator: Cluster) -> Iterator[None]:
-    """The operator may stand still for minutes before its kubelet restarts it."""
-    probe = "/spec/template/spec/containers/0/livenessProbe/failureThreshold"
+def may_stand_still(operator: Cluster) -> Iterator[None]:
+    """The operator may stand still for minutes: neither its kubelet nor its own Lease ends the process for it.
 
-    def allow(failures: int) -> None:
-        patch = json.dumps([{"op": "replace", "path": probe, "value": failures}])
-        deployment = ("-n", NAMESPACE, "deployment/stepkeeper-operator")
-        operator.kubectl("patch", *deployment, "--type=json", "-p", patch)
+    An operator that could not renew its Lease for two thirds of its duration ends itself: 10 s by the chart's values.
+    """
+    container_path = "/spec/template/spec/containers/0"
+    deployment = ("-n", NAMESPACE, "deployment/stepkeeper-operator")
+    found = json.loads(operator.kubectl("get", *deployment, "-o", "json"))
+    names = [entry["name"] for entry in found["spec"]["template"]["spec"]["containers"][0]["env"]]
+    lease_path = f"{container_path}/env/{names.index('STEPKEEPER_OPERATOR_LEASE_DURATION_S')}/value"
+
+    def allow(*, n_failures: int, lease_s: int) -> None:
+        values = {f"{container_path}/livenessProbe/failureThreshold": n_failures, lease_path: str(lease_s)}
+        patch = [{"op": "replace", "path": path, "value": value} for path, value in values.items()]
+        operator.kubectl("patch", *deployment, "--type=json", "-p", json.dumps(patch))
         operator.kubectl("rollout", "status", *deployment, "--timeout=90s")
 
-    allow(60)
+    allow(n_failures=60, lease_s=600)
     yield
-    allow(3)
+    allow(n_failures=3, lease_s=15)
 
 
-@pytest.mark.usefixtures("patient_kubelet")
+@pytest.mark.usefixtures("may_stand_still")
 def test_what_happened_behind_a_broken_watch_is_found_out(
     operator: Cluster, jobs: dict[str, ShellJob]
 ) -> None:

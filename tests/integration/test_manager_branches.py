@@ -1,4 +1,4 @@
-"""A process that forgets to restore, and saves: nothing that was there before is deleted, and one warning says so."""
+"""A process that restores nothing or a part, and saves: nothing that was there is deleted, and one warning says so."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from stepkeeper import CheckpointManager
+from stepkeeper.errors import RestoreError
 from stepkeeper.log import CommitRecord, Log, LogState
 from stepkeeper.policy import keep
 from stepkeeper.storage import open_store
@@ -68,7 +69,7 @@ def test_steps_from_the_beginning_delete_none_of_those_that_were_there(
     (told,) = warned(caplog)
     assert "step 1 begins a branch of its own" in told
     assert "this root is at step 100000 already" in told
-    assert "call restore_latest(state) before the first save" in told
+    assert "call restore_latest(state), with this same state and all of it, before the first save" in told
     assert_whole(uri, *old)
 
 
@@ -128,7 +129,7 @@ def test_a_restore_that_failed_is_none(uri: str, caplog: pytest.LogCaptureFixtur
     assert steps_of(opened(uri).live) == [2, 10, 20]
 
 
-@pytest.mark.parametrize("way", ["latest", "a part of it", "by its step"])
+@pytest.mark.parametrize("way", ["latest", "by its step"])
 def test_what_was_restored_is_gone_on_from_with_any_step(
     uri: str, caplog: pytest.LogCaptureFixture, way: str
 ) -> None:
@@ -140,9 +141,64 @@ def test_what_was_restored_is_gone_on_from_with_any_step(
         if way == "by its step":
             manager.restore(20, state)
         else:
-            manager.restore_latest(state, items=None if way == "latest" else ["w"])
+            manager.restore_latest(state)
         save(manager, 1)
         assert manager.all_steps() == [1, 10, 20]
+    assert not warned(caplog)
+
+
+@pytest.mark.parametrize("rules", [{"items": ["w"]}, {"exclude": ["moments"]}, {"strict": False}])
+@pytest.mark.parametrize("by", ["latest", "step"])
+def test_who_has_restored_a_part_goes_on_with_greater_steps_only(
+    uri: str, caplog: pytest.LogCaptureFixture, rules: dict[str, Any], by: str
+) -> None:
+    """The rest of what was saved is nowhere else than in the commits that were there."""
+
+    def state() -> dict[str, Any]:
+        return {"w": torch.zeros(4), "moments": torch.zeros(4)}
+
+    with open_manager(uri, max_to_keep=2) as manager:
+        for step in (99_000, 100_000):
+            manager.save(step, state())
+    with open_manager(uri, max_to_keep=2) as manager:
+        part = {"w": torch.zeros(4)} if "strict" in rules else state()
+        if by == "latest":
+            manager.restore_latest(part, **rules)
+        else:
+            manager.restore(100_000, part, **rules)
+        manager.save(100_001, state())
+        assert not warned(caplog)
+        for step in (1, 2, 3):
+            manager.save(step, state())
+        assert manager.all_steps() == [2, 3]
+    assert len(warned(caplog)) == 1
+    assert steps_of(opened(uri).live) == [2, 3, 100_000, 100_001]
+
+
+@pytest.mark.parametrize("entries", [("w",), ("w", "moments", "more"), ("other", "moments")])
+def test_who_saves_something_else_than_was_restored_deletes_nothing(
+    uri: str, caplog: pytest.LogCaptureFixture, entries: tuple[str, ...]
+) -> None:
+    with open_manager(uri, max_to_keep=1) as manager:
+        state = {"w": torch.zeros(4), "moments": [torch.zeros(4)]}
+        manager.save(100_000, state)
+        manager.restore_latest(state)
+    with open_manager(uri, max_to_keep=1) as manager:
+        manager.restore_latest(state)
+        for step in (1, 2):
+            manager.save(step, {name: torch.zeros(4) for name in entries})
+    assert len(warned(caplog)) == 1
+    assert steps_of(opened(uri).live) == [2, 100_000]
+
+
+def test_what_was_restored_may_grow_and_be_built_anew(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its entries are what counts, not what is below them, nor which objects they are."""
+    with open_manager(uri) as manager:
+        manager.save(10, {"log": [torch.zeros(1)]})
+    with open_manager(uri) as manager:
+        manager.restore_latest({"log": [torch.zeros(1)]})
+        manager.save(1, lambda: {"log": [torch.zeros(1), torch.ones(1)]})
+        assert manager.all_steps() == [1, 10]
     assert not warned(caplog)
 
 
@@ -167,6 +223,49 @@ def test_the_latest_is_gone_on_from_after_a_branch_whose_first_save_failed(
         assert restored.step == 20
         save(manager, 21)
         assert manager.all_steps() == [10, 20, 21]
+
+
+def flip_a_byte(uri: str, step: int) -> None:
+    folder = next(Path(uri.removeprefix("file://"), str(step)).iterdir())
+    path = next(folder.glob("*.distcp"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+def test_where_a_branchs_first_commit_is_torn_the_old_line_is_gone_on_from_at_once(
+    uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_manager(uri) as manager:
+        save(manager, 10, 20)
+    with open_manager(uri) as manager:
+        save(manager, 1)
+    flip_a_byte(uri, 1)
+    with open_manager(uri) as manager:
+        state = {"w": torch.zeros(4)}
+        restored = manager.restore_latest(state)
+        assert restored is not None
+        assert (restored.step, state["w"].tolist()) == (20, [20.0] * 4)
+        save(manager, 21)
+        assert manager.all_steps() == [10, 20, 21]
+    assert [text for text in caplog.messages if "what it had left behind is gone on from" in text]
+    assert steps_of(opened(uri).live) == [10, 20, 21]
+
+
+def test_where_what_a_branch_left_is_torn_too_the_start_fails_and_the_next_goes_on(uri: str) -> None:
+    with open_manager(uri) as manager:
+        save(manager, 10, 20)
+    with open_manager(uri) as manager:
+        save(manager, 1)
+    flip_a_byte(uri, 1)
+    flip_a_byte(uri, 20)
+    with open_manager(uri) as manager, pytest.raises(RestoreError, match="two checkpoints were read bad"):
+        manager.restore_latest({"w": torch.zeros(4)})
+    with open_manager(uri) as manager:
+        restored = manager.restore_latest({"w": torch.zeros(4)})
+        assert restored is not None
+        assert restored.step == 10
 
 
 def test_the_best_stay_too(uri: str) -> None:

@@ -58,6 +58,10 @@ TESTS: Final = {
     "test_no_schedule_breaks_an_invariant[a-process-that-restored-nothing]",
     "branch-is-apart": f"{_BRANCHES}::test_head_stays_until_the_branch_has_a_commit",
     "branch-deletes-nothing-yet": f"{_BRANCHES}::test_nothing_is_deleted_before_the_branch_has_a_commit",
+    "branch-falls-back": "tests/unit/runtime/test_log_left_behind.py::"
+    "test_the_next_start_goes_on_from_what_was_head_before_the_branch",
+    "chosen-is-chosen": "tests/unit/runtime/test_log_left_behind.py::"
+    "test_what_somebody_has_chosen_to_leave_is_not_gone_on_from",
     "goes-back": "tests/integration/test_manager_restoring.py::"
     "test_what_is_saved_after_going_back_descends_from_what_was_restored",
     "entry-checksum": f"{_BYTES}::test_a_flipped_bit_in_any_byte_of_an_entry_is_seen_when_the_log_is_opened",
@@ -66,6 +70,8 @@ TESTS: Final = {
     "entry-read-afresh": f"{_READING}::"
     "test_bytes_that_go_bad_on_the_way_are_read_again_over_fresh_connections[1-empty]",
     "repair-stands-for-all": f"{_REPAIR}::test_the_newest_commit_is_not_proven_and_kept_apart[empty]",
+    "repair-is-planned-anew": "tests/property/test_storage_model.py::"
+    "test_no_schedule_breaks_an_invariant[a-repair]",
     "repair-wins-its-slot": f"{_REPAIR_BESIDE}::test_a_writer_that_appended_meanwhile_is_not_fenced",
     "proof-is-one-save": f"{_REPAIR}::test_of_two_saves_for_one_slot_neither_is_proven_and_both_are_kept",
     "deleted-is-no-proof": f"{_REPAIR_DOUBTS}::test_a_save_is_not_taken_for_a_commit_whose_deletion_may_be_lost_too",
@@ -84,6 +90,15 @@ TESTS: Final = {
     "nothing-for-a-repair": f"{_CHAINS}::test_nothing_stands_in_for_a_repair",
     "pin-then-refresh": "tests/unit/runtime/test_pins.py::"
     "test_a_commit_that_is_deleted_before_the_pin_is_there_is_not_held",
+    "lease-over-starts": f"{_LEASES}::test_a_lease_goes_on_over_starts_and_ends_whoever_looks",
+    "part-is-no-restore": "tests/integration/test_manager_branches.py::"
+    "test_who_has_restored_a_part_goes_on_with_greater_steps_only",
+    "other-state-is-no-restore": "tests/integration/test_manager_branches.py::"
+    "test_who_saves_something_else_than_was_restored_deletes_nothing",
+    "fence-is-said": "tests/integration/test_manager_fenced_unblocked.py::"
+    "test_a_pod_ends_as_fenced_and_names_who_won[restore_latest]",
+    "fence-ends-a-process": "tests/integration/test_manager_fenced_unblocked.py::"
+    "test_a_process_by_hand_that_an_exception_ends_ends_as_fenced[save]",
     "lease-ends": f"{_LEASES}::test_who_never_renews_holds_its_data_for_a_lease_and_no_longer",
     "lease-since-the-renewal": f"{_LEASES}::test_who_is_slow_and_renews_keeps_its_data",
     "lease-from-the-second": f"{_LEASES}::test_a_lease_runs_by_commits_and_by_the_stores_times_of_them",

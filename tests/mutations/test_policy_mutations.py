@@ -53,6 +53,8 @@ TESTS: Final = {
     "own-limits-are-failures": f"{_UNIT}starts.py::test_who_uses_more_than_its_limits_fails_by_itself",
     "stopped-siblings-hide-nothing": f"{_UNIT}charges.py::"
     "test_a_failure_is_not_hidden_by_siblings_that_save_when_their_job_stops_them[1-ApplicationError]",
+    "maintenance-explains": f"{_JOBS}machines.py::"
+    "test_a_training_that_ends_by_itself_when_its_maintenance_begins_has_ended_for_it[-10-sigterm-Maintenance]",
     "saved-is-requested": f"{_UNIT}causes.py::test_the_cause_of[saved after a notice]",
     "failures-are-told": f"{_UNIT}causes.py::test_the_cause_of[an exit code of the application]",
     "lost-peers-are-a-guess": f"{_UNIT}causes.py::test_the_cause_of[only lost peers]",

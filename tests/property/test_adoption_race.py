@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, Place
+from stepkeeper_operator.testing.cloud.small_cloud import SmallCloud
 from stepkeeper_operator.testing.queued_resources import PLACE, make_cloud_resource, make_resource
 from stepkeeper_operator.testing.resource_world import ResourceWorld
-from stepkeeper_operator.testing.small_cloud import SmallCloud
 
 TICK_S = 5.0
 N_TICKS = 80

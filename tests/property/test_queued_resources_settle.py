@@ -21,6 +21,9 @@ SOON_S = 600
 ENDED_S = 1200
 """Seconds in which a deletion ends whose request has failed a few times."""
 
+MOST_LISTS = 12
+"""Lists until a resource has all its machines, or the cloud has nothing of it: two requests each, and a look."""
+
 MOST_WRITES = 60
 """Writes in an hour about one that is refused again and again."""
 
@@ -108,6 +111,27 @@ def has_ended(world: StoryWorld) -> bool:
     ],
     adopted=False,
 )
+@example(
+    spec={
+        "tier": {"guaranteed": {}},
+        "node": {"count": 3},
+        "update_policy": "Recreate",
+        "recreate_policy": {},
+    },
+    story=[
+        ("a creation fails", 12, 0),
+        ("there is quota", 0, 2),
+        ("there is no capacity", 11, 4),
+        ("there is little quota", 0, 2),
+        ("a node is preempted", 0, 0),
+        ("deletions come to nothing", 11, 0),
+        ("there is capacity", 17, 0),
+        ("time passes", 3, 0),
+        ("a creation fails", 0, 0),
+        ("the status is lost", 0, 0),
+    ],
+    adopted=True,
+)
 def test_a_resource_that_could_become_active_does(
     spec: dict[str, Any], story: Story, *, adopted: bool
 ) -> None:
@@ -116,8 +140,11 @@ def test_a_resource_that_could_become_active_does(
         await world.settle_in(adopted=adopted)
         await play(world, story)
         await rest(world)
-        if world.condition("Accepted") == ("False", "Differs"):
+        if world.condition("Accepted") in {("False", "Differs"), ("False", "NotAdoptable")}:
             assert adopted, "it was made for this spec"
+            if world.condition("Accepted") == ("False", "NotAdoptable"):
+                forgotten = any(name == "the status is lost" for name, _, _ in story)
+                assert forgotten, "only the status, and nodes that are gone, could tell whose it was"
             delete_by_hand(world, "team-v5e")
             await rest(world)
         if has_ended(world):
@@ -208,7 +235,13 @@ def test_deletions_are_asked_for_until_one_comes_to_something(
 def test_a_broken_one_holds_up_no_other(
     broken: dict[str, Any], neighbour: dict[str, Any], story: Story
 ) -> None:
-    shared = {"there is no capacity", "there is little quota", "a list fails", "operations can't be read"}
+    shared = {
+        "there is no capacity",
+        "there is little quota",
+        "a list fails",
+        "lists are slow",
+        "operations can't be read",
+    }
     local = [(name, index, rounds) for name, index, rounds in story if name not in shared]
 
     async def run() -> None:
@@ -231,6 +264,37 @@ def test_a_broken_one_holds_up_no_other(
             world.step(60)
         assert len(world.cluster.writes) <= MOST_WRITES, "what is refused again is told again at most"
         assert not [write for write in world.cluster.writes if write.name == NEIGHBOUR]
+
+    asyncio.run(run())
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=slow)
+@given(spec=specs(), adopted=st.booleans(), list_s=st.integers(1, 150), pace_s=st.integers(5, 40))
+@example(spec={}, adopted=False, list_s=130, pace_s=10)
+@example(spec={}, adopted=True, list_s=25, pace_s=5)
+def test_a_place_whose_lists_are_always_slow_is_served_all_the_same(
+    spec: dict[str, Any], *, adopted: bool, list_s: int, pace_s: int
+) -> None:
+    """However much longer a list takes than the time between two looks, and than a list stays new."""
+
+    async def run() -> None:
+        world = StoryWorld(**{**spec, "deletion_policy": "Delete", "queueing": None})
+        await world.settle_in(adopted=adopted)
+        world.api.slow_s = list_s
+        longest_s = SOON_S + MOST_LISTS * 2 * (list_s + pace_s)
+        ends_at = world.now + longest_s
+        while not world.is_up(OURS):
+            assert world.now < ends_at, "it could have been active"
+            await world.reconcile()
+            world.step(pace_s)
+        assert world.names_in_cloud() == ["team-v5e"]
+        world.delete()
+        ends_at = world.now + longest_s
+        while world.raw is not None:
+            assert world.now < ends_at, "its machines cost"
+            await world.reconcile()
+            world.step(pace_s)
+        assert not world.names_in_cloud()
 
     asyncio.run(run())
 

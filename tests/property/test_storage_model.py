@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from storage_explorer.programs import attempt, collector, follower, reader, remover
+from storage_explorer.repairs import beside_damage, damager, repairer
 from storage_explorer.replay import Program, shipped_code
 from storage_explorer.world import Explored, Explorer
 
@@ -88,6 +89,11 @@ REMOVING_TOLD = READ_TOLD | {"committed", "removed", "kept", "fenced"}
 FORGETTING = (attempt(15, 5, 40, forgets=True), attempt(20))
 FORGETTING_TOLD = frozenset({"forgot", "followed", "committed", "fenced"})
 LOST_FORGETTING = (attempt(5, forgets=True), follower(0, 6, forgets=True))
+SAVING = beside_damage(attempt(40, last=2, repaired=True))
+REPAIRING = (SAVING, damager(2, 5, 6), repairer())
+REPAIRING_GONE = (SAVING, damager(1, 2, gone=True), repairer())
+REPAIR_TOLD = frozenset({"committed", "damaged", "stopped", "fenced", "repaired", "not repaired"})
+FORGOTTEN = (*BRANCHES, attempt(5, last=3, forgets=True))
 CONDEMNING = (attempt(20, quarantines=True), attempt(20, quarantines=True))
 
 QUICK = {
@@ -141,6 +147,27 @@ QUICK = {
     "a-process-that-restored-nothing": Scenario(
         processes=FORGETTING, before=BRANCHES, switches=2, told=FORGETTING_TOLD
     ),
+    "a-process-that-restored-a-part": Scenario(
+        processes=[attempt(15, 5, 40, restored=None)], before=BRANCHES, told=FORGETTING_TOLD - {"fenced"}
+    ),
+    "a-process-that-saves-something-else": Scenario(
+        processes=[attempt(15, 5, 40, restored=("v", "w"))],
+        before=BRANCHES,
+        told=FORGETTING_TOLD - {"fenced"},
+    ),
+    "a-condemned-branch": Scenario(
+        processes=[attempt(35, last=3, quarantines=True), attempt(36, last=3, quarantines=True)],
+        before=FORGOTTEN,
+        switches=2,
+        told=TWO_TOLD | {"fell back"},
+    ),
+    "a-condemned-branch-and-a-fault": Scenario(
+        processes=[attempt(35, last=3, quarantines=True)],
+        before=FORGOTTEN,
+        faults=1,
+        told=frozenset({"committed", "fell back"}),
+        sent=frozenset({"begin", "quarantine"}),
+    ),
     "a-process-that-restored-nothing-and-a-fault": Scenario(
         processes=[attempt(40, 15, 35, last=3, forgets=True)],
         before=BRANCHES,
@@ -159,6 +186,30 @@ QUICK = {
     ),
     "condemned-commits": Scenario(processes=CONDEMNING, before=BRANCHES, switches=2, told=TWO_TOLD),
     "a-removal": Scenario(processes=REMOVING, before=BRANCHES, switches=2, told=REMOVING_TOLD),
+    "a-repair": Scenario(processes=REPAIRING, before=BRANCHES, switches=2, told=REPAIR_TOLD),
+    "a-repair-of-a-gap": Scenario(
+        processes=REPAIRING_GONE, before=BRANCHES, switches=2, told=REPAIR_TOLD - {"stopped"}
+    ),
+    "a-repair-and-a-fault": Scenario(
+        processes=[damager(1, 2), repairer()],
+        before=BRANCHES,
+        faults=1,
+        switches=1,
+        told=frozenset({"repaired", "nothing to repair"}),
+        sent=frozenset({"begin"}),
+    ),
+    "two-repairs": Scenario(
+        processes=[damager(1, 2, gone=True), repairer(), repairer()],
+        before=BRANCHES,
+        switches=2,
+        told=frozenset({"repaired", "not repaired", "nothing to repair"}),
+    ),
+    "a-look-at-what-a-repair-would-do": Scenario(
+        processes=[SAVING, damager(1, 2), repairer(dry_run=True)],
+        before=BRANCHES,
+        switches=2,
+        told=frozenset({"committed", "damaged", "looked"}),
+    ),
     "all-at-once": Scenario(processes=ALL, switches=1, told=TWO_TOLD | READ_TOLD),
 }
 LONG = {
@@ -206,6 +257,10 @@ LONG = {
         told=LOST_TOLD | {"forgot", "followed"},
     ),
     "condemned-commits": Scenario(processes=CONDEMNING, before=BRANCHES, faults=1, switches=1, told=TWO_TOLD),
+    "a-repair": Scenario(processes=REPAIRING, before=BRANCHES, switches=4, told=REPAIR_TOLD),
+    "a-repair-of-a-gap-and-a-fault": Scenario(
+        processes=REPAIRING_GONE, before=BRANCHES, faults=1, switches=2, told=REPAIR_TOLD - {"stopped"}
+    ),
     "a-removal-and-a-fault": Scenario(
         processes=REMOVING, before=BRANCHES, faults=1, switches=2, told=REMOVING_TOLD, sent=SENT | {"pin"}
     ),
@@ -257,6 +312,35 @@ def seed() -> int:
 
 def test_no_random_schedule_of_a_crowd_breaks_an_invariant(region: int) -> None:
     check(explorer(region, CROWD).wander(seed(), walks=150), CROWD)
+
+
+REPAIRED_CROWD = Scenario(
+    processes=[
+        beside_damage(attempt(40, 50, last=2, repaired=True)),
+        beside_damage(attempt(45, 55, last=2, repaired=True)),
+        damager(2, 4, 5, 6, 7),
+        # Slots that every process knows to be taken: a hole that one of them doesn't know it would fill.
+        damager(1, 2, 3, gone=True),
+        repairer(),
+        repairer(),
+        repairer(dry_run=True),
+        beside_damage(reader()),
+        beside_damage(collector()),
+    ],
+    before=BRANCHES,
+    faults=3,
+    told=READ_TOLD | REPAIR_TOLD | {"looked"},
+)
+
+
+def test_no_random_schedule_of_a_crowd_and_its_repairs_breaks_an_invariant(region: int) -> None:
+    check(explorer(region, REPAIRED_CROWD).wander(seed(), walks=60), REPAIRED_CROWD)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_no_random_schedule_of_many_and_their_repairs_breaks_an_invariant(region: int) -> None:
+    check(explorer(region, REPAIRED_CROWD).wander(seed(), walks=5_000), REPAIRED_CROWD)
 
 
 @pytest.mark.long

@@ -94,6 +94,9 @@ class Attempt:
     def notes_of_dead(self, process: int) -> tuple[tuple[Any, ...], ...]:
         raise NotImplementedError
 
+    def damage(self, path: str, *, gone: bool) -> bool:
+        raise NotImplementedError
+
     def nonce(self) -> str:
         self._nonces += 1
         return f"{self._number:02x}{self._nonces:030x}"

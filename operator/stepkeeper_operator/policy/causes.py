@@ -46,6 +46,9 @@ _BY_REASON: Final = {
     "DeletionByPodGC": Cause.NODE_FAILURE,
     NODE_LOST_REASON: Cause.NODE_FAILURE,
 }
+_SIGTERM: Final = "sigterm"
+"""The notice that a pod names whose process was told to end."""
+
 _BY_KUBELET: Final = "TerminationByKubelet"
 _EVICTED: Final = "Evicted"
 _SHUTDOWN_REASONS: Final = {"NodeShutdown", "Terminated", "Shutdown"}
@@ -236,6 +239,11 @@ def _check_saved(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding
     cause = last.cause if last is not None and last.cause is not None else Cause.REQUESTED.value
     why = f"after notice {notice!r}" if notice else "without a notice that is known"
     message = f"pod {pod.name} stopped with exit code {ExitCode.SAVED.value} {why}"
+    maintenance = circumstances.maintenance
+    if maintenance is not None and notice == _SIGTERM and cause == Cause.REQUESTED and not was_stopped(pod):
+        return Finding(
+            cause=maintenance.cause, message=f"{message}; {maintenance.message}", node=pod.node
+        )  # nobody deletes the pod, so the machine has told it
     return Finding(cause=cause, message=message, node=pod.node, explained=explained)
 
 

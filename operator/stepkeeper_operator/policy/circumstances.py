@@ -9,7 +9,7 @@ from stepkeeper_operator.build.placement import on_spot
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import Node
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.machines import MachinesLoss, explain_loss
+from stepkeeper_operator.policy.machines import MachinesLoss, explain_loss, find_maintenance
 
 __all__ = ["Circumstances", "gather_circumstances"]
 
@@ -38,6 +38,9 @@ class Circumstances:
     loss: MachinesLoss | None = None
     """Set if the machines of the job's QueuedResource are gone."""
 
+    maintenance: MachinesLoss | None = None
+    """Set if one of these machines has maintenance."""
+
 
 def gather_circumstances(
     job: CheckpointedTrainingJob,
@@ -61,6 +64,7 @@ def gather_circumstances(
         nodes=nodes,
         spot=spot,
         loss=explain_loss(job, observed, now=now),
+        maintenance=find_maintenance(job, observed, now=now),
         committed=_says_committed(evidence)
         or _has_committed(job, attempt)
         or (ours and report is not None and bool(report.report.commits)),

@@ -5,11 +5,19 @@ from typing import Final
 
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.build.grace import AUTOCHECKPOINT_GRACE_S
 from stepkeeper_operator.facts.queued_resource import QueuedMachines
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.observed import Observed
 
-__all__ = ["MachinesLoss", "MachinesWait", "explain_loss", "find_wait", "is_explained_by_machines"]
+__all__ = [
+    "MachinesLoss",
+    "MachinesWait",
+    "explain_loss",
+    "find_maintenance",
+    "find_wait",
+    "is_explained_by_machines",
+]
 
 _DISABLED: Final = "QueuedResourcesDisabled"
 _MISSING: Final = "QueuedResourceNotFound"
@@ -20,6 +28,9 @@ _JOIN_TIMEOUT: Final = "NodesJoinTimeout"
 _LOST: Final = "QueuedResourceLost"
 _CLOCK_SKEW_S: Final = 60
 """The windows of maintenance have the cloud's clock."""
+
+_UNKNOWN_WINDOW_S: Final = 3600
+"""Length of a window whose end isn't told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +105,23 @@ def explain_loss(job: CheckpointedTrainingJob, observed: Observed, *, now: float
         cause=_cause_by_tier(machines, now=now),
         message=f"the machines of QueuedResource {name} are gone ({machines.state}): {machines.obstacle}",
     )
+
+
+def find_maintenance(job: CheckpointedTrainingJob, observed: Observed, *, now: float) -> MachinesLoss | None:
+    """Find maintenance that goes on. It ends what uses the chips by SIGTERM, and the machines may come back after it.
+
+    It may begin until the window's end, and waits for the processes of a node with autocheckpoint.
+    """
+    machines = observed.machines
+    if job.spec.placement.queued_resource_name is None or machines is None:
+        return None
+    slack_s = _CLOCK_SKEW_S + AUTOCHECKPOINT_GRACE_S
+    for window in machines.windows:
+        ends_at = window.begins_at + _UNKNOWN_WINDOW_S if window.ends_at is None else window.ends_at
+        if window.begins_at - _CLOCK_SKEW_S <= now <= ends_at + slack_s:
+            text = f"QueuedResource {machines.name} has maintenance since {render_time(window.begins_at)}"
+            return MachinesLoss(cause=Cause.MAINTENANCE, message=text)
+    return None
 
 
 def is_explained_by_machines(job: CheckpointedTrainingJob, message: str | None) -> bool:

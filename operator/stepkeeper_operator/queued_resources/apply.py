@@ -123,7 +123,7 @@ class Applier:
             case EvictPod():
                 await self._evict(action)
             case DeleteNode():
-                await self._cluster.delete(NODES, None, action.member.name, uid=action.member.uid)
+                await self._try_to_delete_node(meta, action.member)
             case _:
                 assert_never(action)
 
@@ -193,6 +193,18 @@ class Applier:
         except ApiError as error:
             refused[member.uid] = str(error)
             _log.warning("cannot cordon node", extra={"node": member.name, "error": str(error)})
+
+    async def _try_to_delete_node(self, meta: ObjectMeta, member: Member) -> None:
+        """Delete a Node object. A refusal is told with the next status; the other nodes don't wait for it."""
+        refused = self._memory.get(meta.uid).refused_deletions
+        refused.pop(member.uid, None)
+        try:
+            await self._cluster.delete(NODES, None, member.name, uid=member.uid)
+        except ApiError as error:
+            if not error.lasts:
+                raise
+            refused[member.uid] = str(error)
+            _log.warning("cannot delete node", extra={"node": member.name, "error": str(error)})
 
     async def _change(self, member: Member, **changes: Any) -> None:
         raw = await self._cluster.change_node(member.name, uid=member.uid, **changes)

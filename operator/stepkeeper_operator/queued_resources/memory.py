@@ -33,6 +33,9 @@ class ResourceMemory:
     refused_cordons: dict[str, str] = field(default_factory=dict)
     """Why nodes can't be cordoned, by their uids."""
 
+    refused_deletions: dict[str, str] = field(default_factory=dict)
+    """Why Node objects can't be deleted, by their uids."""
+
     unwritten: QueuedResourceStatus | None = None
     """A status that the API server refuses to keep, since the object's spec isn't valid."""
 

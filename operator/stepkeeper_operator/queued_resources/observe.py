@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import binascii
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -21,9 +21,10 @@ from stepkeeper_operator.cloud_tpu.slow_lists import ImpatientPoller, SlowListEr
 from stepkeeper_operator.cluster import NAMESPACES, SECRETS, Cluster
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts import Node
-from stepkeeper_operator.facts.raw import RawObject, controller_of
+from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.metrics import QueuedResourceMetrics
 from stepkeeper_operator.queued_resources.absence import AbsenceCheck, find_expected
+from stepkeeper_operator.queued_resources.members import holds_up, read_member, read_pod
 from stepkeeper_operator.queued_resources.memory import Memory, ResourceMemory
 from stepkeeper_operator.queued_resources.naming import (
     FINALIZER,
@@ -45,8 +46,6 @@ _FRESH_SHARE: Final = 0.9
 """Share of the time between two looks for which a listing is shared by all who come."""
 
 _UNSEEN: Final = {None, QueuedResourceState.PENDING, QueuedResourceState.GONE}
-_MIRROR: Final = "kubernetes.io/config.mirror"
-"""Annotation on a pod that a kubelet runs from a file: nobody can evict it."""
 
 
 class Observer:
@@ -79,7 +78,7 @@ class Observer:
         members = self._cache.list_nodes_of(subject.meta.uid)
         observed = Observed(
             cluster_id=await self._find_cluster_id(),
-            members=tuple(_read_member(node, subject.meta.uid, memory.refused_cordons) for node in members),
+            members=tuple(read_member(node, subject.meta.uid, memory) for node in members),
             outcome=memory.outcome,
             listed_at=memory.listed_at,
             last_write_at=memory.last_write_at,
@@ -141,7 +140,7 @@ class Observer:
         relics = [each for each in labels if find_owner(each, meta, cluster_id=cluster_id) is Owner.RELIC]
         uids = sorted({each[UID_LABEL] for each in relics if UID_LABEL in each})
         nodes = (node for uid in uids for node in self._cache.list_nodes_of(uid))
-        return tuple(_read_member(node, meta.uid, {}) for node in nodes)
+        return tuple(read_member(node, meta.uid) for node in nodes)
 
     async def _read_operation(
         self, status: QueuedResourceStatus, memory: ResourceMemory, version: ApiVersion
@@ -165,7 +164,7 @@ class Observer:
         lists = await asyncio.gather(
             *(self._cluster.list_pods_on(node.name) for node in members if node.ready)
         )
-        return tuple(_read_pod(raw) for pods in lists for raw in pods if _holds_up(raw))
+        return tuple(read_pod(raw) for pods in lists for raw in pods if holds_up(raw))
 
     async def _observe_script(self, subject: Subject, observed: Observed) -> Observed:
         resource, status = subject.resource, subject.status
@@ -226,35 +225,3 @@ def _read_script(observed: Observed, secret: RawObject, key: str, what: str) -> 
         return replace(observed, script=base64.b64decode(data[key]).decode())
     except (binascii.Error, UnicodeDecodeError):
         return replace(observed, script_error=f"{what} has no text under key {key}")
-
-
-def _read_member(node: Node, uid: str, refused_cordons: Mapping[str, str]) -> Member:
-    return Member(
-        name=node.name,
-        uid=node.uid,
-        cloud_node=node.cloud_node,
-        addresses=node.addresses,
-        ready=node.ready,
-        cordoned=node.unschedulable,
-        cordoned_by_us=node.unschedulable and node.cordoned_by == uid,
-        refusal="" if node.unschedulable else refused_cordons.get(node.uid, ""),
-    )
-
-
-def _holds_up(pod: RawObject) -> bool:
-    owner = controller_of(pod)
-    daemon = owner is not None and owner.get("kind") == "DaemonSet"
-    mirror = _MIRROR in (pod["metadata"].get("annotations") or {})
-    over = (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
-    return not (daemon or mirror or over)
-
-
-def _read_pod(raw: RawObject) -> MemberPod:
-    meta = raw["metadata"]
-    return MemberPod(
-        namespace=meta["namespace"],
-        name=meta["name"],
-        uid=meta["uid"],
-        node=raw["spec"]["nodeName"],
-        stopping="deletionTimestamp" in meta,
-    )

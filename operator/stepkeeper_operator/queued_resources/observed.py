@@ -35,8 +35,11 @@ class Member:
     cordoned_by_us: bool = False
     """The operator has cordoned it, for the removal of this resource."""
 
-    refusal: str = ""
+    cordon_refusal: str = ""
     """Why the operator couldn't cordon it for the removal."""
+
+    deletion_refusal: str = ""
+    """Why the operator couldn't delete its Node object, whose machine is gone."""
 
     @property
     def joined(self) -> bool:

@@ -17,16 +17,15 @@ from stepkeeper_operator.queued_resources.controller import make_queued_resource
 from stepkeeper_operator.queued_resources.naming import UID_LABEL
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.reconcile import Reconciler
+from stepkeeper_operator.testing.cloud.small_cloud import SmallCloud
 from stepkeeper_operator.testing.cluster import FakeCluster
 from stepkeeper_operator.testing.queued_resources import CLUSTER_ID, make_resource
 from stepkeeper_operator.testing.resource_hosts import sync_hosts
-from stepkeeper_operator.testing.small_cloud import SmallCloud
 
 __all__ = ["Killed", "ResourceWorld"]
 
 _KINDS: Final = {kind.resource.plural: kind for kind in list_watched_kinds(cloud_tpu=True)}
 _PLURAL: Final = "queuedresources"
-_KEY: Final = queued_resource_key("team", "v5e")
 _SETTINGS: Final = CloudSettings(poll_fast_s=10, poll_active_s=20, poll_waiting_s=20)
 _WRITES: Final = ("apply", "create", "delete", "set_finalizers", "change_node", "evict_pod")
 _CLOUD_WRITES: Final = ("create_queued_resource", "delete_queued_resource", "set_node_labels")
@@ -49,6 +48,8 @@ class ResourceWorld:
         hosts_per_node: int = 1,
         service: CloudTPU | None = None,
         cluster_id: str = CLUSTER_ID,
+        namespace: str = "team",
+        name: str = "v5e",
         settings: CloudSettings = _SETTINGS,
         **spec: Any,
     ) -> None:
@@ -56,6 +57,7 @@ class ResourceWorld:
 
         Several worlds with one service are several clusters, if each has a `cluster_id` of its own.
         """
+        self._key = queued_resource_key(namespace, name)
         self.now = now
         self.cluster = FakeCluster(lambda: self.now)
         self.cloud = SmallCloud(lambda: self.now, hosts_per_node=hosts_per_node)
@@ -73,15 +75,15 @@ class ResourceWorld:
         self.uid = "uid-1"
         self._count_writes()
         self._start_operator()
-        namespace = {"metadata": {"name": "kube-system", "uid": cluster_id}}
-        self.cluster.put("namespaces", namespace)
+        self.cluster.put("namespaces", {"metadata": {"name": "kube-system", "uid": cluster_id}})
         self.make_object(self.uid, **spec)
 
     def make_object(self, uid: str, **spec: Any) -> None:
         """Make the object, as a user would."""
         self.uid = uid
         raw = make_resource(finalizers=(), **spec).to_raw()
-        raw["metadata"] = {"name": "v5e", "namespace": "team", "uid": uid, "generation": 1}
+        place = {"name": self._key.name, "namespace": self._key.namespace}
+        raw["metadata"] = {**place, "uid": uid, "generation": 1}
         del raw["status"]
         self.cluster.put(_PLURAL, raw)
 
@@ -96,7 +98,7 @@ class ResourceWorld:
     async def reconcile(self) -> float | None:
         """Reconcile once, as the queue would. A killed operator is started again."""
         try:
-            return await self.reconciler.reconcile(_KEY)
+            return await self.reconciler.reconcile(self._key)
         except Killed:
             self.restart_operator()
         return 0.0
@@ -151,14 +153,14 @@ class ResourceWorld:
         if raw is None:
             return
         if raw["metadata"].get("finalizers"):
-            self.cluster.mark_deleted(_PLURAL, "team", "v5e", grace_s=0)
+            self.cluster.mark_deleted(_PLURAL, self._key.namespace, self._key.name, grace_s=0)
         else:
-            self.cluster.remove(_PLURAL, "team", "v5e")
+            self.cluster.remove(_PLURAL, self._key.namespace, self._key.name)
 
     @property
     def raw(self) -> dict[str, Any] | None:
         """The object; None: it is gone."""
-        return self.cluster.objects.get((_PLURAL, "team", "v5e"))
+        return self.cluster.objects.get((_PLURAL, self._key.namespace, self._key.name))
 
     @property
     def resource(self) -> QueuedResource:

@@ -119,12 +119,9 @@ class _OtherManifest:
 
 def verify_objects(
     store: Store, finished: FinishedCheckpoint, *, patience: Patience = DEFAULT_PATIENCE
-) -> float | None:
+) -> None:
     """Check that the store holds every object with the written size and, if it knows the checksum, the written
     checksum.
-
-    Returns:
-        When rank 0's manifest was put, by the store's own clock, if the store says so.
 
     Raises:
         VerifyError: It doesn't; the error names objects.
@@ -148,7 +145,6 @@ def verify_objects(
         raise VerifyError(
             f"{store.uri}/{folder}: {len(wrong)} of {len(expected)} objects: {'; '.join(wrong[:4])}"
         )
-    return there[ref.path].time_unix_s
 
 
 def _read_once_visible(store: Store, folder: str, ref: ManifestRef, patience: Patience) -> bytes:

@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Collection
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -33,7 +34,7 @@ from stepkeeper.log import BeginEntry, CommitRecord, LogState
 from stepkeeper.quantities import size_text
 from stepkeeper.retention.garbage import Garbage, sweep
 from stepkeeper.retention.garbage import gc as collect
-from stepkeeper.retention.leases import PinReport, VerifiedTimes, report_pins
+from stepkeeper.retention.leases import CommitTimes, PinReport, Times, report_pins
 from stepkeeper.retention.pins import remove_pin
 
 __all__ = ["gc", "rm"]
@@ -202,13 +203,16 @@ def _remove_commits(
 
     deleted = root.log.delete(claim, choose)
     garbage = [Garbage(folder=record.folder, slot=record.slot) for record in deleted]
-    return deleted, sweep(root.store, garbage, patience=root.patience)
+    return deleted, sweep(root.store, garbage, times_unix_s=_put_times(root), patience=root.patience)
+
+
+def _put_times(root: Root) -> Times:
+    return partial(CommitTimes(root.store, patience=root.patience).read, root.log.state)
 
 
 def _report_pins(root: Root) -> tuple[LogState, tuple[PinReport, ...]]:
     state = root.open_log()
-    times = VerifiedTimes(root.store, patience=root.patience)
-    return state, report_pins(root.store, lambda: times.read(state), patience=root.patience)
+    return state, report_pins(root.store, _put_times(root), patience=root.patience)
 
 
 def _show_pins(root: Root, *, as_json: bool) -> None:

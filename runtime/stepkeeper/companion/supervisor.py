@@ -211,8 +211,8 @@ class Companion:
         Args:
             origin: What this process has restored; None if that is HEAD, or nothing.
             take_over: Name of the job whose root becomes this one's.
-            unrestored_step: The step to save next, if this process has restored nothing. A branch begins with it
-                unless it is greater than HEAD's.
+            unrestored_step: The step to save next, if this process hasn't restored all of what it saves. A branch
+                begins with it unless it is greater than HEAD's.
 
         Raises:
             FencedError: The claim of this process didn't hold any more.
@@ -362,9 +362,10 @@ def _warn_of_branch(claimed: ClaimedRoot, step: int) -> None:
     latest = claimed.base or claimed.legacy
     assert latest is not None
     _log.warning(
-        "step %d begins a branch of its own: this process has restored nothing, and this root is at step %d already "
-        "(%s). To go on from there, call restore_latest(state) before the first save; for another training, use "
-        "another root. What was saved there before stays, until this branch has passed its steps",
+        "step %d begins a branch of its own: this process hasn't restored all of the state that it saves, and this "
+        "root is at step %d already (%s). To go on from there, call restore_latest(state), with this same state and "
+        "all of it, before the first save; for another training, use another root. What was saved there before stays, "
+        "until this branch has passed its steps",
         step,
         latest.step,
         latest.folder,

@@ -12,7 +12,7 @@ from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.policy.keep_message import Keep
 from stepkeeper.retention.deletable import choose_deletable
 from stepkeeper.retention.garbage import Garbage, collect, sweep
-from stepkeeper.retention.leases import VerifiedTimes
+from stepkeeper.retention.leases import CommitTimes
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import Patience
 
@@ -59,7 +59,7 @@ class CommitUpkeep:
         """The newest failure of the work after commits; None once it went well again."""
 
         self._verified: set[int] = set()
-        self._verified_times = VerifiedTimes(store, patience=patience)
+        self._commit_times = CommitTimes(store, patience=patience)
         self._folders: dict[int, str] = {}
         """Folders by slot, of commits whose data exists as far as this process knows, also after their deletion in
         the log.
@@ -101,14 +101,11 @@ class CommitUpkeep:
             # A later commit was made before this one's turn came, and retention has deleted this one already.
             return
         try:
-            put_unix_s = yield from run_in_thread(
-                partial(verify_objects, self._store, finished, patience=self._patience)
-            )
+            yield from run_in_thread(partial(verify_objects, self._store, finished, patience=self._patience))
         except VerifyError:
             self._log.resume(self._require_claim())
             raise
         self._verified.add(record.slot)
-        self._verified_times.note(record.slot, put_unix_s)
 
     def _delete_unkept(self) -> BackgroundTask:
         """Delete the commits that retention doesn't keep: first in the log, then the data that no pin protects.
@@ -130,9 +127,9 @@ class CommitUpkeep:
         commits = self._log.state.commits
         deleted = [Garbage(folder=f, slot=slot) for slot, f in self._folders.items() if slot not in commits]
         # Whatever is committed meanwhile, these stay deleted, and a later pin finds that it is too late.
-        times_of_line = partial(self._verified_times.read, self._log.state)
+        put_times = partial(self._commit_times.read, self._log.state)
         left = yield from run_in_thread(
-            partial(sweep, self._store, deleted, times_unix_s=times_of_line, patience=self._patience)
+            partial(sweep, self._store, deleted, times_unix_s=put_times, patience=self._patience)
         )
         for slot in {each.slot for each in deleted} - {each.slot for each in left}:
             assert slot is not None
@@ -147,7 +144,7 @@ class CommitUpkeep:
                 state,
                 self._log.entry,
                 self._store,
-                times_unix_s=partial(self._verified_times.read, state),
+                times_unix_s=partial(self._commit_times.read, state),
                 patience=self._patience,
             )
         )

@@ -1,6 +1,6 @@
 """Decide who may claim a root, and what the claim goes on from. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from stepkeeper.contract import Identity
@@ -15,6 +15,7 @@ __all__ = [
     "begin_body",
     "check_claim",
     "check_owner",
+    "is_continued",
     "must_branch",
     "owner_of",
     "resolve_base",
@@ -66,7 +67,12 @@ def check_owner(state: LogState, owner: Owner | None, take_over: str | bool | No
 
 
 def resolve_base(
-    state: LogState, base: Base, *, scratch: bool, offer: Callable[[], ForeignBase | None] = lambda: None
+    state: LogState,
+    base: Base,
+    *,
+    scratch: bool,
+    offer: Callable[[], ForeignBase | None] = lambda: None,
+    left_behind: Callable[[], Base] = lambda: None,
 ) -> Base:
     """Find what a begin goes on from: `base` if given, nothing if from scratch, else what HEAD means.
 
@@ -75,9 +81,12 @@ def resolve_base(
         base: What the caller wants to go on from, if it wants something.
         scratch: True to go on from nothing.
         offer: Called where nothing is committed; returns another writer's step to go on from.
+        left_behind: Called where HEAD is nothing although there were commits; returns what to fall back on, if there
+            is something.
 
     Raises:
-        RestoreError: `base` isn't live, or HEAD is nothing although there were commits.
+        RestoreError: `base` isn't live, or HEAD is nothing although there were commits, and there is nothing to fall
+            back on.
 
     """
     if base is not None:
@@ -88,19 +97,34 @@ def resolve_base(
         return state.head
     if not state.commits:
         return offer() or state.legacy
-    if state.legacy is None:
+    if state.legacy is not None:
+        return state.legacy
+    found = left_behind()
+    if found is None:
         bad = ", ".join(f"{r.slot} (step {r.step})" for r in state.commits.values() if r.quarantined)
         live = ", ".join(f"{r.slot} (step {r.step})" for r in state.live)
         raise RestoreError(
             f"this root holds commits, but no latest one; quarantined: {bad or 'none'}; on abandoned branches: "
-            f"{live or 'none'}. Give the training another root; or, for it to start from scratch in this one, "
-            "have stepkeeper.log.Log(store).begin(scratch=True) say so"
+            f"{live or 'none'}. To go on from one of the live ones, have "
+            "stepkeeper.log.Log(store).begin(base=SEQUENCE, take_over=True) say which; for the training to start from "
+            "scratch here, begin(scratch=True); or give it another root"
         )
-    return state.legacy
+    return found
+
+
+def is_continued(restored: Collection[str] | None, saved: Collection[str]) -> bool:
+    """Tell whether a process holds all that the commits before a save hold: then it may save any step after them.
+
+    Args:
+        restored: The names in the state that it has restored whole; None if it has restored nothing, or parts only.
+        saved: The names in the state to save.
+
+    """
+    return restored is not None and frozenset(restored) == frozenset(saved)
 
 
 def must_branch(found: CommitRecord | ForeignBase | None, step: int) -> bool:
-    """Tell whether a process that has restored nothing may save `step` on a branch of its own only.
+    """Tell whether a process that continues nothing may save `step` on a branch of its own only.
 
     Args:
         found: What HEAD meant when the process claimed the root; None if nothing was there.

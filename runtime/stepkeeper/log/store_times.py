@@ -26,6 +26,7 @@ class StoreTimes:
         self._store = store
         self._patience = patience
         self._known: dict[int, float] = {}
+        self._entries: dict[int, float] = {}
 
     def of_commits(self, commits: Iterable[CommitRecord]) -> dict[int, float]:
         """Return, by slot, when each of `commits` was written, as far as the store says. Raises StorageError."""
@@ -45,11 +46,20 @@ class StoreTimes:
         None: the store doesn't say, or gives no answer.
         """
         try:
-            first_s, last_s = self._time_of(slot_path(first)), self._time_of(slot_path(last))
+            first_s, last_s = self.of_entry(first), self.of_entry(last)
         except StorageError as error:
             _log.warning("how long %s has been trained to can't be told: %s", self._store.uri, error)
             return None
         return None if first_s is None or last_s is None else max(0, int(last_s - first_s))
+
+    def of_entry(self, slot: int) -> float | None:
+        """Return when the entry at `slot` was put; None if the store doesn't say. Raises StorageError."""
+        if slot not in self._entries:
+            time_unix_s = self._time_of(slot_path(slot))
+            if time_unix_s is None:
+                return None
+            self._entries[slot] = time_unix_s
+        return self._entries[slot]
 
     def _time_of(self, path: str) -> float | None:
         stats = self._patience.retry(partial(self._store.list, path))

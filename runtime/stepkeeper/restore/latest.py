@@ -6,7 +6,7 @@ from typing import Final
 
 from stepkeeper.checkpoint.reading import check_metadata
 from stepkeeper.companion.messages import ClaimedRoot, Kind, QuarantineRequest, VerifiedNotice
-from stepkeeper.companion.supervisor import Companion
+from stepkeeper.companion.supervisor import Companion, Origin
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.log import CommitRecord, ForeignBase
@@ -81,7 +81,11 @@ class LatestRestore:
             half_filled = torn.half_filled
             base = choose_base(partial(self._condemn, base, torn.reason))
         if self._condemned is not None:
-            raise RestoreError(f"there is no checkpoint before the one that was read bad, {self._condemned}")
+            raise RestoreError(
+                f"there is no checkpoint before the one that was read bad, {self._condemned}. `stepkeeper ls --all` "
+                "lists what else was saved there; stepkeeper.log.Log(store).begin(base=SEQUENCE, take_over=True) says "
+                "that the next start goes on from it"
+            )
         return None
 
     def _claim_and_choose(self, take_over: str | None) -> Restorable | None:
@@ -105,6 +109,12 @@ class LatestRestore:
             claimed = decode(
                 ClaimedRoot, self._companion.ensure_process().send_request(Kind.QUARANTINE, encode(body))
             )
+            if (left := claimed.left_legacy if claimed.left is None else claimed.left) is not None:
+                _log.warning(
+                    "all commits of a branch were condemned: what it had left behind is gone on from (%s)",
+                    f"commit {left}" if isinstance(left, int) else left.folder,
+                )
+                claimed = self._companion.claim_root(origin=Origin(left))
             return self._restorable(claimed.base or claimed.legacy)
         store = self._restorer.store
         older = [each for each in find_steps(store) if each.step <= bad.step and each.folder != bad.folder]

@@ -12,7 +12,7 @@ from stepkeeper.checkpoint.manifest import is_object_name
 from stepkeeper.errors import DamagedEntryError, MissingObjectError
 from stepkeeper.log import CommitEntry, Entry, Log, LogState
 from stepkeeper.log.tail import slot_of
-from stepkeeper.retention.leases import HeldSlots, VerifiedTimes, drop_over
+from stepkeeper.retention.leases import CommitTimes, HeldSlots, Times, drop_over
 from stepkeeper.retention.pins import PIN_PREFIX
 from stepkeeper.storage.base import (
     LOG_PREFIX,
@@ -28,9 +28,6 @@ from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 __all__ = ["Garbage", "GcReport", "collect", "gc", "sweep"]
 
 _PATH: Final = re.compile(r"((?:0|[1-9][0-9]*)/(0|[1-9][0-9]*)-[0-9a-f]{32})/([^/]+)")
-
-Times = Callable[[], Mapping[int, float]]
-"""Returns when verified commits were put, by slot and the store's own clock: leases of pins run by them."""
 
 _PIN: Final = re.compile(re.escape(PIN_PREFIX) + r"([0-9]{8,})-[0-9a-f]{32}(?:-[0-9]{8,})?")
 _PROBE: Final = re.compile(re.escape(PROBE_PREFIX) + r"(?:create-)?([0-9]{8,})-[0-9a-f]{32}")
@@ -65,11 +62,15 @@ class GcReport:
     """Paths that killed processes had left of proofs and puts. They were deleted; in a dry run they would be."""
 
 
+def _no_times(_: Collection[int]) -> Mapping[int, float]:
+    return {}
+
+
 def sweep(
     store: Store,
     garbage: Iterable[Garbage],
     *,
-    times_unix_s: Times = dict,
+    times_unix_s: Times = _no_times,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> tuple[Garbage, ...]:
     """Delete the data of commits that the log has deleted, and return those that are left because they have a pin.
@@ -80,7 +81,7 @@ def sweep(
     Args:
         store: The root.
         garbage: The deleted commits.
-        times_unix_s: Returns when verified commits were put; without it no lease ends.
+        times_unix_s: Returns when commits were put into the log; without it no lease ends.
         patience: How long to wait for answers.
 
     """
@@ -103,12 +104,11 @@ def gc(log: Log, store: Store, *, dry_run: bool = False, patience: Patience = DE
     anybody who may delete objects may call this, with or without a claim, also while another process saves.
     """
     state = log.open() if log.state.tail < 0 else log.refresh()
-    times = VerifiedTimes(store, patience=patience)
     return collect(
         state,
         log.entry,
         store,
-        times_unix_s=lambda: times.read(state),
+        times_unix_s=partial(CommitTimes(store, patience=patience).read, state),
         dry_run=dry_run,
         patience=patience,
     )
@@ -119,7 +119,7 @@ def collect(
     entry: Callable[[int], Entry],
     store: Store,
     *,
-    times_unix_s: Times = dict,
+    times_unix_s: Times = _no_times,
     dry_run: bool = False,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> GcReport:
@@ -131,7 +131,7 @@ def collect(
         state: The log at that time.
         entry: Reads an entry whose commit is gone from the state.
         store: The root.
-        times_unix_s: Returns when verified commits were put; without it no lease ends.
+        times_unix_s: Returns when commits were put into the log; without it no lease ends.
         dry_run: Only report what would be deleted.
         patience: How long to wait for answers.
 

@@ -1,12 +1,13 @@
-"""Find the pins whose holders are gone: a lease runs by the commits of the line and the store's own times of them."""
+"""Find the pins whose holders are gone: a lease runs by the log's commits and the store's times of their entries."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from stepkeeper.errors import PinFormatError
-from stepkeeper.log import LogState
+from stepkeeper.errors import DamagedEntryError, MissingObjectError, PinFormatError
+from stepkeeper.log import CommitEntry, LogState
+from stepkeeper.log.reading import read_entry
 from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.loggers import logger
 from stepkeeper.retention.pins import Pin, PinName, list_pin_names, newest_of, pinned_slots, read_pin
@@ -17,9 +18,10 @@ __all__ = [
     "LEASE_COMMITS",
     "LEASE_S",
     "RENEW_EVERY_S",
+    "CommitTimes",
     "HeldSlots",
     "PinReport",
-    "VerifiedTimes",
+    "Times",
     "drop_over",
     "is_over",
     "report_pins",
@@ -31,10 +33,13 @@ LEASE_S: Final = 3600.0
 """How far apart the store must have the second and the last commit that came since a pin was renewed."""
 
 LEASE_COMMITS: Final = 3
-"""The least number of verified commits in a lease: the one before it, and the two that span it at least."""
+"""The least number of commits in a lease: the one before it, and the two that span it at least."""
 
 RENEW_EVERY_S: Final = LEASE_S / 6
 """How often a holder renews its pin, by its own clock. Five renewals in a row may fail."""
+
+Times = Callable[[Collection[int]], Mapping[int, float]]
+"""Returns when the commits were put, by slot, that decide about pins whose holders had read up to these slots."""
 
 
 def is_over(seen: int | None, times_unix_s: Mapping[int, float]) -> bool:
@@ -42,11 +47,11 @@ def is_over(seen: int | None, times_unix_s: Mapping[int, float]) -> bool:
 
     No clock of a holder or a collector takes part: the times are the store's, of objects that were put after the
     holder had read the log up to `seen`. The first commit's time doesn't count: its entry came after that reading,
-    but its manifest, which has the time, may have been put long before it.
+    but the file that a folder shows as the entry may have been written, and got its time, long before it.
 
     Args:
         seen: The last slot that the holder had read when it renewed; None if the pin has no lease.
-        times_unix_s: When verified commits were put, by slot.
+        times_unix_s: When commits were put into the log, by slot: at least the first two after `seen`, and the newest.
 
     """
     if seen is None:
@@ -55,32 +60,63 @@ def is_over(seen: int | None, times_unix_s: Mapping[int, float]) -> bool:
     return len(since) >= LEASE_COMMITS and times_unix_s[since[-1]] - times_unix_s[since[1]] >= LEASE_S
 
 
-class VerifiedTimes:
-    """Know when verified commits were put, by the store's own clock. One thread at a time uses it."""
+class CommitTimes:
+    """Know when commits were put into the log, by the store's own clock. One thread at a time uses it.
+
+    Entries stay for ever. So whoever asks, and after however many restarts, is told the same.
+    """
 
     def __init__(self, store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> None:
+        self._store = store
+        self._patience = patience
         self._times = StoreTimes(store, patience=patience)
-        self._known: dict[int, float] = {}
+        self._scans: dict[int, _Scan] = {}
 
-    def note(self, slot: int, time_unix_s: float | None) -> None:
-        """Remember a commit that this process has verified. A time that the store didn't tell counts for nothing."""
-        if time_unix_s is None:
-            return
-        self._known[slot] = time_unix_s
-        # Twice the lease is enough to prove that one is over; a training may commit for months.
-        while len(self._known) > LEASE_COMMITS:
-            oldest = next(iter(self._known))
-            if time_unix_s - self._known[oldest] <= 2 * LEASE_S:
-                break
-            del self._known[oldest]
+    def read(self, state: LogState, seen: Collection[int]) -> Mapping[int, float]:
+        """Return the times of the commits that leases go by, by slot, as far as the store says.
 
-    def read(self, state: LogState) -> Mapping[int, float]:
-        """Return the times of those that were noted, and of those on the line that were ever restored whole.
+        These are the first two after each slot in `seen`, and the newest one.
 
-        Raises StorageError.
+        Args:
+            state: The log.
+            seen: The last slots that holders of pins had read.
+
+        Raises:
+            StorageError: The store gave no answer.
+
         """
-        restored = [record for record in state.line if record.verified and record.slot not in self._known]
-        return {**self._times.of_commits(restored), **self._known}
+        newest = max(state.commits, default=-1)
+        behind = [slot for slot in seen if slot < newest]
+        if not behind:
+            return {}
+        self._scans = {slot: self._find_first(slot, newest) for slot in behind}
+        slots = {newest}.union(*(scan.found for scan in self._scans.values()))
+        times = {slot: self._times.of_entry(slot) for slot in slots}
+        return {slot: time_unix_s for slot, time_unix_s in times.items() if time_unix_s is not None}
+
+    def _find_first(self, seen: int, newest: int) -> "_Scan":
+        """Find the first two commits after the slot `seen`, and before `newest`."""
+        scan = self._scans.get(seen, _Scan(next=seen + 1))
+        while len(scan.found) < LEASE_COMMITS - 1 and scan.next < newest:
+            is_commit = self._is_commit(scan.next)
+            found = (*scan.found, scan.next) if is_commit else scan.found
+            scan = _Scan(next=scan.next + 1, found=found)
+        return scan
+
+    def _is_commit(self, slot: int) -> bool:
+        try:
+            return isinstance(self._patience.retry(partial(read_entry, self._store, slot)).body, CommitEntry)
+        except (DamagedEntryError, MissingObjectError):
+            # The lease is longer for that by a commit, and no reader needs this entry.
+            return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scan:
+    """The search for commits in the entries after a slot, as far as it has come."""
+
+    next: int
+    found: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +144,7 @@ class HeldSlots:
 
 def drop_over(
     store: Store,
-    times_unix_s: Callable[[], Mapping[int, float]],
+    times_unix_s: Times,
     *,
     dry_run: bool = False,
     patience: Patience = DEFAULT_PATIENCE,
@@ -120,14 +156,15 @@ def drop_over(
 
     Args:
         store: The root.
-        times_unix_s: Asked for the times of verified commits, if any pin has a lease.
+        times_unix_s: Asked for the times of commits, if any pin has a lease.
         dry_run: Remove nothing.
         patience: How long to wait for answers.
 
     """
     names = list_pin_names(store, patience=patience)
     pins = newest_of(names)
-    times = times_unix_s() if any(pin.seen is not None for pin in pins) else {}
+    seen = frozenset(pin.seen for pin in pins if pin.seen is not None)
+    times = times_unix_s(seen) if seen else {}
     over = {pin.text: pin for pin in pins if is_over(pin.seen, times)}
     held = frozenset(pin.slot for pin in pins if pin.text not in over)
     # Only these: a name that comes now is of a holder that is back.
@@ -146,7 +183,7 @@ def drop_over(
 
 def report_pins(
     store: Store,
-    times_unix_s: Callable[[], Mapping[int, float]],
+    times_unix_s: Times,
     *,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> tuple[PinReport, ...]:
@@ -154,13 +191,14 @@ def report_pins(
 
     Args:
         store: The root.
-        times_unix_s: Returns when verified commits were put.
+        times_unix_s: Returns when commits were put.
         patience: How long to wait for answers.
 
     """
-    times = times_unix_s()
+    names = newest_of(list_pin_names(store, patience=patience))
+    times = times_unix_s(frozenset(name.seen for name in names if name.seen is not None))
     found = []
-    for name in newest_of(list_pin_names(store, patience=patience)):
+    for name in names:
         try:
             pin = read_pin(store, name, patience=patience)
         except PinFormatError:

@@ -1,9 +1,12 @@
 """Remember how saves in the background failed until the train thread asks."""
 
 import threading
+from collections.abc import Callable
 from typing import Final
+from weakref import WeakMethod
 
 from stepkeeper.errors import CompanionLostError, FencedError, PeerLostError, StepkeeperError
+from stepkeeper.fenced_end import forget_fence, note_fence
 from stepkeeper.loggers import logger
 
 __all__ = ["SaveFailures"]
@@ -29,6 +32,13 @@ class SaveFailures:
 
         self._lost_in_a_row = 0
         self._fence: FencedError | None = None
+        self._tell: WeakMethod[Callable[[FencedError], None]] | None = None
+        self._name = object()
+        """Stands for this one where the end of the process is decided."""
+
+    def on_fence(self, tell: Callable[[FencedError], None]) -> None:
+        """Call this method when a fence becomes known, in the thread that found it. Its object is held weakly."""
+        self._tell = WeakMethod(tell)
 
     @property
     def fence(self) -> FencedError | None:
@@ -45,18 +55,26 @@ class SaveFailures:
             self._fence = self._fence or fence
         if is_new:
             _log.error("fenced, nothing more is saved here: %s", fence)
+            note_fence(self._name)
+            # Gone if the manager was dropped: the process may go on until its last save has ended.
+            tell = None if self._tell is None else self._tell()
+            if tell is not None:
+                tell(fence)
 
     def forget_fence(self) -> None:
         """Forget the fence: this process has claimed the root."""
         with self._lock:
             self._fence = None
+        forget_fence(self._name)
 
     def record_outcome(self, failure: BaseException | None) -> None:
         """Note how the next save has ended: with `failure`, or with a commit."""
+        if failure is None:
+            self.forget_fence()
         fence: FencedError | None = None
         with self._lock:
             if failure is None:
-                self._unrecovered = self._fence = None
+                self._unrecovered = None
                 self._lost_in_a_row = 0
                 return
             self._unrecovered = failure
@@ -88,8 +106,14 @@ class SaveFailures:
 
         Ranks: all ranks call this, or none.
         """
+        self.remember_fence(error)
         if isinstance(error, FencedError | PeerLostError):
             return
         with self._lock:
             self._failure = None if self._failure is error else self._failure
             self._unrecovered = None if self._unrecovered is error else self._unrecovered
+
+    def remember_fence(self, error: BaseException) -> None:
+        """Note `error`, which the caller of `result` has seen, if it tells that another claim owns the root."""
+        if isinstance(error, FencedError):
+            self.record_fence(error)

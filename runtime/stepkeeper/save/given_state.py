@@ -5,7 +5,15 @@ from typing import Any, Final
 
 from stepkeeper_planners.state.tree import is_stateful
 
-__all__ = ["GivenState", "build_state", "check_given_state", "check_not_empty", "check_target", "is_function"]
+__all__ = [
+    "GivenState",
+    "build_state",
+    "check_given_state",
+    "check_not_empty",
+    "check_target",
+    "is_function",
+    "name_entries",
+]
 
 GivenState = Mapping[str, object] | Callable[[], Mapping[str, object]]
 """A state, or a function that builds it. The function is called when a save is due, and not otherwise."""
@@ -45,6 +53,14 @@ def check_target(state: Mapping[str, object]) -> None:
 def is_function(state: object) -> bool:
     """Return True if `state` is called to get the state. Modules can be called, and are states."""
     return callable(state) and not isinstance(state, type | Mapping) and not is_stateful(state)
+
+
+def name_entries(state: object) -> frozenset[str]:
+    """Return the names of a state's entries; none of an object that is a state itself.
+
+    What is below them may come and go: a list grows.
+    """
+    return frozenset(map(str, state)) if isinstance(state, Mapping) else frozenset()
 
 
 def build_state(given: GivenState, step: int) -> Mapping[str, object]:

@@ -28,8 +28,8 @@ class SaveJob:
     there.
     """
 
-    has_restored: bool
-    """False if this process has restored nothing: then the save may begin a branch."""
+    is_continued: bool
+    """False unless this process has restored all of what it saves: then the save may begin a branch."""
 
     snapshot: Snapshot
     region: Region

@@ -111,7 +111,7 @@ def _agree_on_place(job: SaveJob, companion: Companion, rank_group: RankGroup) -
     if rank_group.rank == 0:
         try:
             claim = companion.claim_root(
-                origin=job.origin, unrestored_step=None if job.has_restored else job.step
+                origin=job.origin, unrestored_step=None if job.is_continued else job.step
             ).claim
             place = {"claim": claim.slot, "nonce": new_nonce()}
         except Exception as error:  # raised below, after the other ranks have received it

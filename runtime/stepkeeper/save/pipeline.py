@@ -70,7 +70,7 @@ class SavePipeline:
         max_pending: int,
         device_budget_bytes: int | None = None,
         origin: Callable[[], Origin | None],
-        has_restored: Callable[[], bool],
+        is_continued: Callable[[Mapping[str, object]], bool],
         on_end: Callable[[SaveEnd], None],
         waits: Waits | None = None,
     ) -> None:
@@ -79,7 +79,7 @@ class SavePipeline:
         self._companion = companion
         self._rank_group = rank_group
         self._origin = origin
-        self._has_restored = has_restored
+        self._is_continued = is_continued
         self._on_end = on_end
         self._free_regions = [Region() for _ in range(max_pending)]
         self._snapshots = SnapshotTaker(
@@ -140,9 +140,11 @@ class SavePipeline:
         in_flight = InFlight(request.step, clock, self._waits)
         name = f"save/{self._number}"
         self._number += 1
-        if self._rank_group.world_size == 1:
-            # With several ranks, one alone may ask for the result, and still all must go on alike.
-            in_flight.on_raised = _hold_weakly(self.failures.forget_failure)
+        # With several ranks, one alone may ask for the result, and still all must go on alike.
+        alone = self._rank_group.world_size == 1
+        in_flight.on_raised = _hold_weakly(
+            self.failures.forget_failure if alone else self.failures.remember_fence
+        )
         left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
         snapshot: Snapshot | None = None
         try:
@@ -163,7 +165,7 @@ class SavePipeline:
             name=name,
             in_flight=in_flight,
             origin=self._origin(),
-            has_restored=self._has_restored(),
+            is_continued=self._is_continued(state),
             snapshot=snapshot,
             region=region,
             transfer=transfer,

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Final
 
@@ -15,9 +15,11 @@ from stepkeeper.coordination.upkeep_wait import UpkeepWait
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import FencedError, PeerLostError, SaveError, StepkeeperError
 from stepkeeper.log import CommitRecord
+from stepkeeper.log.claims import is_continued
 from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
 from stepkeeper.loggers import logger
 from stepkeeper.policy.save import SaveCost
+from stepkeeper.save.given_state import name_entries
 from stepkeeper.save.hooks import SaveHooks
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.pipeline import SaveEnd, SavePipeline
@@ -25,6 +27,7 @@ from stepkeeper.save.report import SaveClock, SaveReport
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.state_watch import StateWatch
 from stepkeeper.storage import Store
+from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["Saver"]
 
@@ -59,7 +62,9 @@ class Saver:
         self._companion = companion
         self._restored: Restorable | None = None
         self._origin: Origin | None = None
-        self._has_restored = False
+        self._restored_names: frozenset[str] | None = None
+        """The entries of the state that was restored whole last; None if none was."""
+
         self._own_commit: CommitRecord | None = None
         self._error: str | None = None
         self._newest_save: InFlight | None = None
@@ -73,7 +78,7 @@ class Saver:
             max_pending=max_pending,
             device_budget_bytes=device_budget_bytes,
             origin=lambda: self._origin,
-            has_restored=lambda: self._has_restored,
+            is_continued=lambda state: is_continued(self._restored_names, name_entries(state)),
             on_end=self._on_save_ended,
             waits=self._waits,
         )
@@ -117,30 +122,47 @@ class Saver:
         """Note that another claim owns the root, as `error` told."""
         self._pipeline.failures.record_fence(error)
 
-    def mark_latest_restored(self, record: Restorable | None) -> None:
-        """Note that the root is claimed, and that the state was restored from HEAD, which is `record`."""
+    def on_fence(self, tell: Callable[[FencedError], None]) -> None:
+        """Call this method when a fence becomes known, in the thread that found it. Its object is held weakly."""
+        self._pipeline.failures.on_fence(tell)
+
+    def mark_latest_restored(
+        self, record: Restorable | None, state: Mapping[str, object], rules: LoadRules
+    ) -> None:
+        """Note that the root is claimed, and that `state` was restored from HEAD, which is `record`.
+
+        Args:
+            record: The commit, or another writer's step; None if there was nothing to restore.
+            state: What was filled.
+            rules: The parts of it that were.
+
+        """
         self._pipeline.failures.forget_fence()
-        claimed = self._companion.claimed_root
-        # The claim of an earlier save that began a branch, and perhaps has no commit, doesn't go on from HEAD.
-        leaves_head = claimed is not None and claimed.branching
-        self._origin = _origin_of(record) if leaves_head and record is not None else None
-        self._has_restored = True
+        if rules.is_whole:
+            claimed = self._companion.claimed_root
+            # The claim of an earlier save that began a branch, and perhaps has no commit, doesn't go on from HEAD.
+            leaves_head = claimed is not None and claimed.branching
+            self._origin = _origin_of(record) if leaves_head and record is not None else None
+            self._restored_names = name_entries(state)
         self._set_restored(record)
 
-    def mark_restored(self, record: Restorable, *, whole: bool) -> None:
-        """Note that `record` was restored into the state: the next save goes on from there, wherever HEAD is.
+    def mark_restored(self, record: Restorable, state: Mapping[str, object], rules: LoadRules) -> None:
+        """Note that `record` was restored into `state`: the next save goes on from there, wherever HEAD is.
 
-        No save may be in flight.
+        No save may be in flight. If only a part was restored and the rest comes from another commit, the part doesn't
+        change where the next save goes on from.
 
         Args:
             record: The commit, or another writer's step.
-            whole: False if only a part of the state was restored. If the rest comes from another commit, the part
-                doesn't change where the next save goes on from.
+            state: What was filled.
+            rules: The parts of it that were.
 
         """
-        if whole or (self._origin is None and self._companion.claimed_root is None):
+        selects_all = rules.items is None and not rules.exclude
+        if selects_all or (self._origin is None and self._companion.claimed_root is None):
             self._origin = _origin_of(record)
-            self._has_restored = True
+        if rules.is_whole:
+            self._restored_names = name_entries(state)
         self._set_restored(record)
 
     def _set_restored(self, record: Restorable | None) -> None:

@@ -190,10 +190,10 @@ class StoreContract:
         slots = [_commit(log, claim, step).slot for step in (2, 3, 4)]
         times = {slot: number * LEASE_S for number, slot in enumerate(slots)}
         renewed = renew_pin(readers, another, pin)
-        assert drop_over(store, lambda: times).slots == {record.slot}
+        assert drop_over(store, lambda _: times).slots == {record.slot}
         assert list_pins(store) == [renewed]
         late = {slot + len(slots): time_s for slot, time_s in times.items()}
-        assert drop_over(store, lambda: late).slots == frozenset()
+        assert drop_over(store, lambda _: late).slots == frozenset()
         assert list_pins(another) == []
         assert not is_pinned(another, renewed)
         _commit(log, claim, 5)

@@ -1,12 +1,13 @@
-"""Mark the manager's calls that a training waits in, so that a process that is told to stop isn't stuck in one."""
+"""Mark the manager's calls that a training waits in: a notice ends their waits, and no fence is forgotten."""
 
 from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from stepkeeper.coordination.waits import Waits
+from stepkeeper.training.shutdown import Shutdown
 
-__all__ = ["heeds_notices"]
+__all__ = ["training_call"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -15,6 +16,9 @@ R = TypeVar("R")
 class _Parts(Protocol):
     @property
     def waits(self) -> Waits: ...
+
+    @property
+    def shutdown(self) -> Shutdown: ...
 
 
 class _HasParts(Protocol):
@@ -25,8 +29,8 @@ class _HasParts(Protocol):
 M = TypeVar("M", bound=_HasParts)
 
 
-def heeds_notices(call: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:
-    """Note, while `call` runs, that the training is in it.
+def training_call(call: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:
+    """Note, while `call` runs, that the training is in it, and remember a fence that it raises.
 
     What `call` waits for ends with a notice's time. Should it be stuck all the same, in a driver or a file system, the
     process is ended shortly before the grace period is over.
@@ -34,7 +38,8 @@ def heeds_notices(call: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[
 
     @wraps(call)
     def noted(manager: M, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with manager._parts.waits.in_call():  # noqa: SLF001  # it decorates the manager's own methods
+        parts = manager._parts  # noqa: SLF001  # it decorates the manager's own methods
+        with parts.waits.in_call(), parts.shutdown.record_fencing():
             return call(manager, *args, **kwargs)
 
     return noted

@@ -19,6 +19,7 @@ from stepkeeper.errors import (
     SaveError,
     StepkeeperError,
 )
+from stepkeeper.fenced_end import show_exception
 from stepkeeper.loggers import logger
 from stepkeeper.save.saver import Saver
 from stepkeeper.training.last_step import EndOfRank, judge_last_step
@@ -59,6 +60,7 @@ class Shutdown:
         self._companion = companion
         self._rank_group = rank_group
         self.closed = False
+        saver.on_fence(self.tell_fence)
 
     def check_open(self) -> None:
         """Check that the manager isn't closed.
@@ -84,18 +86,26 @@ class Shutdown:
 
         """
         self.check_open()
-        with self.record_fencing():
-            self._saver.raise_failure(newest=newest)
+        self._saver.raise_failure(newest=newest)
 
     @contextmanager
     def record_fencing(self) -> Iterator[None]:
-        """Write the termination message for a FencedError raised within, whatever the program does with the error."""
+        """Remember a FencedError that is raised within, whatever the program does with it."""
         try:
             yield
         except FencedError as error:
             self._saver.record_fence(error)
-            self._write_termination_message(ExitCode.FENCED, str(error))
             raise
+
+    def tell_fence(self, fence: FencedError) -> None:
+        """Write the termination message as soon as it is known that the process has lost its root. Any thread calls it.
+
+        Args:
+            fence: What has told that another claim owns the root.
+
+        """
+        if not self.closed:
+            self._write_termination_message(ExitCode.FENCED, str(fence))
 
     def exit_if_stopped(self) -> None:
         """End this process with exit code 75 if it was told to stop and has saved for that; else do nothing.
@@ -172,13 +182,12 @@ class Shutdown:
         request = self._controller.unsaved_step
         assert request is not None
         self._progress.set_phase(ReportPhase.SAVING)
-        with self.record_fencing():
-            try:
-                self._saver.await_commit(self._controller.start_save(request))
-            except StepkeeperError:
-                raise
-            except Exception as error:
-                raise SaveError(f"step {request.step}, the last one, can't be saved: {error}") from error
+        try:
+            self._saver.await_commit(self._controller.start_save(request))
+        except StepkeeperError:
+            raise
+        except Exception as error:
+            raise SaveError(f"step {request.step}, the last one, can't be saved: {error}") from error
 
     def _meet(
         self,
@@ -218,7 +227,7 @@ class Shutdown:
         assert failure is not None
         failure = self._end_with(failure)
         if isinstance(failure, _WITH_CODES):
-            sys.excepthook(type(failure), failure, failure.__traceback__)
+            show_exception(failure)
             raise SystemExit(process_exit_code(failure)) from failure
         if failure is not error:
             raise failure
@@ -242,8 +251,7 @@ class Shutdown:
     def _raise_fence(self) -> None:
         """Raise the fence if one is known: another start goes on, so this process must not end as if it were done."""
         if (fence := self._saver.fence) is not None:
-            with self.record_fencing():
-                raise FencedError(str(fence))
+            raise FencedError(str(fence))
 
     def _end_with(self, error: BaseException) -> BaseException:
         """End the manager because of `error`: give a save in flight a little time, and other ranks none.

@@ -1,5 +1,6 @@
 """Ask the Cloud TPU API of tests/tpuapi in this process: its own engine and messages, without a network between."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -39,9 +40,16 @@ class EngineCloud(CloudTPU):
     """Implement `CloudTPU` over the engine of a `FakeTpu`, whose time is the caller's."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self.tpu = FakeTpu(_SharedClock(clock), timings=_TIMINGS)
         self.unlisted: set[str] = set()
         """Ids of resources and nodes that lists leave out."""
+
+        self.slow_s = 0.0
+        """Seconds that each list takes. It has what there was when it began."""
+
+        self._slow: list[tuple[float, asyncio.Event]] = []
+        """Lists that go on: when each ends, and what tells it."""
 
         self.on_request: Callable[[str, str], None] = lambda _verb, _id: None
         """Called for each request to create and delete, before it is carried out."""
@@ -118,8 +126,23 @@ class EngineCloud(CloudTPU):
         error_value = None if found.error is None else _explain(found.error)
         return CloudOperationState(name=name, done=found.end_time is not None, error=error_value)
 
+    def end_lists(self) -> None:
+        """Let the lists end whose time is over."""
+        now = self._clock()
+        for ends_at, end in self._slow:
+            if ends_at <= now:
+                end.set()
+        self._slow = [each for each in self._slow if not each[1].is_set()]
+
+    async def _take_time(self) -> None:
+        if self.slow_s:
+            end = asyncio.Event()
+            self._slow.append((self._clock() + self.slow_s, end))
+            await end.wait()
+
     async def _list(self, method: str, place: Place, version: ApiVersion) -> tuple[Any, ...]:
         page: Any = await self._invoke(method, version, {"parent": place.parent, "page_size": 500})
+        await self._take_time()
         assert not page.next_page_token, "no story has so many"
         items = (self._convert(item, version) for item in page.items)
         return tuple(item for item in items if item.id not in self.unlisted)

@@ -38,6 +38,7 @@ def heal(world: StoryWorld) -> None:
     tpu = world.api.tpu
     tpu.clear_faults()
     world.api.unlisted.clear()
+    world.api.slow_s = 0.0
     tpu.set_capacity(PLACE.zone, _FAMILY, None)
     _set_quota(world, None)
     tpu.set_habits(quota_refused_at_call=True, preempted_nodes_linger=False)
@@ -151,9 +152,15 @@ def _forget_status(world: StoryWorld) -> None:
         world.cluster.put("queuedresources", {key: raw[key] for key in raw if key != "status"})
 
 
-def _refuse_node_writes(world: StoryWorld) -> None:
-    """Let a webhook, say, refuse cordons and labels."""
-    world.cluster.refusals["patch", "nodes"] = ClusterError(403, "an admission webhook says no")
+def _refuse_node_writes(world: StoryWorld, index: int) -> None:
+    """Let a webhook, say, refuse cordons and labels, or deletions."""
+    for verb in (("patch",), ("delete",), ("patch", "delete"))[index % 3]:
+        world.cluster.refusals[verb, "nodes"] = ClusterError(403, "an admission webhook says no")
+
+
+def _slow_lists(world: StoryWorld, index: int) -> None:
+    """Let lists take longer than one look, than the time between two, or than a list stays new."""
+    world.api.slow_s = (1.0, 15.0, 45.0, 130.0)[index % 4]
 
 
 def _run_pod(world: StoryWorld) -> None:
@@ -174,7 +181,9 @@ HAPPENINGS: Final[dict[str, Happening]] = {
     "deletions come to nothing": lambda world, index: world.api.tpu.fail_deletions(
         CODES[index % len(CODES)], 1 + index % 6
     ),
-    "writes to nodes are refused": lambda world, _index: _refuse_node_writes(world),
+    "writes to nodes are refused": _refuse_node_writes,
+    "lists are slow": _slow_lists,
+    "lists are as fast as ever": lambda world, _index: setattr(world.api, "slow_s", 0.0),
     "operations can't be read": lambda world, index: world.api.tpu.inject_error(
         "GetOperation", CODES[index % len(CODES)], 1 + index
     ),

@@ -16,6 +16,7 @@ from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.labels import CLOUD_NODE_LABEL
 from stepkeeper_operator.queued_resources.naming import UID_LABEL, make_request_id
 from stepkeeper_operator.queued_resources.request import build_request
+from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.testing.queued_resources import PLACE, make_resource
 from stepkeeper_operator.testing.resource_world import Killed, ResourceWorld
 from tpuapi.core.values import Node, QueuedState
@@ -31,6 +32,9 @@ NEIGHBOUR: Final = "neighbour"
 THEIRS: Final = {"stepkeeper-cluster": "another", "stepkeeper-namespace": "x", "stepkeeper-uid": "y"}
 _REQUESTS: Final = ("create_queued_resource", "delete_queued_resource")
 _START: Final = 1_800_000_000.0
+_SETTINGS: Final = CloudSettings(poll_fast_s=10, poll_active_s=20, poll_waiting_s=20, list_wait_s=0)
+"""A list that isn't slow is there at once."""
+
 _PLURAL: Final = "queuedresources"
 _NEXT: Final = {
     "Deleted",
@@ -50,7 +54,7 @@ class StoryWorld(ResourceWorld):
     def __init__(self, *, neighbour: dict[str, Any] | None = None, **spec: Any) -> None:
         self.now = _START
         self.api = EngineCloud(lambda: self.now)
-        super().__init__(now=_START, service=self.api, **spec)
+        super().__init__(now=_START, service=self.api, settings=_SETTINGS, **spec)
         self.reasons: set[str] = set()
         """Why machines may be destroyed, as the story has it so far."""
 
@@ -101,6 +105,7 @@ class StoryWorld(ResourceWorld):
     @override
     async def reconcile(self) -> float | None:
         """Reconcile all objects once. A killed operator is started again."""
+        await asyncio.sleep(0)  # slow lists that end now
         for name in self.names:
             try:
                 await self.reconciler.reconcile(queued_resource_key("team", name))
@@ -114,6 +119,7 @@ class StoryWorld(ResourceWorld):
     @override
     def step(self, seconds: float = 10.0) -> None:
         self.now += seconds
+        self.api.end_lists()
         self.sync_hosts()
 
     @override

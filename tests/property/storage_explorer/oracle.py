@@ -7,10 +7,9 @@ from functools import cache
 from typing import Any
 
 import google_crc32c
+from storage_explorer.damage import LOG, lost_slots, undamaged
 
 __all__ = ["Reading", "ViolationError", "check_data", "check_forgetful", "read_log"]
-
-_LOG = ".stepkeeper/log/"
 
 
 class ViolationError(AssertionError):
@@ -41,13 +40,17 @@ class Reading:
     deletions: tuple[tuple[int, int, int], ...]
     """The slot of each deletion, its claim, and a commit that it deleted."""
 
+    repairs: frozenset[int] = frozenset()
+    """The slots of the begins that repaired the log."""
+
 
 def read_log(objects: Mapping[str, bytes]) -> Reading:
-    """Raises ViolationError if an entry isn't allowed after those before it."""
-    paths = sorted(path for path in objects if path.startswith(_LOG))
-    if paths != [f"{_LOG}{slot:08d}.json" for slot in range(len(paths))]:
+    """Raises ViolationError if an entry isn't allowed after those before it, damaged ones included."""
+    log = undamaged(objects)
+    paths = sorted(log)
+    if paths != [f"{LOG}{slot:08d}.json" for slot in range(len(paths))]:
         raise ViolationError(f"the log has gaps: {paths}")
-    return _read_entries(tuple(objects[path] for path in paths))
+    return _read_entries(tuple(log[path] for path in paths), lost_slots(objects))
 
 
 def check_data(objects: Mapping[str, bytes], commit: Mapping[str, Any]) -> None:
@@ -92,13 +95,24 @@ def _decoded(data: bytes) -> Any:
 
 
 @cache
-def _read_entries(entries: tuple[bytes, ...]) -> Reading:
-    return _Log(_decoded(entries[0])["nonce"] if entries else "").read([_decoded(entry) for entry in entries])
+def _read_entries(entries: tuple[bytes, ...], lost: frozenset[int]) -> Reading:
+    root = _decoded(entries[0])["nonce"] if entries else ""
+    return _Log(root, lost).read([_decoded(entry) for entry in entries])
 
 
 class _Log:
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, lost: frozenset[int]) -> None:
         self.root = root
+        self.lost = lost
+        """The slots that can't be read by those who are checked."""
+
+        self.repairs: set[int] = set()
+        self.ended: dict[int, int] = {}
+        """By commit that was deleted or condemned, the slot that did it."""
+
+        self.doubtful: set[int] = set()
+        """Slots under which a repair keeps saves that weren't live: part of their data may be gone."""
+
         self.claim: int | None = None
         self.by_hand = False
         """Is the claim a person's, who may remove what retention keeps?"""
@@ -118,6 +132,9 @@ class _Log:
 
     def read(self, entries: Sequence[Any]) -> Reading:
         for slot, entry in enumerate(entries):
+            if entry["kind"] == "lost":
+                # A mark in a slot that never had an entry.
+                continue
             before = self.head
             getattr(self, entry["kind"])(slot, entry)
             if entry["claim"] != self.claim:
@@ -132,14 +149,23 @@ class _Log:
             after = (self.root, self.claim, self.head)
             if (entry["after"]["root"], entry["after"]["claim"], entry["after"].get("head")) != after:
                 raise ViolationError(f"slot {slot} says {entry['after']}; it is {after}")
-        kept = (set(self.bodies) - self.gone) | self.quarantined
+        kept = ((set(self.bodies) - self.gone) | self.quarantined) - self.doubtful
         live = {slot: body for slot, body in self.bodies.items() if slot in kept}
         return Reading(
-            self.commits, self.bodies, live, self.head, self.begins, self.claims, tuple(self.deletions)
+            self.commits,
+            self.bodies,
+            live,
+            self.head,
+            self.begins,
+            self.claims,
+            tuple(self.deletions),
+            frozenset(self.repairs),
         )
 
     def begin(self, slot: int, entry: Any) -> None:
         self.begins[slot] = self.head
+        if "lost" in entry["begin"]:
+            self.repair(slot, entry)
         self.claim, self.branching = slot, entry["begin"].get("branch", False)
         if not self.branching:
             self.head = entry["begin"].get("base")
@@ -148,6 +174,42 @@ class _Log:
         self.by_hand = entry["begin"]["host"].startswith("stepkeeper rm on ")
         if self.head in self.gone:
             raise ViolationError(f"slot {slot} goes on from commit {self.head}, which is gone")
+
+    def repair(self, slot: int, entry: Any) -> None:
+        """The index stands for all entries before it: no save that was live is missing, and nothing else is live."""
+        self.repairs.add(slot)
+        rows = {row[0]: row for row in entry["index"].get("commits", [])}
+        condemned = {each for each, row in rows.items() if row[9:] and row[9].get("quarantined")}
+        folders = {row[3] for row in rows.values()}
+        was_live = set(self.bodies) - self.gone
+        for each in was_live | self.quarantined:
+            if self.bodies[each]["folder"] not in folders:
+                raise ViolationError(f"slot {slot} repairs the log without commit {each}")
+        for each in set(rows) - condemned:
+            if self.commits.get(rows[each][3]) != each:
+                raise ViolationError(
+                    f"slot {slot} makes {rows[each][3]} live at {each}, and it was no commit there"
+                )
+            if each not in was_live and self.ended[each] not in self.lost:
+                raise ViolationError(
+                    f"slot {slot} makes commit {each} live, which slot {self.ended[each]} ended"
+                )
+        base = entry["begin"].get("base")
+        if slot - 1 not in self.lost and self.head in set(rows) - condemned and base != self.head:
+            raise ViolationError(f"slot {slot} repairs the log and moves HEAD from {self.head} to {base}")
+        kept = {self.bodies[each]["folder"] for each in was_live | self.quarantined}
+        self.doubtful = {each for each, row in rows.items() if row[3] not in kept}
+        for each, (_, claim, step, folder, size_bytes, path, manifest_bytes, crc, parent, *_) in rows.items():
+            manifest = {"path": path, "size_bytes": manifest_bytes, "crc32c": crc}
+            self.bodies[each] = {
+                "step": step,
+                "folder": folder,
+                "size_bytes": size_bytes,
+                "manifest": manifest,
+            }
+            self.claims[each], self.parents[each] = claim, parent
+        self.quarantined = condemned
+        self.gone = (set(self.bodies) - set(rows)) | condemned
 
     def commit(self, slot: int, entry: Any) -> None:
         body = entry["commit"]
@@ -181,11 +243,13 @@ class _Log:
                     f"slot {slot} deletes an abandoned commit that HEAD's line hasn't passed"
                 )
             self.gone.add(each)
+            self.ended[each] = slot
             assert self.claim is not None
             self.deletions.append((slot, self.claim, each))
 
     def quarantine(self, slot: int, entry: Any) -> None:
         self.gone.add(entry["quarantine"]["commit"])
+        self.ended[entry["quarantine"]["commit"]] = slot
         self.quarantined.add(entry["quarantine"]["commit"])
 
     def restored(self, slot: int, entry: Any) -> None:

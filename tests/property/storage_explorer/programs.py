@@ -1,6 +1,6 @@
 """Define what processes do with a root, each by the shipped code, and what they were answered."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from itertools import chain
 from typing import TypeVar, final
@@ -33,7 +33,7 @@ from stepkeeper.errors import (
     UnknownOutcomeError,
 )
 from stepkeeper.log import Claim, CommitRecord, Log, LogState
-from stepkeeper.log.claims import must_branch
+from stepkeeper.log.claims import is_continued, must_branch
 from stepkeeper.policy.keep import LastN
 from stepkeeper.policy.keep_message import Keep
 from stepkeeper.retention.garbage import gc
@@ -47,7 +47,16 @@ from stepkeeper.testing.pod import pod_identity
 __all__ = ["attempt", "collector", "follower", "reader", "remover"]
 
 T = TypeVar("T")
-_BEARABLE = ("FencedError(", "TransientStorageError(", "UnknownOutcomeError(")
+_ENTRIES = ("v",)
+"""The entries of every state that is saved here."""
+
+_BEARABLE = (
+    "FencedError(",
+    "TransientStorageError(",
+    "UnknownOutcomeError(",
+    "DamagedEntryError(",
+    "LogGapError(",
+)
 
 
 def attempt(
@@ -60,6 +69,8 @@ def attempt(
     collects: bool = False,
     lags: bool = False,
     forgets: bool = False,
+    restored: Collection[str] | None = _ENTRIES,
+    repaired: bool = False,
     start: int | None = None,
 ) -> Program:
     """A start of the job: claims, restores what HEAD is, saves `steps`; retention keeps `last` commits.
@@ -69,8 +80,11 @@ def attempt(
 
     With `quarantines` it may find HEAD's bytes bad, with `rewinds` it goes on from the oldest commit, with `returns`
     it goes back to that before each save but the first, with `collects` garbage is collected as soon as it has begun,
-    with `lags` what comes after a commit goes on beside the next saves, with `forgets` it restores nothing.
+    with `lags` what comes after a commit goes on beside the next saves, with `forgets` it restores nothing. `restored`
+    are the entries of the state that it restores whole; None if it restores a part. If the log may be `repaired`
+    meanwhile, none of its commits may be proven.
     """
+    continues = not forgets and is_continued(restored, _ENTRIES)
 
     def run(process: Process) -> None:
         session = _session(process, last, start=start)
@@ -82,12 +96,14 @@ def attempt(
             if collects:
                 collector()(process)
             if found is not None and quarantines and process.choose(2):
-                reason = QuarantineRequest(commit=found.slot, reason="a bad block")
-                found = _until_answered(lambda: session.quarantine_commit(reason)).base
-            if forgets:
+                begun = _condemn(process, session, begun.claim, found)
+                found = begun.base
+            if not continues:
                 process.note("forgot", begun.claim.slot)
-            elif found is not None and restores:
+            if found is not None and restores and continues:
                 _restore(process, session, found)
+            elif found is not None and not forgets and not continues:
+                _read(process, found)
             claim = begun.claim
             later = _Later(process, session, lags=lags)
             for number, step in enumerate(steps):
@@ -95,7 +111,7 @@ def attempt(
                     # A begin waits for that.
                     later.end()
                     claim = _go_back(process, session, claim)
-                if forgets:
+                if not continues:
                     begun = _begin_branch(process, session, begun, step, later)
                     claim = begun.claim
                 _save(process, session, claim, step, later)
@@ -104,7 +120,7 @@ def attempt(
             process.note("fenced")
         except RestoreError:
             # All commits were condemned; or the one to go on from was deleted since it was chosen.
-            assert quarantines or rewinds or returns or forgets
+            assert quarantines or rewinds or returns or forgets or repaired
 
     return run
 
@@ -240,6 +256,17 @@ def _restore(process: Process, session: Session, base: CommitRecord) -> None:
         _until_answered(lambda: session.quarantine_commit(reason))
         raise AssertionError(f"the newest start condemned a commit: {torn}") from torn
     _until_answered(lambda: session.mark_verified(VerifiedNotice(commit=base.slot)))
+
+
+def _condemn(process: Process, session: Session, claim: Claim, bad: CommitRecord) -> ClaimedRoot:
+    """Condemn HEAD; where a branch has nothing left then, go on from what it had left behind, as every start does."""
+    reason = QuarantineRequest(commit=bad.slot, reason="a bad block")
+    condemned = _until_answered(lambda: session.quarantine_commit(reason))
+    if condemned.left is None:
+        return condemned
+    _follow(process, session, ClaimRequest(base=condemned.left, after=claim, nonce=process.nonce()))
+    process.note("fell back")
+    return session._describe_claim()
 
 
 def _go_back(process: Process, session: Session, claim: Claim) -> Claim:

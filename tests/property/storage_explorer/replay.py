@@ -9,7 +9,7 @@ the way is compared to prove it.
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -45,7 +45,7 @@ class Op(NamedTuple):
     """A request that a process makes."""
 
     kind: str
-    """Of the store: put, write, read, list, page, delete. Of the schedule: choose, await."""
+    """Of the store: put, write, read, list, page, delete. Of the schedule: choose, await, damage."""
 
     path: str = ""
     data: bytes = b""
@@ -91,6 +91,10 @@ class Process(PagedStore, Protocol):
 
     def nonce(self) -> str:
         """Another name each time, and none of another process."""
+        ...
+
+    def damage(self, path: str, *, gone: bool) -> bool:
+        """Damage an object, or lose it, as a store does; False if it isn't there."""
         ...
 
 
@@ -158,6 +162,9 @@ class Driver:
     def nonce(self) -> str:
         self._nonces += 1
         return f"{self.number + 1:02x}{self._nonces:030x}"
+
+    def damage(self, path: str, *, gone: bool) -> bool:
+        return bool(self.ask(Op("damage", path, first=int(gone))))
 
     # A store:
 
@@ -298,6 +305,9 @@ class _InlineExecutor:
     def submit(self, work: Callable[..., Any], *arguments: Any) -> "_Done":
         return _Done(work(*arguments))
 
+    def map(self, work: Callable[..., Any], *arguments: Iterable[Any]) -> Iterator[Any]:
+        return map(work, *arguments)
+
     def shutdown(self, **options: object) -> None:
         pass
 
@@ -328,6 +338,8 @@ def shipped_code(index_every: int) -> Iterator[int]:
     with (
         mock.patch("stepkeeper.log.appending.new_nonce", nonce),
         mock.patch("stepkeeper.retention.pinning.new_nonce", nonce),
+        mock.patch("stepkeeper.repair.repairing.new_nonce", nonce),
+        mock.patch("stepkeeper.repair.damage.ThreadPoolExecutor", _InlineExecutor),
         mock.patch("stepkeeper.companion.session.open_store", own_root),
         mock.patch("stepkeeper.checkpoint.writing.ThreadPoolExecutor", _InlineExecutor),
         mock.patch("stepkeeper.log.indexes._INTERVAL", index_every),

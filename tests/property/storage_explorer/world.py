@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, final
 
 from storage_explorer.buckets import Buckets
-from storage_explorer.oracle import Reading, ViolationError, check_data, check_forgetful, read_log
-from storage_explorer.replay import NO_ANSWER, Ahead, Histories, Op, Program
+from storage_explorer.damage import lost_slots, undamaged
+from storage_explorer.oracle import Reading, ViolationError, check_data, read_log
+from storage_explorer.replay import IMPATIENT, NO_ANSWER, Ahead, Histories, Op, Program
+from storage_explorer.told import check_told
 from typing_extensions import override
 
+from stepkeeper.errors import DamagedEntryError, LogFormatError, LogGapError
 from stepkeeper.log import Log
 from stepkeeper.log.replay import apply
 from stepkeeper.log.state import LogState
-from stepkeeper.retention.leases import LEASE_COMMITS
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 
 __all__ = ["Action", "Explored", "Explorer", "FoundError", "State"]
@@ -254,23 +256,34 @@ class Explorer:
             error = self._histories.error(history)
             if error is not None:
                 raise ViolationError(f"process {process} ended with {error!r}") from error
-            _check_told(reading, objects, self._histories.notes(history))
+            check_told(reading, objects, self._histories.notes(history))
             self._told_right.add((state.bucket, history))
 
     def _check_opening(self, objects: Mapping[str, bytes]) -> None:
         """A new process opens the log, from whatever index, as if it had read all of it, and can begin."""
-        log = frozenset(item for item in objects.items() if item[0].startswith(_LOG))
+        log = frozenset(item for item in objects.items() if item[0].startswith((_LOG, "lost/")))
         if log in self._opened:
             return
         self._opened.add(log)
-        bucket = MemoryBucket()
-        bucket.objects = dict(log)
-        fresh = Log(MemoryStore(bucket))
-        whole = LogState()
-        for slot in range(len(log)):
-            whole = apply(whole, slot, fresh.entry(slot))
-        if fresh.open() != whole:
-            raise ViolationError(f"opening the log makes {fresh.state}, reading it whole {whole}")
+        fresh = _log_in(dict(log))
+        intact, lost = undamaged(objects), lost_slots(objects)
+        repair = max(self._readings[self._buckets.number(objects)].repairs, default=0)
+        whole, before = LogState(tail=repair - 1), _log_in(intact)
+        for slot in range(repair, len(intact)):
+            whole = apply(whole, slot, before.entry(slot))
+        try:
+            opened = fresh.open()
+        except (DamagedEntryError, LogGapError) as error:
+            # A hole is refused also where nothing in it is needed.
+            if max(lost, default=-1) >= repair or set(intact) - {path for path, _ in log}:
+                return
+            raise ViolationError(
+                f"the log is repaired in slot {repair}, and can't be opened: {error}"
+            ) from error
+        except LogFormatError as error:
+            raise ViolationError(f"the log contradicts itself: {error}") from error
+        if opened != whole:
+            raise ViolationError(f"opening the log makes {opened}, reading it whole {whole}")
 
     def _answered(self, state: State, process: int, answer: int) -> State:
         before = state.histories
@@ -340,43 +353,18 @@ class Explorer:
         return explored
 
 
+def _log_in(objects: Mapping[str, bytes]) -> Log:
+    bucket = MemoryBucket()
+    bucket.objects = dict(objects)
+    return Log(MemoryStore(bucket), patience=IMPATIENT)
+
+
 def _kind_of_object(op: Op) -> str:
     """Name what a put or a write sends: an entry of some kind, a pin, an object of a checkpoint."""
     if op.path.startswith(_LOG):
         return str(json.loads(op.data)["kind"])
     folder, _, name = op.path.rpartition("/")
     return "pin" if folder == ".stepkeeper/pins" else name
-
-
-def _check_told(reading: Reading, objects: Mapping[str, bytes], notes: Sequence[tuple[Any, ...]]) -> None:
-    """Check that what a process was told is so, and that what it holds is there, whether it lives or not."""
-    held: tuple[str, int] | None = None
-    for note in notes:
-        match note:
-            case ("committed", folder, slot) if reading.commits.get(folder) != slot:
-                raise ViolationError(f"{folder} was said to be committed at slot {slot}, and isn't")
-            case ("refused" | "voided", folder) if folder in reading.commits:
-                raise ViolationError(f"{folder} was {note[0]}, and is committed")
-            case ("followed", before, after) if any(before < begin < after for begin in reading.begins):
-                raise ViolationError(f"claim {before} was followed by {after}, though another was between")
-            case ("forgot", claim):
-                check_forgetful(reading, claim, {each[1].slot for each in notes if each[0] == "claimed"})
-            case ("held", folder, seen):
-                held = folder, seen
-            case ("let go",):
-                held = None
-            case _:
-                continue
-    if held is not None and not _lease_may_be_over(reading, held[1]):
-        try:
-            check_data(objects, reading.bodies[reading.commits[held[0]]])
-        except ViolationError as violation:
-            raise ViolationError(f"pinned: {violation}") from violation
-
-
-def _lease_may_be_over(reading: Reading, seen: int) -> bool:
-    """Tell whether so many commits came since the holder has read the log, that they may span its lease."""
-    return sum(slot > seen for slot in reading.bodies) >= LEASE_COMMITS
 
 
 def _drawn(chance: random.Random, actions: Sequence[Action], weights: Sequence[float]) -> Action:

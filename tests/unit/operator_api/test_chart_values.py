@@ -1,7 +1,9 @@
 """Test that the chart's values and the operator's settings have the same names."""
 
 import json
+import math
 import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,18 @@ def test_active_resources_are_looked_at_while_a_loss_still_explains_failures() -
     assert 1.1 * bounds["maximum"] < slowest.reattribution_s
     with pytest.raises(ValidationError):
         OperatorSettings(cloud_tpu_idle_poll_s=bounds["maximum"] + 1)
+
+
+@pytest.mark.parametrize("idle_s", [1, 7, 55, 60, 100])
+def test_the_operator_refuses_to_see_losses_later_than_they_explain_failures(idle_s: int) -> None:
+    least_s = math.ceil(idle_s * Fraction("1.2"))
+    given = OperatorSettings(
+        cloud_tpu_enabled=True, cloud_tpu_idle_poll_s=idle_s, reattribution_s=least_s, workers=3
+    )
+    assert given.workers == 3
+    with pytest.raises(ValidationError, match=f"at least {least_s}"):
+        OperatorSettings(cloud_tpu_enabled=True, cloud_tpu_idle_poll_s=idle_s, reattribution_s=least_s - 1)
+    OperatorSettings(cloud_tpu_idle_poll_s=idle_s, reattribution_s=0)  # nobody looks at a cloud
 
 
 def test_the_schema_of_the_values_knows_every_value() -> None:

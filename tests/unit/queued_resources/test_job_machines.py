@@ -6,7 +6,7 @@ import pytest
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.cache.keys import job_key, queued_resource_key
-from stepkeeper_operator.testing import World, training_job
+from stepkeeper_operator.testing import World, termination_message, training_job
 from stepkeeper_operator.testing.job_machines import TPU, change, machines, running, world_of
 
 GUARANTEED: dict[str, Any] = {"guaranteed": {}}
@@ -224,6 +224,42 @@ async def test_maintenance_of_guaranteed_machines_is_maintenance() -> None:
     world = await running()
     await change(world, active=False, joined=False, state="Suspending", maintenance_at=(world.now,))
     assert world.causes == ["Maintenance"]
+
+
+@pytest.mark.parametrize(
+    ("begins_in_s", "notice", "cause"),
+    [
+        (-10, "sigterm", "Maintenance"),
+        (30, "sigterm", "Maintenance"),  # the cloud's clock isn't ours
+        (-3700, "sigterm", "Maintenance"),
+        (86_400, "sigterm", "Requested"),
+        (-86_400, "sigterm", "Requested"),
+        (-10, "file", "Requested"),
+    ],
+)
+async def test_a_training_that_ends_by_itself_when_its_maintenance_begins_has_ended_for_it(
+    begins_in_s: int, notice: str, cause: str
+) -> None:
+    """Autocheckpoint tells the processes, no pod is deleted, and the resource stays active: the machines come back."""
+    world = await running()
+    await change(world, maintenance_at=(world.now + begins_in_s,))
+    for pod in world.pods:
+        world.controllers.end_pod(pod, 75, message=termination_message(75, notice=notice, step=10))
+    await world.run_until_settled()
+    assert world.causes == [cause, None]
+    (count,) = world.status.restarts.by_cause
+    assert (count.cause, count.count, count.counted_towards_limit) == (cause, 1, 0)
+
+
+async def test_a_pod_that_is_deleted_in_the_midst_of_maintenance_has_not_ended_for_it() -> None:
+    world = await running()
+    await change(world, maintenance_at=(world.now,))
+    kubelets = world.controllers.kubelets
+    kubelets.stop_code, kubelets.stop_message = 75, termination_message(75, notice="sigterm")
+    for pod in world.pods:
+        world.cluster.mark_deleted("pods", pod["metadata"]["namespace"], pod["metadata"]["name"], grace_s=30)
+    await world.run_until_settled()
+    assert world.causes[0] == "Requested"
 
 
 async def test_machines_that_are_lost_days_before_their_maintenance_have_failed() -> None:

@@ -12,9 +12,9 @@ from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudQueuedResource,
 from stepkeeper_operator.facts.queued_resource import read_queued_machines
 from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL
 from stepkeeper_operator.queued_resources.naming import CLUSTER_LABEL, UID_LABEL
+from stepkeeper_operator.testing.cloud.small_cloud import SmallCloud
 from stepkeeper_operator.testing.queued_resources import PLACE, make_cloud_resource, make_resource
 from stepkeeper_operator.testing.resource_world import ResourceWorld
-from stepkeeper_operator.testing.small_cloud import SmallCloud
 
 BY_HAND = {"team": "blue"}
 SLICES = {"count": 2}

@@ -25,10 +25,10 @@ from stepkeeper_operator.queued_resources.controller import make_queued_resource
 from stepkeeper_operator.queued_resources.memory import ResourceMemory
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.reconcile import Reconciler
+from stepkeeper_operator.testing.cloud.small_cloud import SmallCloud
 from stepkeeper_operator.testing.cluster import FakeCluster
 from stepkeeper_operator.testing.queued_resources import CLUSTER_ID, PLACE, make_resource
 from stepkeeper_operator.testing.resource_world import ResourceWorld
-from stepkeeper_operator.testing.small_cloud import SmallCloud
 from stepkeeper_operator.work_queue import KindQueues
 
 N_HUNG = 40

@@ -5,6 +5,7 @@ Both controllers run in one cluster; the cloud is the one of tests/tpuapi.
 
 from typing import Any
 
+import pytest
 from cloud_stories.cloud import EngineCloud
 
 from stepkeeper.contract import ExitCode
@@ -128,3 +129,29 @@ async def test_a_training_that_never_ends_holds_the_machines_for_a_bounded_time(
         await both.run(1)
         assert world.now < began_at + 700, "the time for its pods is bounded"
     assert world.now >= began_at + CloudSettings().drain_s
+
+
+@pytest.mark.parametrize("ends_in", ["TERMINATED", "REPAIRING"])
+async def test_a_training_that_autocheckpoint_ends_for_maintenance_goes_on_with_its_machines(
+    ends_in: str,
+) -> None:
+    """It tells the processes and no pod; the machines come back after it, or are made anew."""
+    both = await running()
+    world, tpu = both.world, both.cloud.tpu
+    assert {pod["spec"]["terminationGracePeriodSeconds"] for pod in world.pods} == {300}
+    tpu.announce_maintenance(CLOUD_ID, starts_in_s=1, lasts_s=600, ends_in=ends_in)
+    await both.run(15)
+    assert world.causes == [None]
+    save(world)
+    await both.run(2)
+    assert world.causes[0] == "Maintenance"
+    tpu.processes_exited(CLOUD_ID)
+    await both.run(40)
+    assert set(world.causes) <= {"Maintenance", None}
+    assert [(c.cause, c.counted_towards_limit) for c in world.status.restarts.by_cause] == [
+        ("Maintenance", 0)
+    ]
+    again = ["delete", "create"] if ends_in == "TERMINATED" else []
+    assert both.requests == ["create", *again]
+    if ends_in == "REPAIRING":
+        assert world.phase() is Phase.RUNNING

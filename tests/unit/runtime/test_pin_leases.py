@@ -1,15 +1,17 @@
 """Test when the lease of a pin is over, and that who renews in time, or comes back at once, loses no data unseen."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
+from functools import partial
 
 import pytest
 
 from stepkeeper.checkpoint.manifest import checkpoint_folder
 from stepkeeper.errors import PinLostError
-from stepkeeper.log import Claim, CommitRecord, Log, LogState, ManifestRef
+from stepkeeper.log import Claim, CommitEntry, CommitRecord, Log, LogState, ManifestRef
+from stepkeeper.log.tail import slot_path
 from stepkeeper.retention import leases
 from stepkeeper.retention.garbage import Garbage, gc, sweep
-from stepkeeper.retention.leases import LEASE_S, VerifiedTimes, drop_over, is_over, report_pins
+from stepkeeper.retention.leases import CommitTimes, Times, drop_over, is_over, report_pins
 from stepkeeper.retention.pinning import pin_commit, renew_pin
 from stepkeeper.retention.pins import PIN_PREFIX, Pin, list_pin_names, pin_path, put_pin
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
@@ -53,35 +55,98 @@ def test_a_lease_runs_by_commits_and_by_the_stores_times_of_them(
     assert is_over(seen, times_unix_s) is over
 
 
-def test_what_a_training_of_months_has_verified_is_not_kept_for_ever(log: Log) -> None:
-    times = VerifiedTimes(MemoryStore())
-    for number in range(10_000):
-        times.note(number, 60.0 * number)
-    known = times.read(LogState())
-    assert len(known) < 3 * LEASE_S / 60
-    assert is_over(-1, known)
-    times.note(10_000, None)
-    assert times.read(LogState()) == known
-
-
-def test_what_was_restored_counts_and_what_the_store_has_no_time_of_does_not(log: Log) -> None:
+def after_a_pin(bucket: MemoryBucket, *starts: int, minutes: float) -> tuple[Log, Pin]:
+    """Return a log and a pin from its beginning that nobody renews; in each start so many steps are saved after it."""
+    now_s = [1e9]
+    bucket.clock = lambda: now_s[0]
+    store = MemoryStore(bucket)
+    log = Log(store)
     claim = log.begin()
-    records = [save(log, claim, step) for step in (10, 20, 30)]
-    for record in records[:2]:
-        log.mark_restored(claim, record.slot)
-    store = log._store
-    assert isinstance(store, MemoryStore)
-    manifest = f"{records[1].folder}/manifest.0.json"
-    del store.bucket.times_unix_s[manifest]
-    times = VerifiedTimes(store)
-    assert set(times.read(log.state)) == {records[0].slot}
-    times.note(records[2].slot, 5.0)
-    assert set(times.read(log.state)) == {records[0].slot, records[2].slot}
+    save(log, claim, 1)
+    pin = put(store, 1, log.state.tail)
+    step = 1
+    for n_steps in starts:
+        claim = log.begin()
+        for _ in range(n_steps):
+            now_s[0] += 60 * minutes
+            step += 1
+            save(log, claim, step)
+            log.delete(claim, lambda state: [state.line[1].slot])
+    return log, pin
 
 
-def hours(*slots: int) -> Callable[[], Mapping[int, float]]:
-    """Return that these slots are verified commits, an hour apart."""
-    return lambda: {slot: HOUR_S * number for number, slot in enumerate(slots)}
+def is_listed(store: MemoryStore, pin: Pin) -> bool:
+    (report,) = report_pins(store, partial(CommitTimes(store).read, Log(store).open()))
+    return report.name.path == pin.path and not report.is_over
+
+
+@pytest.mark.parametrize("starts", [(2, 2, 2, 2), (1,) * 8, (8,)])
+@pytest.mark.parametrize("looks", ["a collection", "a dry run", "a person", "a later start"])
+def test_a_lease_goes_on_over_starts_and_ends_whoever_looks(
+    bucket: MemoryBucket, starts: tuple[int, ...], looks: str
+) -> None:
+    """No start is as long as a lease, and nothing was ever restored."""
+    log, pin = after_a_pin(bucket, *starts, minutes=15)
+    store = MemoryStore(bucket)
+    if looks == "a later start":
+        garbage = Garbage(folder=f"1/0-{1:032x}", slot=1)
+        assert sweep(store, [garbage], times_unix_s=partial(CommitTimes(store).read, log.state)) == ()
+    elif looks == "a person":
+        assert not is_listed(store, pin)
+        return
+    else:
+        found = gc(Log(store), store, dry_run=looks == "a dry run")
+        assert found.over == (pin.path,)
+        if looks == "a dry run":
+            return
+    assert list_pin_names(store) == []
+    assert not [path for path in bucket.objects if path.startswith("1/")]
+
+
+@pytest.mark.parametrize(("starts", "minutes"), [((2, 2), 15), ((1,) * 8, 7), ((2,), 120)])
+def test_a_lease_that_isnt_over_by_the_stores_clock_holds(
+    bucket: MemoryBucket, starts: tuple[int, ...], minutes: float
+) -> None:
+    _, pin = after_a_pin(bucket, *starts, minutes=minutes)
+    store = MemoryStore(bucket)
+    assert is_listed(store, pin)
+    assert gc(Log(store), store).over == ()
+    assert is_listed(store, pin)
+
+
+def test_where_the_store_tells_no_times_no_lease_ends(bucket: MemoryBucket) -> None:
+    _, pin = after_a_pin(bucket, 8, minutes=60)
+    bucket.times_unix_s.clear()
+    assert is_listed(MemoryStore(bucket), pin)
+
+
+def test_a_damaged_entry_after_it_makes_a_lease_longer_and_fails_nothing(bucket: MemoryBucket) -> None:
+    log, pin = after_a_pin(bucket, 8, minutes=15)
+    first = next(slot for slot in range(2, 9) if isinstance(log.entry(slot).body, CommitEntry))
+    times = CommitTimes(MemoryStore(bucket))
+    whole = times.read(log.state, [pin.slot])
+    bucket.objects[slot_path(first)] = b""
+    (_, second, newest) = sorted(whole)
+    found = sorted(CommitTimes(MemoryStore(bucket)).read(log.state, [pin.slot]))
+    assert (found[0], found[-1]) == (second, newest)
+    assert is_over(pin.slot, CommitTimes(MemoryStore(bucket)).read(log.state, [pin.slot]))
+
+
+def test_only_the_entries_that_decide_are_read_and_each_once(bucket: MemoryBucket) -> None:
+    log, pin = after_a_pin(bucket, 200, minutes=1)
+    asked: list[str] = []
+    store = MemoryStore(bucket, hook=lambda moment, operation, path: asked.append(path))
+    times = CommitTimes(store)
+    first = times.read(log.state, [pin.slot, log.state.tail, 10**9])
+    assert len(asked) < 30
+    asked.clear()
+    assert times.read(log.state, [pin.slot]) == first
+    assert asked == []
+
+
+def hours(*slots: int) -> Times:
+    """Return that these slots are commits, an hour apart."""
+    return lambda _: {slot: HOUR_S * number for number, slot in enumerate(slots)}
 
 
 def put(store: MemoryStore, slot: int, seen: int | None, nonce: str = "a") -> Pin:
@@ -108,7 +173,7 @@ def test_pins_that_are_over_go_with_all_their_names_and_the_others_hold(bucket: 
 
 
 def test_where_no_pin_has_a_lease_no_times_are_asked_for(bucket: MemoryBucket) -> None:
-    def ask() -> Mapping[int, float]:
+    def ask(_: Collection[int]) -> Mapping[int, float]:
         raise AssertionError
 
     store = MemoryStore(bucket)
@@ -194,15 +259,13 @@ def test_a_collection_removes_what_is_over_and_says_so(
     log: Log, bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pin, _, record, _ = pinned_and_passed(log, bucket)
-    claim = log.begin()
-    for kept in log.state.line:
-        log.mark_restored(claim, kept.slot)
+    log.begin()
     store = MemoryStore(bucket)
     for number, kept in enumerate(reversed(log.state.line)):
-        bucket.times_unix_s[f"{kept.folder}/manifest.0.json"] = number * HOUR_S / 4
+        bucket.times_unix_s[slot_path(kept.slot)] = number * HOUR_S / 4
     assert gc(Log(store), store).over == ()
     assert has_data(bucket, record)
-    bucket.times_unix_s[f"{latest(log.state).folder}/manifest.0.json"] = 1.25 * HOUR_S
+    bucket.times_unix_s[slot_path(latest(log.state).slot)] = 1.25 * HOUR_S
     would = gc(Log(store), store, dry_run=True)
     assert (would.over, [each.folder for each in would.collected]) == ((pin.path,), [record.folder])
     assert has_data(bucket, record)

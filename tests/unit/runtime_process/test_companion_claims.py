@@ -261,7 +261,10 @@ def test_a_first_save_at_or_below_heads_step_is_told_once(
     (told,) = caplog.records
     assert f"step {step} begins a branch of its own" in told.getMessage()
     assert "this root is at step 20 already" in told.getMessage()
-    assert "call restore_latest(state) before the first save" in told.getMessage()
+    assert (
+        "call restore_latest(state), with this same state and all of it, before the first save"
+        in told.getMessage()
+    )
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

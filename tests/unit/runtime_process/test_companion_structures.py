@@ -199,7 +199,7 @@ class Trainer:
             name=str(self.step),
             in_flight=InFlight(self.step),
             origin=None,
-            has_restored=True,
+            is_continued=True,
             snapshot=self.snapshots.take_snapshot(state, self.region),
             region=self.region,
             transfer=transferred,

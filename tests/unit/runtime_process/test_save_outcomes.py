@@ -101,7 +101,7 @@ def a_job() -> SaveJob:
         name="save/0",
         in_flight=InFlight(7),
         origin=None,
-        has_restored=True,
+        is_continued=True,
         snapshot=snapshot,
         region=region,
         transfer=transferred,

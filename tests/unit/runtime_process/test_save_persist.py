@@ -64,7 +64,7 @@ def job_of(snapshot: Snapshot, region: Region) -> SaveJob:
         name="save/0",
         in_flight=InFlight(7),
         origin=None,
-        has_restored=True,
+        is_continued=True,
         snapshot=snapshot,
         region=region,
         transfer=transferred,

@@ -47,7 +47,8 @@ _ADVICE: Final = {
     " at once after a change of the spec",
     ErrorKind.NOT_FOUND: "Check spec.project and spec.zone; it is tried again every hour",
     ErrorKind.ALREADY_EXISTS: "Something of that name exists that can't be listed, or a node of that name: choose"
-    " another metadata.name or node.idPrefix, or delete it",
+    " another metadata.name or node.idPrefix, or delete it. The name of a deletion just now is free again soon: it is"
+    " tried again",
     ErrorKind.CREDENTIALS: "Give the operator credentials that are accepted: cloudTPU.credentialsSecret in the"
     " chart's values (examples/queued_resource/README.md)",
 }

@@ -14,7 +14,9 @@ from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL
 from stepkeeper_operator.queued_resources.compare import find_differences
 from stepkeeper_operator.queued_resources.decide.answers import book
 from stepkeeper_operator.queued_resources.decide.claim import plan_claim
-from stepkeeper_operator.queued_resources.decision import CreateCloudResource, DeleteNode, Finding, Plan
+from stepkeeper_operator.queued_resources.decide.problems import find_refusals
+from stepkeeper_operator.queued_resources.decide.removal import delete_nodes
+from stepkeeper_operator.queued_resources.decision import CreateCloudResource, Finding, Plan
 from stepkeeper_operator.queued_resources.naming import (
     CLUSTER_LABEL,
     NAME_LABEL,
@@ -36,7 +38,6 @@ from stepkeeper_operator.queued_resources.sight import Presence, Scene
 
 __all__ = ["compute_wait_s", "plan_adoption", "plan_creation", "plan_recovery"]
 
-_NODE_LOOK_S: Final = 1.0
 _MESSAGE_LIMIT: Final = 2048
 _NO_SCRIPT: Final = "StartupScriptMissing"
 
@@ -93,9 +94,9 @@ def _find_rest(status: QueuedResourceStatus, scene: Scene) -> Plan | None:
         )
         return Plan(status=status, look_s=scene.settings.poll_fast_s, waiting=text)
     if members:
-        actions = tuple(DeleteNode(member=member) for member in members)
-        text = f"removes node {members[0].name} of an earlier one"
-        return Plan(status=status, actions=actions, look_s=_NODE_LOOK_S, waiting=text)
+        actions, look_s = delete_nodes(scene)
+        text, problems = f"removes node {members[0].name} of an earlier one", find_refusals(scene.observed)
+        return Plan(status=status, actions=actions, look_s=look_s, waiting=text, problems=problems)
     return None
 
 

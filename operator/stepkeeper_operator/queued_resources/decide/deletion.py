@@ -14,7 +14,7 @@ from stepkeeper_operator.queued_resources.decide.answers import error_kind, fold
 from stepkeeper_operator.queued_resources.decide.conditions import merge_conditions
 from stepkeeper_operator.queued_resources.decide.events import derive_events
 from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud
-from stepkeeper_operator.queued_resources.decide.problems import degraded, find_refused_cordons
+from stepkeeper_operator.queued_resources.decide.problems import degraded, find_refusals
 from stepkeeper_operator.queued_resources.decide.removal import Removal, begin_removal, plan_removal
 from stepkeeper_operator.queued_resources.decision import (
     Action,
@@ -99,11 +99,11 @@ def _describe(
     meta: ObjectMeta, status: QueuedResourceStatus, observed: Observed, removal: Removal, *, now: float
 ) -> QueuedResourceStatus:
     kinds = QueuedResourceConditionType
-    text = f"it is being deleted: {removal.waiting}"
+    text = f"it is being deleted: {removal.waiting}. What is applied now goes, too: apply it again once it is gone"
     findings = [
         Finding(type=kinds.ACTIVE, status=False, reason=_REASON, message=text),
         Finding(type=kinds.NODES_JOINED, status=False, reason=_REASON, message="it is being deleted"),
-        degraded((*_find_obstacles(meta, status, observed), *find_refused_cordons(observed))),
+        degraded((*_find_obstacles(meta, status, observed), *find_refusals(observed))),
     ]
     conditions = merge_conditions(meta, status.conditions, tuple(findings), now=now)
     return status.model_copy(update={"conditions": conditions, "observed_generation": meta.generation})

@@ -86,8 +86,9 @@ def _judge_gaps(resource: QueuedResource, gaps: list[_Gap], left_s: float) -> tu
         return Finding(type=_KIND, status=False, reason="Joining", message=what), left_s
     text = (
         f"{what}. They had {resource.spec.join_timeout_seconds} s. Look at the startup script's output on such a host "
-        "(gcloud compute tpus tpu-vm ssh, then journalctl -u google-startup-scripts and -u kubelet), at its join token,"
-        f" and at its labels: it needs {QUEUED_RESOURCE_UID_LABEL}={resource.metadata.uid} and {CLOUD_NODE_LABEL}"
+        "(gcloud compute tpus tpu-vm ssh, then journalctl -u google-startup-scripts, and -u kubelet or, on k3s, "
+        "-u k3s-agent), at its join token, and at its labels: it needs "
+        f"{QUEUED_RESOURCE_UID_LABEL}={resource.metadata.uid} and {CLOUD_NODE_LABEL}"
     )
     return Finding(type=_KIND, status=False, reason="JoinTimeout", message=text), None
 

@@ -11,7 +11,7 @@ from stepkeeper_operator.queued_resources.observed import Observed
 from stepkeeper_operator.queued_resources.request import wants_autocheckpoint
 from stepkeeper_operator.queued_resources.sight import Scene, Sight
 
-__all__ = ["degraded", "find_problems", "find_refused_cordons", "name_some"]
+__all__ = ["degraded", "find_problems", "find_refusals", "name_some"]
 
 _NAMED: Final = 3
 _SILENT_S: Final = 300
@@ -47,15 +47,32 @@ def name_some(names: list[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def find_refused_cordons(observed: Observed) -> tuple[Problem, ...]:
-    """Find the nodes that can't be cordoned though their machines are being removed."""
-    refused = [member for member in observed.members if member.refusal]
+def find_refusals(observed: Observed) -> tuple[Problem, ...]:
+    """Find the nodes that can't be cordoned or deleted though their machines are removed."""
+    return (*_find_refused_deletions(observed), *_find_refused_cordons(observed))
+
+
+def _find_refused_deletions(observed: Observed) -> tuple[Problem, ...]:
+    refused = [member for member in observed.members if member.deletion_refusal]
+    if not refused:
+        return ()
+    names = name_some([member.name for member in refused])
+    text = (
+        f"node {names} of this cluster can't be deleted: {refused[0].deletion_refusal}. The machines are gone, and "
+        "everything else waits for their Node objects: let the operator's account delete nodes, or correct the webhook "
+        f"that refuses it, and it goes on by itself; or delete them: kubectl delete node {refused[0].name}"
+    )
+    return (Problem(reason="NodeDeletionRefused", message=text),)
+
+
+def _find_refused_cordons(observed: Observed) -> tuple[Problem, ...]:
+    refused = [member for member in observed.members if member.cordon_refusal]
     if not refused:
         return ()
     text = (
-        f"{name_some([member.name for member in refused])} can't be cordoned: {refused[0].refusal}. The removal goes "
-        "on all the same, and pods that come to them lose their machines without having been told: let the operator's "
-        "account change nodes"
+        f"{name_some([member.name for member in refused])} can't be cordoned: {refused[0].cordon_refusal}. The removal "
+        "goes on all the same, and pods that come to them lose their machines without having been told: let the "
+        "operator's account change nodes"
     )
     return (Problem(reason="CordonRefused", message=text),)
 

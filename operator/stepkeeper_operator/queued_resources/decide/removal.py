@@ -23,7 +23,7 @@ from stepkeeper_operator.queued_resources.naming import make_labels, make_reques
 from stepkeeper_operator.queued_resources.observed import Observed, Verb
 from stepkeeper_operator.queued_resources.sight import Presence, Scene
 
-__all__ = ["Removal", "begin_removal", "delete_resource", "plan_removal"]
+__all__ = ["Removal", "begin_removal", "delete_nodes", "delete_resource", "plan_removal"]
 
 _DRAIN_LOOK_S: Final = 3.0
 _NODE_LOOK_S: Final = 1.0
@@ -66,9 +66,9 @@ def plan_removal(status: QueuedResourceStatus, scene: Scene) -> Removal:
     if rest is not None:
         return rest
     if observed.members:
-        actions = tuple(DeleteNode(member=member) for member in observed.members)
+        actions, look_s = delete_nodes(scene)
         names = name_some([member.name for member in observed.members])
-        return Removal(actions=actions, look_s=_NODE_LOOK_S, waiting=f"removes node {names} of the cluster")
+        return Removal(actions=actions, look_s=look_s, waiting=f"removes node {names} of the cluster")
     return Removal(done=True)
 
 
@@ -88,6 +88,14 @@ def delete_resource(
         version=ApiVersion.V2ALPHA1 if status.api_version == ApiVersion.V2ALPHA1 else ApiVersion.V2,
         adopted=bookkeeping.adopted,
     )
+
+
+def delete_nodes(scene: Scene) -> tuple[tuple[Action, ...], float]:
+    """Make the deletions of all Node objects, and the seconds until the next look: longer where some are refused."""
+    members = scene.observed.members
+    refused = any(member.deletion_refusal for member in members)
+    look_s = scene.settings.poll_fast_s if refused else _NODE_LOOK_S
+    return tuple(DeleteNode(member=member) for member in members), look_s
 
 
 def _plan_drain(status: QueuedResourceStatus, scene: Scene) -> Removal | None:

@@ -1,4 +1,9 @@
-"""Keep queued resources and nodes in memory: `CloudTPU` without a server. Time passes when `advance` is called."""
+"""Keep queued resources and nodes in memory: `CloudTPU` without a server. Time passes when `advance` is called.
+
+The API of tests/tpuapi is the service as its protos describe it; every test of what the service does has that one. This
+one has no rules: it takes any state, in any order, also those that the service shows nobody (a slice without its
+resource, a list that says otherwise than an answer by name), so that a decision can be tested on what can't be played.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -18,6 +23,8 @@ from stepkeeper_operator.cloud_tpu.cloud import (
     ErrorKind,
     Place,
 )
+from stepkeeper_operator.testing.cloud.nodes import make_node, show_node
+from stepkeeper_operator.testing.cloud.planned_faults import PlannedFaults
 
 __all__ = ["SmallCloud"]
 
@@ -31,11 +38,8 @@ _NEXT = {
 _WITH_NODES = {"PROVISIONING", "ACTIVE", "SUSPENDING", "SUSPENDED"}
 
 
-class SmallCloud(CloudTPU):
-    """Carry out requests at once and their consequences one `advance` at a time.
-
-    `faults` says what goes wrong with the next request of a verb, and whether it is carried out all the same.
-    """
+class SmallCloud(PlannedFaults, CloudTPU):
+    """Carry out requests at once and their consequences one `advance` at a time."""
 
     def __init__(self, clock: Callable[[], float], *, hosts_per_node: int = 1) -> None:
         self._clock = clock
@@ -43,9 +47,9 @@ class SmallCloud(CloudTPU):
         self._operations: dict[str, CloudOperationState] = {}
         self._answered: dict[str, str] = {}
         self._serial = 0
+        super().__init__()
         self.resources: dict[tuple[Place, str], CloudQueuedResource] = {}
         self.nodes: dict[tuple[Place, str], CloudNode] = {}
-        self.faults: dict[str, list[tuple[CloudTPUError, bool]]] = {}
         self.quota: int | None = None
         """Nodes that may exist or be asked for at once; None: any number."""
 
@@ -71,10 +75,6 @@ class SmallCloud(CloudTPU):
         self.operation_error: CloudTPUError | None = None
         """The error that operations end with."""
 
-        self.alpha_error: CloudTPUError | None = None
-        """The error that lists by v2alpha1 get; None: they are answered."""
-
-        self._list_fault: tuple[CloudTPUError, bool] | None = None
         self.on_request: Callable[[str, str], None] = lambda _verb, _id: None
         """Called for each request to create, delete and label, before it is carried out."""
 
@@ -92,7 +92,7 @@ class SmallCloud(CloudTPU):
     async def list_nodes(self, place: Place, version: ApiVersion) -> tuple[CloudNode, ...]:
         self._fail_list(version)
         nodes = [node for (at, _), node in self.nodes.items() if at == place and node.id not in self.unlisted]
-        return tuple(_show(node, version) for node in nodes)
+        return tuple(show_node(node, version) for node in nodes)
 
     @override
     async def get_queued_resource(
@@ -108,7 +108,7 @@ class SmallCloud(CloudTPU):
         self._fail("get")
         self._fail("get_node")
         node = self.nodes.get((place, node_id))
-        return None if node is None else _show(node, version)
+        return None if node is None else show_node(node, version)
 
     @override
     async def create_queued_resource(self, request: CloudRequest) -> str:
@@ -201,12 +201,6 @@ class SmallCloud(CloudTPU):
         self.resources[resource.place, resource.id] = resource
         self._update_nodes(resource)
 
-    def fail_next(
-        self, verb: str, kind: ErrorKind, code: str, message: str = "", *, carried_out: bool = False
-    ) -> None:
-        """Let the next request of a verb (list, get, get_node, operation, create, delete, label) get an error."""
-        self.faults.setdefault(verb, []).append((CloudTPUError(kind, code, message), carried_out))
-
     def _create(self, request: CloudRequest) -> str:
         if request.request_id in self._answered:
             return self._answered[request.request_id]
@@ -247,48 +241,9 @@ class SmallCloud(CloudTPU):
             if known is not None:
                 self.nodes[place, node_id] = replace(known, state=state)
                 continue
-            self.nodes[place, node_id] = CloudNode(
-                place=place,
-                id=node_id,
-                state=state,
-                n_hosts=self._hosts,
-                addresses=tuple(f"10.0.0.{index}" for index in range(self._hosts)),
-                labels=dict(resource.node.get("labels", {})),
-                queued_resource=resource.name,
-                autocheckpoint_enabled=bool(resource.node.get("autocheckpoint_enabled")),
-            )
+            self.nodes[place, node_id] = make_node(resource, node_id, state, n_hosts=self._hosts)
 
     def _remove(self, key: tuple[Place, str]) -> None:
         resource = self.resources.pop(key)
         for node_key in [k for k, node in self.nodes.items() if node.queued_resource == resource.name]:
             del self.nodes[node_key]
-
-    def _fail_list(self, version: ApiVersion) -> None:
-        """Let a fault of lists hit both versions: v2 is asked where v2alpha1 fails."""
-        if version is ApiVersion.V2ALPHA1:
-            if self.alpha_error is not None:
-                raise self.alpha_error
-            self._list_fault = self._take_fault("list")
-            fault = self._list_fault
-        else:
-            fault, self._list_fault = self._list_fault, None
-            if self.alpha_error is not None:
-                fault = self._take_fault("list")
-        if fault is not None:
-            raise fault[0]
-
-    def _fail(self, verb: str) -> None:
-        error = self._take_fault(verb)
-        if error is not None:
-            raise error[0]
-
-    def _take_fault(self, verb: str) -> tuple[CloudTPUError, bool] | None:
-        queue = self.faults.get(verb)
-        return queue.pop(0) if queue else None
-
-
-def _show(node: CloudNode, version: ApiVersion) -> CloudNode:
-    """Show the node as this version of the API does."""
-    if version is ApiVersion.V2ALPHA1:
-        return node
-    return replace(node, autocheckpoint_enabled=None, maintenance=None)

@@ -1,0 +1,85 @@
+"""Queue every object from time to time, and forget what is gone without a watch having told it."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import Final
+
+from stepkeeper_operator.cache.cache import Cache
+from stepkeeper_operator.cache.keys import ObjectKey
+from stepkeeper_operator.cache.kinds import WatchedKind
+from stepkeeper_operator.cache.sweep import forget_deleted_objects
+from stepkeeper_operator.cluster import Cluster
+from stepkeeper_operator.errors import ApiError
+
+__all__ = ["Resync"]
+
+_log = logging.getLogger(__name__)
+
+_RELIST_BURST_S: Final = 2.0
+"""Listed objects arrive one by one, and one kind after the other."""
+
+
+class Resync:
+    """Look at everything once in a period, and for what is gone after each list."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        cache: Cache,
+        kinds: Iterable[WatchedKind],
+        enqueue: Callable[[ObjectKey, float], None],
+        relisted: asyncio.Event,
+        period_s: float,
+    ) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._kinds = tuple(kinds)
+        self._enqueue = enqueue
+        self._relisted = relisted
+        self._period_s = period_s
+
+    async def run(self, reconciled: Collection[str], *, until: Callable[[], Awaitable[bool]]) -> None:
+        """Look again and again until `until`, which is asked once in a period, answers True.
+
+        Args:
+            reconciled: The kinds whose objects are queued, spread over the period.
+            until: Tells that the watches have to be started anew.
+
+        """
+        while True:
+            try:
+                async with asyncio.timeout(self._period_s):
+                    await self._sweep_after_relists()
+            except TimeoutError:
+                _log.debug("resync")
+                if await until():
+                    return
+            await self.sweep()
+            for key in (key for kind in reconciled for key in self._cache.list_keys(kind)):
+                self._enqueue(key, random.uniform(0, self._period_s / 2))  # noqa: S311  # no secret
+
+    async def _sweep_after_relists(self) -> None:
+        while True:
+            await self._relisted.wait()
+            await asyncio.sleep(_RELIST_BURST_S)
+            self._relisted.clear()
+            if not await self.sweep():
+                self._relisted.set()
+
+    async def sweep(self) -> bool:
+        """Forget what is gone of each kind. Return False if one can't be listed now."""
+        complete = True
+        for kind in self._kinds:
+            try:
+                concerned = await forget_deleted_objects(self._cluster, self._cache, kind)
+            except ApiError as error:
+                extra = {"kind": kind.resource.kind, "error": str(error)}
+                _log.warning("cannot look for objects that are gone", extra=extra)
+                complete = False
+                continue
+            for key in concerned:
+                self._enqueue(key, 0.0)
+        return complete

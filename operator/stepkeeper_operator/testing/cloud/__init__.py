@@ -1,0 +1,1 @@
+"""A cloud in memory."""
