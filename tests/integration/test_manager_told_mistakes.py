@@ -31,6 +31,7 @@ STALE: dict[str, tuple[Any, str]] = {
     "a step": ({"w": 1.5, "step": 0}, r"^step in the state was 0 in the saves of step 1 to 3,.*lambda"),
     "a deep one": ({"trainer": {"global_step": 7, "lr": 0.1}}, r"^trainer\.global_step in the state was 7"),
     "tokens": ({"consumed_tokens": 0.0}, "consumed_tokens"),
+    "updates": ({"updates": 0}, "^updates in the state was 0"),
     "one in a Whole": ({"t": Whole({"iteration": 3})}, r"t\.iteration"),
     "a rank's own": ({"t": PerRank({"samples_seen": 3})}, r"t\.samples_seen"),
     "a generator of Python": ({"python_rng": random.getstate()}, r"python_rng .* RandomState\(\)"),

@@ -40,19 +40,19 @@ def find_resizable(state: Mapping[str, object], flat: FlatState) -> dict[str, Re
         state: the nested state from which `flat` was made.
         flat: the flat state.
     """
-    found = {join_path(each.path): each for each in _walk_state(state)}
+    found = list_resizable(state)
     for name in flat.wholes:
         found[name] = Resizable(path=flat.paths[name], length=None)
     return found
 
 
-def list_resizable(state: Mapping[str, object]) -> list[str]:
-    """List the names of a state's lists of plain values and empty dicts; see `find_resizable`.
+def list_resizable(state: Mapping[str, object]) -> dict[str, Resizable]:
+    """List a state's lists of plain values and empty dicts by name; see `find_resizable`.
 
     Raises:
         UnsupportedValueError: the state holds itself, or the same containers again and again.
     """
-    return [join_path(each.path) for each in _walk_state(state)]
+    return {join_path(each.path): each for each in _walk_state(state)}
 
 
 def _walk_state(state: Mapping[str, object]) -> Iterator[Resizable]:

@@ -32,7 +32,7 @@ from stepkeeper.save.report import SaveClock, SaveReport, SaveState
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.share_limit import ShareSpeed
 from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker
-from stepkeeper.save.state_watch import StateWatch
+from stepkeeper.save.watch.state_watch import StateWatch
 from stepkeeper.save.worker import Worker
 
 __all__ = ["SaveEnd", "SavePipeline"]
@@ -74,7 +74,7 @@ class SavePipeline:
         on_end: Callable[[SaveEnd], None],
         waits: Waits | None = None,
     ) -> None:
-        self.state_watch: Final = StateWatch(speaks=rank_group.rank == 0)
+        self.state_watch: Final = StateWatch(rank_group.ranks)
         self._waits = waits or Waits()
         self._companion = companion
         self._rank_group = rank_group
@@ -108,7 +108,8 @@ class SavePipeline:
             return
         self._prepared = True
         size_bytes = self._snapshots.prepare(state)
-        self.state_watch.note_names(state, self._snapshots.names)
+        if self._snapshots.plan is not None:
+            self.state_watch.note_prepared(state, self._snapshots.plan)
         region = self._free_regions[-1]
         region.reserve(size_bytes)
         self._transfers.submit(region.populate, size_bytes)

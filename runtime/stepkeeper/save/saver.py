@@ -25,7 +25,7 @@ from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.pipeline import SaveEnd, SavePipeline
 from stepkeeper.save.report import SaveClock, SaveReport
 from stepkeeper.save.request import SaveRequest
-from stepkeeper.save.state_watch import StateWatch
+from stepkeeper.save.watch.state_watch import StateWatch
 from stepkeeper.storage import Store
 from stepkeeper_planners.loading.selection import LoadRules
 

@@ -1,32 +1,24 @@
 """Remember the last finished step until it is saved: a training that ends well saves it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Final
 
-import torch
-
-from stepkeeper.save.given_state import is_function
 from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.watch.state_marks import StateMarks
 
 __all__ = ["EndOfRank", "LastStep", "judge_last_step"]
-
-_PARAMETERS: Final = 4
-"""The number of parameters of a module that are looked at. Any step of an optimizer changes all that it trains."""
 
 
 class LastStep:
     """Hold the request of the last finished step, and notice if its state has changed since.
 
     The state is the training's own, and isn't copied. A step that was trained after it, but not finished, or weights
-    that were loaded for an evaluation, would be saved under the wrong number. So some of the tensors are compared:
-    each counts the changes to it. Nothing is computed, and the network isn't used.
+    that were loaded for an evaluation, would be saved under the wrong number. So some of the tensors are compared.
     """
 
     def __init__(self) -> None:
         self._request: SaveRequest | None = None
-        self._marks: tuple[object, ...] = ()
+        self._marks: StateMarks | None = None
 
     @property
     def request(self) -> SaveRequest | None:
@@ -35,16 +27,18 @@ class LastStep:
 
     @property
     def has_changed(self) -> bool:
-        """True if the state isn't that of the step any more. Of a function's state that isn't known."""
-        return self._request is not None and self._marks != tuple(_marks(self._request))
+        """True if the state isn't that of the step any more."""
+        if self._request is None or self._marks is None:
+            return False
+        return StateMarks.of(self._request.state).differ_from(self._marks)
 
     def note_finished(self, request: SaveRequest) -> None:
         """Note that `request` is the last step that was finished."""
-        self._request, self._marks = request, tuple(_marks(request))
+        self._request, self._marks = request, StateMarks.of(request.state)
 
     def forget(self) -> None:
         """Forget the step: it is being saved, or another state was restored."""
-        self._request, self._marks = None, ()
+        self._request, self._marks = None, None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,27 +74,3 @@ def judge_last_step(ends: Sequence[EndOfRank]) -> tuple[bool, str | None]:
             "change of each step, or save the last step where it is finished (total_steps=)"
         )
     return True, None
-
-
-def _marks(request: SaveRequest) -> Iterator[object]:
-    state: Any = request.state
-    if is_function(state):
-        return
-    for value in state.values() if isinstance(state, Mapping) else (state,):
-        for tensor in _few_tensors(value):
-            # Tensors of inference mode count no changes.
-            yield id(tensor), tensor.dtype, None if tensor.is_inference() else tensor._version  # noqa: SLF001
-
-
-def _few_tensors(value: object) -> Iterator[torch.Tensor]:
-    match value:
-        case torch.Tensor():
-            yield value
-        case torch.nn.Module():
-            yield from islice(value.parameters(), _PARAMETERS)
-        case torch.optim.Optimizer():
-            for group in value.param_groups:
-                yield from group["params"][:1]
-                yield from group["params"][-1:]
-        case _:
-            return

@@ -34,6 +34,18 @@ def state_on(mesh_shape: tuple[int, ...] | None, seed: int) -> dict[str, Any]:
     return {"layer": {"cut": cut, "whole": whole}}
 
 
+def padded_on(axis: int, seed: int) -> dict[str, Any]:
+    """Make a tensor that is cut along this axis into parts that can't all be of one size."""
+    torch.manual_seed(seed)
+    cut, whole = torch.randn(63, 127).to("xla"), torch.randn(63).to("xla")
+    xs.mark_sharding(
+        cut, xs.Mesh(np.arange(4), (4,)), tuple(0 if each == axis else None for each in range(2))
+    )
+    torch_xla.sync()
+    xm.wait_device_ops()
+    return {"layer": {"cut": cut, "whole": whole}}
+
+
 def numbers(state: dict[str, Any]) -> list[Any]:
     return [tensor.cpu().tolist() for tensor in state["layer"].values()]
 
@@ -49,8 +61,13 @@ def moved(folder: Path) -> dict[str, Any]:
         ("apart", None, (1, 4)),
         ("together", (1, 4), None),
         ("onto another mesh", (2, 2), (4, 1)),
+        ("onto the mesh transposed", (1, 4), (4, 1)),
+        ("cut along the other axis", "padded", "padded"),
     ):
-        saved, loaded = state_on(source, 1), state_on(target, 2)
+        if isinstance(source, str) or isinstance(target, str):
+            saved, loaded = padded_on(0, 1), padded_on(1, 2)
+        else:
+            saved, loaded = state_on(source, 1), state_on(target, 2)
         assert numbers(saved) != numbers(loaded)
         planners = (
             DefaultSavePlanner() if source is None else xc.SPMDSavePlanner(),

@@ -231,7 +231,7 @@ def test_the_same_containers_again_and_again_are_refused_before_they_are_searche
     plain: Any = [{}]
     for _ in range(60):
         plain = [plain, plain]
-    assert list_resizable({"a": plain}) == ["a"]
+    assert list(list_resizable({"a": plain})) == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,16 @@ def test_a_log_is_opened_with_as_many_requests_as_that(n_commits: int) -> None:
 
 
 @pytest.mark.long
-def test_half_a_million_slots_are_found_in_two_pages() -> None:
-    bucket, pages = bucket_of(100_000), []
-    store = MemoryStore(bucket, hook=lambda moment, *_: pages.append(moment))
+def test_a_hundred_thousand_commits_are_opened_with_less_than_twenty_requests() -> None:
+    bucket = bucket_of(100_000)
+    asked: list[tuple[str, str]] = []
+    store = MemoryStore(bucket, hook=lambda moment, operation, _: asked.append((moment, operation)))
     assert find_tail(store, DEFAULT_PATIENCE) == 100_000
-    assert len(pages) == 4
+    assert len(asked) == 4, "two pages"
+    asked.clear()
+    state = Log(store).open()
+    assert (state.tail, len(state.line)) == (100_000, 100_000)
+    requests = [operation for moment, operation in asked if moment == "before"]
+    assert requests.count("read") == n_reads(100_000)
+    assert requests.count("list") == 2
+    assert len(requests) < 20

@@ -45,6 +45,9 @@ class SnapshotPlan:
     names: frozenset[str]
     """The names of everything in the state, of all ranks' shares."""
 
+    per_rank: frozenset[str]
+    """Those of what each rank has of its own."""
+
     tensor_bytes: int
     """Size in the region of all `orders`."""
 
@@ -139,6 +142,7 @@ def plan_snapshot(flat: FlatState, value_bytes: Mapping[str, int], *, ranks: Ran
         writes=plan.tensors,
         values=plan.values,
         names=frozenset((*flat.paths, *flat.per_rank)),
+        per_rank=frozenset(flat.per_rank),
         tensor_bytes=tensor_bytes,
         clones=clones,
         left_open=tuple(fqn for fqn, text in shardings.items() if not text),

@@ -116,8 +116,8 @@ class SnapshotTaker:
             partial(plan_snapshot, ranks=ranks), large_value_bytes=large_value_bytes
         )
         self._copies = device.DeviceCopies(device_budget_bytes, waits)
-        self.names: frozenset[str] = frozenset()
-        """The names in the last state that was looked up."""
+        self.plan: SnapshotPlan | None = None
+        """The plan of the last state that was looked up."""
 
     def prepare(self, state: Mapping[str, object]) -> int:
         """Compile what a snapshot of `state` needs, and return how many bytes of a region it takes.
@@ -189,7 +189,7 @@ class SnapshotTaker:
 
     def _look_up(self, state: Mapping[str, object]) -> LookUpResult[SnapshotPlan]:
         found = self._structures.look_up(state)
-        self.names = found.derived.names
+        self.plan = found.derived
         check_not_empty(found.flat.tensors, found.flat.values, found.flat.per_rank)
         return found
 

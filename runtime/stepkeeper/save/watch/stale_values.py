@@ -12,19 +12,20 @@ from stepkeeper_planners.state.per_rank import PerRank
 from stepkeeper_planners.state.tree import Path, is_stateful, join_path
 from stepkeeper_planners.state.whole import Whole
 
-__all__ = ["StaleValues"]
+__all__ = ["StaleValues", "is_counter"]
 
 _SAVES: Final = 3
 """A value is stale if it is the same in so many saves of different steps."""
 
 _COUNTER: Final = re.compile(
-    r"it|global_steps"
-    r"|((global|current|cur|train|training)_)?(step|iter|iteration)(_(num|number|idx|index|count))?"
-    r"|((n|num)_)?(steps|batches|samples|tokens|examples)_(seen|done|consumed|processed|trained)"
-    r"|(seen|consumed|processed|trained)_(steps|batches|samples|tokens|examples)"
+    r"it|global_steps|updates"
+    r"|((global|current|cur|train|training)_)?(step|iter|iteration|update)(_(num|number|idx|index|count))?"
+    r"|(n|num)_updates"
+    r"|((n|num)_)?(steps|updates|batches|samples|tokens|examples)_(seen|done|consumed|processed|trained)"
+    r"|(seen|consumed|processed|trained)_(steps|updates|batches|samples|tokens|examples)"
 )
-"""Names of numbers that count on with the training. Not `n_steps` or `steps`, which are its length, nor `epoch`, which
-may stay the same for a thousand saves."""
+"""Names of numbers that each step changes. Not `n_steps` or `steps`, which are its length, nor `epoch`, which may stay
+the same for a thousand saves: see `ForgottenValues`."""
 
 _RANDOM: Final = re.compile(r"(.*_)?(rng|random|rng_state|random_state|rng_states|random_states)")
 """Names of the states of random number generators."""
@@ -93,8 +94,13 @@ def _find_watched(node: Any, path: Path, *, is_random: bool) -> Iterator[tuple[P
     elif is_random:
         if isinstance(node, tuple) or (isinstance(node, torch.Tensor) and node.dtype == torch.uint8):
             yield path, _Watched(is_random=True)
-    elif _is_number(node) and _COUNTER.fullmatch(str(path[-1]).lower()):
+    elif _is_number(node) and is_counter(path[-1]):
         yield path, _Watched(is_random=False)
+
+
+def is_counter(name: object) -> bool:
+    """Return True if each step changes a number of this name."""
+    return _COUNTER.fullmatch(str(name).lower()) is not None
 
 
 def _is_number(value: object) -> bool:

@@ -1,0 +1,147 @@
+"""Tell, when a state is saved, what would surprise the next start: what its restore would refuse, and stale values."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from stepkeeper.loggers import logger
+from stepkeeper.save.snapshot.plan import SnapshotPlan
+from stepkeeper.save.watch.forgotten_values import ForgottenValues
+from stepkeeper.save.watch.next_start import Outline, foresee
+from stepkeeper.save.watch.stale_values import StaleValues
+from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.loading.differences import Differences
+from stepkeeper_planners.state.resizable import Resizable, find_resizable, list_resizable
+from stepkeeper_planners.state.tree import flatten_state
+
+__all__ = ["StateWatch"]
+
+_log: Final = logger(__name__)
+_SHOWN: Final = 6
+_MOMENTS: Final = re.compile(r"(^|\.)state\.\d+\.")
+"""Matches the names of an optimizer's per-parameter state."""
+
+_CHANGES: Final = 3
+"""After so many saves with other list items each, the cost of that is told."""
+
+
+class StateWatch:
+    """Watch the states of this process's saves, and log what is likely a mistake: each once.
+
+    The next start probably gives its restore the same state as this start. So what that would refuse is told at the
+    save, and not by the error of that restore.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        """Watch.
+
+        Args:
+            ranks: This rank, and how many there are. Rank 0 alone logs: all have the same names.
+
+        """
+        self._ranks = ranks
+        self._speaks = ranks.rank == 0
+        self._start: Outline | None = None
+        self._resizable: Mapping[str, Resizable] | None = None
+        self._plan: SnapshotPlan | None = None
+        self._changes = 0
+        self._told: set[str] = set()
+        """The containers of the entries that were told of."""
+
+        self._stale_values = StaleValues()
+        self._forgotten_values = ForgottenValues()
+
+    def note_target(self, state: Mapping[str, object]) -> None:
+        """Note that a restore of a whole commit is about to fill `state`. Nothing in it is called."""
+        self._start, self._resizable = None, list_resizable(state)
+
+    def note_unfilled(self, state: Mapping[str, object]) -> None:
+        """Note `state`, which would have been filled if there had been a commit.
+
+        Ranks: all ranks call this, as state_dict() may be collective.
+        """
+        try:
+            flat = flatten_state(state)
+            self._start, self._resizable = Outline.of_state(flat), find_resizable(state, flat)
+        except Exception as error:  # the training can go on; the next restore would raise it
+            if self._speaks:
+                _log.warning(
+                    "the state can't be read before the first step, and the restore of a next start would fail there: "
+                    "%r",
+                    error,
+                )
+
+    def note_prepared(self, state: Mapping[str, object], plan: SnapshotPlan) -> None:
+        """Note the state that saves are prepared for, unless that at the start is known."""
+        if self._resizable is None:
+            self._resizable = list_resizable(state)
+        if self._start is None:
+            self._start = Outline.of_plan(plan)
+
+    def check_save(self, step: int, state: Mapping[str, object], plan: SnapshotPlan) -> None:
+        """Compare a state that is being saved with the start, and with the saves before."""
+        if not self._speaks:
+            return
+        for told in (
+            self._stale_values.find_stale(step, state),
+            self._forgotten_values.find_forgotten(step, state),
+        ):
+            if told is not None:
+                _log.warning("%s", told, extra={"step": step})
+        if plan is not self._plan:
+            self._plan = plan
+            self.note_prepared(state, plan)
+            self._check_entries(step, Outline.of_plan(plan))
+
+    def _check_entries(self, step: int, saved: Outline) -> None:
+        assert self._start is not None
+        assert self._resizable is not None
+        found = foresee(self._start, self._resizable, saved, self._ranks)
+        if found:
+            self._tell(step, found)
+        elif self._start.names != saved.names:
+            self._changes += 1
+            if self._changes == _CHANGES:
+                _log.info(
+                    "lists or dicts in the state are stored item by item, and have other items in each save, which is "
+                    "then planned anew. Whole(...) around one makes one value of it",
+                    extra={"step": step},
+                )
+
+    def _tell(self, step: int, found: Differences) -> None:
+        """Tell of what is below other containers than what was told before."""
+        below = {
+            name: name.rpartition(".")[0] or name
+            for name in (*found.unexpected, *found.missing, *found.mismatched)
+        }
+        if self._told.issuperset(below.values()):
+            return
+        self._told.update(below.values())
+        _log.warning("%s", _describe(step, found), extra={"step": step})
+
+
+def _describe(step: int, found: Differences) -> str:
+    changed = [f"{name}: {reason}" for name, reason in found.mismatched.items()]
+    parts = [
+        f"{what}: {', '.join(names[:_SHOWN])}{f', … ({len(names)})' if len(names) > _SHOWN else ''}."
+        for what, names in (("new", found.unexpected), ("gone", found.missing), ("changed", changed))
+        if names
+    ]
+    what = "names" if found.unexpected or found.missing else "kinds or shapes"
+    return (
+        f"step {step} is saved with other {what} than the state had at the start of this process ({' '.join(parts)}) "
+        "If the next start gives the state as this one did, its restore will refuse the commit. "
+        f"{_advise(found.unexpected)}"
+    )
+
+
+def _advise(new: Sequence[str]) -> str:
+    if any(map(_MOMENTS.search, new)):
+        return (
+            "prime_optimizer(optimizer) before restore_latest makes the state that an optimizer has from its first "
+            "step on."
+        )
+    return (
+        "Put what gets or loses entries, or becomes another kind of value, into Whole(...), or into PerRank(...) if it "
+        "differs between ranks."
+    )
