@@ -19,12 +19,14 @@ TRAINING = ROOT / "examples" / "text_lm"
 _REPORT_INTERVAL_S = 2
 
 
-def furnish(cluster: Cluster, *, chart_values: Mapping[str, int | str] | None = None) -> None:
-    """Install the operator, with these values too, and load the trainer's image."""
+def furnish(
+    cluster: Cluster, *, chart_values: Mapping[str, int | str] | None = None, image: str | None = None
+) -> None:
+    """Install the operator, with these values too, and load the trainer's image, under another name if one is given."""
     began_s = time.monotonic()
     images.build_wheel()
     with ThreadPoolExecutor() as executor:
-        trainer = executor.submit(cluster.load_trainer_image, TRAINING)
+        trainer = executor.submit(cluster.load_trainer_image, TRAINING, name=image)
         install_operator(cluster, more=chart_values, reportIntervalSeconds=_REPORT_INTERVAL_S)
         trainer.result()
     # How the library finds storage that isn't Google's: in the pods by this ConfigMap, here by the variable.

@@ -1,5 +1,6 @@
 """The demo: a training on a real cluster is preempted, its node loses power, and it comes to its end all the same."""
 
+import json
 import os
 import time
 from typing import Any
@@ -7,17 +8,19 @@ from typing import Any
 import yaml
 
 from demo.director import Act, Director, midway
-from demo.furnishing import ROOT
+from demo.furnishing import ROOT, TRAINING
 from demo.kubectl import Kubectl
 from demo.performance import describe_attempts, judge, perform
 from demo.picture import draw
-from demo.stage import JOB_FILE, open_stage
+from demo.stage import open_stage
 from demo.story import Story, broken_claims, lost_steps
 from demo.watch import Watch
 from stepcluster.api import Cluster
+from stepcluster.overlay import for_test_cluster
 
 __all__ = ["main"]
 
+_JOB_FILE = TRAINING / "job.yaml"
 _PICTURES = (ROOT / "out" / "demo.png", ROOT / "out" / "demo.svg")
 _QUIET_S = 240
 """A slow machine takes its time; one on which nothing moves for so long is stuck."""
@@ -30,18 +33,19 @@ def main() -> int:
 
 
 def _play() -> int:
-    with open_stage(keep=bool(os.environ.get("KEEP"))) as cluster:
-        return _play_on(cluster)
+    job = for_test_cluster(yaml.safe_load(_JOB_FILE.read_text(encoding="utf-8")))
+    (trainer,) = job["spec"]["template"]["spec"]["containers"]
+    with open_stage(image=trainer["image"], keep=bool(os.environ.get("KEEP"))) as cluster:
+        return _play_on(cluster, job)
 
 
-def _play_on(cluster: Cluster) -> int:
-    job = yaml.safe_load(JOB_FILE.read_text(encoding="utf-8"))
+def _play_on(cluster: Cluster, job: dict[str, Any]) -> int:
     name, spec = job["metadata"]["name"], job["spec"]
     kubectl = Kubectl(environment=cluster.environment)
     began_s = time.time()
-    kubectl.run("apply", "-f", str(JOB_FILE))
+    kubectl.run("apply", "-f", "-", stdin=json.dumps(job))
     director = Director(acts=_acts(cluster, spec), total_steps=spec["totalSteps"], started_unix_s=began_s)
-    director.tell(f"kubectl apply -f {JOB_FILE.relative_to(ROOT)}")
+    director.tell(f"kubectl apply -f {_JOB_FILE.relative_to(ROOT)}, with this cluster's bucket and torch")
     with Watch(kubectl, job=name, uri=spec["checkpoint"]["uri"]) as watch:
         story = director.follow(watch.events, quiet_s=_QUIET_S)
     return _show(story, kubectl, name)

@@ -4,19 +4,17 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from demo.furnishing import TRAINING, furnish, say
+from demo.furnishing import furnish, say
 from stepcluster.api import Cluster, cluster_up
 
-__all__ = ["JOB_FILE", "open_stage"]
-
-JOB_FILE = TRAINING / "job.yaml"
+__all__ = ["open_stage"]
 
 _NAME = "demo"
 
 
 @contextlib.contextmanager
-def open_stage(*, keep: bool) -> Iterator[Cluster]:
-    """Start a cluster with the operator installed and the trainer's image on its nodes, and take it down afterwards.
+def open_stage(*, image: str, keep: bool) -> Iterator[Cluster]:
+    """Start a cluster with the operator and an image of the trainer under this name, and take it down afterwards.
 
     With `keep` it goes on running, and a message says how to use it and how to end it.
     """
@@ -25,7 +23,7 @@ def open_stage(*, keep: bool) -> Iterator[Cluster]:
     with cluster_up(_NAME, keep=keep) as cluster:
         say(f"cluster ready after {time.monotonic() - began_s:.0f} s")
         say("a node is given up after 20 s of silence here and its pods 5 s later; elsewhere that is minutes")
-        furnish(cluster)
+        furnish(cluster, image=image)
         yield cluster
     if keep:
         say(f'the cluster goes on: eval "$(.venv/bin/python -m stepcluster env --name {_NAME})"')

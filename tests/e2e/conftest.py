@@ -49,8 +49,8 @@ def operator(cluster: Cluster) -> Cluster:
 
 @pytest.fixture(scope="session")
 def trainer_image(cluster: Cluster) -> str:
-    """Name of the image of examples/text_lm, which is on the TPU nodes."""
-    return cluster.load_trainer_image(ROOT / "examples" / "text_lm")
+    """Name of the image of examples/text_lm, as its manifest has it, which is on the TPU nodes."""
+    return cluster.load_trainer_image(ROOT / "examples" / "text_lm", name="my-registry/text-lm:1")
 
 
 @pytest.fixture
@@ -88,6 +88,6 @@ def resources(cluster: Cluster, tpu_cloud: RemoteTpu) -> Iterator[QueuedResource
 def _stop_abandoned() -> None:
     """No cluster of a session that was killed is left."""
     for name in state.names():
-        pid = name.removeprefix("test-")
-        if pid != name and pid.isdigit() and not Path("/proc", pid).exists():
+        kind, _, pid = name.partition("-")
+        if kind in {"test", "slice"} and pid.isdigit() and not Path("/proc", pid).exists():
             lifecycle.stop(name)

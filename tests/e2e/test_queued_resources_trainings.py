@@ -14,6 +14,7 @@ from demo.kubectl import Kubectl
 from demo.watch import PodStarted, StepPrinted, Watch
 from demo_tpu.undisturbed import UndisturbedRun
 from stepcluster.api import Cluster
+from stepcluster.overlay import for_test_cluster
 from stepcluster.vms.queued_resources import (
     PATIENCE_S,
     V5E,
@@ -110,7 +111,7 @@ class Training:
 
     def _describe(self, resource: str, pause_s: float) -> dict[str, Any]:
         """Return the example's job, on the machines of a resource. Only what is asked for and told saves it."""
-        job: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "text_lm" / "job.yaml").read_text())
+        job = for_test_cluster(yaml.safe_load((ROOT / "examples" / "text_lm" / "job.yaml").read_text()))
         job["metadata"]["name"] = self.job.name
         spec = job["spec"]
         spec["placement"] = {

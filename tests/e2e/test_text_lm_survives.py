@@ -17,6 +17,7 @@ from demo.story import Story, broken_claims, lost_steps
 from demo.watch import Watch
 from demo_tpu.undisturbed import UndisturbedRun
 from stepcluster.api import Cluster
+from stepcluster.overlay import for_test_cluster
 from stepkeeper.log import Log, LogState
 from stepkeeper.storage import open_store
 
@@ -39,7 +40,7 @@ def site(operator: Cluster, trainer_image: str, object_storage: None) -> Cluster
 
 def manifest(name: str, n_steps: int) -> dict[str, Any]:
     """The example's own manifest, under another name and with fewer steps."""
-    job: dict[str, Any] = yaml.safe_load(JOB_FILE.read_text())
+    job = for_test_cluster(yaml.safe_load(JOB_FILE.read_text()))
     job["metadata"]["name"] = name
     spec = job["spec"]
     spec["totalSteps"] = n_steps

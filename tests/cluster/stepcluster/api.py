@@ -179,7 +179,9 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster_up(name: str = "dev", *, n_tpu_nodes: int = 2, keep: bool = False) -> Iterator[Cluster]:
+def cluster_up(
+    name: str = "dev", *, n_tpu_nodes: int = 2, topology: str = "2x2", keep: bool = False
+) -> Iterator[Cluster]:
     """Start a cluster and take it down at the end of the block, also on Ctrl-C, unless `keep` is set.
 
     Raises:
@@ -187,7 +189,7 @@ def cluster_up(name: str = "dev", *, n_tpu_nodes: int = 2, keep: bool = False) -
         ClusterExistsError: One of this name is running.
         StartError: A part of it doesn't come up.
     """
-    cluster = start(name, n_tpu_nodes=n_tpu_nodes)
+    cluster = start(name, n_tpu_nodes=n_tpu_nodes, topology=topology)
     try:
         yield cluster
     finally:
@@ -197,7 +199,8 @@ def cluster_up(name: str = "dev", *, n_tpu_nodes: int = 2, keep: bool = False) -
                 cluster.down()
 
 
-def start(name: str, *, n_tpu_nodes: int = 2) -> Cluster:
+def start(name: str, *, n_tpu_nodes: int = 2, topology: str = "2x2") -> Cluster:
     """Start a cluster whose pods find this Python's packages, torch among them, at TORCH_HOST_PATH."""
     torch_folder = Path(sysconfig.get_path("purelib"))
-    return Cluster(lifecycle.start(name, n_tpu_nodes=n_tpu_nodes, torch_folder=torch_folder))
+    parts = lifecycle.start(name, n_tpu_nodes=n_tpu_nodes, topology=topology, torch_folder=torch_folder)
+    return Cluster(parts)

@@ -29,7 +29,9 @@ from stepcluster.parts import Parts
 READY_TIMEOUT_S = 90.0
 
 
-def start(name: str, *, n_tpu_nodes: int = 2, torch_folder: Path | None = None) -> Parts:
+def start(
+    name: str, *, n_tpu_nodes: int = 2, topology: str = "2x2", torch_folder: Path | None = None
+) -> Parts:
     """Start a cluster, and wait until its nodes are Ready, names resolve, JobSets run and the storage answers.
 
     If that fails, or on Ctrl-C, nothing of it is left. A crashed cluster of this name is cleaned up first.
@@ -51,7 +53,7 @@ def start(name: str, *, n_tpu_nodes: int = 2, torch_folder: Path | None = None) 
             )
         _clean_crashed(name)
         try:
-            return _start(name, programs, choose_nodes(n_tpu_nodes), torch_folder)
+            return _start(name, programs, choose_nodes(n_tpu_nodes, topology), torch_folder)
         except BaseException:
             # Ctrl-C too: whoever started it half wants nothing of it.
             _remove(name)

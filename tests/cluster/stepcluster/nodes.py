@@ -27,11 +27,11 @@ TPU_TAINTS = (
 )
 TPU_LABELS = {
     "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
-    "cloud.google.com/gke-tpu-topology": "2x2",
     "cloud.google.com/gke-spot": "true",
     "cloud.google.com/gke-nodepool": "tpu-v5e-spot",
 }
 TPU_CHIPS = 4
+TOPOLOGY_LABEL = "cloud.google.com/gke-tpu-topology"
 SYSTEM_NODE = "system"
 
 
@@ -43,6 +43,8 @@ class Node:
     number: int
     """Place in the cluster: says which addresses its pods get and which ports its kubelet has."""
     tpu_chips: int = 0
+    topology: str = ""
+    """Of the slice that its chips are part of."""
     is_vm: bool = False
     """True if it came while the cluster ran, and joins by its startup script, which says its labels and taints."""
 
@@ -50,7 +52,9 @@ class Node:
     def labels(self) -> dict[str, str]:
         if self.is_vm:
             return {}
-        return TPU_LABELS if self.tpu_chips else {"cloud.google.com/gke-nodepool": "system"}
+        if self.tpu_chips:
+            return TPU_LABELS | {TOPOLOGY_LABEL: self.topology}
+        return {"cloud.google.com/gke-nodepool": "system"}
 
     @property
     def taints(self) -> Sequence[dict[str, str]]:
@@ -62,9 +66,9 @@ def vm_folder(layout: Layout, name: str) -> Path:
     return layout.node_folder(name) / "vm"
 
 
-def choose_nodes(n_tpu: int) -> tuple[Node, ...]:
-    """Return the system node and `n_tpu` TPU nodes."""
-    tpus = (Node(name=f"tpu-{i}", number=i + 1, tpu_chips=TPU_CHIPS) for i in range(n_tpu))
+def choose_nodes(n_tpu: int, topology: str) -> tuple[Node, ...]:
+    """Return the system node and `n_tpu` TPU nodes, of slices of this topology."""
+    tpus = (Node(name=f"tpu-{i}", number=i + 1, tpu_chips=TPU_CHIPS, topology=topology) for i in range(n_tpu))
     return (Node(name=SYSTEM_NODE, number=0), *tpus)
 
 

@@ -114,10 +114,18 @@ def image_manifest(config: bytes, layers: Sequence[Layer]) -> dict[str, object]:
     }
 
 
+def full_name(name: str) -> str:
+    """Return an image's name as nodes look it up, which take a name without a registry for one of docker.io."""
+    registry, slash, _ = name.partition("/")
+    if slash and ("." in registry or ":" in registry or registry == "localhost"):
+        return name
+    return f"docker.io/{name}" if slash else f"docker.io/library/{name}"
+
+
 def image_index(manifest: bytes, name: str) -> dict[str, object]:
     """Return the archive's index: one manifest, under the name that a pod's `image` gives."""
     annotations = {
-        "io.containerd.image.name": name,
+        "io.containerd.image.name": full_name(name),
         "org.opencontainers.image.ref.name": name.rpartition(":")[2],
     }
     return {

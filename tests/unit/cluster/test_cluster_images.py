@@ -5,6 +5,9 @@ import json
 import tarfile
 from pathlib import Path
 
+import pytest
+
+from stepcluster import ociimage
 from stepcluster.ociimage import Entry, Settings, tree, write_image, write_layer
 from stepcluster.rootfs import library_entries, parse_ldd
 
@@ -79,3 +82,17 @@ def test_libraries_go_where_the_image_s_linker_looks(tmp_path: Path) -> None:
         "usr/lib/x86_64-linux-gnu/libc.so.6",
         "usr/lib64/ld-linux-x86-64.so.2",
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "looked_up"),
+    [
+        ("localhost/stepkeeper-trainer:dev", "localhost/stepkeeper-trainer:dev"),
+        ("registry:5000/a/b:1", "registry:5000/a/b:1"),
+        ("europe-docker.pkg.dev/p/r/i:1", "europe-docker.pkg.dev/p/r/i:1"),
+        ("my-registry/my-trainer:1", "docker.io/my-registry/my-trainer:1"),
+        ("busybox:1", "docker.io/library/busybox:1"),
+    ],
+)
+def test_an_image_has_the_name_that_a_node_looks_up(name: str, looked_up: str) -> None:
+    assert ociimage.full_name(name) == looked_up
