@@ -200,8 +200,9 @@ class ProcessExit:
 
         Args:
             code: The exit code.
-            for_good: True if the process ends behind the block. That, too, has to happen in time: the interpreter
-                waits for threads and calls what others have registered.
+            for_good: True if the process ends behind the block. Where it is to be killed at a known time, that, too,
+                has to happen before: the interpreter waits for threads and calls what others have registered. Else the
+                program may take all its time behind the block.
 
         """
         left_s = self._end_left_s()
@@ -216,7 +217,7 @@ class ProcessExit:
         try:
             yield
         finally:
-            if not for_good:
+            if not (for_good and self._is_to_be_killed and self._grace_ends_s is not None):
                 ended.set()
 
     def _end_left_s(self) -> float | None:

@@ -1,6 +1,7 @@
 """What ends a wait: what is waited for, a notice's time, or the loss of a rank; nothing else."""
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -179,6 +180,18 @@ def test_a_call_that_is_stuck_is_ended_where_nobody_has_said_how_long_the_grace_
     monkeypatch.setattr(termination, "time", SimpleNamespace(monotonic=lambda: now_s))
     ending = process_exit(Notice(source=source, monotonic_s=100.0), None, tmp_path)
     assert ending.is_overdue(stuck_since_s) is overdue
+
+
+@pytest.mark.parametrize(("source", "grace_s"), [("call", 30), ("directive", 30), ("sigterm", None)])
+def test_what_a_program_does_behind_the_block_takes_its_time_unless_it_is_to_be_killed_at_a_known_time(
+    tmp_path: Path, source: str, grace_s: int | None
+) -> None:
+    ending = process_exit(Notice(source=source, monotonic_s=time.monotonic()), grace_s, tmp_path)
+    with ending.end_in_time(75, for_good=True):
+        watching = [each for each in threading.enumerate() if each.name == "stepkeeper-end"]
+    for thread in watching:
+        thread.join(60)
+        assert not thread.is_alive(), "it ends the process later"
 
 
 def test_a_process_that_had_no_time_to_save_says_that_it_was_told_to_stop() -> None:
