@@ -158,17 +158,26 @@ class ProcessExit:
             progress_s: Time at which the wait began or a save made its last progress, by time.monotonic().
 
         """
-        notice = self._notices.notice
         if self._environment is not None:
             return self.grace_left_s()
-        if notice is None or not self._is_to_be_killed:
+        told_s = self._kill_told_s
+        if told_s is None:
             return None
-        return max(0.0, _SILENCE_S - (time.monotonic() - max(notice.monotonic_s, progress_s)))
+        return max(0.0, _SILENCE_S - (time.monotonic() - max(told_s, progress_s)))
 
     @property
     def _is_to_be_killed(self) -> bool:
-        notice = self._notices.notice
-        return notice is not None and notice.source in _KILLERS
+        return self._kill_told_s is not None
+
+    @property
+    def _kill_told_s(self) -> float | None:
+        """Time of the first notice behind which somebody kills the process soon; None if there is none yet.
+
+        That need not be the first notice: Slurm may send SIGUSR1 long before SIGTERM, and another rank may have had
+        its SIGTERM sooner.
+        """
+        told = [notice.monotonic_s for notice in self._notices.notices if notice.source in _KILLERS]
+        return min(told, default=None)
 
     def is_overdue(self, stuck_since_s: float) -> bool:
         """Tell whether the process, which is in a call, would be killed in a moment.
@@ -180,13 +189,13 @@ class ProcessExit:
             stuck_since_s: Time at which the call began or a save made its last progress, by time.monotonic().
 
         """
-        now_s, ends_s, notice = time.monotonic(), self._grace_ends_s, self._notices.notice
+        now_s, ends_s, told_s = time.monotonic(), self._grace_ends_s, self._kill_told_s
         if ends_s is not None:
             return now_s >= ends_s - _LAST_RESORT_S
-        if notice is None or not self._is_to_be_killed:
+        if told_s is None:
             return False
         limit_s = _SILENCE_S + _CLOSING_STOPPED_S + _PYTHONS_END_S
-        return now_s >= max(notice.monotonic_s, stuck_since_s) + limit_s
+        return now_s >= max(told_s, stuck_since_s) + limit_s
 
     def end_stuck(self, code: int = ExitCode.SAVED) -> None:
         """End the process where it is stuck in one of the manager's calls. It would be killed in a moment."""

@@ -182,6 +182,23 @@ def test_a_call_that_is_stuck_is_ended_where_nobody_has_said_how_long_the_grace_
     assert ending.is_overdue(stuck_since_s) is overdue
 
 
+@pytest.mark.parametrize("first", ["call", "peer", "directive"])
+def test_a_signal_that_comes_after_another_notice_is_what_the_process_is_killed_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    now_s = 1010.0
+    monkeypatch.setattr(termination, "time", SimpleNamespace(monotonic=lambda: now_s))
+    before, signal = Notice(source=first, monotonic_s=100.0), Notice(source="sigterm", monotonic_s=1000.0)
+    ending = process_exit(before, None, tmp_path, (signal,))
+    assert process_exit(before, None, tmp_path).wait_left_s(0.0) is None
+    assert ending.wait_left_s(0.0) == 22 - 10
+    assert ending.closing_timeout_s() == 4.0
+    assert not ending.is_overdue(0.0)
+    now_s = 1027.1
+    assert ending.is_overdue(0.0)
+    assert not ending.is_overdue(1001.0)
+
+
 @pytest.mark.parametrize(("source", "grace_s"), [("call", 30), ("directive", 30), ("sigterm", None)])
 def test_what_a_program_does_behind_the_block_takes_its_time_unless_it_is_to_be_killed_at_a_known_time(
     tmp_path: Path, source: str, grace_s: int | None
