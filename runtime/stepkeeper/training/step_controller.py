@@ -24,7 +24,7 @@ from stepkeeper.training.last_step import LastStep
 from stepkeeper.training.preemption import Notice, NoticeWatcher
 from stepkeeper.training.save_decision import SaveConditions, SaveDecider
 from stepkeeper.training.stop_save import StopSave
-from stepkeeper.training.termination import ProcessExit
+from stepkeeper.training.termination import ProcessExit, process_exit_code
 
 __all__ = ["StepController"]
 
@@ -246,21 +246,32 @@ class StepController:
         self._announcements.check()
         stuck_since_s = self._waits.stuck_since_s
         if stuck_since_s is not None and self.process_exit.is_overdue(stuck_since_s):
-            self.process_exit.end_stuck()
+            self._end_stuck()
         self._progress.send_latest_step()
+
+    def _end_stuck(self) -> None:
+        """End the process where it is stuck, with the code of the fence or the loss that it knows of, if any."""
+        why = self._saver.fence or self._waits.loss
+        code = ExitCode.SAVED if why is None else process_exit_code(why)
+        self.process_exit.end_stuck(code, lambda: self._write_word(code, None if why is None else str(why)))
 
     def _on_notice(self, notice: Notice) -> None:
         """Request the stop of all ranks. Runs in the thread where the notice came up."""
         _log.warning("notice (%s): all ranks save one step and stop", notice.source)
         self.decider.request_stop()
         # Should the process be killed before it has stopped, this says why.
+        self._write_word(ExitCode.SAVED)
+        self._progress.record_notice(notice.source)
+
+    def _write_word(self, code: int, error: str | None = None) -> None:
+        """Write how the process ends if nobody knows better."""
         self.process_exit.write_termination_message(
-            ExitCode.SAVED,
+            code,
             committed=self._saver.own_commit,
             restored=self._saver.restored_commit,
+            error=error,
             is_final=False,
         )
-        self._progress.record_notice(notice.source)
 
 
 def _tell_request(directive: Directive) -> None:

@@ -197,8 +197,15 @@ class ProcessExit:
         limit_s = _SILENCE_S + _CLOSING_STOPPED_S + _PYTHONS_END_S
         return now_s >= max(told_s, stuck_since_s) + limit_s
 
-    def end_stuck(self, code: int = ExitCode.SAVED) -> None:
-        """End the process where it is stuck in one of the manager's calls. It would be killed in a moment."""
+    def end_stuck(self, code: int, leave_word: Callable[[], None] = lambda: None) -> None:
+        """End the process where it is stuck in one of the manager's calls. It would be killed in a moment.
+
+        Args:
+            code: The exit code.
+            leave_word: Writes the termination message, where that hasn't been done yet.
+
+        """
+        leave_word()
         _log.critical("the grace period is over, and the training is stuck in a call; the process ends here")
         faulthandler.dump_traceback(2)
         os._exit(code)

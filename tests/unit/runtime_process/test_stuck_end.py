@@ -1,0 +1,89 @@
+"""What a process that is stuck in a call ends with, and that nothing holds up its end."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from stepkeeper.companion.progress import Progress
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.contract import ExitCode, Interval, Settings, Termination
+from stepkeeper.coordination.rank_group import SoloRankGroup
+from stepkeeper.coordination.waits import Waits
+from stepkeeper.errors import FencedError, PeerLostError, StepkeeperError
+from stepkeeper.policy.save import EveryNSteps
+from stepkeeper.save.saver import Saver
+from stepkeeper.testing.pod import pod_identity
+from stepkeeper.training import termination
+from stepkeeper.training.environment import Environment, PodPaths
+from stepkeeper.training.step_controller import StepController
+
+
+class Stuck:
+    """A training in a pod whose grace period is over, in a call."""
+
+    def __init__(self, folder: Path) -> None:
+        self.places = PodPaths(settings_folder=folder, termination_file=folder / "termination")
+        self.waits = Waits()
+        self.saver = SimpleNamespace(fence=None, cost=None, own_commit=None, restored_commit=None)
+        self.told: list[str] = []
+        self.controller = StepController(
+            EveryNSteps(1),
+            SoloRankGroup(),
+            cast(Saver, self.saver),
+            progress=cast(
+                Progress, SimpleNamespace(step=7, record_notice=self.told.append, send_latest_step=list)
+            ),
+            companion=cast(Companion, SimpleNamespace(claimed_root=None)),
+            environment=Environment(
+                identity=pod_identity(grace_s=0),
+                settings=Settings(uri="file:///root", interval=Interval(steps=1)),
+                places=self.places,
+            ),
+            saves_on_notice=True,
+            waits=self.waits,
+        )
+
+    def end(self) -> None:
+        self.controller.notices.record_notice("sigterm")
+        with self.waits.in_call():
+            self.controller._on_tick()
+
+    @property
+    def last_word(self) -> Termination:
+        return Termination.from_json(self.places.termination_file.read_bytes())
+
+
+@pytest.fixture
+def codes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    found: list[int] = []
+    monkeypatch.setattr(termination.os, "_exit", found.append)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fence", "loss", "code"),
+    [
+        (None, None, ExitCode.SAVED),
+        (FencedError("a later claim"), None, ExitCode.FENCED),
+        (None, PeerLostError("rank 1 is lost"), ExitCode.PEER_LOST),
+        (None, FencedError("rank 1 is lost: a later claim"), ExitCode.FENCED),
+        (FencedError("a later claim"), PeerLostError("rank 1 is lost"), ExitCode.FENCED),
+    ],
+)
+def test_a_fence_or_a_lost_rank_says_more_than_the_notice(
+    tmp_path: Path,
+    codes: list[int],
+    fence: FencedError | None,
+    loss: StepkeeperError | None,
+    code: ExitCode,
+) -> None:
+    stuck = Stuck(tmp_path)
+    stuck.saver.fence = fence
+    if loss is not None:
+        stuck.waits.end_all(loss)
+    stuck.end()
+    assert codes == [code]
+    assert stuck.last_word.code == code
+    assert stuck.last_word.error == (str(fence or loss) if fence or loss else None)
