@@ -4,12 +4,16 @@
 
 import logging
 import sys
+import threading
+import time
+from collections.abc import Callable
 from typing import Any, Final, TextIO
 
-__all__ = ["identify", "logger", "show_by_default"]
+__all__ = ["identify", "logger", "show_by_default", "tell_briefly"]
 
 _PACKAGE: Final = "stepkeeper"
 _FORMAT: Final = "%(asctime)s %(levelname)s stepkeeper (rank %(rank)s, start %(attempt)s): %(message)s"
+_TELL_S: Final = 0.2
 _identity: Final[dict[str, Any]] = {"attempt": None, "rank": None}
 
 
@@ -49,6 +53,20 @@ def show_by_default() -> None:
     handler.setFormatter(logging.Formatter(_FORMAT))
     package.addHandler(handler)
     package.setLevel(logging.INFO)
+
+
+def tell_briefly(*tells: Callable[[], object]) -> None:
+    """Run each of `tells` in a thread of its own, and go on after a fifth of a second even if one of them hangs.
+
+    The program chooses what handlers of the log write to, and that may be a file system that stands still. Threads
+    that watch over the process, or end it, must not stand still with it.
+    """
+    ends_s = time.monotonic() + _TELL_S
+    threads = [threading.Thread(target=tell, name="stepkeeper-tells", daemon=True) for tell in tells]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, ends_s - time.monotonic()))
 
 
 class _DefaultHandler(logging.StreamHandler[TextIO]):

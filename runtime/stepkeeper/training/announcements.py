@@ -107,8 +107,8 @@ class Announcements:
         if notice is None:
             _log.info("the cloud announces nothing by %s any more", key)
         elif notice.cause is Cause.SPOT_PREEMPTION:
-            _log.warning("the cloud preempts this machine")
             self._stop(PREEMPTED)
+            _log.warning("the cloud preempts this machine")
         else:
             left_s = max(0.0, _left_s(notice, self._now_unix_s()))
             lead_s = save_lead_s(self._save_s())

@@ -4,10 +4,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from stepkeeper.loggers import logger
+from stepkeeper.loggers import logger, tell_briefly
 from stepkeeper.training.signals import signal_watcher
 
 __all__ = ["Notice", "NoticeWatcher"]
@@ -148,4 +149,5 @@ class NoticeWatcher:
         except Exception as error:
             if repr(error) != self._complaint:
                 self._complaint = repr(error)
-                _log.exception("the watcher for notices goes on after this")
+                said = "the watcher for notices goes on after this"
+                tell_briefly(partial(_log.error, said, exc_info=error))

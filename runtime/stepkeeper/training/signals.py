@@ -11,10 +11,11 @@ import select
 import signal
 import threading
 import time
+from functools import partial
 from typing import Final, Protocol
 from weakref import ref
 
-from stepkeeper.loggers import logger
+from stepkeeper.loggers import logger, tell_briefly
 from stepkeeper.training.sigterm_handler import SigtermHandler
 
 __all__ = ["NoticeListener", "SignalWatcher", "signal_watcher"]
@@ -212,6 +213,7 @@ class SignalWatcher:
                 self._read_wakeups()
             self._take_back_sigterm()
             self._notify_listeners()
+            self._tell_exit()
             with self._round:
                 self._n_rounds += 1
                 self._round.notify_all()
@@ -228,22 +230,24 @@ class SignalWatcher:
     def _take_back_sigterm(self) -> None:
         handler = self._handler
         if handler is not None and handler.take_back():
-            _log.info(
+            said = (
                 "code in C has taken SIGTERM, as torch_xla does for preemptions: both hear of it from now on"
             )
+            tell_briefly(partial(_log.info, said))
 
     def _notify_listeners(self) -> None:
         """Call the listeners. This is a function of its own so that the thread holds no listener while it waits."""
-        left, self._exit_requested = self._exit_requested, None
-        if left is not None:
-            _log.warning(
-                "the SIGTERM handler that was there before wants exit code %s: stop follows", left.code
-            )
         was_handled = self.is_permanent
         came_s = self._sigterm_s if not was_handled or self._handled_s is None else self._handled_s
         for each in self._listeners:
             if (listener := each()) is not None:
                 listener.check_notices(came_s, was_handled=was_handled)
+
+    def _tell_exit(self) -> None:
+        left, self._exit_requested = self._exit_requested, None
+        if left is not None:
+            said = "the SIGTERM handler that was there before wants exit code %s: stop follows"
+            tell_briefly(partial(_log.warning, said, left.code))
 
     def _read_wakeups(self) -> None:
         signals = os.read(self._read_fd, 4096).replace(b"\0", b"")

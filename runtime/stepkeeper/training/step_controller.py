@@ -11,7 +11,7 @@ from stepkeeper.contract import Directive, ExitCode, ReportPhase
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError
-from stepkeeper.loggers import logger
+from stepkeeper.loggers import logger, tell_briefly
 from stepkeeper.policy.save import AnyOf, Disruptions, OnPreemption, SavePolicy, parts_of
 from stepkeeper.save.given_state import build_state, is_function
 from stepkeeper.save.in_flight import InFlight
@@ -257,11 +257,11 @@ class StepController:
 
     def _on_notice(self, notice: Notice) -> None:
         """Request the stop of all ranks. Runs in the thread where the notice came up."""
-        _log.warning("notice (%s): all ranks save one step and stop", notice.source)
         self.decider.request_stop()
         # Should the process be killed before it has stopped, this says why.
         self._write_word(ExitCode.SAVED)
         self._progress.record_notice(notice.source)
+        tell_briefly(lambda: _log.warning("notice (%s): all ranks save one step and stop", notice.source))
 
     def _write_word(self, code: int, error: str | None = None) -> None:
         """Write how the process ends if nobody knows better."""

@@ -22,7 +22,7 @@ from stepkeeper.contract import (
 from stepkeeper.errors import FencedError, NoticeDeadlineError, PeerLostError
 from stepkeeper.last_words import count_restarts, leave_last_word
 from stepkeeper.log import CommitRecord
-from stepkeeper.loggers import logger
+from stepkeeper.loggers import logger, tell_briefly
 from stepkeeper.training.announcements import PREEMPTED
 from stepkeeper.training.environment import Environment
 from stepkeeper.training.preemption import Notice, NoticeWatcher
@@ -205,10 +205,10 @@ class ProcessExit:
             leave_word: Writes the termination message, where that hasn't been done yet.
 
         """
-        leave_word()
-        _log.critical("the grace period is over, and the training is stuck in a call; the process ends here")
-        faulthandler.dump_traceback(2)
-        os._exit(code)
+        try:
+            tell_briefly(leave_word, _tell_stuck)
+        finally:
+            os._exit(code)
 
     @contextmanager
     def end_in_time(self, code: int, *, for_good: bool) -> Iterator[None]:
@@ -307,6 +307,18 @@ class ProcessExit:
                 restart=count_restarts(),
             ),
         )
+
+
+def _tell_stuck() -> None:
+    """Write the stacks of all threads to stderr, and the reason to the log."""
+    # By way of memory: faulthandler holds Python's lock as long as stderr takes nothing.
+    with os.fdopen(os.memfd_create("stacks"), "w+b", buffering=0) as memory:
+        faulthandler.dump_traceback(memory)
+        memory.seek(0)
+        stacks = memory.read()
+    while stacks:
+        stacks = stacks[os.write(2, stacks) :]
+    _log.critical("the grace period is over, and the training is stuck in a call; the process ends here")
 
 
 def _grace_ends_s(notice: Notice, grace_s: float) -> float:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from stepkeeper import CheckpointManager
+from stepkeeper import CheckpointManager, loggers
 from stepkeeper.training import preemption
 from stepkeeper.training.preemption import Notice, NoticeWatcher
 from stepkeeper.training.signals import SignalWatcher
@@ -50,6 +50,7 @@ def signals_as_before() -> Iterator[None]:
 def fresh_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Watch signals as in a process that was never told to stop, and leave no SIGTERM to the tests after these."""
     monkeypatch.setattr(preemption, "signal_watcher", SignalWatcher())
+    monkeypatch.setattr(loggers, "_TELL_S", 60.0)
 
 
 def test_sigterm_is_a_notice_and_the_handler_before_is_called_too(heard: Heard) -> None:

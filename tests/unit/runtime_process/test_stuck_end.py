@@ -1,11 +1,15 @@
 """What a process that is stuck in a call ends with, and that nothing holds up its end."""
 
+import logging
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
+from stepkeeper import loggers
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import ExitCode, Interval, Settings, Termination
@@ -59,6 +63,7 @@ class Stuck:
 def codes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     monkeypatch.setattr(termination.os, "_exit", found.append)
+    monkeypatch.setattr(loggers, "_TELL_S", 60.0)
     return found
 
 
@@ -87,3 +92,40 @@ def test_a_fence_or_a_lost_rank_says_more_than_the_notice(
     assert codes == [code]
     assert stuck.last_word.code == code
     assert stuck.last_word.error == (str(fence or loss) if fence or loss else None)
+
+
+class Hanging(logging.Handler):
+    """Writes to a file system that stands still."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = threading.Event()
+        self.given_up = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        del record
+        self.given_up |= not self.free.wait(10)
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
+    monkeypatch.setattr(loggers, "_TELL_S", 0.001)
+    handler, package = Hanging(), logging.getLogger("stepkeeper")
+    package.addHandler(handler)
+    yield handler
+    handler.free.set()
+    package.removeHandler(handler)
+    for thread in threading.enumerate():
+        if thread.name == "stepkeeper-tells":
+            thread.join(60)
+
+
+def test_a_log_that_hangs_holds_up_neither_the_stop_nor_the_end(
+    tmp_path: Path, codes: list[int], hanging: Hanging
+) -> None:
+    stuck = Stuck(tmp_path)
+    stuck.end()
+    assert stuck.controller.decider.stop_is_agreed
+    assert stuck.told == ["sigterm"]
+    assert codes == [ExitCode.SAVED]
+    assert not hanging.given_up, "all of that came while the log hung"
