@@ -169,11 +169,12 @@ class Filling:
             try:
                 found = self._found.get(timeout=_LOOK_S)
             except Empty:
-                self._waits.check(since_s)
                 found = ()
             progress.note_bytes(self._done_bytes)
             if self._ended.is_set():
                 return
+            # Also while blocks come so fast that this thread never waits.
+            self._waits.check(since_s)
             if found is None:
                 n_threads -= 1
                 continue
