@@ -228,8 +228,11 @@ class SignalWatcher:
                     return
 
     def _take_back_sigterm(self) -> None:
-        handler = self._handler
-        if handler is not None and handler.take_back():
+        # One that the main thread uninstalls meanwhile must not take SIGTERM for ever.
+        with self._lock:
+            handler = self._handler
+            is_taken_back = handler is not None and handler.take_back()
+        if is_taken_back:
             said = (
                 "code in C has taken SIGTERM, as torch_xla does for preemptions: both hear of it from now on"
             )

@@ -14,6 +14,8 @@ import weakref
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -21,6 +23,7 @@ from stepkeeper import CheckpointManager, loggers
 from stepkeeper.training import preemption
 from stepkeeper.training.preemption import Notice, NoticeWatcher
 from stepkeeper.training.signals import SignalWatcher
+from stepkeeper.training.sigterm_handler import SigtermHandler
 
 
 class Heard:
@@ -209,6 +212,24 @@ def test_a_watcher_that_was_dropped_keeps_no_process_alive() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
     assert ended.returncode == -signal.SIGTERM
+
+
+def test_a_handler_that_is_uninstalled_meanwhile_takes_nothing_back() -> None:
+    taken: list[str] = []
+    watcher = SignalWatcher()
+    watcher._handler = cast(SigtermHandler, SimpleNamespace(take_back=lambda: taken.append("SIGTERM")))
+
+    class Late:
+        """The watcher's lock, which this thread gets when the main thread has uninstalled the handler."""
+
+        def __enter__(self) -> None:
+            watcher._handler = None
+
+        def __exit__(self, *_: object) -> None: ...
+
+    watcher._lock = cast(Any, Late())
+    watcher._take_back_sigterm()
+    assert taken == []
 
 
 def test_nothing_is_called_behind_the_end() -> None:
