@@ -233,9 +233,7 @@ class SignalWatcher:
             handler = self._handler
             is_taken_back = handler is not None and handler.take_back()
         if is_taken_back:
-            said = (
-                "code in C has taken SIGTERM, as torch_xla does for preemptions: both hear of it from now on"
-            )
+            said = "code in C has taken SIGTERM, as torch_xla does for preemptions: both hear of it from now on"
             tell_briefly(partial(_log.info, said))
 
     def _notify_listeners(self) -> None:

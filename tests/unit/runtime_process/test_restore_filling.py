@@ -91,7 +91,7 @@ def test_a_restore_that_never_waits_for_a_block_ends_with_the_notices_time_too()
         first_numbers={f"{number}": number for number in numbers},
     )
     with pytest.raises(NoticeDeadlineError):
-        Filling(cast(BlockReader, Fast()), table, places, waits=waits).run({number: () for number in numbers})
+        Filling(cast(BlockReader, Fast()), table, places, waits=waits).run(dict.fromkeys(numbers, ()))
     assert left_s == []
 
 

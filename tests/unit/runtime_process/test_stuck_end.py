@@ -1,6 +1,9 @@
+# mypy: disable-error-code="explicit-override"
+# typing has override from Python 3.12 on.
 """What a process that is stuck in a call ends with, and that nothing holds up its end."""
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +22,6 @@ from stepkeeper.errors import FencedError, PeerLostError, StepkeeperError
 from stepkeeper.policy.save import EveryNSteps
 from stepkeeper.save.saver import Saver
 from stepkeeper.testing.pod import pod_identity
-from stepkeeper.training import termination
 from stepkeeper.training.environment import Environment, PodPaths
 from stepkeeper.training.step_controller import StepController
 
@@ -62,7 +64,7 @@ class Stuck:
 @pytest.fixture
 def codes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
-    monkeypatch.setattr(termination.os, "_exit", found.append)
+    monkeypatch.setattr(os, "_exit", found.append)
     monkeypatch.setattr(loggers, "_TELL_S", 60.0)
     return found
 
