@@ -72,6 +72,7 @@ class SignalWatcher:
         self._read_fd = self._write_fd = -1
         self._handler: SigtermHandler | None = None
         self._wakeup_before = -1
+        self._said: set[str] = set()
 
     @property
     def handles_sigterm(self) -> bool:
@@ -232,8 +233,16 @@ class SignalWatcher:
         with self._lock:
             handler = self._handler
             is_taken_back = handler is not None and handler.take_back()
-        if is_taken_back:
-            said = "code in C has taken SIGTERM, as torch_xla does for preemptions: both hear of it from now on"
+        if handler is None or not is_taken_back:
+            return
+        if handler.tells_displaced:
+            said = (
+                "code in C has taken SIGTERM, as torch_xla does for preemptions: both hear of it from now on"
+            )
+        else:
+            said = "code in C has taken SIGTERM to end the process with it: only the training hears of it from now on"
+        if said not in self._said:
+            self._said.add(said)
             tell_briefly(partial(_log.info, said))
 
     def _notify_listeners(self) -> None:

@@ -67,7 +67,7 @@ class SigtermHandler:
             signal.raise_signal(number)
 
     def take_back(self) -> bool:
-        """Handle SIGTERM again if C code has taken it meanwhile, and tell that code of the signal too.
+        """Handle SIGTERM again if C code has taken it meanwhile, and tell it of the signal too if it can be told.
 
         torch_xla's PreemptionSyncManager is such code. Python doesn't see it, and would never hear of the signal. Any
         thread may call this.
@@ -77,15 +77,24 @@ class SigtermHandler:
 
         """
         found, own = _read_action(), self._own_action
-        if found.handler in (*_NOT_CODE, own.handler) or found.flags & _SA_SIGINFO:
+        if found.handler in (*_NOT_CODE, own.handler):
             return False
         self._displaced = found
         return bool(_LIBC.sigaction(signal.SIGTERM, ctypes.byref(own), None) == 0)
 
+    @property
+    def tells_displaced(self) -> bool:
+        """True if C code whose SIGTERM was taken back is told of the signal.
+
+        Handlers with SA_SIGINFO aren't called: libtpu's, it seems, writes stacks and raises the signal again to end the
+        process.
+        """
+        return self._displaced is not None and not self._displaced.flags & _SA_SIGINFO
+
     def _tell_displaced(self, number: int) -> None:
         """Call the C code that wanted the signal. Once: faulthandler's, for one, may raise it again."""
         displaced = self._displaced
-        if displaced is not None and not self._has_told_displaced:
+        if displaced is not None and self.tells_displaced and not self._has_told_displaced:
             self._has_told_displaced = True
             ctypes.CFUNCTYPE(None, ctypes.c_int)(displaced.handler)(number)
 

@@ -232,6 +232,35 @@ def test_a_handler_that_is_uninstalled_meanwhile_takes_nothing_back() -> None:
     assert taken == []
 
 
+_TAKES_SIGTERM = """
+import ctypes, logging, os, signal, threading
+from stepkeeper.training import sigterm_handler
+from stepkeeper.training.preemption import NoticeWatcher
+from stepkeeper.training.signals import signal_watcher
+
+logging.basicConfig(level=logging.INFO)
+heard = threading.Event()
+watcher = NoticeWatcher(None, lambda: None, lambda notice: heard.set())
+watcher.start(signals=True)
+libc = ctypes.CDLL(None)
+# It ends the process with the number of the signal.
+theirs = sigterm_handler._Action(handler=ctypes.cast(libc._exit, ctypes.c_void_p), flags=4)
+for _ in range(2):
+    libc.sigaction(signal.SIGTERM, ctypes.byref(theirs), None)
+    signal_watcher.process_pending_signals()
+os.kill(os.getpid(), signal.SIGTERM)
+assert heard.wait(60)
+"""
+
+
+def test_sigterm_is_taken_back_from_code_in_c_that_would_end_the_process() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _TAKES_SIGTERM], timeout=120, check=False, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("only the training hears of it") == 1
+
+
 def test_nothing_is_called_behind_the_end() -> None:
     ticked = threading.Event()
     watcher = NoticeWatcher(None, ticked.set, Heard())
