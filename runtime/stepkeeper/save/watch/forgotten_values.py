@@ -121,7 +121,7 @@ _SETTINGS: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """What to tell the user of numbers that stay the same."""
+    """A message to the user, of numbers that stay the same."""
 
     level: int
     """The level to log it at: a warning only where no training that is in order has such a number."""
