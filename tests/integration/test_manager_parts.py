@@ -54,6 +54,20 @@ def test_what_only_one_side_has_is_left_when_that_is_asked_for(manager: Checkpoi
     assert state["n"] == 7
 
 
+def test_what_both_have_of_the_latest_is_gone_on_from_after_a_look_at_an_older_one(
+    manager: CheckpointManager, tmp_path: Path
+) -> None:
+    state = {"n": 0, "new": torch.zeros(3)}
+    manager.save(2, zeros())
+    manager.wait()
+    latest = head(tmp_path)
+    manager.restore(1, state, strict=False)
+    manager.restore_latest(state, strict=False)
+    manager.save(3, state)
+    manager.wait()
+    assert head(tmp_path).parent == latest.slot
+
+
 def test_elements_are_converted_when_that_is_asked_for(manager: CheckpointManager) -> None:
     state = zeros(torch.bfloat16)
     with pytest.raises(LoadMismatchError, match="cast=True"):

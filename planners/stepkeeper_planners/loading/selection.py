@@ -36,7 +36,12 @@ class LoadRules:
     @property
     def is_whole(self) -> bool:
         """True if state and checkpoint must agree on all names."""
-        return self.strict and self.items is None and not self.exclude
+        return self.strict and self.selects_all
+
+    @property
+    def selects_all(self) -> bool:
+        """True if no name is left out."""
+        return self.items is None and not self.exclude
 
     def selects(self, fqn: str) -> bool:
         """Return whether the load is about this name."""

@@ -262,7 +262,7 @@ class CompanionProcess:
             self._follow(decode(Directive, message["directive"]))
             return
         if "stacks" in message:
-            stack_file().write(message["stacks"])
+            _write_stacks(message["stacks"])
             return
         if "complaint" in message:
             self._complaint = message["complaint"]
@@ -285,6 +285,13 @@ class CompanionProcess:
             self._on_directive(directive)
         except Exception:  # answers that come after it are for others to have
             _log.exception("the operator's directive %s was not followed", directive)
+
+
+def _write_stacks(number: int) -> None:
+    try:
+        stack_file().write(number)
+    except Exception as error:  # saves go on without the stacks
+        _log.warning("the stacks of this process's threads can't be written: %r", error)
 
 
 def _await_answer(

@@ -94,6 +94,9 @@ class Progress:
             if latest is not None:
                 step, millis, metrics = latest
                 state = replace(state, step=step, step_millis=millis, metrics=self._texts(metrics))
+                if state.phase is ReportPhase.STARTING:
+                    # A training that restores nothing, or another way, says nothing else of its begin.
+                    state = replace(state, phase=ReportPhase.TRAINING)
             self._state = state
             self._sent = latest
             self._send(state)

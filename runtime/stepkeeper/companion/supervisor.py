@@ -175,11 +175,18 @@ class Companion:
         meeting = self._stack_meeting
         if meeting is None:
             return opening, ()
-        file = stack_file()
+        try:
+            file = stack_file()
+        except (OSError, RuntimeError) as error:
+            _log.warning("the stacks of this process's threads can't be had: %r", error)
+            return opening, ()
+        listening = meeting.listening_fds()
         request = StackRequest(
-            signal=file.signal_number, least_millis=self._stacks_after_millis, secret=meeting.secret
+            signal=file.signal_number,
+            least_millis=self._stacks_after_millis,
+            secret=meeting.secret if listening else None,
         )
-        return replace(opening, stacks=request), (file.fd, *meeting.listening_fds())
+        return replace(opening, stacks=request), (file.fd, *listening)
 
     def link_stacks(self, address: Mapping[str, Any]) -> None:
         """Connect this rank's companion with rank 0's, which is at `address`."""
@@ -355,6 +362,8 @@ class Companion:
         try:
             process, self._process = self._process, None
             self._dismiss_when_dropped(None)
+            if self._stack_meeting is not None:
+                self._stack_meeting.close()
             return process
         finally:
             self._lock.release()

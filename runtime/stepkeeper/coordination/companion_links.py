@@ -29,10 +29,19 @@ def link_companions(
     """
     towards = group.store_host if isinstance(group, StoreRankGroup) else None
     try:
-        own = meeting.describe(towards) if group.rank == 0 else None
+        own = _describe(meeting, towards) if group.rank == 0 else None
         address = group.broadcast("companions", own, _ADDRESS_S)
     except (PeerLostError, NoticeDeadlineError, OSError) as error:
         _log.warning("a request for stacks doesn't reach all ranks: %s", error)
         return
-    if group.rank != 0:
+    if group.rank != 0 and address:
         link(address)
+
+
+def _describe(meeting: StackMeeting, towards: str | None) -> dict[str, Any]:
+    """Describe the way to rank 0's companion. An empty dict says that there is none: nobody is to wait for one."""
+    try:
+        return meeting.describe(towards) or {}
+    except OSError as error:
+        _log.warning("a request for stacks reaches this rank alone, as its host has no address: %r", error)
+        return {}

@@ -138,11 +138,12 @@ class Saver:
 
         """
         self._pipeline.failures.forget_fence()
-        if rules.is_whole:
+        if rules.selects_all:
             claimed = self._companion.claimed_root
             # The claim of an earlier save that began a branch, and perhaps has no commit, doesn't go on from HEAD.
             leaves_head = claimed is not None and claimed.branching
             self._origin = _origin_of(record) if leaves_head and record is not None else None
+        if rules.is_whole:
             self._restored_names = name_entries(state)
         self._set_restored(record)
 
@@ -158,8 +159,7 @@ class Saver:
             rules: The parts of it that were.
 
         """
-        selects_all = rules.items is None and not rules.exclude
-        if selects_all or (self._origin is None and self._companion.claimed_root is None):
+        if rules.selects_all or (self._origin is None and self._companion.claimed_root is None):
             self._origin = _origin_of(record)
         if rules.is_whole:
             self._restored_names = name_entries(state)

@@ -84,19 +84,24 @@ class StackDumper:
     def _run(self) -> None:
         while True:
             reason, is_spread = self._await_reason()
-            with self._changed:
-                self._others = {}
-            n_asked = 0 if is_spread else self.mesh.send({"ask": reason})
-            stacks = self._read() or "its stacks can't be read\n"
-            text = (
-                f"stepkeeper: rank {self._rank}: the stacks of all its threads, because {reason}:\n{stacks}"
-            )
-            print(text, end="", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
-            if self._rank == 0:
-                self._on_dumped(shorten_stacks(reason, {0: stacks} | self._await_others(n_asked)))
-            else:
-                self.mesh.send({"stacks": stacks[-REPORT_LIMIT:]})
+            try:
+                self._dump(reason, is_spread=is_spread)
+            except Exception as error:  # the next dump may go well
+                why = f"no stacks, though {reason}: {error!r}"
+                print(f"stepkeeper: rank {self._rank}: {why}", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
             self._settle()
+
+    def _dump(self, reason: str, *, is_spread: bool) -> None:
+        with self._changed:
+            self._others = {}
+        n_asked = 0 if is_spread else self.mesh.send({"ask": reason})
+        stacks = self._read() or "its stacks can't be read\n"
+        text = f"stepkeeper: rank {self._rank}: the stacks of all its threads, because {reason}:\n{stacks}"
+        print(text, end="", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
+        if self._rank == 0:
+            self._on_dumped(shorten_stacks(reason, {0: stacks} | self._await_others(n_asked)))
+        else:
+            self.mesh.send({"stacks": stacks[-REPORT_LIMIT:]})
 
     def _await_reason(self) -> tuple[str, bool]:
         """Wait until there is a reason. Return it, and whether rank 0 has told all others already."""

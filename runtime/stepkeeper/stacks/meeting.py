@@ -8,8 +8,11 @@ from typing import Any, Final
 from stepkeeper.fork_guard import forget_in_forks, forks_held_back
 from stepkeeper.links.handshake import listen
 from stepkeeper.links.joining import addresses_of_host
+from stepkeeper.loggers import logger
 
 __all__ = ["StackMeeting"]
+
+_log: Final = logger(__name__)
 
 
 class StackMeeting:
@@ -26,12 +29,17 @@ class StackMeeting:
         forget_in_forks(self)
 
     def listening_fds(self) -> tuple[int, ...]:
-        """Return the descriptor of the listening socket, for the companion; none in a rank that calls."""
+        """Return the descriptor of the listening socket, for the companion; none if it calls, or can't listen."""
         listener = self._listening()
         return () if listener is None else (listener.fileno(),)
 
     def describe(self, towards: str | None) -> dict[str, Any] | None:
-        """Describe how other ranks' companions reach this rank's. `towards` is a host that all ranks reach."""
+        """Describe how other ranks' companions reach this rank's; None if they don't.
+
+        Args:
+            towards: A host that all ranks reach.
+
+        """
         listener = self._listening()
         if listener is None:
             return None
@@ -49,12 +57,22 @@ class StackMeeting:
             listener.close()
 
     def close(self) -> None:
-        """Close the socket."""
-        self.forget_after_fork()
+        """Close the socket, for good."""
+        with self._lock:
+            self._is_host = False
+            listener, self._listener = self._listener, None
+            if listener is not None:
+                listener.close()
 
     def _listening(self) -> socket.socket | None:
         with self._lock:
             if self._listener is None and self._is_host:
-                with forks_held_back():
-                    self._listener = listen()
+                try:
+                    with forks_held_back():
+                        self._listener = listen()
+                except OSError as error:
+                    self._is_host = False
+                    _log.warning(
+                        "a request for stacks reaches this rank alone, as it can't listen: %r", error
+                    )
             return self._listener

@@ -1,6 +1,7 @@
 """A trainer's end of a companion, with a real companion process."""
 
 import ast
+import errno
 import gc
 import os
 import shutil
@@ -34,6 +35,19 @@ def test_a_directive_that_is_not_followed_costs_no_answer(caplog: pytest.LogCapt
     assert "was not followed" in caplog.text
     with pytest.raises(CompanionError, match="before anything was opened"):
         process.send_request(Kind.CLOSE, {})
+    process.close()
+
+
+def test_stacks_that_cannot_be_written_cost_no_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(client, "stack_file", fail)
+    process = CompanionProcess(refuse)
+    process._take({"stacks": 1})
+    assert "can't be written: OSError(28" in caplog.text
     process.close()
 
 

@@ -4,6 +4,7 @@ import os
 import queue
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -139,6 +140,23 @@ def test_another_rank_answers_rank_0_and_asks_nobody() -> None:
     dumper.receive(0, {"ask": "it is slow"})
     dumper.ask("at last")
     assert mesh.sent.get(timeout=PATIENCE_S) == {"ask": "at last"}, "what all see is dumped once"
+
+
+def test_a_dump_that_fails_is_not_the_last(capfd: pytest.CaptureFixture[str]) -> None:
+    reports: queue.Queue[str] = queue.Queue()
+    failures = [OSError("no memory")]
+
+    def read() -> str:
+        if failures:
+            raise failures.pop()
+        return "mine\n"
+
+    dumper = StackDumper(0, read, least_s=None, on_dumped=reports.put)
+    ends_s = time.monotonic() + PATIENCE_S
+    while reports.empty() and time.monotonic() < ends_s:
+        dumper.ask("it is slow")
+    assert reports.get(timeout=0) == "because it is slow\nrank 0:\nmine\n"
+    assert "rank 0: no stacks, though it is slow: OSError('no memory')" in capfd.readouterr().err
 
 
 def test_a_slow_step_of_one_rank_has_all_ranks_dumped() -> None:

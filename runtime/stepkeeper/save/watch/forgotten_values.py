@@ -1,8 +1,10 @@
 """Notice numbers in a state that was built once, before the training, and is saved as it was ever since."""
 
+import logging
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -13,10 +15,19 @@ from stepkeeper_planners.state.per_rank import PerRank
 from stepkeeper_planners.state.tree import Path, is_stateful, join_path
 from stepkeeper_planners.state.whole import Whole
 
-__all__ = ["ForgottenValues"]
+__all__ = ["Forgotten", "ForgottenValues"]
 
 _SAVES: Final = 5
 """So many saves of different steps have to be alike: more than of a number that by its name each step changes."""
+
+_MANY_SAVES: Final = 20
+"""The same for numbers that may well be slow, such as an epoch, or constants. They are no reason for a warning."""
+
+_WORK: Final = re.compile(
+    r"(batches|bytes|characters|documents|examples|frames|images|iterations|iters|minibatches|records|"
+    r"rows|samples|sequences|steps|tokens|transitions|updates|words)(_(count|counter|so_far|total))?"
+)
+"""Names of numbers that a training of any kind counts on at each step. 0 of them means that nobody does."""
 
 _EPOCH: Final = re.compile(r"((current|cur|train|training)_)?epoch(_(num|number|idx|index|count))?")
 
@@ -67,11 +78,13 @@ _CONSTANT: Final = frozenset(
         "padding",
         "penalty",
         "per",
+        "phase",
         "precision",
         "prob",
         "rank",
         "rate",
         "reg",
+        "run",
         "scale",
         "schema",
         "seed",
@@ -79,12 +92,15 @@ _CONSTANT: Final = frozenset(
         "size",
         "smoothing",
         "split",
+        "stage",
         "std",
+        "task",
         "temperature",
         "threshold",
         "tol",
         "tolerance",
         "total",
+        "trial",
         "verbose",
         "version",
         "vocab",
@@ -103,13 +119,24 @@ _SETTINGS: Final = re.compile(
 """Names of dicts that hold what a training was configured with."""
 
 
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """A message to the user, of numbers that stay the same."""
+
+    level: int
+    """The level to log it at: a warning only where no training that is in order has such a number."""
+
+    text: str
+
+
 class ForgottenValues:
     """Watch the first saves of a state that is one and the same dict, until a number in it changes.
 
     A dict that is built for each save has the numbers of that moment. One that is built once has those of the start,
-    unless the training sets them. If none is set, one that is where a counter begins is likely forgotten: 0, or the
-    infinity that a least loss begins with, or an epoch. `StaleValues` tells of what counts by its name. Nothing is held
-    of a state with tensors in its dicts: it is mostly built for each save, and may be very large.
+    unless the training sets them. If none is set, one that is where a counter begins may be forgotten: 0, or the
+    infinity that a least loss begins with, or an epoch. A count of work, by its name, is a mistake. Anything
+    else may be slow, or a constant. `StaleValues` tells of what counts by its name, whatever it is.
+    Nothing is held of a state with tensors in its dicts: it is mostly built for each save, and may be very large.
     """
 
     def __init__(self) -> None:
@@ -118,7 +145,7 @@ class ForgottenValues:
         self._plain: dict[Path, object] = {}
         self._steps: list[int] = []
 
-    def find_forgotten(self, step: int, state: Mapping[str, object]) -> str | None:
+    def find_forgotten(self, step: int, state: Mapping[str, object]) -> Forgotten | None:
         """Compare `state` with the saves before this one.
 
         Returns:
@@ -143,11 +170,17 @@ class ForgottenValues:
             return None
         self._dicts, self._plain = held, plain
         self._steps.append(step)
-        if len(self._steps) < _SAVES:
+        counts = [name for name in forgotten if _WORK.fullmatch(str(name[-1]).lower())]
+        if len(self._steps) < (_SAVES if counts else _MANY_SAVES):
             return None
         first = self._steps[0]
         self._stop()
-        return _describe({join_path(name): plain[name] for name in forgotten}, first, step)
+        return _describe(
+            {join_path(name): plain[name] for name in counts or forgotten},
+            first,
+            step,
+            are_counts=bool(counts),
+        )
 
     def _stop(self) -> None:
         """Let go of the state, for good."""
@@ -191,10 +224,20 @@ def _is_beginning(name: Path, value: object) -> bool:
     return bool(value == 0 or math.isinf(value)) and _CONSTANT.isdisjoint(re.split(r"[_\d]+", last))
 
 
-def _describe(forgotten: Mapping[str, object], first: int, last: int) -> str:
-    listed = ", ".join(f"{name} = {value}" for name, value in forgotten.items())
-    return (
-        f"no number in the state has changed in the saves of step {first} to {last} ({listed}), and a restart would "
-        "find these. What counts on is to be set before each save, or give a function that builds the state: "
-        "manager.step(step, lambda: {...}). A constant is better kept elsewhere, or in a dict named settings."
+def _describe(values: Mapping[str, object], first: int, last: int, *, are_counts: bool) -> Forgotten:
+    listed = ", ".join(f"{name} = {value}" for name, value in values.items())
+    advice = (
+        "set before each save, or give a function that builds the state: manager.step(step, lambda: {...})."
+    )
+    if are_counts:
+        return Forgotten(
+            logging.WARNING,
+            f"no number in the state has changed in the saves of step {first} to {last} ({listed}), and a restart "
+            f"would find these. What counts on is to be {advice} A constant is better kept elsewhere, or in a dict "
+            "named settings.",
+        )
+    return Forgotten(
+        logging.INFO,
+        f"no number in the state has changed in the saves of step {first} to {last} ({listed}). That is as it should "
+        f"be for constants, and for what hasn't changed in the training either. Anything else is to be {advice}",
     )

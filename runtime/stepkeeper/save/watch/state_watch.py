@@ -82,12 +82,12 @@ class StateWatch:
         """Compare a state that is being saved with the start, and with the saves before."""
         if not self._speaks:
             return
-        for told in (
-            self._stale_values.find_stale(step, state),
-            self._forgotten_values.find_forgotten(step, state),
-        ):
-            if told is not None:
-                _log.warning("%s", told, extra={"step": step})
+        stale = self._stale_values.find_stale(step, state)
+        if stale is not None:
+            _log.warning("%s", stale, extra={"step": step})
+        forgotten = self._forgotten_values.find_forgotten(step, state)
+        if forgotten is not None:
+            _log.log(forgotten.level, "%s", forgotten.text, extra={"step": step})
         if plan is not self._plan:
             self._plan = plan
             self.note_prepared(state, plan)
