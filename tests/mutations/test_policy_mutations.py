@@ -127,6 +127,8 @@ TESTS: Final = {
     "test_starts_that_end_at_once_wait_ever_longer_and_the_pods_are_not_there_meanwhile",
     "uncounted-failures-wait": f"{_UNIT}starts.py::"
     "test_failures_that_jobset_does_not_count_wait_ever_longer[False]",
+    "ends-of-jobs-end-attempts": f"{_UNIT}charges.py::"
+    "test_a_start_that_jobset_began_after_the_last_one_allowed_ends_with_the_job",
     "deletion-excuses": f"{_UNIT}charges.py::"
     "test_a_trainer_that_exits_1_because_its_jobset_was_deleted_costs_no_failure",
     "deletion-excuses-no-earlier-end": f"{_UNIT}causes.py::"

@@ -11,7 +11,7 @@ from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, Job
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import JOBSET_RECHECK_S, REJECTED_AGAIN_S, Leftover, Observed
 from stepkeeper_operator.policy.attempt_evidence import counts_as_failure, find_attempt_evidence
-from stepkeeper_operator.policy.attempts import EDITED, close_as_requested
+from stepkeeper_operator.policy.attempts import EDITED, NOT_ALLOWED, close_as_requested
 from stepkeeper_operator.policy.budgets import count_failures, explain_exhausted_budget
 from stepkeeper_operator.policy.causes import CAUSE_FENCED, Verdict
 from stepkeeper_operator.policy.history import JobHistory
@@ -235,7 +235,7 @@ def _plan_while_alive(
     final = history.finding is not None and history.finding.verdict is not Verdict.RESTART
     to_judge = _has_unrecorded_end(job, history) if history.is_running else final
     if to_judge and (end := _judge_last_end(job, history, restarted=history.is_running)):
-        return replace(plan, end=end)
+        return replace(plan, end=end, history=close_as_requested(history, observed, NOT_ALLOWED, now=now))
     plan = replace(plan, look_again_s=compute_report_wait_s(job, observed, history, now=now))
     wait = find_wait(job, observed)
     # Hosts that left for a moment stop nothing that runs, but nothing starts without them.
