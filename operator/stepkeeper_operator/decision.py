@@ -18,7 +18,6 @@ __all__ = [
     "DeleteJobSet",
     "DeletePod",
     "DeleteTrainingJob",
-    "EndHungPod",
     "GiveUpPod",
     "JobEnd",
     "SetSuspend",
@@ -64,27 +63,12 @@ class GiveUpPod:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndHungPod:
-    """Set condition Hang, then delete the pod with its grace period: JobSet restarts all, and counts no failure."""
-
-    pod: Pod
-    message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteTrainingJob:
     """Delete the job itself: its time to live after its end is over."""
 
 
 Action: TypeAlias = (
-    ApplyConfigMap
-    | CreateJobSet
-    | SetSuspend
-    | DeleteJobSet
-    | DeletePod
-    | GiveUpPod
-    | EndHungPod
-    | DeleteTrainingJob
+    ApplyConfigMap | CreateJobSet | SetSuspend | DeleteJobSet | DeletePod | GiveUpPod | DeleteTrainingJob
 )
 
 

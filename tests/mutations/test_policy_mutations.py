@@ -96,13 +96,6 @@ TESTS: Final = {
     "test_a_pod_of_a_lost_node_whose_job_is_gone_holds_up_no_next_attempt",
     "orphans-are-deleted": f"{_UNIT}ownership.py::"
     "test_pods_that_outlived_their_job_are_deleted_when_nobody_else_has_done_so",
-    "hung-pods-are-ended": f"{_UNIT}stuck.py::"
-    "test_a_host_that_makes_no_step_for_an_hour_after_another_was_done_is_started_again[False]",
-    "hung-pods-stop-with-0": f"{_UNIT}stuck.py::"
-    "test_hosts_that_exit_0_when_they_are_ended_for_their_hang_are_started_again",
-    "silence-is-no-hang": f"{_UNIT}stuck.py::"
-    "test_a_program_that_never_reports_a_step_goes_on_for_as_long_as_it_likes",
-    "commits-are-signs-of-life": f"{_UNIT}stuck.py::test_a_host_that_makes_steps_or_commits_goes_on[True]",
     "lost-machines-stop": f"{_JOBS}machines.py::test_pods_keep_their_grace_period_until_they_have_to_stop_anyway",
     "lost-machines-explain": f"{_JOBS}attempts.py::test_an_end_that_is_seen_together_with_the_loss[False]",
     "guesses-by-counts-are-corrected": f"{_UNIT}charges.py::"
@@ -132,6 +125,10 @@ TESTS: Final = {
     "fatal-ends-the-job": f"{_UNIT}restarts.py::test_a_fatal_exit_code_ends_the_job_at_once",
     "in-place-restarts-wait": f"{_UNIT}starts.py::"
     "test_starts_that_end_at_once_wait_ever_longer_and_the_pods_are_not_there_meanwhile",
+    "uncounted-failures-wait": f"{_UNIT}starts.py::"
+    "test_failures_that_jobset_does_not_count_wait_ever_longer[False]",
+    "ends-of-jobs-end-attempts": f"{_UNIT}charges.py::"
+    "test_a_start_that_jobset_began_after_the_last_one_allowed_ends_with_the_job",
     "deletion-excuses": f"{_UNIT}charges.py::"
     "test_a_trainer_that_exits_1_because_its_jobset_was_deleted_costs_no_failure",
     "deletion-excuses-no-earlier-end": f"{_UNIT}causes.py::"

@@ -26,9 +26,6 @@ class LastReport:
     moved_at: float | None = None
     """When a report of the attempt last showed another step than the one before it."""
 
-    committed_at: float | None = None
-    """When a report of the attempt last named a commit that none had named before."""
-
     commits: tuple[ReportedCommit, ...] = ()
     """The newest commits reported to this operator, oldest first."""
 
@@ -61,7 +58,6 @@ class ReportCache:
 def _add_signs_of_life(known: LastReport | None, last: LastReport) -> LastReport:
     """Return `last` with what it and the reports of the same attempt before it prove of the pods' lives."""
     heard_at = {last.pod_uid: last.received_at}
-    last = replace(last, committed_at=last.received_at if last.report.commits else None)
     if known is None:
         return replace(last, heard_at=heard_at)
     moved = last.report.step is not None and last.report.step != known.report.step
@@ -69,5 +65,4 @@ def _add_signs_of_life(known: LastReport | None, last: LastReport) -> LastReport
         last,
         heard_at={**known.heard_at, **heard_at},
         moved_at=last.received_at if moved else known.moved_at,
-        committed_at=known.committed_at if last.committed_at is None else last.committed_at,
     )

@@ -66,7 +66,11 @@ def derive_conditions(
     if plan.end is not None:
         running = replace(running, status=False, reason=plan.end.reason, message="the job is over")
     reporting, look_s = _derive_reporting(
-        observed, plan.history, running=running.status is True, now=now, silence_s=settings.silence_s
+        observed,
+        plan.history,
+        running=running.status is True or running.reason == _FINISHING,
+        now=now,
+        silence_s=settings.silence_s,
     )
     updates = [_derive_accepted(accepted, observed), running, _derive_suspended(job, observed, plan, now=now)]
     updates += derive_quota(job, observed, plan.history)
@@ -272,5 +276,7 @@ def _was_reported_before(job: CheckpointedTrainingJob) -> bool:
     """Check whether the status already judged the reports of an attempt that ran before this operator started."""
     conditions = {condition.type: condition for condition in job.status.conditions}
     running, reporting = conditions.get(ConditionType.RUNNING), conditions.get(ConditionType.REPORTING)
-    was_running = running is not None and running.status is ConditionStatus.TRUE
+    was_running = running is not None and (
+        running.status is ConditionStatus.TRUE or running.reason == _FINISHING
+    )
     return was_running and reporting is not None and reporting.reason != _NOT_RUNNING

@@ -33,7 +33,7 @@ from stepkeeper_operator.decision import (
 from stepkeeper_operator.observed import Observed, compute_recheck_s, find_end
 from stepkeeper_operator.policy.acceptance import NAME_TAKEN, check_acceptance
 from stepkeeper_operator.policy.history_update import update_history
-from stepkeeper_operator.policy.lost_pods import find_hung_pods, find_lost_pods, find_orphans
+from stepkeeper_operator.policy.lost_pods import find_lost_pods, find_orphans
 from stepkeeper_operator.policy.next_step import Plan, plan_next, stop_jobset
 from stepkeeper_operator.policy.save_requests import find_open_request, update_request
 from stepkeeper_operator.settings import OperatorSettings
@@ -78,7 +78,6 @@ def _decide_running(
     conditions = update_conditions(job, (*updates, *grace), now=now)
     lost, lost_s = find_lost_pods(observed, now=now, uptime_s=settings.lost_node_uptime_s)
     orphans, orphans_s = find_orphans(observed, now=now)
-    hung, hung_s = find_hung_pods(observed, plan.history, now=now)
     over = plan.end is not None or observed.held
     config = () if over else _plan_config_map(job, observed, settings)
     ending = stop_jobset(jobset, queued=observed.is_queued) if plan.end is not None else ()
@@ -91,9 +90,9 @@ def _decide_running(
     draft = Decision(
         status=_compose_status(job, observed, plan, conditions, checkpoint),
         save_request=find_open_request(checkpoint, plan.history),
-        actions=(*config, *plan.actions, *lost, *orphans, *hung, *ending),
+        actions=(*config, *plan.actions, *lost, *orphans, *ending),
         requeue_after_s=_find_soonest(
-            plan.look_again_s, look_s, lost_s, orphans_s, hung_s, again_s, request_s, name_s
+            plan.look_again_s, look_s, lost_s, orphans_s, again_s, request_s, name_s
         ),
     )
     since_s = now - observed.last_write_at

@@ -5,12 +5,14 @@ That is so after a suspension, and after JobSet made a Job anew that somebody ha
 
 from collections.abc import Iterable
 
+from stepkeeper.contract import ExitCode
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import BatchJob, Pod
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.history import JobHistory
 
 __all__ = [
+    "counts_as_failure",
     "find_attempt_evidence",
     "find_new_pods",
     "find_start",
@@ -67,6 +69,18 @@ def runs_down(history: JobHistory, observed: Observed) -> bool:
     evidence = find_attempt_evidence(history, observed)
     own = set() if evidence is None else {pod.uid for pod in evidence.pods}
     return any(pod.uid in own and not pod.terminal for pod in observed.pods)
+
+
+def counts_as_failure(evidence: AttemptEvidence | None) -> bool | None:
+    """Tell whether JobSet counts such an end as a failure, by the rules of its manifest. None: no end was seen."""
+    if evidence is None:
+        return None
+    neutral = ("has condition ", f"exit code {ExitCode.SAVED.value} ")
+    if evidence.failed_batch_jobs:
+        return not any(text in evidence.failed_batch_jobs[0].failure_message for text in neutral)
+    if any(pod.disruption or pod.hang or pod.exit_code == ExitCode.SAVED for pod in evidence.pods):
+        return False
+    return True if any(pod.phase == "Failed" for pod in evidence.pods) else None
 
 
 def is_of_attempt(pod: Pod, since: int) -> bool:

@@ -16,6 +16,7 @@ __all__ = [
     "DELETED",
     "EDITED",
     "MESSAGE_LIMIT",
+    "NOT_ALLOWED",
     "SUSPENDED",
     "close_as_requested",
     "close_attempt",
@@ -29,10 +30,13 @@ __all__ = [
 SUSPENDED: Final = "suspended"
 EDITED: Final = "spec.template or spec.placement was changed"
 DELETED: Final = "its JobSet was deleted"
+NOT_ALLOWED: Final = "the job had no restart left"
+"""JobSet had begun one more start before the operator saw the last end."""
+
 _WITH_REASON: Final = f"{SUSPENDED}: "
 """Beginning of the message where more is known of the end than that the job was suspended."""
 
-_REQUESTED_ENDS: Final = frozenset({SUSPENDED, EDITED, DELETED})
+_REQUESTED_ENDS: Final = frozenset({SUSPENDED, EDITED, DELETED, NOT_ALLOWED})
 
 MESSAGE_LIMIT: Final = 1024
 
@@ -80,7 +84,10 @@ def close_attempt(
 
 
 def close_as_requested(history: JobHistory, observed: Observed, message: str, *, now: float) -> JobHistory:
-    """Close the running attempt, if there is one, because somebody asked for its end: SUSPENDED, EDITED or DELETED."""
+    """Close the running attempt, if there is one, for a reason that isn't its own.
+
+    The message is SUSPENDED, EDITED, DELETED or NOT_ALLOWED.
+    """
     if not history.is_running:
         return history
     evidence = find_attempt_evidence(history, observed)

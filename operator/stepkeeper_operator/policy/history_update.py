@@ -5,7 +5,7 @@ Open an attempt for every start, and close it with a cause at every end.
 
 from dataclasses import replace
 
-from stepkeeper.contract import Cause, ExitCode
+from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, ConditionType
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
@@ -13,6 +13,7 @@ from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.attempt_evidence import (
+    counts_as_failure,
     find_attempt_evidence,
     find_new_pods,
     find_start,
@@ -143,7 +144,7 @@ def _record_restarts(
     while history.bookkeeping.restarts_seen < jobset.restarts:
         if not history.bookkeeping.started:
             history = open_attempt(history, observed, now=now)
-        counted = _counts_as_failure(find_attempt_evidence(history, observed))
+        counted = counts_as_failure(find_attempt_evidence(history, observed))
         if counted is None:
             last = history.last_attempt
             failed = last is not None and last.cause == Cause.APPLICATION_ERROR
@@ -191,20 +192,8 @@ def _count_unseen_failures(history: JobHistory, observed: Observed, jobset: JobS
     found = [observed.find_evidence(ordinal) for ordinal in ordinals]
     if history.bookkeeping.restarts_seen < jobset.restarts:
         found.append(find_attempt_evidence(history, observed))
-    seen = sum(bool(_counts_as_failure(evidence)) for evidence in found)
+    seen = sum(bool(counts_as_failure(evidence)) for evidence in found)
     return jobset.restarts_counted - history.bookkeeping.counted_restarts_seen - seen
-
-
-def _counts_as_failure(evidence: AttemptEvidence | None) -> bool | None:
-    """Tell whether JobSet counts such an end as a failure, by the rules of its manifest. None: no end was seen."""
-    if evidence is None:
-        return None
-    neutral = ("has condition ", f"exit code {ExitCode.SAVED.value} ")
-    if evidence.failed_batch_jobs:
-        return not any(text in evidence.failed_batch_jobs[0].failure_message for text in neutral)
-    if any(pod.disruption or pod.hang or pod.exit_code == ExitCode.SAVED for pod in evidence.pods):
-        return False
-    return True if any(pod.phase == "Failed" for pod in evidence.pods) else None
 
 
 def _has_ended(history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet) -> bool:

@@ -1,25 +1,19 @@
-"""Find pods that nobody else fails or deletes, and that JobSet would wait for for ever.
+"""Find pods that nobody else fails or deletes: those that died with their node, and those that outlived their Job.
 
-They died with their node, or outlived their Job, or wait themselves: for one of their attempt that is done.
+JobSet would wait for them for ever.
 """
 
 from typing import Final
 
-from stepkeeper.contract import ExitCode
-from stepkeeper_operator.decision import DeletePod, EndHungPod, GiveUpPod
+from stepkeeper_operator.decision import DeletePod, GiveUpPod
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempt_evidence import find_attempt_evidence
-from stepkeeper_operator.policy.history import JobHistory
 
-__all__ = ["ORPHAN_WAIT_S", "find_hung_pods", "find_lost_pods", "find_orphans"]
+__all__ = ["ORPHAN_WAIT_S", "find_lost_pods", "find_orphans"]
 
 _LOOK_AGAIN_S = 5.0
 _LIFE_S = 300.0
 """Seconds for which a sign of life counts. The training may have gone on for a while before it stood still."""
-_CHECKPOINT_TIMEOUT_S: Final = 3600
-"""Seconds that the others have for their next step or commit once one pod is done."""
-
 ORPHAN_WAIT_S: Final = 60
 """Seconds left to the garbage collector, which deletes such pods within seconds if it sees them."""
 
@@ -101,32 +95,3 @@ def find_orphans(observed: Observed, *, now: float) -> tuple[tuple[DeletePod, ..
         return (), None
     left_s = left.orphaned_since + ORPHAN_WAIT_S - now
     return ((), left_s) if left_s > 0 else (tuple(DeletePod(pod=pod) for pod in left.orphans), None)
-
-
-def find_hung_pods(
-    observed: Observed, history: JobHistory, *, now: float
-) -> tuple[tuple[EndHungPod, ...], float | None]:
-    """Find the pods to end since another one is done and they do nothing, and the seconds after which to look again.
-
-    One that ends too early, with 0, fails no Job, and the others may wait for it in a collective for ever. Programs
-    that have reported no step are left alone: nobody can tell what they do.
-    """
-    last, evidence = history.last_attempt, find_attempt_evidence(history, observed)
-    if evidence is None or last is None or last.end is not None or last.to_step is None:
-        return (), None
-    done = [pod for pod in evidence.pods if pod.exit_code == pod.code == ExitCode.DONE]
-    own = {pod.uid for pod in evidence.pods}
-    waiting = [pod for pod in observed.pods if pod.uid in own and pod.started and pod.exit_code is None]
-    if not done or not waiting or any(pod.deadline is not None for pod in waiting):
-        return (), None
-    report = observed.report
-    signs = [observed.operator_started_at, *(pod.finished_at or 0.0 for pod in done)]
-    if report is not None and report.ordinal == history.ordinal:
-        signs += [report.moved_at or 0.0, report.committed_at or 0.0]
-    left_s = max(signs) + _CHECKPOINT_TIMEOUT_S - now
-    if left_s > 0:
-        return (), left_s
-    message = (
-        f"pod {done[0].name} is done, and no step or commit has been reported for {_CHECKPOINT_TIMEOUT_S} s"
-    )
-    return tuple(EndHungPod(pod=pod, message=message) for pod in waiting), None

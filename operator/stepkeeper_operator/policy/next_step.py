@@ -10,8 +10,8 @@ from stepkeeper_operator.build import build_jobset, machines_hash, queue_labels,
 from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, JobEnd, SetSuspend
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import JOBSET_RECHECK_S, REJECTED_AGAIN_S, Leftover, Observed
-from stepkeeper_operator.policy.attempt_evidence import find_attempt_evidence
-from stepkeeper_operator.policy.attempts import EDITED, close_as_requested
+from stepkeeper_operator.policy.attempt_evidence import counts_as_failure, find_attempt_evidence
+from stepkeeper_operator.policy.attempts import EDITED, NOT_ALLOWED, close_as_requested
 from stepkeeper_operator.policy.budgets import count_failures, explain_exhausted_budget
 from stepkeeper_operator.policy.causes import CAUSE_FENCED, Verdict
 from stepkeeper_operator.policy.history import JobHistory
@@ -235,7 +235,7 @@ def _plan_while_alive(
     final = history.finding is not None and history.finding.verdict is not Verdict.RESTART
     to_judge = _has_unrecorded_end(job, history) if history.is_running else final
     if to_judge and (end := _judge_last_end(job, history, restarted=history.is_running)):
-        return replace(plan, end=end)
+        return replace(plan, end=end, history=close_as_requested(history, observed, NOT_ALLOWED, now=now))
     plan = replace(plan, look_again_s=compute_report_wait_s(job, observed, history, now=now))
     wait = find_wait(job, observed)
     # Hosts that left for a moment stop nothing that runs, but nothing starts without them.
@@ -257,15 +257,27 @@ def _plan_while_alive(
 def _hold_next_start(job: CheckpointedTrainingJob, observed: Observed, plan: Plan, *, now: float) -> Plan:
     """Hold up the restart that JobSet is about to do, if the job's starts come to nothing at once.
 
-    JobSet restarts in place without any wait, and such restarts without any limit. Those after failures of the
-    application are few.
+    JobSet restarts in place without any wait, and without any limit unless it counts a failure: those are few.
     """
     last = plan.history.last_attempt
-    if last is None or last.end is None or last.cause == Cause.APPLICATION_ERROR:
+    if last is None or last.end is None or _counts_towards_max(observed, plan.history, last):
         return plan
     history, wait_s = _set_backoff(job, observed, plan.history, now)
     plan = replace(plan, history=history)
     return replace(plan, waiting=_BACKING_OFF, look_again_s=wait_s) if wait_s > 0 else plan
+
+
+def _counts_towards_max(observed: Observed, history: JobHistory, last: Attempt) -> bool:
+    """Tell whether JobSet has counted the restart after the last attempt, or will.
+
+    It may not have counted what is charged to the application: a pod that saved because its peer failed hides that.
+    """
+    jobset, known = observed.jobset, history.bookkeeping
+    if last.cause != Cause.APPLICATION_ERROR:
+        return False
+    if jobset is not None and jobset.restarts > known.restarts_seen:
+        return jobset.restarts_counted > known.counted_restarts_seen
+    return counts_as_failure(find_attempt_evidence(history, observed)) is not False
 
 
 def _find_change(

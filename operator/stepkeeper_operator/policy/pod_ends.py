@@ -79,7 +79,7 @@ def only_peers_told(pods: Iterable[Pod]) -> bool:
 
 def stopped_with_0(pod: Pod) -> bool:
     """Return True if the pod's program, told to stop, exited 0 without a word of ours: it may be far from done."""
-    told = pod.disruption is not None or pod.hang or was_stopped(pod)
+    told = pod.disruption is not None or was_stopped(pod)
     return told and pod.exit_code == 0 and pod.termination is None
 
 

@@ -18,22 +18,20 @@ from stepkeeper_operator.decision import (
     DeleteJobSet,
     DeletePod,
     DeleteTrainingJob,
-    EndHungPod,
     GiveUpPod,
     SetSuspend,
 )
 from stepkeeper_operator.errors import ApiError
-from stepkeeper_operator.facts import JobSet, Pod, read_config_map
-from stepkeeper_operator.facts.raw import RawObject, render_time
-from stepkeeper_operator.labels import HANG_CONDITION, NODE_LOST_REASON
+from stepkeeper_operator.facts import JobSet, read_config_map
+from stepkeeper_operator.facts.raw import render_time
+from stepkeeper_operator.labels import NODE_LOST_REASON
 from stepkeeper_operator.writing import ObjectWriter
 
-__all__ = ["Applier", "pod_failure_patch", "pod_hang_patch", "suspend_manifest"]
+__all__ = ["Applier", "pod_failure_patch", "suspend_manifest"]
 
 
 _log = logging.getLogger(__name__)
 
-_NO_PROGRESS: Final = "NoProgress"
 _REFUSALS: Final = {HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY}
 """Answers that the same JobSet gets again: validation, admission, a quota, missing permissions."""
 
@@ -88,12 +86,10 @@ class Applier:
                 uid = action.jobset.uid
                 await self._cluster.delete(JOBSETS, key.namespace, key.name, uid=uid, foreground=True)
             case DeletePod():
-                await self._delete_pod(action.pod)
+                pod = action.pod
+                await self._cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid)
             case GiveUpPod():
                 await self._give_up_pod(action)
-            case EndHungPod():
-                if await self._patch_pod(action.pod, pod_hang_patch(action, now=self._clock())):
-                    await self._delete_pod(action.pod)
             case DeleteTrainingJob():
                 await self._cluster.delete(TRAINING_JOBS, key.namespace, key.name, uid=job.metadata.uid)
             case _:
@@ -122,24 +118,17 @@ class Applier:
 
     async def _give_up_pod(self, action: GiveUpPod) -> None:
         pod = action.pod
-        body = pod_failure_patch(action, now=self._clock())
+        if not pod.terminal:
+            body = pod_failure_patch(action, now=self._clock())
+            try:
+                await self._cluster.patch_pod_status(pod.namespace, pod.name, body)
+            except ApiError as error:
+                if error.status != HTTPStatus.NOT_FOUND:
+                    raise
+                self._cache.forget_objects(frozenset({pod.uid}))
+                return
         # The Job's finalizer keeps the pod until the Job has counted it. Without this deletion it holds up the restart.
-        if pod.terminal or await self._patch_pod(pod, body):
-            await self._delete_pod(pod, at_once=True)
-
-    async def _patch_pod(self, pod: Pod, body: RawObject) -> bool:
-        """Change the pod's status. Return False if the pod is gone."""
-        try:
-            await self._cluster.patch_pod_status(pod.namespace, pod.name, body)
-        except ApiError as error:
-            if error.status != HTTPStatus.NOT_FOUND:
-                raise
-            self._cache.forget_objects(frozenset({pod.uid}))
-            return False
-        return True
-
-    async def _delete_pod(self, pod: Pod, *, at_once: bool = False) -> None:
-        await self._cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid, at_once=at_once)
+        await self._cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid, at_once=True)
 
 
 def suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:
@@ -157,7 +146,13 @@ def pod_failure_patch(action: GiveUpPod, *, now: float) -> dict[str, Any]:
 
     A Failed pod without the condition would count as a failure of the application.
     """
-    condition = _true_condition("DisruptionTarget", NODE_LOST_REASON, action.message, now=now)
+    condition = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": NODE_LOST_REASON,
+        "message": action.message,
+        "lastTransitionTime": render_time(now),
+    }
     return {
         "metadata": {"uid": action.pod.uid},
         "status": {
@@ -167,14 +162,3 @@ def pod_failure_patch(action: GiveUpPod, *, now: float) -> dict[str, Any]:
             "conditions": [condition],
         },
     }
-
-
-def pod_hang_patch(action: EndHungPod, *, now: float) -> dict[str, Any]:
-    """Build the patch with the condition by which Job and JobSet tell a hang from other ends."""
-    condition = _true_condition(HANG_CONDITION, _NO_PROGRESS, action.message, now=now)
-    return {"metadata": {"uid": action.pod.uid}, "status": {"conditions": [condition]}}
-
-
-def _true_condition(kind: str, reason: str, message: str, *, now: float) -> dict[str, str]:
-    since = render_time(now)
-    return {"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": since}

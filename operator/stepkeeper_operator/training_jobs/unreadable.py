@@ -1,4 +1,4 @@
-"""Manage a job whose spec can't be read at all: say what is wrong with it, and suspend it if it is to be suspended."""
+"""Manage a job whose spec can't be read at all: say what is wrong with it, and stop it if it is to be suspended."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -9,7 +9,9 @@ from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cluster import JOBSETS, Cluster
 from stepkeeper_operator.events import ObjectEvent
+from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.facts.raw import RawObject, condition_of, render_time
+from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.training_jobs.apply import suspend_manifest
 from stepkeeper_operator.writing import ObjectWriter
 
@@ -31,7 +33,7 @@ class UnreadableJobs:
         self._clock = clock
 
     async def manage(self, key: ObjectKey, raw: RawObject, problems: tuple[str, ...]) -> None:
-        """Set condition Accepted of the job, with an event, and suspend its JobSet if the spec says so.
+        """Set condition Accepted of the job, with an event, and stop its JobSet if the spec says so.
 
         Raises:
             ApiError: A write failed.
@@ -45,9 +47,19 @@ class UnreadableJobs:
         jobset, spec = self._cache.get_jobset(key), raw.get("spec")
         asked = isinstance(spec, Mapping) and spec.get("suspend") is True
         own = jobset is not None and jobset.owner_uid == meta.uid and not jobset.is_finished
-        if asked and own and jobset is not None and not (jobset.suspend or jobset.deleting):
+        if asked and own and jobset is not None and not jobset.deleting:
+            await self._stop(jobset)
+
+    async def _stop(self, jobset: JobSet) -> None:
+        """Suspend the JobSet. One that Kueue manages is deleted: Kueue would resume it."""
+        workload = self._cache.get_workload(jobset.uid)
+        if Observed(jobset=jobset, workload=workload).is_queued:
+            await self._cluster.delete(
+                JOBSETS, jobset.namespace, jobset.name, uid=jobset.uid, foreground=True
+            )
+        elif not jobset.suspend:
             body = suspend_manifest(jobset, suspend=True)
-            self._cache.record_jobset(await self._cluster.apply(JOBSETS, key.namespace, body))
+            self._cache.record_jobset(await self._cluster.apply(JOBSETS, jobset.namespace, body))
 
 
 def refuse(

@@ -4,6 +4,7 @@ tests/data/wire has a folder for each version, with what that version's writers 
 for a version that writes anything else, and none is ever removed: they are what the last version says.
 """
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from enum import StrEnum
@@ -78,8 +79,16 @@ def written() -> dict[str, Message]:
             notice="sigterm",
             error="the save of step 1100 failed",
             metrics={"loss": "2.5"},
+            stacks="rank 3: train.py:80 in step",
         ),
-        "directive": Directive(checkpoint_now="r-7", stop=True, dump_stacks=True, report_interval_s=5),
+        "directive": Directive(
+            checkpoint_now="r-7",
+            save_reason="maintenance at 12:00",
+            save_within_s=300,
+            stop=True,
+            dump_stacks=True,
+            report_interval_s=5,
+        ),
         "termination": Termination(
             code=75,
             step=1230,
@@ -92,6 +101,7 @@ def written() -> dict[str, Message]:
             error="Traceback …",
             rank=5,
             restart=1,
+            decision="saved step 1230 in 40 of 60 s",
         ),
     }
 
@@ -107,6 +117,14 @@ VERSIONS: Final = tuple(sorted(folder.name for folder in RECORDS.iterdir()))
 @pytest.mark.parametrize("name", NAMES)
 def test_the_record_of_this_version_is_what_its_writers_write(name: str) -> None:
     assert recorded(__version__, name) == written()[name].to_json()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_key_is_written(name: str) -> None:
+    """A key with its default is left out of what is written, so no record would show it."""
+    message = written()[name]
+    keys = {field.name for field in dataclasses.fields(message)}
+    assert keys == set(json.loads(message.to_json()))
 
 
 def _contains(whole: Any, part: Any) -> bool:

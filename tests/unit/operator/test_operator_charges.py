@@ -238,6 +238,23 @@ async def test_a_failure_is_charged_though_another_pod_saves_first_because_its_p
     assert "ValueError: bad" in (world.status.attempts[0].message or "")
 
 
+async def test_a_start_that_jobset_began_after_the_last_one_allowed_ends_with_the_job() -> None:
+    world = await running(restarts={"maxFailures": 0})
+    world.controllers.end_pod(world.pods[0], 75, message=termination_message(75, notice="peer", step=120))
+    world.controllers.end_pod(world.pods[1], 1)
+    for _ in range(3):
+        world.controllers.sync()
+    await world.run_until_settled()
+    assert world.condition("Failed") == (ConditionStatus.TRUE, "MaxFailuresReached")
+    first, second = world.status.attempts
+    assert (first.cause, second.cause) == ("ApplicationError", "Requested")
+    assert first.end is not None
+    assert second.end is not None
+    assert second.message == "the job had no restart left"
+    assert world.pods == []
+    assert await world.record_writes(rounds=3) == []
+
+
 async def test_a_notice_that_was_reported_explains_an_end_without_last_words() -> None:
     world = await running()
     world.receive_report(training_report(sequence=3, step=9, notice="file"))

@@ -137,6 +137,23 @@ async def test_a_job_that_is_suspended_leaves_its_queue_and_kueue_undoes_nothing
     assert world.causes == ["Requested", None]
 
 
+@pytest.mark.parametrize("default_queue", [None, "default"])
+@pytest.mark.parametrize("quota", [True, False])
+async def test_an_unreadable_job_that_is_to_be_suspended_leaves_its_queue(
+    default_queue: str | None, *, quota: bool
+) -> None:
+    world = queued(quota=quota, default_queue=default_queue)
+    await world.run_until_settled(rounds=6)
+    raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
+    spec = raw["spec"] | {"placement": "here", "suspend": True}
+    world.cluster.put("checkpointedtrainingjobs", raw | {"spec": spec})
+    await world.run_until_settled(rounds=20)
+    assert world.jobset is None
+    assert world.pods == []
+    assert writes_of_jobsets(world) == ["create", "delete"]
+    assert world.controllers.kueue.undone == []
+
+
 async def test_a_queue_that_a_suspended_job_gets_counts_when_it_resumes() -> None:
     world = World()
     await world.run_until_settled(rounds=4)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from stepkeeper_operator.api.v1alpha1.conditions import Phase
-from stepkeeper_operator.testing import World
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
+from stepkeeper_operator.testing import World, training_report
 
 
 async def phases_until_complete(world: World) -> list[str]:
@@ -45,3 +45,23 @@ async def test_a_pod_that_fails_while_others_have_finished_is_a_restart() -> Non
     world.controllers.end_pod(second, 1)
     await world.reconcile()
     assert world.phase() is Phase.RESTARTING
+
+
+async def test_reports_of_those_that_go_on_after_others_have_finished_are_seen_to_arrive() -> None:
+    world = World()
+    await world.run_until_settled(rounds=4)
+    world.receive_report(training_report(sequence=7, step=120))
+    await world.reconcile()
+    world.controllers.end_pod(world.pods[0], 0)
+    for _ in range(30):
+        world.now += 60
+        world.receive_report(training_report(sequence=7, step=120), rank=1)
+        await world.reconcile()
+        assert world.condition("Running") == (ConditionStatus.FALSE, "Finishing")
+        assert world.condition("Reporting") == (ConditionStatus.TRUE, "ReportsArrive")
+    world.restart_operator()
+    await world.reconcile()
+    assert world.condition("Reporting") == (ConditionStatus.TRUE, "ReportsArrive")
+    world.now += 3600
+    await world.reconcile()
+    assert world.condition("Reporting") == (ConditionStatus.FALSE, "NoReports")
