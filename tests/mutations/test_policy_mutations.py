@@ -125,7 +125,7 @@ TESTS: Final = {
     "fatal-ends-the-job": f"{_UNIT}restarts.py::test_a_fatal_exit_code_ends_the_job_at_once",
     "in-place-restarts-wait": f"{_UNIT}starts.py::"
     "test_starts_that_end_at_once_wait_ever_longer_and_the_pods_are_not_there_meanwhile",
-    "uncounted-failures-wait": f"{_UNIT}starts.py::"
+    "uncounted-failures-wait": f"{_UNIT}charges.py::"
     "test_failures_that_jobset_does_not_count_wait_ever_longer[False]",
     "ends-of-jobs-end-attempts": f"{_UNIT}charges.py::"
     "test_a_start_that_jobset_began_after_the_last_one_allowed_ends_with_the_job",

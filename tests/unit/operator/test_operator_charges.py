@@ -238,10 +238,35 @@ async def test_a_failure_is_charged_though_another_pod_saves_first_because_its_p
     assert "ValueError: bad" in (world.status.attempts[0].message or "")
 
 
+def fail_behind_a_peer(world: World) -> None:
+    """Let one pod fail, and the other save first since its peer stops: JobSet counts no failure."""
+    first, second = world.pods
+    world.controllers.end_pod(first, 75, message=termination_message(75, notice="peer", step=120))
+    world.controllers.end_pod(second, 1)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_failures_that_jobset_does_not_count_wait_ever_longer(*, restarted: bool) -> None:
+    waits = {"backoff": {"initialSeconds": 100, "maxSeconds": 300}, "maxFailures": 50}
+    world = await running(restarts=waits)
+    for wait_s in (100, 200, 300, 300):
+        fail_behind_a_peer(world)
+        failed_at = world.now
+        await world.run_until_settled(rounds=3)
+        assert world.pods == []
+        assert world.phase() is Phase.RESTARTING
+        if restarted:
+            world.restart_operator()
+        while world.phase() is not Phase.RUNNING:
+            await world.run_until_settled(rounds=1)
+        assert wait_s <= world.status.attempts[-1].start - failed_at < wait_s + 30
+    assert world.causes == ["ApplicationError"] * 4 + [None]
+    assert world.status.bookkeeping.job_sets == 1, "JobSet has restarted each in place"
+
+
 async def test_a_start_that_jobset_began_after_the_last_one_allowed_ends_with_the_job() -> None:
     world = await running(restarts={"maxFailures": 0})
-    world.controllers.end_pod(world.pods[0], 75, message=termination_message(75, notice="peer", step=120))
-    world.controllers.end_pod(world.pods[1], 1)
+    fail_behind_a_peer(world)
     for _ in range(3):
         world.controllers.sync()
     await world.run_until_settled()
