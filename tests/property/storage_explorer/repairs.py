@@ -19,6 +19,9 @@ from stepkeeper.storage.base import Buffer
 
 __all__ = ["beside_damage", "damager", "repairer"]
 
+_DAMAGED_MEANWHILE = 2
+"""The most entries that go bad while one person repairs: as many as the scenarios have damagers."""
+
 
 def damager(*slots: int, gone: bool = False) -> Program:
     """One of these entries of the log goes bad, or away, whichever the schedule says."""
@@ -44,9 +47,13 @@ def beside_damage(program: Program) -> Program:
 
 
 def repairer(*, dry_run: bool = False) -> Program:
-    """A person repairs the log, or looks what that would do; and says again what had no answer."""
+    """A person repairs the log, or looks what that would do; and says again what had no answer.
+
+    An entry that goes bad once the plan is made ends the repair, loudly, and the next plan has it.
+    """
 
     def run(process: Process) -> None:
+        n_damaged_meanwhile = 0
         while True:
             try:
                 plan = plan_repair(_Reading(process), patience=IMPATIENT)
@@ -66,6 +73,10 @@ def repairer(*, dry_run: bool = False) -> Program:
                 return
             except (TransientStorageError, UnknownOutcomeError):
                 continue
+            except (DamagedEntryError, LogGapError):
+                n_damaged_meanwhile += 1
+                if n_damaged_meanwhile > _DAMAGED_MEANWHILE:
+                    raise
 
     return run
 
