@@ -50,10 +50,17 @@ def signals_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def fresh_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Watch signals as in a process that was never told to stop, and leave no SIGTERM to the tests after these."""
+def fresh_watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Watch signals as in a process that was never told to stop, and leave no SIGTERM to the tests after these.
+
+    The process's own watcher may be at work, of a manager that nobody has closed: it would be handed each SIGTERM on.
+    """
     monkeypatch.setattr(preemption, "signal_watcher", SignalWatcher())
     monkeypatch.setattr(loggers, "_TELL_S", 60.0)
+    wakeup_fd, handler = signal.set_wakeup_fd(-1), signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
+    signal.set_wakeup_fd(wakeup_fd)
 
 
 def test_sigterm_is_a_notice_and_the_handler_before_is_called_too(heard: Heard) -> None:
