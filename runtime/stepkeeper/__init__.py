@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 # First of all, so that it has the last word at the end of the process: what is registered first is called last.
-import stepkeeper.fenced_end  # noqa: F401  # see above
+import stepkeeper.process_end.fence  # noqa: F401  # see above
 
 if TYPE_CHECKING:
     from stepkeeper import dcp, distributed

@@ -19,8 +19,8 @@ from stepkeeper.distributed.launchers import Launcher, choose_launcher, read_loc
 from stepkeeper.distributed.meeting import meet
 from stepkeeper.distributed.membership import Membership
 from stepkeeper.errors import PeerLostError, ProcessGroupError
-from stepkeeper.last_words import count_restarts, leave_last_word
 from stepkeeper.loggers import logger
+from stepkeeper.process_end.last_words import count_restarts, leave_last_word
 
 __all__ = ["init"]
 

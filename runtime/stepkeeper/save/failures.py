@@ -6,8 +6,8 @@ from typing import Final
 from weakref import WeakMethod
 
 from stepkeeper.errors import CompanionLostError, FencedError, PeerLostError, StepkeeperError
-from stepkeeper.fenced_end import forget_fence, note_fence
 from stepkeeper.loggers import logger
+from stepkeeper.process_end.fence import forget_fence, note_fence
 
 __all__ = ["SaveFailures"]
 

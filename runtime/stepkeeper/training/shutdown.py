@@ -20,8 +20,8 @@ from stepkeeper.errors import (
     SaveError,
     StepkeeperError,
 )
-from stepkeeper.fenced_end import show_exception
 from stepkeeper.loggers import logger
+from stepkeeper.process_end.fence import show_exception
 from stepkeeper.save.saver import Saver
 from stepkeeper.training.last_step import EndOfRank, judge_last_step
 from stepkeeper.training.step_controller import StepController

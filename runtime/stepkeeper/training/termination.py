@@ -20,9 +20,9 @@ from stepkeeper.contract import (
     Termination,
 )
 from stepkeeper.errors import FencedError, NoticeDeadlineError, PeerLostError
-from stepkeeper.last_words import count_restarts, leave_last_word
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger, tell_briefly
+from stepkeeper.process_end.last_words import count_restarts, leave_last_word
 from stepkeeper.training.announcements import PREEMPTED
 from stepkeeper.training.environment import Environment
 from stepkeeper.training.preemption import Notice, NoticeWatcher

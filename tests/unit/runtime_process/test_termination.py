@@ -11,7 +11,7 @@ from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import ExitCode, Interval, Settings, Termination
 from stepkeeper.errors import FencedError, OtherJobsRootError, PeerLostError, SaveError
-from stepkeeper.last_words import leave_last_word
+from stepkeeper.process_end.last_words import leave_last_word
 from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import Environment, PodPaths
 from stepkeeper.training.preemption import NoticeWatcher
