@@ -62,27 +62,28 @@ class ManagerParts:
         self.rank_group: Final = open_rank_group(given.process_group, self.waits)
         rank_group = self.rank_group
         identify(rank=rank_group.rank, attempt=attempt_name(environment))
-        opening = build_open_request(
-            environment,
-            rank_group,
-            self.store.uri,
-            keep,
-            tier=tier,
-            unsafe_single_writer=unsafe_single_writer,
-        )
         meeting = StackMeeting(rank_group.rank, rank_group.world_size)
         self.companion: Final = Companion(
-            opening,
+            build_open_request(
+                environment,
+                rank_group,
+                self.store.uri,
+                keep,
+                tier=tier,
+                unsafe_single_writer=unsafe_single_writer,
+            ),
             _call_weakly(self.follow_directive),
             claiming=build_claim_request(given.policy, take_over),
             stack_meeting=meeting,
             stacks_after_s=stacks_after_s,
         )
         self.progress: Final = Progress(self.companion.report_state)
-        reopen = partial(open_store, self.store.uri, unsafe_single_writer=unsafe_single_writer)
-        cached_store = None if tier is None else CachedStore(self.store, LocalTier(tier, self.store.uri))
         self.restorer: Final = Restorer(
-            self.store, rank_group, reopen=reopen, cached_store=cached_store, waits=self.waits
+            self.store,
+            rank_group,
+            reopen=partial(open_store, self.store.uri, unsafe_single_writer=unsafe_single_writer),
+            cached_store=None if tier is None else CachedStore(self.store, LocalTier(tier, self.store.uri)),
+            waits=self.waits,
         )
         self.latest_restore: Final = LatestRestore(self.restorer, self.companion)
         self.save_hooks: Final = SaveHooks()
@@ -111,10 +112,7 @@ class ManagerParts:
             self.controller, self.saver, self.progress, self.companion, rank_group
         )
         if environment is not None:
-            # The operator expects reports and may send directives from now on. Elsewhere that begins with the training.
-            self.controller.start()
-            with self.waits.in_call():
-                self.companion.ensure_process()
+            self._meet_operator()
 
     def describe(self) -> str:
         """Say in one line which root this is, and how far it is saved. From memory alone."""
@@ -134,6 +132,12 @@ class ManagerParts:
         """Do what the operator asks for. Runs in the thread that listens to the companion."""
         # Looked up late: the companion is constructed before the controller.
         self.controller.follow_directive(directive)
+
+    def _meet_operator(self) -> None:
+        """Start what elsewhere the training starts: the operator expects reports, and may send directives."""
+        self.controller.start()
+        with self.waits.in_call():
+            self.companion.ensure_process()
 
 
 def _call_weakly(act: Callable[[Given], None]) -> Callable[[Given], None]:

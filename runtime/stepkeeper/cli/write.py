@@ -32,7 +32,7 @@ from stepkeeper.cli.terminal import (
 from stepkeeper.errors import PinLostError, RefusedError
 from stepkeeper.log import BeginEntry, CommitRecord, LogState
 from stepkeeper.quantities import size_text
-from stepkeeper.retention.garbage import Garbage, sweep
+from stepkeeper.retention.garbage import Garbage, GcReport, sweep
 from stepkeeper.retention.garbage import gc as collect
 from stepkeeper.retention.leases import CommitTimes, PinReport, Times, report_pins
 from stepkeeper.retention.pins import remove_pin
@@ -113,33 +113,9 @@ def gc(
         root.open_log()
         report = collect(root.log, root.store, dry_run=dry_run, patience=root.patience)
         if as_json:
-            show_document(
-                root.uri,
-                {
-                    "dry_run": dry_run,
-                    "collected": [_garbage_document(each) for each in report.collected],
-                    "pinned": [_garbage_document(each) for each in report.pinned],
-                    "pins_over": list(report.over),
-                    "remnants": list(report.remnants),
-                },
-            )
-            return
-        done = "would collect" if dry_run else "collected"
-        for each in report.collected:
-            typer.echo(
-                f"{done} {each.folder}: {count_text(each.n_objects, 'object')}, {size_text(each.size_bytes)}"
-            )
-        for each in report.pinned:
-            typer.echo(
-                f"pinned {each.folder}: {count_text(each.n_objects, 'object')}, {size_text(each.size_bytes)}"
-            )
-        for path in report.over:
-            typer.echo(f"{done} {path}: nobody has renewed this pin for a whole lease")
-        for path in report.remnants:
-            typer.echo(f"{done} {path}: left by a process that was killed")
-        total_bytes = sum(each.size_bytes for each in report.collected)
-        folders = count_text(len(report.collected), "folder")
-        typer.echo(f"{done} {folders}, {size_text(total_bytes)}; {len(report.pinned)} pinned")
+            show_document(root.uri, _report_document(report, dry_run=dry_run))
+        else:
+            _tell_report(report, done="would collect" if dry_run else "collected")
 
 
 def _check_job_over(root: Root, state: LogState, *, force: bool) -> None:
@@ -240,6 +216,31 @@ def _remove_pin(root: Root, wanted: str, *, as_json: bool) -> None:
         return
     goes = "" if found.name.slot in state.commits else "; its data goes with the next collection"
     typer.echo(f"removed pin {wanted} of {_holder_text(found)}{goes}")
+
+
+def _tell_report(report: GcReport, *, done: str) -> None:
+    """Print what a collection found, a line each, and the sum."""
+    for said, found in ((done, report.collected), ("pinned", report.pinned)):
+        for each in found:
+            objects, size = count_text(each.n_objects, "object"), size_text(each.size_bytes)
+            typer.echo(f"{said} {each.folder}: {objects}, {size}")
+    for path in report.over:
+        typer.echo(f"{done} {path}: nobody has renewed this pin for a whole lease")
+    for path in report.remnants:
+        typer.echo(f"{done} {path}: left by a process that was killed")
+    total_bytes = sum(each.size_bytes for each in report.collected)
+    folders = count_text(len(report.collected), "folder")
+    typer.echo(f"{done} {folders}, {size_text(total_bytes)}; {len(report.pinned)} pinned")
+
+
+def _report_document(report: GcReport, *, dry_run: bool) -> dict[str, Any]:
+    return {
+        "dry_run": dry_run,
+        "collected": [_garbage_document(each) for each in report.collected],
+        "pinned": [_garbage_document(each) for each in report.pinned],
+        "pins_over": list(report.over),
+        "remnants": list(report.remnants),
+    }
 
 
 def _holder_text(report: PinReport) -> str:
