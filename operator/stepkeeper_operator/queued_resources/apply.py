@@ -27,7 +27,7 @@ from stepkeeper_operator.queued_resources.decision import (
 )
 from stepkeeper_operator.queued_resources.memory import Memory
 from stepkeeper_operator.queued_resources.naming import CLUSTER_LABEL, FINALIZER, Owner, find_owner
-from stepkeeper_operator.queued_resources.observed import Member, Observed, Outcome, Verb
+from stepkeeper_operator.queued_resources.observed import Member, Observed, Outcome, Refusal, Verb
 from stepkeeper_operator.queued_resources.sight import Presence, look_at
 from stepkeeper_operator.queued_resources.subject import Subject
 from stepkeeper_operator.writing import ObjectWriter
@@ -187,24 +187,32 @@ class Applier:
     async def _try_to_cordon(self, meta: ObjectMeta, member: Member) -> None:
         """Cordon a node. A refusal is told with the next status; machines that go on to cost don't wait for it."""
         refused = self._memory.get(meta.uid).refused_cordons
-        refused.pop(member.uid, None)
         try:
             await self._cordon(member, by=meta.uid)
         except ApiError as error:
-            refused[member.uid] = str(error)
+            self._note_refusal(refused, member, error)
             _log.warning("cannot cordon node", extra={"node": member.name, "error": str(error)})
+        else:
+            refused.pop(member.uid, None)
 
     async def _try_to_delete_node(self, meta: ObjectMeta, member: Member) -> None:
         """Delete a Node object. A refusal is told with the next status; the other nodes don't wait for it."""
         refused = self._memory.get(meta.uid).refused_deletions
-        refused.pop(member.uid, None)
         try:
             await self._cluster.delete(NODES, None, member.name, uid=member.uid)
         except ApiError as error:
             if not error.lasts:
                 raise
-            refused[member.uid] = str(error)
+            self._note_refusal(refused, member, error)
             _log.warning("cannot delete node", extra={"node": member.name, "error": str(error)})
+        else:
+            refused.pop(member.uid, None)
+
+    def _note_refusal(self, refused: dict[str, Refusal], member: Member, error: ApiError) -> None:
+        """Remember a refusal. The decision waits ever longer before it asks for the same again."""
+        before = refused.get(member.uid)
+        count = 1 if before is None else before.count + 1
+        refused[member.uid] = Refusal(text=str(error), at=self._clock(), count=count)
 
     async def _change(self, member: Member, **changes: Any) -> None:
         raw = await self._cluster.change_node(member.name, uid=member.uid, **changes)

@@ -23,10 +23,8 @@ def read_member(node: Node, uid: str, memory: ResourceMemory | None = None) -> M
         ready=node.ready,
         cordoned=node.unschedulable,
         cordoned_by_us=node.unschedulable and node.cordoned_by == uid,
-        cordon_refusal=""
-        if memory is None or node.unschedulable
-        else memory.refused_cordons.get(node.uid, ""),
-        deletion_refusal="" if memory is None else memory.refused_deletions.get(node.uid, ""),
+        cordon_refusal=None if memory is None or node.unschedulable else memory.refused_cordons.get(node.uid),
+        deletion_refusal=None if memory is None else memory.refused_deletions.get(node.uid),
     )
 
 

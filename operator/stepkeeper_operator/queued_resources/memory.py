@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus
 from stepkeeper_operator.cloud_tpu.cloud import Place
-from stepkeeper_operator.queued_resources.observed import Outcome
+from stepkeeper_operator.queued_resources.observed import Outcome, Refusal
 
 __all__ = ["Memory", "ResourceMemory"]
 
@@ -30,10 +30,10 @@ class ResourceMemory:
     missed: dict[str, float] = field(default_factory=dict)
     """What should exist in the cloud and doesn't, with the time since when that is known."""
 
-    refused_cordons: dict[str, str] = field(default_factory=dict)
+    refused_cordons: dict[str, Refusal] = field(default_factory=dict)
     """Why nodes can't be cordoned, by their uids."""
 
-    refused_deletions: dict[str, str] = field(default_factory=dict)
+    refused_deletions: dict[str, Refusal] = field(default_factory=dict)
     """Why Node objects can't be deleted, by their uids."""
 
     unwritten: QueuedResourceStatus | None = None

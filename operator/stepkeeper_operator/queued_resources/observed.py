@@ -6,7 +6,7 @@ from enum import StrEnum
 from stepkeeper_operator.cloud_tpu.cloud import CloudOperationState, CloudTPUError
 from stepkeeper_operator.cloud_tpu.polling import Listing
 
-__all__ = ["Member", "MemberPod", "Observed", "Outcome", "Verb"]
+__all__ = ["Member", "MemberPod", "Observed", "Outcome", "Refusal", "Verb"]
 
 
 class Verb(StrEnum):
@@ -16,6 +16,18 @@ class Verb(StrEnum):
     CREATE = "Create"
     DELETE = "Delete"
     LABEL = "Label"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """The answer of an API server, or of its webhooks, that doesn't let the operator change or delete a node."""
+
+    text: str
+    at: float
+    """Unix time."""
+
+    count: int
+    """Refusals in a row, this one included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +47,10 @@ class Member:
     cordoned_by_us: bool = False
     """The operator has cordoned it, for the removal of this resource."""
 
-    cordon_refusal: str = ""
+    cordon_refusal: Refusal | None = None
     """Why the operator couldn't cordon it for the removal."""
 
-    deletion_refusal: str = ""
+    deletion_refusal: Refusal | None = None
     """Why the operator couldn't delete its Node object, whose machine is gone."""
 
     @property

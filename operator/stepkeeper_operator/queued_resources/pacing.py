@@ -6,9 +6,17 @@ from typing import Final
 from stepkeeper_operator.api.v1alpha1.queuedresource import RecreateBackoff
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState, QueuedResourceStatus
 from stepkeeper_operator.cloud_tpu.cloud import ErrorKind
+from stepkeeper_operator.queued_resources.observed import Refusal
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 
-__all__ = ["compute_backoff_s", "compute_poll_s", "compute_retry_s", "find_soonest", "spread"]
+__all__ = [
+    "compute_backoff_s",
+    "compute_poll_s",
+    "compute_rest_s",
+    "compute_retry_s",
+    "find_soonest",
+    "spread",
+]
 
 _QUOTA_LIMIT_S: Final = 1800.0
 _SHORTEST_S: Final = 0.05
@@ -46,6 +54,14 @@ def compute_retry_s(kind: ErrorKind, retries: int, settings: CloudSettings) -> f
             return settings.longest_retry_s
         case ErrorKind.BUSY | ErrorKind.ALREADY_EXISTS | ErrorKind.TRANSIENT:
             return float(min(settings.longest_retry_s, settings.first_retry_s * 2**doublings))
+
+
+def compute_rest_s(refusal: Refusal | None, settings: CloudSettings, *, now: float) -> float:
+    """Compute the seconds until a node's change or deletion may be asked for again; 0: it may be now."""
+    if refusal is None:
+        return 0.0
+    wait_s = compute_retry_s(ErrorKind.TRANSIENT, refusal.count, settings)
+    return max(0.0, refusal.at + wait_s - now)
 
 
 def compute_backoff_s(backoff: RecreateBackoff, streak: int) -> float:

@@ -124,6 +124,7 @@ def observe(*resources: CloudQueuedResource, nodes: Iterable[CloudNode] = (), **
 
 
 def decide(resource: QueuedResource, observed: Observed, now: float = NOW) -> Decision:
+    """Decide at NOW, or at another time."""
     return decide_queued_resource(resource, observed, SETTINGS, now=now)
 
 
@@ -139,34 +140,33 @@ def created(state: QueuedResourceState = QueuedResourceState.PENDING, **spec: An
 
 
 def noted(resource: QueuedResource, **changes: Any) -> QueuedResource:
+    """Return the resource with changes to the bookkeeping in its status."""
     bookkeeping = resource.status.bookkeeping.model_copy(update=changes)
     return with_status(resource, bookkeeping=bookkeeping)
 
 
 def with_status(resource: QueuedResource, **changes: Any) -> QueuedResource:
+    """Return the resource with changes to its status."""
     return resource.model_copy(update={"status": resource.status.model_copy(update=changes)})
 
 
 def after(resource: QueuedResource, decision: Decision) -> QueuedResource:
+    """Return the resource with the status that was decided."""
     return resource.model_copy(update={"status": decision.status})
 
 
 def find(decision: Decision, kind: str) -> Condition:
+    """Find a condition that was decided."""
     return next(condition for condition in decision.status.conditions if condition.type == kind)
 
 
 def kinds(decision: Decision) -> list[type]:
+    """List the kinds of the actions."""
     return [type(action) for action in decision.actions]
 
 
 def deleting(state: QueuedResourceState = QueuedResourceState.ACTIVE, **spec: Any) -> QueuedResource:
     """Make one that was asked for, and whose deletion was asked for."""
-    """List the kinds of the actions."""
-    """Find a condition that was decided."""
-    """Return it with the status that was decided."""
-    """Change its status."""
-    """Change the bookkeeping in its status."""
-    """Decide at NOW."""
     resource = created(state, **spec)
     meta = resource.metadata.model_copy(update={"deletion_timestamp": 1})
     return resource.model_copy(update={"metadata": meta})

@@ -1,7 +1,6 @@
-"""Test what stands between the decision to delete a cloud resource and the request: labels, and writes to nodes."""
+"""Test what stands between the decision to delete a cloud resource and the request: the labels it has by then."""
 
 import asyncio
-import contextlib
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import ErrorKind
-from stepkeeper_operator.errors import ApiError, InvalidObjectError
+from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.testing.queued_resources import make_cloud_resource, make_resource
 from stepkeeper_operator.testing.resource_world import ResourceWorld
@@ -131,85 +130,5 @@ def test_a_refused_cordon_is_told_and_holds_no_deletion_up(by: str) -> None:
         assert (world.raw is None) is (by == "its own deletion")
         if world.raw is not None:
             assert world.condition("Degraded") == ("False", "AsExpected")
-
-    play(story())
-
-
-def test_pods_are_told_to_end_though_their_node_cannot_be_cordoned() -> None:
-    async def story() -> None:
-        world = ResourceWorld()
-        await world.run(8)
-        world.add_pod(world.cluster.list_objects("nodes")[0]["metadata"]["name"])
-        world.cluster.refusals["patch", "nodes"] = ApiError(403, "webhook nodes.corp says no")
-        world.delete()
-        for _ in range(3):
-            await world.reconcile()
-        assert [write.verb for write in world.cluster.writes if write.plural == "pods"] == ["evict"]
-        await world.run(8)
-        assert world.raw is None
-
-    play(story())
-
-
-NODE_REFUSALS = {
-    "forbidden": ApiError(403, "DELETE /api/v1/nodes/a: 403 Forbidden User cannot delete resource nodes"),
-    "webhook": InvalidObjectError(403, 'admission webhook "nodes.corp" denied the request'),
-    "webhook is down": ApiError(500, 'InternalError failed calling webhook "nodes.corp": no route to host'),
-}
-
-
-@pytest.mark.parametrize("refusal", NODE_REFUSALS.values(), ids=NODE_REFUSALS)
-@pytest.mark.parametrize("by", ["its own deletion", "its end"])
-def test_a_refused_deletion_of_a_node_is_told_with_what_to_do(by: str, refusal: ApiError) -> None:
-    async def story() -> None:
-        world = ResourceWorld(hosts_per_node=2)
-        await world.run(8)
-        n_nodes = len(world.cluster.list_objects("nodes"))
-        assert n_nodes == 2
-        world.cluster.refusals["delete", "nodes"] = refusal
-        if by == "its own deletion":
-            world.delete()
-        else:
-            world.cloud.set_state("team-v5e", "FAILED", error=("INTERNAL", "it broke"))
-        await world.run(20)
-        assert world.raw is not None
-        assert world.ours == [], "nothing is made anew beside what is left"
-        assert world.condition("Degraded") == ("True", "NodeDeletionRefused")
-        assert world.events.count("NodeDeletionRefused") == 1
-        degraded = next(c for c in world.status.conditions if c.type == "Degraded")
-        assert str(refusal) in degraded.message
-        assert "kubectl delete node" in degraded.message
-        asked = {
-            write.name for write in world.cluster.writes if (write.verb, write.plural) == ("delete", "nodes")
-        }
-        assert len(asked) == n_nodes, "one refusal keeps no other node from being asked for"
-        world.cluster.writes.clear()
-        await world.reconcile()
-        assert len(world.cluster.writes) <= n_nodes + 1
-        assert await world.reconcile() == pytest.approx(10.0, rel=0.2)
-        del world.cluster.refusals["delete", "nodes"]
-        await world.run(20)
-        assert (world.raw is None) is (by == "its own deletion")
-        if world.raw is not None:
-            assert world.condition("Degraded") == ("False", "AsExpected")
-            assert world.ours == ["team-v5e-r1"]
-
-    play(story())
-
-
-def test_a_passing_error_of_a_nodes_deletion_is_tried_again_and_not_told() -> None:
-    async def story() -> None:
-        world = ResourceWorld()
-        await world.run(8)
-        world.cluster.refusals["delete", "nodes"] = ApiError(0, "no answer within 30 s")
-        world.delete()
-        for _ in range(6):
-            with contextlib.suppress(ApiError):
-                await world.reconcile()
-            world.step()
-        assert world.condition("Degraded") == ("False", "AsExpected")
-        del world.cluster.refusals["delete", "nodes"]
-        await world.run(4)
-        assert world.raw is None
 
     play(story())

@@ -53,24 +53,25 @@ def find_refusals(observed: Observed) -> tuple[Problem, ...]:
 
 
 def _find_refused_deletions(observed: Observed) -> tuple[Problem, ...]:
-    refused = [member for member in observed.members if member.deletion_refusal]
+    refused = [(m.name, m.deletion_refusal) for m in observed.members if m.deletion_refusal is not None]
     if not refused:
         return ()
-    names = name_some([member.name for member in refused])
+    names = name_some([name for name, _ in refused])
+    first_name, refusal = refused[0]
     text = (
-        f"node {names} of this cluster can't be deleted: {refused[0].deletion_refusal}. The machines are gone, and "
+        f"node {names} of this cluster can't be deleted: {refusal.text}. The machines are gone, and "
         "everything else waits for their Node objects: let the operator's account delete nodes, or correct the webhook "
-        f"that refuses it, and it goes on by itself; or delete them: kubectl delete node {refused[0].name}"
+        f"that refuses it, and it goes on by itself; or delete them: kubectl delete node {first_name}"
     )
     return (Problem(reason="NodeDeletionRefused", message=text),)
 
 
 def _find_refused_cordons(observed: Observed) -> tuple[Problem, ...]:
-    refused = [member for member in observed.members if member.cordon_refusal]
+    refused = [(m.name, m.cordon_refusal) for m in observed.members if m.cordon_refusal is not None]
     if not refused:
         return ()
     text = (
-        f"{name_some([member.name for member in refused])} can't be cordoned: {refused[0].cordon_refusal}. The removal "
+        f"{name_some([name for name, _ in refused])} can't be cordoned: {refused[0][1].text}. The removal "
         "goes on all the same, and pods that come to them lose their machines without having been told: let the "
         "operator's account change nodes"
     )

@@ -20,7 +20,8 @@ from stepkeeper_operator.queued_resources.decision import (
     EvictPod,
 )
 from stepkeeper_operator.queued_resources.naming import make_labels, make_request_id
-from stepkeeper_operator.queued_resources.observed import Observed, Verb
+from stepkeeper_operator.queued_resources.observed import Verb
+from stepkeeper_operator.queued_resources.pacing import compute_rest_s
 from stepkeeper_operator.queued_resources.sight import Presence, Scene
 
 __all__ = ["Removal", "begin_removal", "delete_nodes", "delete_resource", "plan_removal"]
@@ -58,7 +59,7 @@ def plan_removal(status: QueuedResourceStatus, scene: Scene) -> Removal:
     if sight.presence is Presence.UNKNOWN:
         why = "" if observed.error is None else f": {observed.error}"
         text = f"nobody can tell what the cloud has of it{why}"
-        return Removal(actions=_cordon(observed), look_s=scene.settings.poll_fast_s, waiting=text)
+        return Removal(actions=_cordon(scene), look_s=scene.settings.poll_fast_s, waiting=text)
     present = [] if sight.resource is None or not sight.is_ours else [sight.resource]
     if present or sight.strays:
         return _plan_delete(status, scene, [*present, *sight.strays])
@@ -91,11 +92,13 @@ def delete_resource(
 
 
 def delete_nodes(scene: Scene) -> tuple[tuple[Action, ...], float]:
-    """Make the deletions of all Node objects, and the seconds until the next look: longer where some are refused."""
-    members = scene.observed.members
-    refused = any(member.deletion_refusal for member in members)
-    look_s = scene.settings.poll_fast_s if refused else _NODE_LOOK_S
-    return tuple(DeleteNode(member=member) for member in members), look_s
+    """Make the deletions of all Node objects, and the seconds until the next look: longer where all are refused."""
+    rests_s = {
+        member: compute_rest_s(member.deletion_refusal, scene.settings, now=scene.now)
+        for member in scene.observed.members
+    }
+    due = tuple(DeleteNode(member=member) for member, rest_s in rests_s.items() if rest_s == 0)
+    return due, max(_NODE_LOOK_S, min(rests_s.values()))
 
 
 def _plan_drain(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
@@ -105,7 +108,7 @@ def _plan_drain(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
     if scene.sight.presence not in {Presence.OURS, Presence.UNKNOWN} or not alive:
         return None
     if observed.pods is None:  # they are looked for once the status says that it is being removed
-        return Removal(actions=_cordon(observed), look_s=0.0, waiting="cordons its nodes")
+        return Removal(actions=_cordon(scene), look_s=0.0, waiting="cordons its nodes")
     pods = [pod for pod in observed.pods if pod.node in alive]
     since = status.bookkeeping.removing_since
     ends_at = scene.settings.drain_s + (scene.now if since is None else since)
@@ -114,7 +117,7 @@ def _plan_drain(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
     evictions = tuple(EvictPod(pod=pod) for pod in pods if not pod.stopping)
     names = name_some([f"{pod.namespace}/{pod.name}" for pod in pods])
     return Removal(
-        actions=(*_cordon(observed), *evictions),
+        actions=(*_cordon(scene), *evictions),
         look_s=min(_DRAIN_LOOK_S, ends_at - scene.now),
         waiting=f"pods on its nodes have until {render_time(ends_at)} to end: {names}",
     )
@@ -132,7 +135,7 @@ def _plan_delete(status: QueuedResourceStatus, scene: Scene, present: list[Cloud
         return Removal(look_s=not_before - scene.now, waiting=text)
     action = delete_resource(scene.meta, status, staying[0])
     text = f"the cloud deletes {names}"
-    return Removal(actions=(*_cordon(scene.observed), action), look_s=0.0, waiting=text)
+    return Removal(actions=(*_cordon(scene), action), look_s=0.0, waiting=text)
 
 
 def _find_rest(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
@@ -166,5 +169,9 @@ def _find_doubt(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
     return Removal(look_s=scene.settings.poll_fast_s, waiting=text)
 
 
-def _cordon(observed: Observed) -> tuple[Cordon, ...]:
-    return tuple(Cordon(member=member) for member in observed.members if not member.cordoned)
+def _cordon(scene: Scene) -> tuple[Cordon, ...]:
+    return tuple(
+        Cordon(member=member)
+        for member in scene.observed.members
+        if not member.cordoned and compute_rest_s(member.cordon_refusal, scene.settings, now=scene.now) == 0
+    )
