@@ -19,7 +19,12 @@ from stepkeeper_operator.decide.conditions import (
 )
 from stepkeeper_operator.decide.events import derive_events
 from stepkeeper_operator.decide.grace import derive_grace
-from stepkeeper_operator.decide.status import clear_previous_attempt, derive_progress, mirror_storage
+from stepkeeper_operator.decide.status import (
+    clear_previous_attempt,
+    derive_progress,
+    mirror_storage,
+    show_autocheckpoint,
+)
 from stepkeeper_operator.decision import (
     Action,
     ApplyConfigMap,
@@ -87,6 +92,7 @@ def _decide_running(
     name_s = _NAME_AGAIN_S if accepted.reason in NAME_TAKEN else None
     checkpoint = clear_previous_attempt(mirror.checkpoint, job, observed, plan.history)
     checkpoint, request_s = update_request(observed, checkpoint, plan.history, now=now)
+    checkpoint = show_autocheckpoint(checkpoint, observed.machines)
     draft = Decision(
         status=_compose_status(job, observed, plan, conditions, checkpoint),
         save_request=find_open_request(checkpoint, plan.history),
@@ -106,11 +112,10 @@ def _compose_status(
     conditions: tuple[Condition, ...],
     checkpoint: CheckpointStatus | None,
 ) -> TrainingJobStatus:
-    placement, machines = job.spec.placement, observed.machines
+    placement = job.spec.placement
     resources = ResourcesStatus(
         chips=placement.n_chips,
         hosts=placement.n_hosts,
-        autocheckpoint=None if machines is None else machines.autocheckpoint_setting,
         job_set=plan.job_set,
     )
     return TrainingJobStatus(

@@ -15,10 +15,11 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     RestoredStatus,
 )
 from stepkeeper_operator.cache.reports import LastReport
+from stepkeeper_operator.facts import QueuedMachines
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.history import JobHistory
 
-__all__ = ["Mirror", "clear_previous_attempt", "derive_progress", "mirror_storage"]
+__all__ = ["Mirror", "clear_previous_attempt", "derive_progress", "mirror_storage", "show_autocheckpoint"]
 
 _TEXT_LIMIT: Final = 64
 _MAX_ETA_S: Final = 2**53
@@ -66,6 +67,15 @@ def clear_previous_attempt(
     if checkpoint is None or not opened or reported:
         return checkpoint
     return checkpoint.model_copy(update={"in_flight_step": None, "restored": None})
+
+
+def show_autocheckpoint(
+    checkpoint: CheckpointStatus | None, machines: QueuedMachines | None
+) -> CheckpointStatus | None:
+    """Say in the checkpoint part what the job's machines do before maintenance."""
+    setting = None if machines is None else machines.autocheckpoint_setting
+    shown = (checkpoint or CheckpointStatus()).model_copy(update={"autocheckpoint": setting})
+    return None if shown == CheckpointStatus() else shown
 
 
 def derive_progress(job: CheckpointedTrainingJob, observed: Observed) -> ProgressStatus | None:

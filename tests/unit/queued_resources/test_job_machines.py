@@ -133,21 +133,20 @@ async def test_a_job_says_what_autocheckpoint_its_machines_have(
     asked: bool | None, read_back: str, shown: str
 ) -> None:
     world = await running(autocheckpoint=asked, read_back=read_back)
-    assert world.status.resources is not None
-    assert world.status.resources.autocheckpoint == shown
+    assert world.status.checkpoint is not None
+    assert world.status.checkpoint.autocheckpoint == shown
     grace = next(c for c in world.status.conditions if c.type == "GraceSufficient")
     assert f"autocheckpoint is {shown} on pod-a" in grace.message
     assert await world.record_writes() == []
     await change(world, autocheckpoint=asked, read_back="Off" if shown == "On" else "On")
-    assert world.status.resources is not None
-    assert world.status.resources.autocheckpoint != shown
+    assert world.status.checkpoint is not None
+    assert world.status.checkpoint.autocheckpoint not in {shown, None}
 
 
 async def test_a_job_without_queued_machines_says_nothing_of_autocheckpoint() -> None:
     for world in (World(), world_of(None)):
         await world.run_until_settled(rounds=3)
-        assert world.status.resources is not None
-        assert world.status.resources.autocheckpoint is None
+        assert world.status.checkpoint is None
         assert not [c for c in world.status.conditions if "autocheckpoint" in c.message]
 
 

@@ -112,6 +112,10 @@ class CheckpointStatus(StatusPart):
     last_request: SaveRequest | None = None
     """The last save that the operator asked for, ahead of announced maintenance."""
 
+    autocheckpoint: Annotated[str, Field(max_length=16)] | None = None
+    """Autocheckpoint on the QueuedResource that the job names: On, Off or Mixed. With On, the cloud waits up to 300 s
+    for a save before maintenance. Absent where the job names none, or there is none of that name."""
+
     root: Annotated[str, Field(max_length=64)] | None = None
     """Identity of the storage log that these commits are from: the nonce of its first entry."""
 
@@ -216,10 +220,6 @@ class ResourcesStatus(StatusPart):
     hosts: Count = 0
     """Hosts over all slices."""
 
-    autocheckpoint: Annotated[str, Field(max_length=16)] | None = None
-    """Autocheckpoint on the QueuedResource that the job names: On, Off or Mixed. With On, the cloud waits up to 300 s
-    for a save before maintenance. Absent where the job names none, or there is none of that name."""
-
     job_set: JobSetRef | None = None
     """The JobSet that runs the job now."""
 
@@ -267,7 +267,7 @@ class TrainingJobStatus(StatusPart):
     """The state of the job, and why."""
 
     checkpoint: CheckpointStatus | None = None
-    """Committed checkpoints, as last reported."""
+    """Committed checkpoints, as last reported, and what is done for a save before maintenance."""
 
     attempts: Annotated[tuple[Attempt, ...], Field(max_length=MAX_ATTEMPTS)] = ()
     """The newest starts of the job, oldest first: their times, the causes of their ends, their first and last steps."""
