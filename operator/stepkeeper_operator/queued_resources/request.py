@@ -157,12 +157,22 @@ def _build_tier(tier: TierSpec) -> dict[str, Any]:
 def _build_queueing(spec: QueueingSpec | None) -> dict[str, Any]:
     if spec is None:
         return {}
-    if spec.valid_until_seconds is not None:
-        return {"valid_until_duration": f"{spec.valid_until_seconds}s"}
-    if spec.valid_until_time is not None:
-        return {"valid_until_time": render_time(spec.valid_until_time)}
-    if spec.valid_after_seconds is not None:
-        return {"valid_after_duration": f"{spec.valid_after_seconds}s"}
-    if spec.valid_after_time is not None:
-        return {"valid_after_time": render_time(spec.valid_after_time)}
-    return {}
+    interval = spec.valid_interval
+    fields: dict[str, Any] = {
+        "valid_until_duration": _render_seconds(spec.valid_until_seconds),
+        "valid_until_time": _render_moment(spec.valid_until_time),
+        "valid_after_duration": _render_seconds(spec.valid_after_seconds),
+        "valid_after_time": _render_moment(spec.valid_after_time),
+        "valid_interval": None
+        if interval is None
+        else {"start_time": render_time(interval.start_time), "end_time": render_time(interval.end_time)},
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _render_seconds(seconds: int | None) -> str | None:
+    return None if seconds is None else f"{seconds}s"
+
+
+def _render_moment(at: int | None) -> str | None:
+    return None if at is None else render_time(at)

@@ -8,6 +8,8 @@ from google.protobuf import json_format
 
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudMaintenance, CloudRequest, Place
 from stepkeeper_operator.cloud_tpu.convert import build_queued_resource, read_node, read_queued_resource
+from stepkeeper_operator.queued_resources.request import build_request
+from stepkeeper_operator.testing.queued_resources import make_resource
 
 PLACE = Place(project="lab-tpus", zone="us-central2-b")
 MODULES = {ApiVersion.V2: tpu_v2, ApiVersion.V2ALPHA1: tpu_v2alpha1}
@@ -53,6 +55,30 @@ def test_a_request_is_read_back_as_it_was_written(version: ApiVersion) -> None:
     assert read.tier == request.tier
     assert read.queueing == request.queueing
     assert read.reservation_name == request.reservation_name
+
+
+QUEUEING: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({"validUntilSeconds": 600}, {"valid_until_duration": "600s"}),
+    ({"validUntilTime": "2026-12-01T00:00:00Z"}, {"valid_until_time": "2026-12-01T00:00:00Z"}),
+    ({"validAfterSeconds": 600}, {"valid_after_duration": "600s"}),
+    ({"validAfterTime": "2026-12-01T00:00:00Z"}, {"valid_after_time": "2026-12-01T00:00:00Z"}),
+    (
+        {"validInterval": {"startTime": "2026-12-01T00:00:00Z", "endTime": "2026-12-01T08:00:00Z"}},
+        {"valid_interval": {"start_time": "2026-12-01T00:00:00Z", "end_time": "2026-12-01T08:00:00Z"}},
+    ),
+]
+
+
+@pytest.mark.parametrize("version", ApiVersion)
+@pytest.mark.parametrize(("asked", "sent"), QUEUEING)
+def test_limits_of_the_queue_are_sent_and_read_back_as_they_are_asked_for(
+    asked: dict[str, Any], sent: dict[str, Any], version: ApiVersion
+) -> None:
+    built = build_request(make_resource(queueing=asked), number=0, cluster_id="c", script=None)
+    assert built.queueing == sent
+    request = request_of(version, queueing=built.queueing)
+    assert read_queued_resource(as_answered(request)).queueing == sent
 
 
 @pytest.mark.parametrize("version", ApiVersion)

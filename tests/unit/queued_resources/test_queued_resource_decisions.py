@@ -336,6 +336,14 @@ def test_an_expired_request_that_the_cloud_leaves_waiting_is_removed() -> None:
     assert decide(resource, observe(cloud), now=NOW + 21).status.bookkeeping.removing == "Expired"
 
 
+def test_a_request_whose_interval_is_over_is_removed() -> None:
+    interval = {"startTime": "1970-01-01T02:00:00Z", "endTime": "1970-01-01T03:00:00Z"}
+    resource = created(QueuedResourceState.WAITING, queueing={"validInterval": interval})
+    cloud = make_cloud_resource(resource, "WAITING_FOR_RESOURCES", create_time=int(NOW))
+    assert not decide(resource, observe(cloud)).status.bookkeeping.removing
+    assert decide(resource, observe(cloud), now=NOW + 860).status.bookkeeping.removing == "Expired"
+
+
 def test_a_changed_spec_removes_the_resource_only_where_it_may() -> None:
     for policy, removing in (("Recreate", "SpecChanged"), ("Refuse", "")):
         resource = noted(created(QueuedResourceState.ACTIVE, update_policy=policy), spec_hash="other")
@@ -352,14 +360,21 @@ def test_a_later_number_that_somebody_has_taken_is_passed_over() -> None:
     assert not decision.status.bookkeeping.created
 
 
+OVER = {
+    "validUntilTime": "1970-01-01T02:00:00Z",
+    "validInterval": {"startTime": "1970-01-01T01:00:00Z", "endTime": "1970-01-01T02:00:00Z"},
+}
+
+
+@pytest.mark.parametrize("field", OVER)
 @pytest.mark.parametrize("asked_before", [True, False], ids=["after an earlier one", "for the first time"])
-def test_a_request_whose_time_is_over_is_not_sent(*, asked_before: bool) -> None:
-    resource = make_resource(queueing={"validUntilTime": "1970-01-01T02:00:00Z"})
+def test_a_request_whose_time_is_over_is_not_sent(field: str, *, asked_before: bool) -> None:
+    resource = make_resource(queueing={field: OVER[field]})
     if asked_before:
         resource = noted(resource.model_copy(update={"status": created().status}), created=False, number=1)
     decision = decide(resource, observe())
     assert decision.actions == ()
     accepted = find(decision, "Accepted")
     assert (accepted.status, accepted.reason) == ("False", "Expired")
-    assert "validUntilTime" in accepted.message
+    assert field in accepted.message
     assert kinds(decide(resource, observe(), now=7000.0)) == [CreateCloudResource]

@@ -31,6 +31,7 @@ __all__ = [
     "SpotTier",
     "TierSpec",
     "UpdatePolicy",
+    "ValidInterval",
 ]
 
 KIND: Final = "QueuedResource"
@@ -89,6 +90,16 @@ class TierSpec(SpecPart):
     """Machines that are given to guaranteed requests first. Only version v2alpha1 of the Cloud TPU API has it."""
 
 
+class ValidInterval(SpecPart):
+    """A time in which the request is granted or not at all."""
+
+    start_time: Timestamp
+    """Beginning."""
+
+    end_time: Timestamp
+    """End."""
+
+
 class QueueingSpec(SpecPart):
     """Limits of the time that the request waits, at most one of these. The operator removes a request that has run out
     from the cloud.
@@ -105,6 +116,14 @@ class QueueingSpec(SpecPart):
 
     valid_after_time: Timestamp | None = None
     """Grant the request only from then on."""
+
+    valid_interval: ValidInterval | None = None
+    """Grant the request only in this time."""
+
+    @property
+    def end_time(self) -> int | None:
+        """The time by which the request has to be granted, where it doesn't depend on the request's creation."""
+        return self.valid_until_time if self.valid_interval is None else self.valid_interval.end_time
 
 
 class RecreateBackoff(SpecPart):

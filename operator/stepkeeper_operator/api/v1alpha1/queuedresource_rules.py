@@ -230,8 +230,14 @@ _TERMS: Final = (
     CelRule(
         at="spec.queueing",
         cel="[has(self.validUntilSeconds), has(self.validUntilTime), has(self.validAfterSeconds),"
-        " has(self.validAfterTime)].filter(given, given).size() <= 1",
-        message="queueing: give at most one of validUntilSeconds, validUntilTime, validAfterSeconds and validAfterTime",
+        " has(self.validAfterTime), has(self.validInterval)].filter(given, given).size() <= 1",
+        message="queueing: give at most one of validUntilSeconds, validUntilTime, validAfterSeconds, validAfterTime and"
+        " validInterval",
+    ),
+    CelRule(
+        at="spec.queueing.validInterval",
+        cel="self.startTime < self.endTime",
+        message="validInterval: endTime is not after startTime; use a later endTime",
     ),
     CelRule(
         at="spec",

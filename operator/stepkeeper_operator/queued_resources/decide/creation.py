@@ -103,12 +103,11 @@ def _find_rest(status: QueuedResourceStatus, scene: Scene) -> Plan | None:
 def _find_refusal(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan | None:
     """Find what makes the request pointless, however long one waits."""
     queueing = resource.spec.queueing
-    valid_until = None if queueing is None else queueing.valid_until_time
-    if valid_until is None or valid_until > scene.now:
+    valid_until = None if queueing is None else queueing.end_time
+    if queueing is None or valid_until is None or valid_until > scene.now:
         return None
-    text = (
-        f"queueing.validUntilTime, {render_time(valid_until)}, has passed: set a later one, or leave it out"
-    )
+    name = "validUntilTime" if queueing.valid_interval is None else "validInterval.endTime"
+    text = f"queueing.{name}, {render_time(valid_until)}, has passed: set a later one, or leave it out"
     return Plan(status=status, accepted=_refuse("Expired", text))
 
 

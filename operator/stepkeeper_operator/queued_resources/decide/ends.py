@@ -144,4 +144,4 @@ def find_deadline(spec: QueuedResourceSpec, cloud: CloudQueuedResource) -> int |
         return None
     if spec.queueing.valid_until_seconds is not None:
         return None if cloud.create_time is None else cloud.create_time + spec.queueing.valid_until_seconds
-    return spec.queueing.valid_until_time
+    return spec.queueing.end_time
