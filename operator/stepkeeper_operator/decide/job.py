@@ -117,6 +117,7 @@ def _compose_status(
         chips=placement.n_chips,
         hosts=placement.n_hosts,
         job_set=plan.job_set,
+        queued_resource_name=placement.queued_resource_name,
     )
     return TrainingJobStatus(
         observed_generation=job.metadata.generation,

@@ -135,6 +135,8 @@ async def test_a_job_says_what_autocheckpoint_its_machines_have(
     world = await running(autocheckpoint=asked, read_back=read_back)
     assert world.status.checkpoint is not None
     assert world.status.checkpoint.autocheckpoint == shown
+    assert world.status.resources is not None
+    assert world.status.resources.queued_resource_name == "pod-a"
     grace = next(c for c in world.status.conditions if c.type == "GraceSufficient")
     assert f"autocheckpoint is {shown} on pod-a" in grace.message
     assert await world.record_writes() == []

@@ -223,6 +223,9 @@ class ResourcesStatus(StatusPart):
     job_set: JobSetRef | None = None
     """The JobSet that runs the job now."""
 
+    queued_resource_name: Annotated[str, Field(max_length=63)] | None = None
+    """The QueuedResource whose machines the job runs on or waits for."""
+
 
 class Bookkeeping(StatusPart):
     """State that the operator needs after its own restart and can't see in the cluster. Nobody else should read it."""
