@@ -126,6 +126,8 @@ def _build_node(spec: NodeSpec, *, autocheckpoint: bool) -> dict[str, Any]:
         node["data_disks"] = [
             {"source_disk": disk.source_disk, "mode": _DISK_MODES[disk.mode]} for disk in spec.data_disks
         ]
+    if spec.secure_boot:
+        node["shielded_instance_config"] = {"enable_secure_boot": True}
     if autocheckpoint:
         node["autocheckpoint_enabled"] = True
     return node

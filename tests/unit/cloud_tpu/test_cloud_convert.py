@@ -28,6 +28,7 @@ def request_of(version: ApiVersion, **changes: Any) -> CloudRequest:
             "accelerator_config": {"type": "V5P", "topology": "2x2x2"},
             "runtime_version": "v2-alpha-tpuv5",
             "labels": {"stepkeeper-uid": "u"},
+            "shielded_instance_config": {"enable_secure_boot": True},
         },
         "tier": {"guaranteed": {"min_duration": "3600s"}},
         "queueing": {"valid_until_duration": "7200s"},

@@ -271,6 +271,7 @@ def test_the_request_names_owner_labels_and_script() -> None:
             "network": {"network": "net"},
             "serviceAccount": {"email": "x@y.iam"},
             "dataDisks": [{"sourceDisk": "d", "mode": "ReadWrite"}],
+            "secureBoot": True,
             "autocheckpointEnabled": True,
         },
         queueing={"validUntilSeconds": 600},
@@ -287,6 +288,7 @@ def test_the_request_names_owner_labels_and_script() -> None:
     assert "stepkeeper.dev/queued-resource-uid=uid-1" in request.node["metadata"]["stepkeeper-node-labels"]
     assert request.node["network_config"] == {"network": "net"}
     assert request.node["data_disks"] == [{"source_disk": "d", "mode": "READ_WRITE"}]
+    assert request.node["shielded_instance_config"] == {"enable_secure_boot": True}
     assert request.node["autocheckpoint_enabled"] is True
     assert request.queueing == {"valid_until_duration": "600s"}
     assert request.node_ids == ("team-v5e-r1-0", "team-v5e-r1-1")

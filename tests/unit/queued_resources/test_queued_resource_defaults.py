@@ -27,6 +27,7 @@ SPEC_DEFAULTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "an empty network": ({}, {"node": {"network": {}}}),
     "the default network": ({}, {"node": {"network": {"network": "default"}}}),
     "flags of the network": ({}, {"node": {"network": {"externalIps": False, "canIpForward": False}}}),
+    "no secure boot": ({}, {"node": {"secureBoot": False}}),
     "no queueing limits": ({}, {"queueing": {}}),
     "not reserved": ({"tier": {"guaranteed": {}}}, {"tier": {"guaranteed": {"reserved": False}}}),
     "empty collections": ({}, {"node": {"labels": {}, "tags": [], "metadata": {}, "dataDisks": []}}),

@@ -143,6 +143,9 @@ class NodeSpec(SpecPart):
     data_disks: Annotated[tuple[DataDisk, ...], Field(max_length=8)] = ()
     """Persistent disks that are attached to every host."""
 
+    secure_boot: bool = False
+    """Let the hosts boot only software that is signed (Shielded VM). Policies of an organization may require it."""
+
     autocheckpoint_enabled: bool | None = None
     """Before maintenance, the cloud sends SIGTERM and waits up to 5 minutes for the training to save. Unset: true with
     tier guaranteed, false with spot and bestEffort. With those two it can be true: the API takes it, and they are
