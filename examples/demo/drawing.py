@@ -193,7 +193,15 @@ def _draw_axes(story: Story, steps: Axes, lower: Axes) -> None:
     steps.set_ylabel("training step")
     steps.fill_between([], [], color=QUIET, label="nothing trains: start, fault, recovery")
     steps.scatter([], [], s=60, facecolor="white", edgecolor=COMMIT, linewidth=2, label="restore")
-    steps.legend(loc="lower right", frameon=True, framealpha=0.95, edgecolor="#e5e7eb", fontsize=9)
+    # Above the lengths of the times in which nothing trains, which stand at the bottom.
+    steps.legend(
+        loc="lower right",
+        bbox_to_anchor=(1, 0.05),
+        frameon=True,
+        framealpha=0.95,
+        edgecolor="#e5e7eb",
+        fontsize=9,
+    )
     end_s = story.complete_at_s or max(s.at_s for a in story.attempts for s in a.steps)
     lower.set_xlim(0, end_s * 1.01)
     lower.set_xlabel("time since the job was applied (min:s)")
