@@ -4,6 +4,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +38,31 @@ N_STEPS, N_STEPS_SHARED = 60, 100
 NOTICE_S = 110.0
 """Less than two minutes, so that the operator asks at once."""
 
+GUARANTEED: dict[str, Any] = {"node": {"count": 2}, "tier": {"guaranteed": {}}}
+AUTOCHECKPOINT_GRACE_S = 300
+
 
 class Training:
     """A job, and what its trainers print, pod by pod, as long as it is watched."""
 
     def __init__(
-        self, cluster: Cluster, name: str, *, resource: str, n_steps: int, pause_s: float = 0.3
+        self,
+        cluster: Cluster,
+        name: str,
+        *,
+        resource: str,
+        n_steps: int,
+        pause_s: float = 0.3,
+        own_grace: bool = True,
     ) -> None:
+        """Describe it. Without a grace of its own, its pods have as long as their machines leave them."""
         self.cluster = cluster
         self.n_steps = n_steps
         self.uri = f"gs://checkpoints/{name}-{time.time_ns()}"
         self.job = ClusterObject(cluster=cluster, kind="ctj", name=name)
         self.manifest = self._describe(resource, pause_s)
+        if not own_grace:
+            del self.manifest["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
         self.losses: dict[int, set[str]] = {}
         """By step; more than one if it was done again with another loss."""
         self.pods: dict[str, list[int]] = {}
@@ -100,6 +114,13 @@ class Training:
         asked = self.job.until(lambda status: "sequence" in status["checkpoint"].get("lastRequest", {}))
         assert "SaveRequested" in self.job.events()
         return int(asked["checkpoint"]["lastRequest"]["step"])
+
+    def read_graces(self) -> tuple[int, int]:
+        """Return the grace period of its pod, and the part of it that its trainer is told to count on."""
+        selector = f"jobset.sigs.k8s.io/jobset-name={self.job.name}"
+        (pod,) = json.loads(self.cluster.kubectl("get", "pods", "-l", selector, "-o", "json"))["items"]
+        env = {variable["name"]: variable.get("value") for variable in pod["spec"]["containers"][0]["env"]}
+        return pod["spec"]["terminationGracePeriodSeconds"], int(env["STEPKEEPER_GRACE_S"])
 
     def read_log(self) -> LogState:
         """Return what its root has."""
@@ -188,9 +209,15 @@ def test_machines_come_are_taken_away_and_come_again_and_the_training_goes_on_ex
 def test_two_trainings_on_one_resource_save_wait_and_go_on_exactly_whatever_becomes_of_it(
     resources: QueuedResources, tmp_path: Path
 ) -> None:
-    """It has a slice for each of them. First one slice is preempted, which costs both; then somebody deletes it."""
+    """It has a guaranteed slice for each of them.
+
+    First, maintenance of one slice begins, which ends its processes and doesn't give it back: that costs both. Then
+    somebody deletes it.
+    """
     trainings = [
-        Training(resources.cluster, name, resource="shared", n_steps=N_STEPS_SHARED, pause_s=0.4)
+        Training(
+            resources.cluster, name, resource="shared", n_steps=N_STEPS_SHARED, pause_s=0.4, own_grace=False
+        )
         for name in ("shares-a", "shares-b")
     ]
     with UndisturbedRun(tmp_path, N_STEPS_SHARED) as undisturbed, contextlib.ExitStack() as stack:
@@ -198,22 +225,29 @@ def test_two_trainings_on_one_resource_save_wait_and_go_on_exactly_whatever_beco
             stack.enter_context(training.watched())
         resources.apply(*(training.manifest for training in trainings))
         until_waiting(trainings, "QueuedResourceNotFound")
-        resource = resources.create("shared", node={"count": 2})
+        resource = resources.create("shared", **GUARANTEED)
         until_waiting(trainings, "WaitingForQueuedResource")
         wait_provided(resource, "default-shared")
         until_all_train_there(resources, trainings, pod=1)
+        assert resource.status()["autocheckpoint"] == "On", "nobody has asked for it"
+        for training in trainings:
+            assert training.read_graces() == (AUTOCHECKPOINT_GRACE_S, AUTOCHECKPOINT_GRACE_S)
+            assert training.job.status()["checkpoint"]["autocheckpoint"] == "On"
 
         for node in resources.cloud_nodes():
             resources.cloud.do("announce_maintenance", node=node, starts_in_s=NOTICE_S)
         saved = [training.until_saved_ahead() for training in trainings]
-        resources.cloud.do("preempt", node="default-shared-0")
+        maintained = find_training_on(resources, trainings, "default-shared-0")
+        resources.cloud.do(
+            "announce_maintenance", node="default-shared-0", starts_in_s=1, lasts_s=1, ends_in="TERMINATED"
+        )
         wait_provided(resource, "default-shared-r1")
         until_all_train_there(resources, trainings, pod=2)
 
         resources.delete(["shared"])
         until_waiting(trainings, "QueuedResourceNotFound")
         told = [training.read_log().latest for training in trainings]
-        resources.create("shared", node={"count": 2})
+        resources.create("shared", **GUARANTEED)
         statuses = [training.until_complete() for training in trainings]
         losses = undisturbed.losses()
 
@@ -221,19 +255,29 @@ def test_two_trainings_on_one_resource_save_wait_and_go_on_exactly_whatever_beco
         first, second, third = training.pods.values()
         assert first[-1] >= at_first
         assert second[0] > at_first
+        if training is maintained:
+            assert second[0] > first[-1], "its machine has waited for its last save"
         assert at_last is not None
         # It was told, and has lost nothing. (The last lines of a pod may go with it.)
         assert third[0] == at_last.step + 1 > second[-1]
         assert training.losses == {step: {losses[step]} for step in training.losses}
-        causes = [attempt.get("cause") for attempt in status["attempts"]]
-        assert causes == ["SpotPreemption", "Requested", None]
-        assert "QueuedResource shared was deleted" in status["attempts"][1]["message"]
+        # Pods that are started again before the machine is down end with it, for the same reason.
+        causes = [cause for cause, _ in groupby(attempt.get("cause") for attempt in status["attempts"])]
+        assert causes == ["Maintenance", "Requested", None]
+        assert "QueuedResource shared was deleted" in status["attempts"][-2]["message"]
         assert [entry["countedTowardsLimit"] for entry in status["restarts"]["byCause"]] == [0, 0]
 
 
 def until_waiting(trainings: list[Training], reason: str) -> None:
     for training in trainings:
         training.job.until_condition("Suspended", "True", reason)
+
+
+def find_training_on(resources: QueuedResources, trainings: list[Training], cloud_node: str) -> Training:
+    """Find the training whose last pod is on this slice."""
+    nodes = resources.list_joined("shared").items()
+    (name,) = (n for n, raw in nodes if raw["metadata"]["labels"]["stepkeeper.dev/cloud-node"] == cloud_node)
+    return next(training for training in trainings if list(training.nodes.values())[-1] == name)
 
 
 def until_all_train_there(resources: QueuedResources, trainings: list[Training], *, pod: int) -> None:
