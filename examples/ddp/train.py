@@ -104,7 +104,7 @@ def parse_options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--checkpoint-uri", help="file:// or gs://; left out in a CheckpointedTrainingJob")
-    parser.add_argument("--steps", type=int, default=200, help="stop there; a multiple of 10 is saved")
+    parser.add_argument("--steps", type=int, default=200, help="stop there; the last step is saved")
     parser.add_argument("--pause-seconds", type=float, default=0.0, help="rest after each step")
     return parser.parse_args()
 

@@ -1,6 +1,7 @@
 """examples/text_lm on the cluster: preempted, its node's power cut, without an operator; and exact all the same."""
 
 import json
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -177,6 +178,31 @@ def test_without_an_operator_a_preempted_job_resumes_and_status_is_right_again_l
     assert len(status["attempts"]) == 2
     assert status["attempts"][0]["cause"] != "ApplicationError"
     assert status["restarts"]["total"] == 1
+
+
+def test_a_job_goes_on_with_half_of_its_devices(site: Cluster, tmp_path: Path) -> None:
+    """Its tensors lie on a mesh of other sizes then: the losses are the same, up to the order of sums."""
+    n_steps = 60
+    run = Run(site, manifest("halved", n_steps))
+
+    def halve(_: str) -> None:
+        spec = run.job["spec"]["template"]["spec"]
+        (devices,) = (each for each in spec["containers"][0]["env"] if each["name"] == "CPU_NUM_DEVICES")
+        assert devices["value"] == "4"
+        devices["value"] = "2"
+        site.kubectl("apply", "-f", "-", stdin=json.dumps(run.job))
+
+    edit = "Half of the devices"
+    with UndisturbedRun(tmp_path, n_steps) as undisturbed:
+        story = run.follow(run.act(edit, midway(25, SAVE_INTERVAL), halve))
+        exact = undisturbed.losses()
+
+    assert broken_claims(story, disruptions=[edit]) == []
+    assert len(story.attempts) == 2
+    assert not lost_steps(story, 0), "an edit asks for a save first"
+    for step in story.attempts[1].steps:
+        assert math.isclose(float.fromhex(step.exact), float.fromhex(exact[step.step]), rel_tol=1e-3)
+    assert {step.step: step.exact for step in story.attempts[0].steps}.items() <= exact.items()
 
 
 def wait_for_commit_of_next_claim(run: Run, before: LogState) -> LogState:

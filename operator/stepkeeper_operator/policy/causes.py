@@ -39,8 +39,9 @@ __all__ = [
 CAUSE_FENCED: Final = "Fenced"
 CAUSE_DISRUPTION: Final = Cause.DISRUPTION.value
 
+_BY_SCHEDULER: Final = "PreemptionByScheduler"
 _BY_REASON: Final = {
-    "PreemptionByScheduler": Cause.SCHEDULER_PREEMPTION,
+    _BY_SCHEDULER: Cause.SCHEDULER_PREEMPTION,
     "EvictionByEvictionAPI": Cause.EVICTION,
     "DeletionByTaintManager": Cause.NODE_FAILURE,
     "DeletionByPodGC": Cause.NODE_FAILURE,
@@ -52,6 +53,9 @@ _SIGTERM: Final = "sigterm"
 _BY_KUBELET: Final = "TerminationByKubelet"
 _EVICTED: Final = "Evicted"
 _SHUTDOWN_REASONS: Final = {"NodeShutdown", "Terminated", "Shutdown"}
+_CLOUDS: Final = {Cause.SPOT_PREEMPTION, Cause.MAINTENANCE}
+"""The causes that the cloud announces to a machine itself."""
+
 _MADE_UP: Final = {"Unknown", "ContainerStatusUnknown"}
 _BY_LOSS: Final = {
     Cause.NODE_FAILURE,
@@ -172,13 +176,17 @@ def _check_disrupted(pods: tuple[Pod, ...], circumstances: Circumstances) -> Fin
 def _classify_disruption(pod: Pod, circumstances: Circumstances) -> str | None:
     if pod.disruption == _BY_KUBELET and pod.reason == _EVICTED:
         return Cause.EVICTION
-    if pod.disruption == _BY_KUBELET or (pod.disruption is None and pod.reason in _SHUTDOWN_REASONS):
+    shuts_down = pod.disruption == _BY_KUBELET or (pod.disruption is None and pod.reason in _SHUTDOWN_REASONS)
+    if not shuts_down and pod.disruption is None:
+        return None
+    said = None if pod.termination is None else pod.termination.cause
+    if said in _CLOUDS and pod.disruption != _BY_SCHEDULER:
+        return said  # the cloud tells its machines why it takes them; Kubernetes knows only how the pod ended
+    if shuts_down:
         node = circumstances.nodes.get(pod.node or "")
         spot = circumstances.spot if node is None else node.spot
         return Cause.SPOT_PREEMPTION if spot else Cause.MAINTENANCE
-    if pod.disruption is None:
-        return None
-    return _BY_REASON.get(pod.disruption, CAUSE_DISRUPTION)
+    return _BY_REASON.get(pod.disruption or "", CAUSE_DISRUPTION)
 
 
 def _check_node_lost(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:

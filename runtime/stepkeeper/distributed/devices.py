@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from stepkeeper.distributed.launchers import read_local_rank
 
-__all__ = ["Hardware", "find_hardware"]
+__all__ = ["Hardware", "choose_backend", "find_hardware"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,19 @@ def find_hardware() -> Hardware:
     index = read_local_rank(os.environ) % torch.accelerator.device_count()
     torch.accelerator.set_device_index(index)
     device = torch.device(accelerator.type, index)
-    own = dist.get_default_backend_for_device(accelerator)
-    backend = own if own == "gloo" else f"cpu:gloo,{accelerator.type}:{own}"
-    return Hardware(device=device, backend=backend, on_tpu=False)
+    return Hardware(device=device, backend=choose_backend(device), on_tpu=False)
+
+
+def choose_backend(device: torch.device) -> str:
+    """Return the backends of a process group for tensors on that kind of device: NCCL for CUDA's.
+
+    Tensors on the CPU go over gloo besides, and all do where torch knows no backend for the device.
+    """
+    try:
+        own = dist.get_default_backend_for_device(device)
+    except ValueError:
+        own = "gloo"
+    return own if own == "gloo" else f"cpu:gloo,{device.type}:{own}"
 
 
 def _uses_torch_xla() -> bool:

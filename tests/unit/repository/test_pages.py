@@ -8,6 +8,7 @@ import pytest
 from typer.main import get_command
 
 from stepkeeper.cli.app import app
+from stepkeeper.contract import Identity
 
 ROOT = Path(__file__).parents[3]
 PAGES = [
@@ -69,3 +70,9 @@ def test_make_has_the_targets_that_pages_name() -> None:
     }
     assert len(named) > 5
     assert named <= TARGETS
+
+
+def test_the_page_on_launching_names_each_variable_of_the_pods() -> None:
+    text = (ROOT / "docs/user/launching.md").read_text(encoding="utf-8")
+    _, _, section = text.partition("## What the pods have in their environment")
+    assert sorted(re.findall(r"`(STEPKEEPER_[A-Z_]+)`", section)) == sorted(Identity.variables())

@@ -1,7 +1,9 @@
 """Who has started a process is told by the variables that it finds."""
 
 import pytest
+import torch
 
+from stepkeeper.distributed.devices import choose_backend
 from stepkeeper.distributed.launchers import Launcher, choose_launcher, read_local_rank
 from stepkeeper.errors import ProcessGroupError
 from stepkeeper.testing.pod import pod_environ, pod_identity
@@ -45,3 +47,11 @@ def test_the_local_rank_is_the_launchers() -> None:
     assert read_local_rank(TORCHRUN) == 1
     assert read_local_rank({"PJRT_LOCAL_PROCESS_RANK": "2"}) == 2
     assert read_local_rank(POD) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [("cpu", "gloo"), ("cuda", "cpu:gloo,cuda:nccl"), ("xpu", "cpu:gloo,xpu:xccl"), ("hpu", "gloo")],
+)
+def test_the_backend_is_the_devices_own_beside_gloo(kind: str, backend: str) -> None:
+    assert choose_backend(torch.device(kind)) == backend
