@@ -150,6 +150,12 @@ class Metrics:
             ["namespace", "job"],
             registry=self._registry,
         )
+        self.stalled = Gauge(
+            "stepkeeper_stalled",
+            "1 while a job's condition Progressing is False: no step and no commit for long.",
+            ["namespace", "job"],
+            registry=self._registry,
+        )
         self.queue_length = Gauge(
             "stepkeeper_queue_length",
             "Objects that wait for a worker, by kind.",
@@ -169,7 +175,7 @@ class Metrics:
 
     def forget_job(self, namespace: str, job: str) -> None:
         """Remove the gauges of a job that is gone."""
-        for gauge in (self.step, self.committed_step, self.starts_without_checkpoint):
+        for gauge in (self.step, self.committed_step, self.starts_without_checkpoint, self.stalled):
             gauge.remove_by_labels({"namespace": namespace, "job": job})
 
     def render(self) -> bytes:

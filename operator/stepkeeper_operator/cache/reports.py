@@ -26,6 +26,15 @@ class LastReport:
     moved_at: float | None = None
     """When a report of the attempt last showed another step than the one before it."""
 
+    pod_moved_at: float | None = None
+    """When a report of this pod last showed another step than the one before it."""
+
+    longest_step_s: float | None = None
+    """The longest time between two steps that reports of this pod have shown. None until they have shown two."""
+
+    committed_at: float | None = None
+    """When a report of the attempt last named a commit that none had named before."""
+
     commits: tuple[ReportedCommit, ...] = ()
     """The newest commits reported to this operator, oldest first."""
 
@@ -44,6 +53,8 @@ class ReportCache:
         known = self._last.get(job_uid)
         earlier = () if known is None or known.report.root != last.report.root else known.commits
         last = _add_signs_of_life(None if known is None or known.ordinal != last.ordinal else known, last)
+        if not {commit.sequence for commit in last.report.commits} <= {commit.sequence for commit in earlier}:
+            last = replace(last, committed_at=last.received_at)
         merged = {commit.sequence: commit for commit in (*earlier, *last.report.commits)}
         commits = tuple(merged[sequence] for sequence in sorted(merged)[-_KEPT_COMMITS:])
         self._last[job_uid] = replace(last, commits=commits)
@@ -61,8 +72,19 @@ def _add_signs_of_life(known: LastReport | None, last: LastReport) -> LastReport
     if known is None:
         return replace(last, heard_at=heard_at)
     moved = last.report.step is not None and last.report.step != known.report.step
-    return replace(
+    last = replace(
         last,
         heard_at={**known.heard_at, **heard_at},
         moved_at=last.received_at if moved else known.moved_at,
+        committed_at=known.committed_at,
     )
+    return _add_pace(known, last, moved=moved) if known.pod_uid == last.pod_uid else last
+
+
+def _add_pace(known: LastReport, last: LastReport, *, moved: bool) -> LastReport:
+    """Return `last` with the times between the steps of its pod: another one may have come hours after the last."""
+    longest_s = known.longest_step_s
+    if moved and known.pod_moved_at is not None:
+        longest_s = max(longest_s or 0.0, last.received_at - known.pod_moved_at)
+    moved_at = last.received_at if moved else known.pod_moved_at
+    return replace(last, pod_moved_at=moved_at, longest_step_s=longest_s)

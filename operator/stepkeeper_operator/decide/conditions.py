@@ -4,9 +4,10 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import Final
 
-from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, ConditionType, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import ProgressStatus
+from stepkeeper_operator.decide.progressing import derive_progressing, list_done
 from stepkeeper_operator.decide.quota import derive_quota
 from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.facts import JobSet, Pod
@@ -54,32 +55,36 @@ def derive_conditions(
     accepted: ConditionUpdate,
     settings: OperatorSettings,
     *,
+    progress: ProgressStatus | None,
     now: float,
 ) -> tuple[tuple[ConditionUpdate, ...], float | None]:
     """Derive all conditions of a running or ended job.
 
     Returns:
-        The conditions, and the seconds until Reporting has to be judged again; None if it needn't be.
+        The conditions, and the seconds until Reporting or Progressing has to be judged again; None if neither has.
 
     """
     running = _derive_running(job, observed, plan.history, waiting=plan.waiting, now=now)
     if plan.end is not None:
         running = replace(running, status=False, reason=plan.end.reason, message="the job is over")
+    goes_on = running.status is True or running.reason == _FINISHING
     reporting, look_s = _derive_reporting(
-        observed,
-        plan.history,
-        running=running.status is True or running.reason == _FINISHING,
-        now=now,
-        silence_s=settings.silence_s,
+        observed, plan.history, running=goes_on, now=now, silence_s=settings.silence_s
+    )
+    heard = reporting.status if goes_on else None
+    progressing, step_s = derive_progressing(
+        job, observed, plan.history, progress, running=goes_on, heard=heard, now=now
     )
     updates = [_derive_accepted(accepted, observed), running, _derive_suspended(job, observed, plan, now=now)]
     updates += derive_quota(job, observed, plan.history)
     # A restarted operator has no report yet: the judgement of the last one still stands.
     if reporting.status is not None or not _was_reported_before(job):
         updates.append(reporting)
+    updates += progressing
     if plan.end is not None:
         updates.append(plan.end.to_condition_update())
-    return tuple(updates), look_s
+    waits_s = [wait_s for wait_s in (look_s, step_s) if wait_s is not None]
+    return tuple(updates), min(waits_s, default=None)
 
 
 def update_conditions(
@@ -167,7 +172,7 @@ def _derive_running(
     present = [pod for pod in observed.pods if pod.ordinal == history.ordinal]
     alive = [pod for pod in present if pod.phase == "Running" and pod.started and pod.deadline is None]
     running = [pod for pod in alive if pod.exit_code is None]
-    done = [pod for pod in present if pod.terminal and pod.deadline is None and _exited_0(pod)]
+    done = list_done(present)
     if done and len(done) + len(running) >= n_hosts:
         # The job is over when JobSet says so.
         message = f"{len(done)} of {n_hosts} pods have exited 0"
@@ -196,11 +201,6 @@ def _derive_running(
         )
     message = f"{len(running)} of {n_hosts} pods run{detail}"
     return ConditionUpdate(type=kind, status=False, reason=reason, message=message)
-
-
-def _exited_0(pod: Pod) -> bool:
-    """Tell whether the trainer ended with 0 and meant it: a launcher may say 0 where the trainer said 75."""
-    return pod.exit_code == pod.code == ExitCode.DONE
 
 
 def _describe_outlived(pod: Pod) -> str:

@@ -4,6 +4,7 @@ from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStat
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, TrainingJobStatus
 from stepkeeper_operator.decide.conditions import NO_NEW_CHECKPOINT, NO_PODS
 from stepkeeper_operator.decide.grace import TOO_SHORT
+from stepkeeper_operator.decide.progressing import is_stalled
 from stepkeeper_operator.events import ObjectEvent
 
 __all__ = ["derive_events"]
@@ -15,7 +16,8 @@ def derive_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[
     """List the events between two statuses.
 
     There is one for each end of an attempt, corrected cause, resume, change of phase, of what a suspended job waits
-    for, refusal, for missing pods, and for a grace period that becomes too short or long enough again.
+    for, refusal, for missing pods, for a training that makes no steps, and for a grace period that becomes too short
+    or long enough again.
     """
     return (
         *_derive_attempt_events(before, after),
@@ -23,6 +25,7 @@ def derive_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[
         *_derive_wait_event(before, after),
         *_derive_refusal_event(before, after),
         *_derive_missing_pods_event(before, after),
+        *_derive_stall_event(before, after),
         *_derive_request_events(before, after),
         *_derive_grace_event(before, after),
     )
@@ -95,6 +98,13 @@ def _derive_missing_pods_event(
     if now is None or now.reason != NO_PODS or (earlier is not None and earlier.reason == NO_PODS):
         return ()
     return (ObjectEvent(warning=True, reason=NO_PODS, message=now.message),)
+
+
+def _derive_stall_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
+    now = _find_condition(after, "Progressing")
+    if now is None or not is_stalled(after) or is_stalled(before):
+        return ()
+    return (ObjectEvent(warning=True, reason=now.reason, message=now.message),)
 
 
 def _derive_request_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:

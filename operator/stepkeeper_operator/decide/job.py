@@ -7,6 +7,7 @@ from stepkeeper_operator.api.v1alpha1.conditions import Condition
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     CheckpointStatus,
+    ProgressStatus,
     ResourcesStatus,
     TrainingJobStatus,
 )
@@ -78,7 +79,8 @@ def _decide_running(
         job, observed, new_commit=mirror.new_commit, now=now, reattribution_s=settings.reattribution_s
     )
     plan = plan_next(job, observed, history, settings=settings, now=now)
-    updates, look_s = derive_conditions(job, observed, plan, accepted, settings, now=now)
+    progress = derive_progress(job, observed, plan.history)
+    updates, look_s = derive_conditions(job, observed, plan, accepted, settings, progress=progress, now=now)
     grace = () if plan.end is not None else derive_grace(job, observed, plan.history, mirror.checkpoint)
     conditions = update_conditions(job, (*updates, *grace), now=now)
     lost, lost_s = find_lost_pods(observed, now=now, uptime_s=settings.lost_node_uptime_s)
@@ -94,7 +96,7 @@ def _decide_running(
     checkpoint, request_s = update_request(observed, checkpoint, plan.history, now=now)
     checkpoint = show_autocheckpoint(checkpoint, observed.machines)
     draft = Decision(
-        status=_compose_status(job, observed, plan, conditions, checkpoint),
+        status=_compose_status(job, observed, plan, conditions, checkpoint, progress=progress),
         save_request=find_open_request(checkpoint, plan.history),
         actions=(*config, *plan.actions, *lost, *orphans, *ending),
         requeue_after_s=_find_soonest(
@@ -111,6 +113,8 @@ def _compose_status(
     plan: Plan,
     conditions: tuple[Condition, ...],
     checkpoint: CheckpointStatus | None,
+    *,
+    progress: ProgressStatus | None,
 ) -> TrainingJobStatus:
     placement = job.spec.placement
     resources = ResourcesStatus(
@@ -126,7 +130,7 @@ def _compose_status(
         checkpoint=checkpoint,
         attempts=plan.history.attempts,
         restarts=plan.history.restarts,
-        progress=derive_progress(job, observed),
+        progress=progress,
         resources=resources,
         bookkeeping=plan.history.bookkeeping,
     )

@@ -1,5 +1,6 @@
 """Derive the checkpoint and progress parts of the status from reports and pods. The same facts give the same bytes."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +18,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
 from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.facts import QueuedMachines
 from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.attempt_evidence import find_current_report
 from stepkeeper_operator.policy.history import JobHistory
 
 __all__ = ["Mirror", "clear_previous_attempt", "derive_progress", "mirror_storage", "show_autocheckpoint"]
@@ -78,12 +80,18 @@ def show_autocheckpoint(
     return None if shown == CheckpointStatus() else shown
 
 
-def derive_progress(job: CheckpointedTrainingJob, observed: Observed) -> ProgressStatus | None:
+def derive_progress(
+    job: CheckpointedTrainingJob, observed: Observed, history: JobHistory
+) -> ProgressStatus | None:
     """Derive the progress part of the status."""
     before = job.status.progress
+    if before is not None and not history.is_attempt_of(job.status):
+        before = before.model_copy(update={"longest_step_seconds": None})
     if observed.report is None:
         return before
     report, known = observed.report.report, before or ProgressStatus()
+    current = find_current_report(observed, history)
+    longest_s = None if current is None else current.longest_step_s
     step = known.step if report.step is None else report.step
     moved = report.step is not None and report.step != known.step
     total = job.spec.total_steps
@@ -95,9 +103,14 @@ def derive_progress(job: CheckpointedTrainingJob, observed: Observed) -> Progres
         eta_seconds=None if left is None or speed is None else min(_MAX_ETA_S, left * speed // 1000),
         step_millis=speed,
         last_progress_time=int(observed.report.received_at) if moved else known.last_progress_time,
+        longest_step_seconds=_find_longest(known.longest_step_seconds, longest_s),
         slowest_rank=report.ranks.slowest if report.ranks is not None else known.slowest_rank,
         metrics=_convert_metrics(report.metrics) or known.metrics,
     )
+
+
+def _find_longest(known_s: int | None, seen_s: float | None) -> int | None:
+    return known_s if seen_s is None else max(known_s or 0, math.ceil(seen_s))
 
 
 def _is_of_last_attempt(job: CheckpointedTrainingJob, report: LastReport) -> bool:

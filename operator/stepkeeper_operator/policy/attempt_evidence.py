@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.cache.evidence import AttemptEvidence
+from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.facts import BatchJob, Pod
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.history import JobHistory
@@ -14,6 +15,7 @@ from stepkeeper_operator.policy.history import JobHistory
 __all__ = [
     "counts_as_failure",
     "find_attempt_evidence",
+    "find_current_report",
     "find_new_pods",
     "find_start",
     "is_of_attempt",
@@ -33,6 +35,14 @@ def find_attempt_evidence(history: JobHistory, observed: Observed) -> AttemptEvi
         pods=tuple(pod for pod in leave_out_replaced(evidence.pods) if is_of_attempt(pod, since)),
         failed_batch_jobs=_find_present_failures(evidence),
     )
+
+
+def find_current_report(observed: Observed, history: JobHistory) -> LastReport | None:
+    """Find the newest report, if it is of the last attempt. After a suspension attempts have the same ordinal."""
+    report, last = observed.report, history.last_attempt
+    if report is None or last is None or report.ordinal != history.ordinal or report.received_at < last.start:
+        return None
+    return report
 
 
 def find_start(history: JobHistory, observed: Observed, *, now: float) -> float:

@@ -2,7 +2,12 @@
 
 from dataclasses import dataclass
 
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, Bookkeeping, RestartsStatus
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
+    Attempt,
+    Bookkeeping,
+    RestartsStatus,
+    TrainingJobStatus,
+)
 from stepkeeper_operator.policy.causes import Finding
 
 __all__ = ["JobHistory"]
@@ -26,6 +31,13 @@ class JobHistory:
     def is_running(self) -> bool:
         """True while an attempt runs."""
         return self.last_attempt is not None and self.last_attempt.end is None
+
+    def is_attempt_of(self, status: TrainingJobStatus) -> bool:
+        """Return True if the last attempt is also the last one in `status`: all else there is about it, too."""
+        last, known = self.last_attempt, status.attempts[-1] if status.attempts else None
+        if last is None or known is None:
+            return False
+        return (known.number, known.start) == (last.number, last.start)
 
     @property
     def ordinal(self) -> tuple[int, int]:

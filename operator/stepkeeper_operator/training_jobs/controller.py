@@ -14,6 +14,7 @@ from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cluster import TRAINING_JOBS, Cluster, Resource
 from stepkeeper_operator.controller import RETRY_SOON_S
 from stepkeeper_operator.decide.job import decide_job
+from stepkeeper_operator.decide.progressing import is_stalled
 from stepkeeper_operator.decision import Decision
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.settings import OperatorSettings
@@ -103,6 +104,7 @@ class JobController:
             self._metrics.committed_step.labels(key.namespace, key.name).set(checkpoint.latest.step)
         starts = decision.status.bookkeeping.starts_without_checkpoint
         self._metrics.starts_without_checkpoint.labels(key.namespace, key.name).set(starts)
+        self._metrics.stalled.labels(key.namespace, key.name).set(is_stalled(decision.status))
         if decision.write_status:
             ended = {attempt.number for attempt in job.status.attempts if attempt.end is not None}
             for attempt in decision.status.attempts:

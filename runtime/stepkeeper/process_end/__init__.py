@@ -1,1 +1,1 @@
-"""What a process of the training leaves behind at its end: its exit code after a fence, and its last words."""
+"""The end of a process of the training: its exit code after a fence, and its last words."""

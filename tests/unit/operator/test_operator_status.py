@@ -1,6 +1,6 @@
 """Test the checkpoint and progress parts of the status, from reports and termination messages."""
 
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -14,11 +14,14 @@ from stepkeeper.contract import (
     Termination,
 )
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_RECENT
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_RECENT, Bookkeeping, RestartsStatus
 from stepkeeper_operator.cache.reports import LastReport, ReportCache
 from stepkeeper_operator.decide.status import Mirror, derive_progress, mirror_storage
 from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.testing import training_job
+
+NO_HISTORY: Final = JobHistory(attempts=(), restarts=RestartsStatus(), bookkeeping=Bookkeeping())
 
 
 def job(**checkpoint: Any) -> CheckpointedTrainingJob:
@@ -161,7 +164,7 @@ def test_progress_is_a_percentage_an_estimate_and_the_time_it_was_last_seen_to_m
         ranks=SlowestRank(slowest=3, step=249),
         metrics={"loss": "1.25", "lr": "x" * 100},
     )
-    progress = derive_progress(job(), observed(report))
+    progress = derive_progress(job(), observed(report), NO_HISTORY)
     assert progress is not None
     assert (progress.percent, progress.eta_seconds, progress.slowest_rank) == (25, 1500, 3)
     assert progress.last_progress_time == 100
@@ -173,7 +176,7 @@ def test_a_step_that_stands_still_keeps_the_time_it_moved_at() -> None:
     raw["metadata"]["uid"] = "u"
     raw["status"] = {"progress": {"step": 250, "lastProgressTime": "1970-01-01T00:00:50Z"}}
     known = CheckpointedTrainingJob.model_validate(raw)
-    progress = derive_progress(known, observed(training(step=250)))
+    progress = derive_progress(known, observed(training(step=250)), NO_HISTORY)
     assert progress is not None
     assert progress.last_progress_time == 50
 
@@ -184,6 +187,6 @@ def test_last_words_are_short_enough_to_be_read_back() -> None:
 
 
 def test_an_estimate_beyond_all_bounds_is_one_that_the_api_keeps() -> None:
-    progress = derive_progress(job(), observed(training(step=0, step_millis=2**53)))
+    progress = derive_progress(job(), observed(training(step=0, step_millis=2**53)), NO_HISTORY)
     assert progress is not None
     assert progress.eta_seconds == 2**53

@@ -37,6 +37,9 @@ class ConditionType(StrEnum):
     REPORTING = "Reporting"
     """The job's reports arrive. A False one names the likely reasons; it alone never restarts the job."""
 
+    PROGRESSING = "Progressing"
+    """The training makes steps. A False one says since when it makes none; it alone never restarts the job."""
+
     GRACE_SUFFICIENT = "GraceSufficient"
     """A save fits into the time that pods have at their end. Unknown until a commit tells how long one takes."""
 

@@ -198,6 +198,9 @@ class ProgressStatus(StatusPart):
     last_progress_time: Timestamp | None = None
     """Time when a report last showed a greater step."""
 
+    longest_step_seconds: Count | None = None
+    """Longest time between two steps of the current attempt that reports have shown. Unset: they have shown too few."""
+
     slowest_rank: Count | None = None
     """The host that is furthest behind."""
 

@@ -1,0 +1,185 @@
+"""Derive condition Progressing: whether the training makes steps, and what to do about one that makes none.
+
+Nothing is ended for it: a step that stands still looks the same in a hang, an evaluation and an export.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from stepkeeper.contract import ExitCode, ReportPhase
+from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, ConditionType
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import ProgressStatus, TrainingJobStatus
+from stepkeeper_operator.cache.reports import LastReport
+from stepkeeper_operator.decision import ConditionUpdate
+from stepkeeper_operator.facts import Pod
+from stepkeeper_operator.facts.raw import render_time
+from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.attempt_evidence import find_current_report
+from stepkeeper_operator.policy.history import JobHistory
+
+__all__ = ["NO_STEP", "PODS_FINISHED", "derive_progressing", "is_stalled", "list_done"]
+
+NO_STEP: Final = "NoStep"
+PODS_FINISHED: Final = "PodsFinishedOthersRun"
+_STEP_TIMEOUT_S: Final = 1800
+"""Seconds that any step may take."""
+
+_FACTOR: Final = 10
+"""How many times longer than the longest step of the attempt so far the present one may take."""
+
+_FINISHED_TIMEOUT_S: Final = 3600
+"""Seconds that the other pods have for their next step or commit once one of them has exited 0."""
+
+_NOT_RUNNING: Final = "NotRunning"
+_NAMED: Final = 3
+
+
+def derive_progressing(
+    job: CheckpointedTrainingJob,
+    observed: Observed,
+    history: JobHistory,
+    progress: ProgressStatus | None,
+    *,
+    running: bool,
+    heard: bool | None,
+    now: float,
+) -> tuple[tuple[ConditionUpdate, ...], float | None]:
+    """Check whether the running attempt makes steps or commits.
+
+    Args:
+        job: The job, with the conditions so far.
+        observed: The facts of this reconcile.
+        history: The attempts, with what was just seen of them.
+        progress: The progress as this reconcile's status has it.
+        running: True if all pods of the attempt run or have exited 0.
+        heard: Whether reports arrive; None: nobody knows yet.
+        now: Unix time.
+
+    Returns:
+        The condition, or nothing where the judgement of before stands; and the seconds until it has to be judged
+        again, None if it needn't be.
+
+    """
+    attempt = history.last_attempt
+    if not running or attempt is None:
+        return (_update(_NOT_RUNNING, "not all pods of an attempt run", status=None),), None
+    report = find_current_report(observed, history) if heard else None
+    done = list_done(pod for pod in observed.pods if pod.ordinal == history.ordinal)
+    limit_s = _find_limit_s(job, report, progress, done)
+    signs = [observed.operator_started_at, attempt.start, *(pod.finished_at or 0.0 for pod in done)]
+    left_s = None if limit_s is None else max(*signs, *_list_signs(report)) + limit_s - now
+    if limit_s is not None and left_s is not None and left_s <= 0:
+        reason = PODS_FINISHED if done else NO_STEP
+        message = _describe_stall(job, report, progress, done, limit_s=limit_s)
+        return (_update(reason, message, status=False),), None
+    known = _find_condition(job.status) if history.is_attempt_of(job.status) else None
+    unheard = heard is None and known is not None and known.reason != _NOT_RUNNING
+    stands = unheard or _still_stands(job, known, report)
+    return () if stands else (_judge_by_reports(job, report, progress),), left_s
+
+
+def is_stalled(status: TrainingJobStatus) -> bool:
+    """Return True while the training is known to make no steps."""
+    condition = _find_condition(status)
+    return condition is not None and condition.status is ConditionStatus.FALSE
+
+
+def list_done(pods: Iterable[Pod]) -> list[Pod]:
+    """List the pods whose trainers exited 0 and meant it: a launcher may say 0 where the trainer said 75."""
+    return [
+        pod
+        for pod in pods
+        if pod.terminal and pod.deadline is None and pod.exit_code == pod.code == ExitCode.DONE
+    ]
+
+
+def _find_limit_s(
+    job: CheckpointedTrainingJob, report: LastReport | None, progress: ProgressStatus | None, done: list[Pod]
+) -> int | None:
+    """Find how many seconds may go by without a step or a commit. None: nobody can tell."""
+    if done:
+        return _FINISHED_TIMEOUT_S if len(done) < job.spec.placement.n_hosts else None
+    longest_s = None if progress is None else progress.longest_step_seconds
+    if report is None or longest_s is None or _has_made_all_steps(job, report):
+        return None
+    # A process that starts again in its pod compiles and restores first: these are no steps.
+    makes_steps = report.report.phase in {ReportPhase.TRAINING, ReportPhase.SAVING}
+    return max(_STEP_TIMEOUT_S, _FACTOR * longest_s) if makes_steps else None
+
+
+def _has_made_all_steps(job: CheckpointedTrainingJob, report: LastReport) -> bool:
+    step, total = report.report.step, job.spec.total_steps
+    return report.report.phase is ReportPhase.DONE or (
+        step is not None and total is not None and step >= total
+    )
+
+
+def _list_signs(report: LastReport | None) -> list[float]:
+    times = () if report is None else (report.moved_at, report.committed_at)
+    return [0.0, *(time for time in times if time is not None)]
+
+
+def _still_stands(job: CheckpointedTrainingJob, known: Condition | None, report: LastReport | None) -> bool:
+    """Tell whether the training was found to make no steps, and has made none since, nor a commit."""
+    if known is None or known.status is not ConditionStatus.FALSE:
+        return False
+    if report is None:
+        return True
+    if _has_made_all_steps(job, report):
+        return False
+    # The first report to a new operator moves nothing that this operator knows of.
+    progress = job.status.progress
+    same = report.report.step == (None if progress is None else progress.step)
+    return same and max(_list_signs(report)) <= known.last_transition_time
+
+
+def _judge_by_reports(
+    job: CheckpointedTrainingJob, report: LastReport | None, progress: ProgressStatus | None
+) -> ConditionUpdate:
+    if report is None:
+        return _update("NoReports", "no report tells of steps: see condition Reporting", status=None)
+    if _has_made_all_steps(job, report):
+        return _update("AllStepsMade", "", status=True)
+    if progress is None or progress.longest_step_seconds is None:
+        text = "the reports of this attempt have shown too few steps to tell how long one takes"
+        return _update("NoStepYet", text, status=None)
+    return _update("StepsAdvance", "", status=True)
+
+
+def _describe_stall(
+    job: CheckpointedTrainingJob,
+    report: LastReport | None,
+    progress: ProgressStatus | None,
+    done: list[Pod],
+    *,
+    limit_s: int,
+) -> str:
+    """Say which step since when, which pods are done, and what to do. The text stays the same while nothing moves."""
+    parts = []
+    if done:
+        names = ", ".join(pod.name for pod in done[:_NAMED])
+        more = f" and {len(done) - _NAMED} more" if len(done) > _NAMED else ""
+        parts.append(f"{names}{more} of {job.spec.placement.n_hosts} pods exited 0, and the others run on")
+    if report is not None and progress is not None and progress.last_progress_time is not None:
+        parts.append(f"no step since {render_time(progress.last_progress_time)}, the last is {progress.step}")
+    parts.append(f"no step or commit was reported for {limit_s} s")
+    return f"{'; '.join(parts)}. {_advise(job)}"
+
+
+def _advise(job: CheckpointedTrainingJob) -> str:
+    kubectl = f"kubectl -n {job.metadata.namespace}"
+    return (
+        "A long evaluation or export looks the same, so nothing is ended for it. Where it stands: stepkeeper has "
+        f"written the stacks of all threads to the pods' logs ({kubectl} logs POD -c trainer), py-spy dump in the pod "
+        f"shows any other program's. If it hangs, {kubectl} delete pod POD of one that runs starts all pods again "
+        "from the latest commit"
+    )
+
+
+def _find_condition(status: TrainingJobStatus) -> Condition | None:
+    return next((c for c in status.conditions if c.type == ConditionType.PROGRESSING), None)
+
+
+def _update(reason: str, message: str, *, status: bool | None) -> ConditionUpdate:
+    return ConditionUpdate(type=ConditionType.PROGRESSING, status=status, reason=reason, message=message)

@@ -1,0 +1,223 @@
+"""Test condition Progressing: a training that makes no steps is seen and explained, and nothing is ended for it."""
+
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from stepkeeper.contract import ExitCode, ReportPhase
+from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, Phase
+from stepkeeper_operator.testing import World, termination_message, training_report
+
+HOUR_S: Final = 3600
+UNKNOWN: Final = (ConditionStatus.UNKNOWN, "NoStepYet")
+ADVANCES: Final = (ConditionStatus.TRUE, "StepsAdvance")
+STANDS: Final = (ConditionStatus.FALSE, "NoStep")
+LEFT_ALONE: Final = (ConditionStatus.FALSE, "PodsFinishedOthersRun")
+
+
+async def running(**spec: Any) -> World:
+    world = World(**({"totalSteps": 10_000} | spec))
+    await world.run_until_settled(rounds=4)
+    assert world.phase() is Phase.RUNNING
+    return world
+
+
+async def report(world: World, step: int | None, *, after_s: float = 10, rank: int = 0, **more: Any) -> None:
+    world.now += after_s
+    world.receive_report(replace(training_report(8, 0), step=step, **({"commits": ()} | more)), rank=rank)
+    await world.reconcile()
+
+
+async def make_steps(world: World, *steps: int, each_s: float = 10) -> None:
+    for step in steps:
+        await report(world, step, after_s=each_s)
+
+
+async def stand_still(world: World, step: int | None, duration_s: float, **more: Any) -> None:
+    """Report the same step for so long."""
+    until = world.now + duration_s
+    while world.now < until:
+        await report(world, step, after_s=min(60, until - world.now), **more)
+
+
+def condition_of(world: World) -> Condition:
+    return next(c for c in world.status.conditions if c.type == "Progressing")
+
+
+async def test_a_training_that_makes_no_step_for_half_an_hour_is_seen_until_its_next_step() -> None:
+    world = await running()
+    await make_steps(world, 1, 2, 3)
+    assert world.condition("Progressing") == ADVANCES
+    await stand_still(world, 3, 1799)
+    assert world.condition("Progressing") == ADVANCES
+    await stand_still(world, 3, HOUR_S)
+    assert world.condition("Progressing") == STANDS
+    assert world.phase() is Phase.RUNNING
+    assert world.causes == [None]
+    assert world.events.count("NoStep") == 1
+    assert b'stepkeeper_stalled{job="lm",namespace="default"} 1.0' in world.metrics.render()
+    await report(world, 4)
+    assert world.condition("Progressing") == ADVANCES
+    assert b'stepkeeper_stalled{job="lm",namespace="default"} 0.0' in world.metrics.render()
+
+
+async def test_the_message_says_which_step_since_when_and_how_to_see_where_it_stands() -> None:
+    world = await running()
+    await make_steps(world, 7, 8, 9)
+    await stand_still(world, 9, 1800)
+    message = condition_of(world).message
+    assert message.startswith("no step since 2027-01-15T09:00:38Z, the last is 9; ")
+    for advice in ("kubectl -n default logs POD -c trainer", "kubectl -n default delete pod POD"):
+        assert advice in message
+    await stand_still(world, 9, HOUR_S)
+    assert condition_of(world).message == message
+
+
+async def test_a_step_may_take_ten_times_as_long_as_the_longest_one_of_its_attempt() -> None:
+    world = await running()
+    await make_steps(world, 1, 2, 3)
+    await stand_still(world, 3, 500)
+    await stand_still(world, 4, 10)
+    await stand_still(world, 4, 5000)
+    assert world.condition("Progressing") == ADVANCES
+    await stand_still(world, 4, 200)
+    assert world.condition("Progressing") == STANDS
+
+
+@pytest.mark.parametrize(
+    ("steps", "then"),
+    [
+        ((None,), {"step": None}),
+        ((1,), {"step": 1}),
+        ((1, 2), {"step": 2}),
+        ((1, 2, 3), {"step": 3, "phase": ReportPhase.DONE}),
+        ((1, 2, 3), {"step": 3, "phase": ReportPhase.RESTORING}),
+        ((9998, 9999, 10_000), {"step": 10_000}),
+    ],
+    ids=[
+        "no step yet",
+        "one step",
+        "a first step that compiles",
+        "done",
+        "it restores again",
+        "all steps are made",
+    ],
+)
+async def test_nothing_is_expected_of_a_training_with(
+    steps: tuple[int | None, ...], then: dict[str, Any]
+) -> None:
+    world = await running()
+    for step in steps:
+        await report(world, step)
+    await stand_still(world, duration_s=5 * HOUR_S, **then)
+    assert world.condition("Progressing") in {UNKNOWN, ADVANCES, (ConditionStatus.TRUE, "AllStepsMade")}
+    assert "NoStep" not in world.events
+
+
+async def test_a_commit_is_progress_too() -> None:
+    world = await running()
+    await make_steps(world, 1, 2, 3)
+    for sequence in range(9, 13):
+        await stand_still(world, 3, 1000)
+        await report(world, 3, commits=training_report(sequence, 3).commits)
+    assert world.condition("Progressing") == ADVANCES
+
+
+async def test_silence_is_no_standstill() -> None:
+    world = await running()
+    await make_steps(world, 1, 2, 3)
+    world.now += 5 * HOUR_S
+    await world.reconcile()
+    assert world.condition("Reporting") == (ConditionStatus.FALSE, "NoReports")
+    assert world.condition("Progressing") == (ConditionStatus.UNKNOWN, "NoReports")
+    await report(world, 3)
+    await stand_still(world, 3, 100)
+    assert world.condition("Progressing") == STANDS, "by then it has stood still for hours"
+
+
+async def test_a_new_attempt_begins_anew_and_its_first_step_may_take_long() -> None:
+    world = await running()
+    await make_steps(world, 1, 2, 3)
+    await stand_still(world, 3, 1800)
+    world.preempt()
+    await world.run_until_settled(rounds=6)
+    assert world.causes[-1] is None
+    assert world.condition("Progressing") == (ConditionStatus.UNKNOWN, "NoReports")
+    await stand_still(world, 3, 2 * HOUR_S)
+    assert world.condition("Progressing") == UNKNOWN
+
+
+@pytest.mark.parametrize("stands", [False, True])
+async def test_all_clocks_begin_with_the_operator_and_what_was_found_stands(*, stands: bool) -> None:
+    world = await running()
+    await make_steps(world, 1, 2, 3)
+    await stand_still(world, 3, 1900 if stands else 1700)
+    world.restart_operator()
+    assert await world.record_writes() == []
+    await stand_still(world, 3, 1700)
+    assert world.condition("Progressing") == (STANDS if stands else ADVANCES)
+    await stand_still(world, 3, 200)
+    assert world.condition("Progressing") == STANDS, "no step has to be seen by this operator first"
+    assert world.events.count("NoStep") == 1
+    world.restart_operator()
+    await report(world, 4)
+    assert world.condition("Progressing") == ADVANCES
+
+
+async def finish_one(world: World, index: int = 1) -> None:
+    message = termination_message(ExitCode.DONE, step=900)
+    world.controllers.end_pod(world.pods[index], int(ExitCode.DONE), message=message)
+    await world.run_until_settled(rounds=2)
+    assert world.condition("Running") == (ConditionStatus.FALSE, "Finishing")
+
+
+@pytest.mark.parametrize("reported", [False, True])
+async def test_pods_that_go_on_for_an_hour_after_another_is_done_are_seen_and_left_alone(
+    *, reported: bool
+) -> None:
+    world = await running()
+    if reported:
+        await make_steps(world, 1, 2, 3)
+    await finish_one(world)
+    name = world.pods[1]["metadata"]["name"]
+    world.now += HOUR_S - 60
+    await world.reconcile()
+    assert world.condition("Progressing") == (ConditionStatus.UNKNOWN, "NoReports")
+    world.now += 120
+    await world.reconcile()
+    assert world.condition("Progressing") == LEFT_ALONE
+    assert condition_of(world).message.startswith(f"{name} of 2 pods exited 0, and the others run on; ")
+    assert world.phase() is Phase.RUNNING
+    assert world.causes == [None]
+    assert world.events.count("PodsFinishedOthersRun") == 1
+    assert await world.record_writes(rounds=2) == []
+    world.restart_operator()
+    assert await world.record_writes(rounds=2) == []
+
+
+async def test_pods_that_make_steps_or_commits_after_another_is_done_go_on() -> None:
+    world = await running()
+    await make_steps(world, 1, 2, 3)
+    await finish_one(world)
+    for step in range(4, 8):
+        await report(world, step, after_s=HOUR_S - 60)
+        await stand_still(world, step, 120)
+        assert world.condition("Progressing") == ADVANCES
+    await stand_still(world, 7, HOUR_S)
+    assert world.condition("Progressing") == LEFT_ALONE
+    await report(world, 8)
+    assert world.condition("Progressing") == ADVANCES
+
+
+async def test_a_job_of_which_nothing_runs_is_neither_progressing_nor_stalled() -> None:
+    world = await running()
+    await make_steps(world, 1, 2, 3)
+    await stand_still(world, 3, 1800)
+    world.edit(suspend=True)
+    await world.run_until_settled()
+    assert world.condition("Progressing") == (ConditionStatus.UNKNOWN, "NotRunning")
+    world.edit(suspend=False)
+    await world.run_until_settled()
+    await stand_still(world, 3, 2 * HOUR_S)
+    assert world.condition("Progressing") == UNKNOWN
