@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from stepkeeper.contract import CONTAINER_NAME, ContractError, Termination
+from stepkeeper.contract import CONTAINER_NAME, ContractError, ExitCode, Termination
 from stepkeeper_operator.facts.log_end import pick_last_words
 from stepkeeper_operator.facts.raw import RawObject, condition_of, controller_of, ordinal_of, parse_time
 from stepkeeper_operator.labels import (
@@ -18,7 +18,8 @@ from stepkeeper_operator.labels import (
 
 __all__ = ["ContainerEnd", "Pod", "read_pod"]
 
-_MESSAGE_LIMIT = 300
+_FIRST_SIGNAL_CODE: Final = 129
+_MESSAGE_LIMIT: Final = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +100,16 @@ class Pod:
 
     @property
     def code(self) -> int | None:
-        """The exit code that the process meant: the termination message is believed before the exit code."""
-        return self.exit_code if self.termination is None else self.termination.code
+        """The exit code that the process meant: the termination message is believed before the exit code.
+
+        The word that the training is done says nothing of what the program does after it, an export for example.
+        """
+        if self.termination is None:
+            return self.exit_code
+        fails_later = (
+            self.termination.code == ExitCode.DONE and 0 < (self.exit_code or 0) < _FIRST_SIGNAL_CODE
+        )
+        return self.exit_code if fails_later else self.termination.code
 
 
 def read_pod(raw: RawObject) -> Pod:

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from stepkeeper.companion.reporter import TrainerState
+from stepkeeper.companion.reporter import TrainerState, utf8_text
 from stepkeeper.contract import CommitPoint, ReportPhase
 from stepkeeper.contract.report import MAX_METRICS
 from stepkeeper.loggers import logger
@@ -21,6 +21,8 @@ _log: Final = logger(__name__)
 _ERROR_LIMIT: Final = 2000
 _UNREAD: Final = "?"
 _NAME_LIMIT: Final = 128
+_TEXT_LIMIT: Final = 256
+"""Characters of a metric in reports: with the errors and stacks they stay far below what the operator takes."""
 
 
 class Progress:
@@ -52,9 +54,9 @@ class Progress:
     def record_step(self, step: int, metrics: Mapping[str, object] | None) -> None:
         """Note that `step` is finished. Another thread turns `metrics` into text later.
 
-        A number, a string or a CPU tensor of one element becomes its text; anything else becomes "?". Reading a
-        tensor on a device can wait for a compilation, and in another thread than the training's it fails or
-        disturbs that.
+        A number, a string or a CPU tensor of one element becomes the begin of its text; anything else becomes "?".
+        Reading a tensor on a device can wait for a compilation, and in another thread than the training's it fails
+        or disturbs that.
         """
         now_s = time.monotonic()
         millis = None if self._last_step_s is None else int((now_s - self._last_step_s) * 1000)
@@ -79,7 +81,7 @@ class Progress:
 
     def set_error(self, error: str | None) -> None:
         """Note the newest thing that went wrong; None once it is right again."""
-        text = None if error is None else error[-_ERROR_LIMIT:]
+        text = None if error is None else utf8_text(error[-_ERROR_LIMIT:])
         self._change(lambda state: replace(state, error=text))
 
     def send_latest_step(self) -> None:
@@ -103,7 +105,7 @@ class Progress:
 
     def _texts(self, metrics: Mapping[str, object] | None) -> dict[str, str]:
         return {
-            str(name): self._text(str(name), value)
+            utf8_text(str(name)[:_NAME_LIMIT]): utf8_text(self._text(str(name), value)[:_TEXT_LIMIT])
             for name, value in list((metrics or {}).items())[:MAX_METRICS]
         }
 

@@ -12,7 +12,7 @@ from stepkeeper.companion.endpoint import EndpointError, ReportTarget, post_repo
 from stepkeeper.contract import CommitPoint, Directive, Head, Report, ReportedCommit, ReportPhase
 from stepkeeper.contract.report import MAX_COMMITS
 
-__all__ = ["LogView", "Reporter", "TrainerState"]
+__all__ = ["LogView", "Reporter", "TrainerState", "utf8_text"]
 
 _BACK_OFF_FIRST_S: Final = 1.0
 _BACK_OFF_MOST_S: Final = 30.0
@@ -47,6 +47,11 @@ class LogView:
     head: Head | None = None
     error: str | None = None
     """The newest failure of checks and deletions after a commit, which no call of the trainer waits for."""
+
+
+def utf8_text(text: str) -> str:
+    """Return the text with "?" for what UTF-8 can't carry. The operator refuses a report with anything else in it."""
+    return text.encode(errors="replace").decode()
 
 
 class Reporter:
@@ -168,7 +173,7 @@ class Reporter:
                 in_flight_step=state.in_flight_step,
                 restored=state.restored,
                 notice=state.notice,
-                error=state.error or log.error,
+                error=state.error or (log.error and utf8_text(log.error)),
                 metrics=state.metrics,
                 stacks=self._stacks,
             )

@@ -65,3 +65,13 @@ async def test_the_runtimes_own_last_word_is_believed_before_any_log() -> None:
     await world.run_until_settled()
     message = world.status.attempts[-1].message or ""
     assert message.endswith("exited with code 1: RuntimeError: loss is nan")
+
+
+async def test_what_fails_behind_a_training_that_is_done_is_charged_to_the_program() -> None:
+    world = World(restarts={"maxFailures": 0})
+    await world.run_until_settled(rounds=4)
+    world.controllers.end_pod(world.pods[0], 1, message=termination_message(0))
+    await world.run_until_settled()
+    assert world.phase() is Phase.FAILED
+    assert world.status.attempts[-1].cause == "ApplicationError"
+    assert "exited with code 1" in (world.status.attempts[-1].message or "")

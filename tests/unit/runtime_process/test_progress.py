@@ -1,5 +1,6 @@
 """Test what the companion is told of the trainer."""
 
+import json
 import logging
 from decimal import Decimal
 from itertools import pairwise
@@ -10,8 +11,9 @@ from typing_extensions import override
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.reporter import TrainerState
-from stepkeeper.contract import CommitPoint, ReportPhase
-from stepkeeper.contract.report import MAX_METRICS
+from stepkeeper.contract import CommitPoint, Report, ReportPhase
+from stepkeeper.contract.report import MAX_METRICS, REPORT_LIMIT_BYTES
+from stepkeeper.contract.wire import decode, encode
 
 
 def test_a_finished_step_is_told_at_the_next_tick_and_once() -> None:
@@ -101,3 +103,15 @@ def test_a_metric_that_cannot_be_read_is_told_as_such_and_logged_once(
         "word": "warm-up",
     }
     assert len(caplog.records) == 3
+
+
+@pytest.mark.parametrize("text", ["Once upon a time " * 4000, b"caf\xe9".decode("utf-8", "surrogateescape")])
+def test_no_text_of_the_training_keeps_reports_from_being_read(text: str) -> None:
+    told: list[TrainerState] = []
+    progress = Progress(told.append)
+    progress.record_step(7, {f"{text}{i}": text for i in range(MAX_METRICS)})
+    progress.set_error(f"no such file: {text}")
+    state = decode(TrainerState, json.loads(json.dumps(encode(told[-1]))))
+    report = Report(phase=state.phase, step=state.step, metrics=state.metrics, error=state.error).to_json()
+    assert len(report) <= REPORT_LIMIT_BYTES
+    assert Report.from_json(report).step == 7
