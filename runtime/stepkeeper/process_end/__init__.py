@@ -1,1 +1,1 @@
-"""What a process of the training leaves behind at its end: its exit code after a fence, and its last words."""
+"""Things that a process of the training leaves behind at its end: its exit code after a fence, and its last words."""
