@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from stories import Story, applied, build_images, example_story, maintained_story, readme_story
-from undisturbed_runs import losses_of, model_of, train_example, train_readmes_model
+from undisturbed_runs import Undisturbed, losses_of, model_of
 
 from stepcluster.api import Cluster, cluster_up
 from stepcluster.product import install_operator
@@ -88,6 +88,12 @@ def seen(slice_of_four: Cluster) -> Iterator[Seen]:
         ]
         stack.enter_context(applied(cluster, stories))
         yield let_all_happen({story.name: story for story in stories}, metadata)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Undisturbed]:
+    with closing(Undisturbed(tmp_path_factory.mktemp("undisturbed"))) as runs:
+        yield runs
 
 
 def metadata_server(cluster: Cluster) -> FakeMetadataServer:
@@ -171,43 +177,45 @@ def check_disruption(seen: Seen, name: str, *, n_pods: int, cause: str = "SpotPr
     return step
 
 
-def check_fewer_workers(seen: Seen, name: str, saved: int, *, n_before: int, folder: Path) -> None:
+def check_fewer_workers(seen: Seen, undisturbed: Undisturbed, name: str, *, n_before: int) -> None:
     """The job's user changes the number of its workers: it goes on where it was, and all was exact until then."""
-    changed = seen.fewer[name]["attempts"][2]["fromStep"]
-    assert changed > saved
-    losses = train_example(name, folder, n_processes=n_before, n_steps=changed)
+    first, second = (attempt["fromStep"] for attempt in seen.fewer[name]["attempts"][1:])
+    assert second > first
+    losses = undisturbed.train_example(name, n_processes=n_before, n_steps=second)
     story, last = seen.stories[name], seen.last[name]
-    assert losses_of(story.uri, changed) == losses
+    assert losses_of(story.uri, second) == losses
     more = losses_of(story.uri, last)
-    assert len(more) == last > changed
-    assert more[:changed] == losses
+    assert len(more) == last > second
+    assert more[:second] == losses
 
 
-def test_readmes_manifest_and_script_work_together_as_they_stand(seen: Seen, tmp_path: Path) -> None:
+def test_readmes_manifest_and_script_work_together_as_they_stand(
+    seen: Seen, undisturbed: Undisturbed
+) -> None:
     saved, last = check_disruption(seen, "llm", n_pods=4), seen.last["llm"]
     assert last > saved
-    undisturbed = train_readmes_model(tmp_path, n_processes=4, n_steps=last)
-    model = model_of(seen.stories["llm"].uri, last, undisturbed)
-    assert [name for name in model if not torch.equal(model[name], undisturbed[name])] == []
+    exact = undisturbed.train_readmes_model(n_processes=4, n_steps=last)
+    model = model_of(seen.stories["llm"].uri, last, exact)
+    assert [name for name in model if not torch.equal(model[name], exact[name])] == []
 
 
-def test_ddp_under_torchrun_of_two_workers_in_each_pod(seen: Seen, tmp_path: Path) -> None:
-    saved = check_disruption(seen, "ddp", n_pods=2)
-    check_fewer_workers(seen, "ddp", saved, n_before=4, folder=tmp_path)
+def test_ddp_under_torchrun_of_two_workers_in_each_pod(seen: Seen, undisturbed: Undisturbed) -> None:
+    check_disruption(seen, "ddp", n_pods=2)
+    check_fewer_workers(seen, undisturbed, "ddp", n_before=4)
 
 
-def test_fsdp2_on_two_pods(seen: Seen, tmp_path: Path) -> None:
-    saved = check_disruption(seen, "fsdp2", n_pods=2)
-    check_fewer_workers(seen, "fsdp2", saved, n_before=2, folder=tmp_path)
+def test_fsdp2_on_two_pods(seen: Seen, undisturbed: Undisturbed) -> None:
+    check_disruption(seen, "fsdp2", n_pods=2)
+    check_fewer_workers(seen, undisturbed, "fsdp2", n_before=2)
 
 
-def test_a_maintenance_is_saved_for_ahead_and_trained_on_until_it_comes(seen: Seen, tmp_path: Path) -> None:
-    at_maintenance = seen.at_maintenance
+def test_a_maintenance_is_saved_for_ahead_and_trained_on_until_it_comes(
+    seen: Seen, undisturbed: Undisturbed
+) -> None:
+    at_maintenance, last = seen.at_maintenance, seen.last["maintained"]
     assert [attempt["number"] for attempt in at_maintenance["attempts"]] == [1]
     assert seen.saved_ahead < at_maintenance["progress"]["step"], "training goes on until it comes"
     stopped = check_disruption(seen, "maintained", n_pods=2, cause="Maintenance")
-    assert stopped > seen.saved_ahead
-    last = seen.last["maintained"]
-    losses = train_example("fsdp2", tmp_path, n_processes=2, n_steps=last)
+    assert seen.saved_ahead < stopped < last
+    losses = undisturbed.train_example("fsdp2", n_processes=2, n_steps=last)
     assert losses_of(seen.stories["maintained"].uri, last) == losses
-    assert last > stopped

@@ -15,7 +15,7 @@ from typing_extensions import override
 from stepcluster import images
 from stepcluster.api import Cluster
 from stepcluster.overlay import for_test_cluster
-from stepcluster.shelljobs import Gangs, ShellJob, apply_all, delete_all, watch_gangs
+from stepcluster.shelljobs import Gangs, ShellJob, apply_all, watch_gangs
 from stepkeeper.contract import Termination
 from stepkeeper.log import Log, LogState
 from stepkeeper.storage import open_store
@@ -132,7 +132,7 @@ def build_images(folder: Path) -> list[Path]:
 
 @contextmanager
 def applied(cluster: Cluster, stories: Sequence[Story]) -> Iterator[None]:
-    """The jobs are there, with what their users have beside them."""
+    """Apply the jobs, which stay as long as the cluster, with what their users have beside them; watch their pods."""
     storage = [
         {
             "apiVersion": "v1",
@@ -157,6 +157,5 @@ def applied(cluster: Cluster, stories: Sequence[Story]) -> Iterator[None]:
     with ExitStack() as stack:
         for story in stories:
             story.gangs.append(stack.enter_context(watch_gangs(story)))
-        stack.callback(delete_all, cluster, stories)
         apply_all(cluster, stories, *itertools.chain(storage, accounts))
         yield
