@@ -171,6 +171,12 @@ TESTS: Final = {
     "test_all_clocks_begin_with_the_operator_and_what_was_found_stands[False]",
     "pace-is-the-attempts": f"{_UNIT}progressing.py::"
     "test_a_new_attempt_begins_anew_and_its_first_step_may_take_long",
+    "finished-pods-are-counted": f"{_UNIT}progressing.py::"
+    "test_a_pod_that_was_told_to_stop_and_exited_0_is_one_that_the_others_wait_for[False]",
+    "done-is-done": f"{_UNIT}phases.py::"
+    "test_a_job_whose_pods_have_exited_0_is_complete_whatever_is_edited_meanwhile[edit0]",
+    "finished-slices-hide-nothing": f"{_UNIT}liveness.py::"
+    "test_a_slice_that_is_done_hides_no_job_that_jobset_made_anew",
 }
 """By patch, the test that must notice."""
 

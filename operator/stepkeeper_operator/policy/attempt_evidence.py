@@ -16,6 +16,7 @@ __all__ = [
     "counts_as_failure",
     "find_attempt_evidence",
     "find_current_report",
+    "find_done",
     "find_new_pods",
     "find_start",
     "is_of_attempt",
@@ -45,6 +46,20 @@ def find_current_report(observed: Observed, history: JobHistory) -> LastReport |
     return report
 
 
+def find_done(observed: Observed, history: JobHistory) -> tuple[int, list[Pod]]:
+    """Count the pods of the last attempt that are done, and list those that are known.
+
+    A pod is done that exited 0 and meant it: a launcher may say 0 where the trainer said 75. One that was told to stop
+    before is done only if its Job says so: it makes no other pod for it then.
+    """
+    evidence = observed.find_evidence(history.ordinal)
+    if evidence is None:
+        return 0, []
+    present = leave_out_replaced(evidence.pods)
+    done = [pod for pod in present if pod.terminal and pod.exit_code == pod.code == ExitCode.DONE]
+    return max(evidence.n_succeeded, sum(pod.deadline is None for pod in done)), done
+
+
 def find_start(history: JobHistory, observed: Observed, *, now: float) -> float:
     """Return when the first pod of the attempt was made, or `now` if none was seen."""
     evidence = find_attempt_evidence(history, observed)
@@ -67,7 +82,9 @@ def find_new_pods(history: JobHistory, observed: Observed) -> int | None:
         return None
     present = leave_out_replaced(evidence.pods)
     uids = {pod.uid for pod in observed.pods}
-    if not present or not all(_is_alive(pod) and pod.uid in uids for pod in present):
+    if not any(map(_is_alive, present)) or not all(map(_goes_on, present)):
+        return None
+    if any(_is_alive(pod) and pod.uid not in uids for pod in present):
         return None
     replaced = {pod.rank for pod in evidence.pods if pod not in present}
     made = [pod.created_at for pod in present if pod.rank in replaced]
@@ -100,6 +117,11 @@ def is_of_attempt(pod: Pod, since: int) -> bool:
     if pod.terminal and (pod.finished_at is None or pod.finished_at < since):
         return False
     return pod.deadline is None or pod.deadline - pod.grace_s > since
+
+
+def _goes_on(pod: Pod) -> bool:
+    """Tell whether the pod runs, or has exited 0 and leaves the others to run."""
+    return _is_alive(pod) or pod.phase == "Succeeded"
 
 
 def _is_alive(pod: Pod) -> bool:

@@ -62,11 +62,11 @@ def plan_next(
     plan = Plan(history=history, job_set=JobSetRef(name=jobset.name, uid=jobset.uid))
     if jobset.deleting:
         return replace(plan, waiting="the old JobSet's pods are still stopping")
+    if jobset.completed:  # before any edit: what is done isn't done again with another template
+        return _plan_after_completion(job, observed, jobset, plan)
     if change := _find_change(job, jobset, observed, history):
         closed = close_as_requested(history, observed, change, now=now)
         return replace(plan, history=closed, actions=(DeleteJobSet(jobset=jobset),), waiting=change)
-    if jobset.completed:
-        return _plan_after_completion(job, observed, jobset, plan)
     if jobset.failure_reason is not None:
         return _plan_after_failure(job, observed, jobset, plan, settings=settings, now=now)
     return _plan_while_alive(job, observed, jobset, plan, now=now)

@@ -57,6 +57,18 @@ async def test_the_other_slice_of_a_deleted_job_is_of_the_new_attempt_until_it_e
     assert world.causes[0] == "Requested"
 
 
+async def test_a_slice_that_is_done_hides_no_job_that_jobset_made_anew() -> None:
+    world = await running(placement=TWO_SLICES)
+    world.controllers.end_pod(world.pods[-1], 0)
+    world.controllers.delete_job("lm-w-0")
+    await world.run_until_settled()
+    assert world.causes == ["Requested", None]
+    assert world.phase() is Phase.RUNNING
+    world.receive_report(training_report(sequence=3, step=30))
+    await world.run_until_settled(rounds=3)
+    assert world.status.attempts[-1].to_step == 30
+
+
 async def test_a_failed_job_that_somebody_deletes_before_jobset_acts_on_it_is_made_anew_with_an_attempt() -> (
     None
 ):

@@ -1,9 +1,13 @@
 """The phase tells one story: no word of a restart on the way to the end."""
 
+from typing import Any, Final
+
 import pytest
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.testing import World, training_report
+
+OTHER_IMAGE: Final = {"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}}
 
 
 async def phases_until_complete(world: World) -> list[str]:
@@ -65,3 +69,19 @@ async def test_reports_of_those_that_go_on_after_others_have_finished_are_seen_t
     world.now += 3600
     await world.reconcile()
     assert world.condition("Reporting") == (ConditionStatus.FALSE, "NoReports")
+
+
+@pytest.mark.parametrize("edit", [{"template": OTHER_IMAGE}, {"suspend": True}])
+async def test_a_job_whose_pods_have_exited_0_is_complete_whatever_is_edited_meanwhile(
+    edit: dict[str, Any],
+) -> None:
+    world = World()
+    await world.run_until_settled(rounds=4)
+    for pod in world.pods:
+        world.controllers.end_pod(pod, 0)
+    world.controllers.sync()
+    world.edit(**edit)
+    await world.run_until_settled()
+    assert world.phase() is Phase.COMPLETE
+    assert world.causes == [None]
+    assert world.status.bookkeeping.job_sets == 1
