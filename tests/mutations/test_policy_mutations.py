@@ -13,6 +13,9 @@ from patching import MUTATED, PATCHES, REPOSITORY, apply_patch
 
 POLICY: Final = PATCHES / "policy"
 RULES: Final = REPOSITORY / "operator/stepkeeper_operator/policy"
+VALUES: Final = {"__init__.py", "history.py", "finding.py"}
+"""Modules that decide nothing."""
+
 _UNIT: Final = "tests/unit/operator/test_operator_"
 _JOBS: Final = "tests/unit/queued_resources/test_job_"
 
@@ -177,6 +180,13 @@ TESTS: Final = {
     "test_a_job_whose_pods_have_exited_0_is_complete_whatever_is_edited_meanwhile[edit0]",
     "finished-slices-hide-nothing": f"{_UNIT}liveness.py::"
     "test_a_slice_that_is_done_hides_no_job_that_jobset_made_anew",
+    "resumed-jobs-are-attempts": f"{_UNIT}liveness.py::test_a_resumed_job_has_an_attempt_before_its_first_pod_is_seen",
+    "failed-jobs-are-restarted-first": f"{_UNIT}liveness.py::"
+    "test_a_suspension_that_is_over_before_jobset_acts_on_a_failure_begins_no_attempt_of_its_own",
+    "what-is-kueues-is-not-suspended": f"{_UNIT}kueue.py::"
+    "test_a_queued_job_without_restarts_left_is_deleted_and_kueue_undoes_nothing",
+    "own-limits-are-no-loss": f"{_JOBS}failures.py::"
+    "test_a_pod_over_its_memory_limit_that_is_seen_together_with_the_loss_is_a_failure",
 }
 """By patch, the test that must notice."""
 
@@ -192,7 +202,7 @@ def test_each_module_of_the_policy_has_a_patch() -> None:
     patched = re.findall(
         r"^\+\+\+ b/(\S+)$", "".join(p.read_text() for p in POLICY.glob("*.patch")), re.MULTILINE
     )
-    decides = {path for path in RULES.glob("*.py") if path.name not in {"__init__.py", "history.py"}}
+    decides = {path for path in RULES.rglob("*.py") if path.name not in VALUES}
     assert {REPOSITORY / path for path in patched} >= decides
 
 

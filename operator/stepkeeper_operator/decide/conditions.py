@@ -16,7 +16,7 @@ from stepkeeper_operator.observed import REJECTED_AGAIN_S, Observed
 from stepkeeper_operator.policy.attempt_evidence import find_done
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import find_wait
-from stepkeeper_operator.policy.next_step import Plan
+from stepkeeper_operator.policy.planning.plan import Plan
 from stepkeeper_operator.policy.queueing import should_suspend
 from stepkeeper_operator.policy.starts import explain_limit
 from stepkeeper_operator.settings import OperatorSettings

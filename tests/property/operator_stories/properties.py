@@ -123,7 +123,7 @@ def find_false_standstill(teller: Teller) -> str | None:
             teller.done[pod["metadata"]["uid"]] for pod in world.pods if pod["metadata"]["uid"] in teller.done
         ]
         done_s = world.now - max(known, default=0.0)
-        if 1 <= min(moved_s, done_s) < _DONE_S or not teller.count_finished():
+        if 1 <= min(moved_s, done_s) < _DONE_S or not (known or teller.count_finished()):
             return f"PodsFinishedOthersRun {done_s} s after a pod was done, and {moved_s} s after a step"
     return None
 

@@ -187,6 +187,37 @@ async def test_a_failure_just_before_a_suspension_is_one_restart_when_the_job_is
     assert world.status.restarts.total == 1
 
 
+async def test_a_suspension_that_is_over_before_jobset_acts_on_a_failure_begins_no_attempt_of_its_own() -> (
+    None
+):
+    world = await running()
+    world.controllers.kubelets.stop_s = 20
+    world.controllers.end_pod(world.pods[0], 1)
+    await world.run_until_settled(rounds=1)
+    for suspend in (True, False):
+        world.edit(suspend=suspend)
+        await world.run_until_settled(rounds=2)
+        assert world.causes == ["ApplicationError"]
+    await world.run_until_settled(rounds=20)
+    assert world.causes == ["ApplicationError", None]
+    assert world.status.restarts.total == 1
+
+
+async def test_a_resumed_job_has_an_attempt_before_its_first_pod_is_seen() -> None:
+    world = await running()
+    world.edit(suspend=True)
+    await world.run_until_settled()
+    assert world.causes == ["Requested"]
+    world.delay_watches("pods")
+    world.edit(suspend=False)
+    await world.run_until_settled(rounds=4)
+    assert world.causes == ["Requested", None]
+    world.deliver_watches()
+    await world.run_until_settled(rounds=4)
+    assert world.causes == ["Requested", None]
+    assert world.phase() is Phase.RUNNING
+
+
 async def test_the_steps_of_an_attempt_before_a_suspension_are_not_the_next_ones() -> None:
     world = await running()
     world.receive_report(training_report(sequence=3, step=30))

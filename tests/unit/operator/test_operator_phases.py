@@ -85,3 +85,15 @@ async def test_a_job_whose_pods_have_exited_0_is_complete_whatever_is_edited_mea
     assert world.phase() is Phase.COMPLETE
     assert world.causes == [None]
     assert world.status.bookkeeping.job_sets == 1
+
+
+async def test_a_job_whose_jobset_is_deleted_when_its_pods_have_exited_0_is_complete() -> None:
+    world = World()
+    await world.run_until_settled(rounds=4)
+    for pod in world.pods:
+        world.controllers.end_pod(pod, 0)
+    world.controllers.sync()
+    world.cluster.mark_deleted("jobsets", "default", "lm", grace_s=0)
+    await world.run_until_settled()
+    assert world.phase() is Phase.COMPLETE
+    assert world.causes == [None]
