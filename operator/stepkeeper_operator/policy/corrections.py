@@ -52,8 +52,8 @@ def _correct_unseen(
     for back in range(n_open + 2, len(history.attempts) + 1):
         attempt, restart = history.attempts[-back], restarts - back + 1
         late = attempt.end is None or now - attempt.end >= reattribution_s
-        # Watches tell of ends in their order: before one that they told of, there is none that they will tell of. Nor is
-        # it certain which restart an earlier attempt was.
+        # Watches tell of ends in their order: before an end that they told of, there is none that they still have to
+        # tell of. Nor is it certain there which attempt was which restart.
         if restart < 0 or late or not ended_unseen(attempt.message):
             return history
         evidence = observed.find_evidence((number, restart))
