@@ -187,6 +187,8 @@ TESTS: Final = {
     "test_a_queued_job_without_restarts_left_is_deleted_and_kueue_undoes_nothing",
     "own-limits-are-no-loss": f"{_JOBS}failures.py::"
     "test_a_pod_over_its_memory_limit_that_is_seen_together_with_the_loss_is_a_failure",
+    "unseen-ends-of-told-pods-are-not-complete": f"{_UNIT}phases.py::"
+    "test_nobody_knows_how_far_pods_were_that_exited_0_unseen_after_they_were_told_to_stop[QueuePreemption-False]",
 }
 """By patch, the test that must notice."""
 

@@ -17,6 +17,7 @@ _TWO_SLICES: Final[dict[str, Any]] = {
 }
 SLICES: Final = {1: _ONE_SLICE, 2: _TWO_SLICES}
 _MAX_ROUNDS: Final = 40
+_QUIET: Final = 3
 
 
 async def tell(seed: int) -> Teller:
@@ -48,7 +49,9 @@ async def come_to_rest(teller: Teller) -> None:
         _note_faults(teller)
         world.now += 120
         quiet = quiet + 1 if world.cluster.version == before else 0
-        if quiet == 3:
+        if quiet == _QUIET:  # after an hour the pods that go on after another one is done are told of
+            world.now += 3600
+        if quiet > _QUIET:
             return
     raise AssertionError("it doesn't come to rest")
 

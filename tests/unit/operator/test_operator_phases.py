@@ -1,10 +1,16 @@
 """The phase tells one story: no word of a restart on the way to the end."""
 
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
+from stepkeeper_operator.decision import DeleteJobSet
+from stepkeeper_operator.facts import read_jobset
+from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.planning.next_step import plan_next
 from stepkeeper_operator.testing import World, training_report
 
 OTHER_IMAGE: Final = {"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}}
@@ -97,3 +103,19 @@ async def test_a_job_whose_jobset_is_deleted_when_its_pods_have_exited_0_is_comp
     await world.run_until_settled()
     assert world.phase() is Phase.COMPLETE
     assert world.causes == [None]
+
+
+@pytest.mark.parametrize(("cause", "complete"), [(None, True), ("QueuePreemption", False)])
+async def test_nobody_knows_how_far_pods_were_that_exited_0_unseen_after_they_were_told_to_stop(
+    cause: str | None, *, complete: bool
+) -> None:
+    world = World()
+    await world.run_until_settled(rounds=4)
+    job, raw = world.job, world.jobset
+    assert raw is not None
+    ended = job.status.attempts[-1].model_copy(update={"end": int(world.now), "cause": cause})
+    history = JobHistory(attempts=(ended,), restarts=job.status.restarts, bookkeeping=job.status.bookkeeping)
+    jobset = replace(read_jobset(raw), completed=True)
+    plan = plan_next(job, Observed(jobset=jobset), history, settings=world.settings, now=world.now)
+    assert (plan.end is not None) is complete
+    assert plan.actions == (() if complete else (DeleteJobSet(jobset=jobset),))

@@ -33,9 +33,9 @@ def plan_after_completion(
 
 
 def _was_stopped(history: JobHistory, observed: Observed) -> bool:
-    """Tell whether a program exited 0 because it was told to stop. Nobody knows then how far it was."""
+    """Tell whether a program exited 0 because it was told to stop, or may have: nobody knows then how far it was."""
     evidence = find_attempt_evidence(history, observed)
-    return evidence is not None and any(map(stopped_with_0, evidence.pods))
+    return evidence is None or not evidence.pods or any(map(stopped_with_0, evidence.pods))
 
 
 def plan_after_failure(
