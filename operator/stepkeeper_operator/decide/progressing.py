@@ -63,19 +63,20 @@ def derive_progressing(
     attempt = history.last_attempt
     if not running or attempt is None:
         return (_update(_NOT_RUNNING, "not all pods of an attempt run", status=None),), None
-    report = find_current_report(observed, history) if heard else None
+    last = find_current_report(observed, history)
+    report = last if heard else None
     n_done, done = find_done(observed, history)
     limit_s = _find_limit_s(job, report, progress, n_done)
     signs = [observed.operator_started_at, attempt.start, *(pod.finished_at or 0.0 for pod in done)]
-    left_s = None if limit_s is None else max(*signs, *_list_signs(report)) + limit_s - now
+    left_s = None if limit_s is None else max(*signs, *_list_signs(last)) + limit_s - now
     if limit_s is not None and left_s is not None and left_s <= 0:
         reason = PODS_FINISHED if n_done else NO_STEP
         said = _describe_done(job, n_done, done) if n_done else ""
-        message = f"{said}{_describe_stall(report, progress, limit_s)}. {_advise(job)}"
+        message = f"{said}{_describe_stall(last, progress, limit_s)}. {_advise(job)}"
         return (_update(reason, message, status=False),), None
     known = _find_condition(job.status) if history.is_attempt_of(job.status) else None
     unheard = heard is None and known is not None and known.reason != _NOT_RUNNING
-    stands = unheard or _still_stands(job, known, report)
+    stands = unheard or _still_stands(job, known, last)
     return () if stands else (_judge_by_reports(job, report, progress),), left_s
 
 
@@ -145,10 +146,10 @@ def _describe_done(job: CheckpointedTrainingJob, n_done: int, done: list[Pod]) -
     return f"{n_done} of {job.spec.placement.n_hosts} pods have exited 0{named}, and the others run on; "
 
 
-def _describe_stall(report: LastReport | None, progress: ProgressStatus | None, limit_s: int) -> str:
+def _describe_stall(last: LastReport | None, progress: ProgressStatus | None, limit_s: int) -> str:
     """Say which step since when. The text stays the same while nothing moves."""
     said = f"no step or commit was reported for {limit_s} s"
-    if report is None or progress is None or progress.last_progress_time is None:
+    if last is None or progress is None or progress.last_progress_time is None:
         return said
     return f"{said}: the last is step {progress.step} at {render_time(progress.last_progress_time)}"
 

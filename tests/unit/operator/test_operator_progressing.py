@@ -214,6 +214,18 @@ async def test_pods_that_make_steps_or_commits_after_another_is_done_go_on() -> 
     assert world.condition("Progressing") == ADVANCES
 
 
+async def test_a_commit_before_pods_fell_silent_counts_for_them_too() -> None:
+    world = await running()
+    await finish_one(world)
+    await report(world, None, after_s=HOUR_S - 60, commits=training_report(9, 3).commits)
+    world.now += HOUR_S - 60
+    await world.reconcile()
+    assert world.condition("Progressing") == (ConditionStatus.UNKNOWN, "NoReports")
+    world.now += 60
+    await world.reconcile()
+    assert world.condition("Progressing") == LEFT_ALONE
+
+
 async def test_a_job_of_which_nothing_runs_is_neither_progressing_nor_stalled() -> None:
     world = await running()
     await make_steps(world, 1, 2, 3)
