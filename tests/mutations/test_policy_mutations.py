@@ -189,6 +189,8 @@ TESTS: Final = {
     "test_a_pod_over_its_memory_limit_that_is_seen_together_with_the_loss_is_a_failure",
     "unseen-ends-of-told-pods-are-not-complete": f"{_UNIT}phases.py::"
     "test_nobody_knows_how_far_pods_were_that_exited_0_unseen_after_they_were_told_to_stop[QueuePreemption-False]",
+    "replaced-pods-complete-nothing": f"{_UNIT}phases.py::"
+    "test_a_pod_that_was_told_to_stop_and_replaced_keeps_no_job_from_its_end",
 }
 """By patch, the test that must notice."""
 

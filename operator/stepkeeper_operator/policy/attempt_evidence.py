@@ -4,6 +4,7 @@ That is so after a suspension, and after JobSet made a Job anew that somebody ha
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.cache.evidence import AttemptEvidence
@@ -17,6 +18,7 @@ __all__ = [
     "find_attempt_evidence",
     "find_current_report",
     "find_done",
+    "find_last_evidence",
     "find_new_pods",
     "find_start",
     "is_of_attempt",
@@ -36,6 +38,12 @@ def find_attempt_evidence(history: JobHistory, observed: Observed) -> AttemptEvi
         pods=tuple(pod for pod in leave_out_replaced(evidence.pods) if is_of_attempt(pod, since)),
         failed_batch_jobs=_find_present_failures(evidence),
     )
+
+
+def find_last_evidence(history: JobHistory, observed: Observed) -> AttemptEvidence | None:
+    """Find the evidence of the last attempt without the pods whose places others took: they completed nothing."""
+    evidence = find_attempt_evidence(history, observed)
+    return None if evidence is None else replace(evidence, pods=tuple(leave_out_replaced(evidence.pods)))
 
 
 def find_current_report(observed: Observed, history: JobHistory) -> LastReport | None:

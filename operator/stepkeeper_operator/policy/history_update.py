@@ -10,7 +10,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempt_evidence import find_attempt_evidence, runs_down
+from stepkeeper_operator.policy.attempt_evidence import find_attempt_evidence, find_last_evidence, runs_down
 from stepkeeper_operator.policy.attempts import (
     DELETED,
     SUSPENDED,
@@ -144,6 +144,7 @@ def _close_with_cause(
     """Close the last attempt with the cause that the evidence gives."""
     evidence = find_attempt_evidence(history, observed)
     if jobset.completed:
+        evidence = find_last_evidence(history, observed)
         finding = _judge_completion(evidence, observed, jobset)
         if not finding.cause and evidence is not None and any(map(stopped_with_0, evidence.pods)):
             circumstances = gather_circumstances(

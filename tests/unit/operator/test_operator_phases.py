@@ -105,6 +105,20 @@ async def test_a_job_whose_jobset_is_deleted_when_its_pods_have_exited_0_is_comp
     assert world.causes == [None]
 
 
+async def test_a_pod_that_was_told_to_stop_and_replaced_keeps_no_job_from_its_end() -> None:
+    world = World()
+    await world.run_until_settled(rounds=4)
+    world.controllers.kubelets.stop_code = 0
+    world.controllers.disrupt(world.pods[1], "EvictionByEvictionAPI")
+    await world.run_until_settled(rounds=3)
+    world.controllers.delete_job("lm-w-0")
+    await world.run_until_settled(rounds=3)
+    for pod in world.pods:
+        world.controllers.end_pod(pod, 0)
+    await world.run_until_settled(rounds=4)
+    assert world.phase() is Phase.COMPLETE
+
+
 @pytest.mark.parametrize(("cause", "complete"), [(None, True), ("QueuePreemption", False)])
 async def test_nobody_knows_how_far_pods_were_that_exited_0_unseen_after_they_were_told_to_stop(
     cause: str | None, *, complete: bool

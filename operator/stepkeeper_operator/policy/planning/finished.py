@@ -6,7 +6,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.decision import DeleteJobSet, JobEnd
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempt_evidence import find_attempt_evidence
+from stepkeeper_operator.policy.attempt_evidence import find_last_evidence
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.planning.judgement import is_provisional, judge_last_end
 from stepkeeper_operator.policy.planning.plan import Plan
@@ -34,7 +34,7 @@ def plan_after_completion(
 
 def _was_stopped(history: JobHistory, observed: Observed) -> bool:
     """Tell whether a program exited 0 because it was told to stop, or may have: nobody knows then how far it was."""
-    evidence = find_attempt_evidence(history, observed)
+    evidence = find_last_evidence(history, observed)
     return evidence is None or not evidence.pods or any(map(stopped_with_0, evidence.pods))
 
 
