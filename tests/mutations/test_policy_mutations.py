@@ -13,6 +13,9 @@ from patching import MUTATED, PATCHES, REPOSITORY, apply_patch
 
 POLICY: Final = PATCHES / "policy"
 RULES: Final = REPOSITORY / "operator/stepkeeper_operator/policy"
+VALUES: Final = {"__init__.py", "history.py", "finding.py"}
+"""Modules that decide nothing."""
+
 _UNIT: Final = "tests/unit/operator/test_operator_"
 _JOBS: Final = "tests/unit/queued_resources/test_job_"
 
@@ -171,6 +174,23 @@ TESTS: Final = {
     "test_all_clocks_begin_with_the_operator_and_what_was_found_stands[False]",
     "pace-is-the-attempts": f"{_UNIT}progressing.py::"
     "test_a_new_attempt_begins_anew_and_its_first_step_may_take_long",
+    "finished-pods-are-counted": f"{_UNIT}progressing.py::"
+    "test_a_pod_that_was_told_to_stop_and_exited_0_is_one_that_the_others_wait_for[False]",
+    "done-is-done": f"{_UNIT}phases.py::"
+    "test_a_job_whose_pods_have_exited_0_is_complete_whatever_is_edited_meanwhile[edit0]",
+    "finished-slices-hide-nothing": f"{_UNIT}liveness.py::"
+    "test_a_slice_that_is_done_hides_no_job_that_jobset_made_anew",
+    "resumed-jobs-are-attempts": f"{_UNIT}liveness.py::test_a_resumed_job_has_an_attempt_before_its_first_pod_is_seen",
+    "failed-jobs-are-restarted-first": f"{_UNIT}liveness.py::"
+    "test_a_suspension_that_is_over_before_jobset_acts_on_a_failure_begins_no_attempt_of_its_own",
+    "what-is-kueues-is-not-suspended": f"{_UNIT}kueue.py::"
+    "test_a_queued_job_without_restarts_left_is_deleted_and_kueue_undoes_nothing",
+    "own-limits-are-no-loss": f"{_JOBS}failures.py::"
+    "test_a_pod_over_its_memory_limit_that_is_seen_together_with_the_loss_is_a_failure",
+    "unseen-ends-of-told-pods-are-not-complete": f"{_UNIT}phases.py::"
+    "test_nobody_knows_how_far_pods_were_that_exited_0_unseen_after_they_were_told_to_stop[QueuePreemption-False]",
+    "replaced-pods-complete-nothing": f"{_UNIT}phases.py::"
+    "test_a_pod_that_was_told_to_stop_and_replaced_keeps_no_job_from_its_end",
 }
 """By patch, the test that must notice."""
 
@@ -186,7 +206,7 @@ def test_each_module_of_the_policy_has_a_patch() -> None:
     patched = re.findall(
         r"^\+\+\+ b/(\S+)$", "".join(p.read_text() for p in POLICY.glob("*.patch")), re.MULTILINE
     )
-    decides = {path for path in RULES.glob("*.py") if path.name not in {"__init__.py", "history.py"}}
+    decides = {path for path in RULES.rglob("*.py") if path.name not in VALUES}
     assert {REPOSITORY / path for path in patched} >= decides
 
 

@@ -1,7 +1,12 @@
 """Test that random stories of a job end well: what can run runs, its attempt is open, and its costs are its own."""
 
 import pytest
-from operator_stories.properties import PROPERTIES, check_next_failure, check_next_report
+from operator_stories.properties import (
+    PROPERTIES,
+    check_next_failure,
+    check_next_report,
+    check_standstill,
+)
 from operator_stories.story import come_to_rest, tell
 
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
@@ -15,13 +20,15 @@ async def find_faults(seed: int) -> list[str]:
     teller = await tell(seed)
     try:
         await come_to_rest(teller)
-        faults = [
+        faults = teller.faults + [
             f"{check.__name__}: {fault}" for check in PROPERTIES if (fault := check(teller)) is not None
         ]
         if writes := await teller.world.record_writes(rounds=3):
             faults.append(f"it writes at rest: {writes}")
         if not faults and teller.world.phase() is Phase.RUNNING:
-            found = (await check_next_report(teller), await check_next_failure(teller))
+            found = [
+                await check(teller) for check in (check_next_report, check_standstill, check_next_failure)
+            ]
             faults = [fault for fault in found if fault is not None]
     except AssertionError as error:
         faults = [str(error)]

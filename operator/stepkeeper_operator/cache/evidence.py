@@ -18,6 +18,8 @@ class AttemptEvidence:
     ordinal: Ordinal
     pods: tuple[Pod, ...] = ()
     failed_batch_jobs: tuple[BatchJob, ...] = ()
+    n_succeeded: int = 0
+    """Pods that exited 0, as their Jobs count them."""
 
 
 @dataclass(slots=True)
@@ -58,6 +60,7 @@ class EvidenceCache:
                     for batch_job in record.batch_jobs.values()
                     if batch_job.failure_reason is not None
                 ),
+                n_succeeded=_count_succeeded(record),
             )
             for ordinal, record in sorted(self._records.get(job_uid, {}).items())
         )
@@ -72,6 +75,12 @@ class EvidenceCache:
         while len(records) > _KEPT_ATTEMPTS:
             del records[min(records)]
         return record
+
+
+def _count_succeeded(record: _Record) -> int:
+    """Count the pods that exited 0. A Job that was made anew has the name of the one before, and comes later."""
+    by_name = {batch_job.name: batch_job.n_succeeded for batch_job in record.batch_jobs.values()}
+    return sum(by_name.values())
 
 
 def _merge_pod(known: Pod, seen: Pod) -> Pod:

@@ -7,15 +7,16 @@ from typing import Final
 from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, ConditionType, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ProgressStatus
-from stepkeeper_operator.decide.progressing import derive_progressing, list_done
+from stepkeeper_operator.decide.progressing import derive_progressing
 from stepkeeper_operator.decide.quota import derive_quota
 from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.facts import JobSet, Pod
 from stepkeeper_operator.labels import JOB_NAME_LABEL
 from stepkeeper_operator.observed import REJECTED_AGAIN_S, Observed
+from stepkeeper_operator.policy.attempt_evidence import find_done
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import find_wait
-from stepkeeper_operator.policy.next_step import Plan
+from stepkeeper_operator.policy.planning.plan import Plan
 from stepkeeper_operator.policy.queueing import should_suspend
 from stepkeeper_operator.policy.starts import explain_limit
 from stepkeeper_operator.settings import OperatorSettings
@@ -172,10 +173,10 @@ def _derive_running(
     present = [pod for pod in observed.pods if pod.ordinal == history.ordinal]
     alive = [pod for pod in present if pod.phase == "Running" and pod.started and pod.deadline is None]
     running = [pod for pod in alive if pod.exit_code is None]
-    done = list_done(present)
-    if done and len(done) + len(running) >= n_hosts:
+    n_done, _ = find_done(observed, history)
+    if n_done and n_done + len(running) >= n_hosts:
         # The job is over when JobSet says so.
-        message = f"{len(done)} of {n_hosts} pods have exited 0"
+        message = f"{n_done} of {n_hosts} pods have exited 0"
         return ConditionUpdate(type=kind, status=False, reason=_FINISHING, message=message)
     if not history.is_running:
         last = history.last_attempt

@@ -40,7 +40,8 @@ from stepkeeper_operator.observed import Observed, compute_recheck_s, find_end
 from stepkeeper_operator.policy.acceptance import NAME_TAKEN, check_acceptance
 from stepkeeper_operator.policy.history_update import update_history
 from stepkeeper_operator.policy.lost_pods import find_lost_pods, find_orphans
-from stepkeeper_operator.policy.next_step import Plan, plan_next, stop_jobset
+from stepkeeper_operator.policy.planning.next_step import plan_next
+from stepkeeper_operator.policy.planning.plan import Plan, stop_jobset
 from stepkeeper_operator.policy.save_requests import find_open_request, update_request
 from stepkeeper_operator.settings import OperatorSettings
 

@@ -3,10 +3,9 @@
 Nothing is ended for it: a step that stands still looks the same in a hang, an evaluation and an export.
 """
 
-from collections.abc import Iterable
 from typing import Final
 
-from stepkeeper.contract import ExitCode, ReportPhase
+from stepkeeper.contract import ReportPhase
 from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, ConditionType
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ProgressStatus, TrainingJobStatus
@@ -15,10 +14,10 @@ from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempt_evidence import find_current_report
+from stepkeeper_operator.policy.attempt_evidence import find_current_report, find_done
 from stepkeeper_operator.policy.history import JobHistory
 
-__all__ = ["NO_STEP", "PODS_FINISHED", "derive_progressing", "is_stalled", "list_done"]
+__all__ = ["NO_STEP", "PODS_FINISHED", "derive_progressing", "is_stalled"]
 
 NO_STEP: Final = "NoStep"
 PODS_FINISHED: Final = "PodsFinishedOthersRun"
@@ -64,18 +63,20 @@ def derive_progressing(
     attempt = history.last_attempt
     if not running or attempt is None:
         return (_update(_NOT_RUNNING, "not all pods of an attempt run", status=None),), None
-    report = find_current_report(observed, history) if heard else None
-    done = list_done(pod for pod in observed.pods if pod.ordinal == history.ordinal)
-    limit_s = _find_limit_s(job, report, progress, done)
+    last = find_current_report(observed, history)
+    report = last if heard else None
+    n_done, done = find_done(observed, history)
+    limit_s = _find_limit_s(job, report, progress, n_done)
     signs = [observed.operator_started_at, attempt.start, *(pod.finished_at or 0.0 for pod in done)]
-    left_s = None if limit_s is None else max(*signs, *_list_signs(report)) + limit_s - now
+    left_s = None if limit_s is None else max(*signs, *_list_signs(last)) + limit_s - now
     if limit_s is not None and left_s is not None and left_s <= 0:
-        reason = PODS_FINISHED if done else NO_STEP
-        message = _describe_stall(job, report, progress, done, limit_s=limit_s)
+        reason = PODS_FINISHED if n_done else NO_STEP
+        said = _describe_done(job, n_done, done) if n_done else ""
+        message = f"{said}{_describe_stall(last, progress, limit_s)}. {_advise(job)}"
         return (_update(reason, message, status=False),), None
     known = _find_condition(job.status) if history.is_attempt_of(job.status) else None
     unheard = heard is None and known is not None and known.reason != _NOT_RUNNING
-    stands = unheard or _still_stands(job, known, report)
+    stands = unheard or _still_stands(job, known, last)
     return () if stands else (_judge_by_reports(job, report, progress),), left_s
 
 
@@ -85,21 +86,12 @@ def is_stalled(status: TrainingJobStatus) -> bool:
     return condition is not None and condition.status is ConditionStatus.FALSE
 
 
-def list_done(pods: Iterable[Pod]) -> list[Pod]:
-    """List the pods whose trainers exited 0 and meant it: a launcher may say 0 where the trainer said 75."""
-    return [
-        pod
-        for pod in pods
-        if pod.terminal and pod.deadline is None and pod.exit_code == pod.code == ExitCode.DONE
-    ]
-
-
 def _find_limit_s(
-    job: CheckpointedTrainingJob, report: LastReport | None, progress: ProgressStatus | None, done: list[Pod]
+    job: CheckpointedTrainingJob, report: LastReport | None, progress: ProgressStatus | None, n_done: int
 ) -> int | None:
     """Find how many seconds may go by without a step or a commit. None: nobody can tell."""
-    if done:
-        return _FINISHED_TIMEOUT_S if len(done) < job.spec.placement.n_hosts else None
+    if n_done:
+        return _FINISHED_TIMEOUT_S if n_done < job.spec.placement.n_hosts else None
     longest_s = None if progress is None else progress.longest_step_seconds
     if report is None or longest_s is None or _has_made_all_steps(job, report):
         return None
@@ -147,24 +139,19 @@ def _judge_by_reports(
     return _update("StepsAdvance", "", status=True)
 
 
-def _describe_stall(
-    job: CheckpointedTrainingJob,
-    report: LastReport | None,
-    progress: ProgressStatus | None,
-    done: list[Pod],
-    *,
-    limit_s: int,
-) -> str:
-    """Say which step since when, which pods are done, and what to do. The text stays the same while nothing moves."""
-    parts = []
-    if done:
-        names = ", ".join(pod.name for pod in done[:_NAMED])
-        more = f" and {len(done) - _NAMED} more" if len(done) > _NAMED else ""
-        parts.append(f"{names}{more} of {job.spec.placement.n_hosts} pods exited 0, and the others run on")
-    if report is not None and progress is not None and progress.last_progress_time is not None:
-        parts.append(f"no step since {render_time(progress.last_progress_time)}, the last is {progress.step}")
-    parts.append(f"no step or commit was reported for {limit_s} s")
-    return f"{'; '.join(parts)}. {_advise(job)}"
+def _describe_done(job: CheckpointedTrainingJob, n_done: int, done: list[Pod]) -> str:
+    names = ", ".join(pod.name for pod in done[:_NAMED])
+    more = ", …" if len(done) > _NAMED else ""
+    named = f" ({names}{more})" if names else ""
+    return f"{n_done} of {job.spec.placement.n_hosts} pods have exited 0{named}, and the others run on; "
+
+
+def _describe_stall(last: LastReport | None, progress: ProgressStatus | None, limit_s: int) -> str:
+    """Say which step since when. The text stays the same while nothing moves."""
+    said = f"no step or commit was reported for {limit_s} s"
+    if last is None or progress is None or progress.last_progress_time is None:
+        return said
+    return f"{said}: the last is step {progress.step} at {render_time(progress.last_progress_time)}"
 
 
 def _advise(job: CheckpointedTrainingJob) -> str:

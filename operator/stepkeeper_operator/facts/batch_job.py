@@ -1,4 +1,4 @@
-"""Read a batch Job of a JobSet: only how it ended."""
+"""Read a batch Job of a JobSet: how it ended, and how many of its pods have exited 0."""
 
 from dataclasses import dataclass
 
@@ -22,6 +22,8 @@ class BatchJob:
     """Set from the condition FailureTarget on, before the last pod has ended."""
 
     failure_message: str
+    n_succeeded: int = 0
+    """Pods that have exited 0, also those that were told to stop before. The Job makes no other ones for them."""
 
 
 def read_batch_job(raw: RawObject) -> BatchJob:
@@ -40,4 +42,5 @@ def read_batch_job(raw: RawObject) -> BatchJob:
         ordinal=ordinal_of(raw, JOBSET_NUMBER_LABEL, RESTART_ATTEMPT_LABEL),
         failure_reason=failure.get("reason"),
         failure_message=failure.get("message", ""),
+        n_succeeded=raw.get("status", {}).get("succeeded") or 0,
     )

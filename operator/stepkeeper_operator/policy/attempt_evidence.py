@@ -4,6 +4,7 @@ That is so after a suspension, and after JobSet made a Job anew that somebody ha
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.cache.evidence import AttemptEvidence
@@ -16,6 +17,8 @@ __all__ = [
     "counts_as_failure",
     "find_attempt_evidence",
     "find_current_report",
+    "find_done",
+    "find_last_evidence",
     "find_new_pods",
     "find_start",
     "is_of_attempt",
@@ -37,12 +40,32 @@ def find_attempt_evidence(history: JobHistory, observed: Observed) -> AttemptEvi
     )
 
 
+def find_last_evidence(history: JobHistory, observed: Observed) -> AttemptEvidence | None:
+    """Find the evidence of the last attempt without the pods whose places others took: they completed nothing."""
+    evidence = find_attempt_evidence(history, observed)
+    return None if evidence is None else replace(evidence, pods=tuple(leave_out_replaced(evidence.pods)))
+
+
 def find_current_report(observed: Observed, history: JobHistory) -> LastReport | None:
     """Find the newest report, if it is of the last attempt. After a suspension attempts have the same ordinal."""
     report, last = observed.report, history.last_attempt
     if report is None or last is None or report.ordinal != history.ordinal or report.received_at < last.start:
         return None
     return report
+
+
+def find_done(observed: Observed, history: JobHistory) -> tuple[int, list[Pod]]:
+    """Count the pods of the last attempt that are done, and list those that are known.
+
+    A pod is done that exited 0 and meant it: a launcher may say 0 where the trainer said 75. One that was told to stop
+    before is done only if its Job says so: it makes no other pod for it then.
+    """
+    evidence = observed.find_evidence(history.ordinal)
+    if evidence is None:
+        return 0, []
+    present = leave_out_replaced(evidence.pods)
+    done = [pod for pod in present if pod.terminal and pod.exit_code == pod.code == ExitCode.DONE]
+    return max(evidence.n_succeeded, sum(pod.deadline is None for pod in done)), done
 
 
 def find_start(history: JobHistory, observed: Observed, *, now: float) -> float:
@@ -67,7 +90,9 @@ def find_new_pods(history: JobHistory, observed: Observed) -> int | None:
         return None
     present = leave_out_replaced(evidence.pods)
     uids = {pod.uid for pod in observed.pods}
-    if not present or not all(_is_alive(pod) and pod.uid in uids for pod in present):
+    if not any(map(_is_alive, present)) or not all(map(_goes_on, present)):
+        return None
+    if any(_is_alive(pod) and pod.uid not in uids for pod in present):
         return None
     replaced = {pod.rank for pod in evidence.pods if pod not in present}
     made = [pod.created_at for pod in present if pod.rank in replaced]
@@ -100,6 +125,11 @@ def is_of_attempt(pod: Pod, since: int) -> bool:
     if pod.terminal and (pod.finished_at is None or pod.finished_at < since):
         return False
     return pod.deadline is None or pod.deadline - pod.grace_s > since
+
+
+def _goes_on(pod: Pod) -> bool:
+    """Tell whether the pod runs, or has exited 0 and leaves the others to run."""
+    return _is_alive(pod) or pod.phase == "Succeeded"
 
 
 def _is_alive(pod: Pod) -> bool:

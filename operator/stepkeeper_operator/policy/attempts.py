@@ -9,7 +9,7 @@ from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.attempt_evidence import find_attempt_evidence, find_start
 from stepkeeper_operator.policy.budgets import count_restart, take_back_restart
-from stepkeeper_operator.policy.causes import Finding
+from stepkeeper_operator.policy.causes.finding import Finding
 from stepkeeper_operator.policy.history import JobHistory
 
 __all__ = [

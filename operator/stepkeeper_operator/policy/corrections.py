@@ -13,7 +13,10 @@ from stepkeeper_operator.policy.attempt_evidence import (
 )
 from stepkeeper_operator.policy.attempts import MESSAGE_LIMIT, was_asked_for
 from stepkeeper_operator.policy.budgets import move_restart
-from stepkeeper_operator.policy.causes import Finding, attribute_to_loss, ended_unseen, find_cause
+from stepkeeper_operator.policy.causes.counts import ended_unseen
+from stepkeeper_operator.policy.causes.find_cause import find_cause
+from stepkeeper_operator.policy.causes.finding import Finding
+from stepkeeper_operator.policy.causes.losses import attribute_to_loss
 from stepkeeper_operator.policy.circumstances import gather_circumstances
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import MachinesLoss, is_explained_by_machines
@@ -49,6 +52,8 @@ def _correct_unseen(
     for back in range(n_open + 2, len(history.attempts) + 1):
         attempt, restart = history.attempts[-back], restarts - back + 1
         late = attempt.end is None or now - attempt.end >= reattribution_s
+        # Watches tell of ends in their order: before an end that they told of, there is none that they still have to
+        # tell of. Nor is it certain there which attempt was which restart.
         if restart < 0 or late or not ended_unseen(attempt.message):
             return history
         evidence = observed.find_evidence((number, restart))

@@ -8,7 +8,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     RestartsStatus,
     TrainingJobStatus,
 )
-from stepkeeper_operator.policy.causes import Finding
+from stepkeeper_operator.policy.causes.finding import Finding
 
 __all__ = ["JobHistory"]
 

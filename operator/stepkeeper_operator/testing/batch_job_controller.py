@@ -71,7 +71,7 @@ class FakeBatchJobController:
         done = set(job["status"].get("completedIndexes", ()))
         done |= {_index_of(pod) for pod in pods if pod["status"]["phase"] == "Succeeded"}
         if done != set(job["status"].get("completedIndexes", ())):
-            self._objects.change("jobs", job, "status", completedIndexes=sorted(done))
+            self._objects.change("jobs", job, "status", completedIndexes=sorted(done), succeeded=len(done))
         for pod in pods:
             if pod["status"]["phase"] == "Succeeded":
                 self._objects.stop_tracking(pod)

@@ -166,7 +166,7 @@ class World:
             received_at=self.now,
             pod_uid=pods[rank] if rank < len(pods) else "",
         )
-        self.reports.add_report(self.job.metadata.uid, last)
+        self.reports.add_report(self._raw_job["metadata"]["uid"], last)
 
     def preempt(self, index: int = 0) -> None:
         """Let the kubelet of a Spot machine end a pod. The trainer saves on all hosts and stops."""
@@ -184,19 +184,22 @@ class World:
 
     def edit(self, **spec: Any) -> None:
         """Change the spec as a user would."""
-        raw = self.cluster.objects["checkpointedtrainingjobs", *_PLACE]
+        raw = self._raw_job
         meta = raw["metadata"] | {"generation": raw["metadata"]["generation"] + 1}
         self.cluster.put("checkpointedtrainingjobs", raw | {"metadata": meta, "spec": raw["spec"] | spec})
 
     @property
     def job(self) -> CheckpointedTrainingJob:
-        return CheckpointedTrainingJob.model_validate(
-            self.cluster.objects["checkpointedtrainingjobs", *_PLACE]
-        )
+        return CheckpointedTrainingJob.model_validate(self._raw_job)
 
     @property
     def status(self) -> TrainingJobStatus:
-        return self.job.status
+        """The status, also of a job whose spec can't be read."""
+        return TrainingJobStatus.model_validate(self._raw_job.get("status", {}))
+
+    @property
+    def _raw_job(self) -> dict[str, Any]:
+        return self.cluster.objects["checkpointedtrainingjobs", *_PLACE]
 
     def phase(self) -> Phase | None:
         """Return the present phase. A method, because type checkers take a property's value for unchanged."""

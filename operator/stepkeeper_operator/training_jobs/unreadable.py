@@ -1,17 +1,22 @@
-"""Manage a job whose spec can't be read at all: say what is wrong with it, and stop it if it is to be suspended."""
+"""Manage a job whose spec can't be read at all: say what is wrong, show its commits, and stop it if asked."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from stepkeeper_operator.api.reading import read_object
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
+from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cluster import JOBSETS, Cluster
+from stepkeeper_operator.decide.status import mirror_storage
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.facts.raw import RawObject, condition_of, render_time
 from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.budgets import reset_failures
 from stepkeeper_operator.training_jobs.apply import suspend_manifest
 from stepkeeper_operator.writing import ObjectWriter
 
@@ -25,23 +30,34 @@ class UnreadableJobs:
     """Do for jobs that can't be read what needs no more than their raw objects."""
 
     def __init__(
-        self, *, cluster: Cluster, cache: Cache, writer: ObjectWriter, clock: Callable[[], float]
+        self,
+        *,
+        cluster: Cluster,
+        cache: Cache,
+        reports: ReportCache,
+        writer: ObjectWriter,
+        clock: Callable[[], float],
     ) -> None:
         self._cluster = cluster
         self._cache = cache
+        self._reports = reports
         self._writer = writer
         self._clock = clock
 
     async def manage(self, key: ObjectKey, raw: RawObject, problems: tuple[str, ...]) -> None:
-        """Set condition Accepted of the job, with an event, and stop its JobSet if the spec says so.
+        """Set condition Accepted of the job, with an event, show its commits, and stop its JobSet if the spec says so.
 
         Raises:
             ApiError: A write failed.
         """
         meta = ObjectMeta.model_validate(raw["metadata"])
-        status = refuse(raw, problems, generation=meta.generation, now=self._clock())
-        if status is not None:
+        evidence = self._cache.evidence.list_attempts(meta.uid)
+        shown = show_commits(raw, Observed(report=self._reports.get_report(meta.uid), evidence=evidence))
+        refused = refuse(shown, problems, generation=meta.generation, now=self._clock())
+        status = shown.get("status") if refused is None else refused
+        if status is not None and status != raw.get("status"):
             self._cache.record_training_job(await self._writer.write_status(meta, status))
+        if refused is not None:
             message = condition_of({"status": status}, ConditionType.ACCEPTED)["message"]
             await self._writer.create_event(meta, ObjectEvent(warning=True, reason=_REASON, message=message))
         jobset, spec = self._cache.get_jobset(key), raw.get("spec")
@@ -60,6 +76,40 @@ class UnreadableJobs:
         elif not jobset.suspend:
             body = suspend_manifest(jobset, suspend=True)
             self._cache.record_jobset(await self._cluster.apply(JOBSETS, jobset.namespace, body))
+
+
+def show_commits(raw: RawObject, observed: Observed) -> RawObject:
+    """Return the job with what pods say of its commits in its status. They are progress, whatever the spec says."""
+    spec = raw.get("spec")
+    job = read_object(CheckpointedTrainingJob, {**raw, "spec": _make_stand_in(spec)}).value
+    if job is None:
+        return raw
+    mirror = mirror_storage(job, observed, running=None)
+    if mirror.checkpoint == job.status.checkpoint:
+        return raw
+    update: dict[str, object] = {"checkpoint": mirror.checkpoint}
+    if mirror.new_commit:
+        known = job.status.bookkeeping
+        starts = {"starts_without_checkpoint": min(1, known.starts_without_checkpoint)}
+        update["bookkeeping"] = known.model_copy(update=starts)
+        if _read_in(spec, "restarts", "resetOnNewCheckpoint") is not False:
+            update["restarts"] = reset_failures(job.status.restarts)
+    written = job.status.model_copy(update=update).to_raw()
+    new = {key: written[key] for key in ("checkpoint", "bookkeeping", "restarts") if key in written}
+    return {**raw, "status": {**(raw.get("status") or {}), **new}}
+
+
+def _make_stand_in(spec: object) -> RawObject:
+    """Make a spec that can be read in place of one that can't. It has the root of this one."""
+    uri = _read_in(spec, "checkpoint", "uri")
+    checkpoint = {"uri": uri if isinstance(uri, str) else "file:///unknown", "interval": {"steps": 1}}
+    return {"placement": {"hosts": {"count": 1}}, "template": {}, "checkpoint": checkpoint}
+
+
+def _read_in(spec: object, *path: str) -> object:
+    for key in path:
+        spec = spec.get(key) if isinstance(spec, Mapping) else None
+    return spec
 
 
 def refuse(

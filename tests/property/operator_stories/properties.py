@@ -3,20 +3,42 @@
 from collections.abc import Callable
 from typing import Final
 
-from operator_stories.happenings import Teller
+from operator_stories.teller import Teller
 
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.testing import training_report
 
-__all__ = ["PROPERTIES", "check_next_failure", "check_next_report"]
+__all__ = [
+    "PROPERTIES",
+    "check_next_failure",
+    "check_next_report",
+    "check_standstill",
+    "find_false_standstill",
+]
+
+_STEP_S: Final = 1800
+_DONE_S: Final = 3600
 
 
 def a_job_that_can_progress_does(teller: Teller) -> str | None:
-    status, alive = teller.world.status, len(teller.alive())
+    status, alive, done = teller.world.status, len(teller.alive()), teller.count_finished()
     n_hosts = teller.world.job.spec.placement.n_hosts
     if status.phase is Phase.RUNNING:
-        return None if alive == n_hosts else f"Running, with {alive} of {n_hosts} pods"
+        return (
+            None
+            if alive and alive + done == n_hosts
+            else f"Running, with {alive} of {n_hosts} pods, {done} done"
+        )
+    if status.phase is Phase.COMPLETE:
+        # JobSet is believed where nobody saw that pods had been told to stop.
+        least = 0 if teller.unseen else n_hosts
+        return None if len(teller.done) >= least else f"Complete, with {done} of {n_hosts} pods done"
+    if status.phase is Phase.FAILED:
+        reason = (teller.world.condition("Failed") or ("", "none"))[1]
+        return (
+            None if reason == "MaxFailuresReached" and not alive else f"Failed for {reason} with {alive} pods"
+        )
     if status.phase is Phase.SUSPENDED:
         reason = (teller.world.condition("Suspended") or ("", "none"))[1]
         if alive or reason != "NoNewCheckpoint":
@@ -60,6 +82,18 @@ def no_failure_is_charged_that_the_application_did_not_have(teller: Teller) -> s
     return None if charged <= had else f"{charged} charged for {had} failures"
 
 
+def a_job_fails_only_when_its_failures_are_used_up(teller: Teller) -> str | None:
+    allowed = teller.world.job.spec.restarts.max_failures
+    had = teller.failures + (teller.deletions if teller.unseen else 0)
+    failed = teller.world.phase() is Phase.FAILED
+    return f"Failed after {had} failures, {allowed} are allowed" if failed and had <= allowed else None
+
+
+def nothing_is_undone_by_kueue(teller: Teller) -> str | None:
+    undone = teller.world.controllers.kueue.undone
+    return f"Kueue had to undo: {undone}" if undone and not teller.unseen else None
+
+
 def starts_that_commit_nothing_are_bounded(teller: Teller) -> str | None:
     limit = teller.world.job.spec.restarts.max_starts_without_checkpoint
     n_starts = teller.world.status.bookkeeping.starts_without_checkpoint
@@ -75,7 +109,25 @@ PROPERTIES: Final[tuple[Callable[[Teller], str | None], ...]] = (
     attempts_follow_one_another,
     no_failure_is_charged_that_the_application_did_not_have,
     starts_that_commit_nothing_are_bounded,
+    a_job_fails_only_when_its_failures_are_used_up,
+    nothing_is_undone_by_kueue,
 )
+
+
+def find_false_standstill(teller: Teller) -> str | None:
+    """Find out whether the training is said to stand still, and doesn't. A status is written once a second at most."""
+    world, kind = teller.world, teller.world.condition("Progressing")
+    moved_s = world.now - teller.moved_at
+    if kind == (ConditionStatus.FALSE, "NoStep") and 1 <= moved_s < _STEP_S:
+        return f"NoStep, though a step was reported {moved_s} s before"
+    if kind == (ConditionStatus.FALSE, "PodsFinishedOthersRun"):
+        known = [
+            teller.done[pod["metadata"]["uid"]] for pod in world.pods if pod["metadata"]["uid"] in teller.done
+        ]
+        done_s = world.now - max(known, default=0.0)
+        if 1 <= min(moved_s, done_s) < _DONE_S:
+            return f"PodsFinishedOthersRun {done_s} s after a pod was done, and {moved_s} s after a step"
+    return None
 
 
 async def check_next_report(teller: Teller) -> str | None:
@@ -96,9 +148,36 @@ async def check_next_report(teller: Teller) -> str | None:
     return None if reporting == (ConditionStatus.TRUE, "ReportsArrive") else f"Reporting is {reporting}"
 
 
+async def check_standstill(teller: Teller) -> str | None:
+    """Check that a training that makes no steps is said to stand still, until its next step."""
+    world = teller.world
+    for _ in range(3):
+        teller.report(steps=1, after_s=10)
+        await world.reconcile()
+    reason = "PodsFinishedOthersRun" if teller.count_finished() else "NoStep"
+    progress = world.status.progress
+    longest_s = (
+        0 if progress is None or progress.longest_step_seconds is None else progress.longest_step_seconds
+    )
+    teller.report(after_s=_DONE_S if teller.count_finished() else max(_STEP_S, 10 * longest_s))
+    await world.run_until_settled(rounds=1)
+    if world.condition("Progressing") != (ConditionStatus.FALSE, reason):
+        return f"it stands still, and Progressing is {world.condition('Progressing')}"
+    teller.report(steps=1)
+    await world.run_until_settled(rounds=1)
+    progressing = world.condition("Progressing")
+    return (
+        None if progressing == (ConditionStatus.TRUE, "StepsAdvance") else f"after a step it is {progressing}"
+    )
+
+
 async def check_next_failure(teller: Teller) -> str | None:
     """Check that the next failure ends the open attempt, for its own cause, and that a next one follows."""
     number = teller.world.status.attempts[-1].number
+    by_itself = {pod["metadata"]["uid"] for pod in teller.world.pods} & set(teller.done)
+    broken = teller.count_finished() > len(
+        by_itself
+    )  # a host was told to stop and exited 0: that explains what follows
     teller.world.controllers.kubelets.stop_code = 143
     teller.world.controllers.end_pod(teller.alive()[0], 1)
     for _ in range(4):
@@ -106,5 +185,8 @@ async def check_next_failure(teller: Teller) -> str | None:
         teller.world.now += 30
     ends = [attempt for attempt in teller.world.status.attempts if attempt.number >= number]
     found = [(attempt.number, attempt.cause) for attempt in ends]
-    expected = [(number, Cause.APPLICATION_ERROR.value), (number + 1, None)]
+    if teller.world.phase() is Phase.FAILED:
+        found.append((number + 1, None))  # it would have been the next one
+    cause = found[0][1] if broken and found[0][1] is not None else Cause.APPLICATION_ERROR.value
+    expected = [(number, cause), (number + 1, None)]
     return None if found == expected else f"after a failure of attempt {number}: {found}"

@@ -8,7 +8,8 @@ from stepkeeper.contract import CommitPoint, ExitCode, Termination
 from stepkeeper_operator.cache.evidence import AttemptEvidence, EvidenceCache
 from stepkeeper_operator.facts import BatchJob, Node, Pod
 from stepkeeper_operator.facts.pod import ContainerEnd, read_pod
-from stepkeeper_operator.policy.causes import Finding, Verdict, find_cause
+from stepkeeper_operator.policy.causes.find_cause import find_cause
+from stepkeeper_operator.policy.causes.finding import Finding, Verdict
 from stepkeeper_operator.policy.circumstances import Circumstances
 
 

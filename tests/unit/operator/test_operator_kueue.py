@@ -230,3 +230,12 @@ def test_a_workload_of_another_kind_concerns_no_job() -> None:
     meta = {"namespace": "default", "name": "w", "uid": "w", "ownerReferences": [owner]}
     assert cache.record(WORKLOADS, {"metadata": meta}) == ()
     assert cache.list_uids(WORKLOADS) == frozenset()
+
+
+async def test_a_queued_job_without_restarts_left_is_deleted_and_kueue_undoes_nothing() -> None:
+    world = await running(spot=True, restarts={"maxDisruptions": 0})
+    world.preempt()
+    await world.run_until_settled()
+    assert world.phase() is Phase.FAILED
+    assert world.controllers.kueue.undone == []
+    assert world.jobset is None

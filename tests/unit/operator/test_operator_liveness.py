@@ -57,6 +57,18 @@ async def test_the_other_slice_of_a_deleted_job_is_of_the_new_attempt_until_it_e
     assert world.causes[0] == "Requested"
 
 
+async def test_a_slice_that_is_done_hides_no_job_that_jobset_made_anew() -> None:
+    world = await running(placement=TWO_SLICES)
+    world.controllers.end_pod(world.pods[-1], 0)
+    world.controllers.delete_job("lm-w-0")
+    await world.run_until_settled()
+    assert world.causes == ["Requested", None]
+    assert world.phase() is Phase.RUNNING
+    world.receive_report(training_report(sequence=3, step=30))
+    await world.run_until_settled(rounds=3)
+    assert world.status.attempts[-1].to_step == 30
+
+
 async def test_a_failed_job_that_somebody_deletes_before_jobset_acts_on_it_is_made_anew_with_an_attempt() -> (
     None
 ):
@@ -173,6 +185,37 @@ async def test_a_failure_just_before_a_suspension_is_one_restart_when_the_job_is
     assert world.phase() is Phase.RUNNING
     assert world.causes == ["ApplicationError", None]
     assert world.status.restarts.total == 1
+
+
+async def test_a_suspension_that_is_over_before_jobset_acts_on_a_failure_begins_no_attempt_of_its_own() -> (
+    None
+):
+    world = await running()
+    world.controllers.kubelets.stop_s = 20
+    world.controllers.end_pod(world.pods[0], 1)
+    await world.run_until_settled(rounds=1)
+    for suspend in (True, False):
+        world.edit(suspend=suspend)
+        await world.run_until_settled(rounds=2)
+        assert world.causes == ["ApplicationError"]
+    await world.run_until_settled(rounds=20)
+    assert world.causes == ["ApplicationError", None]
+    assert world.status.restarts.total == 1
+
+
+async def test_a_resumed_job_has_an_attempt_before_its_first_pod_is_seen() -> None:
+    world = await running()
+    world.edit(suspend=True)
+    await world.run_until_settled()
+    assert world.causes == ["Requested"]
+    world.delay_watches("pods")
+    world.edit(suspend=False)
+    await world.run_until_settled(rounds=4)
+    assert world.causes == ["Requested", None]
+    world.deliver_watches()
+    await world.run_until_settled(rounds=4)
+    assert world.causes == ["Requested", None]
+    assert world.phase() is Phase.RUNNING
 
 
 async def test_the_steps_of_an_attempt_before_a_suspension_are_not_the_next_ones() -> None:

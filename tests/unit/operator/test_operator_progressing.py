@@ -67,7 +67,9 @@ async def test_the_message_says_which_step_since_when_and_how_to_see_where_it_st
     await make_steps(world, 7, 8, 9)
     await stand_still(world, 9, 1800)
     message = condition_of(world).message
-    assert message.startswith("no step since 2027-01-15T09:00:38Z, the last is 9; ")
+    assert message.startswith(
+        "no step or commit was reported for 1800 s: the last is step 9 at 2027-01-15T09:00:38Z. "
+    )
     for advice in ("kubectl -n default logs POD -c trainer", "kubectl -n default delete pod POD"):
         assert advice in message
     await stand_still(world, 9, HOUR_S)
@@ -187,7 +189,9 @@ async def test_pods_that_go_on_for_an_hour_after_another_is_done_are_seen_and_le
     world.now += 120
     await world.reconcile()
     assert world.condition("Progressing") == LEFT_ALONE
-    assert condition_of(world).message.startswith(f"{name} of 2 pods exited 0, and the others run on; ")
+    assert condition_of(world).message.startswith(
+        f"1 of 2 pods have exited 0 ({name}), and the others run on; "
+    )
     assert world.phase() is Phase.RUNNING
     assert world.causes == [None]
     assert world.events.count("PodsFinishedOthersRun") == 1
@@ -210,6 +214,18 @@ async def test_pods_that_make_steps_or_commits_after_another_is_done_go_on() -> 
     assert world.condition("Progressing") == ADVANCES
 
 
+async def test_a_commit_before_pods_fell_silent_counts_for_them_too() -> None:
+    world = await running()
+    await finish_one(world)
+    await report(world, None, after_s=HOUR_S - 60, commits=training_report(9, 3).commits)
+    world.now += HOUR_S - 60
+    await world.reconcile()
+    assert world.condition("Progressing") == (ConditionStatus.UNKNOWN, "NoReports")
+    world.now += 60
+    await world.reconcile()
+    assert world.condition("Progressing") == LEFT_ALONE
+
+
 async def test_a_job_of_which_nothing_runs_is_neither_progressing_nor_stalled() -> None:
     world = await running()
     await make_steps(world, 1, 2, 3)
@@ -221,3 +237,23 @@ async def test_a_job_of_which_nothing_runs_is_neither_progressing_nor_stalled() 
     await world.run_until_settled()
     await stand_still(world, 3, 2 * HOUR_S)
     assert world.condition("Progressing") == UNKNOWN
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_pod_that_was_told_to_stop_and_exited_0_is_one_that_the_others_wait_for(
+    *, restarted: bool
+) -> None:
+    world = await running()
+    world.controllers.kubelets.stop_code = 0
+    world.cluster.mark_deleted("pods", "default", world.pods[1]["metadata"]["name"], grace_s=30)
+    await world.run_until_settled(rounds=4)
+    assert len(world.pods) == 1
+    if restarted:
+        world.restart_operator()
+        await world.run_until_settled(rounds=4)
+    assert world.condition("Running") == (ConditionStatus.FALSE, "Finishing")
+    assert world.phase() is Phase.RUNNING
+    world.now += HOUR_S
+    await world.reconcile()
+    assert world.condition("Progressing") == LEFT_ALONE
+    assert condition_of(world).message.startswith("1 of 2 pods have exited 0")

@@ -130,6 +130,25 @@ async def test_a_status_of_a_newer_operator_is_read_as_far_as_it_is_known() -> N
     assert world.condition("Accepted") == (ConditionStatus.TRUE, "SpecAccepted")
 
 
+@pytest.mark.parametrize("spec", [{"ttlSecondsAfterFinished": "x"}, {"placement": "here"}, {"checkpoint": 5}])
+async def test_the_commits_of_an_unreadable_job_are_mirrored_and_are_progress(spec: dict[str, Any]) -> None:
+    world = await running(restarts={"maxFailures": 1})
+    world.controllers.end_pod(world.pods[0], 1)
+    await world.run_until_settled()
+    raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
+    world.cluster.put("checkpointedtrainingjobs", raw | {"spec": raw["spec"] | spec})
+    await world.run_until_settled(rounds=3)
+    world.receive_report(training_report(sequence=9, step=90))
+    await world.run_until_settled(rounds=3)
+    assert raw_status(world)["checkpoint"]["latest"]["step"] == 90
+    assert await world.record_writes(rounds=3) == []
+    now = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
+    world.cluster.put("checkpointedtrainingjobs", now | {"spec": raw["spec"]})
+    world.controllers.end_pod(world.pods[0], 1)
+    await world.run_until_settled(rounds=20)
+    assert world.phase() is Phase.RUNNING, "the commit has refilled the budget"
+
+
 def test_of_a_list_that_a_newer_operator_made_longer_the_newest_are_read() -> None:
     raw = training_job()
     raw["metadata"]["uid"] = "1"

@@ -1,0 +1,89 @@
+"""Find the disruption that ended an attempt: the cluster took its pods, or their nodes."""
+
+from typing import Final
+
+from stepkeeper.contract import Cause
+from stepkeeper_operator.facts import Pod
+from stepkeeper_operator.labels import NODE_LOST_REASON
+from stepkeeper_operator.policy.causes.finding import CAUSE_DISRUPTION, Finding
+from stepkeeper_operator.policy.circumstances import Circumstances
+from stepkeeper_operator.policy.pod_ends import was_killed
+
+__all__ = ["check_disrupted", "check_hang", "check_node_lost", "check_node_restarted"]
+
+
+_BY_SCHEDULER: Final = "PreemptionByScheduler"
+_BY_REASON: Final = {
+    _BY_SCHEDULER: Cause.SCHEDULER_PREEMPTION,
+    "EvictionByEvictionAPI": Cause.EVICTION,
+    "DeletionByTaintManager": Cause.NODE_FAILURE,
+    "DeletionByPodGC": Cause.NODE_FAILURE,
+    NODE_LOST_REASON: Cause.NODE_FAILURE,
+}
+
+
+_BY_KUBELET: Final = "TerminationByKubelet"
+
+
+_EVICTED: Final = "Evicted"
+
+
+_SHUTDOWN_REASONS: Final = {"NodeShutdown", "Terminated", "Shutdown"}
+
+
+_CLOUDS: Final = {Cause.SPOT_PREEMPTION, Cause.MAINTENANCE}
+"""The causes that the cloud announces to a machine itself."""
+
+_MADE_UP: Final = {"Unknown", "ContainerStatusUnknown"}
+
+
+def check_hang(pods: tuple[Pod, ...]) -> Finding | None:
+    pod = next((pod for pod in pods if pod.hang), None)
+    if pod is None:
+        return None
+    return Finding(cause=Cause.HANG, message=f"pod {pod.name} made no progress", node=pod.node)
+
+
+def check_disrupted(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:
+    for pod in pods:
+        going = pod.deadline is not None or pod.terminal
+        if going and (cause := _classify_disruption(pod, circumstances)) is not None:
+            reason = pod.disruption or pod.reason
+            message = f"pod {pod.name} was ended by {reason} on node {pod.node}"
+            return Finding(cause=cause, message=message, node=pod.node)
+    return None
+
+
+def _classify_disruption(pod: Pod, circumstances: Circumstances) -> str | None:
+    if pod.disruption == _BY_KUBELET and pod.reason == _EVICTED:
+        return Cause.EVICTION
+    shuts_down = pod.disruption == _BY_KUBELET or (pod.disruption is None and pod.reason in _SHUTDOWN_REASONS)
+    if not shuts_down and pod.disruption is None:
+        return None
+    said = None if pod.termination is None else pod.termination.cause
+    if said in _CLOUDS and pod.disruption != _BY_SCHEDULER:
+        return said  # the cloud tells its machines why it takes them; Kubernetes knows only how the pod ended
+    if shuts_down:
+        node = circumstances.nodes.get(pod.node or "")
+        spot = circumstances.spot if node is None else node.spot
+        return Cause.SPOT_PREEMPTION if spot else Cause.MAINTENANCE
+    return _BY_REASON.get(pod.disruption or "", CAUSE_DISRUPTION)
+
+
+def check_node_lost(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:
+    for pod in pods:
+        node = circumstances.nodes.get(pod.node or "")
+        if not pod.terminal and pod.exit_code is None and node is not None and node.lost:
+            message = f"node {node.name} was lost with pod {pod.name} on it"
+            return Finding(cause=Cause.NODE_FAILURE, message=message, node=node.name)
+    return None
+
+
+def check_node_restarted(pods: tuple[Pod, ...]) -> Finding | None:
+    """Check for a node that restarted: it knows only that its containers are gone, and makes up their exit codes."""
+    for pod in pods:
+        made_up = pod.exit_reason in _MADE_UP and pod.termination is None and pod.exit_code is not None
+        if made_up and not was_killed(pod):
+            message = f"node {pod.node} restarted or lost track of pod {pod.name} ({pod.exit_reason})"
+            return Finding(cause=Cause.NODE_FAILURE, message=message, node=pod.node)
+    return None

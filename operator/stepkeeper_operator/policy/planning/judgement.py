@@ -1,0 +1,68 @@
+"""Judge whether the newest end of a job leaves it a restart."""
+
+from stepkeeper.contract import Cause
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
+from stepkeeper_operator.decision import JobEnd
+from stepkeeper_operator.policy.budgets import explain_exhausted_budget
+from stepkeeper_operator.policy.causes.finding import CAUSE_FENCED, Verdict
+from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.pod_ends import tells_own_limits
+
+__all__ = ["has_unrecorded_end", "is_provisional", "judge_last_end"]
+
+
+def judge_last_end(job: CheckpointedTrainingJob, history: JobHistory, *, restarted: bool) -> JobEnd | None:
+    """Return the end of the job if its newest ended attempt leaves no restart."""
+    attempt = _find_newest_ended(history)
+    if attempt is None or not attempt.cause:
+        return None
+    said = attempt.message or ""
+    if attempt.cause == CAUSE_FENCED:
+        message = (
+            f"{said}. Nothing was written since. End the other job, or give one of them a checkpoint.uri of its own, "
+            "then delete and create this job again"
+        )
+        return JobEnd(complete=False, reason="RootOwnedByAnother", message=message)
+    if history.finding is not None and history.finding.verdict is Verdict.FATAL:
+        return JobEnd(complete=False, reason="FatalExitCode", message=said)
+    why = explain_exhausted_budget(job.spec.restarts, history.restarts, attempt.cause, restarted=restarted)
+    if why is None:
+        return None
+    reason = "MaxFailuresReached" if attempt.cause == Cause.APPLICATION_ERROR else "MaxDisruptionsReached"
+    return JobEnd(complete=False, reason=reason, message=f"{why}. The last time: {said}")
+
+
+def _find_newest_ended(history: JobHistory) -> Attempt | None:
+    return next((attempt for attempt in reversed(history.attempts) if attempt.end is not None), None)
+
+
+def has_unrecorded_end(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
+    """Return True if the status lacks the running attempt, or the cause of the end before it.
+
+    A judgement is final: an edit of the budgets ends no attempt that was allowed to start.
+    """
+    ended, known = _find_newest_ended(history), job.status.attempts
+    if (
+        ended is None
+        or history.last_attempt is None
+        or not known
+        or known[-1].number != history.last_attempt.number
+    ):
+        return True
+    return all((entry.number, entry.cause) != (ended.number, ended.cause) for entry in known)
+
+
+def is_provisional(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
+    """Tell whether the cause of the last end can still turn out to be another, so that nothing final may follow.
+
+    Survivors fail before the machines of their peers are seen to be gone.
+    """
+    finding = history.finding
+    if finding is None or finding.verdict is not Verdict.RESTART:
+        return False
+    on_machines = job.spec.placement.queued_resource_name is not None
+    by_loss = (
+        on_machines and finding.cause == Cause.APPLICATION_ERROR and not tells_own_limits(finding.message)
+    )
+    return not finding.explained or by_loss
