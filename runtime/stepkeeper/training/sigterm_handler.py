@@ -4,10 +4,11 @@ import ctypes
 import os
 import signal
 from collections.abc import Callable
+from traceback import walk_tb
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["SigtermHandler"]
+__all__ = ["SigtermHandler", "is_raised_by_handler"]
 
 _Handler = Callable[[int, FrameType | None], object] | int | None
 _LIBC: Final = ctypes.CDLL(None)
@@ -108,6 +109,18 @@ class SigtermHandler:
             signal.signal(signal.SIGTERM, before)
             if displaced is not None:
                 _LIBC.sigaction(signal.SIGTERM, ctypes.byref(displaced), None)
+
+
+def is_raised_by_handler(error: BaseException) -> bool:
+    """Tell whether a signal handler has raised `error`: the training was then interrupted anywhere in a step."""
+    handlers: list[Any] = [signal.getsignal(number) for number in signal.valid_signals()]
+    # A function has its code; a bound method has its function's; another object calls its class's.
+    codes = {
+        getattr(each, "__code__", getattr(type(each).__call__, "__code__", None))
+        for each in handlers
+        if callable(each)
+    }
+    return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
 
 
 def _read_action() -> _Action:
