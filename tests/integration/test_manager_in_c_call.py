@@ -47,8 +47,12 @@ def test_all_know_of_a_notice_within_a_second(
     after_s = [each["at_s"] - told_s for each in known]
     print(f"known after {after_s} s, of which the machine was busy with others for {lost_s:.2f}")
     assert max(after_s) - lost_s < WITHIN_S
-    assert [each["of"] for each in known] == ["sigterm" if rank == told else "peer" for rank in range(world_size)]
+    assert [each["of"] for each in known] == [
+        "sigterm" if rank == told else "peer" for rank in range(world_size)
+    ]
     assert [process.returncode for process in processes] == [ExitCode.SAVED] * world_size
     assert stops == [head_step(tmp_path)] * world_size
-    words = [Termination.from_json((tmp_path / f"termination.{rank}").read_bytes()) for rank in range(world_size)]
+    words = [
+        Termination.from_json((tmp_path / f"termination.{rank}").read_bytes()) for rank in range(world_size)
+    ]
     assert {word.code for word in words} == {ExitCode.SAVED}

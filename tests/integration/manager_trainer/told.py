@@ -119,7 +119,8 @@ def stop_from(first: int, manager: CheckpointManager, state: dict[str, Any]) -> 
 
 
 CASES: dict[str, Callable[[CheckpointManager, dict[str, Any]], None]] = {
-    case.__name__: case for case in (chosen_end, left_between, left_within, own_break, failed_before, stuck, stuck_save)
+    case.__name__: case
+    for case in (chosen_end, left_between, left_within, own_break, failed_before, stuck, stuck_save)
 }
 
 
