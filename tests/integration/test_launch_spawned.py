@@ -72,4 +72,5 @@ def test_processes_whose_parent_dies_of_sigterm_save_one_step(
     assert head is not None
     assert stops == {head.step}
     word = Termination.from_json((folder / "termination").read_bytes())
-    assert (word.code, word.notice) == (ExitCode.SAVED, "sigterm")
+    assert word.code == ExitCode.SAVED
+    assert word.notice in {"sigterm", "peer"}, "both ranks are told, and either may leave the last word"
