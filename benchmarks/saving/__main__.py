@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.saving import notice
 from benchmarks.saving import steps as training
 from benchmarks.saving.lines import line
 from benchmarks.saving.picture import draw
@@ -107,6 +108,8 @@ def _cases(sizes_mib: tuple[int, ...]) -> Iterator[tuple[str, str, str, int]]:
     usual = [size_mib for size_mib in sizes_mib if size_mib < _LARGE_MIB]
     for way in training.WAYS:
         yield "steps", way, SHAPES[0], max(usual, default=min(sizes_mib))
+    for way in notice.WAYS:
+        yield "notice", way, SHAPES[0], min(sizes_mib)
 
 
 def _measured(case: tuple[str, str, str, int], folder: str, options: argparse.Namespace) -> dict[str, Any]:

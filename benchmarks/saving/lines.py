@@ -21,6 +21,7 @@ def line(found: Found, results: list[Found]) -> str:
         "host": _host,
         "devices": _devices,
         "steps": _steps,
+        "notice": _notice,
     }
     return f"{head} {of[found['where']](found, results)}"
 
@@ -96,6 +97,15 @@ def _steps(found: Found, results: list[Found]) -> str:
         f"{alone['mean']:.1f} → {beside['mean']:.1f} ms, p99 {alone['p99']:.1f} → {beside['p99']:.1f} ms, "
         f"p99.9 of all {found['steps_alone'] + found['steps_beside']} steps {everything['p99.9']:.1f} ms, "
         f"{found['saves']} saves"
+    )
+
+
+def _notice(found: Found, results: list[Found]) -> str:
+    del results
+    told_s, own_s = (statistics.median(found[key]) for key in ("told_to_commit_s", "own_s"))
+    return (
+        f"committed {told_s * 1000:.0f} ms after SIGTERM, the save's own time {own_s * 1000:.0f} ms, beside it "
+        f"{statistics.median(found['beside_s']) * 1000:.0f} ms, {max(found['beside_s']) * 1000:.0f} ms at most"
     )
 
 

@@ -90,6 +90,10 @@ def main() -> None:
             from benchmarks.saving import steps as training
 
             found = training.measure(way, shape, size_mib, Path(name), n_steps=int(sys.argv[6]))
+        elif where == "notice":
+            from benchmarks.saving import notice
+
+            found = notice.measure(way, shape, size_mib, Path(name))
         else:
             from benchmarks.saving import devices
 

@@ -24,9 +24,10 @@ def check_told(server: ForkServer, folder: Path, case: str) -> None:
     with ended_at_last([process]):
         workers = hear(process, "workers")["pids"] if case.startswith("loader") else []
         hear(process, "trains")
-        # What takes SIGTERM in C is noticed within a second.
-        time.sleep(1)
-        process.send_signal(signal.SIGTERM)
+        if "between" not in case:
+            # What takes SIGTERM in C is noticed within a second.
+            time.sleep(1)
+            process.send_signal(signal.SIGTERM)
         said = hear_rest(process)
     text = (folder / "log").read_text()
     assert process.returncode == ExitCode.SAVED, text
@@ -42,7 +43,13 @@ def check_told(server: ForkServer, folder: Path, case: str) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("case", ["lightning", "transformers", "transformers+first", "faulthandler"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("lightning", "lightning+first", "lightning-between", "lightning-between+first"),
+        *("transformers", "transformers+first", "faulthandler"),
+    ],
+)
 def test_other_handlers_are_no_obstacle(torch_server: ForkServer, tmp_path: Path, case: str) -> None:
     check_told(torch_server, tmp_path, case)
 

@@ -37,12 +37,19 @@ def saved(folder: Path) -> list[int]:
         return manager.all_steps()
 
 
-@pytest.mark.parametrize("case", ["plain", "total", "notice"])
+@pytest.mark.parametrize(
+    ("case", "code"),
+    [
+        *((case, ExitCode.DONE) for case in ("plain", "total", "notice")),
+        # One rank has heard of the notice, and the programs of all end themselves for it.
+        ("told", ExitCode.SAVED),
+    ],
+)
 def test_all_ranks_save_the_last_step(
-    torch_servers: tuple[ForkServer, ForkServer], tmp_path: Path, case: str
+    torch_servers: tuple[ForkServer, ForkServer], tmp_path: Path, case: str, code: ExitCode
 ) -> None:
     codes, said = run(torch_servers, tmp_path, case)
-    assert codes == [ExitCode.DONE] * N_RANKS, said
+    assert codes == [code] * N_RANKS, said
     assert saved(tmp_path) == [5, 7]
     state: dict[str, Any] = {"w": torch.zeros(100), "step": 0}
     with CheckpointManager(tmp_path / "root", chkpt_on_preemption=False) as manager:

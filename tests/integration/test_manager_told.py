@@ -17,6 +17,8 @@ TRAINER = Path(__file__).parent / "manager_trainer" / "told.py"
     ("case", "code", "step"),
     [
         ("chosen_end", ExitCode.SAVED, 2),
+        ("left_between", ExitCode.SAVED, 2),
+        ("left_within", ExitCode.SAVED, 1),
         ("own_break", ExitCode.SAVED, 2),
         ("failed_before", ExitCode.SAVED, 3),
         ("stuck", ExitCode.SAVED, 1),

@@ -25,6 +25,13 @@ SETTINGS = [
     ),
     pytest.param(Setting(steps=(1, 2), wishes=((0, "stop"), (1, "save/a")), deaths=1), id="a-rank-is-lost"),
     pytest.param(Setting(steps=(1, 2), wishes=((2, "stop"),), n_ranks=3, lead=1), id="three-ranks"),
+    pytest.param(Setting(steps=(1, 2), wishes=STOPS, starts_apart=True), id="before-all-have-started"),
+    pytest.param(
+        Setting(steps=(1, 2), wishes=STOPS, starts_apart=True, meets=(0,), deaths=1), id="in-a-restore"
+    ),
+    pytest.param(
+        Setting(steps=(1, 2, 3), wishes=(*STOPS, (1, "save/a")), meets=(1, 2)), id="in-saves-of-all"
+    ),
 ]
 LONG = [
     pytest.param(Setting(steps=(1, 2, 5), wishes=(*STOPS, (0, "save/a"), (1, "save/b"))), id="four-wishes"),
@@ -35,6 +42,10 @@ LONG = [
         Setting(steps=(1, 2), wishes=((0, "stop"), (2, "save/a")), n_ranks=3, deaths=1), id="three-and-a-loss"
     ),
     pytest.param(Setting(steps=(1, 2), wishes=((0, "stop"), (2, "save/a")), n_ranks=3), id="three-far-apart"),
+    pytest.param(
+        Setting(steps=(1, 2), wishes=STOPS, n_ranks=3, starts_apart=True, meets=(0, 1), lead=1, deaths=1),
+        id="three-in-a-restore",
+    ),
 ]
 
 

@@ -16,6 +16,8 @@ from stepkeeper.launch.torchrun import ERROR_FILE_VARIABLE, read_torchrun_error,
 
 _USAGE = "usage: python -m stepkeeper.launch COMMAND [ARGUMENT ...]"
 _BAD_USAGE = 2
+_GRACE_S = 30.0
+"""Seconds that Kubernetes and Slurm leave by default."""
 
 
 def main(command: list[str]) -> int:
@@ -26,21 +28,22 @@ def main(command: list[str]) -> int:
         return _complain(_USAGE, _BAD_USAGE)
     try:
         if not Identity.present(os.environ):
-            return run(command, os.environ).code
-        return _run_in_pod(command, Path(Identity.from_env(os.environ).termination_file))
+            return run(command, os.environ, grace_s=_GRACE_S).code
+        return _run_in_pod(command, Identity.from_env(os.environ))
     except CommandError as error:
         return _complain(str(error), error.code)
     except ContractError as error:
         return _complain(str(error), _BAD_USAGE)
 
 
-def _run_in_pod(command: list[str], last_word_file: Path) -> int:
+def _run_in_pod(command: list[str], pod: Identity) -> int:
+    last_word_file = Path(pod.termination_file)
     # It can be written to also where the root of the file system can't.
     shared = RUN_FOLDER if Path(RUN_FOLDER).is_dir() else None
     with TemporaryDirectory(prefix="launch-", dir=shared) as folder:
         error_file = os.environ.get(ERROR_FILE_VARIABLE) or f"{folder}/error.json"
         told = torchrun_variables(os.environ) | {ERROR_FILE_VARIABLE: error_file}
-        end = run(command, os.environ | told)
+        end = run(command, os.environ | told, grace_s=pod.grace_s)
         last_word = read_last_word(last_word_file)
         if last_word is None and end.code != ExitCode.DONE:
             last_word = read_torchrun_error(Path(error_file))

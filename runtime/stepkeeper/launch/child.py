@@ -1,11 +1,14 @@
 """Run a command as the first process of a container does: hand signals on, and bury whom others leave behind."""
 
+import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Final
 
@@ -23,6 +26,8 @@ _STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.
 """Signals that ask for an end; Kubernetes sends SIGTERM, or the one that the image or the container names."""
 
 _BY_SIGNAL: Final = 128
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_LOOK_S: Final = 0.05
 
 
 class CommandError(Exception):
@@ -44,12 +49,16 @@ class CommandEnd:
     """True if a signal that asks for an end came before, and was handed on to it."""
 
 
-def run(command: Sequence[str], environ: Mapping[str, str]) -> CommandEnd:
+def run(command: Sequence[str], environ: Mapping[str, str], *, grace_s: float) -> CommandEnd:
     """Run a command to its end, and return how it ended.
+
+    A command that a signal ends at once, as a shell does or a script that has spawned the training's processes, may
+    leave these behind. They are told too, and awaited: they may be saving.
 
     Args:
         command: The program and its arguments.
         environ: Its environment.
+        grace_s: Seconds that those which it leaves behind have to end.
 
     Raises:
         CommandError: It can't be started.
@@ -66,6 +75,7 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> CommandEnd:
         else:
             _send(child.pid, signum)
 
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in _FORWARDED:
         signal.signal(number, forward)
     try:
@@ -77,7 +87,9 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> CommandEnd:
     for signum in early:
         _send(child.pid, signum)
     code = _await_end(child.pid)
-    return CommandEnd(code=code, was_told=not _STOPS.isdisjoint(came))
+    if -code in _STOPS & came:
+        _end_orphans(-code, grace_s)
+    return CommandEnd(code=code if code >= 0 else _BY_SIGNAL - code, was_told=not _STOPS.isdisjoint(came))
 
 
 def _send(pid: int, signum: int) -> None:
@@ -92,5 +104,21 @@ def _await_end(pid: int) -> int:
     while True:
         ended, status = os.waitpid(-1, 0)
         if ended == pid:
-            code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else _BY_SIGNAL - code
+            return os.waitstatus_to_exitcode(status)
+
+
+def _end_orphans(signum: int, grace_s: float) -> None:
+    """Tell those that the child has left behind to end, and wait for that."""
+    ends_s = time.monotonic() + grace_s
+    for pid in _children():
+        _send(pid, signum)
+    # Whoever these have started comes here when they have ended.
+    with suppress(ChildProcessError):
+        while time.monotonic() < ends_s:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(_LOOK_S)
+
+
+def _children() -> Iterator[int]:
+    for children in Path("/proc/self/task").glob("*/children"):
+        yield from map(int, children.read_text().split())

@@ -51,6 +51,9 @@ class EndOfRank:
     changed: bool
     """True if the state isn't that of the step any more."""
 
+    stops: bool = False
+    """True if the program has ended itself because of a notice: training isn't done."""
+
 
 def judge_last_step(ends: Sequence[EndOfRank]) -> tuple[bool, str | None]:
     """Decide whether all ranks save their last step.

@@ -24,6 +24,7 @@ from stepkeeper.loggers import logger
 from stepkeeper.process_end.fence import show_exception
 from stepkeeper.save.saver import Saver
 from stepkeeper.training.last_step import EndOfRank, judge_last_step
+from stepkeeper.training.sigterm_handler import is_raised_by_handler
 from stepkeeper.training.step_controller import StepController
 from stepkeeper.training.termination import format_traceback, process_exit_code
 
@@ -33,6 +34,9 @@ _log: Final = logger("stepkeeper")
 _MEET_S: Final = 3600.0
 _READ_S: Final = 5.0
 """Seconds that the other ranks have to read rank 0's last message."""
+
+_STOP_S: Final = 10.0
+"""Seconds by which ranks whose programs end themselves because of a notice may come apart."""
 
 _LAST_WORD_S: Final = 1.0
 """Seconds for what a rank says to the others when it leaves."""
@@ -134,6 +138,7 @@ class Shutdown:
         Raises:
             StepkeeperError: A save in the background failed.
             PeerLostError: A rank did not come.
+            SystemExit: The program has ended itself in another rank because of a notice.
 
         Ranks:
             All ranks call this.
@@ -148,7 +153,11 @@ class Shutdown:
             self._end(ExitCode.FENCED, str(fence), fence)
             return
         self._saver.await_upkeep()
-        if self._agree_on_last_step():
+        end = self._agree_on_last_step()
+        if end["stops"]:
+            self._stop_at_last_step(saves=end["saves"])
+            self.exit_if_stopped()
+        if end["saves"]:
             self._save_last_step()
             self._await_hooks()
             self._saver.await_upkeep()
@@ -162,19 +171,31 @@ class Shutdown:
         left_s = self._controller.process_exit.grace_left_s()
         self._saver.await_hooks(_HOOKS_S if left_s is None else min(_HOOKS_S, left_s))
 
-    def _agree_on_last_step(self) -> bool:
-        """Meet all ranks at the training's end, and agree on whether they still have a step to save."""
+    def _agree_on_last_step(self, timeout_s: float = _MEET_S, *, stops: bool = False) -> dict[str, bool]:
+        """Meet all ranks at the training's end, and agree on whether they still have a step to save.
+
+        Args:
+            timeout_s: Seconds to wait for the other ranks.
+            stops: True if this program has ended itself because of a notice.
+
+        Returns:
+            `saves`: whether they have; and `stops`: whether a program has ended itself because of a notice.
+
+        """
         controller = self._controller
         last = controller.unsaved_step
-        own = EndOfRank(step=None if last is None else last.step, changed=controller.last_step.has_changed)
+        own = EndOfRank(
+            step=None if last is None else last.step, changed=controller.last_step.has_changed, stops=stops
+        )
 
-        def judge(said: list[dict[str, Any]]) -> dict[str, Any]:
-            saves, complaint = judge_last_step([EndOfRank(**each) for each in said])
+        def judge(said: list[dict[str, Any]]) -> dict[str, bool]:
+            ends = [EndOfRank(**each) for each in said]
+            saves, complaint = judge_last_step(ends)
             if complaint is not None:
                 _log.warning("%s", complaint)
-            return {"saves": saves}
+            return {"saves": saves, "stops": any(end.stops for end in ends)}
 
-        return bool(self._meet("done", judge, asdict(own))["saves"])
+        return self._meet("done", judge, asdict(own), timeout_s)
 
     def _save_last_step(self) -> None:
         """Save the last finished step, and wait for its commit.
@@ -198,13 +219,14 @@ class Shutdown:
         name: str,
         judge: Callable[[list[dict[str, Any]]], dict[str, Any]],
         own: dict[str, Any] | None = None,
+        timeout_s: float = _MEET_S,
     ) -> dict[str, Any]:
         """Wait for all ranks, and return what rank 0 concludes from what all say. Raises PeerLostError."""
         group, own = self._rank_group, own or {}
         if group.world_size == 1:
             return judge([own])
-        met = group.gather(name, own, _MEET_S)
-        return group.broadcast(f"all-{name}", judge(met) if met else None, _MEET_S)
+        met = group.gather(name, own, timeout_s)
+        return group.broadcast(f"all-{name}", judge(met) if met else None, timeout_s)
 
     def leave_block(self, error: BaseException | None) -> None:
         """End the manager, and the process if need be, when the manager's block is left.
@@ -223,7 +245,7 @@ class Shutdown:
         failure = error
         if error is None or process_exit_code(error) == ExitCode.DONE:
             try:
-                self._leave_in_order(chosen=error is not None)
+                self._leave_in_order(error)
             except StepkeeperError as late:
                 failure = late
             else:
@@ -236,21 +258,57 @@ class Shutdown:
         if failure is not error:
             raise failure
 
-    def _leave_in_order(self, *, chosen: bool) -> None:
+    def _leave_in_order(self, chosen: BaseException | None) -> None:
         """Exit with code 75 if ranks agreed to stop; else finish the training.
 
         Args:
-            chosen: True if the program asked for exit code 0. After a notice that means a stop, not that training is
-                done.
+            chosen: What asked for exit code 0, if anything did. After a notice that means a stop, not that training
+                is done.
 
         """
         controller = self._controller
-        if controller.agreed_to_stop or (chosen and controller.notices.read_notice() is not None):
-            controller.stop_save.wait(controller.process_exit.grace_left_s())
-            controller.stopped = True
+        if controller.agreed_to_stop:
+            self._await_stop_save()
+        elif chosen is not None and controller.notices.read_notice() is not None:
+            self._stop_by_choice(interrupted=is_raised_by_handler(chosen))
         self.exit_if_stopped()
         self._raise_fence()
         self.close()
+
+    def _stop_by_choice(self, *, interrupted: bool) -> None:
+        """Stop at the last finished step: the program has ended itself because of a notice, as Lightning does.
+
+        Where the other ranks' programs don't, they can't save with this one. What was saved before stays.
+
+        Args:
+            interrupted: True if that was within a step: the state is that of no step.
+
+        """
+        left_s = self._controller.process_exit.grace_left_s()
+        saves = False
+        if interrupted:
+            self._controller.last_step.forget()
+        try:
+            end = self._agree_on_last_step(_STOP_S if left_s is None else min(_STOP_S, left_s), stops=True)
+            saves = end["saves"]
+        except (PeerLostError, NoticeDeadlineError) as error:
+            _log.warning("the last step isn't saved: not all ranks end where this one does: %s", error)
+        self._stop_at_last_step(saves=saves)
+
+    def _stop_at_last_step(self, *, saves: bool) -> None:
+        """Save the last finished step as one that all stop at, if `saves`, and wait for the saves in flight."""
+        controller = self._controller
+        request = controller.unsaved_step
+        controller.notices.record_notice("peer")
+        if saves and request is not None:
+            self._progress.set_phase(ReportPhase.SAVING)
+            controller.stop_save.start(request, controller.process_exit.grace_left_s())
+        self._await_stop_save()
+
+    def _await_stop_save(self) -> None:
+        controller = self._controller
+        controller.stop_save.wait(controller.process_exit.grace_left_s())
+        controller.stopped = True
 
     def _raise_fence(self) -> None:
         """Raise the fence if one is known: another start goes on, so this process must not end as if it were done."""

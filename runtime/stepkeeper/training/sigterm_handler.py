@@ -4,14 +4,17 @@ import ctypes
 import os
 import signal
 from collections.abc import Callable
+from traceback import walk_tb
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["SigtermHandler"]
+__all__ = ["SigtermHandler", "is_raised_by_handler"]
 
 _Handler = Callable[[int, FrameType | None], object] | int | None
 _LIBC: Final = ctypes.CDLL(None)
 _SA_SIGINFO: Final = 4
+_PR_SET_PDEATHSIG: Final = 1
+_PR_GET_PDEATHSIG: Final = 2
 _NOT_CODE: Final = (None, int(signal.SIG_DFL), int(signal.SIG_IGN))
 
 
@@ -27,7 +30,10 @@ class _Action(ctypes.Structure):
 
 
 class SigtermHandler:
-    """Handle SIGTERM while somebody wants it as a notice, and pass it on to the handler that was there before."""
+    """Handle SIGTERM while somebody wants it as a notice, and pass it on to the handler that was there before.
+
+    Where the parent's death would send SIGINT, it sends SIGTERM meanwhile.
+    """
 
     def __init__(self, on_sigterm: Callable[[], bool], on_exit: Callable[[SystemExit], None]) -> None:
         """Install it, in the main thread.
@@ -50,6 +56,8 @@ class SigtermHandler:
         """What C code has installed over this handler, and this one has taken back."""
 
         self._has_told_displaced = False
+        # torch.multiprocessing.spawn asks for SIGINT, which would end the training within a step.
+        self._has_parents_end: Final = _replace_parents_end(signal.SIGINT, signal.SIGTERM)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self._tell_displaced(number)
@@ -104,10 +112,31 @@ class SigtermHandler:
         before = self.before or signal.SIG_DFL
         # Not in a forked child, such as a worker: SIGTERM is to end that.
         displaced = self._displaced if os.getpid() == self._owner else None
+        if self._has_parents_end and os.getpid() == self._owner:
+            _replace_parents_end(signal.SIGTERM, signal.SIGINT)
         if signal.getsignal(signal.SIGTERM) is self:
             signal.signal(signal.SIGTERM, before)
             if displaced is not None:
                 _LIBC.sigaction(signal.SIGTERM, ctypes.byref(displaced), None)
+
+
+def is_raised_by_handler(error: BaseException) -> bool:
+    """Tell whether a signal handler has raised `error`: the training was then interrupted anywhere in a step."""
+    handlers: list[Any] = [signal.getsignal(number) for number in signal.valid_signals()]
+    # A function has its code; a bound method has its function's; another object calls its class's.
+    codes = {
+        getattr(each, "__code__", getattr(type(each).__call__, "__code__", None))
+        for each in handlers
+        if callable(each)
+    }
+    return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
+
+
+def _replace_parents_end(before: signal.Signals, after: signal.Signals) -> bool:
+    """Have the kernel send this thread's process `after` when its parent dies, if it would send `before`."""
+    found = ctypes.c_int()
+    _LIBC.prctl(_PR_GET_PDEATHSIG, ctypes.byref(found), 0, 0, 0)
+    return found.value == before and _LIBC.prctl(_PR_SET_PDEATHSIG, int(after), 0, 0, 0) == 0
 
 
 def _read_action() -> _Action:

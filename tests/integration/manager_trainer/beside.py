@@ -23,24 +23,36 @@ from stepkeeper.training.environment import Environment, PodPaths
 
 FOLDER = Path(sys.argv[1])
 STATE: dict[str, Any] = {"w": torch.zeros(100), "step": 0}
+BETWEEN = 25
 
 
 def say(event: str, **values: Any) -> None:
     print(json.dumps({"event": event, **values}), flush=True)
 
 
-class LikeLightning:
-    """Do as Lightning's signal connector: take SIGTERM where nobody has, and end after a batch.
+class HandlersCompose:
+    def __init__(self, handlers: list[Any]) -> None:
+        self._handlers = handlers
 
-    lightning/pytorch/trainer/connectors/signal_connector.py: `_has_already_handler`, `_HandlersCompose`,
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        for handler in self._handlers:
+            handler(number, frame)
+
+
+class LikeLightning:
+    """Do as Lightning's signal connector: be told of SIGTERM before whoever was, and end after a batch.
+
+    lightning/pytorch/trainer/connectors/signal_connector.py (2.6.6): `register_signal_handlers`, `_HandlersCompose`,
     `SIGTERMException`, and the original handlers at the end.
     """
 
     def __init__(self) -> None:
         self.received_sigterm = False
         self._original = signal.getsignal(signal.SIGTERM)
-        if self._original in {None, signal.SIG_DFL}:
-            signal.signal(signal.SIGTERM, self._handle)
+        handlers: list[Any] = [self._handle]
+        if self._original not in {None, signal.SIG_DFL}:
+            handlers.append(self._original)
+        signal.signal(signal.SIGTERM, HandlersCompose(handlers))
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # a handler's signature
         self.received_sigterm = True
@@ -73,6 +85,19 @@ def lightning(manager: CheckpointManager) -> Iterator[Callable[[], None]]:  # ea
     connector = LikeLightning()
     yield connector.after_batch
     connector.close()
+
+
+@contextmanager
+def lightning_between(manager: CheckpointManager) -> Iterator[Callable[[], None]]:  # each case gets it
+    """SIGTERM comes behind a step, before Lightning looks whether it has come."""
+    with lightning(manager) as after_batch:
+
+        def be_told_after_batch() -> None:
+            if STATE["step"] == BETWEEN:
+                os.kill(os.getpid(), signal.SIGTERM)
+            after_batch()
+
+        yield be_told_after_batch
 
 
 @contextmanager
@@ -144,6 +169,7 @@ def loader(method: str) -> Callable[[CheckpointManager], AbstractContextManager[
 
 CASES: dict[str, Callable[[CheckpointManager], AbstractContextManager[Callable[[], None]]]] = {
     "lightning": lightning,
+    "lightning-between": lightning_between,
     "transformers": transformers,
     "faulthandler": faults,
     "xla": xla,
@@ -170,7 +196,11 @@ def train(manager: CheckpointManager, after_step: Callable[[], None]) -> None:
         if manager.step(step, STATE).stop:
             say("stops", step=step)
             return
-        after_step()
+        try:
+            after_step()
+        except SystemExit:
+            say("stops", step=step)
+            raise
         if step == 20:
             say("trains")
         time.sleep(0.02)

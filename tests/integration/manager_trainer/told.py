@@ -63,6 +63,21 @@ def chosen_end(manager: CheckpointManager, state: dict[str, Any]) -> None:
     tell(manager)
 
 
+def left_between(manager: CheckpointManager, state: dict[str, Any]) -> None:
+    """The script ends itself behind a step."""
+    assert not manager.step(2, state).stop
+    tell(manager)
+    sys.exit(0)
+
+
+def left_within(manager: CheckpointManager, state: dict[str, Any]) -> None:
+    """The script's handler ends it within the step that follows."""
+    assert not manager.step(2, state).stop
+    state["batches"] += 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    tell(manager)
+
+
 def own_break(manager: CheckpointManager, state: dict[str, Any]) -> None:
     """Use the manager as torch_xla's is used."""
     tell(manager)
@@ -104,12 +119,13 @@ def stop_from(first: int, manager: CheckpointManager, state: dict[str, Any]) -> 
 
 
 CASES: dict[str, Callable[[CheckpointManager, dict[str, Any]], None]] = {
-    case.__name__: case for case in (chosen_end, own_break, failed_before, stuck, stuck_save)
+    case.__name__: case
+    for case in (chosen_end, left_between, left_within, own_break, failed_before, stuck, stuck_save)
 }
 
 
 def main() -> None:
-    state: dict[str, Any] = {"w": torch.zeros(10)}
+    state: dict[str, Any] = {"w": torch.zeros(10), "batches": 0}
     with CheckpointManager(ROOT.as_uri(), 1000, environment=environment()) as manager:
         manager.restore_latest(state)
         manager.save(1, state, force=True)

@@ -46,6 +46,12 @@ class Setting:
     deaths: int = 0
     """How many ranks may be lost, at any moment."""
 
+    starts_apart: bool = False
+    """True: each rank starts, or restores, at a moment of its own, and no round is held before all have."""
+
+    meets: tuple[int, ...] = ()
+    """So many steps passed, all ranks meet, as for a save that the training waits for."""
+
     heeds_stop: bool = True
     """False: the training is told of the stop and goes on."""
 
@@ -54,6 +60,8 @@ class RankState(NamedTuple):
     view: RankView
     at: int = 0
     """How many steps it has passed."""
+
+    started: bool = True
 
     fate: Fate = Fate.TRAINING
     begun: bool = False
@@ -94,19 +102,25 @@ _LOST = (Fate.GAVE_UP, Fate.DEAD)
 
 def start(setting: Setting) -> World:
     """Return the world before any step."""
-    ranks = tuple(RankState(RankView(rank=rank)) for rank in range(setting.n_ranks))
+    ranks = tuple(
+        RankState(RankView(rank=rank), started=not setting.starts_apart) for rank in range(setting.n_ranks)
+    )
     return World(ranks, to_come=setting.wishes, deaths=setting.deaths)
 
 
 def actions(world: World, setting: Setting) -> Iterator[Action]:
     """Yield all that can happen next."""
     for rank, name in world.to_come:
-        yield Action("wish", rank, name)
+        if world.ranks[rank].started:
+            yield Action("wish", rank, name)
     for rank, state in enumerate(world.ranks):
         if state.fate in _GONE:
             continue
         if world.deaths:
             yield Action("die", rank)
+        if not state.started:
+            yield Action("start", rank)
+            continue
         if not state.failed:
             if _can_move(world, rank):
                 yield Action("move", rank)
@@ -132,6 +146,8 @@ def act(world: World, action: Action, setting: Setting) -> World:
         case "die":
             world = world._replace(deaths=world.deaths - 1)
             return _with(world, rank, state._replace(fate=Fate.DEAD))
+        case "start":
+            return _with(world, rank, state._replace(started=True))
         case "hear of loss":
             return _with(world, rank, state._replace(failed=True))
         case "train":
@@ -164,11 +180,15 @@ def _can_train(world: World, rank: int, setting: Setting) -> bool:
     if state.fate in (Fate.STOPPING, Fate.FINISHING):
         # All must come before one leaves; whoever has left had seen that all had come.
         return all(other.fate in (state.fate, Fate.LEFT) for other in others)
+    if state.at in setting.meets and any(other.at < state.at or not other.started for other in others):
+        return False
     slowest = min((other.at for other in others if other.fate not in _GONE), default=state.at)
     return not state.view.is_held and state.at < slowest + setting.lead
 
 
 def _can_move(world: World, rank: int) -> bool:
+    if not all(state.started for state in world.ranks):
+        return False
     state = world.ranks[rank]
     move = state.view.next_move()
     if not state.begun or isinstance(move, Listen | Open):

@@ -83,7 +83,10 @@ def test_a_torchrun_without_a_training_says_that_it_was_stopped_or_has_lost_a_pe
 
 
 def test_a_signal_after_the_end_of_the_command_changes_nothing() -> None:
-    script = "import os, signal; from stepkeeper.launch.child import run; end = run(['sh', '-c', 'exit 3'], os.environ)"
+    script = (
+        "import os, signal; from stepkeeper.launch.child import run; "
+        "end = run(['sh', '-c', 'exit 3'], os.environ, grace_s=1)"
+    )
     late = f"{script}; os.kill(os.getpid(), signal.SIGTERM); print(end.code, end.was_told)"
     done = subprocess.run([sys.executable, "-c", late], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "3 False\n"), done.stderr

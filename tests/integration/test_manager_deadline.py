@@ -1,0 +1,143 @@
+"""A notice's time is over in mid-save: the older commit is whole, and the next start goes on from it exactly."""
+
+import json
+import os
+import random
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fork_server import ForkedProcess, ForkServer
+from rank_talk import ended_at_last, hear, hear_rest
+from waiting_ranks import GRACE_S, ends_in_time
+
+from stepkeeper.cli.blocks import verify_commit
+from stepkeeper.contract import ExitCode
+from stepkeeper.log import Log
+from stepkeeper.storage import open_store
+from stepkeeper.storage.retry import DEFAULT_PATIENCE
+
+TRAINER = Path(__file__).parent / "manager_trainer" / "notified.py"
+N_RANKS = 2
+SIZE = 2_000_000
+PATIENCE_S = 60.0
+
+Servers = tuple[ForkServer, ForkServer]
+
+
+def start(servers: Servers, folder: Path, number: int, **options: Any) -> list[ForkedProcess]:
+    said = json.dumps({"size": SIZE, "start": number, **options})
+    env = {**os.environ, "FORKED_TELLS_END": "1"}
+    return [
+        servers[rank % 2].start([TRAINER, folder, rank, N_RANKS, said], env=env, stdout=subprocess.PIPE)
+        for rank in range(N_RANKS)
+    ]
+
+
+@contextmanager
+def frozen(pids: list[int]) -> Iterator[None]:
+    """Stop processes, and kill them at last."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        kill(pids)
+
+
+def kill(pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def await_bytes(root: Path) -> None:
+    """Wait until a save after that of step 1 has written something."""
+    ends_s = time.monotonic() + PATIENCE_S
+    while not any(path.parts[len(root.parts)] != "1" for path in root.glob("[0-9]*/*/*")):
+        assert time.monotonic() < ends_s, "no save has begun"
+        time.sleep(0.001)
+
+
+def check_next_start(servers: Servers, folder: Path, number: int) -> int:
+    """Check that every live commit is whole, and that a start goes on from the newest; return its step."""
+    store = open_store((folder / "root").as_uri())
+    log = Log(store).open()
+    assert log.latest is not None
+    for record in log.live:
+        assert verify_commit(store, record, patience=DEFAULT_PATIENCE).bad == ()
+    step = log.latest.step
+    again = start(servers, folder, number, grace_s=120, steps=3)
+    with ended_at_last(again):
+        said = [hear(process, "start") for process in again]
+        for process in again:
+            hear_rest(process)
+    assert [process.returncode for process in again] == [ExitCode.DONE] * N_RANKS
+    assert said == [{"event": "start", "step": step, "least": step, "most": step}] * N_RANKS
+    return step
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_ranks_whose_companions_stand_still_are_out_before_the_deadline(
+    torch_servers: Servers, tmp_path: Path, told: int
+) -> None:
+    ranks = start(torch_servers, tmp_path, 0, grace_s=GRACE_S)
+    with ended_at_last(ranks):
+        companions = [hear(process, "saved")["companion"] for process in ranks]
+        with frozen(companions):
+            told_s = time.monotonic()
+            ranks[told].send_signal(signal.SIGTERM)
+            codes = [ends_in_time(process, told_s, {"grace_s": GRACE_S}) for process in ranks]
+    assert codes[told] == ExitCode.SAVED
+    assert codes[1 - told] in (ExitCode.SAVED, ExitCode.PEER_LOST)
+    assert check_next_start(torch_servers, tmp_path, 1) == 1
+
+
+def kill_in_mid_save(servers: Servers, folder: Path, late_s: float | None) -> bool:
+    """Kill ranks and companions, so long after the save for a notice has begun to write; None: where it began.
+
+    Returns:
+        Whether the save had come to nothing.
+
+    """
+    folder.mkdir()
+    ranks = start(servers, folder, 0, grace_s=120)
+    with ended_at_last(ranks):
+        companions = [hear(process, "saved")["companion"] for process in ranks]
+        ranks[1].send_signal(signal.SIGTERM)
+        await_bytes(folder / "root")
+        if late_s is not None:
+            time.sleep(late_s)
+            kill([process.pid for process in ranks] + companions)
+        else:
+            with frozen(companions):
+                kill([process.pid for process in ranks])
+    # The next start of a pod comes when all of the one before is gone.
+    return check_next_start(servers, folder, 1) == 1
+
+
+def test_ranks_that_are_killed_in_mid_save_leave_the_older_commit(
+    torch_servers: Servers, tmp_path: Path
+) -> None:
+    assert kill_in_mid_save(torch_servers, tmp_path / "root", None)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_ranks_that_are_killed_anywhere_in_a_save_leave_a_whole_commit(
+    torch_servers: Servers, tmp_path: Path
+) -> None:
+    seed = int(os.environ.get("STEPKEEPER_SEED", secrets.randbelow(2**32)))
+    print(f"STEPKEEPER_SEED={seed}")
+    chance = random.Random(seed)
+    lost = [
+        kill_in_mid_save(torch_servers, tmp_path / str(number), chance.uniform(0, 0.15))
+        for number in range(20)
+    ]
+    print(f"{sum(lost)} of {len(lost)} saves came to nothing")
