@@ -30,7 +30,6 @@ from stepkeeper.training.termination import format_traceback, process_exit_code
 __all__ = ["Shutdown"]
 
 _log: Final = logger("stepkeeper")
-_MEET_S: Final = 3600.0
 _READ_S: Final = 5.0
 """Seconds that the other ranks have to read rank 0's last message."""
 
@@ -203,8 +202,9 @@ class Shutdown:
         group, own = self._rank_group, own or {}
         if group.world_size == 1:
             return judge([own])
-        met = group.gather(name, own, _MEET_S)
-        return group.broadcast(f"all-{name}", judge(met) if met else None, _MEET_S)
+        limit_s = group.limits.apart_s
+        met = group.gather(name, own, limit_s)
+        return group.broadcast(f"all-{name}", judge(met) if met else None, 2 * limit_s)
 
     def leave_block(self, error: BaseException | None) -> None:
         """End the manager, and the process if need be, when the manager's block is left.
