@@ -181,7 +181,8 @@ class SavePipeline:
         )
         self._pending.append(in_flight)
         self._persisting.submit(self._run_save, job)
-        self.state_watch.check_save(request.step, state, snapshot.plan)
+        is_built = state is not request.state
+        self.state_watch.check_save(request.step, state, snapshot.plan, is_built=is_built)
         return in_flight
 
     def _await_region(self, timeout_s: float | None) -> Region:
