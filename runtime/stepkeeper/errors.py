@@ -14,6 +14,7 @@ __all__ = [
     "ClosedError",
     "CompanionError",
     "CompanionLostError",
+    "ContradictedEntryError",
     "DamagedEntryError",
     "DevicesFullError",
     "FencedError",
@@ -132,6 +133,18 @@ class DamagedEntryError(LogFormatError):
     The message names root, slot, object and fault. Put the object back from object versions or a copy, or let
     `stepkeeper repair` rebuild what can be proven.
     """
+
+
+class ContradictedEntryError(DamagedEntryError):
+    """Raised when a log entry contradicts those before it: one of them took the place of an entry that was removed.
+
+    Attributes:
+        slot: The slot of the entry that contradicts. The one before it is most likely not its own slot's.
+    """
+
+    def __init__(self, message: str, slot: int) -> None:
+        super().__init__(message)
+        self.slot = slot
 
 
 class PinFormatError(StepkeeperError, ValueError):

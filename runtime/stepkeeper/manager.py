@@ -142,6 +142,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
         max_pending_async: SupportsIndex = 1,
         also_save: SavePolicy | None = None,
         also_keep: KeepPolicy | None = None,
+        take_over: str | bool = False,
         unsafe_single_writer: bool = False,
         device_budget_bytes: int | None = None,
         local_tier: str | PathLike[str] | None = None,
@@ -159,6 +160,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             max_pending_async: Number of snapshots that host memory may hold at once, at least 1.
             also_save: A policy that saves steps besides those that the job asks for.
             also_keep: A policy that keeps commits besides those that the job keeps.
+            take_over: Name of the job whose root becomes this one's; True takes over the root of any job.
             unsafe_single_writer: Promise that a store that can't tell two writers apart has only one.
             device_budget_bytes: Device memory of this process, in bytes, that a snapshot may use.
             local_tier: A folder on a disk of this host; by default the volume that the job's template mounts at
@@ -189,6 +191,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             max_pending_async=max_pending_async,
             process_group=process_group,
             keep=retention if also_keep is None else KeepAnyOf((retention, also_keep)),
+            take_over=take_over,
             unsafe_single_writer=unsafe_single_writer,
             device_budget_bytes=device_budget_bytes,
             local_tier=tier,

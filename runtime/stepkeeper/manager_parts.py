@@ -76,6 +76,7 @@ class ManagerParts:
             claiming=build_claim_request(given.policy, take_over),
             stack_meeting=meeting,
             stacks_after_s=stacks_after_s,
+            limits=rank_group.limits,
         )
         self.progress: Final = Progress(self.companion.report_state)
         self.restorer: Final = Restorer(

@@ -141,6 +141,32 @@ def test_the_page_gets_a_training_going_again(person: Person, case: str) -> None
     goes_on(person.root, step)
 
 
+def test_the_page_helps_where_another_process_took_an_emptied_slot(person: Person) -> None:
+    late = Log(open_store(person.root.as_uri()))
+    old_claim = Claim(slot=0, nonce=late.entry(0).nonce)
+    removed = person.root / slot_path(4)
+    data = {slot: (person.root / slot_path(slot)).read_bytes() for slot in range(4, 8)}
+    for slot in data:
+        (person.root / slot_path(slot)).unlink()
+    late.open()
+    for slot in range(5, 8):
+        (person.root / slot_path(slot)).write_bytes(data[slot])
+    late.void(old_claim, "given up", "9/0-" + "a" * 32)
+    with (
+        CheckpointManager(person.root.as_uri(), 1, chkpt_on_preemption=False) as manager,
+        pytest.raises(DamagedEntryError, match=r"another one took its place.*stepkeeper repair file://"),
+    ):
+        manager.restore_latest(state_at(0))
+    let_an_hour_pass(person.root)
+    intruder = removed.read_bytes()
+    assert "BAD     log: " in person.does(FOUND)
+    assert "isn't the entry that those behind it go on from" in person.does(SEEN)
+    person.does(REPAIRED)
+    assert "latest" in person.does(CHECKED)
+    assert removed.read_bytes() == intruder
+    goes_on(person.root, 5)
+
+
 def goes_on(root: Path, step: int) -> None:
     """Check that a start goes on from `step`, bit for bit, and saves."""
     state = state_at(0)

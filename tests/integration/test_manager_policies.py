@@ -192,7 +192,7 @@ def test_another_jobs_root_is_taken_over_where_that_is_said(uri: str, name: bool
     state = {"w": torch.zeros(3)}
     for wrong in (False, "default/other"):
         with (
-            pytest.raises(OtherJobsRootError, match="default/lm"),
+            pytest.raises(OtherJobsRootError, match="take_over='default/lm'"),
             open_manager(uri, take_over=wrong) as manager,
         ):
             save_once(manager, state)

@@ -28,10 +28,13 @@ def told(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list
 
 
 STALE: dict[str, tuple[Any, str]] = {
-    "a step": ({"w": 1.5, "step": 0}, r"^step in the state was 0 in the saves of step 1 to 3,.*lambda"),
-    "a deep one": ({"trainer": {"global_step": 7, "lr": 0.1}}, r"^trainer\.global_step in the state was 7"),
+    "a step": (
+        {"w": 1.5, "step": 0},
+        r"^step = 0 in the state didn't change in the saves of step 1 to 3,.*lambda.*w = 1.5",
+    ),
+    "a deep one": ({"trainer": {"global_step": 7, "lr": 0.1}}, r"^trainer\.global_step = 7 in the state"),
     "tokens": ({"consumed_tokens": 0.0}, "consumed_tokens"),
-    "updates": ({"updates": 0}, "^updates in the state was 0"),
+    "updates": ({"updates": 0}, "^updates = 0 in the state"),
     "one in a Whole": ({"t": Whole({"iteration": 3})}, r"t\.iteration"),
     "a rank's own": ({"t": PerRank({"samples_seen": 3})}, r"t\.samples_seen"),
     "a generator of Python": ({"python_rng": random.getstate()}, r"python_rng .* RandomState\(\)"),
@@ -41,7 +44,7 @@ STALE: dict[str, tuple[Any, str]] = {
     ),
     "two": (
         {"step": 0, "rng_state": torch.get_rng_state()},
-        "step in the state was .* rng_state in the state is",
+        "step = 0 in the state .* rng_state in the state is",
     ),
 }
 
@@ -59,7 +62,7 @@ def test_a_stale_value_is_told_once(
     assert re.search(said, message, re.DOTALL), message
 
 
-def test_constants_and_what_is_kept_up_to_date_are_not_told(
+def test_settings_and_what_is_kept_up_to_date_are_not_told(
     manager: CheckpointManager, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = torch.nn.Linear(2, 2)

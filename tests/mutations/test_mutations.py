@@ -145,7 +145,7 @@ TESTS: Final = {
     "test_a_rank_trains_on_past_its_wish_to_stop_until_the_notices_time_is_over",
     "restore-is-deaf": "tests/unit/runtime_process/test_restore_filling.py::"
     "test_a_store_that_is_stuck_is_left_with_the_notice_and_changes_nothing_later",
-    "silence-ends-a-share": "tests/unit/runtime_process/test_share_limits.py::"
+    "silence-ends-a-share": "tests/unit/runtime_process/test_time_limits.py::"
     "test_only_silence_ends_the_wait_for_an_answer[0-200-100]",
     "end-of-a-rank-is-seen": f"{_PEERS}::test_a_forked_worker_does_not_hide_that_its_trainer_was_killed",
     "leaving-is-announced": f"{_PEERS}::test_who_leaves_for_an_error_tells_it_to_those_that_wait[error0-PeerLostError]",

@@ -8,7 +8,7 @@ from typing import Final
 
 from stepkeeper.cli.render import UnnamedFolder
 from stepkeeper.cli.root import Root
-from stepkeeper.errors import DamagedEntryError, LogFormatError
+from stepkeeper.errors import DamagedEntryError
 from stepkeeper.log import BeginEntry, CommitEntry, LogState
 from stepkeeper.log.entries import Body
 from stepkeeper.log.tail import LOG_PREFIX, slot_of, slot_path
@@ -24,20 +24,16 @@ def read_begins(root: Root, claims: Collection[int]) -> dict[int, BeginEntry]:
     """Read the entries that made the given claims.
 
     Returns:
-        Each claim's entry, by its slot. For one that is damaged, an entry that tells nothing.
+        Each claim's entry, by its slot. For one that is damaged, or whose slot another entry took, one that tells
+        nothing.
 
     Raises:
-        LogFormatError: A slot holds something else than a claim.
         StorageError: The store gave no answer, or refused.
 
     """
     with ThreadPoolExecutor(_THREADS) as pool:
         bodies = dict(zip(claims, pool.map(lambda claim: _read_body(root, claim), claims), strict=True))
-    bodies = {claim: BeginEntry() if body is None else body for claim, body in bodies.items()}
-    begins = {claim: body for claim, body in bodies.items() if isinstance(body, BeginEntry)}
-    if other := set(bodies) - set(begins):
-        raise LogFormatError(f"{root.uri}/{slot_path(min(other))} is taken for a claim, but is no begin")
-    return begins
+    return {claim: body if isinstance(body, BeginEntry) else BeginEntry() for claim, body in bodies.items()}
 
 
 def _read_body(root: Root, slot: int) -> Body | None:

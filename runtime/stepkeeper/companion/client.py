@@ -40,10 +40,6 @@ _KILL_TIMEOUT_S: Final = 2.0
 _END_NUMBERS: Final = (3, 4)
 """File descriptors that the process may get its end of the socket as."""
 
-_ANSWER_TIMEOUT_S: Final = 3600.0
-"""Longer than the companion tries to reach a store that doesn't answer, for the request and for the work after
-commits.
-"""
 _NOBODY: Final = 0
 """Id of messages without an answer: the trainer's state, and the last message."""
 
@@ -104,8 +100,8 @@ class CompanionProcess:
         kind: Kind,
         body: dict[str, Any],
         fds: Sequence[int] = (),
-        timeout_s: float = _ANSWER_TIMEOUT_S,
         *,
+        timeout_s: float,
         makes_progress: Callable[[], bool] = lambda: False,
         kill_timeout_s: float = _KILL_TIMEOUT_S,
     ) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from stepkeeper.loggers import logger
 from stepkeeper.stacks.meeting import StackMeeting
 from stepkeeper.stacks.sharing import StackRequest
 from stepkeeper.stacks.stack_file import stack_file
+from stepkeeper.time_limits import TimeLimits
 
 __all__ = ["Companion", "Origin"]
 
@@ -53,6 +54,7 @@ class Companion:
         claiming: ClaimRequest | None = None,
         stack_meeting: StackMeeting | None = None,
         stacks_after_s: float | None = None,
+        limits: TimeLimits | None = None,
     ) -> None:
         """Prepare a companion; no process is started yet.
 
@@ -64,8 +66,10 @@ class Companion:
             stack_meeting: Where the companions of all ranks meet; None: nobody asks for stacks.
             stacks_after_s: Seconds that any step may take before the stacks of all ranks are dumped, if it also takes
                 far longer than the ones before; None: steps aren't watched.
+            limits: How long claims may take.
 
         """
+        self._limits: Final = limits or TimeLimits()
         self._stack_meeting = stack_meeting
         self._stacks_after_millis = None if stacks_after_s is None else int(stacks_after_s * 1000)
         self._stack_address: Mapping[str, Any] | None = None
@@ -257,7 +261,7 @@ class Companion:
         if self._claimed_root is None:
             claimed = self.claim_root(take_over=take_over)
         else:
-            claimed = decode(ClaimedRoot, self._process_with_claim_known().send_request(Kind.REFRESH, {}))
+            claimed = self._request_claim(self._process_with_claim_known(), Kind.REFRESH, {})
         return claimed.base or claimed.legacy
 
     def _process_with_claim_known(self) -> CompanionProcess:
@@ -296,7 +300,7 @@ class Companion:
 
     def _request_next_claim(self, process: CompanionProcess, next_claim: NextClaim) -> ClaimedRoot:
         try:
-            claimed = decode(ClaimedRoot, process.send_request(Kind.CLAIM, encode(next_claim.body)))
+            claimed = self._request_claim(process, Kind.CLAIM, encode(next_claim.body))
         except (FencedError, RestoreError):
             # The next claim isn't in the log, and is given up.
             self._next_claim = None
@@ -310,11 +314,18 @@ class Companion:
 
     def _request_first_claim(self, process: CompanionProcess, body: ClaimRequest) -> ClaimedRoot:
         try:
-            return decode(ClaimedRoot, process.send_request(Kind.CLAIM, encode(body)))
+            return self._request_claim(process, Kind.CLAIM, encode(body))
         except ForeignStepsError:
             # Only a process with torch, this one, can read what another writer's step holds.
             body = replace(body, offer=self.choose_foreign_step())
-            return decode(ClaimedRoot, process.send_request(Kind.CLAIM, encode(body)))
+            return self._request_claim(process, Kind.CLAIM, encode(body))
+
+    def _request_claim(self, process: CompanionProcess, kind: Kind, body: dict[str, Any]) -> ClaimedRoot:
+        """Send a request that the companion answers with the claim, and measure how long that takes."""
+        began_s = time.monotonic()
+        answer = process.send_request(kind, body, timeout_s=self._limits.claim_s)
+        self._limits.record_claim(time.monotonic() - began_s)
+        return decode(ClaimedRoot, answer)
 
     def report_state(self, state: TrainerState) -> None:
         """Carry `state` in reports from here on."""

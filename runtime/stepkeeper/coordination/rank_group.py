@@ -8,6 +8,7 @@ import torch.distributed as dist
 from stepkeeper.coordination.store_rank_group import StoreRankGroup
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import PeerLostError
+from stepkeeper.time_limits import TimeLimits
 from stepkeeper_planners.geometry.layout import Ranks
 
 __all__ = ["RankGroup", "SoloRankGroup", "StoreRankGroup", "open_rank_group", "world_size_of"]
@@ -25,6 +26,11 @@ class RankGroup(Protocol):
     @property
     def ranks(self) -> Ranks:
         """This rank, the world size, and which processes the ranks are."""
+        ...
+
+    @property
+    def limits(self) -> TimeLimits:
+        """The limits of this rank's waits for others."""
         ...
 
     def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
@@ -90,6 +96,7 @@ class SoloRankGroup:
     ranks: Final = Ranks(rank=0, world_size=1)
 
     def __init__(self) -> None:
+        self.limits: Final = TimeLimits()
         self._proposals: dict[str, dict[str, Any]] = {}
 
     def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:  # noqa: ARG002  # the protocol's signature

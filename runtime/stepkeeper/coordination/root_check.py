@@ -24,12 +24,12 @@ from stepkeeper.loggers import logger
 from stepkeeper.retention.garbage import gc
 from stepkeeper.storage.base import PROBE_PREFIX, Store, is_full
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
+from stepkeeper.time_limits import TimeLimits
 
 __all__ = ["Collectives", "RootProof", "prove_shared"]
 
 _log: Final = logger(__name__)
 _NAMED_HOSTS: Final = 8
-_MEET_S: Final = 3600.0
 _SLACK_S: Final = 300.0
 """The time that a rank may take beyond its patience, for requests that hang."""
 
@@ -54,8 +54,16 @@ class Collectives(Protocol):
 class RootProof:
     """Prove the root of one process's store once, before its first claim."""
 
-    def __init__(self, store: Store, ranks: Collectives, *, patience: Patience = DEFAULT_PATIENCE) -> None:
+    def __init__(
+        self,
+        store: Store,
+        ranks: Collectives,
+        *,
+        patience: Patience = DEFAULT_PATIENCE,
+        limits: TimeLimits | None = None,
+    ) -> None:
         self._store = store
+        self._limits = limits
         self._ranks = ranks
         self._patience = patience
         self.made = False
@@ -72,7 +80,7 @@ class RootProof:
         # Clients of buckets draw from Python's random numbers (multipart boundaries); the training's must not change.
         numbers = random.getstate()
         try:
-            prove_shared(self._store, self._ranks, patience=self._patience)
+            prove_shared(self._store, self._ranks, patience=self._patience, limits=self._limits)
         finally:
             random.setstate(numbers)
         self.made = True
@@ -98,6 +106,7 @@ def prove_shared(
     name: str = "probe",
     host: str | None = None,
     patience: Patience = DEFAULT_PATIENCE,
+    limits: TimeLimits | None = None,
 ) -> None:
     """Prove that all ranks see one root, and that a name in it can be taken only once.
 
@@ -113,6 +122,7 @@ def prove_shared(
         name: The name of this proof among the ranks.
         host: This rank's host, for messages.
         patience: How long to wait for what the store shows late.
+        limits: How long to wait for the other ranks.
 
     Raises:
         UnsharedRootError: Hosts see other roots than rank 0 does; the message names them.
@@ -121,16 +131,20 @@ def prove_shared(
 
     """
     own = socket.gethostname() if host is None else host
-    ranks.gather(f"{name}/met", {}, _MEET_S)
+    meet_s = (limits or TimeLimits()).start_s
+    ranks.gather(f"{name}/met", {}, meet_s)
     for number in count():
-        verdict = _try_proof(store, ranks, f"{name}/{number}" if number else name, own, patience)
+        attempt = f"{name}/{number}" if number else name
+        verdict = _try_proof(store, ranks, attempt, own, patience, placed_s=2 * meet_s)
         if "again" not in verdict:
             break
     if "error" in verdict:
         raise decode_error(verdict["error"])
 
 
-def _try_proof(store: Store, ranks: Collectives, name: str, own: str, patience: Patience) -> dict[str, Any]:
+def _try_proof(
+    store: Store, ranks: Collectives, name: str, own: str, patience: Patience, *, placed_s: float
+) -> dict[str, Any]:
     """Make one proof, and return rank 0's verdict: nothing, an error, or that it has to be made again."""
     timeout_s = patience.total_s + _SLACK_S
     placed: dict[str, Any] | None = None
@@ -139,7 +153,7 @@ def _try_proof(store: Store, ranks: Collectives, name: str, own: str, patience: 
             placed = {"path": _place_probe_with_room(store, patience), "host": own}
         except StepkeeperError as error:
             placed = {"error": encode_error(error)}
-    placed = ranks.broadcast(f"{name}/placed", placed, _MEET_S)
+    placed = ranks.broadcast(f"{name}/placed", placed, placed_s)
     if "error" in placed:
         return placed
     path = str(placed["path"])

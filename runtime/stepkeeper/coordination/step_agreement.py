@@ -29,9 +29,6 @@ _LOOK_S: Final = 0.5
 """The interval at which a rank checks whether another one is lost, though nothing waits for it just now."""
 
 _HELD_LOOK_S: Final = 0.2
-_MEET_S: Final = 3600.0
-"""The seconds by which ranks may start apart; the rest of the start waits as long."""
-
 _ROUND_TIMEOUT_S: Final = 60.0
 
 
@@ -154,8 +151,9 @@ class StepAgreement:
 
     def _meet(self) -> None:
         """Wait until all ranks have come here. A rank that is silent in a round from here on is lost, not late."""
-        met = self._rank_group.gather("agreement/met", {}, _MEET_S)
-        self._rank_group.broadcast("agreement/all-met", {"ranks": len(met)} if met else None, _MEET_S)
+        start_s = self._rank_group.limits.start_s
+        met = self._rank_group.gather("agreement/met", {}, start_s)
+        self._rank_group.broadcast("agreement/all-met", {"ranks": len(met)} if met else None, 2 * start_s)
 
     def _hold_rounds(self) -> None:
         look_s = time.monotonic()

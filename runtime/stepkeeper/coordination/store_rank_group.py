@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Self, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
@@ -16,6 +17,7 @@ from stepkeeper.coordination.peer_watch import PeerWatch
 from stepkeeper.coordination.store_callers import StoreCallers
 from stepkeeper.coordination.waits import SilenceLimit, Waits
 from stepkeeper.errors import PeerLostError, StepkeeperError
+from stepkeeper.time_limits import GROUP_TIMEOUT_S, TimeLimits
 from stepkeeper_planners.geometry.layout import Ranks, ranks_in_group
 
 __all__ = ["StoreRankGroup"]
@@ -29,11 +31,6 @@ _LOOK_S: Final = 0.5
 
 _MOVED: Final = "moved"
 """A name: how many bytes saves have moved on all ranks."""
-
-_ANSWER_S: Final = 300.0
-"""The time for an answer of the store. No Python runs where it is, so a rank 0 that computes answers all the same: one
-that doesn't stands still, or its host is gone.
-"""
 
 _ADDRESS_S: Final = 300.0
 """The time in which a rank that has come to the start says how others reach it."""
@@ -61,6 +58,8 @@ class StoreRankGroup:
         world_size: int,
         members: Sequence[int] | None = None,
         waits: Waits | None = None,
+        *,
+        limits: TimeLimits | None = None,
     ) -> None:
         """Talk to the other ranks over `store`.
 
@@ -70,8 +69,10 @@ class StoreRankGroup:
             world_size: How many ranks there are.
             members: The processes' numbers in the default process group, if those aren't their ranks.
             waits: Ends the waits for other ranks, and is told if one is lost.
+            limits: How long this rank waits for others.
 
         """
+        self.limits: Final = limits or TimeLimits()
         self._waits = waits or Waits()
         self._watch = PeerWatch(self, rank, world_size, self._waits)
         self._base = store
@@ -236,7 +237,9 @@ class StoreRankGroup:
             self._waits.check(since_s)
 
         try:
-            return self._callers.ask(call, _ANSWER_S if within_s is None else within_s, check)
+            return self._callers.ask(
+                call, self.limits.store_answer_s if within_s is None else within_s, check
+            )
         except StepkeeperError:
             raise
         except TimeoutError as error:
@@ -259,7 +262,20 @@ class StoreRankGroup:
         who = _digest(members)
         _instances[who] += 1
         store = PrefixStore(f"{_PREFIX}/{who}/{_instances[who]}", _get_default_store())
-        return cls(store, dist.get_rank(group), dist.get_world_size(group), members, waits)
+        limits = TimeLimits(_read_timeout_s(group))
+        return cls(store, dist.get_rank(group), dist.get_world_size(group), members, waits, limits=limits)
+
+
+def _read_timeout_s(group: dist.ProcessGroup | None) -> float:
+    """Read how long the training lets a collective of the group wait."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    # Backends that are written in Python, as torch_xla's, have no options: the store has the timeout then, too.
+    with suppress(AttributeError, RuntimeError):
+        options = (group or dist.group.WORLD)._get_backend(torch.device("cpu")).options  # type: ignore[union-attr]  # there is one  # noqa: SLF001  # torch has no other name
+        return float(options._timeout.total_seconds())  # noqa: SLF001
+    store: Any = _get_default_store()  # torch's stub lacks the property
+    return float(store.timeout.total_seconds()) or GROUP_TIMEOUT_S
 
 
 def _digest(ranks: Sequence[int]) -> str:

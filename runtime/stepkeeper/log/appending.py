@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stepkeeper.errors import (
+    ContradictedEntryError,
     DamagedEntryError,
     MissingObjectError,
     StorageError,
@@ -95,11 +96,11 @@ class Appender:
         while True:
             try:
                 return state_at(tail, self._entry_below, damaged=_warn)
-            except DamagedEntryError:
+            except DamagedEntryError as error:
                 # A repair may have come behind what was listed.
                 listed, tail = tail, find_tail(self._store, self._patience)
                 if tail == listed:
-                    raise
+                    raise self._locate(error) from error
 
     def _entry_below(self, slot: int) -> Entry:
         """Read an entry that is there, since later ones are."""
@@ -114,7 +115,24 @@ class Appender:
                 entry = self.entry(self._state.tail + 1)
             except MissingObjectError:
                 return self._state
-            self._state = apply(self._state, self._state.tail + 1, entry)
+            self._state = self._apply(entry)
+
+    def _apply(self, entry: Entry) -> LogState:
+        try:
+            return apply(self._state, self._state.tail + 1, entry)
+        except DamagedEntryError as error:
+            raise self._locate(error) from error
+
+    def _locate(self, error: DamagedEntryError) -> DamagedEntryError:
+        """Name the object and what to do about it, if the entries themselves don't tell that one is bad."""
+        if not isinstance(error, ContradictedEntryError):
+            return error
+        root, slot = self._store.uri.rstrip("/"), error.slot - 1
+        return DamagedEntryError(
+            f"{self._store.uri}/{slot_path(slot)}: slot {slot} of the log of {root} isn't what slot {error.slot} goes "
+            f"on from ({error}): its own entry was removed, and another one took its place. Put the object back from "
+            f"object versions or a copy; without one, see what can be rebuilt: stepkeeper repair {root}"
+        )
 
     def entry(self, slot: int) -> Entry:
         """Read the entry in `slot`. Raises MissingObjectError if there is none, DamagedEntryError if it is bad."""
@@ -146,7 +164,7 @@ class Appender:
             append.entry = None
             if winner is None:
                 continue
-            self._state = apply(self._state, self._state.tail + 1, winner)
+            self._state = self._apply(winner)
             if winner.nonce == mine:
                 return winner
 

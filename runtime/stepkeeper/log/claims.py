@@ -62,7 +62,8 @@ def check_owner(state: LogState, owner: Owner | None, take_over: str | bool | No
         return
     raise OtherJobsRootError(
         f"this root belongs to {last.name}: {_name_claimant(state)} claimed it last; to go on with it under "
-        f"{owner.name if owner else 'no job name'}, stop that job and take it over by that name"
+        f"{owner.name if owner else 'no job name'}, stop that job and give the manager "
+        f"take_over={last.name!r}"
     )
 
 

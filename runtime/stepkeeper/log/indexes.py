@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from stepkeeper.errors import LogFormatError
+from stepkeeper.errors import ContradictedEntryError, LogFormatError
 from stepkeeper.log.entries import (
     BeginEntry,
     Body,
@@ -101,12 +101,13 @@ def folded(state: LogState, slot: int, entry: Entry, *, stands_in: bool = False)
         stands_in: The state is one from `standing_on`: what the base said is only in this index.
 
     Raises:
-        LogFormatError: The entry has no index, or one that doesn't fit.
+        ContradictedEntryError: The entry has no index.
+        LogFormatError: It has one that doesn't fit.
 
     """
     index = entry.index
     if index is None or entry.after.index != slot:
-        raise LogFormatError(f"slot {slot} carries no index")
+        raise ContradictedEntryError(f"its index was in slot {slot}, which carries none", slot + 1)
     if index.base is None:
         if slot and not _is_repair(entry.body):
             raise LogFormatError(f"slot {slot} has an index that goes on from nothing")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from stepkeeper.errors import DamagedEntryError, LogFormatError
+from stepkeeper.errors import ContradictedEntryError, DamagedEntryError, LogFormatError
 from stepkeeper.log.entries import BeginEntry, Body, DeleteEntry, Entry, QuarantineEntry
 from stepkeeper.log.indexes import folded, is_indexed, named_in, noted, standing_on, with_index
 from stepkeeper.log.records import Index, IndexRef, StateAfter
@@ -24,7 +24,17 @@ def entry_for(state: LogState, body: Body, *, claim: int | None, nonce: str) -> 
 
 
 def apply(state: LogState, slot: int, entry: Entry) -> LogState:
-    """Compute the state with `entry` at `slot`. Raises LogFormatError if the entry contradicts those before it."""
+    """Compute the state with `entry` at `slot`.
+
+    Raises ContradictedEntryError if the entry contradicts those before it.
+    """
+    try:
+        return _applied(state, slot, entry)
+    except LogFormatError as error:
+        raise ContradictedEntryError(str(error), slot) from error
+
+
+def _applied(state: LogState, slot: int, entry: Entry) -> LogState:
     if slot != state.tail + 1:
         raise LogFormatError(f"slot {slot} read after slot {state.tail}")
     if isinstance(entry.body, BeginEntry) and entry.body.lost is not None:

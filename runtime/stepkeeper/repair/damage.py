@@ -11,6 +11,7 @@ from stepkeeper.log.entries import Entry
 from stepkeeper.log.reading import read_entry
 from stepkeeper.log.tail import LOG_PREFIX, listed_slots, slot_path
 from stepkeeper.repair.evidence import named_folders
+from stepkeeper.repair.intruders import find_intruder
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import Patience
 
@@ -37,7 +38,7 @@ class ReadLog:
 
 
 def read_log(store: Store, patience: Patience) -> ReadLog:
-    """Read every slot of the log.
+    """Read every slot of the log. An entry that came into a slot whose own was gone counts as damaged.
 
     Args:
         store: The root's store.
@@ -48,6 +49,20 @@ def read_log(store: Store, patience: Patience) -> ReadLog:
         StorageError: The store gave no answer, or refused.
 
     """
+    intruders = dict[int, str]()
+    while True:
+        found = _read_slots(store, patience, intruders)
+        slot = find_intruder(found.entries)
+        if slot is None:
+            return found
+        intruders[slot] = (
+            f"{store.uri}/{slot_path(slot)} isn't the entry that those behind it go on from: that one was removed, and "
+            "this one took its place"
+        )
+
+
+def _read_slots(store: Store, patience: Patience, intruders: Mapping[int, str]) -> ReadLog:
+    """Read every slot of the log but those that are known not to hold their own entry."""
     listed = listed_slots(patience.retry(lambda: store.list(LOG_PREFIX)))
     tail = max(listed, default=-1)
     read = partial(_read_slot, store, patience, frozenset(listed))
@@ -56,6 +71,7 @@ def read_log(store: Store, patience: Patience) -> ReadLog:
     folders: set[str] = set()
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="stepkeeper-log") as threads:
         for slot, found in enumerate(threads.map(read, range(tail + 1))):
+            found = intruders.get(slot, found)  # noqa: PLW2901 — that is what the slot tells
             if isinstance(found, str):
                 faults[slot] = found
                 entries.append(None)

@@ -10,8 +10,9 @@ import numpy as np
 
 from stepkeeper.checkpoint import BlockReader
 from stepkeeper.checkpoint.blocks import BlockTable
-from stepkeeper.coordination.waits import Waits
-from stepkeeper.errors import NoticeDeadlineError
+from stepkeeper.coordination.rank_group import RankGroup, SoloRankGroup
+from stepkeeper.coordination.waits import SilenceLimit, Waits
+from stepkeeper.errors import NoticeDeadlineError, PeerLostError, StorageError
 from stepkeeper.restore.placing import Bytes, Piece, Places, StoredValue
 from stepkeeper.restore.progress import RestoreProgress
 
@@ -24,7 +25,6 @@ _WAITING: Final = 8
 """The number of blocks whose finished parts may wait for the thread that moves them to devices."""
 
 _LOOK_S: Final = 0.2
-
 _Found = Sequence[Piece | StoredValue]
 
 
@@ -52,6 +52,7 @@ class Filling:
         what: str = "a checkpoint",
         step: int | None = None,
         waits: Waits | None = None,
+        rank_group: RankGroup | None = None,
     ) -> None:
         """Prepare to fill.
 
@@ -62,8 +63,10 @@ class Filling:
             what: Name of the checkpoint in the log's lines about progress.
             step: Its step, for the same.
             waits: Ends the wait for the blocks.
+            rank_group: The ranks that fill their states together; None: this one alone.
 
         """
+        self._rank_group: Final = rank_group or SoloRankGroup()
         self._waits = waits or Waits()
         self._reader = reader
         self._what, self._step = what, step
@@ -75,6 +78,7 @@ class Filling:
         self._found: Queue[_Found | None] = Queue(_WAITING)
         self._ended = threading.Event()
         self._failure: BaseException | None = None
+        self._is_stuck = False
 
     def run(self, reads: Mapping[int, Sequence[int]], peers: Peers | None = None) -> None:
         """Read blocks, and return once all that is read here or put by other threads is in place.
@@ -91,7 +95,7 @@ class Filling:
         lacking_bytes = sum(piece.n_lacking for piece in self._places.pieces)
         lacking_bytes += sum(value.n_lacking for value in self._places.values.values())
         total_bytes = self._done_bytes + lacking_bytes
-        progress = RestoreProgress(self._what, total_bytes, step=self._step)
+        progress = RestoreProgress(self._what, total_bytes, step=self._step, rank_group=self._rank_group)
         threads = [
             threading.Thread(
                 target=self._read_blocks, args=(waiting, peers), name=f"restore-{number}", daemon=True
@@ -101,7 +105,7 @@ class Filling:
         try:
             for thread in threads:
                 thread.start()
-            for piece in self._pieces(len(threads), progress):
+            for piece in self._pieces(len(threads), progress, peers):
                 piece.finish()
         except BaseException as error:
             self.fail(error)
@@ -117,7 +121,7 @@ class Filling:
         failure = self._failure
         try:
             # Where the time is over, the end of the connections tells the other ranks, and nobody waits for a thread.
-            if not isinstance(failure, NoticeDeadlineError):
+            if not (self._is_stuck or isinstance(failure, NoticeDeadlineError)):
                 if failure is not None and peers is not None:
                     self._waits.run(lambda: peers.announce_failure(failure))
                 self._waits.await_threads(threads)
@@ -161,10 +165,11 @@ class Filling:
             self._failure = self._failure or error
         self._ended.set()
 
-    def _pieces(self, n_threads: int, progress: RestoreProgress) -> Iterator[Piece]:
+    def _pieces(self, n_threads: int, progress: RestoreProgress, peers: Peers | None) -> Iterator[Piece]:
         """Yield each piece once it is whole, until all are and every thread has done its part."""
         n_open = len(self._places.pieces) + len(self._places.values)
         since_s = time.monotonic()
+        silence = SilenceLimit(self._rank_group.limits.silence_s, since_s)
         while n_open or n_threads:
             try:
                 found = self._found.get(timeout=_LOOK_S)
@@ -175,11 +180,32 @@ class Filling:
                 return
             # Also while blocks come so fast that this thread never waits.
             self._waits.check(since_s)
+            self._check_silence(silence, peers)
             if found is None:
                 n_threads -= 1
                 continue
             n_open -= len(found)
             yield from (place for place in found if isinstance(place, Piece))
+
+    def _check_silence(self, silence: SilenceLimit, peers: Peers | None) -> None:
+        """Check that there was progress.
+
+        Raises:
+            PeerLostError: There was none for too long, and perhaps another rank that sends or receives stands still.
+            StorageError: There was none for too long, and no other rank has a part in it.
+
+        """
+        now_s = time.monotonic()
+        if silence.has_moved(self._done_bytes, now_s) or not silence.is_over(now_s):
+            return
+        self._is_stuck = True
+        limit_s = self._rank_group.limits.silence_s
+        if peers is None:
+            raise StorageError(f"{self._what}: nothing of it has come from the store for {limit_s:.0f} s")
+        raise PeerLostError(
+            f"{self._what}: nothing of it has come to rank {self._rank_group.rank} for {limit_s:.0f} s: the store, or "
+            "another rank of this restore, stands still"
+        )
 
     def _hand_on(self, found: _Found | None) -> None:
         while not self._ended.is_set():

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from stepkeeper.checkpoint.reading import check_metadata
 from stepkeeper.companion.messages import ClaimedRoot, Kind, QuarantineRequest, VerifiedNotice
@@ -106,9 +106,7 @@ class LatestRestore:
         """Condemn `bad`, and return what HEAD means now. Another writer's step has no entry to condemn."""
         if isinstance(bad, CommitRecord):
             body = QuarantineRequest(commit=bad.slot, reason=reason)
-            claimed = decode(
-                ClaimedRoot, self._companion.ensure_process().send_request(Kind.QUARANTINE, encode(body))
-            )
+            claimed = decode(ClaimedRoot, self._request(Kind.QUARANTINE, encode(body)))
             if (left := claimed.left_legacy if claimed.left is None else claimed.left) is not None:
                 _log.warning(
                     "all commits of a branch were condemned: what it had left behind is gone on from (%s)",
@@ -126,10 +124,13 @@ class LatestRestore:
         """Write into the log that all ranks have read the commit whole, unless part of it came from local disks."""
         # Copies on local disks prove nothing about what the root holds.
         if isinstance(commit, CommitRecord) and not self._restorer.used_cache and self._is_readable(commit):
-            self._companion.ensure_process().send_request(
-                Kind.VERIFIED, encode(VerifiedNotice(commit=commit.slot))
-            )
+            self._request(Kind.VERIFIED, encode(VerifiedNotice(commit=commit.slot)))
         return commit
+
+    def _request(self, kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
+        """Ask the companion for an entry of the log."""
+        limit_s = self._restorer.rank_group.limits.claim_s
+        return self._companion.ensure_process().send_request(kind, body, timeout_s=limit_s)
 
     def _is_readable(self, commit: CommitRecord) -> bool:
         """Tell whether stock readers can load the commit too, and log it if they can't. All else of it was read."""

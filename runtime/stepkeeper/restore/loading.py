@@ -151,6 +151,7 @@ class Loading:
                 what=f"step {self._record.step}",
                 step=self._record.step,
                 waits=self._waits,
+                rank_group=self._exchange.rank_group,
             )
         if not differences:
             return {}

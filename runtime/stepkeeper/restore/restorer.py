@@ -174,6 +174,7 @@ class Restorer:
                 rules=rules,
                 half_filled=half_filled,
                 waits=self.waits,
+                rank_group=self.rank_group,
             )
         return Loading(
             self.store if self._cached_store is None else self._cached_store,

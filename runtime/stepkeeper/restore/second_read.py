@@ -20,7 +20,6 @@ from stepkeeper_planners.errors import ValueDecodeError
 
 __all__ = ["Host", "Question", "Reading", "confirm_bad", "find_question", "this_host"]
 
-_TIMEOUT_S: Final = 3600.0
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _FRESH_READS: Final = 2
 """The number of second readings if there is one host only, each over a connection of its own."""
@@ -138,26 +137,27 @@ def confirm_bad(
 
     """
     waits = waits or Waits()
-    readings = rank_group.gather(f"{name}/read", encode(_reading(host, torn)), _TIMEOUT_S)
+    silence_s = rank_group.limits.silence_s
+    readings = rank_group.gather(f"{name}/read", encode(_reading(host, torn)), silence_s)
     asked: dict[str, Any] | None = None
     if rank_group.rank == 0:
         decoded = [decode(Reading, each) for each in readings]
         asked = waits.run(partial(_find_question_or_error, decoded, was_deleted))
-    asked = rank_group.broadcast(f"{name}/asked", asked, _TIMEOUT_S)
+    asked = rank_group.broadcast(f"{name}/asked", asked, 2 * silence_s)
     if "error" in asked:
         raise decode_rank_error(asked["error"])
     if "unknown" in asked:
         raise TornCheckpointError(str(asked["unknown"]))
     question = decode(Question, asked["question"])
     own = waits.run(partial(_read_again, question, rank_group.rank, reopen))
-    again = rank_group.gather(f"{name}/again", own, _TIMEOUT_S)
+    again = rank_group.gather(f"{name}/again", own, silence_s)
     verdict: dict[str, Any] | None = None
     if rank_group.rank == 0:
         error = find_first_error(again)
         wrong = [str(text) for each in again for text in each.get("wrong", ())]
         good = any(each.get("good") for each in again)
         verdict = {"error": error} if error is not None else _verdict(question, good=good, wrong=wrong)
-    verdict = rank_group.broadcast(f"{name}/verdict", verdict, _TIMEOUT_S)
+    verdict = rank_group.broadcast(f"{name}/verdict", verdict, 2 * silence_s)
     if "error" in verdict:
         raise decode_rank_error(verdict["error"])
     if "good" in verdict:

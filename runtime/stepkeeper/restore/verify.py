@@ -16,6 +16,7 @@ from stepkeeper.log import CommitRecord
 from stepkeeper.log.foreign_steps import ForeignRecord, name_record
 from stepkeeper.restore.listing import find_settled_step, record_uri, was_deleted
 from stepkeeper.restore.peers.exchange import Exchange, exchange_among
+from stepkeeper.restore.progress import RestoreProgress
 from stepkeeper.restore.restorer import Restorer
 from stepkeeper.restore.results import Verification
 from stepkeeper.restore.second_read import confirm_bad
@@ -75,7 +76,7 @@ class _Verifying:
 
     def __init__(self, restorer: Restorer, record: CommitRecord, exchange: Exchange) -> None:
         self._store, self._record, self._exchange = restorer.store, record, exchange
-        self._rank, self._world_size = restorer.rank_group.rank, restorer.rank_group.world_size
+        self._rank_group = restorer.rank_group
         self._waits = restorer.waits
         self.n_objects = 0
         self.size_bytes = 0
@@ -125,11 +126,22 @@ class _Verifying:
                 raise
             return None
 
-        share = share_of(self._rank, self._world_size, table)
+        share = share_of(self._rank_group.rank, self._rank_group.world_size, table)
+        done_bytes, total_bytes = 0, sum(table.blocks[number].size_bytes for number in share)
+        progress = RestoreProgress(
+            f"step {self._record.step}",
+            total_bytes,
+            step=self._record.step,
+            doing="verifying",
+            rank_group=self._rank_group,
+        )
         with ReadingThreads(_STREAMS, self._waits, name="verify") as threads:
-            checks = [threads.submit(check, table.blocks[number]) for number in share]
-            found = map(threads.await_result, checks)
-            yield from (error for error in found if error is not None)
+            checks = [(number, threads.submit(check, table.blocks[number])) for number in share]
+            for number, each in checks:
+                if (error := threads.await_result(each)) is not None:
+                    yield error
+                done_bytes += table.blocks[number].size_bytes
+                progress.note_bytes(done_bytes)
 
 
 def share_of(rank: int, world_size: int, table: BlockTable) -> list[int]:

@@ -17,7 +17,6 @@ from stepkeeper_planners.errors import LoadMismatchError, PlannerError
 
 __all__ = ["TornVote", "Votes", "decode_rank_error", "encode_rank_error", "find_first_error"]
 
-_TIMEOUT_S: Final = 3600.0
 _MISMATCH: Final = ("missing", "unexpected", "mismatched", "ranks", "advice", "loaded")
 
 
@@ -56,7 +55,8 @@ class Votes:
 
         """
         name = self.new_name()
-        self._rank_group.gather(f"{name}/met", {}, _TIMEOUT_S)
+        limits = self._rank_group.limits
+        self._rank_group.gather(f"{name}/met", {}, limits.apart_s)
         choice: dict[str, Any] | None = None
         failure: Exception | None = None
         if self._rank_group.rank == 0:
@@ -66,7 +66,7 @@ class Votes:
             except Exception as error:  # raised below, once the others have been told
                 failure = error
                 choice = {"error": encode_error(error)}
-        choice = self._rank_group.broadcast(f"{name}/choice", choice, _TIMEOUT_S)
+        choice = self._rank_group.broadcast(f"{name}/choice", choice, 2 * limits.apart_s + limits.claim_s)
         if failure is not None:
             raise failure
         if "error" in choice:
@@ -109,7 +109,8 @@ class Votes:
         except Exception as error:  # raised below, once the others have been told
             failure = error
             vote = {"error": encode_rank_error(error, self._rank_group.rank)}
-        by_rank = self._rank_group.gather(name, vote, _TIMEOUT_S)
+        silence_s = self._rank_group.limits.silence_s
+        by_rank = self._rank_group.gather(name, vote, silence_s)
         worst = find_first_error(by_rank)
         if by_rank and worst is None and (judged := judge(by_rank)) is not None:
             worst = encode_rank_error(judged, self._rank_group.rank)
@@ -119,7 +120,7 @@ class Votes:
             worst = encode_rank_error(PeerLostError(stopped), self._rank_group.rank)
         # Errors come first: what is no fault of the commit must not condemn it.
         answer = {"error": worst} if worst is not None else {} if torn is None else {"torn": torn}
-        answer = self._rank_group.broadcast(f"{name}/worst", answer, _TIMEOUT_S)
+        answer = self._rank_group.broadcast(f"{name}/worst", answer, 2 * silence_s)
         if failure is not None:
             raise failure
         if "error" in answer:

@@ -1,5 +1,6 @@
 """Compare the states that the ranks are about to save, behind the train thread and before anything is written."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -12,7 +13,6 @@ from stepkeeper_planners.saving.rules import check_rules, describe_rules
 
 __all__ = ["check_same_state"]
 
-_TIMEOUT_S: Final = 3600.0
 _MAX_COMPARED: Final = 8
 """The most states whose names are compared if ranks differ: one of each kind.
 
@@ -21,7 +21,13 @@ It is also the most refusals, or ranks of a step, in an error.
 
 
 def check_same_state(
-    save: str, step: int, summary: StateSummary | None, rank_group: RankGroup, *, refusal: str | None = None
+    save: str,
+    step: int,
+    summary: StateSummary | None,
+    rank_group: RankGroup,
+    *,
+    refusal: str | None = None,
+    transfer_bytes: int = 0,
 ) -> None:
     """Check that all ranks save the same step and state, except for `PerRank` values, and divide it alike.
 
@@ -35,6 +41,7 @@ def check_same_state(
         summary: A summary of this rank's snapshot; None if it has no snapshot.
         rank_group: All ranks.
         refusal: The reason why this rank has no snapshot; None if it has one.
+        transfer_bytes: Number of bytes that this rank's devices had to hand over before; the others' have as many.
 
     Raises:
         RanksDifferError: The states differ; the error says where. All ranks raise it.
@@ -51,10 +58,14 @@ def check_same_state(
         "step": step,
         "fingerprint": fingerprint(digests).hex(),
     }
-    proposals = rank_group.gather(f"{save}/state", proposal, _TIMEOUT_S)
+    limits = rank_group.limits
+    limit_s = limits.apart_s + (limits.transfer_s(transfer_bytes) if transfer_bytes else 0.0)
+    began_s = time.monotonic()
+    proposals = rank_group.gather(f"{save}/state", proposal, limit_s)
     verdict = rank_group.broadcast(
-        f"{save}/same", _judge_proposals(proposals) if proposals else None, _TIMEOUT_S
+        f"{save}/same", _judge_proposals(proposals) if proposals else None, 2 * limit_s
     )
+    limits.record_meeting(time.monotonic() - began_s)
     if verdict["error"] is not None:
         raise SaveError(verdict["error"])
     groups: list[list[int]] = verdict["groups"]
@@ -94,12 +105,13 @@ def _build_difference(
     compared = groups[:_MAX_COMPARED]
     asked = any(rank_group.rank == ranks[0] for ranks in compared)
     own = {name: digest.hex() for name, digest in digests.items()} if asked else {}
-    reports = rank_group.gather(f"{save}/digests", own, _TIMEOUT_S)
+    limit_s = rank_group.limits.silence_s
+    reports = rank_group.gather(f"{save}/digests", own, limit_s)
     found: dict[str, Any] | None = None
     if reports:
         known = [{n: bytes.fromhex(digest) for n, digest in reports[ranks[0]].items()} for ranks in compared]
         n_unseen = sum(len(ranks) for ranks in groups[_MAX_COMPARED:])
         error = build_ranks_differ_error(list(zip(compared, known, strict=True)), n_unseen)
         found = {"reasons": error.reasons, "ranks": error.ranks, "n_unseen": error.n_unseen}
-    found = rank_group.broadcast(f"{save}/difference", found, _TIMEOUT_S)
+    found = rank_group.broadcast(f"{save}/difference", found, 2 * limit_s)
     return RanksDifferError(**found)

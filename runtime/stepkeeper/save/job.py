@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from stepkeeper.checkpoint.manifest import checkpoint_folder
 from stepkeeper.companion.supervisor import Origin
 from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.share_limit import ShareSpeed
 from stepkeeper.save.snapshot import Region, Snapshot
 
 __all__ = ["Place", "SaveJob"]
@@ -41,9 +40,6 @@ class SaveJob:
 
     metrics: Mapping[str, str] = field(default_factory=dict)
     """The training's metrics of the step, as numbers in text."""
-
-    speed: ShareSpeed = field(default_factory=ShareSpeed)
-    """The speed of this rank's shares so far."""
 
     note_progress: Callable[[], None] = lambda: None
     """Called again and again while the share makes progress."""

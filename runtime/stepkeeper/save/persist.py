@@ -1,5 +1,6 @@
 """Persist one save of one rank: agree on a folder, write, vote, and commit."""
 
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -26,14 +27,6 @@ from stepkeeper.save.share import write_share
 __all__ = ["SaveJob", "persist_save"]
 
 _log: Final = logger(__name__)
-_CLAIM_TIMEOUT_S: Final = 3600.0
-"""Seconds that rank 0 has to claim the root, which waits for the work after earlier commits."""
-
-_COMMIT_TIMEOUT_S: Final = 900.0
-"""Seconds for an entry of the log: longer than a store that gives no answer is asked again."""
-
-_SLOWER_BY: Final = 2.0
-"""How many times longer than this rank's share another rank's may stand still. Each rank limits its own."""
 
 
 def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> Committed:
@@ -48,12 +41,9 @@ def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> C
         StepkeeperError: The save is no commit and never will be.
 
     """
-    lost: Exception | None = None
-    try:
-        job.transfer.result()
-    except Exception as error:  # raised below, after the ranks have compared their states
-        lost = error
-    check_same_state(job.name, job.step, job.snapshot.summary, rank_group)
+    limits, transfer_bytes = rank_group.limits, job.snapshot.transfer_bytes
+    lost = _await_transfer(job, limits.transfer_s(transfer_bytes))
+    check_same_state(job.name, job.step, job.snapshot.summary, rank_group, transfer_bytes=transfer_bytes)
     failure: Exception | None = None
     process: CompanionProcess | None = None
     place: Place | None = None
@@ -70,23 +60,36 @@ def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> C
     except Exception as error:  # raised below, after the other ranks have received it
         failure = error
         vote = {"error": encode_error(error)}
-    votes_s = _SLOWER_BY * job.speed.silence_limit_s(job.region.size_bytes)
+    votes_s = limits.vote_s(job.region.size_bytes)
     votes = rank_group.gather(f"{job.name}/vote", vote, votes_s)
     outcome: dict[str, Any] | None = None
     if rank_group.rank == 0:
         try:
-            outcome = _commit_or_void(job, companion, process, place, votes)
+            outcome = _commit_or_void(job, companion, process, place, votes, entry_s=limits.entry_s)
         except Exception as error:  # raised below, after the other ranks have received it
             failure = failure or error
             outcome = {"error": encode_error(error)}
     # Rank 0 waits for the votes, and then for the log. By another companion it may have to void what it can't commit.
-    outcome = rank_group.broadcast(f"{job.name}/outcome", outcome, votes_s + 3 * _COMMIT_TIMEOUT_S)
+    outcome = rank_group.broadcast(f"{job.name}/outcome", outcome, votes_s + 3 * limits.entry_s)
     if "error" in outcome:
         raise _choose_error(failure, decode_error(outcome["error"]))
     committed = decode(Committed, outcome["committed"])
     if process is not None and rank_group.rank == 0:
         job.in_flight.upkeep = process.upkeep_of(committed.record.slot)
     return committed
+
+
+def _await_transfer(job: SaveJob, limit_s: float) -> Exception | None:
+    """Wait until the snapshot is in the region, and return why it isn't; None if it is."""
+    try:
+        job.transfer.result(limit_s)
+    except TimeoutError as error:
+        if job.transfer.done():
+            return error
+        return SaveError(f"the copies of the state did not come from the devices within {limit_s:.0f} s")
+    except Exception as error:  # raised later, after the ranks have compared their states
+        return error
+    return None
 
 
 def _choose_error(own: Exception | None, shared: Exception) -> Exception:
@@ -117,7 +120,11 @@ def _agree_on_place(job: SaveJob, companion: Companion, rank_group: RankGroup) -
         except Exception as error:  # raised below, after the other ranks have received it
             failure = error
             place = {"error": encode_error(error)}
-    place = rank_group.broadcast(f"{job.name}/place", place, _CLAIM_TIMEOUT_S)
+    limits, began_s = rank_group.limits, time.monotonic()
+    place = rank_group.broadcast(f"{job.name}/place", place, limits.apart_s + limits.claim_s)
+    if rank_group.rank != 0:
+        # Rank 0's companion measures its own.
+        limits.record_claim(time.monotonic() - began_s)
     if failure is not None:
         raise failure
     if "error" in place:
@@ -131,6 +138,8 @@ def _commit_or_void(
     process: CompanionProcess | None,
     place: Place | None,
     votes: list[dict[str, Any]],
+    *,
+    entry_s: float,
 ) -> dict[str, Any]:
     """Commit the save on rank 0 if all ranks voted for it, else void it.
 
@@ -146,18 +155,18 @@ def _commit_or_void(
     if refusals or process is None or folder is None:
         error = _join_refusals(job.step, refusals)
         if folder is not None:
-            _void_folder(companion, process, VoidRequest(folder=folder, reason=str(error)), error)
+            _void_folder(companion, process, VoidRequest(folder=folder, reason=str(error)), error, entry_s)
         return {"error": encode_error(error)}
     try:
-        return {"committed": _request_commit(job, process, folder, votes)}
+        return {"committed": _request_commit(job, process, folder, votes, entry_s)}
     except StepkeeperError as error:
         if not isinstance(error, FencedError):
-            _void_folder(companion, process, VoidRequest(folder=folder, reason=str(error)), error)
+            _void_folder(companion, process, VoidRequest(folder=folder, reason=str(error)), error, entry_s)
         raise
 
 
 def _request_commit(
-    job: SaveJob, process: CompanionProcess, folder: str, votes: list[dict[str, Any]]
+    job: SaveJob, process: CompanionProcess, folder: str, votes: list[dict[str, Any]], entry_s: float
 ) -> dict[str, Any]:
     written = [decode(Written, vote["written"]) for vote in votes]
     body = CommitRequest(
@@ -166,7 +175,7 @@ def _request_commit(
         duration_millis=job.in_flight.duration_millis(),
         metrics=dict(job.metrics) or None,
     )
-    return process.send_request(Kind.COMMIT, encode(body), timeout_s=_COMMIT_TIMEOUT_S)
+    return process.send_request(Kind.COMMIT, encode(body), timeout_s=entry_s)
 
 
 def _join_refusals(step: int, refusals: Mapping[int, Exception]) -> StepkeeperError:
@@ -190,7 +199,11 @@ def _is_mended_by_next_save(error: Exception) -> bool:
 
 
 def _void_folder(
-    companion: Companion, process: CompanionProcess | None, void: VoidRequest, error: Exception
+    companion: Companion,
+    process: CompanionProcess | None,
+    void: VoidRequest,
+    error: Exception,
+    entry_s: float,
 ) -> None:
     """Note in the log that the folder is void. If that fails, nothing in the log names the folder.
 
@@ -205,7 +218,7 @@ def _void_folder(
         return
     try:
         present = present or companion.ensure_process()
-        present.send_request(Kind.VOID, encode(void), timeout_s=_COMMIT_TIMEOUT_S)
+        present.send_request(Kind.VOID, encode(void), timeout_s=entry_s)
     except FencedError as fence:
         raise fence from error
     except StepkeeperError as refusal:

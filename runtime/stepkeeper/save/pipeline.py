@@ -30,10 +30,10 @@ from stepkeeper.save.job import SaveJob
 from stepkeeper.save.persist import persist_save
 from stepkeeper.save.report import SaveClock, SaveReport, SaveState
 from stepkeeper.save.request import SaveRequest
-from stepkeeper.save.share_limit import ShareSpeed
 from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker
 from stepkeeper.save.watch.state_watch import StateWatch
 from stepkeeper.save.worker import Worker
+from stepkeeper.time_limits import TimeLimits
 
 __all__ = ["SaveEnd", "SavePipeline"]
 
@@ -83,9 +83,11 @@ class SavePipeline:
         self._on_end = on_end
         self._free_regions = [Region() for _ in range(max_pending)]
         self._snapshots = SnapshotTaker(
-            rank_group.ranks, device_budget_bytes=device_budget_bytes, waits=self._waits
+            rank_group.ranks,
+            device_budget_bytes=device_budget_bytes,
+            waits=self._waits,
+            limits=rank_group.limits,
         )
-        self._speed = ShareSpeed()
         self._prepared = False
         self._pending: list[InFlight] = []
         self._number = 0
@@ -153,7 +155,9 @@ class SavePipeline:
             snapshot = self._snapshots.take_snapshot(state, region, timeout_s=left_s)
             self._prepared = True
             clock.mark_released()
-            transfer = self._transfers.submit(_transfer_snapshot, snapshot, region, clock)
+            transfer = self._transfers.submit(
+                _transfer_snapshot, snapshot, region, clock, self._rank_group.limits
+            )
         except BaseException as error:
             if snapshot is not None:
                 snapshot.drop_copies()
@@ -173,12 +177,12 @@ class SavePipeline:
             release_region=partial(self._release_region, region, in_flight),
             metrics=metrics,
             is_last=request.is_last,
-            speed=self._speed,
             note_progress=self._waits.note_progress,
         )
         self._pending.append(in_flight)
         self._persisting.submit(self._run_save, job)
-        self.state_watch.check_save(request.step, state, snapshot.plan)
+        is_built = state is not request.state
+        self.state_watch.check_save(request.step, state, snapshot.plan, is_built=is_built)
         return in_flight
 
     def _await_region(self, timeout_s: float | None) -> Region:
@@ -254,7 +258,8 @@ class SavePipeline:
         finally:
             held = not in_flight.region_released.done()
             if held:
-                self._free_regions.append(job.region)
+                # A transfer that is stuck may still write into its own.
+                self._free_regions.append(job.region if job.transfer.done() else Region())
             if committed is None:
                 in_flight.future.set_exception(failure)
             else:
@@ -284,7 +289,8 @@ def _hold_weakly(call: Callable[[BaseException], None]) -> Callable[[BaseExcepti
     return ask
 
 
-def _transfer_snapshot(snapshot: Snapshot, region: Region, clock: SaveClock) -> None:
+def _transfer_snapshot(snapshot: Snapshot, region: Region, clock: SaveClock, limits: TimeLimits) -> None:
+    began_s = time.monotonic()
     try:
         snapshot.move_copies(region)
     except BaseException as error:
@@ -297,4 +303,5 @@ def _transfer_snapshot(snapshot: Snapshot, region: Region, clock: SaveClock) -> 
         if isinstance(error, StepkeeperError) or not isinstance(error, Exception):
             raise
         raise SaveError(f"the copies of the state did not come from the devices: {error}") from error
+    limits.record_transfer(snapshot.transfer_bytes, time.monotonic() - began_s)
     clock.mark_transferred()

@@ -58,7 +58,7 @@ class Saver:
         self._save_hooks = save_hooks or SaveHooks()
         self._reports: deque[SaveReport] = deque(maxlen=_MAX_REPORTS)
         self._cost: SaveCost | None = None
-        self._proof = RootProof(store, rank_group)
+        self._proof = RootProof(store, rank_group, limits=rank_group.limits)
         self._companion = companion
         self._restored: Restorable | None = None
         self._origin: Origin | None = None

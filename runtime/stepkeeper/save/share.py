@@ -26,7 +26,7 @@ class _ShareProgress:
         self._job = job
         self._rank_group = rank_group
         self._counter: Final = create_counter()
-        self.limit_s: Final = job.speed.silence_limit_s(job.region.size_bytes)
+        self.limit_s: Final = rank_group.limits.share_silence_s(job.region.size_bytes)
         self._began_s = self._told_s = time.monotonic()
         self._moved_bytes = self._told_bytes = 0
 
@@ -52,7 +52,7 @@ class _ShareProgress:
 
     def record_end(self, written: Written) -> None:
         """Record that the share is durable."""
-        self._job.speed.record_share(written.size_bytes, time.monotonic() - self._began_s)
+        self._rank_group.limits.record_share(written.size_bytes, time.monotonic() - self._began_s)
 
 
 def write_share(

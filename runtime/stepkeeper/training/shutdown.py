@@ -31,7 +31,6 @@ from stepkeeper.training.termination import format_traceback, process_exit_code
 __all__ = ["Shutdown"]
 
 _log: Final = logger("stepkeeper")
-_MEET_S: Final = 3600.0
 _READ_S: Final = 5.0
 """Seconds that the other ranks have to read rank 0's last message."""
 
@@ -171,11 +170,11 @@ class Shutdown:
         left_s = self._controller.process_exit.grace_left_s()
         self._saver.await_hooks(_HOOKS_S if left_s is None else min(_HOOKS_S, left_s))
 
-    def _agree_on_last_step(self, timeout_s: float = _MEET_S, *, stops: bool = False) -> dict[str, bool]:
+    def _agree_on_last_step(self, timeout_s: float | None = None, *, stops: bool = False) -> dict[str, bool]:
         """Meet all ranks at the training's end, and agree on whether they still have a step to save.
 
         Args:
-            timeout_s: Seconds to wait for the other ranks.
+            timeout_s: Seconds to wait for the other ranks; by default as long as ranks may be apart.
             stops: True if this program has ended itself because of a notice.
 
         Returns:
@@ -219,14 +218,15 @@ class Shutdown:
         name: str,
         judge: Callable[[list[dict[str, Any]]], dict[str, Any]],
         own: dict[str, Any] | None = None,
-        timeout_s: float = _MEET_S,
+        timeout_s: float | None = None,
     ) -> dict[str, Any]:
         """Wait for all ranks, and return what rank 0 concludes from what all say. Raises PeerLostError."""
         group, own = self._rank_group, own or {}
         if group.world_size == 1:
             return judge([own])
-        met = group.gather(name, own, timeout_s)
-        return group.broadcast(f"all-{name}", judge(met) if met else None, timeout_s)
+        limit_s = group.limits.apart_s if timeout_s is None else timeout_s
+        met = group.gather(name, own, limit_s)
+        return group.broadcast(f"all-{name}", judge(met) if met else None, 2 * limit_s)
 
     def leave_block(self, error: BaseException | None) -> None:
         """End the manager, and the process if need be, when the manager's block is left.

@@ -16,7 +16,6 @@ __all__ = ["StandingSave", "StopChoice", "StopSave", "choose_stop_save"]
 
 _log: Final = logger(__name__)
 _KEY: Final = "stop/save"
-_ANSWER_TIMEOUT_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +134,7 @@ class StopSave:
         What each knows of the last save differs, and a save that only some ranks start waits for the rest.
         """
         own = _describe(self._saver.newest_save, step, left_s)
-        limit_s = _ANSWER_TIMEOUT_S if left_s is None else left_s
+        limit_s = self._rank_group.limits.apart_s if left_s is None else left_s
         try:
             by_rank = self._rank_group.gather(_KEY, asdict(own), limit_s)
             choice = asdict(self._choose(by_rank)) if by_rank else None

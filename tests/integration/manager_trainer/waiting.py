@@ -61,9 +61,8 @@ def join() -> None:
         while not port_file.exists():
             time.sleep(0.01)
         store = TCPStore("localhost", int(port_file.read_text()), WORLD_SIZE, is_master=False)
-    dist.init_process_group(
-        "gloo", store=store, rank=RANK, world_size=WORLD_SIZE, timeout=timedelta(seconds=60)
-    )
+    timeout = timedelta(seconds=OPTIONS.get("timeout_s", 60))
+    dist.init_process_group("gloo", store=store, rank=RANK, world_size=WORLD_SIZE, timeout=timeout)
 
 
 def stop_companion(manager: CheckpointManager) -> int:
@@ -184,18 +183,22 @@ def stuck_peer() -> None:
 
 
 def stand_still(phase: str) -> None:
-    """Rank 0, with the store, stands still; the others come to `phase`, which needs it. The test sends SIGTERM."""
+    """A rank stands still, rank 0 with the store or another; the others come to `phase`, which needs it.
+
+    The test sends SIGTERM, or nothing.
+    """
     join()
+    still = OPTIONS.get("still", 0)
     with CheckpointManager(ROOT.as_uri(), 10**6, environment=environment()) as manager:
         manager.restore_latest(STATE)
         manager.save(1, STATE, force=True)
         say("start")
         if phase == "train":
-            go_on(manager, leave_by("pause", rank=0))
+            go_on(manager, leave_by("pause", rank=still))
             return
         if phase == "wait":
-            manager.save_async(2, STATE, force=RANK != 0)
-        if RANK == 0:
+            manager.save_async(2, STATE, force=still != RANK)
+        if still == RANK:
             # The notice must find a train thread that waits, not a round of the agreement.
             time.sleep(1)
             say("paused")

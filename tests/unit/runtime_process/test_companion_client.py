@@ -34,7 +34,7 @@ def test_a_directive_that_is_not_followed_costs_no_answer(caplog: pytest.LogCapt
     process._take({"directive": {"dump_stacks": True}})
     assert "was not followed" in caplog.text
     with pytest.raises(CompanionError, match="before anything was opened"):
-        process.send_request(Kind.CLOSE, {})
+        process.send_request(Kind.CLOSE, {}, timeout_s=60)
     process.close()
 
 
@@ -99,7 +99,7 @@ def test_nobody_waits_for_a_killed_companion_that_the_kernel_holds_up(
     os.kill(process.pid, signal.SIGSTOP)
     with monkeypatch.context() as held_up, ThreadPoolExecutor() as threads:
         held_up.setattr(process._process, "kill", lambda: None)
-        answer = threads.submit(process.send_request, Kind.CLOSE, {})
+        answer = threads.submit(process.send_request, Kind.CLOSE, {}, timeout_s=60)
         while not process._pending:
             pass
         process.kill()
@@ -153,7 +153,7 @@ def test_what_the_trainer_has_open_for_its_own_children_is_not_for_the_companion
     os.set_inheritable(writing, True)
     process = CompanionProcess(refuse)
     with pytest.raises(CompanionError, match="before anything was opened"):
-        process.send_request(Kind.CLOSE, {})
+        process.send_request(Kind.CLOSE, {}, timeout_s=60)
     os.close(writing)
     assert os.read(reading, 1) == b"", "whoever reads sees the end: nobody else has the other end"
     os.close(reading)

@@ -19,6 +19,7 @@ from stepkeeper.restore.loading import check_refilled
 from stepkeeper.restore.peers.exchange import Exchange
 from stepkeeper.restore.peers.links import Links
 from stepkeeper.restore.placing import Places
+from stepkeeper.time_limits import TimeLimits
 
 
 class Place:
@@ -97,6 +98,7 @@ def test_a_restore_that_never_waits_for_a_block_ends_with_the_notices_time_too()
 
 class SecondRank:
     rank = 1
+    limits = TimeLimits()
 
 
 class Passing:

@@ -28,6 +28,7 @@ from stepkeeper.save.request import SaveRequest, validate_step
 from stepkeeper.save.saver import Saver
 from stepkeeper.save.snapshot import Region, SnapshotTaker
 from stepkeeper.storage.memory import MemoryStore
+from stepkeeper.time_limits import TimeLimits
 from stepkeeper.training.stop_save import StopSave
 from stepkeeper_planners.geometry.layout import Ranks
 
@@ -51,6 +52,7 @@ class FirstOfTwo:
     ranks = Ranks(rank=0, world_size=2)
 
     def __init__(self, other: Exception) -> None:
+        self.limits = TimeLimits()
         self.other = other
         self.said: dict[str, Any] = {}
 

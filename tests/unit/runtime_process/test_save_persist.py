@@ -81,6 +81,7 @@ def decide(*votes: dict[str, Any]) -> tuple[list[Kind], dict[str, Any]]:
         cast(CompanionProcess, asked),
         place,
         list(votes),
+        entry_s=900,
     )
     return asked.kinds, outcome
 
@@ -220,7 +221,9 @@ def test_a_companion_that_is_lost_besides_masks_no_fence() -> None:
     job = job_of(cast(Snapshot, None), cast(Region, None))
     lost = {"error": encode_error(CompanionLostError("it went away"))}
     with pytest.raises(FencedError):
-        _commit_or_void(job, cast(Companion, Stale(Kind.WRITE, lost=True)), None, place, [lost, FAILED])
+        _commit_or_void(
+            job, cast(Companion, Stale(Kind.WRITE, lost=True)), None, place, [lost, FAILED], entry_s=900
+        )
 
 
 def test_a_failed_commit_is_void_and_its_error_raised() -> None:
@@ -238,5 +241,7 @@ def test_a_failed_commit_is_void_and_its_error_raised() -> None:
     job = job_of(cast(Snapshot, None), cast(Region, None))
     refuses = Refuses()
     with pytest.raises(StorageError, match="no permission"):
-        _commit_or_void(job, cast(Companion, refuses), cast(CompanionProcess, refuses), place, [wrote(0)])
+        _commit_or_void(
+            job, cast(Companion, refuses), cast(CompanionProcess, refuses), place, [wrote(0)], entry_s=900
+        )
     assert kinds == [Kind.COMMIT, Kind.VOID]

@@ -17,6 +17,7 @@ from stepkeeper.save.snapshot.device import DeviceCopies
 from stepkeeper.save.snapshot.plan import SnapshotPlan
 from stepkeeper.save.snapshot.summary import StateSummary
 from stepkeeper.save.snapshot.take import Snapshot, _RegionFiller
+from stepkeeper.time_limits import TimeLimits
 from stepkeeper_planners import adapters
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
@@ -201,7 +202,7 @@ def test_devices_that_turn_out_to_be_full_keep_nothing_and_are_asked_for_less(
     pieces.clear()
     kept_until_its_turn = None
     try:
-        _transfer_snapshot(snapshot, region, SaveClock())
+        _transfer_snapshot(snapshot, region, SaveClock(), TimeLimits())
     except DevicesFullError as error:
         kept_until_its_turn = error
     assert "134217728 bytes" in str(kept_until_its_turn)

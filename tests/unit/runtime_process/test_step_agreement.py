@@ -12,6 +12,7 @@ from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.coordination.step_agreement import STOP, StepAgreement
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError
+from stepkeeper.time_limits import TimeLimits
 from stepkeeper_planners.geometry.layout import Ranks
 
 
@@ -29,6 +30,7 @@ class ThreadRankGroup:
         self.rank = rank
         self.world_size = world_size
         self.ranks = Ranks(rank=rank, world_size=world_size)
+        self.limits = TimeLimits()
 
     def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
         if self.rank == 0:

@@ -11,6 +11,7 @@ from stepkeeper.coordination.rank_group import StoreRankGroup
 from stepkeeper.coordination.store_callers import StoreCallers
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import FencedError, NoticeDeadlineError, PeerLostError, StepkeeperError
+from stepkeeper.time_limits import TimeLimits
 
 
 @pytest.fixture(autouse=True)
@@ -107,11 +108,8 @@ def test_a_rank_whose_store_stands_still_waits_only_as_long_as_it_may(
     assert not stuck.is_set()
 
 
-def test_a_store_that_gives_no_answer_at_all_is_lost(
-    stuck: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stepkeeper.coordination.store_rank_group._ANSWER_S", 0.01)
-    group = StoreRankGroup(HashStore(), 1, 2)
+def test_a_store_that_gives_no_answer_at_all_is_lost(stuck: threading.Event) -> None:
+    group = StoreRankGroup(HashStore(), 1, 2, limits=TimeLimits(0.01))
     with pytest.raises(PeerLostError, match="rank 1 gets no answer from rank 0, which has the store"):
         group.look_for_loss()
     assert not stuck.is_set()

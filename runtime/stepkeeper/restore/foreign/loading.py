@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 
+from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.restore.foreign.content import ForeignContent, open_content
 from stepkeeper.restore.foreign.read_ahead import read_ahead
@@ -69,6 +70,7 @@ class ForeignLoading:
         rules: LoadRules | None = None,
         half_filled: Collection[str] = (),
         waits: Waits | None = None,
+        rank_group: RankGroup | None = None,
     ) -> None:
         """Prepare to load the step in `folder` into `state`.
 
@@ -81,9 +83,11 @@ class ForeignLoading:
             half_filled: Names of tensors that hold parts of another checkpoint, and must be filled by this
                 one.
             waits: Ends the waits for the store.
+            rank_group: The ranks that load it together; None: this one alone.
 
         """
         self._waits = waits or Waits()
+        self._rank_group = rank_group
         self._half_filled = half_filled
         self._store, self._folder, self._state, self._ranks = store, folder, state, ranks
         self._rules = rules
@@ -149,7 +153,11 @@ class ForeignLoading:
         assert self._content is not None
         content, tensors = self._content, self._flat.tensors
         loads = list(self._loads())
-        progress = RestoreProgress(f"step folder {self._folder}", sum(load.filled_bytes for load in loads))
+        progress = RestoreProgress(
+            f"step folder {self._folder}",
+            sum(load.filled_bytes for load in loads),
+            rank_group=self._rank_group,
+        )
         done_bytes = 0
 
         def fill(load: _Load, shards: Shards) -> None:

@@ -20,7 +20,6 @@ from stepkeeper.restore.peers.links import Links
 __all__ = ["Exchange", "exchange_among", "neighbours"]
 
 _log: Final = logger(__name__)
-_TIMEOUT_S: Final = 3600.0
 _CHILDREN: Final = 8
 
 
@@ -36,7 +35,7 @@ class Exchange:
         waits: Waits | None = None,
     ) -> None:
         self._waits = waits or Waits()
-        self._rank_group = rank_group
+        self.rank_group: Final = rank_group
         self.links = links
         self._addresses = addresses
         self.is_awaited = False
@@ -59,8 +58,8 @@ class Exchange:
         links, run = self.links, self._waits.run
         if links is None:
             return prove(run(read))
-        if self._rank_group.rank != 0:
-            received = links.receive_manifests(_TIMEOUT_S)
+        if self.rank_group.rank != 0:
+            received = links.receive_manifests(2 * self.rank_group.limits.silence_s)
             try:
                 return prove(received)
             except TornCheckpointError:
@@ -118,18 +117,19 @@ class Exchange:
         if self.links is None:
             return alone
         own = {"runs": encode_runs(needs), "at_hand": encode_runs(at_hand)}
-        by_rank = self._rank_group.gather(f"{name}/needs", own, _TIMEOUT_S)
+        silence_s = self.rank_group.limits.silence_s
+        by_rank = self.rank_group.gather(f"{name}/needs", own, silence_s)
         runs, copied = ([each[what] for each in by_rank] for what in ("runs", "at_hand"))
         said = Sharing.of(runs, contents.table, copied).encode() if by_rank else None
-        sharing = Sharing.decode(self._rank_group.broadcast(f"{name}/sharing", said, _TIMEOUT_S))
+        sharing = Sharing.decode(self.rank_group.broadcast(f"{name}/sharing", said, 2 * silence_s))
         if not sharing.groups:
             return alone
-        shared = sharing.assign_duties(self._rank_group.rank, needs, contents.table, contents.reading_order)
+        shared = sharing.assign_duties(self.rank_group.rank, needs, contents.table, contents.reading_order)
         self.links.deliver_to(filling.put_bytes, filling.fail)
         where = f"{name}/partners"
         return (
             shared
-            if _connect_all(self._rank_group, self.links, where, shared.partners, self._addresses)
+            if _connect_all(self.rank_group, self.links, where, shared.partners, self._addresses)
             else alone
         )
 
@@ -159,9 +159,10 @@ def exchange_among(rank_group: RankGroup, name: str, waits: Waits | None = None)
 
 def _open_links(rank_group: StoreRankGroup, links: Links, name: str, waits: Waits) -> Exchange:
     own = {"hosts": addresses_of_host(rank_group.store_host), "port": links.port}
-    by_rank = rank_group.gather(f"{name}/addresses", own, _TIMEOUT_S)
+    silence_s = rank_group.limits.silence_s
+    by_rank = rank_group.gather(f"{name}/addresses", own, silence_s)
     chosen = {"by_rank": by_rank, "secret": secrets.token_hex(32)} if by_rank else None
-    told = rank_group.broadcast(f"{name}/all-addresses", chosen, _TIMEOUT_S)
+    told = rank_group.broadcast(f"{name}/all-addresses", chosen, 2 * silence_s)
     above, below = neighbours(rank_group.rank, rank_group.world_size)
     links.start(bytes.fromhex(told["secret"]), below)
     if _connect_all(rank_group, links, f"{name}/linked", (*above, *below), told["by_rank"]):
@@ -183,9 +184,10 @@ def _connect_all(
         raise
     except OSError as error:
         why_not = str(error)
-    by_rank = rank_group.gather(name, {"why_not": why_not}, _TIMEOUT_S)
+    silence_s = rank_group.limits.silence_s
+    by_rank = rank_group.gather(name, {"why_not": why_not}, silence_s)
     first = next((each for each in by_rank if each["why_not"] is not None), {"why_not": None})
-    first = rank_group.broadcast(f"{name}/all", first if by_rank else None, _TIMEOUT_S)
+    first = rank_group.broadcast(f"{name}/all", first if by_rank else None, 2 * silence_s)
     if first["why_not"] is None:
         links.await_peers(peers)
         return True

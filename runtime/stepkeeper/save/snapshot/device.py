@@ -13,16 +13,16 @@ import torch
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import DevicesFullError, SaveError
 from stepkeeper.loggers import logger
+from stepkeeper.time_limits import TimeLimits
 
 if TYPE_CHECKING:
     # At run time it would import torch_xla.
     from stepkeeper_planners.adapters.xla_pieces import ClonePlan, DevicePiece
 
-__all__ = ["DeviceCopies"]
+__all__ = ["DeviceCopies", "sum_device_bytes"]
 
 _log: Final = logger(__name__)
 _SMALLEST_LIMIT_BYTES: Final = 64 * 1024 * 1024
-_LONGEST_TRANSFER_S: Final = 3600.0
 _LOOK_S: Final = 0.2
 
 
@@ -34,11 +34,14 @@ class DeviceCopies:
     refuse.
     """
 
-    def __init__(self, budget_bytes: int | None, waits: Waits | None = None) -> None:
+    def __init__(
+        self, budget_bytes: int | None, waits: Waits | None = None, limits: TimeLimits | None = None
+    ) -> None:
         self._waits: Final = waits or Waits()
+        self._limits: Final = limits or TimeLimits()
         self._learns: Final = budget_bytes is None
         self._limit_bytes: int | None = budget_bytes
-        self._n_unreleased = 0
+        self._n_unreleased = self._unreleased_bytes = 0
         self._changed: Final = threading.Condition()
 
     @property
@@ -65,8 +68,8 @@ class DeviceCopies:
         Raises:
             SaveError: The copies don't fit the given budget, or several processes would have to find out alike how
                 many fit.
-            TimeoutError: Earlier copies are still there after `timeout_s`. Without a `timeout_s`, a SaveError after
-                an hour.
+            TimeoutError: Earlier copies are still there after `timeout_s`. Without a `timeout_s`, a SaveError once
+                they take far longer than copies took before.
             NoticeDeadlineError: The time of a notice was over before.
             PeerLostError: Another rank is lost.
             RuntimeError: The devices failed.
@@ -81,17 +84,19 @@ class DeviceCopies:
             except RuntimeError as error:
                 if not chosen or not _is_out_of_memory(error):
                     raise
-                self._check_may_learn(error, _sum_device_bytes(clones, chosen))
-                self._lower_limit(_sum_device_bytes(clones, chosen))
+                self._check_may_learn(error, sum_device_bytes(clones, chosen))
+                self._lower_limit(sum_device_bytes(clones, chosen))
             else:
                 with self._changed:
                     self._n_unreleased += bool(chosen)
+                    self._unreleased_bytes += sum_device_bytes(clones, chosen)
                 return made, rest
 
     def release_copies(self) -> None:
         """Note that the copies of one call of `make_copies` are gone from the devices."""
         with self._changed:
             self._n_unreleased -= 1
+            self._unreleased_bytes = self._unreleased_bytes if self._n_unreleased else 0
             self._changed.notify_all()
 
     def handle_refusal(
@@ -107,8 +112,8 @@ class DeviceCopies:
         """
         if not _is_out_of_memory(error):
             return
-        self._check_may_learn(error, _sum_device_bytes(clones, fqns))
-        self._lower_limit(_sum_device_bytes(clones, fqns))
+        self._check_may_learn(error, sum_device_bytes(clones, fqns))
+        self._lower_limit(sum_device_bytes(clones, fqns))
         raise DevicesFullError(
             f"the devices had no room for a copy of the state, and the save came to nothing ({error}); from the next "
             f"one on {self._limit_bytes} bytes of it are copied there"
@@ -119,7 +124,7 @@ class DeviceCopies:
 
         What doesn't fit beside them would have to wait for their transfer anyway.
         """
-        limit_s = _LONGEST_TRANSFER_S if timeout_s is None else timeout_s
+        limit_s = self._limits.transfer_s(self._unreleased_bytes) if timeout_s is None else timeout_s
         left_s, since_s = limit_s, time.monotonic()
         while True:
             look_s = min(_LOOK_S, max(0.0, left_s))
@@ -200,7 +205,8 @@ def _choose_within(
     return [fqn for fqn in fqns if fqn in chosen], [fqn for fqn in fqns if fqn not in chosen]
 
 
-def _sum_device_bytes(clones: Mapping[str, "ClonePlan"], fqns: Iterable[str]) -> int:
+def sum_device_bytes(clones: Mapping[str, "ClonePlan"], fqns: Iterable[str]) -> int:
+    """Sum up the bytes of these tensors' copies on this process's devices."""
     return sum(clones[fqn].device_bytes for fqn in fqns)
 
 

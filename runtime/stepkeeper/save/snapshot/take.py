@@ -16,6 +16,7 @@ from stepkeeper.save.snapshot.copying import copy_host_tensors, copy_tensors
 from stepkeeper.save.snapshot.plan import SnapshotPlan, place_values, plan_snapshot
 from stepkeeper.save.snapshot.region import Region
 from stepkeeper.save.snapshot.summary import StateSummary
+from stepkeeper.time_limits import TimeLimits
 from stepkeeper_planners.adapters.open_shardings import shardings_left_open
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
@@ -60,6 +61,11 @@ class Snapshot:
     def tensors(self) -> tuple[TensorOrder, ...]:
         return self.plan.orders
 
+    @property
+    def transfer_bytes(self) -> int:
+        """Number of bytes that the devices have, or had, to hand over."""
+        return device.sum_device_bytes(self.plan.clones, self.copied)
+
     def move_copies(self, region: Region) -> None:
         """Move all device copies into the region, and drop each as soon as it has arrived.
 
@@ -99,7 +105,12 @@ class SnapshotTaker:
     """Take the snapshots of one rank, each into a region that the caller chooses."""
 
     def __init__(
-        self, ranks: Ranks, *, device_budget_bytes: int | None = None, waits: Waits | None = None
+        self,
+        ranks: Ranks,
+        *,
+        device_budget_bytes: int | None = None,
+        waits: Waits | None = None,
+        limits: TimeLimits | None = None,
     ) -> None:
         """Prepare to take snapshots.
 
@@ -107,6 +118,7 @@ class SnapshotTaker:
             ranks: This rank, and how many there are.
             device_budget_bytes: Bytes that copies may take on this process's devices; None: as many as there are.
             waits: Ends the waits for earlier copies.
+            limits: How long copies may take to leave the devices.
 
         """
         self._ranks = ranks
@@ -115,7 +127,7 @@ class SnapshotTaker:
         self._structures: Final[StructureCache[SnapshotPlan]] = StructureCache(
             partial(plan_snapshot, ranks=ranks), large_value_bytes=large_value_bytes
         )
-        self._copies = device.DeviceCopies(device_budget_bytes, waits)
+        self._copies = device.DeviceCopies(device_budget_bytes, waits, limits)
         self.plan: SnapshotPlan | None = None
         """The plan of the last state that was looked up."""
 

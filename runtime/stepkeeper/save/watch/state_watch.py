@@ -6,9 +6,8 @@ from typing import Final
 
 from stepkeeper.loggers import logger
 from stepkeeper.save.snapshot.plan import SnapshotPlan
-from stepkeeper.save.watch.forgotten_values import ForgottenValues
 from stepkeeper.save.watch.next_start import Outline, foresee
-from stepkeeper.save.watch.stale_values import StaleValues
+from stepkeeper.save.watch.unchanged_values import UnchangedValues
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.loading.differences import Differences
 from stepkeeper_planners.state.resizable import Resizable, find_resizable, list_resizable
@@ -48,8 +47,7 @@ class StateWatch:
         self._told: set[str] = set()
         """The containers of the entries that were told of."""
 
-        self._stale_values = StaleValues()
-        self._forgotten_values = ForgottenValues()
+        self._unchanged_values = UnchangedValues()
 
     def note_target(self, state: Mapping[str, object]) -> None:
         """Note that a restore of a whole commit is about to fill `state`. Nothing in it is called."""
@@ -78,16 +76,23 @@ class StateWatch:
         if self._start is None:
             self._start = Outline.of_plan(plan)
 
-    def check_save(self, step: int, state: Mapping[str, object], plan: SnapshotPlan) -> None:
-        """Compare a state that is being saved with the start, and with the saves before."""
+    def check_save(
+        self, step: int, state: Mapping[str, object], plan: SnapshotPlan, *, is_built: bool
+    ) -> None:
+        """Compare a state that is being saved with the start, and with the saves before.
+
+        Args:
+            step: The step that is saved.
+            state: Its state.
+            plan: Its plan.
+            is_built: True if a function of the training has built the state for this save.
+
+        """
         if not self._speaks:
             return
-        stale = self._stale_values.find_stale(step, state)
-        if stale is not None:
-            _log.warning("%s", stale, extra={"step": step})
-        forgotten = self._forgotten_values.find_forgotten(step, state)
-        if forgotten is not None:
-            _log.log(forgotten.level, "%s", forgotten.text, extra={"step": step})
+        unchanged = self._unchanged_values.find_unchanged(step, state, is_built=is_built)
+        if unchanged is not None:
+            _log.warning("%s", unchanged, extra={"step": step})
         if plan is not self._plan:
             self._plan = plan
             self.note_prepared(state, plan)

@@ -1,4 +1,4 @@
-"""A share of a save has as long as it makes progress, and stands still no longer than its speed explains."""
+"""What a process waits for has as long as it makes progress, and stands still no longer than its speed explains."""
 
 from concurrent.futures import Future
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from stepkeeper.companion import client
-from stepkeeper.save.share_limit import ShareSpeed
 from stepkeeper.storage.moved import MovedBytes, create_counter, read_counter
+from stepkeeper.time_limits import TimeLimits
 
 GB = 10**9
 
@@ -23,13 +23,60 @@ GB = 10**9
         ((0, 5.0), 100 * GB, 5000),
     ],
 )
-def test_the_limit_follows_what_was_measured(
+def test_the_limit_of_a_share_follows_what_was_measured(
     measured: tuple[int, float] | None, size_bytes: int, limit_s: float
 ) -> None:
-    speed = ShareSpeed()
+    limits = TimeLimits()
     if measured is not None:
-        speed.record_share(*measured)
-    assert speed.silence_limit_s(size_bytes) == limit_s
+        limits.record_share(*measured)
+    assert limits.share_silence_s(size_bytes) == limit_s
+    assert limits.vote_s(size_bytes) == 2 * limit_s
+
+
+@pytest.mark.parametrize(
+    ("measured", "size_bytes", "limit_s"),
+    [
+        (None, 10 * GB, 1800),
+        (None, 100 * GB, 5000),
+        ((10 * GB, 10.0), 100 * GB, 1800),
+        ((GB, 100.0), 10 * GB, 4000),
+    ],
+)
+def test_the_limit_of_a_transfer_follows_what_was_measured(
+    measured: tuple[int, float] | None, size_bytes: int, limit_s: float
+) -> None:
+    limits = TimeLimits()
+    if measured is not None:
+        limits.record_transfer(*measured)
+    assert limits.transfer_s(size_bytes) == limit_s
+
+
+@pytest.mark.parametrize(
+    ("group_s", "waited_s", "apart_s", "answer_s"),
+    [
+        (1800, [], 3600, 300),
+        (1800, [1.0], 1800, 300),
+        (1800, [1200.0, 1.0], 4800, 300),
+        (60, [], 120, 60),
+        (60, [2.0], 60, 60),
+    ],
+)
+def test_ranks_may_be_as_far_apart_as_in_a_collective_or_somewhat_more_than_they_were(
+    group_s: float, waited_s: list[float], apart_s: float, answer_s: float
+) -> None:
+    limits = TimeLimits(group_s)
+    for each in waited_s:
+        limits.record_meeting(each)
+    assert (limits.apart_s, limits.start_s, limits.store_answer_s) == (apart_s, 2 * group_s, answer_s)
+
+
+def test_the_first_claim_has_an_hour_and_later_ones_what_that_explains() -> None:
+    limits = TimeLimits()
+    assert limits.claim_s == 3600
+    limits.record_claim(2.0)
+    assert limits.claim_s == 900
+    limits.record_claim(400.0)
+    assert limits.claim_s == 1600
 
 
 class Clock:
