@@ -10,10 +10,7 @@ from stepkeeper_operator.policy.circumstances import Circumstances
 
 __all__ = ["check_job_message", "ended_unseen", "guess_from_jobset"]
 
-
 _UNSEEN: Final = "it ended unseen; "
-
-
 _BY_RULE: Final = {
     RULE_HANG: Cause.HANG.value,
     RULE_DISRUPTION: CAUSE_DISRUPTION,
@@ -38,6 +35,7 @@ def check_job_message(evidence: AttemptEvidence | None, circumstances: Circumsta
 
 
 def guess_from_jobset(circumstances: Circumstances) -> Finding:
+    """Guess from the way that JobSet took the end."""
     if circumstances.counted is None and circumstances.rule is None:
         return Finding(cause=Cause.REQUESTED, message="nothing was seen of its end", explained=False)
     if circumstances.counted:

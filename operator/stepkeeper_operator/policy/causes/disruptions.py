@@ -11,7 +11,6 @@ from stepkeeper_operator.policy.pod_ends import was_killed
 
 __all__ = ["check_disrupted", "check_hang", "check_node_lost", "check_node_restarted"]
 
-
 _BY_SCHEDULER: Final = "PreemptionByScheduler"
 _BY_REASON: Final = {
     _BY_SCHEDULER: Cause.SCHEDULER_PREEMPTION,
@@ -20,17 +19,9 @@ _BY_REASON: Final = {
     "DeletionByPodGC": Cause.NODE_FAILURE,
     NODE_LOST_REASON: Cause.NODE_FAILURE,
 }
-
-
 _BY_KUBELET: Final = "TerminationByKubelet"
-
-
 _EVICTED: Final = "Evicted"
-
-
 _SHUTDOWN_REASONS: Final = {"NodeShutdown", "Terminated", "Shutdown"}
-
-
 _CLOUDS: Final = {Cause.SPOT_PREEMPTION, Cause.MAINTENANCE}
 """The causes that the cloud announces to a machine itself."""
 
@@ -38,6 +29,7 @@ _MADE_UP: Final = {"Unknown", "ContainerStatusUnknown"}
 
 
 def check_hang(pods: tuple[Pod, ...]) -> Finding | None:
+    """Check for a pod that was ended because it made no progress."""
     pod = next((pod for pod in pods if pod.hang), None)
     if pod is None:
         return None
@@ -45,6 +37,7 @@ def check_hang(pods: tuple[Pod, ...]) -> Finding | None:
 
 
 def check_disrupted(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:
+    """Check for a pod that the cluster has ended, or is ending."""
     for pod in pods:
         going = pod.deadline is not None or pod.terminal
         if going and (cause := _classify_disruption(pod, circumstances)) is not None:
@@ -71,6 +64,7 @@ def _classify_disruption(pod: Pod, circumstances: Circumstances) -> str | None:
 
 
 def check_node_lost(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:
+    """Check for a pod without an end whose node is lost."""
     for pod in pods:
         node = circumstances.nodes.get(pod.node or "")
         if not pod.terminal and pod.exit_code is None and node is not None and node.lost:

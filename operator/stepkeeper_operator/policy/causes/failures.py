@@ -20,7 +20,6 @@ from stepkeeper_operator.policy.pod_ends import (
 
 __all__ = ["check_failed", "check_failed_first", "check_over_limits", "check_peers_lost"]
 
-
 _EVICTED: Final = "Evicted"
 
 
@@ -52,6 +51,7 @@ def check_over_limits(pods: tuple[Pod, ...]) -> Finding | None:
 
 
 def check_failed(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:
+    """Check for a trainer or another container that failed by itself, and for a pod that never ran."""
     if guilty := _find_guilty(pods, circumstances):
         return _blame(guilty, circumstances)
     return _check_other_container(pods) or _check_never_ran(pods)
@@ -116,6 +116,7 @@ def _check_never_ran(pods: tuple[Pod, ...]) -> Finding | None:
 
 
 def check_peers_lost(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:
+    """Check for pods that say only that they have lost others."""
     pod = next((pod for pod in pods if pod.code == ExitCode.PEER_LOST), None)
     if pod is None:
         return None

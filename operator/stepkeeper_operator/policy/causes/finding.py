@@ -8,10 +8,7 @@ from stepkeeper.contract import Cause
 
 __all__ = ["CAUSE_DISRUPTION", "CAUSE_FENCED", "Finding", "Verdict"]
 
-
 CAUSE_FENCED: Final = "Fenced"
-
-
 CAUSE_DISRUPTION: Final = Cause.DISRUPTION.value
 
 

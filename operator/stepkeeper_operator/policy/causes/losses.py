@@ -10,7 +10,6 @@ from stepkeeper_operator.policy.pod_ends import tells_own_limits
 
 __all__ = ["attribute_to_loss"]
 
-
 _BY_LOSS: Final = {
     Cause.NODE_FAILURE,
     Cause.EVICTION,

@@ -10,12 +10,12 @@ from stepkeeper_operator.policy.pod_ends import FROM_A_PEER, was_killed, was_sto
 
 __all__ = ["check_deleted", "check_saved"]
 
-
 _SIGTERM: Final = "sigterm"
 """The notice that a pod names whose process was told to end."""
 
 
 def check_saved(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:
+    """Check for pods that saved and stopped, and for who asked them to."""
     stopped = [pod for pod in pods if pod.code == ExitCode.SAVED]
     if not stopped:
         return None
@@ -47,6 +47,7 @@ def _rank_of_knowledge(pod: Pod) -> int:
 
 
 def check_deleted(pods: tuple[Pod, ...]) -> Finding | None:
+    """Check for a pod that somebody deleted."""
     pod = next((pod for pod in pods if was_killed(pod)), None)
     if pod is None:
         return None

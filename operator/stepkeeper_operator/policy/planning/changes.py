@@ -11,7 +11,6 @@ from stepkeeper_operator.policy.history import JobHistory
 
 __all__ = ["find_change"]
 
-
 _REQUEUED: Final = "its labels kueue.x-k8s.io/* were changed, so its JobSet is made anew"
 
 

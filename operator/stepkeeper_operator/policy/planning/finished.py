@@ -20,6 +20,7 @@ __all__ = ["plan_after_completion", "plan_after_failure"]
 def plan_after_completion(
     job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, plan: Plan
 ) -> Plan:
+    """Plan what follows when every pod has exited 0: the end, unless they were told to stop."""
     last = plan.history.last_attempt
     step = None if last is None else last.to_step
     total = job.spec.total_steps
@@ -47,6 +48,7 @@ def plan_after_failure(
     settings: OperatorSettings,
     now: float,
 ) -> Plan:
+    """Plan what follows a JobSet that has failed: the end, a wait, or the next one."""
     history = plan.history
     last = history.last_attempt
     if end := judge_last_end(job, history, restarted=False):

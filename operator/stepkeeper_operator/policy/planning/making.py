@@ -25,6 +25,7 @@ def plan_without_jobset(
     settings: OperatorSettings,
     now: float,
 ) -> Plan:
+    """Plan the next JobSet: make it, or wait, or end the job."""
     if end := judge_last_end(job, history, restarted=False):
         return Plan(history=history, job_set=None, end=end)
     if _number_was_used(job, observed, history):

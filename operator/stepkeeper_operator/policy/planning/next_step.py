@@ -24,7 +24,6 @@ from stepkeeper_operator.settings import OperatorSettings
 
 __all__ = ["plan_next"]
 
-
 _LEFT_QUEUE: Final = "it is suspended, and leaves the queue that Kueue admits it from"
 
 

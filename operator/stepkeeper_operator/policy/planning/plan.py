@@ -37,4 +37,5 @@ def stop_jobset(jobset: JobSet | None, *, queued: bool) -> tuple[Action, ...]:
 
 
 def set_suspend(jobset: JobSet, *, suspend: bool) -> tuple[Action, ...]:
+    """Suspend or resume the JobSet, if it is not so already."""
     return () if jobset.suspend == suspend else (SetSuspend(jobset=jobset, suspend=suspend),)

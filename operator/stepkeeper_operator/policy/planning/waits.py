@@ -17,13 +17,8 @@ from stepkeeper_operator.policy.starts import compute_next_start
 
 __all__ = ["BACKING_OFF", "find_delay", "hold_next_start", "set_backoff"]
 
-
 _HELD: Final = "the job is not accepted: condition Accepted says why"
-
-
 _REFUSED: Final = "the API server refuses its JobSet: condition Accepted says why"
-
-
 BACKING_OFF: Final = "it waits until status.bookkeeping.notBefore (spec.restarts.backoff)"
 
 
