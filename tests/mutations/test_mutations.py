@@ -40,6 +40,9 @@ _PROCESSES: Final = (
     "tests/unit/runtime_process/test_companion_processes.py::"
     "test_a_companion_closes_what_it_has_inherited_and_nothing_that_its_interpreter_opened"
 )
+_PREEMPTION: Final = "tests/unit/runtime_process/test_preemption.py"
+_STACKS: Final = "tests/unit/runtime_process/test_stacks.py"
+_TOLD: Final = "tests/integration/test_manager_told.py::test_what_a_trainer_that_is_told_leaves_behind"
 _PEERS: Final = "tests/unit/runtime_process/test_peer_links.py"
 
 TESTS: Final = {
@@ -139,6 +142,15 @@ TESTS: Final = {
     "start-is-given-up": "tests/unit/runtime_process/test_companion_client.py::"
     "test_a_manager_closes_in_time_though_a_companion_never_starts",
     "notice-ends-waits": f"{_WAITS}::test_a_wait_ends_with_the_notices_time_and_says_so",
+    "taken-back-from-c": f"{_PREEMPTION}::"
+    "test_sigterm_is_taken_back_from_code_in_c_that_would_end_the_process",
+    "taken-back-while-handled": f"{_PREEMPTION}::test_a_handler_that_is_uninstalled_meanwhile_takes_nothing_back",
+    "parents-end-is-a-notice": "tests/integration/test_launch_spawned.py::"
+    "test_processes_whose_parent_dies_of_sigterm_save_one_step[fork-starter1]",
+    "chosen-end-is-saved": f"{_TOLD}[left_between-75-2]",
+    "within-a-step-is-no-step": f"{_TOLD}[left_within-75-1]",
+    "stacks-after-a-failed-dump": f"{_STACKS}::test_a_dump_that_fails_is_not_the_last",
+    "stacks-are-spread-once": f"{_STACKS}::test_another_rank_answers_rank_0_and_asks_nobody",
     "deaf-in-the-store": "tests/unit/runtime_process/test_store_callers.py::"
     "test_a_rank_whose_store_stands_still_waits_only_as_long_as_it_may[notice-NoticeDeadlineError]",
     "stop-without-a-round": "tests/unit/runtime_process/test_step_agreement.py::"

@@ -43,7 +43,7 @@ LONG = [
     ),
     pytest.param(Setting(steps=(1, 2), wishes=((0, "stop"), (2, "save/a")), n_ranks=3), id="three-far-apart"),
     pytest.param(
-        Setting(steps=(1, 2), wishes=STOPS, n_ranks=3, starts_apart=True, meets=(0, 1), lead=1, deaths=1),
+        Setting(steps=(1, 2), wishes=((1, "stop"),), n_ranks=3, starts_apart=True, meets=(0, 1), lead=1),
         id="three-in-a-restore",
     ),
 ]

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,7 @@ def train(rank: int, folder: Path) -> None:
         termination_file=folder / "termination",
         token_file=folder / "token",
     )
-    state = {"w": torch.zeros(4), "step": 0}
+    state: dict[str, Any] = {"w": torch.zeros(4), "step": 0}
     with CheckpointManager.from_env(places=places) as manager:
         manager.restore_latest(state)
         say("runs")
@@ -40,6 +41,6 @@ def train(rank: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    torch.multiprocessing.start_processes(
+    torch.multiprocessing.start_processes(  # type: ignore[attr-defined]  # torch does not list it
         train, (Path(sys.argv[1]),), nprocs=N_RANKS, start_method=sys.argv[2]
     )
