@@ -83,6 +83,8 @@ TESTS: Final = {
     "lost-slot-is-marked": f"{_REPAIR}::test_a_gap_below_the_newest_index_is_marked_and_nothing_is_in_doubt",
     "behind-the-repair": f"{_REPAIR_BESIDE}::test_a_reader_that_stood_before_the_damage_goes_on_behind_the_repair",
     "pin-in-a-lost-slot": f"{_REPAIR_BESIDE}::test_what_a_pin_in_a_damaged_slot_may_hold_is_not_collected",
+    "intruder-is-lost": "tests/unit/runtime/test_repair_intruders.py::"
+    "test_what_came_into_an_emptied_slot_is_told_from_its_own_entry[3-commits]",
     "job-may-be-saving": "tests/unit/cli/test_cli_repair.py::"
     "test_it_is_refused_while_a_job_may_be_saving[file]",
     "gap": f"{_OPENING}::test_a_gap_before_the_tail_or_at_the_start_is_refused_page_by_page[40]",
@@ -157,6 +159,8 @@ TESTS: Final = {
     "test_a_rank_trains_on_past_its_wish_to_stop_until_the_notices_time_is_over",
     "restore-is-deaf": "tests/unit/runtime_process/test_restore_filling.py::"
     "test_a_store_that_is_stuck_is_left_with_the_notice_and_changes_nothing_later",
+    "silence-ends-a-restore": "tests/unit/runtime_process/test_standing_still.py::"
+    "test_a_restore_that_gets_nothing_ends[False-StorageError]",
     "silence-ends-a-share": "tests/unit/runtime_process/test_time_limits.py::"
     "test_only_silence_ends_the_wait_for_an_answer[0-200-100]",
     "end-of-a-rank-is-seen": f"{_PEERS}::test_a_forked_worker_does_not_hide_that_its_trainer_was_killed",
