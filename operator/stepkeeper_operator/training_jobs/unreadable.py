@@ -39,11 +39,15 @@ class UnreadableJobs:
             ApiError: A write failed.
         """
         meta = ObjectMeta.model_validate(raw["metadata"])
+        # First: the API server may keep no status with such a spec.
+        await self._stop_if_asked(key, raw, meta)
         status = refuse(raw, problems, generation=meta.generation, now=self._clock())
         if status is not None:
             self._cache.record_training_job(await self._writer.write_status(meta, status))
             message = condition_of({"status": status}, ConditionType.ACCEPTED)["message"]
             await self._writer.create_event(meta, ObjectEvent(warning=True, reason=_REASON, message=message))
+
+    async def _stop_if_asked(self, key: ObjectKey, raw: RawObject, meta: ObjectMeta) -> None:
         jobset, spec = self._cache.get_jobset(key), raw.get("spec")
         asked = isinstance(spec, Mapping) and spec.get("suspend") is True
         own = jobset is not None and jobset.owner_uid == meta.uid and not jobset.is_finished
