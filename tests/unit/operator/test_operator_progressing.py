@@ -221,3 +221,15 @@ async def test_a_job_of_which_nothing_runs_is_neither_progressing_nor_stalled() 
     await world.run_until_settled()
     await stand_still(world, 3, 2 * HOUR_S)
     assert world.condition("Progressing") == UNKNOWN
+
+
+async def test_a_time_without_reports_counts_as_no_long_step() -> None:
+    world = await running()
+    await make_steps(world, 1, 2, 3)
+    await report(world, 2000, after_s=5 * HOUR_S)
+    await make_steps(world, 2001, 2002)
+    assert world.condition("Progressing") == ADVANCES
+    assert world.status.progress is not None
+    assert world.status.progress.longest_step_seconds == 10
+    await stand_still(world, 2002, 1800)
+    assert world.condition("Progressing") == STANDS
