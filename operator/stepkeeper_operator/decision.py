@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import SaveRequest, TrainingJobStatus
@@ -10,6 +10,7 @@ from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts import JobSet, Pod
 
 __all__ = [
+    "RELYING_ON_STATUS",
     "Action",
     "ApplyConfigMap",
     "ConditionUpdate",
@@ -70,6 +71,9 @@ class DeleteTrainingJob:
 Action: TypeAlias = (
     ApplyConfigMap | CreateJobSet | SetSuspend | DeleteJobSet | DeletePod | GiveUpPod | DeleteTrainingJob
 )
+
+RELYING_ON_STATUS: Final = (CreateJobSet, DeleteJobSet, SetSuspend)
+"""Actions that start and end attempts. The status that numbers and explains those is written before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

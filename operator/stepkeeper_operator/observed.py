@@ -73,7 +73,10 @@ class Observed:
     config_map: ConfigMap | None = None
     ca_pem: str = ""
     rejection: Rejection | None = None
-    """Set only for a refusal of what was made from the present generation."""
+    """The refusal of the JobSet that was to be made. Set only for what was made from the present generation."""
+
+    rejections: Mapping[str, Rejection] = field(default_factory=dict)
+    """The refusals that people have to hear of, by the action's name: `rejection`, and those of all other writes."""
 
     unreadable: tuple[str, ...] = ()
     """Path and reason of each part of the spec that this operator can't read. The job is without them."""

@@ -70,7 +70,7 @@ class Operator:
         }
         names = [kind.resource.kind for kind in self._kinds if kind.reconciled]
         self._queues: KindQueues[ObjectKey] = KindQueues({name: n_workers[name] for name in names})
-        self._reports = ReportCache()
+        self._reports = ReportCache(silence_s=settings.silence_s)
         self._directives = DirectiveCache(report_interval_s=settings.report_interval_s)
         self._synced = asyncio.Event()
         self._relisted = asyncio.Event()

@@ -20,6 +20,8 @@ __all__ = ["ObjectWriter", "event_manifest", "status_manifest"]
 _log = logging.getLogger(__name__)
 
 _EVENT_LIMIT = 1024
+"""Bytes of an event's note, as Kubernetes counts them."""
+
 _EVENTS_PER_HOUR = 60
 """Events that one object gets in an hour. A job that restarts every few seconds would fill etcd with them."""
 
@@ -162,7 +164,8 @@ def event_manifest(
         "action": "Reconcile",
         "type": "Warning" if event.warning else "Normal",
         "reason": event.reason,
-        "note": event.message[:_EVENT_LIMIT],
+        # A character that the cut goes through is left out.
+        "note": event.message.encode()[:_EVENT_LIMIT].decode(errors="ignore"),
         "regarding": {
             "apiVersion": resource.api_version,
             "kind": resource.kind,

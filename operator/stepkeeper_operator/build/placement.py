@@ -18,6 +18,8 @@ from stepkeeper_operator.labels import (
 __all__ = ["node_selector", "on_spot", "tolerations"]
 
 _RESERVATION_LABEL: Final = "cloud.google.com/reservation-name"
+_EVICTING_OR_ANY: Final = frozenset({"NoExecute", "", None})
+"""The effects of tolerations that say how long a pod stays."""
 
 
 def on_spot(placement: PlacementSpec) -> bool:
@@ -46,23 +48,23 @@ def tolerations(
 ) -> list[dict[str, Any]]:
     """Return the template's tolerations plus those that the placement needs.
 
-    A pod leaves an unreachable node after `unreachable_s` instead of Kubernetes' 300 s, unless the template
-    says otherwise. A node that shuts down says it is not ready while its pods still save, so those pods get
-    longer.
+    A pod leaves an unreachable node after `unreachable_s` instead of Kubernetes' 300 s, unless the template names
+    that taint. A node that shuts down says it is not ready while its pods still save, so those pods get longer.
     """
     added: list[dict[str, Any]] = []
     if placement.tpu is not None:
         added.append({"key": TPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"})
     if on_spot(placement):
         added.append({"key": SPOT_LABEL, "operator": "Equal", "value": "true", "effect": "NoSchedule"})
-    known = {toleration.get("key") for toleration in given}
+    known = {each.get("key") for each in given if each.get("effect") in _EVICTING_OR_ANY}
     limits = {UNREACHABLE_TAINT: unreachable_s, NOT_READY_TAINT: max(unreachable_s, 2 * grace_s)}
-    added += [
+    leaving = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": limit_s}
         for key, limit_s in limits.items()
         if key not in known
     ]
-    return [*given, *added]
+    # The first one that fits counts: after a template's `operator: Exists` these would say nothing.
+    return [*leaving, *given, *added]
 
 
 def _provisioning_labels(tpu: TPUPlacement) -> dict[str, str]:

@@ -35,6 +35,9 @@ class WatchedKind:
     custom: bool = False
     """True for a kind that the API server knows only once its CRD is installed."""
 
+    removable: bool = False
+    """True for a kind that isn't needed: where the API server doesn't know it any more, its objects are gone."""
+
     delay_s: float = 0.0
     """Seconds from a change to the reconcile of the objects that it concerns."""
 
@@ -47,9 +50,7 @@ _JOB_KINDS: Final = (
     WatchedKind(resource=NODES, delay_s=_BURST_S),
 )
 _QUEUED_RESOURCES: Final = WatchedKind(resource=QUEUED_RESOURCES, reconciled=True, custom=True)
-
-
-_WORKLOADS: Final = WatchedKind(resource=WORKLOADS, delay_s=_BURST_S)
+_WORKLOADS: Final = WatchedKind(resource=WORKLOADS, removable=True, delay_s=_BURST_S)
 
 
 def list_watched_kinds(*, cloud_tpu: bool, kueue: bool = False) -> tuple[WatchedKind, ...]:

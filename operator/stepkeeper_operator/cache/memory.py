@@ -9,16 +9,21 @@ __all__ = ["JobMemory", "Memory", "Rejection"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """The API server's refusal of the last JobSet that was to be made."""
+    """The API server's refusal of a write for a job."""
 
     generation: int
-    """Generation of the job that it was made from."""
+    """Generation of the job that what was written was made from."""
 
     status: int
     """HTTP status of the answer."""
 
     message: str
     at: float
+    since: float
+    """Unix time of the first refusal of a row that goes on till now."""
+
+    told: bool
+    """True where a person has to hear of it: it lasts until they change something, or has lasted for a while."""
 
 
 @dataclass(slots=True)
@@ -30,8 +35,11 @@ class JobMemory:
     orphaned_since: float | None = None
     """Unix time when pods were first seen whose Job is gone. None: there are none."""
 
-    rejection: Rejection | None = None
-    """The API server's refusal of the last JobSet that was to be made."""
+    rejections: dict[str, Rejection] = field(default_factory=dict)
+    """The refusals of the last actions, by the action's name."""
+
+    unwritten: Rejection | None = None
+    """The refusal of the last status."""
 
 
 @dataclass(slots=True)

@@ -30,7 +30,8 @@ class LastReport:
     """When a report of this pod last showed another step than the one before it."""
 
     longest_step_s: float | None = None
-    """The longest time between two steps that reports of this pod have shown. None until they have shown two."""
+    """The longest time between two steps that reports of this pod have shown while they arrived. None until there
+    are two."""
 
     committed_at: float | None = None
     """When a report of the attempt last named a commit that none had named before."""
@@ -40,19 +41,21 @@ class LastReport:
 
 
 class ReportCache:
-    """Keep reports for the operator's lifetime.
+    """Keep reports for the operator's lifetime. Pods are silent that have sent none for `silence_s`.
 
     A pod repeats a report until it is answered, and the next one names the HEAD.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, silence_s: float) -> None:
+        self._silence_s = silence_s
         self._last: dict[str, LastReport] = {}
 
     def add_report(self, job_uid: str, last: LastReport) -> None:
         """Keep the report as the job's newest, with its commits added to those that earlier reports named."""
         known = self._last.get(job_uid)
         earlier = () if known is None or known.report.root != last.report.root else known.commits
-        last = _add_signs_of_life(None if known is None or known.ordinal != last.ordinal else known, last)
+        same = None if known is None or known.ordinal != last.ordinal else known
+        last = _add_signs_of_life(same, last, silence_s=self._silence_s)
         if not {commit.sequence for commit in last.report.commits} <= {commit.sequence for commit in earlier}:
             last = replace(last, committed_at=last.received_at)
         merged = {commit.sequence: commit for commit in (*earlier, *last.report.commits)}
@@ -66,7 +69,7 @@ class ReportCache:
         self._last.pop(job_uid, None)
 
 
-def _add_signs_of_life(known: LastReport | None, last: LastReport) -> LastReport:
+def _add_signs_of_life(known: LastReport | None, last: LastReport, *, silence_s: float) -> LastReport:
     """Return `last` with what it and the reports of the same attempt before it prove of the pods' lives."""
     heard_at = {last.pod_uid: last.received_at}
     if known is None:
@@ -78,7 +81,12 @@ def _add_signs_of_life(known: LastReport | None, last: LastReport) -> LastReport
         moved_at=last.received_at if moved else known.moved_at,
         committed_at=known.committed_at,
     )
-    return _add_pace(known, last, moved=moved) if known.pod_uid == last.pod_uid else last
+    if known.pod_uid != last.pod_uid:
+        return last
+    if last.received_at - known.received_at >= silence_s:
+        # Nobody knows how many steps there were meanwhile: what is known of their length stands, and is measured anew.
+        return replace(last, longest_step_s=known.longest_step_s)
+    return _add_pace(known, last, moved=moved)
 
 
 def _add_pace(known: LastReport, last: LastReport, *, moved: bool) -> LastReport:

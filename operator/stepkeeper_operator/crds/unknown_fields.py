@@ -2,7 +2,8 @@
 
 Without it the API server drops such a field and tells only clients that ask for strict validation; it gives
 the name and nothing more. CEL in the CRD can't see fields that the schema doesn't name. So the schema keeps
-the unknown fields of our parts of spec, and this policy refuses them, whatever the client asks for.
+the unknown fields of our parts of spec, and this policy refuses them, whatever the client asks for. Those of
+status are kept as well: in an upgrade, or after one was taken back, an operator is older or newer than its CRD.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,13 +21,14 @@ _ITEMS: Final = "[]"
 
 
 def keep_unknown_fields(schema: Schema, opaque: frozenset[str]) -> Schema:
-    """Return the object's schema with unknown fields of spec kept, except in the fields at the `opaque` paths.
+    """Return the object's schema with unknown fields of spec and status kept, except at the `opaque` paths.
 
     An opaque field is a pod template: it has hundreds of fields, and the API server has its own message for
-    unknown ones.
+    unknown ones. Unknown fields of status come from an operator of another version. The API server refuses the
+    whole of an apply with one field that the schema neither has nor keeps.
     """
-    spec = _keeping(schema["properties"]["spec"], "spec", opaque)
-    return {**schema, "properties": {**schema["properties"], "spec": spec}}
+    kept = {name: _keeping(schema["properties"][name], name, opaque) for name in ("spec", "status")}
+    return {**schema, "properties": {**schema["properties"], **kept}}
 
 
 def unknown_fields_policy(definition: ResourceDefinition, crd: Mapping[str, Any]) -> dict[str, Any]:

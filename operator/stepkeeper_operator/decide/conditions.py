@@ -1,7 +1,6 @@
 """Derive the conditions of a job, and its phase from them."""
 
 from dataclasses import replace
-from http import HTTPStatus
 from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, ConditionType, Phase
@@ -9,10 +8,11 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ProgressStatus
 from stepkeeper_operator.decide.progressing import derive_progressing
 from stepkeeper_operator.decide.quota import derive_quota
+from stepkeeper_operator.decide.refusals import add_refusals
 from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.facts import JobSet, Pod
 from stepkeeper_operator.labels import JOB_NAME_LABEL
-from stepkeeper_operator.observed import REJECTED_AGAIN_S, Observed
+from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.attempt_evidence import find_done
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import find_wait
@@ -76,7 +76,7 @@ def derive_conditions(
     progressing, step_s = derive_progressing(
         job, observed, plan.history, progress, running=goes_on, heard=heard, now=now
     )
-    updates = [_derive_accepted(accepted, observed), running, _derive_suspended(job, observed, plan, now=now)]
+    updates = [add_refusals(accepted, observed), running, _derive_suspended(job, observed, plan, now=now)]
     updates += derive_quota(job, observed, plan.history)
     # A restarted operator has no report yet: the judgement of the last one still stands.
     if reporting.status is not None or not _was_reported_before(job):
@@ -135,24 +135,6 @@ def derive_phase(conditions: tuple[Condition, ...], jobset: JobSet | None, histo
     if stopping or len(history.attempts) > 1 or (history.attempts and not history.is_running):
         return Phase.RESTARTING
     return Phase.PENDING if jobset is None else Phase.STARTING
-
-
-def _derive_accepted(accepted: ConditionUpdate, observed: Observed) -> ConditionUpdate:
-    if observed.rejection is None or not accepted.status:
-        return accepted
-    refusal = observed.rejection
-    reason, what = "Rejected", "what is made from spec.template"
-    if refusal.status == HTTPStatus.FORBIDDEN and "exceeded quota" in refusal.message:
-        reason, what = (
-            "QuotaExceeded",
-            "the JobSet, since it is more than a ResourceQuota of the namespace allows",
-        )
-    elif refusal.status == HTTPStatus.FORBIDDEN:
-        reason, what = "Forbidden", "the JobSet"
-    text = (
-        f"the API server refuses {what}; it is tried again every {REJECTED_AGAIN_S:.0f} s: {refusal.message}"
-    )
-    return replace(accepted, status=False, reason=reason, message=text)
 
 
 def _derive_running(

@@ -27,14 +27,12 @@ from stepkeeper_operator.decide.status import (
     show_autocheckpoint,
 )
 from stepkeeper_operator.decision import (
+    RELYING_ON_STATUS,
     Action,
     ApplyConfigMap,
     ConditionUpdate,
-    CreateJobSet,
     Decision,
-    DeleteJobSet,
     DeleteTrainingJob,
-    SetSuspend,
 )
 from stepkeeper_operator.observed import Observed, compute_recheck_s, find_end
 from stepkeeper_operator.policy.acceptance import NAME_TAKEN, check_acceptance
@@ -195,8 +193,8 @@ def _pace_write(
         return draft
     minor = _without_progress(job.status) == _without_progress(draft.status)
     wait_s = (progress_s if minor else _MIN_WRITE_INTERVAL_S) - since_s
-    # These actions rely on the status: it is written before them, however soon after the last write.
-    relied_on = any(isinstance(action, CreateJobSet | DeleteJobSet | SetSuspend) for action in draft.actions)
+    # It is written before actions that rely on it, however soon after the last write.
+    relied_on = any(isinstance(action, RELYING_ON_STATUS) for action in draft.actions)
     if wait_s > 0 and not relied_on:
         return replace(draft, requeue_after_s=_find_soonest(draft.requeue_after_s, wait_s))
     return replace(draft, write_status=True, events=derive_events(job.status, draft.status))

@@ -62,24 +62,34 @@ class Resync:
                 self._enqueue(key, random.uniform(0, self._period_s / 2))  # noqa: S311  # no secret
 
     async def _sweep_after_relists(self) -> None:
+        """Sweep after each list, and again what couldn't be listed then, ever less often: a list of all is dear."""
+        failed: tuple[WatchedKind, ...] = ()
+        pause_s = _RELIST_BURST_S
         while True:
-            await self._relisted.wait()
+            try:
+                async with asyncio.timeout(pause_s if failed else None):
+                    await self._relisted.wait()
+            except TimeoutError:
+                failed, pause_s = await self._sweep(failed), pause_s * 2
+                continue
             await asyncio.sleep(_RELIST_BURST_S)
             self._relisted.clear()
-            if not await self.sweep():
-                self._relisted.set()
+            failed, pause_s = await self.sweep(), _RELIST_BURST_S
 
-    async def sweep(self) -> bool:
-        """Forget what is gone of each kind. Return False if one can't be listed now."""
-        complete = True
-        for kind in self._kinds:
+    async def sweep(self) -> tuple[WatchedKind, ...]:
+        """Forget what is gone of each kind. Return the kinds that can't be listed now."""
+        return await self._sweep(self._kinds)
+
+    async def _sweep(self, kinds: Iterable[WatchedKind]) -> tuple[WatchedKind, ...]:
+        failed: list[WatchedKind] = []
+        for kind in kinds:
             try:
                 concerned = await forget_deleted_objects(self._cluster, self._cache, kind)
             except ApiError as error:
                 extra = {"kind": kind.resource.kind, "error": str(error)}
                 _log.warning("cannot look for objects that are gone", extra=extra)
-                complete = False
+                failed.append(kind)
                 continue
             for key in concerned:
                 self._enqueue(key, 0.0)
-        return complete
+        return tuple(failed)

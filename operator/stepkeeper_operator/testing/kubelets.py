@@ -1,6 +1,6 @@
 """Simulate kubelets, and the controllers that delete pods from nodes that went silent."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from stepkeeper_operator.facts.raw import condition_of, parse_time, render_time
@@ -90,13 +90,18 @@ class FakeKubelets:
         """Evict a pod from a node that has been silent for as long as the pod tolerates it."""
         node = self._cluster.objects.get(("nodes", None, pod["spec"]["nodeName"]))
         ready = {} if node is None else condition_of(node, "Ready")
-        limits = [
-            toleration["tolerationSeconds"]
-            for toleration in pod["spec"].get("tolerations", ())
-            if toleration.get("key") == _UNREACHABLE and "tolerationSeconds" in toleration
-        ]
         since = parse_time(ready.get("lastTransitionTime"))
-        if ready.get("status") != "Unknown" or since is None or not limits:
+        if ready.get("status") != "Unknown" or since is None:
             return
-        if self._clock() >= since + limits[0]:
+        stays_s = _compute_stay_s(pod["spec"].get("tolerations", ()))
+        if stays_s is not None and self._clock() >= since + stays_s:
             self.disrupt(pod, "DeletionByTaintManager")
+
+
+def _compute_stay_s(tolerations: Iterable[Raw]) -> float | None:
+    """Compute how long the first toleration that fits lets a pod stay on an unreachable node. None: for ever."""
+    for each in tolerations:
+        if each.get("key") in {_UNREACHABLE, None, ""} and each.get("effect") in {"NoExecute", None, ""}:
+            limit_s: float | None = each.get("tolerationSeconds")
+            return limit_s
+    return 0.0

@@ -73,7 +73,7 @@ class World:
         kinds = list_watched_kinds(cloud_tpu=queued_resources, kueue=True)
         self._kinds = {kind.resource.plural: kind for kind in kinds}
         self.cache = Cache(lambda: self.now)
-        self.reports = ReportCache()
+        self.reports = ReportCache(silence_s=self.settings.silence_s)
         self.directives = DirectiveCache(
             report_interval_s=self.settings.report_interval_s, clock=lambda: self.now
         )

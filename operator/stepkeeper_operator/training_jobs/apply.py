@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, assert_never
 
@@ -11,6 +12,7 @@ from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.memory import Memory, Rejection
 from stepkeeper_operator.cluster import CONFIG_MAPS, JOBSETS, PODS, TRAINING_JOBS, Cluster
 from stepkeeper_operator.decision import (
+    RELYING_ON_STATUS,
     Action,
     ApplyConfigMap,
     CreateJobSet,
@@ -21,19 +23,34 @@ from stepkeeper_operator.decision import (
     GiveUpPod,
     SetSuspend,
 )
-from stepkeeper_operator.errors import ApiError
+from stepkeeper_operator.errors import ApiError, ConflictError
+from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts import JobSet, read_config_map
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.labels import NODE_LOST_REASON
 from stepkeeper_operator.writing import ObjectWriter
 
-__all__ = ["Applier", "pod_failure_patch", "suspend_manifest"]
+__all__ = ["Applier", "Outcome", "pod_failure_patch", "suspend_manifest"]
 
 
 _log = logging.getLogger(__name__)
 
-_REFUSALS: Final = {HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY}
-"""Answers that the same JobSet gets again: validation, admission, a quota, missing permissions."""
+_OUTAGE_S: Final = 60.0
+"""Seconds after which a failure that may pass by itself is told: a webhook that restarts is no news."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The result of carrying out a decision."""
+
+    told: bool
+    """The status is what was decided."""
+
+    failures: tuple[ApiError, ...]
+    """Writes that have to be tried again with back-off."""
+
+    settled: bool
+    """False: refusals came or went, which the next status is to say."""
 
 
 class Applier:
@@ -54,23 +71,90 @@ class Applier:
         self._writer = writer
         self._clock = clock
 
-    async def apply_decision(self, key: ObjectKey, job: CheckpointedTrainingJob, decision: Decision) -> bool:
-        """Carry out `decision`. Return False if the API server refused the JobSet, which the status is to say.
+    async def apply_decision(
+        self, key: ObjectKey, job: CheckpointedTrainingJob, decision: Decision
+    ) -> Outcome:
+        """Carry out `decision`. A write that fails holds up only those that rely on it.
 
         Raises:
-            ApiError: A write failed. The writes before it are done.
+            ConflictError: Somebody changed the job since it was read. Nothing is done.
         """
-        if decision.write_status:
+        memory = self._memory.get_job(job.metadata.uid)
+        before, unwritten = memory.rejections, await self._tell(job, decision)
+        failures, refused = ([] if unwritten is None else [unwritten]), dict[str, Rejection]()
+        held: tuple[type[Action], ...] = () if unwritten is None else RELYING_ON_STATUS
+        kept = before.get(CreateJobSet.__name__)  # it is tried only from time to time
+        for action in decision.actions:
+            if isinstance(action, held):
+                continue
+            name, creates = type(action).__name__, isinstance(action, CreateJobSet)
+            kept = None if creates else kept
+            error = await self._try_action(key, job, action)
+            rejection = None if error is None else self._describe_refusal(job, before.get(name), error)
+            if rejection is not None:
+                refused[name] = rejection
+            if error is None or (creates and rejection is not None and rejection.told):
+                continue  # the decision says itself when to make the JobSet again
+            failures.append(error)
+            if isinstance(action, ApplyConfigMap):
+                held = (*held, CreateJobSet)
+        memory.rejections = refused if kept is None else {CreateJobSet.__name__: kept, **refused}
+        settled = memory.rejections == before
+        return Outcome(told=unwritten is None, failures=tuple(failures), settled=settled)
+
+    async def _try_action(
+        self, key: ObjectKey, job: CheckpointedTrainingJob, action: Action
+    ) -> ApiError | None:
+        try:
+            await self._do_action(key, job, action)
+        except ApiError as error:
+            extra = {**key.log_fields, "what": type(action).__name__, "error": str(error)}
+            behind = error.status == HTTPStatus.CONFLICT
+            _log.log(logging.DEBUG if behind else logging.WARNING, "a write failed", extra=extra)
+            return error
+        return None
+
+    async def _tell(self, job: CheckpointedTrainingJob, decision: Decision) -> ApiError | None:
+        """Write the status, and events once it is written. Return why it can't be written, which an event says too."""
+        if not decision.write_status:
+            return None
+        memory = self._memory.get_job(job.metadata.uid)
+        try:
             raw = await self._writer.write_status(job.metadata, decision.status.to_raw())
-            self._cache.record_training_job(raw)
-            self._memory.get_job(job.metadata.uid).last_write_at = self._clock()
+        except ConflictError:
+            raise
+        except ApiError as error:
+            known = memory.unwritten
+            now_told = memory.unwritten = self._describe_refusal(job, known, error)
+            if now_told is not None and now_told.told and (known is None or not known.told):
+                text = f"the status can't be written, and nothing starts or stops before it can: {error}"
+                event = ObjectEvent(warning=True, reason="StatusNotWritten", message=text)
+                await self._writer.create_event(job.metadata, event)
+            return error
+        memory.unwritten = None
+        self._cache.record_training_job(raw)
+        memory.last_write_at = self._clock()
         for event in decision.events:
             await self._writer.create_event(job.metadata, event)
-        memory = self._memory.get_job(job.metadata.uid)
-        before = memory.rejection
-        for action in decision.actions:
-            await self._do_action(key, job, action)
-        return memory.rejection is None or memory.rejection is before
+        return None
+
+    def _describe_refusal(
+        self, job: CheckpointedTrainingJob, known: Rejection | None, error: ApiError
+    ) -> Rejection | None:
+        """Describe the refusal of a write, of which `known` is the last one. None: the operator was only behind."""
+        if error.status == HTTPStatus.CONFLICT:
+            return None
+        now = self._clock()
+        since = now if known is None else known.since
+        lasts = error.lasts and error.status < HTTPStatus.INTERNAL_SERVER_ERROR
+        return Rejection(
+            generation=job.metadata.generation,
+            status=error.status,
+            message=str(error),
+            at=now,
+            since=since,
+            told=lasts or now - since >= _OUTAGE_S,
+        )
 
     async def _do_action(self, key: ObjectKey, job: CheckpointedTrainingJob, action: Action) -> None:
         match action:
@@ -78,7 +162,7 @@ class Applier:
                 raw = await self._cluster.apply(CONFIG_MAPS, key.namespace, action.manifest)
                 self._memory.get_job(job.metadata.uid).config_map = read_config_map(raw)
             case CreateJobSet():
-                await self._create_jobset(key, job, action)
+                self._cache.record_jobset(await self._cluster.create(JOBSETS, key.namespace, action.manifest))
             case SetSuspend():
                 body = suspend_manifest(action.jobset, suspend=action.suspend)
                 self._cache.record_jobset(await self._cluster.apply(JOBSETS, key.namespace, body))
@@ -95,26 +179,6 @@ class Applier:
             case _:
                 assert_never(action)
         self._writer.count_write(type(action).__name__, job.metadata)
-
-    async def _create_jobset(
-        self, key: ObjectKey, job: CheckpointedTrainingJob, action: CreateJobSet
-    ) -> None:
-        memory = self._memory.get_job(job.metadata.uid)
-        try:
-            raw = await self._cluster.create(JOBSETS, key.namespace, action.manifest)
-        except ApiError as error:
-            if error.status not in _REFUSALS:
-                raise
-            _log.warning("the JobSet was refused", extra={**key.log_fields, "error": str(error)})
-            memory.rejection = Rejection(
-                generation=job.metadata.generation,
-                status=error.status,
-                message=str(error),
-                at=self._clock(),
-            )
-            return
-        memory.rejection = None
-        self._cache.record_jobset(raw)
 
     async def _give_up_pod(self, action: GiveUpPod) -> None:
         pod = action.pod

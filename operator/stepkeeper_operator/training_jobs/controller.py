@@ -81,11 +81,14 @@ class JobController:
         # Requests take time: between two of them another operator may have taken over.
         if not self._acting():
             return RETRY_SOON_S
-        whole = await self._applier.apply_decision(key, job, decision)
-        # Only what the status says is asked for: a restarted operator goes on with the same request.
-        self._directives.set_save_request(job.metadata.uid, decision.save_request)
-        self._update_metrics(key, job, decision)
-        return decision.requeue_after_s if whole else RETRY_SOON_S
+        outcome = await self._applier.apply_decision(key, job, decision)
+        if outcome.told:
+            # Only what the status says is asked for: a restarted operator goes on with the same request.
+            self._directives.set_save_request(job.metadata.uid, decision.save_request)
+            self._update_metrics(key, job, decision)
+        if outcome.failures:
+            raise outcome.failures[0]
+        return decision.requeue_after_s if outcome.settled else RETRY_SOON_S
 
     def forget(self, key: ObjectKey) -> None:
         """Drop the reports, the memory and the gauges of a job that is gone."""

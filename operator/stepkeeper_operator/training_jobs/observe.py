@@ -14,6 +14,7 @@ from stepkeeper_operator.cache.keys import ObjectKey, queued_resource_key
 from stepkeeper_operator.cache.memory import JobMemory, Memory
 from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cluster import BATCH_JOBS, CONFIG_MAPS, JOBSETS, PODS, Cluster
+from stepkeeper_operator.decision import CreateJobSet
 from stepkeeper_operator.facts import (
     BatchJob,
     ConfigMap,
@@ -73,8 +74,12 @@ class Observer:
         pods, evidence = self._cache.list_pods(uid), self._cache.evidence.list_attempts(uid)
         n_nodes, n_unknown_nodes = self._cache.count_nodes()
         memory = self._memory.get_job(uid)
-        rejection = memory.rejection
-        rejected = rejection is not None and rejection.generation == job.metadata.generation
+        rejections = {
+            action: rejection
+            for action, rejection in memory.rejections.items()
+            if rejection.told
+            and (action != CreateJobSet.__name__ or rejection.generation == job.metadata.generation)
+        }
         needed = not over and jobset is None
         leftover = predecessors or await self._find_leftover(key, job) if needed else None
         told = () if leftover is None else leftover.told
@@ -90,7 +95,8 @@ class Observer:
             report=self._reports.get_report(uid),
             config_map=config_map,
             ca_pem=self._ca_pem(),
-            rejection=rejection if rejected else None,
+            rejection=rejections.get(CreateJobSet.__name__),
+            rejections=rejections,
             unreadable=unreadable,
             machines=self._read_machines(key, job),
             queued_resources_managed=self._queued_resources_managed,

@@ -51,6 +51,8 @@ class UnreadableJobs:
             ApiError: A write failed.
         """
         meta = ObjectMeta.model_validate(raw["metadata"])
+        # First: the API server may keep no status with such a spec.
+        await self._stop_if_asked(key, raw, meta)
         evidence = self._cache.evidence.list_attempts(meta.uid)
         shown = show_commits(raw, Observed(report=self._reports.get_report(meta.uid), evidence=evidence))
         refused = refuse(shown, problems, generation=meta.generation, now=self._clock())
@@ -60,6 +62,8 @@ class UnreadableJobs:
         if refused is not None:
             message = condition_of({"status": status}, ConditionType.ACCEPTED)["message"]
             await self._writer.create_event(meta, ObjectEvent(warning=True, reason=_REASON, message=message))
+
+    async def _stop_if_asked(self, key: ObjectKey, raw: RawObject, meta: ObjectMeta) -> None:
         jobset, spec = self._cache.get_jobset(key), raw.get("spec")
         asked = isinstance(spec, Mapping) and spec.get("suspend") is True
         own = jobset is not None and jobset.owner_uid == meta.uid and not jobset.is_finished

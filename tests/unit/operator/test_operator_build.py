@@ -137,6 +137,13 @@ def test_a_pod_that_saves_while_its_node_shuts_down_is_not_deleted_for_it() -> N
     assert seconds == {"node.kubernetes.io/unreachable": 5, "node.kubernetes.io/not-ready": 60}
 
 
+def test_a_toleration_that_lets_pods_be_scheduled_says_nothing_of_how_long_they_stay() -> None:
+    scheduled = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoSchedule"}
+    template = {"spec": {"containers": [{"name": "trainer", "image": "x"}], "tolerations": [scheduled]}}
+    ours, *_, last = pod_spec(jobset(template=template))["tolerations"]
+    assert (ours["key"], ours["effect"], last) == (scheduled["key"], "NoExecute", scheduled)
+
+
 def test_jobset_restarts_failures_by_itself_twice_at_most_and_never_more_often_than_the_job_may() -> None:
     def allowed(failures_left: int) -> int:
         manifest = build_jobset(job(), number=0, failures_left=failures_left, unreachable_s=5)

@@ -1,6 +1,7 @@
 """Test when a pod is given up with its node, with each condition removed once."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -129,7 +130,7 @@ async def test_a_job_goes_on_without_a_lost_node_though_rank_0_reports_where_it_
 
 
 def test_reports_tell_which_pods_live_and_whether_the_training_moves() -> None:
-    reports = ReportCache()
+    reports = ReportCache(silence_s=90)
 
     def receive(step: int | None, at: float, pod: str = "p0", attempt: int = 1) -> LastReport:
         last = LastReport(
@@ -189,3 +190,27 @@ async def test_a_pod_of_a_lost_node_whose_job_is_gone_holds_up_no_next_attempt()
         world.now += 30
     assert world.phase() is Phase.RUNNING
     assert world.causes == ["Requested", None]
+
+
+@pytest.mark.parametrize("given", [{"operator": "Exists"}, {"operator": "Exists", "effect": "NoExecute"}])
+async def test_a_template_that_tolerates_everything_keeps_no_pod_on_a_lost_node(
+    given: dict[str, Any],
+) -> None:
+    containers = [{"name": "trainer", "image": "trainer:1"}]
+    world = World(template={"spec": {"containers": containers, "tolerations": [given]}})
+    await world.run_until_settled()
+    world.lose_node("n1")
+    for _ in range(30):
+        await world.run_until_settled(rounds=4)
+    assert world.causes[0] == "NodeFailure"
+
+
+async def test_a_template_that_names_the_taint_keeps_its_pods_as_long_as_it_says() -> None:
+    containers = [{"name": "trainer", "image": "trainer:1"}]
+    given = {"key": "node.kubernetes.io/unreachable", "operator": "Exists"}
+    world = World(template={"spec": {"containers": containers, "tolerations": [given]}})
+    await world.run_until_settled()
+    world.lose_node("n1")
+    for _ in range(30):
+        await world.run_until_settled(rounds=4)
+    assert world.causes == [None]

@@ -257,3 +257,15 @@ async def test_a_pod_that_was_told_to_stop_and_exited_0_is_one_that_the_others_w
     await world.reconcile()
     assert world.condition("Progressing") == LEFT_ALONE
     assert condition_of(world).message.startswith("1 of 2 pods have exited 0")
+
+
+async def test_a_time_without_reports_counts_as_no_long_step() -> None:
+    world = await running()
+    await make_steps(world, 1, 2, 3)
+    await report(world, 2000, after_s=5 * HOUR_S)
+    await make_steps(world, 2001, 2002)
+    assert world.condition("Progressing") == ADVANCES
+    assert world.status.progress is not None
+    assert world.status.progress.longest_step_seconds == 10
+    await stand_still(world, 2002, 1800)
+    assert world.condition("Progressing") == STANDS

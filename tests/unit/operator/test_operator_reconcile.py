@@ -137,7 +137,8 @@ async def test_a_kind_that_cannot_be_listed_hides_no_deletion_of_another() -> No
     raw = training_job()
     operator._cache.record_training_job(raw | {"metadata": raw["metadata"] | {"uid": "job-1"}})
     operator._cache.record_queued_resource(RAW)
-    assert not await operator._make_resync().sweep()
+    (failed,) = await operator._make_resync().sweep()
+    assert failed.resource is JOBSETS
     assert operator._queues.count_due() == {JOB.kind: 1, QR.kind: 1}
 
 
@@ -145,7 +146,7 @@ async def test_a_kind_that_cannot_be_listed_hides_no_deletion_of_another() -> No
 async def test_queued_resources_are_swept_only_where_they_are_on(*, enabled: bool) -> None:
     operator = Operator(OperatorSettings(cloud_tpu_enabled=enabled), FakeCluster(lambda: 0.0))
     operator._cache.record_queued_resource(RAW)
-    assert await operator._make_resync().sweep()
+    assert await operator._make_resync().sweep() == ()
     assert operator._queues.count_due() == {JOB.kind: 0, **({QR.kind: 1} if enabled else {})}
 
 

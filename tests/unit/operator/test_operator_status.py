@@ -48,7 +48,7 @@ def head(sequence: int) -> Head:
 
 
 def observed(report: Report, *, ordinal: tuple[int, int] = (0, 0), received_at: float = 100.0) -> Observed:
-    book = ReportCache()
+    book = ReportCache(silence_s=90)
     book.add_report("u", LastReport(report=report, ordinal=ordinal, received_at=received_at, pod_uid="p"))
     return Observed(report=book.get_report("u"))
 
@@ -130,7 +130,7 @@ def test_a_report_before_begin_changes_nothing() -> None:
 
 
 def test_the_newest_commits_are_kept_in_their_order_without_doubles() -> None:
-    book = ReportCache()
+    book = ReportCache(silence_s=90)
     for sequence in (3, 4, 4, 5, *range(6, 20)):
         report = training(tail=sequence, head=head(sequence), commits=(commit(sequence),))
         book.add_report("u", LastReport(report=report, ordinal=(0, 0), received_at=1.0, pod_uid="p"))

@@ -131,3 +131,12 @@ async def test_the_cluster_in_memory_drains_a_node_as_the_real_one_does() -> Non
     await cluster.evict_pod("ns", "p", uid=pod["metadata"]["uid"])
     assert "deletionTimestamp" in cluster.objects["pods", "ns", "p"]["metadata"]
     await cluster.evict_pod("ns", "gone", uid="u")
+
+
+@pytest.mark.parametrize("text", ["ä" * 600, "x" + "データ" * 200, "🙂" * 300])
+async def test_an_event_is_cut_by_bytes_and_through_no_character(text: str) -> None:
+    desk = Desk()
+    await desk.writer.create_event(desk.meta, ObjectEvent(warning=True, reason="Failed", message=text))
+    (event,) = desk.cluster.list_objects("events")
+    assert text.startswith(event["note"])
+    assert 1020 < len(event["note"].encode()) <= 1024

@@ -1,0 +1,122 @@
+"""Test writes that the API server refuses: each is told, and holds up none that doesn't rely on it."""
+
+import contextlib
+
+import pytest
+
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
+from stepkeeper_operator.errors import ApiError, InvalidObjectError
+from stepkeeper_operator.testing import World
+
+CONFIG_MAP_WRITES = ("apply", "configmaps")
+STATUS_WRITES = ("apply", "checkpointedtrainingjobs")
+DENIED = InvalidObjectError(403, 'admission webhook "labels.corp" denied the request: a label is missing')
+WEBHOOK_DOWN = ApiError(500, 'InternalError failed calling webhook "labels.corp": no endpoints available')
+UNDECLARED = ApiError(500, "failed to create typed patch object: .status.new: field not declared in schema")
+
+
+async def run(world: World, rounds: int, *, pace_s: float = 5.0) -> None:
+    """Run operator and controllers in turn, however often a reconcile fails."""
+    for _ in range(rounds):
+        with contextlib.suppress(ApiError):
+            await world.reconcile()
+        world.controllers.sync()
+        world.now += pace_s
+
+
+async def running() -> World:
+    world = World()
+    await world.run_until_settled(rounds=4)
+    assert world.phase() is Phase.RUNNING
+    return world
+
+
+def accepted(world: World) -> str:
+    return next(c.message for c in world.status.conditions if c.type == "Accepted")
+
+
+async def test_a_refused_config_map_is_told_and_holds_up_the_jobset_alone() -> None:
+    world = World()
+    quota = 'configmaps "lm-stepkeeper" is forbidden: exceeded quota: objects'
+    world.cluster.refusals[CONFIG_MAP_WRITES] = ApiError(403, quota)
+    await run(world, 5)
+    assert world.jobset is None
+    assert world.condition("Accepted") == (ConditionStatus.FALSE, "QuotaExceeded")
+    assert quota in accepted(world)
+    assert "ConfigMap" in accepted(world)
+    assert world.events.count("QuotaExceeded") == 1
+    world.cluster.refusals.clear()
+    await run(world, 5)
+    assert world.phase() is Phase.RUNNING
+    assert world.condition("Accepted") == (ConditionStatus.TRUE, "SpecAccepted")
+
+
+async def test_a_job_is_suspended_though_its_new_settings_are_refused() -> None:
+    world = await running()
+    world.cluster.refusals[CONFIG_MAP_WRITES] = DENIED
+    world.edit(checkpoint={"uri": "gs://bucket/runs/lm", "interval": {"steps": 50}})
+    await run(world, 2)
+    world.edit(suspend=True)
+    await run(world, 10)
+    assert world.phase() is Phase.SUSPENDED
+    assert world.pods == []
+
+
+async def test_a_lost_node_is_given_up_though_new_settings_are_refused() -> None:
+    world = await running()
+    world.cluster.refusals[CONFIG_MAP_WRITES] = DENIED
+    world.edit(checkpoint={"uri": "gs://bucket/runs/lm", "interval": {"steps": 50}})
+    world.lose_node("n1")
+    await run(world, 60)
+    assert world.causes[0] == "NodeFailure"
+    assert world.condition("Accepted") == (ConditionStatus.FALSE, "Forbidden")
+
+
+async def test_a_refused_suspension_is_told_in_the_api_servers_words() -> None:
+    world = await running()
+    world.cluster.refusals["apply", "jobsets"] = DENIED
+    world.edit(suspend=True)
+    await run(world, 3)
+    assert world.condition("Accepted") == (ConditionStatus.FALSE, "Forbidden")
+    assert str(DENIED) in accepted(world)
+    world.edit(suspend=False)  # nobody asks for the refused write any more
+    await run(world, 3)
+    assert world.condition("Accepted") == (ConditionStatus.TRUE, "SpecAccepted")
+
+
+async def test_a_webhook_that_is_down_is_told_once_that_lasts() -> None:
+    world = World()
+    world.cluster.refusals["create", "jobsets"] = WEBHOOK_DOWN
+    await run(world, 5)
+    assert world.condition("Accepted") == (ConditionStatus.TRUE, "SpecAccepted"), "it may only restart"
+    await run(world, 15)
+    assert world.condition("Accepted") == (ConditionStatus.FALSE, "Rejected")
+    assert str(WEBHOOK_DOWN) in accepted(world)
+    assert world.events.count("Rejected") == 1
+
+
+@pytest.mark.parametrize("refusal", [UNDECLARED, DENIED], ids=["undeclared field", "denied"])
+async def test_a_status_that_can_not_be_written_is_told_by_one_event(refusal: ApiError) -> None:
+    world = World()
+    world.cluster.refusals[STATUS_WRITES] = refusal
+    await run(world, 30)
+    assert world.events == ["StatusNotWritten"]
+    assert world.jobset is None, "its number is in no status"
+
+
+async def test_pods_of_a_lost_node_are_given_up_though_the_status_can_not_be_written() -> None:
+    world = await running()
+    world.cluster.refusals[STATUS_WRITES] = UNDECLARED
+    world.lose_node("n1")
+    await run(world, 60)
+    assert "n1" not in {pod["spec"]["nodeName"] for pod in world.pods if pod["status"]["phase"] == "Running"}
+
+
+async def test_an_unreadable_job_is_suspended_though_its_status_can_not_be_written() -> None:
+    world = await running()
+    raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
+    world.cluster.refusals[STATUS_WRITES] = InvalidObjectError(422, "spec.placement is invalid")
+    spec = raw["spec"] | {"placement": "here", "suspend": True}
+    world.cluster.put("checkpointedtrainingjobs", raw | {"spec": spec})
+    await run(world, 3)
+    assert world.pods == []
