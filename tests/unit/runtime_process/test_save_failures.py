@@ -1,6 +1,7 @@
 """A save that failed is said once: by its own result, or by the next call if nobody has asked for that."""
 
 import gc
+import sys
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.records import ManifestRef
+from stepkeeper.save.failures import SaveFailures
 from stepkeeper.save.job import SaveJob
 from stepkeeper.save.persist import _choose_error
 from stepkeeper.save.request import SaveRequest
@@ -167,3 +169,21 @@ def test_a_fence_is_said_whatever_the_saves_after_it_fail_with(
         manager.join()
     assert isinstance(manager._parts.saver.fence, FencedError)
     manager.close()
+
+
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
+def test_a_fence_beside_the_pods_own_root_ends_the_process_no_longer_than_its_manager_lives(
+    is_closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.excepthook", sys.excepthook)
+    monkeypatch.setattr("stepkeeper.process_end.fence._fenced", noted := set[object]())
+    failures = SaveFailures()
+    failures.record_outcome(None)
+    failures.record_fence(FencedError("another claim"))
+    assert noted
+    if is_closed:
+        failures.close()
+    else:
+        del failures
+        gc.collect()
+    assert not noted
