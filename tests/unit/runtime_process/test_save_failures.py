@@ -187,3 +187,29 @@ def test_a_fence_beside_the_pods_own_root_ends_the_process_no_longer_than_its_ma
         del failures
         gc.collect()
     assert not noted
+
+
+@pytest.mark.parametrize("error", [CompanionLostError, DevicesFullError, SaveError])
+def test_a_save_for_a_notice_that_fails_is_made_again(
+    manager: CheckpointManager, ends: Ends, error: type[StepkeeperError]
+) -> None:
+    ends += [error("killed for want of memory"), error("once more"), None]
+    manager.request_stop()
+    assert manager.step(1, STATE).stop
+    assert not ends
+    assert manager._parts.saver.own_commit == RECORD
+    assert manager._parts.saver.error is None
+    with pytest.raises(SystemExit):
+        manager.exit_if_stopped()
+
+
+def test_a_save_for_a_notice_that_fails_whenever_it_is_made_is_given_up(
+    manager: CheckpointManager, ends: Ends
+) -> None:
+    ends += [SaveError("not allowed")] * 3 + [None]
+    manager.request_stop()
+    assert manager.step(1, STATE).stop
+    assert ends == [None]
+    assert "not allowed" in (manager._parts.saver.error or "")
+    with pytest.raises(SystemExit):
+        manager.exit_if_stopped()
