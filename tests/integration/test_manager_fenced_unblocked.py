@@ -8,6 +8,8 @@ import pytest
 from fork_server import ForkServer
 
 from stepkeeper.contract import ExitCode, Interval, Settings, Termination
+from stepkeeper.log import Log
+from stepkeeper.storage import open_store
 from stepkeeper.testing.pod import pod_environ, pod_identity
 
 TRAINER = Path(__file__).parent / "manager_trainer" / "fenced.py"
@@ -64,3 +66,19 @@ def test_a_process_by_hand_that_an_exception_ends_ends_as_fenced(
 def test_a_process_by_hand_may_go_on_without_its_root(torch_server: ForkServer, tmp_path: Path) -> None:
     code, said = run(torch_server, tmp_path, None, "forgive")
     assert code == ExitCode.DONE, said
+
+
+@pytest.mark.parametrize(("way", "code"), [("done", ExitCode.DONE), ("told", ExitCode.SAVED)])
+def test_a_pod_that_another_jobs_root_did_not_let_in_ends_as_its_own_training_does(
+    torch_server: ForkServer, tmp_path: Path, way: str, code: ExitCode
+) -> None:
+    other = (tmp_path / "other").as_uri()
+    Log(open_store(other)).begin(pod_identity(job="pretrain", job_uid="uid-7"), host="node-7")
+    env, uri = dict(os.environ) | pod_environ(pod_identity()), (tmp_path / "root").as_uri()
+    (tmp_path / "settings.json").write_bytes(Settings(uri=uri, interval=Interval(steps=1)).to_json())
+    script = TRAINER.with_name("warm_start.py")
+    command = [script, tmp_path, other, way]
+    process = torch_server.start(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    said = process.communicate(timeout=60)[0]
+    assert process.wait() == code, said
+    assert Termination.from_json((tmp_path / "termination").read_bytes()).code == code

@@ -8,7 +8,7 @@ import pytest
 from agreement_model.explore import FoundError, explore
 from agreement_model.world import Setting
 
-from stepkeeper.coordination.agreement_rules import Agreed, RankView
+from stepkeeper.coordination.agreement_rules import Agreed, Position, RankView
 
 STOPS = ((0, "stop"), (1, "stop"))
 SETTINGS = [
@@ -17,6 +17,8 @@ SETTINGS = [
     pytest.param(Setting(steps=(1, 2), wishes=(*STOPS, (0, "save/a"))), id="notices-in-both"),
     pytest.param(Setting(steps=(7,), wishes=((0, "save/a"), (1, "stop"))), id="the-only-step"),
     pytest.param(Setting(steps=(), wishes=((0, "stop"),)), id="no-step"),
+    pytest.param(Setting(steps=(8, 9, 3, 4), wishes=((1, "stop"), (0, "save/a")), lead=1), id="going-back"),
+    pytest.param(Setting(steps=(5, 2, 1), wishes=((1, "stop"),)), id="going-back-twice-far-apart"),
     pytest.param(
         Setting(steps=(1, 2, 3), wishes=(*STOPS, (1, "save/a")), lead=1), id="a-collective-in-each-step"
     ),
@@ -70,22 +72,26 @@ def test_more_ranks_and_more_wishes(setting: Setting) -> None:
     assert bool(found.gave_up) == bool(setting.deaths)
 
 
-def by_rank_0_alone(view: RankView, passed: tuple[int, ...]) -> RankView:
+def by_rank_0_alone(view: RankView, passed: tuple[Position, ...]) -> RankView:
     return HEAR_ANSWERS(view, passed[:1])
 
 
-def forgetting_what_came_before(view: RankView, beyond: int) -> RankView:
+def forgetting_what_came_before(view: RankView, beyond: Position) -> RankView:
     heard = HEAR_CONCLUSION(view, beyond)
     return replace(heard, agreed=(Agreed(view.name, beyond),))
 
 
-def with_its_own_wishes(view: RankView, beyond: int) -> RankView:
+def with_its_own_wishes(view: RankView, beyond: Position) -> RankView:
     return replace(HEAR_CONCLUSION(view, beyond), wishes=())
 
 
 def from_its_own_step(view: RankView, step: int) -> tuple[RankView, tuple[str, ...]]:
     after, _ = PASS_STEP(view, step)
     return replace(after, agreed=()), tuple(agreed.name for agreed in view.agreed)
+
+
+def by_its_number_alone(view: RankView, step: int) -> tuple[RankView, tuple[str, ...]]:
+    return PASS_STEP(replace(view, passed=Position(0, -1)), step)
 
 
 HEAR_ANSWERS = RankView.hear_answers
@@ -100,6 +106,7 @@ PASS_STEP = RankView.pass_step
         ("hear_conclusion", forgetting_what_came_before),
         ("hear_conclusion", with_its_own_wishes),
         ("pass_step", from_its_own_step),
+        ("pass_step", by_its_number_alone),
         ("is_held", property(lambda _: False)),
     ],
 )
@@ -108,4 +115,4 @@ def test_each_rule_is_needed(
 ) -> None:
     monkeypatch.setattr(RankView, name, mutant)
     with pytest.raises(FoundError):
-        explore(Setting(steps=(1, 2, 3), wishes=((1, "stop"), (1, "save/a"), (0, "save/b"))))
+        explore(Setting(steps=(2, 3, 1), wishes=((1, "stop"), (1, "save/a"), (0, "save/b"))))

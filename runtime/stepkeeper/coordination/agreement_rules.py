@@ -4,26 +4,42 @@
 (`tests/property/agreement_model`) carries out the same rules.
 
 A round is about one wish. Each rank holds its train thread, tells which step it has passed, and lets the train thread
-go on once rank 0 has told the greatest of these steps. No rank has passed a step beyond that one, so the wish is due at
-the first step beyond it: that is right for any step numbers and any interleaving.
+go on once rank 0 has told the latest of these steps. No rank has passed a step beyond that one, so the wish is due at
+the first step beyond it: that is right for any interleaving, and for any step numbers, also for those that begin anew
+when the training goes back to an earlier commit.
 """
 
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, NamedTuple, Self, TypeAlias
 
-__all__ = ["STOP", "Agreed", "Answer", "Await", "Conclude", "Listen", "Move", "Open", "RankView"]
+__all__ = ["STOP", "Agreed", "Answer", "Await", "Conclude", "Listen", "Move", "Open", "Position", "RankView"]
 
 STOP: Final = "stop"
-_BEFORE_ANY_STEP: Final = -1
+
+
+class Position(NamedTuple):
+    """A place in the sequence of steps, which is the same in all ranks."""
+
+    n_returns: int
+    """How often the training has gone back to a lower step until then."""
+
+    step: int
+
+    def follow_by(self, step: int) -> Self:
+        """Return the position of the step that is passed after this one."""
+        return self._replace(n_returns=self.n_returns + (step < self.step), step=step)
+
+
+_BEFORE_ANY_STEP: Final = Position(0, -1)
 
 
 class Agreed(NamedTuple):
     """A wish that all ranks have agreed on."""
 
     name: str
-    beyond: int
-    """The wish is due at the first step greater than this."""
+    beyond: Position
+    """The wish is due at the first step beyond this one."""
 
 
 class Listen(NamedTuple):
@@ -43,14 +59,14 @@ class Answer(NamedTuple):
     """Tell rank 0 which step this rank has passed. Rank 0 waits for the answers of all ranks."""
 
     number: int
-    passed: int
+    passed: Position
 
 
 class Conclude(NamedTuple):
-    """Tell all ranks the greatest step that one has passed. Rank 0 alone does this."""
+    """Tell all ranks the latest step that one has passed. Rank 0 alone does this."""
 
     number: int
-    beyond: int
+    beyond: Position
 
 
 class Await(NamedTuple):
@@ -82,7 +98,7 @@ class RankView:
     A sequence, not a set: a rank that is ahead may wish the same again before this one has come to the first.
     """
 
-    passed: int = _BEFORE_ANY_STEP
+    passed: Position = _BEFORE_ANY_STEP
     n_rounds: int = 0
     """The number of rounds that this rank has been through."""
 
@@ -90,8 +106,8 @@ class RankView:
     name: str = ""
     """The wish that the present round is about."""
 
-    beyond: int = _BEFORE_ANY_STEP
-    """In rank 0, the greatest step that a rank has passed when the present round began."""
+    beyond: Position = _BEFORE_ANY_STEP
+    """In rank 0, the latest step that a rank has passed when the present round began."""
 
     @property
     def is_held(self) -> bool:
@@ -121,9 +137,10 @@ class RankView:
             The next view, and the wishes that are due at this step.
 
         """
-        due = tuple(agreed.name for agreed in self.agreed if step > agreed.beyond)
-        later = tuple(agreed for agreed in self.agreed if step <= agreed.beyond)
-        return replace(self, passed=step, agreed=later), due
+        passed = self.passed.follow_by(step)
+        due = tuple(agreed.name for agreed in self.agreed if passed > agreed.beyond)
+        later = tuple(agreed for agreed in self.agreed if passed <= agreed.beyond)
+        return replace(self, passed=passed, agreed=later), due
 
     def next_move(self) -> Move:
         """Return what this rank does next."""
@@ -141,11 +158,11 @@ class RankView:
         """Take over what a round is about, after Listen or Open. None: no rank has opened it."""
         return self if name is None else replace(self, stage=_Stage.HELD, name=name)
 
-    def hear_answers(self, passed: tuple[int, ...]) -> Self:
+    def hear_answers(self, passed: tuple[Position, ...]) -> Self:
         """Take over the steps that all ranks have passed, after Answer. Ranks other than 0 hear of none."""
         return replace(self, stage=_Stage.ANSWERED, beyond=max(passed, default=_BEFORE_ANY_STEP))
 
-    def hear_conclusion(self, beyond: int) -> Self:
+    def hear_conclusion(self, beyond: Position) -> Self:
         """Take over what the round has led to, after Conclude or Await, and let the train thread go on."""
         return replace(
             self,

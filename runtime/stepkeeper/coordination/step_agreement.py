@@ -17,6 +17,7 @@ from stepkeeper.coordination.agreement_rules import (
     Listen,
     Move,
     Open,
+    Position,
     RankView,
 )
 from stepkeeper.coordination.rank_group import RankGroup
@@ -179,14 +180,14 @@ class StepAgreement:
                 name = self._read_wish(number)
                 self._become(lambda view: view.hear_wish(name))
             case Answer(number, passed):
-                answers = group.gather(f"round/{number}/passed", {"step": passed}, _ROUND_TIMEOUT_S)
-                steps = tuple(int(answer["step"]) for answer in answers)
-                self._become(lambda view: view.hear_answers(steps))
-            case Conclude(number, greatest):
-                group.broadcast(f"round/{number}/beyond", {"step": greatest}, _ROUND_TIMEOUT_S)
-                self._become(lambda view: view.hear_conclusion(greatest))
+                answers = group.gather(f"round/{number}/passed", passed._asdict(), _ROUND_TIMEOUT_S)
+                positions = tuple(Position(**answer) for answer in answers)
+                self._become(lambda view: view.hear_answers(positions))
+            case Conclude(number, latest):
+                group.broadcast(f"round/{number}/beyond", latest._asdict(), _ROUND_TIMEOUT_S)
+                self._become(lambda view: view.hear_conclusion(latest))
             case Await(number):
-                beyond = int(group.broadcast(f"round/{number}/beyond", None, _ROUND_TIMEOUT_S)["step"])
+                beyond = Position(**group.broadcast(f"round/{number}/beyond", None, _ROUND_TIMEOUT_S))
                 self._become(lambda view: view.hear_conclusion(beyond))
 
     def _read_wish(self, number: int) -> str | None:

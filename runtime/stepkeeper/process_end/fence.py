@@ -18,14 +18,16 @@ _fenced: Final[set[object]] = set()
 """Who knows of a fence in this process, which hasn't ended for it yet."""
 
 
-def note_fence(name: object) -> None:
-    """Have this process end as fenced.
+def note_fence(name: object, *, ends_process: bool) -> None:
+    """Have this process end as fenced if the fence's own error ends it, or however it ends.
 
     Args:
         name: Stands for who knows of a fence, and keeps nothing alive.
+        ends_process: True if the process ends as fenced even if the program catches the error.
 
     """
-    _fenced.add(name)
+    if ends_process:
+        _fenced.add(name)
     if not isinstance(sys.excepthook, _ShowAndEnd):
         sys.excepthook = _ShowAndEnd(sys.excepthook)
 
@@ -43,7 +45,7 @@ def show_exception(error: BaseException) -> None:
 
 
 class _ShowAndEnd:
-    """Show an exception as before, then end the process as fenced if a fence is known."""
+    """Show an exception as before, then end the process as fenced if it tells of a fence, or if one is known."""
 
     def __init__(
         self, show: Callable[[type[BaseException], BaseException, TracebackType | None], Any]
@@ -51,9 +53,11 @@ class _ShowAndEnd:
         self.show = show
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        from stepkeeper.errors import FencedError
+
         self.show(kind, error, trace)
         # A prompt shows exceptions too, and goes on.
-        if _fenced and not (sys.flags.interactive or hasattr(sys, "ps1")):
+        if (_fenced or isinstance(error, FencedError)) and not (sys.flags.interactive or hasattr(sys, "ps1")):
             _fenced.clear()
             raise SystemExit(_exit_code())
 

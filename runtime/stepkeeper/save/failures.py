@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from typing import Final
-from weakref import WeakMethod
+from weakref import WeakMethod, finalize
 
 from stepkeeper.errors import CompanionLostError, FencedError, PeerLostError, StepkeeperError
 from stepkeeper.loggers import logger
@@ -33,12 +33,26 @@ class SaveFailures:
         self._lost_in_a_row = 0
         self._fence: FencedError | None = None
         self._tell: WeakMethod[Callable[[FencedError], None]] | None = None
+        self._is_pods = False
+        self._had_root = False
+        """True once this process has claimed the root."""
+
         self._name = object()
         """Stands for this one where the end of the process is decided."""
 
-    def on_fence(self, tell: Callable[[FencedError], None]) -> None:
-        """Call this method when a fence becomes known, in the thread that found it. Its object is held weakly."""
+        self._forget_when_dropped: finalize[[object], SaveFailures] | None = None
+
+    def on_fence(self, tell: Callable[[FencedError], None], *, is_pods: bool = False) -> None:
+        """Call a method when a fence becomes known, in the thread that found it.
+
+        Args:
+            tell: The method; its object is held weakly.
+            is_pods: True if the root is the one that the operator has given to this pod: whoever loses it, or isn't
+                let in, must not end as if training were done.
+
+        """
         self._tell = WeakMethod(tell)
+        self._is_pods = is_pods
 
     @property
     def fence(self) -> FencedError | None:
@@ -55,17 +69,30 @@ class SaveFailures:
             self._fence = self._fence or fence
         if is_new:
             _log.error("fenced, nothing more is saved here: %s", fence)
-            note_fence(self._name)
+            self._note_fence()
             # Gone if the manager was dropped: the process may go on until its last save has ended.
             tell = None if self._tell is None else self._tell()
             if tell is not None:
                 tell(fence)
 
+    def _note_fence(self) -> None:
+        # A root beside the training's that lets nobody in, as another job's does, is no loss of the training.
+        note_fence(self._name, ends_process=self._is_pods or self._had_root)
+        if not self._is_pods and self._forget_when_dropped is None:
+            self._forget_when_dropped = finalize(self, forget_fence, self._name)
+            self._forget_when_dropped.atexit = False
+
     def forget_fence(self) -> None:
         """Forget the fence: this process has claimed the root."""
         with self._lock:
             self._fence = None
+            self._had_root = True
         forget_fence(self._name)
+
+    def close(self) -> None:
+        """Let the process end as it may once nothing is saved here any more, unless the root is the pod's."""
+        if not self._is_pods:
+            forget_fence(self._name)
 
     def record_outcome(self, failure: BaseException | None) -> None:
         """Note how the next save has ended: with `failure`, or with a commit."""

@@ -223,6 +223,7 @@ class SavePipeline:
             _log.error("a save was stuck for %.1f s and is given up: it won't be committed", timeout_s)
         for region in self._free_regions:
             region.close()
+        self.failures.close()
 
     def _drop_ended(self) -> None:
         self._pending = [pending for pending in self._pending if not pending.done]

@@ -122,9 +122,9 @@ class Saver:
         """Note that another claim owns the root, as `error` told."""
         self._pipeline.failures.record_fence(error)
 
-    def on_fence(self, tell: Callable[[FencedError], None]) -> None:
-        """Call this method when a fence becomes known, in the thread that found it. Its object is held weakly."""
-        self._pipeline.failures.on_fence(tell)
+    def on_fence(self, tell: Callable[[FencedError], None], *, is_pods: bool = False) -> None:
+        """Call this method when a fence becomes known; see `SaveFailures.on_fence`."""
+        self._pipeline.failures.on_fence(tell, is_pods=is_pods)
 
     def mark_latest_restored(
         self, record: Restorable | None, state: Mapping[str, object], rules: LoadRules

@@ -67,7 +67,7 @@ class Shutdown:
         self._companion = companion
         self._rank_group = rank_group
         self.closed = False
-        saver.on_fence(self.tell_fence)
+        saver.on_fence(self.tell_fence, is_pods=controller.process_exit.is_pods)
 
     def check_open(self) -> None:
         """Check that the manager isn't closed.

@@ -1,21 +1,34 @@
 """Choose what is saved when all ranks stop: a save in flight is finished, and one more is added if there is time."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from stepkeeper.coordination.rank_group import RankGroup
-from stepkeeper.errors import FencedError, PeerLostError, SaveError, StepkeeperError, StorageError
+from stepkeeper.errors import (
+    FencedError,
+    NoticeDeadlineError,
+    PeerLostError,
+    SaveError,
+    StepkeeperError,
+    StorageError,
+)
 from stepkeeper.loggers import logger
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
 from stepkeeper_planners.errors import PlannerError
 
-__all__ = ["StandingSave", "StopChoice", "StopSave", "choose_stop_save"]
+__all__ = ["StandingSave", "StopChoice", "StopSave", "choose_another_save", "choose_stop_save"]
 
 _log: Final = logger(__name__)
 _KEY: Final = "stop/save"
+_MAX_CHOICES: Final = 3
+"""How often a save of one step is begun at most: what fails once more is not a mishap."""
+
+_ENDS: Final = (PeerLostError, NoticeDeadlineError, TimeoutError, PlannerError)
+"""Failures that another attempt doesn't make good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +83,21 @@ def choose_stop_save(standing: Sequence[StandingSave], cost_s: float | None) -> 
     return StopChoice(starts=False, why=f"{told}: only the one in flight is finished")
 
 
+def choose_another_save(standing: Sequence[StandingSave], cost_s: float | None) -> StopChoice:
+    """Choose for all ranks whether the step is saved once more, because the save before the stop has failed.
+
+    Args:
+        standing: The save that failed, as each rank knows it.
+        cost_s: Seconds from the call to the commit of a recent save; None if none was measured.
+
+    """
+    left = [each.left_s for each in standing if each.left_s is not None]
+    if cost_s is None or not left or min(left) >= cost_s:
+        return choose_stop_save(standing, cost_s)
+    told = f"{min(left):.1f} s are left, and a save needs {cost_s:.1f} s"
+    return StopChoice(starts=False, why=f"the save failed, and isn't made again: {told}")
+
+
 class StopSave:
     """Make the save of the step that all ranks stop at."""
 
@@ -83,6 +111,10 @@ class StopSave:
         """
         self._saver = saver
         self._rank_group = rank_group
+        self._request: SaveRequest | None = None
+        self._n_choices = 0
+        self._failure: Exception | None = None
+        self._why: str | None = None
         self.choice: str | None = None
         """What was chosen, and why, for people; None while there was nothing to choose."""
 
@@ -99,34 +131,67 @@ class StopSave:
             All ranks call this, once.
 
         """
-        if not self._agree_to_start(request.step, timeout_s):
-            return
-        try:
-            self._saver.start_save(replace(request, is_last=True), timeout_s)
-        except (StorageError, SaveError, TimeoutError) as error:
-            _log.error(
-                "step %d is not saved for the notice: %s", request.step, error, extra={"step": request.step}
-            )
+        self._request = replace(request, is_last=True)
+        self._start(self._request, timeout_s)
 
     def wait(self, timeout_s: float | None) -> None:
         """Wait until the newest save has ended. Note and forgive its failure, or that it didn't end in time.
 
+        If it failed, and there is time for another one, the step is saved once more.
+
         Raises:
             FencedError: Another claim owns the root.
+            NoticeDeadlineError: The time of the notice was over before another save was begun.
+            PeerLostError: Another rank is lost, and the save is not made again.
+
+        Ranks:
+            All ranks call this.
 
         """
+        ends_s = None if timeout_s is None else time.monotonic() + timeout_s
+
+        def left_s() -> float | None:
+            return None if ends_s is None else max(0.0, ends_s - time.monotonic())
+
+        self._await_newest(timeout_s)
+        while self._may_start_again() and self._request is not None:
+            # A rank that has seen the commit isn't here: it leaves, and none of the others begins anything.
+            if not self._start(self._request, left_s()):
+                break
+            self._await_newest(left_s())
+        self._request = None
+        if self._saver.newest_save is not None or self._why is not None:
+            self._saver.forgive_failure(self._why)
+
+    def _start(self, request: SaveRequest, timeout_s: float | None) -> bool:
+        """Start the save of the step if all ranks choose to. Return whether they do; note what refuses it."""
+        if not self._agree_to_start(request.step, timeout_s):
+            return False
+        self._failure = self._why = None
+        try:
+            self._saver.start_save(request, timeout_s)
+        except (StorageError, SaveError, TimeoutError) as error:
+            self._failure, self._why = error, f"step {request.step} is not saved for the notice: {error}"
+            _log.error("%s", self._why, extra={"step": request.step})
+        return True
+
+    def _await_newest(self, timeout_s: float | None) -> None:
+        """Wait until the newest save has ended, and note its failure."""
         last = self._saver.newest_save
         if last is None:
             return
-        why = None
         try:
             last.result(timeout_s)
         except FencedError:
             raise
         except (StepkeeperError, PlannerError, TimeoutError) as error:
             _log.exception("the save for the notice failed", extra={"step": last.step})
-            why = f"the save of step {last.step} for the notice failed: {error!r}"
-        self._saver.forgive_failure(why)
+            self._failure = error
+            self._why = f"the save of step {last.step} for the notice failed: {error!r}"
+
+    def _may_start_again(self) -> bool:
+        failed = self._failure is not None and not isinstance(self._failure, _ENDS)
+        return failed and self._n_choices < _MAX_CHOICES
 
     def _agree_to_start(self, step: int, left_s: float | None) -> bool:
         """Choose with all ranks whether `step` is saved; False if they can't be asked.
@@ -135,10 +200,12 @@ class StopSave:
         """
         own = _describe(self._saver.newest_save, step, left_s)
         limit_s = self._rank_group.limits.apart_s if left_s is None else left_s
+        again, key = self._n_choices > 0, f"{_KEY}/{self._n_choices}"
+        self._n_choices += 1
         try:
-            by_rank = self._rank_group.gather(_KEY, asdict(own), limit_s)
-            choice = asdict(self._choose(by_rank)) if by_rank else None
-            said = self._rank_group.broadcast(f"{_KEY}/choice", choice, limit_s)
+            by_rank = self._rank_group.gather(key, asdict(own), limit_s)
+            choice = asdict(self._choose(by_rank, again=again)) if by_rank else None
+            said = self._rank_group.broadcast(f"{key}/choice", choice, limit_s)
         except PeerLostError as error:
             _log.error("whether step %d is to be saved isn't agreed: %s", step, error, extra={"step": step})
             return False
@@ -147,11 +214,11 @@ class StopSave:
             _log.warning("stopping %s", self.choice, extra={"step": step})
         return bool(said["starts"])
 
-    def _choose(self, by_rank: Sequence[Mapping[str, Any]]) -> StopChoice:
+    def _choose(self, by_rank: Sequence[Mapping[str, Any]], *, again: bool) -> StopChoice:
         cost = self._saver.cost
-        return choose_stop_save(
-            [StandingSave(**each) for each in by_rank], None if cost is None else cost.duration_s
-        )
+        standing = [StandingSave(**each) for each in by_rank]
+        choose = choose_another_save if again else choose_stop_save
+        return choose(standing, None if cost is None else cost.duration_s)
 
 
 def _describe(last: InFlight | None, step: int, left_s: float | None) -> StandingSave:

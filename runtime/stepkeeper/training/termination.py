@@ -131,6 +131,11 @@ class ProcessExit:
         self._notices = notices
 
     @property
+    def is_pods(self) -> bool:
+        """True if an operator's pod is ended by this manager's training."""
+        return self._environment is not None
+
+    @property
     def saves_before_stop(self) -> bool:
         """True if a notice makes all ranks save one step before they stop."""
         return self._environment is None or self._environment.settings.on_disruption is OnDisruption.SAVE

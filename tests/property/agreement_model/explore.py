@@ -69,9 +69,9 @@ def _broken(world: World, setting: Setting) -> str | None:
     if lost := [name for state in world.ranks for name in state.wished if not _is_known(state, name)]:
         return f"{lost} got lost"
     for agreed in (agreed for state in world.ranks for agreed in state.view.agreed):
-        due = [step for step in setting.steps if step > agreed.beyond]
+        due = setting.next_after(agreed.beyond)
         ahead = max(state.at for state in world.ranks)
-        if due and setting.steps.index(due[0]) < ahead - 1 and _none_told(world, agreed.name):
+        if due is not None and due < ahead - 1 and _none_told(world, agreed.name):
             return "a wish is due at a step that a rank has passed"
     return None
 
@@ -98,9 +98,9 @@ def _broken_end(world: World, setting: Setting) -> str | None:
     if len({(state.acted, state.at) for state in world.ranks}) > 1:
         return "ranks came to different ends"
     for number, found in enumerate(world.rounds):
-        due = [step for step in setting.steps if found.beyond is not None and step > found.beyond]
+        comes = found.beyond is not None and setting.next_after(found.beyond) is not None
         told = found.name in {name for _, names in world.ranks[0].acted for name in names}
-        if due and not told and not _has_stopped(world.ranks[0]):
+        if comes and not told and not _has_stopped(world.ranks[0]):
             return f"what round {number} was about got lost: {found.name}"
     return None
 

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from stepkeeper.coordination.agreement_rules import STOP, Answer, Await, Conclude, Listen, Open, RankView
+from stepkeeper.coordination.agreement_rules import (
+    STOP,
+    Answer,
+    Await,
+    Conclude,
+    Listen,
+    Open,
+    Position,
+    RankView,
+)
 
 __all__ = ["Action", "Fate", "RankState", "Setting", "World", "act", "actions", "start"]
 
@@ -34,7 +43,7 @@ class Setting:
     """What is explored."""
 
     steps: tuple[int, ...]
-    """The numbers of the steps, the same in all ranks."""
+    """The numbers of the steps, the same in all ranks. One that is lower than the one before: all have gone back."""
 
     wishes: tuple[tuple[int, str], ...]
     """What comes up, each in a rank, once, at any moment."""
@@ -54,6 +63,15 @@ class Setting:
 
     heeds_stop: bool = True
     """False: the training is told of the stop and goes on."""
+
+    def next_after(self, beyond: Position) -> int | None:
+        """Return the index of the first step beyond a position; None if training ends before it."""
+        n_returns = 0
+        for index, step in enumerate(self.steps):
+            n_returns += index > 0 and step < self.steps[index - 1]
+            if (n_returns, step) > (beyond.n_returns, beyond.step):
+                return index
+        return None
 
 
 class RankState(NamedTuple):
@@ -79,8 +97,8 @@ class RankState(NamedTuple):
 
 class _Round(NamedTuple):
     name: str | None = None
-    passed: tuple[int | None, ...] = ()
-    beyond: int | None = None
+    passed: tuple[Position | None, ...] = ()
+    beyond: Position | None = None
 
 
 class World(NamedTuple):

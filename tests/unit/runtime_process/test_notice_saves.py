@@ -2,25 +2,28 @@
 
 import errno
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import cast
 
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 from typing_extensions import override
 
+from stepkeeper.companion.messages import Committed
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import SoloRankGroup, StoreRankGroup
 from stepkeeper.coordination.root_check import RootProof
-from stepkeeper.errors import StorageError
+from stepkeeper.errors import CompanionLostError, StorageError
 from stepkeeper.policy.save import SaveCost
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.report import SaveState
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
 from stepkeeper.storage.memory import MemoryStore
-from stepkeeper.training.stop_save import StandingSave, StopSave, choose_stop_save
+from stepkeeper.training.stop_save import StandingSave, StopSave, choose_another_save, choose_stop_save
 
 WORLD_SIZE = 3
 
@@ -132,6 +135,45 @@ def test_a_save_is_added_if_there_is_time_for_both(
     choice = choose_stop_save(ranks, cost_s)
     assert choice.starts is starts
     assert choice.why == why if why is None or choice.why is None else why in choice.why
+
+
+@pytest.mark.parametrize(
+    ("left_s", "cost_s", "starts"),
+    [(9.0, 10.0, False), (11.0, 10.0, True), (9.0, None, True), (None, 10.0, True)],
+)
+def test_what_failed_is_saved_once_more_where_time_is_left(
+    left_s: float | None, cost_s: float | None, starts: bool
+) -> None:
+    failed = StandingSave(is_of_stop=True, failed=True, in_flight_s=None, left_s=left_s)
+    assert choose_another_save([failed, replace(failed, left_s=60.0)], cost_s).starts is starts
+
+
+def test_all_ranks_save_once_more_what_has_failed_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Saver] = []
+
+    def fail_once(saves: Saver, request: SaveRequest, _timeout_s: float) -> None:
+        save = saves._newest_save = InFlight(request.step)
+        save.state = SaveState.COMMITTED if saves in begun else SaveState.FAILED
+        if saves in begun:
+            save.future.set_result(cast(Committed, None))
+        else:
+            save.future.set_exception(CompanionLostError("killed"))
+        begun.append(saves)
+
+    monkeypatch.setattr(Saver, "start_save", fail_once)
+    ranks = ranks_in([SaveState.FAILED] * WORLD_SIZE)
+
+    def stop(saves: Saver) -> None:
+        save = StopSave(saves, saves._rank_group)
+        save.start(SaveRequest(step=8, state={}), 60)
+        save.wait(60)
+
+    with ThreadPoolExecutor(WORLD_SIZE) as threads:
+        for done in [threads.submit(stop, each) for each in ranks]:
+            done.result(60)
+    assert Counter(begun) == dict.fromkeys(ranks, 2)
+    for each in ranks:
+        each.close()
 
 
 def test_where_a_rank_does_not_answer_none_begins_alone(begun: list[Saver]) -> None:

@@ -1,6 +1,7 @@
 """A save that failed is said once: by its own result, or by the next call if nobody has asked for that."""
 
 import gc
+import sys
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.records import ManifestRef
+from stepkeeper.save.failures import SaveFailures
 from stepkeeper.save.job import SaveJob
 from stepkeeper.save.persist import _choose_error
 from stepkeeper.save.request import SaveRequest
@@ -167,3 +169,47 @@ def test_a_fence_is_said_whatever_the_saves_after_it_fail_with(
         manager.join()
     assert isinstance(manager._parts.saver.fence, FencedError)
     manager.close()
+
+
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
+def test_a_fence_beside_the_pods_own_root_ends_the_process_no_longer_than_its_manager_lives(
+    is_closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.excepthook", sys.excepthook)
+    monkeypatch.setattr("stepkeeper.process_end.fence._fenced", noted := set[object]())
+    failures = SaveFailures()
+    failures.record_outcome(None)
+    failures.record_fence(FencedError("another claim"))
+    assert noted
+    if is_closed:
+        failures.close()
+    else:
+        del failures
+        gc.collect()
+    assert not noted
+
+
+@pytest.mark.parametrize("error", [CompanionLostError, DevicesFullError, SaveError])
+def test_a_save_for_a_notice_that_fails_is_made_again(
+    manager: CheckpointManager, ends: Ends, error: type[StepkeeperError]
+) -> None:
+    ends += [error("killed for want of memory"), error("once more"), None]
+    manager.request_stop()
+    assert manager.step(1, STATE).stop
+    assert not ends
+    assert manager._parts.saver.own_commit == RECORD
+    assert manager._parts.saver.error is None
+    with pytest.raises(SystemExit):
+        manager.exit_if_stopped()
+
+
+def test_a_save_for_a_notice_that_fails_whenever_it_is_made_is_given_up(
+    manager: CheckpointManager, ends: Ends
+) -> None:
+    ends += [SaveError("not allowed")] * 3 + [None]
+    manager.request_stop()
+    assert manager.step(1, STATE).stop
+    assert ends == [None]
+    assert "not allowed" in (manager._parts.saver.error or "")
+    with pytest.raises(SystemExit):
+        manager.exit_if_stopped()

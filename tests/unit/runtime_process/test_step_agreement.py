@@ -158,6 +158,24 @@ def test_a_wish_that_comes_again_in_a_rank_that_is_ahead_does_not_move_the_first
     slow.close(5.0)
 
 
+@pytest.mark.parametrize("wish", [STOP, "policy/3"])
+def test_a_wish_that_comes_while_all_go_back_is_due_at_the_first_step_from_there(
+    wish: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepkeeper.coordination.step_agreement._POLL_S", 0.001)
+    board = Board()
+    ranks = [StepAgreement(ThreadRankGroup(board, rank, 2)) for rank in range(2)]
+    for agreement in ranks:
+        agreement.start()
+        assert agreement.pass_step(1000) == ()
+    ranks[1].wish(wish)
+    with board.changed:
+        assert board.changed.wait_for(lambda: "round/0/beyond" in board.values, 10)
+    assert [agreement.pass_step(801) for agreement in ranks] == [(wish,), (wish,)]
+    for agreement in ranks:
+        agreement.close(5.0)
+
+
 def test_alone_a_wish_is_due_at_once_and_once() -> None:
     agreement = StepAgreement(SoloRankGroup())
     agreement.start()
