@@ -388,8 +388,7 @@ def test_a_pod_says_which_of_its_other_containers_failed() -> None:
             "containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}],
         },
     }
-    failure = read_pod(raw).other_failure
-    assert failure is not None
+    assert (failure := read_pod(raw).other_failure) is not None
     assert (failure.name, failure.code) == ("fetch", 3)
     assert found(read_pod(raw)).message == "container 'fetch' of pod b exited with code 3"
 

@@ -1,1 +1,1 @@
-"""Why an attempt ended."""
+"""Find why an attempt ended."""

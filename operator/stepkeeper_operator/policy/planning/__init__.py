@@ -1,1 +1,1 @@
-"""What happens to the JobSet next."""
+"""Plan what happens to the JobSet next."""
