@@ -12,7 +12,7 @@ from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cluster import EVENTS, Cluster, Resource
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.events import ObjectEvent
-from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.facts.raw import RawObject, condition_of, render_time
 from stepkeeper_operator.metrics import Metrics
 
 __all__ = ["ObjectWriter", "event_manifest", "status_manifest"]
@@ -24,6 +24,11 @@ _EVENT_LIMIT = 1024
 
 _EVENTS_PER_HOUR = 60
 """Events that one object gets in an hour. A job that restarts every few seconds would fill etcd with them."""
+
+_ACCEPTED = "Accepted"
+_UNREADABLE = "UnreadableSpec"
+_MESSAGE_LIMIT = 2048
+"""Characters of a condition's message."""
 
 _HOUR_S = 3600.0
 _KEPT_COUNTS = 1024
@@ -105,6 +110,34 @@ class ObjectWriter:
             )
             await self._write_event(meta, ObjectEvent(warning=True, reason="EventsHeldBack", message=text))
 
+    async def tell_unreadable(
+        self, raw: RawObject, problems: Sequence[str], *, initial: RawObject
+    ) -> RawObject | None:
+        """Say in condition Accepted of the object, and in an event, which parts of its spec can't be read.
+
+        Args:
+            raw: The object.
+            problems: Path and reason of each part.
+            initial: The fields of a status that has none yet.
+
+        Returns:
+            The object as it is then, or None if it says so already.
+
+        Raises:
+            ConflictError: Somebody changed the object since it was read, or another one has its name.
+            ApiError: The write failed.
+        """
+        meta = ObjectMeta.model_validate(raw["metadata"])
+        condition = _refuse(raw, problems, generation=meta.generation, now=self._clock())
+        if condition is None:
+            return None
+        status = raw.get("status") or {}
+        others = [c for c in status.get("conditions") or () if c.get("type") != _ACCEPTED]
+        told = await self.write_status(meta, {**initial, **status, "conditions": [condition, *others]})
+        event = ObjectEvent(warning=True, reason=_UNREADABLE, message=condition["message"])
+        await self.create_event(meta, event)
+        return told
+
     async def _write_event(self, meta: ObjectMeta, event: ObjectEvent) -> None:
         fields = self._key_of(meta).log_fields
         body = event_manifest(self._resource, meta, event, identity=self._identity, now=self._clock())
@@ -133,6 +166,23 @@ class ObjectWriter:
 
     def _key_of(self, meta: ObjectMeta) -> ObjectKey:
         return ObjectKey(self._resource.kind, meta.namespace, meta.name)
+
+
+def _refuse(raw: RawObject, problems: Sequence[str], *, generation: int, now: float) -> dict[str, Any] | None:
+    """Return condition Accepted that names the problems, or None if the object says so already."""
+    text = f"this operator can't read {'; '.join(problems)}. Mend it; what already runs goes on"
+    known, text = condition_of(raw, _ACCEPTED), text[:_MESSAGE_LIMIT]
+    if (known.get("status"), known.get("reason"), known.get("message")) == ("False", _UNREADABLE, text):
+        return None
+    since = known["lastTransitionTime"] if known.get("status") == "False" else render_time(now)
+    return {
+        "type": _ACCEPTED,
+        "status": "False",
+        "reason": _UNREADABLE,
+        "message": text,
+        "lastTransitionTime": since,
+        "observedGeneration": generation,
+    }
 
 
 def status_manifest(resource: Resource, meta: ObjectMeta, status: RawObject) -> dict[str, Any]:

@@ -55,6 +55,8 @@ def _leave_out(raw: Any, detail: ErrorDetails) -> bool:
         return False
     found = raw
     for key in path[:-1]:
+        if isinstance(found, dict) and key not in found:
+            return True  # another problem took the part around it out
         found = found[key]
     last = path[-1]
     if detail["type"] == "too_long" and isinstance(found[last], list):

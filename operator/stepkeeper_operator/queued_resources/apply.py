@@ -1,7 +1,7 @@
 """Apply a decision about a QueuedResource to the cloud and the cluster. A reconcile writes nowhere else."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, assert_never
 
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
@@ -79,6 +79,20 @@ class Applier:
         for action in decision.actions:
             await self._do_action(meta, action)
             self._writer.count_write(type(action).__name__, meta)
+
+    async def tell_unreadable(self, raw: RawObject, problems: Sequence[str]) -> None:
+        """Say which parts of the spec can't be read. What the cloud has stays as it is.
+
+        Raises:
+            ApiError: The write failed, but not because of the spec.
+        """
+        try:
+            told = await self._writer.tell_unreadable(raw, problems, initial={"state": "Pending"})
+        except InvalidObjectError as error:
+            _log.warning("cannot write status of unreadable object", extra={"error": str(error)})
+            return
+        if told is not None:
+            self._record(told)
 
     async def _write_status(self, subject: Subject, decision: Decision) -> None:
         memory = self._memory.get(subject.meta.uid)

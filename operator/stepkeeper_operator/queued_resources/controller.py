@@ -76,9 +76,11 @@ class QueuedResourceController:
         unwritten = self._memory.get(uid).unwritten
         if subject.resource is None and unwritten is not None:
             subject = replace(subject, status=unwritten)
-        if subject.resource is None and subject.meta.deletion_timestamp is None:
-            extra = {**key.log_fields, "error": subject.error}
+        if subject.unfindable or (subject.resource is None and subject.meta.deletion_timestamp is None):
+            extra = {**key.log_fields, "error": "; ".join(subject.problems)}
             _log.error("cannot read QueuedResource; is its CRD newer?", extra=extra)
+            if self._acting():
+                await self._applier.tell_unreadable(raw, subject.problems)
             return None
         observed = await self._observer.observe(subject)
         decision = self._decide(subject, observed)

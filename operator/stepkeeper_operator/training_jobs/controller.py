@@ -150,7 +150,7 @@ def make_job_controller(
         memory=memory,
         observer=observer,
         applier=applier,
-        unreadable=UnreadableJobs(cluster=cluster, cache=cache, reports=reports, writer=writer, clock=clock),
+        unreadable=UnreadableJobs(cluster=cluster, cache=cache, reports=reports, writer=writer),
         settings=settings,
         metrics=metrics,
         acting=acting,

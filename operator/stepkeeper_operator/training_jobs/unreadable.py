@@ -1,10 +1,8 @@
 """Manage a job whose spec can't be read at all: say what is wrong, show its commits, and stop it if asked."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
 
 from stepkeeper_operator.api.reading import read_object
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.cache import Cache
@@ -12,9 +10,8 @@ from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cluster import JOBSETS, Cluster
 from stepkeeper_operator.decide.status import mirror_storage
-from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts import JobSet
-from stepkeeper_operator.facts.raw import RawObject, condition_of, render_time
+from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.budgets import reset_failures
 from stepkeeper_operator.training_jobs.apply import suspend_manifest
@@ -22,27 +19,15 @@ from stepkeeper_operator.writing import ObjectWriter
 
 __all__ = ["UnreadableJobs"]
 
-_REASON: Final = "UnreadableSpec"
-_MESSAGE_LIMIT: Final = 2048
-
 
 class UnreadableJobs:
     """Do for jobs that can't be read what needs no more than their raw objects."""
 
-    def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        cache: Cache,
-        reports: ReportCache,
-        writer: ObjectWriter,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, *, cluster: Cluster, cache: Cache, reports: ReportCache, writer: ObjectWriter) -> None:
         self._cluster = cluster
         self._cache = cache
         self._reports = reports
         self._writer = writer
-        self._clock = clock
 
     async def manage(self, key: ObjectKey, raw: RawObject, problems: tuple[str, ...]) -> None:
         """Set condition Accepted of the job, with an event, show its commits, and stop its JobSet if the spec says so.
@@ -55,13 +40,11 @@ class UnreadableJobs:
         await self._stop_if_asked(key, raw, meta)
         evidence = self._cache.evidence.list_attempts(meta.uid)
         shown = show_commits(raw, Observed(report=self._reports.get_report(meta.uid), evidence=evidence))
-        refused = refuse(shown, problems, generation=meta.generation, now=self._clock())
-        status = shown.get("status") if refused is None else refused
-        if status is not None and status != raw.get("status"):
-            self._cache.record_training_job(await self._writer.write_status(meta, status))
-        if refused is not None:
-            message = condition_of({"status": status}, ConditionType.ACCEPTED)["message"]
-            await self._writer.create_event(meta, ObjectEvent(warning=True, reason=_REASON, message=message))
+        told = await self._writer.tell_unreadable(shown, problems, initial={"phase": "Pending"})
+        if told is None and shown.get("status") != raw.get("status"):
+            told = await self._writer.write_status(meta, shown["status"])
+        if told is not None:
+            self._cache.record_training_job(told)
 
     async def _stop_if_asked(self, key: ObjectKey, raw: RawObject, meta: ObjectMeta) -> None:
         jobset, spec = self._cache.get_jobset(key), raw.get("spec")
@@ -114,26 +97,3 @@ def _read_in(spec: object, *path: str) -> object:
     for key in path:
         spec = spec.get(key) if isinstance(spec, Mapping) else None
     return spec
-
-
-def refuse(
-    raw: RawObject, problems: tuple[str, ...], *, generation: int, now: float
-) -> Mapping[str, Any] | None:
-    """Return the job's status with Accepted=False that names the problems, or None if it says so already."""
-    text = f"this operator can't read {'; '.join(problems)}. Mend it; what already runs goes on"
-    known = condition_of(raw, ConditionType.ACCEPTED)
-    text = text[:_MESSAGE_LIMIT]
-    if (known.get("status"), known.get("reason"), known.get("message")) == ("False", _REASON, text):
-        return None
-    since = known["lastTransitionTime"] if known.get("status") == "False" else render_time(now)
-    refused = {
-        "type": ConditionType.ACCEPTED.value,
-        "status": "False",
-        "reason": _REASON,
-        "message": text,
-        "lastTransitionTime": since,
-        "observedGeneration": generation,
-    }
-    status = raw.get("status") or {}
-    others = [c for c in status.get("conditions") or () if c.get("type") != ConditionType.ACCEPTED]
-    return {"phase": "Pending", **status, "conditions": [refused, *others]}

@@ -239,10 +239,10 @@ def test_a_living_node_that_no_machine_is_known_of_is_told_and_left_alone() -> N
     assert "stepkeeper.dev/queued-resource-uid" in find(decision, "Active").message
 
 
-def test_a_status_of_another_version_still_names_what_is_to_be_deleted() -> None:
+def test_the_status_beside_a_spec_of_another_version_still_names_what_is_to_be_deleted() -> None:
     raw = created(QueuedResourceState.ACTIVE).to_raw()
     raw["spec"]["deletionPolicy"] = "Retain"
-    raw["status"]["state"] = "Strange"
+    raw["spec"]["node"] = "Strange"
     subject = read_subject(raw)
     assert subject.resource is None
     assert subject.retain
