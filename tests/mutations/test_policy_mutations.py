@@ -191,6 +191,14 @@ TESTS: Final = {
     "test_nobody_knows_how_far_pods_were_that_exited_0_unseen_after_they_were_told_to_stop[QueuePreemption-False]",
     "replaced-pods-complete-nothing": f"{_UNIT}phases.py::"
     "test_a_pod_that_was_told_to_stop_and_replaced_keeps_no_job_from_its_end",
+    "saved-ends-are-not-counted": f"{_UNIT}charges.py::"
+    "test_failures_that_jobset_does_not_count_wait_ever_longer[False]",
+    "reports-of-before-a-suspension-are-left": f"{_UNIT}progressing.py::"
+    "test_a_job_of_which_nothing_runs_is_neither_progressing_nor_stalled",
+    "last-words-tell-the-step": f"{_UNIT}lifecycle.py::"
+    "test_a_job_whose_pods_exited_0_after_a_notice_before_its_last_step_goes_on",
+    "other-containers-are-the-applications": f"{_UNIT}causes.py::test_the_cause_of[an init container that fails]",
+    "pods-that-never-ran-are-a-guess": f"{_UNIT}causes.py::test_the_cause_of[a pod that was never admitted]",
 }
 """By patch, the test that must notice."""
 
