@@ -120,7 +120,9 @@ def let_all_happen(stories: Mapping[str, Story], metadata: FakeMetadataServer) -
         fewer = {story.name: story.until_trains(attempt=3) for story in (ddp, fsdp2)}
         saved_ahead, at_maintenance = maintenance.result()
     resumed[maintained.name] = maintained.until_trains(attempt=2)
-    last |= {story.name: story.end() for story in (ddp, fsdp2, maintained)}
+    with ThreadPoolExecutor() as executor:
+        others = (ddp, fsdp2, maintained)
+        last |= zip((story.name for story in others), executor.map(Story.end, others), strict=True)
     return Seen(
         stories=stories,
         resumed=resumed,
@@ -183,7 +185,6 @@ def check_fewer_workers(seen: Seen, undisturbed: Undisturbed, name: str, *, n_be
     assert second > first
     losses = undisturbed.train_example(name, n_processes=n_before, n_steps=second)
     story, last = seen.stories[name], seen.last[name]
-    assert losses_of(story.uri, second) == losses
     more = losses_of(story.uri, last)
     assert len(more) == last > second
     assert more[:second] == losses

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -79,8 +80,12 @@ class Story(ShellJob):
         return [(int(end["exitCode"]), Termination.from_json(end["message"])) for end in ends]
 
     def end(self) -> int:
-        """Delete the job, which saves then, and return the last step that is saved."""
-        self.kubectl("delete", "ctj", self.name, "--timeout=100s")
+        """Delete the job, whose pods save then, and return the last step that is saved."""
+        self.kubectl("delete", "ctj", self.name)
+        deadline = time.monotonic() + PATIENCE_S
+        while self.pods():
+            assert time.monotonic() < deadline, f"pods of {self.name} don't end"
+            time.sleep(0.5)
         latest = self.read_log().latest
         assert latest is not None
         return latest.step
