@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch.distributed.checkpoint.stateful import Stateful
-from torch.optim import Optimizer
 
 from stepkeeper_planners import adapters
 from stepkeeper_planners.adapters.open_shardings import self_copies_left_out, shardings_left_open
 from stepkeeper_planners.errors import UnsupportedValueError
+from stepkeeper_planners.state.optimizer_tensors import filled_tensors_kept
 from stepkeeper_planners.state.per_rank import PerRank
 from stepkeeper_planners.state.random_state import RandomState
 from stepkeeper_planners.state.tree import FlatState, Path, empty_like, is_leaf, is_stateful, join_path
@@ -141,34 +140,8 @@ def _iterate_places(node: Any, tree: Any, path: Path, values: Mapping[str, objec
 def _load_stateful(node: object, tree: Any, path: Path, values: Mapping[str, object]) -> None:
     assert isinstance(node, Stateful)
     loaded = _rebuild(tree, path, values)
-    filled = _list_filled_settings(node, loaded) if isinstance(node, Optimizer) else []
-    with self_copies_left_out():
+    with self_copies_left_out(), filled_tensors_kept(node, loaded):
         node.load_state_dict(loaded)
-    if not isinstance(node, Optimizer):
-        return
-    for group, settings in zip(node.param_groups, filled, strict=False):
-        group.update(settings)
-
-
-def _list_filled_settings(optimizer: Optimizer, loaded: Any) -> list[dict[str, torch.Tensor]]:
-    """Return the tensors that each group of parameters has as settings, such as a learning rate. They are filled.
-
-    torch's load_state_dict() puts copies in their place. Who else has such a tensor, as a compiled step, would go on
-    with the old one; and on XLA a copy gets a sharding of its own, with which the next step is another program.
-    Empty where the user's code may load them otherwise.
-    """
-    # Every optimizer of torch has these, and there is no public way to ask for them.
-    hooks = optimizer._optimizer_load_state_dict_pre_hooks, optimizer._optimizer_load_state_dict_post_hooks  # noqa: SLF001
-    if type(optimizer).load_state_dict is not Optimizer.load_state_dict or any(hooks):
-        return []
-    return [
-        {
-            key: value
-            for key, value in group.items()
-            if isinstance(value, torch.Tensor) and given.get(key) is value
-        }
-        for group, given in zip(optimizer.param_groups, loaded["param_groups"], strict=False)
-    ]
 
 
 def _rebuild(tree: object, path: Path, values: Mapping[str, object]) -> Any:

@@ -6,7 +6,7 @@ Prints a table of meshes, marks, optimizers and beginnings, with losses, program
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
 import torch_xla.experimental.distributed_checkpoint as torch_xla_checkpoint
 import torch_xla.runtime as xr
-from priming import KINDS, bare, count_compilations, shardings_of
+from priming import KINDS, bare, count_compilations, sharding_of, shardings_of
 from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -52,10 +52,20 @@ class Case:
 
     @override
     def __str__(self) -> str:
-        mesh = "x".join(map(str, self.mesh_shape))
-        later = f", after {self.steps_before} steps" if self.steps_before else ""
-        primed = f"primed: {self.primed:6} -> {self.resumed:6}"
-        return f"mesh {mesh:5} | {self.marks:17} | {self.optimizer:16} | {primed} | saved at {self.saved_at}{later}"
+        begun = f"{self.resumed}, {self.steps_before} steps" if self.steps_before else self.resumed
+        model = f"| {shown(self.mesh_shape):13} | {self.marks:17} | {self.optimizer:16} |"
+        return f"{model} {self.primed:6} | {begun:15} | {self.saved_at:5} |"
+
+
+HEADER = """\
+| mesh          | marked            | optimizer        | primed | at the restart  | saved | losses | programs: fresh,  \
+| compiled by | bytes on the devices: |
+|               |                   |                  |        |                 | at    | equal  | after the restart \
+| the restore | before / after        |"""
+
+
+def shown(mesh_shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, mesh_shape))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,37 +207,62 @@ def check(case: Case, folder: Path) -> str:
         "a restore compiled": n_restore > (case.optimizer == "adamw-tensor-lr"),
         "more compilations": n_resumed > n_started,
     }
-    return (
-        f"{case} | losses equal: {n_equal} of {len(later)} | compiled: {n_started} for a fresh start, "
-        f"{n_restore} + {n_resumed} for this | bytes: {before_bytes} before, {device_bytes} after"
-        + "".join(f" | WRONG: {what}" for what, is_so in wrong.items() if is_so)
-    )
+    figures = f" {n_equal} of {len(later)} | {n_started:8} / {n_resumed:<6} | {n_restore:11} |"
+    return f"{case}{figures} {before_bytes:9} / {device_bytes:<9} |{named(wrong)}"
+
+
+def named(wrong: dict[str, bool]) -> str:
+    return "".join(f" WRONG: {what} |" for what, is_so in wrong.items() if is_so)
 
 
 def programs(steps: Sequence[Step]) -> list[str]:
     return [step.program for step in steps]
 
 
-def another_mesh_leaves_it_to_xla(folder: Path) -> str:
-    """What nobody marked is as open after the restore as before it: XLA shards it for the new mesh."""
-    case = Case(mesh_shape=(2, 2), marks="weights", optimizer="adamw-capturable")
-    other = Case(mesh_shape=(4,), marks="weights", optimizer="adamw-capturable")
-    saving = Training(case, "ours")
-    saving.run(range(1, 4))
+def check_another_mesh(case: Case, saved_on: tuple[int, ...], folder: Path) -> str:
+    """Restore what was saved on another mesh. What nobody marked is as open as before: XLA shards it for the new one.
+
+    So the steps are those of a fresh start. Returns the row.
+    """
+    saving = Training(replace(case, mesh_shape=saved_on), case.primed)
+    saving.run(range(1, case.saved_at + 1))
     uri = (folder / "root").as_uri()
     with CheckpointManager(uri, 10**6, chkpt_on_preemption=False) as manager:
-        assert manager.save(3, saving.state, force=True)
-    fresh, resumed = Training(other, "ours"), Training(other, "ours")
-    placed = shardings_of((resumed.model, resumed.optimizer))
+        assert manager.save(case.saved_at, saving.state, force=True)
+    fresh, resumed = Training(case, case.resumed), Training(case, case.resumed)
+    placed, before_bytes = shardings_of((resumed.model, resumed.optimizer)), resumed.device_bytes()
+    n_before = count_compilations()
     with CheckpointManager(uri, 10**6, chkpt_on_preemption=False) as manager:
         assert manager.restore_latest(resumed.state) is not None
-    assert shardings_of((resumed.model, resumed.optimizer)) == placed
-    assert "" in placed.values()
-    pairs = zip(saving.tensors(), resumed.tensors(), strict=True)
-    assert all(torch.equal(a.cpu(), b.cpu()) for a, b in pairs)
-    steps = range(4, 7)
-    assert programs(resumed.run(steps)) == programs(fresh.run(steps))
-    return "another mesh: the programs of a fresh start"
+    n_restore, device_bytes = count_compilations() - n_before, resumed.device_bytes()
+    is_placed = shardings_of((resumed.model, resumed.optimizer)) == placed
+    pairs = list(zip(saving.tensors(), resumed.tensors(), strict=True))
+    is_equal = all(torch.equal(a.cpu(), b.cpu()) for a, b in pairs)
+    steps = range(case.saved_at + 1, N_STEPS + 1)
+    started, later = fresh.run(steps), resumed.run(steps)
+    n_started, n_resumed = (len({step.program for step in steps}) for steps in (started, later))
+    wrong = {
+        "values differ": not is_equal,
+        "another sharding": not is_placed,
+        "another program": programs(later) != programs(started),
+        "more memory": device_bytes > before_bytes,
+        # The copy of a snapshot, which else the first save compiles.
+        "a restore compiled": n_restore > 1,
+        "more compilations": n_resumed > n_started,
+    }
+    mesh = f"{shown(saved_on)} -> {shown(case.mesh_shape)}"
+    figures = f"    -   | {n_started:8} / {n_resumed:<6} | {n_restore:11} |"
+    row = str(case).replace(f"{shown(case.mesh_shape):13}", f"{mesh:13}", 1)
+    return f"{row}{figures} {before_bytes:9} / {device_bytes:<9} |{named(wrong)}"
+
+
+def is_another_layout(case: Case, saved_on: tuple[int, ...]) -> bool:
+    """Tell whether any marked tensor is divided otherwise: two meshes may lay out all of them alike."""
+    there, here = (
+        {name: sharding_of(parameter) for name, parameter in Training(each, "none").model.named_parameters()}
+        for each in (replace(case, mesh_shape=saved_on), case)
+    )
+    return there != here
 
 
 def a_dcp_load_leaves_open_what_is_open(folder: Path) -> str:
@@ -283,15 +318,39 @@ def every(mesh_shape: tuple[int, ...]) -> Iterator[Case]:
             )
 
 
+def elsewhere(mesh_shape: tuple[int, ...]) -> Iterator[tuple[Case, tuple[int, ...]]]:
+    """Cases on this mesh, each with another one on which it was saved."""
+    others = [other for other in ((4,), (2, 2), (2, 1, 2)) if other != mesh_shape]
+    for saved_on, marks, optimizer in product(others, MARKS, ("adamw-capturable", "sgd-momentum")):
+        case = Case(mesh_shape=mesh_shape, marks=marks, optimizer=optimizer)
+        if is_another_layout(case, saved_on):
+            yield case, saved_on
+
+
+def rows(folder: Path, which: str) -> Iterator[str]:
+    mesh_shape = (4,) if which == "few" else tuple(map(int, which.split("x")))
+    if which == "few":
+        same, others = (
+            few(),
+            iter([(Case(mesh_shape=(4,), marks="weights", optimizer="adamw-capturable"), (2, 2))]),
+        )
+    else:
+        same, others = every(mesh_shape), elsewhere(mesh_shape)
+    for number, (case, saved_on) in enumerate(others):
+        yield check_another_mesh(case, saved_on, folder / f"other-{number}")
+    for number, case in enumerate(same):
+        yield check(case, folder / str(number))
+
+
 def main(folder: Path, which: str) -> None:
-    cases = few() if which == "few" else every(tuple(map(int, which.split("x"))))
-    rows = []
-    for number, case in enumerate(cases):
-        rows.append(check(case, folder / str(number)))
-        print(rows[-1], flush=True)
-    print(another_mesh_leaves_it_to_xla(folder))
+    print(HEADER, flush=True)
+    table = []
+    for row in rows(folder, which):
+        table.append(row)
+        print(row, flush=True)
     print(a_dcp_load_leaves_open_what_is_open(folder))
-    wrong = [row for row in rows if "WRONG" in row]
+    wrong = [row for row in table if "WRONG" in row]
+    print(f"{len(table)} rows, {len(wrong)} wrong")
     assert not wrong, "\n".join(wrong)
 
 
