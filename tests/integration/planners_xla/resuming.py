@@ -1,4 +1,4 @@
-"""A restored training runs the programs of one that was never interrupted: python resuming.py FOLDER few|MESH.
+"""A restored training runs the programs of one that never stopped: python resuming.py FOLDER few, or MESH MARKS.
 
 Prints a table of meshes, marks, optimizers and beginnings, with losses, programs and device memory.
 """
@@ -327,25 +327,26 @@ def elsewhere(mesh_shape: tuple[int, ...]) -> Iterator[tuple[Case, tuple[int, ..
             yield case, saved_on
 
 
-def rows(folder: Path, which: str) -> Iterator[str]:
-    mesh_shape = (4,) if which == "few" else tuple(map(int, which.split("x")))
-    if which == "few":
-        same, others = (
-            few(),
-            iter([(Case(mesh_shape=(4,), marks="weights", optimizer="adamw-capturable"), (2, 2))]),
-        )
-    else:
-        same, others = every(mesh_shape), elsewhere(mesh_shape)
-    for number, (case, saved_on) in enumerate(others):
-        yield check_another_mesh(case, saved_on, folder / f"other-{number}")
-    for number, case in enumerate(same):
+def rows(folder: Path, mesh: str, marks: str) -> Iterator[str]:
+    mesh_shape = tuple(map(int, mesh.split("x")))
+    for number, case in enumerate(case for case in every(mesh_shape) if case.marks == marks):
         yield check(case, folder / str(number))
+    for number, (case, saved_on) in enumerate(elsewhere(mesh_shape)):
+        if case.marks == marks:
+            yield check_another_mesh(case, saved_on, folder / f"other-{number}")
 
 
-def main(folder: Path, which: str) -> None:
+def few_rows(folder: Path) -> Iterator[str]:
+    for number, case in enumerate(few()):
+        yield check(case, folder / str(number))
+    on_another = Case(mesh_shape=(4,), marks="weights", optimizer="adamw-capturable")
+    yield check_another_mesh(on_another, (2, 2), folder / "other")
+
+
+def main(folder: Path, mesh: str, marks: str = "") -> None:
     print(HEADER, flush=True)
     table = []
-    for row in rows(folder, which):
+    for row in rows(folder, mesh, marks) if marks else few_rows(folder):
         table.append(row)
         print(row, flush=True)
     print(a_dcp_load_leaves_open_what_is_open(folder))
@@ -356,4 +357,4 @@ def main(folder: Path, which: str) -> None:
 
 if __name__ == "__main__":
     xr.use_spmd()
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), *sys.argv[2:])
