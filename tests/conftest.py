@@ -12,6 +12,7 @@ from fork_server import TORCH, ForkServer
 from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 # No example is timed: this machine may stop any of them for a while.
 settings.register_profile("untimed", deadline=None)
@@ -31,6 +32,36 @@ class WholeFiles(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no t
 
     def _split_scope(self, nodeid: str) -> str:
         return CLUSTER if nodeid.startswith(CLUSTER) else nodeid.partition("::")[0]
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Take back what a worker that died had left to do. Returns the test that it died in, which isn't run again.
+
+        xdist itself gives that test to other workers, which then die of it too. And it gives them the files that this
+        one had finished: nothing to do, at whose end they never come for more, so that the run has no end.
+        """
+        files = {
+            scope: [test for test, is_done in tests.items() if not is_done]
+            for scope, tests in self.assigned_work.pop(node).items()
+        }
+        left = {scope: tests for scope, tests in files.items() if tests}
+        if not left:
+            return None
+        died_in = next(iter(left.values())).pop(0)
+        for scope, tests in reversed(left.items()):
+            if tests:
+                self.workqueue[scope] = dict.fromkeys(tests, False)
+                self.workqueue.move_to_end(scope, last=False)
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return died_in
+
+    def _reschedule(self, node: WorkerController) -> None:
+        """Give a worker a file, and another where that has a single test: it runs a test once it has the next."""
+        # One that replaces a dead worker asks for work itself, once it knows the tests.
+        if node in self.registered_collections:
+            super()._reschedule(node)
+            while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+                super()._reschedule(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> WholeFiles:
