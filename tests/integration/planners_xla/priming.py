@@ -92,12 +92,6 @@ KINDS: dict[str, Make] = {
     "adagrad": torch.optim.Adagrad,
     "rmsprop": lambda p: RMSPROP(p, centered=True, momentum=0.9),
     "adafactor": torch.optim.Adafactor,
-    "adamax": torch.optim.Adamax,
-    "adadelta": torch.optim.Adadelta,
-    "nadam": torch.optim.NAdam,
-    "radam": torch.optim.RAdam,
-    "rprop": lambda p: torch.optim.Rprop(p, capturable=True),
-    "asgd": torch.optim.ASGD,
     "own-shardings": OwnShardings,
 }
 
@@ -161,7 +155,7 @@ def tensors_of(training: Training) -> dict[str, torch.Tensor]:
     model, optimizer = training
     found: dict[str, torch.Tensor] = {}
     for index, parameter in enumerate(model.parameters()):
-        entry = optimizer.state[parameter]
+        entry = optimizer.state.get(parameter, {})
         tensors = {"parameter": parameter} | {k: v for k, v in entry.items() if isinstance(v, torch.Tensor)}
         found |= {f"{index}.{name}": bare(tensor) for name, tensor in tensors.items()}
     return found
