@@ -46,7 +46,7 @@ class WholeFiles(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no t
         left = {scope: tests for scope, tests in files.items() if tests}
         if not left:
             return None
-        died_in = next(iter(left.values())).pop(0)
+        died_in: str = next(iter(left.values())).pop(0)
         for scope, tests in reversed(left.items()):
             if tests:
                 self.workqueue[scope] = dict.fromkeys(tests, False)

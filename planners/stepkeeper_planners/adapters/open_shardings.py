@@ -16,6 +16,7 @@ __all__ = [
     "collect_shardings",
     "count_devices",
     "is_inferred",
+    "is_sharded_as",
     "note_inferred",
     "self_copies_left_out",
     "shardings_left_open",
@@ -80,6 +81,13 @@ def is_inferred(tensor: torch.Tensor) -> bool:
     """Tell whether the tensor has a sharding that was noted as inferred, and still has that one."""
     bare = _unwrap(tensor) if tensor.device.type == "xla" else tensor
     return bare in _INFERRED and _INFERRED[bare] == _text(bare)
+
+
+def is_sharded_as(tensor: torch.Tensor, other: object) -> bool:
+    """Tell whether both are XLA tensors of one shape that have one and the same sharding."""
+    if not isinstance(other, torch.Tensor) or not tensor.device.type == other.device.type == "xla":
+        return False
+    return tensor.shape == other.shape and _text(tensor) == _text(other) != ""
 
 
 def count_devices() -> int:

@@ -11,6 +11,7 @@ from torch.optim import ASGD, NAdam, Optimizer
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 
 from stepkeeper_planners import adapters
+from stepkeeper_planners.adapters.open_shardings import is_sharded_as
 from stepkeeper_planners.errors import PrimeError
 from stepkeeper_planners.state.priming_copies import Pair, is_of_torch, with_those_inside
 from stepkeeper_planners.state.priming_guards import check_complete, check_dense
@@ -28,7 +29,7 @@ class MadeState:
 
     entry: Any
     inferred: tuple[torch.Tensor, ...] = ()
-    """Those of its tensors that the step gave no sharding."""
+    """Those of its tensors that the step gave no sharding, or none but the parameter's."""
 
 
 def collect_made_state(
@@ -54,11 +55,15 @@ def collect_made_state(
             entry |= _compute_first_numbers(real, owner, entry)
         # What has a sharding by now gets it in an unprimed first step too. The optimizer marked it, got it from the
         # host, or ran a program that made it.
-        unmarked = [tensor for tensor in list_tensors(entry) if not adapters.has_sharding(tensor)]
-        for tensor in () if id(owner) in left_open else unmarked:
-            if tensor.shape == getattr(owner, "shape", None):
-                adapters.copy_sharding(tensor, owner)
-        found.append(MadeState(optimizer=real, owner=owner, entry=entry, inferred=tuple(unmarked)))
+        tensors = list_tensors(entry)
+        inferred = [tensor for tensor in tensors if not adapters.has_sharding(tensor)]
+        if id(owner) not in left_open:
+            # Its copy of the gradient, as SGD's momentum, lies as the parameter because the gradient was made so.
+            inferred += [tensor for tensor in tensors if is_sharded_as(tensor, owner)]
+            for tensor in inferred:
+                if tensor.shape == getattr(owner, "shape", None):
+                    adapters.copy_sharding(tensor, owner)
+        found.append(MadeState(optimizer=real, owner=owner, entry=entry, inferred=tuple(inferred)))
     return found
 
 

@@ -161,7 +161,7 @@ def tensors_of(training: Training) -> dict[str, torch.Tensor]:
     model, optimizer = training
     found: dict[str, torch.Tensor] = {}
     for index, parameter in enumerate(model.parameters()):
-        entry = optimizer.state[parameter]
+        entry = optimizer.state.get(parameter, {})
         tensors = {"parameter": parameter} | {k: v for k, v in entry.items() if isinstance(v, torch.Tensor)}
         found |= {f"{index}.{name}": bare(tensor) for name, tensor in tensors.items()}
     return found
