@@ -33,7 +33,10 @@ _HELD_LOOK_S: Final = 0.2
 _MEET_S: Final = 3600.0
 """The seconds by which ranks may start apart; the rest of the start waits as long."""
 
-_ROUND_TIMEOUT_S: Final = 60.0
+_ROUND_TIMEOUT_S: Final = 300.0
+"""As long as other waits for a rank that stands still: a compilation, an import or a collective may hold Python's lock.
+A notice's deadline, and a process that ends, cut it short.
+"""
 
 
 class StepAgreement:
