@@ -110,7 +110,7 @@ class ManagerParts:
             on_met=partial(link_companions, rank_group, meeting, _call_weakly(self.companion.link_stacks)),
         )
         self.shutdown: Final = Shutdown(
-            self.controller, self.saver, self.progress, self.companion, rank_group
+            self.controller, self.saver, self.progress, self.companion, rank_group, waits=self.waits
         )
         if environment is not None:
             self._meet_operator()

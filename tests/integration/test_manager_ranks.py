@@ -71,6 +71,18 @@ def test_one_notice_makes_all_ranks_save_one_step(
     assert starts == [{"event": "start", "step": step, "a": step, "b": step, "value": step}] * N_RANKS
 
 
+def test_a_rank_whose_collective_fails_because_another_was_killed_has_lost_a_peer(
+    tmp_path: Path, ranks: Ranks
+) -> None:
+    """The collective may notice it first, and raises an error of its own."""
+    with ranks(tmp_path / "run", 100_000, interval=10**6, collective=True) as (survivor, killed):
+        for process in (survivor, killed):
+            hear(process, "step", at_least=20)
+        killed.send_signal(signal.SIGKILL)
+        hear_rest(survivor)
+        assert survivor.returncode == ExitCode.PEER_LOST
+
+
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_rank_that_is_behind_is_not_left_where_nothing_is_saved(
     tmp_path: Path, ranks: Ranks, late: int

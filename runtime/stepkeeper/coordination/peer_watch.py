@@ -111,14 +111,17 @@ class PeerWatch:
             timeout_s: The time for the store's answers.
 
         """
-        said = {"rank": rank, "why": why, "fenced": fenced}
+        return _loss(self._announce({"rank": rank, "why": why, "fenced": fenced}, timeout_s))
+
+    def _announce(self, said: Mapping[str, Any], timeout_s: float) -> Mapping[str, Any]:
+        """Announce that a rank is lost, and return what was announced first: this, or the loss of another one."""
         ends_s = time.monotonic() + timeout_s
         try:
             self._board.propose(_LOST, said, within_s=timeout_s)
-            return _loss(self._board.read_proposal(_LOST, within_s=ends_s - time.monotonic()) or said)
+            return self._board.read_proposal(_LOST, within_s=ends_s - time.monotonic()) or said
         except PeerLostError:
             # The store went with rank 0, or stands still with it.
-            return _loss(said)
+            return said
 
     def announce_leave(self, error: BaseException | None, timeout_s: float = LAST_WORD_S) -> None:
         """Tell the other ranks that this one leaves, because of an `error` or in order. A second call does nothing.
@@ -143,7 +146,7 @@ class PeerWatch:
         if self._waits.loss is not None:
             return
         if (lost := self._board.read_proposal(_LOST)) is not None:
-            self._waits.end_all(_loss(lost))
+            self._end_waits(lost)
         elif self._links is not None and 0 < self._linked_by_s < time.monotonic():
             self._linked_by_s = 0.0
             for rank in self._links.missing():
@@ -164,7 +167,10 @@ class PeerWatch:
 
     def _note_ended(self, rank: int, why: str) -> None:
         """Take over that `rank` has ended without a word to this one, unless it told the reason in the store."""
-        self._waits.end_all(self.announce_loss(rank, why))
+        self._end_waits(self._announce({"rank": rank, "why": why, "died": True}, LAST_WORD_S))
+
+    def _end_waits(self, said: Mapping[str, Any]) -> None:
+        self._waits.end_all(_loss(said), is_death=bool(said.get("died")))
 
 
 def _loss(said: Mapping[str, Any]) -> StepkeeperError:

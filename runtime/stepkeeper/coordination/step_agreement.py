@@ -30,7 +30,10 @@ _LOOK_S: Final = 0.5
 """The interval at which a rank checks whether another one is lost, though nothing waits for it just now."""
 
 _HELD_LOOK_S: Final = 0.2
-_ROUND_TIMEOUT_S: Final = 60.0
+_ROUND_TIMEOUT_S: Final = 300.0
+"""As long as other waits for a rank that stands still: a compilation, an import or a collective may hold Python's lock.
+A notice's deadline, and a process that ends, cut it short.
+"""
 
 
 class StepAgreement:

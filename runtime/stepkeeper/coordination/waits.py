@@ -61,6 +61,8 @@ class Waits:
 
         self._lock = threading.Lock()
         self._loss: StepkeeperError | None = None
+        self._death: StepkeeperError | None = None
+        self._has_ended = threading.Event()
         self._progress_s = 0.0
         self._calls: dict[object, float] = {}
 
@@ -101,10 +103,23 @@ class Waits:
         """The error for which all waits end, if there is one: another rank is lost."""
         return self._loss
 
-    def end_all(self, error: StepkeeperError) -> None:
-        """Raise `error` in all waits, present and later ones. The first error stays."""
+    def end_all(self, error: StepkeeperError, *, is_death: bool = False) -> None:
+        """Raise `error` in all waits, present and later ones. The first error stays.
+
+        Args:
+            error: Tells which rank is lost.
+            is_death: True if it has ended without a word to the others.
+
+        """
         with self._lock:
-            self._loss = self._loss or error
+            if self._loss is None:
+                self._loss, self._death = error, error if is_death else None
+        self._has_ended.set()
+
+    def await_death(self, timeout_s: float) -> StepkeeperError | None:
+        """Return the error that tells of a rank that has ended without a word, if one is known within `timeout_s`."""
+        self._has_ended.wait(timeout_s)
+        return self._death
 
     def note_progress(self) -> None:
         """Note that a save makes progress: as long as it does, nothing but a notice's fixed deadline cuts it off."""

@@ -88,7 +88,9 @@ class SavePipeline:
             waits=self._waits,
             limits=rank_group.limits,
         )
-        self._prepared = False
+        self.prepared = False
+        """True once what saves need is compiled."""
+
         self._pending: list[InFlight] = []
         self._number = 0
         self.failures: Final = SaveFailures()
@@ -106,9 +108,9 @@ class SavePipeline:
 
         Ranks: all ranks call this.
         """
-        if self._prepared:
+        if self.prepared:
             return
-        self._prepared = True
+        self.prepared = True
         size_bytes = self._snapshots.prepare(state)
         if self._snapshots.plan is not None:
             self.state_watch.note_prepared(state, self._snapshots.plan)
@@ -153,7 +155,7 @@ class SavePipeline:
         try:
             state = build_state(request.state, request.step)
             snapshot = self._snapshots.take_snapshot(state, region, timeout_s=left_s)
-            self._prepared = True
+            self.prepared = True
             clock.mark_released()
             transfer = self._transfers.submit(
                 _transfer_snapshot, snapshot, region, clock, self._rank_group.limits

@@ -176,6 +176,9 @@ class Saver:
 
         Ranks: all ranks call this.
         """
+        # Another thread may be starting a save, and wait with it for one that a slow store holds up.
+        if self._pipeline.prepared:
+            return
         with self._starting:
             self._pipeline.prepare(state)
 

@@ -12,6 +12,7 @@ from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import ExitCode, ReportPhase
 from stepkeeper.coordination.rank_group import RankGroup
+from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import (
     ClosedError,
     FencedError,
@@ -40,6 +41,9 @@ _STOP_S: Final = 10.0
 _LAST_WORD_S: Final = 1.0
 """Seconds for what a rank says to the others when it leaves."""
 
+_NOTICED_S: Final = 1.0
+"""Seconds in which it is known that a rank has ended, once a collective of the training has failed for that."""
+
 _WITH_CODES: Final = (FencedError, PeerLostError, NoticeDeadlineError)
 """Errors that end the process with a code that means something; Python's own for an exception is 1."""
 
@@ -60,12 +64,15 @@ class Shutdown:
         progress: Progress,
         companion: Companion,
         rank_group: RankGroup,
+        *,
+        waits: Waits,
     ) -> None:
         self._controller = controller
         self._saver = saver
         self._progress = progress
         self._companion = companion
         self._rank_group = rank_group
+        self._waits = waits
         self.closed = False
         saver.on_fence(self.tell_fence, is_pods=controller.process_exit.is_pods)
 
@@ -319,9 +326,11 @@ class Shutdown:
         """End the manager because of `error`: give a save in flight a little time, and other ranks none.
 
         Returns:
-            The error to end the process with: `error`; or, if another claim is known to own the root, a FencedError.
+            The error to end the process with: `error`; or, if another claim is known to own the root, a FencedError;
+            or, if another rank has ended without a word, a PeerLostError.
 
         """
+        error = self._bereaved(error)
         if not isinstance(error, PeerLostError | NoticeDeadlineError):
             alone = self._rank_group.world_size == 1
             # A rank may be lost, or the time of a notice be over, meanwhile: the error stays what it was.
@@ -343,6 +352,25 @@ class Shutdown:
         fenced = FencedError(str(fence))
         fenced.__cause__ = error
         return fenced
+
+    def _bereaved(self, error: BaseException) -> BaseException:
+        """Return `error`, or the loss of a rank that has ended without a word: a collective may have failed for that.
+
+        The training's collectives may notice it before the connections between the ranks do.
+        """
+        if (
+            self._rank_group.world_size == 1
+            or not isinstance(error, Exception)
+            or isinstance(error, _WITH_CODES)
+        ):
+            return error
+        left_s = self._controller.process_exit.grace_left_s()
+        death = self._waits.await_death(_NOTICED_S if left_s is None else min(_NOTICED_S, left_s))
+        if death is None:
+            return error
+        lost = type(death)(str(death))
+        lost.__cause__ = error
+        return lost
 
     def _write_termination_message(self, code: int, error: str | None) -> None:
         self._controller.process_exit.write_termination_message(

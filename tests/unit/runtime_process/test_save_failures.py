@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import threading
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -213,3 +214,17 @@ def test_a_save_for_a_notice_that_fails_whenever_it_is_made_is_given_up(
     assert "not allowed" in (manager._parts.saver.error or "")
     with pytest.raises(SystemExit):
         manager.exit_if_stopped()
+
+
+def test_a_step_does_not_wait_for_a_save_that_another_thread_starts(
+    manager: CheckpointManager, ends: Ends
+) -> None:
+    ends += [None]
+    saver = manager._parts.saver
+    manager.save(1, STATE)
+    prepared = threading.Thread(target=saver.prepare, args=(STATE,), daemon=True)
+    with saver._starting:
+        prepared.start()
+        prepared.join(20)
+        assert not prepared.is_alive()
+    manager.close()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.coordination.step_agreement import STOP, StepAgreement
@@ -214,6 +215,31 @@ def test_a_rank_that_starts_late_is_waited_for_by_the_rounds(monkeypatch: pytest
         assert board.changed.wait_for(lambda: "round/0/beyond" in board.values, 10)
     for agreement in (early, late):
         assert [agreement.pass_step(2), agreement.pass_step(3)] == [(), (STOP,)]
+        agreement.close(5.0)
+
+
+def test_a_round_waits_for_a_rank_that_holds_pythons_lock_for_minutes() -> None:
+    board, allowed = Board(), list[float]()
+
+    class Measured(ThreadRankGroup):
+        @override
+        def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
+            allowed.append(timeout_s)
+            return super().gather(name, value, timeout_s)
+
+        @override
+        def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
+            allowed.append(timeout_s)
+            return super().broadcast(name, value, timeout_s)
+
+    ranks = [StepAgreement(Measured(board, rank, 2)) for rank in range(2)]
+    for agreement in ranks:
+        agreement.start()
+    ranks[1].wish(STOP)
+    with board.changed:
+        assert board.changed.wait_for(lambda: "round/0/beyond" in board.values, 20)
+    assert min(allowed) >= 300
+    for agreement in ranks:
         agreement.close(5.0)
 
 
