@@ -116,10 +116,20 @@ class Waits:
                 self._loss, self._death = error, error if is_death else None
         self._has_ended.set()
 
-    def await_death(self, timeout_s: float) -> StepkeeperError | None:
-        """Return the error that tells of a rank that has ended without a word, if one is known within `timeout_s`."""
+    def explain(self, error: BaseException, timeout_s: float) -> BaseException:
+        """Return the loss of a rank that has ended without a word, as what `error` has come of; else `error`.
+
+        The training's collectives may fail before the connections between the ranks tell of that end, for which there
+        are `timeout_s` seconds. What chose to end the process has no other reason.
+        """
+        if not isinstance(error, Exception):
+            return error
         self._has_ended.wait(timeout_s)
-        return self._death
+        if (death := self._death) is None:
+            return error
+        lost = type(death)(str(death))
+        lost.__cause__ = error
+        return lost
 
     def note_progress(self) -> None:
         """Note that a save makes progress: as long as it does, nothing but a notice's fixed deadline cuts it off."""

@@ -330,7 +330,9 @@ class Shutdown:
             or, if another rank has ended without a word, a PeerLostError.
 
         """
-        error = self._bereaved(error)
+        if self._rank_group.world_size > 1 and not isinstance(error, _WITH_CODES):
+            left_s = self._controller.process_exit.grace_left_s()
+            error = self._waits.explain(error, _NOTICED_S if left_s is None else min(_NOTICED_S, left_s))
         if not isinstance(error, PeerLostError | NoticeDeadlineError):
             alone = self._rank_group.world_size == 1
             # A rank may be lost, or the time of a notice be over, meanwhile: the error stays what it was.
@@ -352,25 +354,6 @@ class Shutdown:
         fenced = FencedError(str(fence))
         fenced.__cause__ = error
         return fenced
-
-    def _bereaved(self, error: BaseException) -> BaseException:
-        """Return `error`, or the loss of a rank that has ended without a word: a collective may have failed for that.
-
-        The training's collectives may notice it before the connections between the ranks do.
-        """
-        if (
-            self._rank_group.world_size == 1
-            or not isinstance(error, Exception)
-            or isinstance(error, _WITH_CODES)
-        ):
-            return error
-        left_s = self._controller.process_exit.grace_left_s()
-        death = self._waits.await_death(_NOTICED_S if left_s is None else min(_NOTICED_S, left_s))
-        if death is None:
-            return error
-        lost = type(death)(str(death))
-        lost.__cause__ = error
-        return lost
 
     def _write_termination_message(self, code: int, error: str | None) -> None:
         self._controller.process_exit.write_termination_message(

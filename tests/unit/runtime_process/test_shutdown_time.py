@@ -10,7 +10,6 @@ from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import ExitCode
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
-from stepkeeper.errors import PeerLostError
 from stepkeeper.save.saver import Saver
 from stepkeeper.training import shutdown
 from stepkeeper.training.shutdown import Shutdown
@@ -60,21 +59,3 @@ def test_all_parts_together_end_in_the_time_of_one_deadline(
     assert all(given >= 0 for given in clock.given)
     if limit_s:
         assert all(given > 0 for given in clock.given[:4]), "each of these has something to do"
-
-
-@pytest.mark.parametrize("died", [True, False])
-def test_what_fails_because_a_rank_has_ended_without_a_word_ends_as_its_loss(died: bool) -> None:
-    waits, failure = Waits(), RuntimeError("Connection closed by peer")
-    process_exit = SimpleNamespace(is_pods=False, grace_left_s=lambda: None)
-    parts = Shutdown(
-        cast(StepController, SimpleNamespace(process_exit=process_exit)),
-        cast(Saver, SimpleNamespace(on_fence=lambda _tell, *, is_pods: is_pods)),
-        cast(Progress, None),
-        cast(Companion, None),
-        cast(RankGroup, SimpleNamespace(world_size=2)),
-        waits=waits,
-    )
-    waits.end_all(PeerLostError("rank 1 is lost"), is_death=died)
-    ends_with = parts._bereaved(failure)
-    assert isinstance(ends_with, PeerLostError) is died
-    assert (ends_with.__cause__ if died else ends_with) is failure

@@ -243,3 +243,13 @@ def test_a_worker_whose_waits_have_ended_holds_up_no_end_of_the_interpreter() ->
     assert not guard.is_alive()
     free.set()
     assert worker.close(60)
+
+
+@pytest.mark.parametrize("died", [True, False])
+def test_what_fails_because_a_rank_has_ended_without_a_word_is_its_loss(died: bool) -> None:
+    waits, failure = Waits(), RuntimeError("Connection closed by peer")
+    waits.end_all(PeerLostError("rank 1 is lost"), is_death=died)
+    explained = waits.explain(failure, 0.0)
+    assert isinstance(explained, PeerLostError) is died
+    assert (explained.__cause__ if died else explained) is failure
+    assert waits.explain(chosen := SystemExit(3), 0.0) is chosen
