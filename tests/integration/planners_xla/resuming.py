@@ -145,7 +145,7 @@ class Training:
         batch = torch.randn(8, 8, generator=torch.Generator().manual_seed(number)).to("xla")
         if "batch" in self.case.marks:
             xs.mark_sharding(batch, self.mesh, (0, None))
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
         loss = self.model(batch).square().mean()
         loss.backward()
         self.optimizer.step()
