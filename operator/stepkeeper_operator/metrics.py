@@ -52,6 +52,12 @@ class QueuedResourceMetrics:
             ["project", "zone"],
             registry=registry,
         )
+        self._orphans = Gauge(
+            "stepkeeper_queued_resource_orphans",
+            "Cloud resources of this cluster in a project's zone whose QueuedResource is gone.",
+            ["project", "zone"],
+            registry=registry,
+        )
         self._states: dict[tuple[str, str], str] = {}
         self._listed_at: dict[tuple[str, str], float] = {}
 
@@ -95,10 +101,15 @@ class QueuedResourceMetrics:
         """Record when the place was last listed: Unix time."""
         self._listed_at[project, zone] = max(listed_at, self._listed_at.get((project, zone), listed_at))
 
+    def record_orphans(self, project: str, zone: str, count: int) -> None:
+        """Record how many cloud resources of the place have no object any more."""
+        self._orphans.labels(project, zone).set(count)
+
     def forget_place(self, project: str, zone: str) -> None:
         """Remove the figures of a place that no object is in any more."""
         self._listed_at.pop((project, zone), None)
-        self._list_age_seconds.remove_by_labels({"project": project, "zone": zone})
+        for gauge in (self._list_age_seconds, self._orphans):
+            gauge.remove_by_labels({"project": project, "zone": zone})
 
     def update_list_ages(self, now: float) -> None:
         """Set the ages of all lists. Called before the metrics are read."""

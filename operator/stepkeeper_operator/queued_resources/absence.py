@@ -1,11 +1,18 @@
-"""Ask by name for what a list leaves out: one short list must destroy nothing, and let go of nothing."""
+"""Hold the lists of the cloud against the objects.
+
+What a list leaves out is asked for by name: one short list must destroy nothing, and let go of nothing. What it shows
+of an object that is gone is told.
+"""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
+from stepkeeper_operator.cache.cache import Cache
+from stepkeeper_operator.cache.keys import queued_resource_key
 from stepkeeper_operator.cloud_tpu.cloud import (
     ApiVersion,
     CloudNode,
@@ -16,13 +23,24 @@ from stepkeeper_operator.cloud_tpu.cloud import (
     Place,
 )
 from stepkeeper_operator.cloud_tpu.polling import Listing
+from stepkeeper_operator.cluster import QUEUED_RESOURCES
+from stepkeeper_operator.metrics import QueuedResourceMetrics
 from stepkeeper_operator.queued_resources.memory import ResourceMemory
-from stepkeeper_operator.queued_resources.naming import make_cloud_id, parse_cloud_name
+from stepkeeper_operator.queued_resources.naming import (
+    CLUSTER_LABEL,
+    NAME_LABEL,
+    NAMESPACE_LABEL,
+    UID_LABEL,
+    make_cloud_id,
+    parse_cloud_name,
+)
 from stepkeeper_operator.queued_resources.observed import Member
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.queued_resources.subject import Subject
 
-__all__ = ["AbsenceCheck", "Expected", "find_expected", "read_by_name"]
+__all__ = ["AbsenceCheck", "Expected", "OrphanWatch", "find_expected", "read_by_name"]
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -152,3 +170,40 @@ async def _get_all(names: Iterable[str], get: Callable[[str], Awaitable[T]]) -> 
             return name, await get(name)
 
     return dict(await asyncio.gather(*(get_one(name) for name in sorted(names))))
+
+
+class OrphanWatch:
+    """Tell of cloud resources of this cluster whose object is gone: they cost money, and nobody here deletes them."""
+
+    def __init__(self, cache: Cache, metrics: QueuedResourceMetrics) -> None:
+        self._cache = cache
+        self._metrics = metrics
+        self._seen: dict[Place, Listing] = {}
+        self._told: dict[Place, frozenset[str]] = {}
+
+    def look(self, place: Place, listing: Listing, *, cluster_id: str) -> None:
+        """Count the orphans of a listing, and log each that is new."""
+        if self._seen.get(place) is listing:
+            return
+        self._seen[place] = listing
+        uids = self._cache.list_uids(QUEUED_RESOURCES)
+        orphans = [each for each in listing.resources.values() if self._is_orphan(each, uids, cluster_id)]
+        known = self._told.get(place, frozenset())
+        for orphan in (each for each in orphans if each.name not in known):
+            text = "cloud resource of this cluster whose object is gone: it costs money until somebody deletes it"
+            _log.warning(text, extra={"resource": orphan.name, "state": orphan.state})
+        self._told[place] = frozenset(orphan.name for orphan in orphans)
+        self._metrics.record_orphans(place.project, place.zone, len(orphans))
+
+    def forget_place(self, place: Place) -> None:
+        """Forget a place that no object is in any more."""
+        self._seen.pop(place, None)
+        self._told.pop(place, None)
+
+    def _is_orphan(self, resource: CloudQueuedResource, uids: frozenset[str], cluster_id: str) -> bool:
+        """Tell it by its labels. An object of the same name takes it up, or says why it doesn't."""
+        labels = resource.node.get("labels") or {}
+        if labels.get(CLUSTER_LABEL) != cluster_id or labels.get(UID_LABEL) in uids:
+            return False
+        key = queued_resource_key(labels.get(NAMESPACE_LABEL, ""), labels.get(NAME_LABEL, ""))
+        return resource.state != "DELETING" and self._cache.get_queued_resource(key) is None

@@ -23,7 +23,7 @@ from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts import Node
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.metrics import QueuedResourceMetrics
-from stepkeeper_operator.queued_resources.absence import AbsenceCheck, find_expected
+from stepkeeper_operator.queued_resources.absence import AbsenceCheck, OrphanWatch, find_expected
 from stepkeeper_operator.queued_resources.members import holds_up, read_member, read_pod
 from stepkeeper_operator.queued_resources.memory import Memory, ResourceMemory
 from stepkeeper_operator.queued_resources.naming import (
@@ -66,6 +66,7 @@ class Observer:
         self._cache = cache
         self._cloud = cloud
         self._poller = ImpatientPoller(cloud, wait_s=settings.list_wait_s, clock=clock)
+        self._orphans = OrphanWatch(cache, metrics)
         self._absence = AbsenceCheck(cloud, settings, clock=clock)
         self._memory = memory
         self._metrics = metrics
@@ -96,6 +97,7 @@ class Observer:
         self._poller.forget_asker(uid)
         if place is not None:
             self._poller.forget_place(place)
+            self._orphans.forget_place(place)
             self._metrics.forget_place(place.project, place.zone)
 
     async def _observe_cloud(self, subject: Subject, memory: ResourceMemory, observed: Observed) -> Observed:
@@ -120,6 +122,7 @@ class Observer:
             return replace(
                 observed, error=error, listing_comes=isinstance(error, SlowListError), operation=operation
             )
+        self._orphans.look(memory.place, listing, cluster_id=observed.cluster_id)
         memory.listed_at = listing.asked_at
         self._metrics.record_list(memory.place.project, memory.place.zone, listing.asked_at)
         former = self._find_former(subject, listing, observed.cluster_id)
