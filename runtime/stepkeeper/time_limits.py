@@ -21,10 +21,13 @@ _STORE_ANSWER_S: Final = 300.0
 still, or its host is gone.
 """
 
-_FIRST_CLAIM_S: Final = 3600.0
-"""A claim waits for the work after earlier commits, such as many deletions. Nothing of that was measured yet."""
+_LEAST_CLAIM_S: Final = 3600.0
+"""A claim waits for the work after earlier commits, such as many deletions, of which earlier claims tell nothing."""
 
 _UNMEASURED_BYTES_PER_S: Final = 20e6
+_TELLING_BYTES: Final = 64 << 20
+"""Fewer bytes tell no speed: most of their time is somebody else's."""
+
 _SLOWER_BY: Final = 4.0
 """How many times slower than measured something may be. At a share's end a file system makes all of it durable, and
 shows no progress meanwhile.
@@ -47,7 +50,7 @@ class TimeLimits:
         """
         self._group_s: Final = group_timeout_s
         self._longest_meeting_s: float | None = None
-        self._longest_claim_s: float | None = None
+        self._longest_claim_s = 0.0
         self._share_bytes_per_s: float | None = None
         self._transfer_bytes_per_s: float | None = None
 
@@ -81,9 +84,7 @@ class TimeLimits:
     @property
     def claim_s(self) -> float:
         """Seconds that the companion has for a claim, or for what it is asked about the log."""
-        if self._longest_claim_s is None:
-            return _FIRST_CLAIM_S
-        return max(_LEAST_SILENCE_S, _SLOWER_BY * self._longest_claim_s)
+        return max(_LEAST_CLAIM_S, _SLOWER_BY * self._longest_claim_s)
 
     def share_silence_s(self, size_bytes: int) -> float:
         """Return how long a share of `size_bytes` may make no progress before it is given up, in seconds."""
@@ -106,16 +107,16 @@ class TimeLimits:
 
     def record_claim(self, duration_s: float) -> None:
         """Note that a claim took `duration_s` seconds."""
-        self._longest_claim_s = max(duration_s, self._longest_claim_s or 0.0)
+        self._longest_claim_s = max(duration_s, self._longest_claim_s)
 
     def record_share(self, size_bytes: int, duration_s: float) -> None:
         """Note that a share of `size_bytes` was durable after `duration_s` seconds."""
-        if size_bytes > 0 and duration_s > 0:
+        if size_bytes >= _TELLING_BYTES and duration_s > 0:
             self._share_bytes_per_s = size_bytes / duration_s
 
     def record_transfer(self, size_bytes: int, duration_s: float) -> None:
         """Note that `size_bytes` came from the devices in `duration_s` seconds."""
-        if size_bytes > 0 and duration_s > 0:
+        if size_bytes >= _TELLING_BYTES and duration_s > 0:
             self._transfer_bytes_per_s = size_bytes / duration_s
 
 

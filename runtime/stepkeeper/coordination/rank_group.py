@@ -60,6 +60,10 @@ class RankGroup(Protocol):
         """Let the ranks that wait for this one know that a save has moved `n_bytes` more."""
         ...
 
+    def read_moved(self) -> int:
+        """Return how many bytes saves and restores of all ranks have moved. Raises PeerLostError without the store."""
+        ...
+
     def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
         """Tell the other ranks that this one leaves, and whether that is for an `error`; None: in order.
 
@@ -118,6 +122,9 @@ class SoloRankGroup:
 
     def note_progress(self, n_bytes: int) -> None:
         """Do nothing: nobody waits."""
+
+    def read_moved(self) -> int:
+        return 0
 
     def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
         """Do nothing: nobody listens."""

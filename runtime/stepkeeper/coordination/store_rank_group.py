@@ -203,7 +203,7 @@ class StoreRankGroup:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             if now_s > look_s:
                 look_s = now_s + _LOOK_S
-                if limit.has_moved(self._read_moved(), now_s):
+                if limit.has_moved(self.read_moved(), now_s):
                     self._waits.note_progress()
                 if (end := self._watch.find_end(waiting_for, since_s)) is not None:
                     if (found := self.read_proposal(name)) is not None:
@@ -211,7 +211,7 @@ class StoreRankGroup:
                     raise end
         return found
 
-    def _read_moved(self) -> int:
+    def read_moved(self) -> int:
         return int(self._ask(lambda client: client.add(_MOVED, 0)))
 
     def _ask(self, call: Callable[[Store], T], within_s: float | None = None) -> T:
@@ -268,6 +268,7 @@ class StoreRankGroup:
 
 def _read_timeout_s(group: dist.ProcessGroup | None) -> float:
     """Read how long the training lets a collective of the group wait."""
+    from torch.distributed.constants import default_pg_nccl_timeout
     from torch.distributed.distributed_c10d import _get_default_store
 
     # Backends that are written in Python, as torch_xla's, have no options: the store has the timeout then, too.
@@ -275,7 +276,9 @@ def _read_timeout_s(group: dist.ProcessGroup | None) -> float:
         options = (group or dist.group.WORLD)._get_backend(torch.device("cpu")).options  # type: ignore[union-attr]  # there is one  # noqa: SLF001  # torch has no other name
         return float(options._timeout.total_seconds())  # noqa: SLF001
     store: Any = _get_default_store()  # torch's stub lacks the property
-    return float(store.timeout.total_seconds()) or GROUP_TIMEOUT_S
+    # What torch itself chooses for NCCL alone is made for collectives, and says nothing of what a rank does by itself.
+    chosen = store.timeout != default_pg_nccl_timeout
+    return float(store.timeout.total_seconds()) if chosen and store.timeout else GROUP_TIMEOUT_S
 
 
 def _digest(ranks: Sequence[int]) -> str:

@@ -46,8 +46,12 @@ class SilenceLimit:
         before, self._moved = self._moved, moved
         if before is None or moved == before:
             return False
-        self._ends_s = now_s + self._timeout_s
+        self.restart(now_s)
         return True
+
+    def restart(self, now_s: float) -> None:
+        """Let the time start anew at `now_s`."""
+        self._ends_s = now_s + self._timeout_s
 
 
 class Waits:

@@ -28,6 +28,10 @@ _STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.
 _BY_SIGNAL: Final = 128
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _LOOK_S: Final = 0.05
+_MARGIN_S: Final = 0.15
+"""Seconds before the kubelet's SIGKILL in which the launcher still has to end with the training's code. The training's
+processes end themselves 0.3 s before it.
+"""
 
 
 class CommandError(Exception):
@@ -58,18 +62,18 @@ def run(command: Sequence[str], environ: Mapping[str, str], *, grace_s: float) -
     Args:
         command: The program and its arguments.
         environ: Its environment.
-        grace_s: Seconds that those which it leaves behind have to end.
+        grace_s: Seconds from the first signal that asks for an end until whoever sent it kills all processes.
 
     Raises:
         CommandError: It can't be started.
 
     """
     early: list[int] = []
-    came: set[int] = set()
+    came: dict[int, float] = {}
     child: subprocess.Popen[bytes] | None = None
 
     def forward(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001  # the signature of handlers
-        came.add(signum)
+        came.setdefault(signum, time.monotonic())
         if child is None:
             early.append(signum)
         else:
@@ -87,9 +91,10 @@ def run(command: Sequence[str], environ: Mapping[str, str], *, grace_s: float) -
     for signum in early:
         _send(child.pid, signum)
     code = _await_end(child.pid)
-    if -code in _STOPS & came:
-        _end_orphans(-code, grace_s)
-    return CommandEnd(code=code if code >= 0 else _BY_SIGNAL - code, was_told=not _STOPS.isdisjoint(came))
+    stops = {signum: came_s for signum, came_s in came.items() if signum in _STOPS}
+    if -code in stops:
+        _end_orphans(-code, min(stops.values()) + grace_s - _MARGIN_S)
+    return CommandEnd(code=code if code >= 0 else _BY_SIGNAL - code, was_told=bool(stops))
 
 
 def _send(pid: int, signum: int) -> None:
@@ -107,9 +112,8 @@ def _await_end(pid: int) -> int:
             return os.waitstatus_to_exitcode(status)
 
 
-def _end_orphans(signum: int, grace_s: float) -> None:
-    """Tell those that the child has left behind to end, and wait for that."""
-    ends_s = time.monotonic() + grace_s
+def _end_orphans(signum: int, ends_s: float) -> None:
+    """Tell those that the child has left behind to end, and wait for that, until `ends_s` by time.monotonic()."""
     for pid in _children():
         _send(pid, signum)
     # Whoever these have started comes here when they have ended.

@@ -70,7 +70,7 @@ class Filling:
         self._waits = waits or Waits()
         self._reader = reader
         self._what, self._step = what, step
-        self._done_bytes = 0
+        self._done_bytes = self._moved_bytes = 0
         self._table = table
         self._places = places
         self._lock = threading.Condition()
@@ -198,6 +198,9 @@ class Filling:
         now_s = time.monotonic()
         if silence.has_moved(self._done_bytes, now_s) or not silence.is_over(now_s):
             return
+        if peers is not None and self._others_have_moved():
+            silence.restart(now_s)
+            return
         self._is_stuck = True
         limit_s = self._rank_group.limits.silence_s
         if peers is None:
@@ -206,6 +209,11 @@ class Filling:
             f"{self._what}: nothing of it has come to rank {self._rank_group.rank} for {limit_s:.0f} s: the store, or "
             "another rank of this restore, stands still"
         )
+
+    def _others_have_moved(self) -> bool:
+        """Return True if any rank has read more since the last call: its own blocks come before those for all."""
+        before, self._moved_bytes = self._moved_bytes, self._rank_group.read_moved()
+        return self._moved_bytes != before
 
     def _hand_on(self, found: _Found | None) -> None:
         while not self._ended.is_set():

@@ -114,7 +114,7 @@ def test_nobody_waits_for_a_rank_that_has_left_in_order_and_nobody_is_lost(
 def test_a_wait_for_a_rank_goes_on_while_a_save_makes_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     (first, last), _ = rank_groups(monkeypatch)
     n_looks = 0
-    read_moved = StoreRankGroup._read_moved
+    read_moved = StoreRankGroup.read_moved
 
     def look(rank_group: StoreRankGroup) -> int:
         nonlocal n_looks
@@ -123,7 +123,7 @@ def test_a_wait_for_a_rank_goes_on_while_a_save_makes_progress(monkeypatch: pyte
             last.note_progress(10)
         return read_moved(rank_group)
 
-    monkeypatch.setattr(StoreRankGroup, "_read_moved", look)
+    monkeypatch.setattr(StoreRankGroup, "read_moved", look)
     with pytest.raises(PeerLostError, match="it is lost or far behind"):
         first.gather("save/3/vote", {}, 0.2)
     assert n_looks > 20
@@ -141,7 +141,7 @@ def test_the_time_for_all_ranks_together_starts_anew_with_progress_too(
     monkeypatch.setattr(store_rank_group, "time", SimpleNamespace(monotonic=monotonic))
     monkeypatch.setattr(store_rank_group, "_LOOK_S", 0)
     monkeypatch.setattr(store_rank_group, "_LONGEST_PAUSE_S", 0)
-    store, read_moved = HashStore(), StoreRankGroup._read_moved
+    store, read_moved = HashStore(), StoreRankGroup.read_moved
     first, second, third = (StoreRankGroup(store, rank, 3) for rank in range(3))
 
     def look(rank_group: StoreRankGroup) -> int:
@@ -153,7 +153,7 @@ def test_the_time_for_all_ranks_together_starts_anew_with_progress_too(
             third.gather("save/3/vote", {"rank": 2}, 0)
         return read_moved(rank_group)
 
-    monkeypatch.setattr(StoreRankGroup, "_read_moved", look)
+    monkeypatch.setattr(StoreRankGroup, "read_moved", look)
     assert [vote["rank"] for vote in first.gather("save/3/vote", {"rank": 0}, 1.0)] == [0, 1, 2]
 
 

@@ -77,7 +77,7 @@ def test_every_wait_of_a_save_has_the_limit_of_what_it_waits_for() -> None:
     assert rank_group.waits == {
         "save/0/state": 80,
         "save/0/same": 160,
-        "save/0/place": 80 + 900,
+        "save/0/place": 80 + 3600,
         "save/0/vote": 1800,
         "save/0/outcome": 1800 + 3 * 900,
     }
@@ -142,11 +142,47 @@ def test_a_restore_that_gets_nothing_ends(shared: bool, error: type[Exception]) 
     class Short(TimeLimits):
         silence_s = 0.01
 
-    place = Place()
-    places = Places(pieces=cast(Any, (place,)), values={}, by_block=cast(Any, {0: (place,)}))
-    table = BlockTable(blocks=(Block(number=0, path="a", index=0, size_bytes=4),), first_numbers={"a": 0})
-    filling = Filling(cast(BlockReader, Stuck()), table, places, rank_group=Limited(Short()))
+    filling = fill_one_block(Stuck(), Limited(Short()))
     with pytest.raises(error, match="nothing of it has come"):
         filling.run({0: ()}, cast(Peers, Paused()) if shared else None)
     assert not free.is_set()
     free.set()
+
+
+def test_a_rank_that_waits_for_blocks_of_others_goes_on_while_these_read_their_own() -> None:
+    free = threading.Event()
+
+    class Late:
+        def read_block(self, path: str, index: int) -> bytes:
+            free.wait(60)
+            return np.zeros(4, dtype=np.uint8).tobytes()
+
+    class Others:
+        def announce_failure(self, error: BaseException) -> None:
+            raise error
+
+        def send_block(self, *_: object) -> None:
+            raise AssertionError
+
+    class Reading(Limited):
+        n_looks = 0
+
+        def read_moved(self) -> int:  # type: ignore[explicit-override]  # Python 3.11 has no typing.override
+            self.n_looks += 1
+            if self.n_looks == 5:
+                free.set()
+            return self.n_looks
+
+    class Short(TimeLimits):
+        silence_s = 0.01
+
+    rank_group = Reading(Short())
+    fill_one_block(Late(), rank_group).run({0: ()}, cast(Peers, Others()))
+    assert rank_group.n_looks >= 5
+
+
+def fill_one_block(reader: object, rank_group: Limited) -> Filling:
+    place = Place()
+    places = Places(pieces=cast(Any, (place,)), values={}, by_block=cast(Any, {0: (place,)}))
+    table = BlockTable(blocks=(Block(number=0, path="a", index=0, size_bytes=4),), first_numbers={"a": 0})
+    return Filling(cast(BlockReader, reader), table, places, rank_group=rank_group)

@@ -60,6 +60,9 @@ class ThreadRankGroup:
     def note_progress(self, n_bytes: int) -> None:
         pass
 
+    def read_moved(self) -> int:
+        return 0
+
     def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
         pass
 

@@ -70,13 +70,21 @@ def test_ranks_may_be_as_far_apart_as_in_a_collective_or_somewhat_more_than_they
     assert (limits.apart_s, limits.start_s, limits.store_answer_s) == (apart_s, 2 * group_s, answer_s)
 
 
-def test_the_first_claim_has_an_hour_and_later_ones_what_that_explains() -> None:
+def test_a_claim_has_an_hour_and_more_where_one_took_long() -> None:
     limits = TimeLimits()
     assert limits.claim_s == 3600
     limits.record_claim(2.0)
-    assert limits.claim_s == 900
-    limits.record_claim(400.0)
-    assert limits.claim_s == 1600
+    assert limits.claim_s == 3600
+    limits.record_claim(1200.0)
+    assert limits.claim_s == 4800
+
+
+def test_a_few_bytes_tell_no_speed() -> None:
+    limits = TimeLimits()
+    limits.record_share(1000, 300.0)
+    limits.record_transfer(1000, 300.0)
+    assert limits.share_silence_s(10 * GB) == 900
+    assert limits.transfer_s(10 * GB) == 1800
 
 
 class Clock:

@@ -125,3 +125,10 @@ def test_a_state_with_tensors_is_not_held() -> None:
     assert watch.find_unchanged(1, state) is None
     before = len([each for each in gc.get_referrers(state) if isinstance(each, list | tuple | dict)])
     assert before <= 1, "this module's frame"
+
+
+def test_a_generators_state_of_inference_mode_is_compared_by_itself() -> None:
+    with torch.inference_mode():
+        state = {"step": 7, "rng_state": torch.get_rng_state().clone()}
+    (said,) = told(lambda step: state)
+    assert "rng_state" in said

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 from weakref import ref
 
 import numpy as np
@@ -145,7 +145,9 @@ def _values(node: Any, is_random: bool, *, stands: bool) -> Iterator[tuple[Any, 
         value = item.value if isinstance(item, PerRank | Whole) else item
         random = is_random or (isinstance(key, str) and _RANDOM.fullmatch(key.lower()) is not None)
         if random and _is_generator_state(value):
-            version = value._version if isinstance(value, torch.Tensor) else None  # noqa: SLF001 — torch has no other name
+            # A tensor of inference mode has no version.
+            counts = isinstance(value, torch.Tensor) and not value.is_inference()
+            version = cast(torch.Tensor, value)._version if counts else None  # noqa: SLF001 — torch has no other name
             yield key, _Value(value, is_random=True, version=version, stands=stands)
         elif not is_random and isinstance(value, int | float | str | np.number):
             yield key, _Value(value, is_random=False, version=None, stands=stands)
