@@ -84,8 +84,9 @@ class Applier:
         failures, refused = ([] if unwritten is None else [unwritten]), dict[str, Rejection]()
         held: tuple[type[Action], ...] = () if unwritten is None else RELYING_ON_STATUS
         kept = before.get(CreateJobSet.__name__)  # it is tried only from time to time
+        may_start = True
         for action in decision.actions:
-            if isinstance(action, held):
+            if isinstance(action, held) or (not may_start and _starts_pods(action)):
                 continue
             name, creates = type(action).__name__, isinstance(action, CreateJobSet)
             kept = None if creates else kept
@@ -97,7 +98,7 @@ class Applier:
                 continue  # the decision says itself when to make the JobSet again
             failures.append(error)
             if isinstance(action, ApplyConfigMap):
-                held = (*held, CreateJobSet)
+                may_start = False
         memory.rejections = refused if kept is None else {CreateJobSet.__name__: kept, **refused}
         settled = memory.rejections == before
         return Outcome(told=unwritten is None, failures=tuple(failures), settled=settled)
@@ -193,6 +194,11 @@ class Applier:
                 return
         # The Job's finalizer keeps the pod until the Job has counted it. Without this deletion it holds up the restart.
         await self._cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid, at_once=True)
+
+
+def _starts_pods(action: Action) -> bool:
+    """Tell whether the action starts pods, which read their settings as they are then."""
+    return isinstance(action, CreateJobSet) or (isinstance(action, SetSuspend) and not action.suspend)
 
 
 def suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:

@@ -62,6 +62,22 @@ async def test_a_job_is_suspended_though_its_new_settings_are_refused() -> None:
     assert world.pods == []
 
 
+async def test_a_job_is_not_resumed_with_the_settings_of_before() -> None:
+    world = await running()
+    world.edit(suspend=True)
+    await run(world, 10)
+    world.cluster.refusals[CONFIG_MAP_WRITES] = ApiError(500, "InternalError etcd has no leader")
+    world.edit(suspend=False, checkpoint={"uri": "gs://bucket/other", "interval": {"steps": 50}})
+    await run(world, 5)
+    assert world.jobset is not None
+    assert world.jobset["spec"]["suspend"] is True
+    assert world.pods == []
+    world.cluster.refusals.clear()
+    await run(world, 5)
+    assert world.phase() is Phase.RUNNING
+    assert "gs://bucket/other" in str(world.cluster.list_objects("configmaps"))
+
+
 async def test_a_lost_node_is_given_up_though_new_settings_are_refused() -> None:
     world = await running()
     world.cluster.refusals[CONFIG_MAP_WRITES] = DENIED
