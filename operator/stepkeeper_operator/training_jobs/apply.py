@@ -83,7 +83,9 @@ class Applier:
         before, unwritten = memory.rejections, await self._tell(job, decision)
         failures, refused = ([] if unwritten is None else [unwritten]), dict[str, Rejection]()
         held: tuple[type[Action], ...] = () if unwritten is None else RELYING_ON_STATUS
-        kept = before.get(CreateJobSet.__name__)  # it is tried only from time to time
+        resources = decision.status.resources
+        made = resources is not None and resources.job_set is not None
+        kept = None if made else before.get(CreateJobSet.__name__)  # it is tried only from time to time
         may_start = True
         for action in decision.actions:
             if isinstance(action, held) or (not may_start and _starts_pods(action)):

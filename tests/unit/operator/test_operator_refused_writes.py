@@ -6,6 +6,7 @@ import pytest
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.errors import ApiError, InvalidObjectError
+from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.testing import World
 
 CONFIG_MAP_WRITES = ("apply", "configmaps")
@@ -22,6 +23,19 @@ async def run(world: World, rounds: int, *, pace_s: float = 5.0) -> None:
             await world.reconcile()
         world.controllers.sync()
         world.now += pace_s
+
+
+def lose_answer(world: World, plural: str, error: ApiError) -> None:
+    """Let the next write of this kind succeed, and its client hear only the error."""
+    record = world.cluster.on_change
+
+    def lose(changed: str, raw: RawObject, deleted: bool) -> None:  # a plain callable
+        record(changed, raw, deleted)
+        if changed == plural:
+            world.cluster.on_change = record
+            raise error
+
+    world.cluster.on_change = lose
 
 
 async def running() -> World:
@@ -109,6 +123,19 @@ async def test_a_webhook_that_is_down_is_told_once_that_lasts() -> None:
     assert world.condition("Accepted") == (ConditionStatus.FALSE, "Rejected")
     assert str(WEBHOOK_DOWN) in accepted(world)
     assert world.events.count("Rejected") == 1
+
+
+async def test_a_refusal_is_over_once_the_jobset_is_there_whatever_was_answered() -> None:
+    world = World()
+    timeout = ApiError(504, "Timeout: request did not complete within the allotted timeout")
+    world.cluster.refusals["create", "jobsets"] = timeout
+    await run(world, 20)
+    assert world.condition("Accepted") == (ConditionStatus.FALSE, "Rejected")
+    world.cluster.refusals.clear()
+    lose_answer(world, "jobsets", timeout)
+    await run(world, 30)
+    assert world.phase() is Phase.RUNNING
+    assert world.condition("Accepted") == (ConditionStatus.TRUE, "SpecAccepted")
 
 
 @pytest.mark.parametrize("refusal", [UNDECLARED, DENIED], ids=["undeclared field", "denied"])
