@@ -1,6 +1,7 @@
 """Apply a decision about a job to the cluster. A reconcile writes nowhere else."""
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -35,6 +36,7 @@ __all__ = ["Applier", "Outcome", "pod_failure_patch", "suspend_manifest"]
 
 _log = logging.getLogger(__name__)
 
+_NUMBER: Final = re.compile(r"\d+")
 _OUTAGE_S: Final = 60.0
 """Seconds after which a failure that may pass by itself is told: a webhook that restarts is no news."""
 
@@ -153,7 +155,7 @@ class Applier:
         return Rejection(
             generation=job.metadata.generation,
             status=error.status,
-            message=str(error),
+            message=_keep_words(known, str(error), job.metadata.generation),
             at=now,
             since=since,
             told=lasts or now - since >= _OUTAGE_S,
@@ -201,6 +203,16 @@ class Applier:
 def _starts_pods(action: Action) -> bool:
     """Tell whether the action starts pods, which read their settings as they are then."""
     return isinstance(action, CreateJobSet) or (isinstance(action, SetSuspend) and not action.suspend)
+
+
+def _keep_words(known: Rejection | None, text: str, generation: int) -> str:
+    """Keep the words of before where only numbers differ, as ports and times do: new words are a write and an event.
+
+    The numbers of an edited spec are news.
+    """
+    if known is None or known.generation != generation:
+        return text
+    return known.message if _NUMBER.sub("", known.message) == _NUMBER.sub("", text) else text
 
 
 def suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:

@@ -125,6 +125,30 @@ async def test_a_webhook_that_is_down_is_told_once_that_lasts() -> None:
     assert world.events.count("Rejected") == 1
 
 
+async def test_a_refusal_that_only_names_other_numbers_is_told_once() -> None:
+    world = await running()
+    world.edit(suspend=True)
+    told: list[str] = []
+    for port in range(40000, 40020):
+        text = f'failed calling webhook "m.jobset": read tcp 10.0.0.5:{port}: connection reset by peer'
+        world.cluster.refusals["apply", "jobsets"] = ApiError(500, text)
+        await run(world, 1)
+        told.append(accepted(world))
+    assert world.condition("Accepted") == (ConditionStatus.FALSE, "Rejected")
+    assert len(set(told[15:])) == 1
+    assert world.events.count("Rejected") == 1
+
+
+async def test_a_refusal_of_an_edited_spec_is_told_anew() -> None:
+    world = World()
+    for n_hosts, asked in ((3, 12), (4, 16)):
+        quota = f'jobsets "lm" is forbidden: exceeded quota: tpu, requested: {asked}, used: 0, limited: 8'
+        world.cluster.refusals["create", "jobsets"] = ApiError(403, quota)
+        world.edit(placement={"hosts": {"count": n_hosts}})
+        await run(world, 20)
+        assert quota in accepted(world)
+
+
 async def test_a_refusal_is_over_once_the_jobset_is_there_whatever_was_answered() -> None:
     world = World()
     timeout = ApiError(504, "Timeout: request did not complete within the allotted timeout")
