@@ -121,9 +121,10 @@ class Applier:
 
     async def _tell(self, job: CheckpointedTrainingJob, decision: Decision) -> ApiError | None:
         """Write the status, and events once it is written. Return why it can't be written, which an event says too."""
-        if not decision.write_status:
-            return None
         memory = self._memory.get_job(job.metadata.uid)
+        if not decision.write_status:
+            memory.unwritten = None  # the last one arrived, or isn't wanted any more
+            return None
         try:
             raw = await self._writer.write_status(job.metadata, decision.status.to_raw())
         except ConflictError:

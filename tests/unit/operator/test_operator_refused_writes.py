@@ -162,6 +162,18 @@ async def test_a_refusal_is_over_once_the_jobset_is_there_whatever_was_answered(
     assert world.condition("Accepted") == (ConditionStatus.TRUE, "SpecAccepted")
 
 
+async def test_a_status_that_arrived_though_its_answer_was_lost_is_no_failure_any_more() -> None:
+    world = await running()
+    world.edit(ttlSecondsAfterFinished=3600)  # its generation is all that is to be written
+    lose_answer(world, "checkpointedtrainingjobs", ApiError(0, "no answer: TimeoutError()"))
+    await run(world, 5)
+    world.now += 7200
+    world.cluster.refusals[STATUS_WRITES] = ApiError(0, "no answer: TimeoutError()")
+    world.edit(suspend=True)
+    await run(world, 1)
+    assert "StatusNotWritten" not in world.events
+
+
 @pytest.mark.parametrize("refusal", [UNDECLARED, DENIED], ids=["undeclared field", "denied"])
 async def test_a_status_that_can_not_be_written_is_told_by_one_event(refusal: ApiError) -> None:
     world = World()
