@@ -80,6 +80,7 @@ class Applier:
 
         Raises:
             ConflictError: Somebody changed the job since it was read. Nothing is done.
+            ApiError: The job is gone. Nothing is done.
         """
         memory = self._memory.get_job(job.metadata.uid)
         before, unwritten = memory.rejections, await self._tell(job, decision)
@@ -127,9 +128,9 @@ class Applier:
             return None
         try:
             raw = await self._writer.write_status(job.metadata, decision.status.to_raw())
-        except ConflictError:
-            raise
         except ApiError as error:
+            if isinstance(error, ConflictError) or error.status == HTTPStatus.NOT_FOUND:
+                raise  # the job is another one by now, or gone
             known = memory.unwritten
             now_told = memory.unwritten = self._describe_refusal(job, known, error)
             if now_told is not None and now_told.told and (known is None or not known.told):

@@ -174,6 +174,15 @@ async def test_a_status_that_arrived_though_its_answer_was_lost_is_no_failure_an
     assert "StatusNotWritten" not in world.events
 
 
+async def test_a_job_that_is_deleted_meanwhile_has_no_unwritten_status() -> None:
+    world = await running()
+    gone = 'PATCH: 404 NotFound checkpointedtrainingjobs.stepkeeper.dev "lm" not found'
+    world.cluster.refusals[STATUS_WRITES] = ApiError(404, gone)
+    world.edit(suspend=True)
+    await run(world, 1)
+    assert "StatusNotWritten" not in world.events
+
+
 @pytest.mark.parametrize("refusal", [UNDECLARED, DENIED], ids=["undeclared field", "denied"])
 async def test_a_status_that_can_not_be_written_is_told_by_one_event(refusal: ApiError) -> None:
     world = World()
