@@ -1,6 +1,7 @@
 """Test writes that the API server refuses: each is told, and holds up none that doesn't rely on it."""
 
 import contextlib
+from typing import Any
 
 import pytest
 
@@ -38,8 +39,8 @@ def lose_answer(world: World, plural: str, error: ApiError) -> None:
     world.cluster.on_change = lose
 
 
-async def running() -> World:
-    world = World()
+async def running(**spec: Any) -> World:
+    world = World(**spec)
     await world.run_until_settled(rounds=4)
     assert world.phase() is Phase.RUNNING
     return world
@@ -112,6 +113,34 @@ async def test_a_refused_suspension_is_told_in_the_api_servers_words() -> None:
     world.edit(suspend=False)  # nobody asks for the refused write any more
     await run(world, 3)
     assert world.condition("Accepted") == (ConditionStatus.TRUE, "SpecAccepted")
+
+
+async def test_a_stop_that_is_refused_after_the_jobs_end_is_told() -> None:
+    world = await running(restarts={"fatalExitCodes": [3]})
+    world.cluster.refusals["apply", "jobsets"] = DENIED
+    world.controllers.end_pod(world.pods[0], 3)
+    for _ in range(4):  # JobSet's controller is late
+        with contextlib.suppress(ApiError):
+            await world.reconcile()
+    assert world.phase() is Phase.FAILED
+    assert world.condition("Accepted") == (ConditionStatus.FALSE, "Forbidden")
+    assert str(DENIED) in accepted(world)
+    assert world.events.count("Forbidden") == 1
+    world.cluster.refusals.clear()
+    await run(world, 8)
+    assert {pod["status"]["phase"] for pod in world.pods} <= {"Failed"}
+    assert world.condition("Accepted") == (ConditionStatus.TRUE, "SpecAccepted")
+
+
+async def test_a_record_that_can_not_be_deleted_after_its_time_to_live_says_so() -> None:
+    world = await running(ttlSecondsAfterFinished=60)
+    world.cluster.refusals["delete", "checkpointedtrainingjobs"] = ApiError(403, "user may not delete it")
+    for pod in world.pods:
+        world.controllers.end_pod(pod, 0)
+    await run(world, 20)
+    assert world.phase() is Phase.COMPLETE
+    assert world.condition("Accepted") == (ConditionStatus.FALSE, "Forbidden")
+    assert "to delete the job, whose time to live is over" in accepted(world)
 
 
 async def test_a_webhook_that_is_down_is_told_once_that_lasts() -> None:
