@@ -12,6 +12,9 @@ K = TypeVar("K", bound=Hashable)
 
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 120.0
+_MOST_DOUBLINGS = 16
+"""By then a delay is the greatest. The power of a key that fails for days would be too large for a float."""
+
 _JITTER = 0.1
 """Greatest share by which a delay is stretched, so that a thousand jobs that started together don't stay together."""
 
@@ -83,8 +86,8 @@ class WorkQueue(Generic[K]):
             try:
                 delay_s = await work(key)
             except Exception:  # whatever one job's reconcile raises, the other jobs go on
-                self._failures[key] = self._failures.get(key, 0) + 1
-                delay_s = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (self._failures[key] - 1))
+                n_failed = self._failures[key] = self._failures.get(key, 0) + 1
+                delay_s = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** min(n_failed - 1, _MOST_DOUBLINGS))
             else:
                 self._failures.pop(key, None)
             finally:

@@ -20,6 +20,7 @@ from stepkeeper_operator.decide.conditions import (
 )
 from stepkeeper_operator.decide.events import derive_events
 from stepkeeper_operator.decide.grace import derive_grace
+from stepkeeper_operator.decide.refusals import tell_after_end
 from stepkeeper_operator.decide.status import (
     clear_previous_attempt,
     derive_progress,
@@ -171,9 +172,13 @@ def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: f
         else None
     )
     mirror = mirror_storage(job, observed, running=None)
-    status = job.status.model_copy(
-        update={"checkpoint": mirror.checkpoint, "observed_generation": job.metadata.generation}
-    )
+    refusals = tell_after_end(job, observed)
+    update = {
+        "checkpoint": mirror.checkpoint,
+        "observed_generation": job.metadata.generation,
+        "conditions": update_conditions(job, refusals, now=now) if refusals else job.status.conditions,
+    }
+    status = job.status.model_copy(update=update)
     ended_at, ttl_s = find_end(job), job.spec.ttl_seconds_after_finished
     actions: tuple[Action, ...] = stop_jobset(own, queued=observed.is_queued)
     look_s = None
@@ -182,7 +187,13 @@ def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: f
         look_s = max(0.0, left_s)
         if left_s <= 0:
             actions, look_s = (DeleteTrainingJob(),), None
-    return Decision(status=status, write_status=status != job.status, actions=actions, requeue_after_s=look_s)
+    return Decision(
+        status=status,
+        write_status=status != job.status,
+        actions=actions,
+        events=derive_events(job.status, status),
+        requeue_after_s=look_s,
+    )
 
 
 def _pace_write(

@@ -76,7 +76,7 @@ def derive_progressing(
         return (_update(reason, message, status=False),), None
     known = _find_condition(job.status) if history.is_attempt_of(job.status) else None
     unheard = heard is None and known is not None and known.reason != _NOT_RUNNING
-    stands = unheard or _still_stands(job, known, last)
+    stands = unheard or _still_stands(job, known, last, n_done)
     return () if stands else (_judge_by_reports(job, report, progress),), left_s
 
 
@@ -112,10 +112,14 @@ def _list_signs(report: LastReport | None) -> list[float]:
     return [0.0, *(time for time in times if time is not None)]
 
 
-def _still_stands(job: CheckpointedTrainingJob, known: Condition | None, report: LastReport | None) -> bool:
+def _still_stands(
+    job: CheckpointedTrainingJob, known: Condition | None, report: LastReport | None, n_done: int
+) -> bool:
     """Tell whether the training was found to make no steps, and has made none since, nor a commit."""
     if known is None or known.status is not ConditionStatus.FALSE:
         return False
+    if known.reason == PODS_FINISHED and not n_done:
+        return False  # the Job of the one that was done was made anew: all run
     if report is None:
         return True
     if _has_made_all_steps(job, report):

@@ -5,6 +5,8 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import Final
 
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.memory import Rejection
 from stepkeeper_operator.decision import (
     ApplyConfigMap,
@@ -12,12 +14,19 @@ from stepkeeper_operator.decision import (
     CreateJobSet,
     DeleteJobSet,
     DeletePod,
+    DeleteTrainingJob,
     GiveUpPod,
     SetSuspend,
 )
 from stepkeeper_operator.observed import REJECTED_AGAIN_S, Observed
+from stepkeeper_operator.policy.acceptance import check_acceptance
 
-__all__ = ["add_refusals"]
+__all__ = ["add_refusals", "tell_after_end"]
+
+_REJECTED: Final = "Rejected"
+_FORBIDDEN: Final = "Forbidden"
+_QUOTA_EXCEEDED: Final = "QuotaExceeded"
+_REASONS: Final = frozenset({_REJECTED, _FORBIDDEN, _QUOTA_EXCEEDED})
 
 _WRITES: Final[Mapping[str, str]] = {
     CreateJobSet.__name__: "to make the JobSet",
@@ -26,6 +35,7 @@ _WRITES: Final[Mapping[str, str]] = {
     DeleteJobSet.__name__: "to delete the JobSet",
     DeletePod.__name__: "to delete a pod",
     GiveUpPod.__name__: "to give up a pod of a lost node",
+    DeleteTrainingJob.__name__: "to delete the job, whose time to live is over",
 }
 
 
@@ -39,12 +49,20 @@ def add_refusals(accepted: ConditionUpdate, observed: Observed) -> ConditionUpda
     )
 
 
+def tell_after_end(job: CheckpointedTrainingJob, observed: Observed) -> tuple[ConditionUpdate, ...]:
+    """Return condition Accepted of a job that is over while a write for it is refused, and once none is any more."""
+    known = next((c for c in job.status.conditions if c.type == ConditionType.ACCEPTED), None)
+    if not observed.rejections and (known is None or known.reason not in _REASONS):
+        return ()
+    return (add_refusals(check_acceptance(job, observed), observed),)
+
+
 def _describe(action: str, rejection: Rejection) -> tuple[str, str]:
-    reason, why = "Rejected", ""
+    reason, why = _REJECTED, ""
     if rejection.status == HTTPStatus.FORBIDDEN and "exceeded quota" in rejection.message:
-        reason, why = "QuotaExceeded", ", since it is more than a ResourceQuota of the namespace allows"
+        reason, why = _QUOTA_EXCEEDED, ", since it is more than a ResourceQuota of the namespace allows"
     elif rejection.status == HTTPStatus.FORBIDDEN:
-        reason = "Forbidden"
+        reason = _FORBIDDEN
     elif action == CreateJobSet.__name__ and rejection.status < HTTPStatus.INTERNAL_SERVER_ERROR:
         why = " from spec.template"
     again = f"every {REJECTED_AGAIN_S:.0f} s" if action == CreateJobSet.__name__ else "again and again"

@@ -17,6 +17,7 @@ from stepkeeper_operator.policy.attempts import (
     close_as_requested,
     close_attempt,
     close_displaced,
+    open_attempt,
     withdraw_attempt,
 )
 from stepkeeper_operator.policy.budgets import count_disruptions, reset_failures
@@ -73,6 +74,8 @@ def _follow_jobset(
     if jobset is None:
         return _close_suspended(history, job, observed, now=now)
     history = record_restarts(history, job, observed, jobset, now=now)
+    if jobset.is_finished and not history.bookkeeping.started:
+        history = open_attempt(history, observed, now=now)  # it began and ended unseen
     if not history.is_running:
         return open_if_started(history, observed, jobset, now=now)
     ended, stopped = _has_ended(history, job, observed, jobset), jobset.suspended or left

@@ -1,6 +1,7 @@
 """Apply a decision about a job to the cluster. A reconcile writes nowhere else."""
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -35,6 +36,7 @@ __all__ = ["Applier", "Outcome", "pod_failure_patch", "suspend_manifest"]
 
 _log = logging.getLogger(__name__)
 
+_NUMBER: Final = re.compile(r"\d+")
 _OUTAGE_S: Final = 60.0
 """Seconds after which a failure that may pass by itself is told: a webhook that restarts is no news."""
 
@@ -78,14 +80,18 @@ class Applier:
 
         Raises:
             ConflictError: Somebody changed the job since it was read. Nothing is done.
+            ApiError: The job is gone. Nothing is done.
         """
         memory = self._memory.get_job(job.metadata.uid)
         before, unwritten = memory.rejections, await self._tell(job, decision)
         failures, refused = ([] if unwritten is None else [unwritten]), dict[str, Rejection]()
         held: tuple[type[Action], ...] = () if unwritten is None else RELYING_ON_STATUS
-        kept = before.get(CreateJobSet.__name__)  # it is tried only from time to time
+        resources = decision.status.resources
+        made = resources is not None and resources.job_set is not None
+        kept = None if made else before.get(CreateJobSet.__name__)  # it is tried only from time to time
+        may_start = True
         for action in decision.actions:
-            if isinstance(action, held):
+            if isinstance(action, held) or (not may_start and _starts_pods(action)):
                 continue
             name, creates = type(action).__name__, isinstance(action, CreateJobSet)
             kept = None if creates else kept
@@ -97,7 +103,7 @@ class Applier:
                 continue  # the decision says itself when to make the JobSet again
             failures.append(error)
             if isinstance(action, ApplyConfigMap):
-                held = (*held, CreateJobSet)
+                may_start = False
         memory.rejections = refused if kept is None else {CreateJobSet.__name__: kept, **refused}
         settled = memory.rejections == before
         return Outcome(told=unwritten is None, failures=tuple(failures), settled=settled)
@@ -116,14 +122,15 @@ class Applier:
 
     async def _tell(self, job: CheckpointedTrainingJob, decision: Decision) -> ApiError | None:
         """Write the status, and events once it is written. Return why it can't be written, which an event says too."""
-        if not decision.write_status:
-            return None
         memory = self._memory.get_job(job.metadata.uid)
+        if not decision.write_status:
+            memory.unwritten = None  # the last one arrived, or isn't wanted any more
+            return None
         try:
             raw = await self._writer.write_status(job.metadata, decision.status.to_raw())
-        except ConflictError:
-            raise
         except ApiError as error:
+            if isinstance(error, ConflictError) or error.status == HTTPStatus.NOT_FOUND:
+                raise  # the job is another one by now, or gone
             known = memory.unwritten
             now_told = memory.unwritten = self._describe_refusal(job, known, error)
             if now_told is not None and now_told.told and (known is None or not known.told):
@@ -150,7 +157,7 @@ class Applier:
         return Rejection(
             generation=job.metadata.generation,
             status=error.status,
-            message=str(error),
+            message=_keep_words(known, str(error), job.metadata.generation),
             at=now,
             since=since,
             told=lasts or now - since >= _OUTAGE_S,
@@ -193,6 +200,21 @@ class Applier:
                 return
         # The Job's finalizer keeps the pod until the Job has counted it. Without this deletion it holds up the restart.
         await self._cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid, at_once=True)
+
+
+def _starts_pods(action: Action) -> bool:
+    """Tell whether the action starts pods, which read their settings as they are then."""
+    return isinstance(action, CreateJobSet) or (isinstance(action, SetSuspend) and not action.suspend)
+
+
+def _keep_words(known: Rejection | None, text: str, generation: int) -> str:
+    """Keep the words of before where only numbers differ, as ports and times do: new words are a write and an event.
+
+    The numbers of an edited spec are news.
+    """
+    if known is None or known.generation != generation:
+        return text
+    return known.message if _NUMBER.sub("", known.message) == _NUMBER.sub("", text) else text
 
 
 def suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Manage a job whose spec can't be read at all: say what is wrong, show its commits, and stop it if asked."""
 
+import contextlib
 from collections.abc import Mapping
 
 from stepkeeper_operator.api.reading import read_object
@@ -10,6 +11,7 @@ from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cluster import JOBSETS, Cluster
 from stepkeeper_operator.decide.status import mirror_storage
+from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.observed import Observed
@@ -33,11 +35,19 @@ class UnreadableJobs:
         """Set condition Accepted of the job, with an event, show its commits, and stop its JobSet if the spec says so.
 
         Raises:
-            ApiError: A write failed.
+            ApiError: A write failed; the others were tried.
         """
         meta = ObjectMeta.model_validate(raw["metadata"])
-        # First: the API server may keep no status with such a spec.
-        await self._stop_if_asked(key, raw, meta)
+        # The stop is first: the API server may keep no status with such a spec.
+        try:
+            await self._stop_if_asked(key, raw, meta)
+        except ApiError:
+            with contextlib.suppress(ApiError):
+                await self._tell(raw, meta, problems)
+            raise
+        await self._tell(raw, meta, problems)
+
+    async def _tell(self, raw: RawObject, meta: ObjectMeta, problems: tuple[str, ...]) -> None:
         evidence = self._cache.evidence.list_attempts(meta.uid)
         shown = show_commits(raw, Observed(report=self._reports.get_report(meta.uid), evidence=evidence))
         told = await self._writer.tell_unreadable(shown, problems, initial={"phase": "Pending"})

@@ -1,6 +1,7 @@
 """Test starts, stops, edits and ends of a job, with the shipped reconcile and controllers that obey its manifests."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,6 +63,34 @@ async def test_an_edited_template_gets_a_new_jobset_with_the_next_number() -> No
     assert world.phase() is Phase.RUNNING
     assert {pod["spec"]["containers"][0]["image"] for pod in world.pods} == {"trainer:2"}
     assert {pod["metadata"]["labels"]["stepkeeper.dev/jobset-number"] for pod in world.pods} == {"1"}
+
+
+@pytest.mark.parametrize("step", [None, 50])
+async def test_an_edited_job_that_began_and_was_done_while_no_operator_looked_is_complete(
+    step: int | None,
+) -> None:
+    world = await running()
+    world.receive_report(replace(training_report(8, 0), step=step, commits=()))
+    await world.run_until_settled(rounds=2)
+    world.edit(template={"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}})
+    edited = world.jobset
+    while (
+        world.jobset is None or edited is None or world.jobset["metadata"]["uid"] == edited["metadata"]["uid"]
+    ):
+        world.controllers.sync()
+        world.now += 5
+        await world.reconcile()
+    made = world.jobset["metadata"]["uid"]
+    world.stop_operator()
+    world.controllers.sync()
+    for pod in world.pods:
+        world.controllers.end_pod(pod, 0)
+    world.controllers.sync()
+    world.restart_operator()
+    await world.run_until_settled()
+    assert world.phase() is Phase.COMPLETE
+    assert world.jobset is not None
+    assert world.jobset["metadata"]["uid"] == made, "nothing that was done is done again"
 
 
 async def test_a_jobset_of_somebody_else_is_waited_for_and_never_adopted() -> None:

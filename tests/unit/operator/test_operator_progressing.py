@@ -7,6 +7,7 @@ import pytest
 
 from stepkeeper.contract import ExitCode, ReportPhase
 from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, Phase
+from stepkeeper_operator.cluster import BATCH_JOBS
 from stepkeeper_operator.testing import World, termination_message, training_report
 
 HOUR_S: Final = 3600
@@ -138,6 +139,16 @@ async def test_silence_is_no_standstill() -> None:
     assert world.condition("Progressing") == STANDS, "by then it has stood still for hours"
 
 
+async def test_a_standstill_that_was_found_before_the_pods_fell_silent_stands() -> None:
+    world = await running()
+    await make_steps(world, 1, 2, 3)
+    await stand_still(world, 3, 1800)
+    world.now += 5 * HOUR_S
+    await world.reconcile()
+    assert world.condition("Reporting") == (ConditionStatus.FALSE, "NoReports")
+    assert world.condition("Progressing") == STANDS
+
+
 async def test_a_new_attempt_begins_anew_and_its_first_step_may_take_long() -> None:
     world = await running()
     await make_steps(world, 1, 2, 3)
@@ -237,6 +248,20 @@ async def test_a_job_of_which_nothing_runs_is_neither_progressing_nor_stalled() 
     await world.run_until_settled()
     await stand_still(world, 3, 2 * HOUR_S)
     assert world.condition("Progressing") == UNKNOWN
+
+
+async def test_pods_that_were_left_alone_and_all_run_again_are_not_left_alone_any_more() -> None:
+    world = await running(placement={"tpu": {"accelerator": "v5p", "topology": "2x2x1", "slices": 2}})
+    await finish_one(world)
+    world.now += HOUR_S
+    await world.reconcile()
+    assert world.condition("Progressing") == LEFT_ALONE
+    job = world.pods[1]["metadata"]["ownerReferences"][0]
+    await world.cluster.delete(BATCH_JOBS, "default", job["name"], uid=job["uid"])
+    await world.run_until_settled(rounds=4)
+    assert world.condition("Running") == (ConditionStatus.TRUE, "AllPodsRun")
+    assert world.condition("Progressing") == (ConditionStatus.UNKNOWN, "NoReports")
+    assert await world.record_writes(rounds=2) == []
 
 
 @pytest.mark.parametrize("restarted", [False, True])

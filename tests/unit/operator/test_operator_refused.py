@@ -7,7 +7,7 @@ import pytest
 from stepkeeper_operator.api.reading import read_object
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.errors import ApiError
+from stepkeeper_operator.errors import ApiError, InvalidObjectError
 from stepkeeper_operator.testing import World, training_job, training_report
 
 REFUSED = (ConditionStatus.FALSE, "UnknownField")
@@ -147,6 +147,23 @@ async def test_the_commits_of_an_unreadable_job_are_mirrored_and_are_progress(sp
     world.controllers.end_pod(world.pods[0], 1)
     await world.run_until_settled(rounds=20)
     assert world.phase() is Phase.RUNNING, "the commit has refilled the budget"
+
+
+async def test_an_unreadable_job_says_so_and_shows_its_commits_though_its_stop_is_refused() -> None:
+    world = await running()
+    raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
+    denied = InvalidObjectError(403, 'admission webhook "labels.corp" denied the request')
+    world.cluster.refusals["apply", "jobsets"] = denied
+    world.receive_report(training_report(sequence=9, step=90))
+    spec = raw["spec"] | {"placement": "here", "suspend": True}
+    world.cluster.put("checkpointedtrainingjobs", raw | {"spec": spec})
+    for _ in range(2):
+        with pytest.raises(InvalidObjectError, match=r"labels\.corp"):
+            await world.reconcile()
+    assert world.condition("Accepted") == (ConditionStatus.FALSE, "UnreadableSpec")
+    assert world.status.checkpoint is not None
+    assert world.status.checkpoint.latest is not None
+    assert world.status.checkpoint.latest.sequence == 9
 
 
 def test_of_a_list_that_a_newer_operator_made_longer_the_newest_are_read() -> None:

@@ -158,6 +158,19 @@ async def test_a_failing_key_is_tried_again_ever_later_and_others_go_on(bench: B
     await bench.stop()
 
 
+async def test_a_key_that_fails_for_days_is_still_tried_every_two_minutes(bench: Bench) -> None:
+    async def work(key: str) -> None:
+        bench.done.append(key)
+        raise OSError("refused")
+
+    bench.queue.add("bad")
+    bench.start(work)
+    for _ in range(1100):
+        await bench.move(120)
+    assert len(bench.done) >= 1100
+    await bench.stop()
+
+
 async def test_the_answer_of_the_work_says_when_the_key_is_due_again(bench: Bench) -> None:
     async def work(key: str) -> float | None:
         bench.done.append(key)
