@@ -4,7 +4,7 @@ import os
 import signal
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -54,6 +54,11 @@ class WholeFiles(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no t
         for other in self.assigned_work:
             self._reschedule(other)
         return died_in
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """Give a worker a file. One that has died just now gets nothing: `remove_node` takes the file back."""
+        with suppress(OSError):
+            super()._assign_work_unit(node)
 
     def _reschedule(self, node: WorkerController) -> None:
         """Give a worker a file, and another where that has a single test: it runs a test once it has the next."""

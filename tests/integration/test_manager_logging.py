@@ -99,7 +99,7 @@ def test_each_record_of_a_training_that_goes_wrong_says_whose_it_is(
     told = {record.name.removeprefix("stepkeeper").removeprefix(".") for record in logged}
     modules = {
         "training.step_controller",
-        "last_words",
+        "process_end.last_words",
         "companion.progress",
         "companion.supervisor",
     }

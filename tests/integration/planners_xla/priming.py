@@ -92,12 +92,6 @@ KINDS: dict[str, Make] = {
     "adagrad": torch.optim.Adagrad,
     "rmsprop": lambda p: RMSPROP(p, centered=True, momentum=0.9),
     "adafactor": torch.optim.Adafactor,
-    "adamax": torch.optim.Adamax,
-    "adadelta": torch.optim.Adadelta,
-    "nadam": torch.optim.NAdam,
-    "radam": torch.optim.RAdam,
-    "rprop": lambda p: torch.optim.Rprop(p, capturable=True),
-    "asgd": torch.optim.ASGD,
     "own-shardings": OwnShardings,
 }
 

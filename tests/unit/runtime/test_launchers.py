@@ -51,7 +51,7 @@ def test_the_local_rank_is_the_launchers() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "backend"),
-    [("cpu", "gloo"), ("cuda", "cpu:gloo,cuda:nccl"), ("xpu", "cpu:gloo,xpu:xccl"), ("hpu", "gloo")],
+    [("cpu", "gloo"), ("cuda", "cpu:gloo,cuda:nccl"), ("xpu", "cpu:gloo,xpu:xccl"), ("mtia", "gloo")],
 )
 def test_the_backend_is_the_devices_own_beside_gloo(kind: str, backend: str) -> None:
     assert choose_backend(torch.device(kind)) == backend

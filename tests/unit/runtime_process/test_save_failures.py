@@ -27,6 +27,7 @@ from stepkeeper.save.failures import SaveFailures
 from stepkeeper.save.job import SaveJob
 from stepkeeper.save.persist import _choose_error
 from stepkeeper.save.request import SaveRequest
+from stepkeeper.time_limits import TimeLimits
 
 STATE = {"step": 1}
 RECORD = CommitRecord(
@@ -116,7 +117,7 @@ def test_that_the_root_or_the_peers_are_lost_stays_true(
 
 
 def test_of_several_ranks_one_that_asks_does_not_go_on_alone(manager: CheckpointManager, ends: Ends) -> None:
-    vars(manager._parts.saver._pipeline)["_rank_group"] = SimpleNamespace(world_size=2)
+    vars(manager._parts.saver._pipeline)["_rank_group"] = SimpleNamespace(world_size=2, limits=TimeLimits())
     ends += [SaveError("no space"), SaveError("no answer"), None]
     manager.save_async(1, STATE)
     begun = manager._parts.saver.newest_save
