@@ -22,7 +22,7 @@ from stepkeeper.retention.deletable import metrics_of
 from stepkeeper.retention.held_pin import HeldPin, hold_commit, release_all_pins
 from stepkeeper.save.given_state import check_target
 from stepkeeper.storage import Store, open_store, root_uri
-from stepkeeper.training.sigterm_cleanup import SigtermCleanup
+from stepkeeper.training.notices.sigterm_cleanup import SigtermCleanup
 from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["FollowedCommit", "Follower", "follow"]

@@ -16,7 +16,7 @@ from stepkeeper.contract import Cause, ExitCode, Termination
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
 from stepkeeper.testing.metadata_server import FakeMetadataServer
-from stepkeeper.training.metadata_server import MetadataServer
+from stepkeeper.training.notices.metadata_server import MetadataServer
 
 RANK = Path(__file__).parent / "manager_trainer" / "rank.py"
 

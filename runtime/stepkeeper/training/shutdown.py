@@ -25,7 +25,7 @@ from stepkeeper.loggers import logger
 from stepkeeper.process_end.fence import show_exception
 from stepkeeper.save.saver import Saver
 from stepkeeper.training.last_step import EndOfRank, judge_last_step
-from stepkeeper.training.sigterm_handler import is_raised_by_handler
+from stepkeeper.training.notices.sigterm_handler import is_raised_by_handler
 from stepkeeper.training.step_controller import StepController
 from stepkeeper.training.termination import format_traceback, process_exit_code
 

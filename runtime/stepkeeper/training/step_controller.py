@@ -17,11 +17,11 @@ from stepkeeper.save.given_state import build_state, is_function
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
-from stepkeeper.training.announcements import Announcements
 from stepkeeper.training.disruptions import DisruptionHistory
 from stepkeeper.training.environment import Environment
 from stepkeeper.training.last_step import LastStep
-from stepkeeper.training.preemption import Notice, NoticeWatcher
+from stepkeeper.training.notices.announcements import Announcements
+from stepkeeper.training.notices.watcher import Notice, NoticeWatcher
 from stepkeeper.training.save_decision import SaveConditions, SaveDecider
 from stepkeeper.training.stop_save import StopSave
 from stepkeeper.training.termination import ProcessExit, process_exit_code

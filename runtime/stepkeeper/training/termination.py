@@ -23,9 +23,9 @@ from stepkeeper.errors import FencedError, NoticeDeadlineError, PeerLostError
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger, tell_briefly
 from stepkeeper.process_end.last_words import count_restarts, leave_last_word
-from stepkeeper.training.announcements import PREEMPTED
 from stepkeeper.training.environment import Environment
-from stepkeeper.training.preemption import Notice, NoticeWatcher
+from stepkeeper.training.notices.announcements import PREEMPTED
+from stepkeeper.training.notices.watcher import Notice, NoticeWatcher
 
 __all__ = ["ProcessExit", "format_traceback", "process_exit_code"]
 

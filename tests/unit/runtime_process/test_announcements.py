@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from stepkeeper.contract import Cause
-from stepkeeper.training.announcements import Announcements, maintenance_request, save_lead_s
-from stepkeeper.training.cloud_notices import CloudNotice, CloudNotices, read_cloud_notice
-from stepkeeper.training.metadata_server import MetadataValue, find_metadata_host
+from stepkeeper.training.notices.announcements import Announcements, maintenance_request, save_lead_s
+from stepkeeper.training.notices.cloud_notices import CloudNotice, CloudNotices, read_cloud_notice
+from stepkeeper.training.notices.metadata_server import MetadataValue, find_metadata_host
 
 NOW_S = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 PREEMPTED = CloudNotice(cause=Cause.SPOT_PREEMPTION, begins_unix_s=None)
@@ -155,8 +155,8 @@ class Heard:
 
 
 def test_a_watch_survives_errors_and_hands_on_each_change_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepkeeper.training.cloud_notices._PAUSES_S", (0.0, 0.0))
-    monkeypatch.setattr("stepkeeper.training.cloud_notices._ABSENT_S", 0.0)
+    monkeypatch.setattr("stepkeeper.training.notices.cloud_notices._PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr("stepkeeper.training.notices.cloud_notices._ABSENT_S", 0.0)
     server = Scripted(
         OSError("503"),
         OSError("no route"),

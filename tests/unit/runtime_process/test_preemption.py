@@ -21,9 +21,9 @@ import pytest
 
 from stepkeeper import CheckpointManager, loggers
 from stepkeeper.training import preemption
-from stepkeeper.training.preemption import Notice, NoticeWatcher
-from stepkeeper.training.signals import SignalWatcher
-from stepkeeper.training.sigterm_handler import SigtermHandler
+from stepkeeper.training.notices.signals import SignalWatcher
+from stepkeeper.training.notices.sigterm_handler import SigtermHandler
+from stepkeeper.training.notices.watcher import Notice, NoticeWatcher
 
 
 class Heard:
@@ -209,7 +209,7 @@ def test_behind_the_last_watcher_sigterm_is_what_it_was(heard: Heard, is_closed:
 def test_a_watcher_that_was_dropped_keeps_no_process_alive() -> None:
     script = (
         "import gc, os, signal, threading\n"
-        "from stepkeeper.training.preemption import NoticeWatcher\n"
+        "from stepkeeper.training.notices.watcher import NoticeWatcher\n"
         "watcher = NoticeWatcher(None, lambda: None, lambda notice: None)\n"
         "watcher.start(signals=True)\n"
         "del watcher\n"
@@ -242,8 +242,8 @@ def test_a_handler_that_is_uninstalled_meanwhile_takes_nothing_back() -> None:
 _TAKES_SIGTERM = """
 import ctypes, logging, os, signal, threading
 from stepkeeper.training import sigterm_handler
-from stepkeeper.training.preemption import NoticeWatcher
-from stepkeeper.training.signals import signal_watcher
+from stepkeeper.training.notices.watcher import NoticeWatcher
+from stepkeeper.training.notices.signals import signal_watcher
 
 logging.basicConfig(level=logging.INFO)
 heard = threading.Event()

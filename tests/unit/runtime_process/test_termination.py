@@ -14,7 +14,7 @@ from stepkeeper.errors import FencedError, OtherJobsRootError, PeerLostError, Sa
 from stepkeeper.process_end.last_words import leave_last_word
 from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import Environment, PodPaths
-from stepkeeper.training.preemption import NoticeWatcher
+from stepkeeper.training.notices.watcher import NoticeWatcher
 from stepkeeper.training.termination import ProcessExit, format_traceback, process_exit_code
 
 

@@ -20,7 +20,7 @@ from stepkeeper.save.worker import Worker
 from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training import termination
 from stepkeeper.training.environment import Environment, PodPaths
-from stepkeeper.training.preemption import Notice, NoticeWatcher
+from stepkeeper.training.notices.watcher import Notice, NoticeWatcher
 from stepkeeper.training.termination import ProcessExit, process_exit_code
 
 

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from weakref import ref
 
 from stepkeeper.loggers import logger, tell_briefly
-from stepkeeper.training.sigterm_handler import SigtermHandler
+from stepkeeper.training.notices.sigterm_handler import SigtermHandler
 
 __all__ = ["NoticeListener", "SignalWatcher", "signal_watcher"]
 

@@ -8,8 +8,8 @@ from typing import Final
 
 from stepkeeper.contract import Cause
 from stepkeeper.loggers import logger
-from stepkeeper.training.cloud_notices import CloudNotice, CloudNotices
-from stepkeeper.training.metadata_server import MetadataServer, find_metadata_host
+from stepkeeper.training.notices.cloud_notices import CloudNotice, CloudNotices
+from stepkeeper.training.notices.metadata_server import MetadataServer, find_metadata_host
 
 __all__ = ["PREEMPTED", "Announcements", "maintenance_request", "save_lead_s"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from stepkeeper.loggers import logger, tell_briefly
-from stepkeeper.training.signals import signal_watcher
+from stepkeeper.training.notices.signals import signal_watcher
 
 __all__ = ["Notice", "NoticeWatcher"]
 

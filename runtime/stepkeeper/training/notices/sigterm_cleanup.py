@@ -10,8 +10,8 @@ from typing import Final
 from weakref import WeakMethod
 
 from stepkeeper.loggers import logger
-from stepkeeper.training.signals import signal_watcher
-from stepkeeper.training.sigterm_handler import SigtermHandler
+from stepkeeper.training.notices.signals import signal_watcher
+from stepkeeper.training.notices.sigterm_handler import SigtermHandler
 
 __all__ = ["SigtermCleanup"]
 
