@@ -174,7 +174,7 @@ class Shutdown:
 
     def _await_hooks(self) -> None:
         # Hooks may still call the manager.
-        left_s = self._controller.process_exit.grace_left_s()
+        left_s = self._controller.grace.left_s()
         self._saver.await_hooks(_HOOKS_S if left_s is None else min(_HOOKS_S, left_s))
 
     def _agree_on_last_step(self, timeout_s: float | None = None, *, stops: bool = False) -> dict[str, bool]:
@@ -291,7 +291,7 @@ class Shutdown:
             interrupted: True if that was within a step: the state is that of no step.
 
         """
-        left_s = self._controller.process_exit.grace_left_s()
+        left_s = self._controller.grace.left_s()
         saves = False
         if interrupted:
             self._controller.last_step.forget()
@@ -309,12 +309,12 @@ class Shutdown:
         controller.notices.record_notice("peer")
         if saves and request is not None:
             self._progress.set_phase(ReportPhase.SAVING)
-            controller.stop_save.start(request, controller.process_exit.grace_left_s())
+            controller.stop_save.start(request, controller.grace.left_s())
         self._await_stop_save()
 
     def _await_stop_save(self) -> None:
         controller = self._controller
-        controller.stop_save.wait(controller.process_exit.grace_left_s())
+        controller.stop_save.wait(controller.grace.left_s())
         controller.stopped = True
 
     def _raise_fence(self) -> None:
@@ -331,13 +331,13 @@ class Shutdown:
 
         """
         if self._rank_group.world_size > 1 and not isinstance(error, _WITH_CODES):
-            left_s = self._controller.process_exit.grace_left_s()
+            left_s = self._controller.grace.left_s()
             error = self._waits.explain(error, _NOTICED_S if left_s is None else min(_NOTICED_S, left_s))
         if not isinstance(error, PeerLostError | NoticeDeadlineError):
             alone = self._rank_group.world_size == 1
             # A rank may be lost, or the time of a notice be over, meanwhile: the error stays what it was.
             with suppress(StepkeeperError):
-                self._saver.wait_until_idle(self._controller.process_exit.save_timeout_s(alone=alone))
+                self._saver.wait_until_idle(self._controller.grace.save_timeout_s(alone=alone))
         error = self._fenced(error)
         text = format_traceback(error)
         if text is not None:
@@ -371,9 +371,8 @@ class Shutdown:
         if self.closed:
             return
         self.closed = True
-        process_exit = self._controller.process_exit
-        ends_s = time.monotonic() + process_exit.closing_timeout_s()
-        with process_exit.end_in_time(code, for_good=for_good):
+        ends_s = time.monotonic() + self._controller.grace.closing_timeout_s()
+        with self._controller.process_exit.end_in_time(code, for_good=for_good):
             self._write_termination_message(code, error or self._saver.error)
             self._close_parts(code, failure, ends_s)
 

@@ -19,6 +19,7 @@ from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
 from stepkeeper.training.disruptions import DisruptionHistory
 from stepkeeper.training.environment import Environment
+from stepkeeper.training.grace_period import GracePeriod
 from stepkeeper.training.last_step import LastStep
 from stepkeeper.training.notices.announcements import Announcements
 from stepkeeper.training.notices.watcher import Notice, NoticeWatcher
@@ -86,16 +87,19 @@ class StepController:
         )
         stop_save = StopSave(saver, rank_group)
         self.stop_save: Final = stop_save
+        grace_s = None if environment is None else environment.identity.grace_s
+        self.grace: Final = GracePeriod(grace_s, self.notices)
         self.process_exit: Final = ProcessExit(
             environment,
             companion,
             progress,
             self.notices,
+            self.grace,
             announced_cause=lambda: announcements.cause,
             decision=lambda: stop_save.choice,
             rank=rank_group.rank,
         )
-        self._waits.heed_notices(self.process_exit.wait_left_s)
+        self._waits.heed_notices(self.grace.wait_left_s)
 
     def start(self) -> None:
         """Start to listen to notices and to the requests of other ranks, because this process trains.
@@ -189,15 +193,15 @@ class StepController:
         self.notices.record_notice("peer")
         self._progress.set_phase(ReportPhase.SAVING)
         if self.process_exit.saves_before_stop:
-            self.stop_save.start(request, self.process_exit.grace_left_s())
+            self.stop_save.start(request, self.grace.left_s())
         else:
             self._await_stops(request.step)
-        self.stop_save.wait(self.process_exit.grace_left_s())
+        self.stop_save.wait(self.grace.left_s())
         self.stopped = True
 
     def _await_stops(self, step: int) -> None:
         """Wait for the other ranks at the step that all stop at; if one doesn't come, this one stops all the same."""
-        left_s = self.process_exit.grace_left_s()
+        left_s = self.grace.left_s()
         try:
             self.decider.await_stops(_STOPS_S if left_s is None else min(_STOPS_S, left_s))
         except (PeerLostError, NoticeDeadlineError) as error:
@@ -245,7 +249,7 @@ class StepController:
             self.notices.record_notice("peer")
         self._announcements.check()
         stuck_since_s = self._waits.stuck_since_s
-        if stuck_since_s is not None and self.process_exit.is_overdue(stuck_since_s):
+        if stuck_since_s is not None and self.grace.is_overdue(stuck_since_s):
             self._end_stuck()
         self._progress.send_latest_step()
 

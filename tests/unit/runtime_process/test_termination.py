@@ -1,6 +1,8 @@
 """The exit code and the words that an exception leads to."""
 
 import fcntl
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -10,11 +12,12 @@ import pytest
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import ExitCode, Interval, Settings, Termination
-from stepkeeper.errors import FencedError, OtherJobsRootError, PeerLostError, SaveError
+from stepkeeper.errors import FencedError, NoticeDeadlineError, OtherJobsRootError, PeerLostError, SaveError
 from stepkeeper.process_end.last_words import leave_last_word
 from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import Environment, PodPaths
-from stepkeeper.training.notices.watcher import NoticeWatcher
+from stepkeeper.training.grace_period import GracePeriod
+from stepkeeper.training.notices.watcher import Notice, NoticeWatcher
 from stepkeeper.training.termination import ProcessExit, format_traceback, process_exit_code
 
 
@@ -30,6 +33,7 @@ from stepkeeper.training.termination import ProcessExit, format_traceback, proce
         (PeerLostError("rank 1 is lost"), ExitCode.PEER_LOST),
         (SaveError("no space"), 1),
         (ValueError("the loss is no number"), 1),
+        (NoticeDeadlineError("the time to save is over"), ExitCode.SAVED),
         (KeyboardInterrupt(), 130),
     ],
 )
@@ -89,7 +93,8 @@ def test_nothing_is_written_of_a_stop_once_it_is_known_how_the_process_ends(tmp_
         Environment(identity=pod_identity(), settings=settings, places=places),
         cast(Companion, SimpleNamespace(claimed_root=None)),
         cast(Progress, SimpleNamespace(step=7)),
-        cast(NoticeWatcher, SimpleNamespace(notice=None)),
+        notices := cast(NoticeWatcher, SimpleNamespace(notice=None, notices=())),
+        GracePeriod(30, notices),
         rank=0,
     )
 
@@ -101,3 +106,19 @@ def test_nothing_is_written_of_a_stop_once_it_is_known_how_the_process_ends(tmp_
     assert code_after(1, is_final=True) == 1
     assert code_after(75, is_final=False) == 1
     assert code_after(77, is_final=True) == 77
+
+
+@pytest.mark.parametrize(("source", "grace_s"), [("call", 30), ("directive", 30), ("sigterm", None)])
+def test_what_a_program_does_behind_the_block_takes_its_time_unless_it_is_to_be_killed_at_a_known_time(
+    source: str, grace_s: int | None
+) -> None:
+    notice = Notice(source=source, monotonic_s=time.monotonic())
+    notices = cast(NoticeWatcher, SimpleNamespace(notice=notice, notices=(notice,)))
+    ending = ProcessExit(
+        None, cast(Companion, None), cast(Progress, None), notices, GracePeriod(grace_s, notices), rank=0
+    )
+    with ending.end_in_time(75, for_good=True):
+        watching = [each for each in threading.enumerate() if each.name == "stepkeeper-end"]
+    for thread in watching:
+        thread.join(60)
+        assert not thread.is_alive(), "it ends the process later"

@@ -1,27 +1,16 @@
 """What ends a wait: what is waited for, a notice's time, or the loss of a rank; nothing else."""
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from stepkeeper.companion.progress import Progress
-from stepkeeper.companion.supervisor import Companion
-from stepkeeper.contract import Interval, Settings
 from stepkeeper.coordination import waits as waits_module
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import FencedError, NoticeDeadlineError, PeerLostError, StepkeeperError
 from stepkeeper.save.worker import Worker
-from stepkeeper.testing.pod import pod_identity
-from stepkeeper.training import termination
-from stepkeeper.training.environment import Environment, PodPaths
-from stepkeeper.training.notices.watcher import Notice, NoticeWatcher
-from stepkeeper.training.termination import ProcessExit, process_exit_code
 
 
 @pytest.fixture(autouse=True)
@@ -88,131 +77,6 @@ def test_a_call_runs_elsewhere_and_its_result_or_error_comes_here() -> None:
 
     with pytest.raises(ValueError, match="no such step"):
         waits.run(fail)
-
-
-def process_exit(
-    notice: Notice | None, grace_s: int | None, folder: Path, later: tuple[Notice, ...] = ()
-) -> ProcessExit:
-    environment = None
-    if grace_s is not None:
-        environment = Environment(
-            identity=pod_identity(grace_s=grace_s),
-            settings=Settings(uri="file:///root", interval=Interval(steps=1)),
-            places=PodPaths(settings_folder=folder),
-        )
-    return ProcessExit(
-        environment,
-        cast(Companion, None),
-        cast(Progress, None),
-        cast(NoticeWatcher, SimpleNamespace(notice=notice, notices=(*([notice] if notice else []), *later))),
-        rank=0,
-    )
-
-
-@pytest.mark.parametrize(
-    ("source", "grace_s", "progress_s", "left_s"),
-    [
-        ("sigterm", 30, 0.0, 30 - 1.5 - 10),
-        ("sigterm", 30, 109.0, 30 - 1.5 - 10),
-        ("sigterm", None, 0.0, 22 - 10),
-        ("sigterm", None, 109.0, 22 - 1),
-        ("sigterm", None, 80.0, 22 - 10),
-        ("file", None, 0.0, 22 - 10),
-        ("call", None, 0.0, None),
-        ("peer", None, 0.0, None),
-        ("call", 30, 0.0, 30 - 1.5 - 10),
-    ],
-)
-def test_what_a_notice_of_ten_seconds_ago_leaves(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    source: str,
-    grace_s: int | None,
-    progress_s: float,
-    left_s: float | None,
-) -> None:
-    monkeypatch.setattr(termination, "time", SimpleNamespace(monotonic=lambda: 110.0))
-    ending = process_exit(Notice(source=source, monotonic_s=100.0), grace_s, tmp_path)
-    assert ending.wait_left_s(progress_s) == left_s
-    assert process_exit(None, grace_s, tmp_path).wait_left_s(progress_s) is None
-
-
-@pytest.mark.parametrize("source", ["directive", "peer", "sigterm"])
-def test_a_later_notice_that_leaves_less_time_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
-) -> None:
-    monkeypatch.setattr(termination, "time", SimpleNamespace(monotonic=lambda: 110.0))
-    first, later = Notice(source=source, monotonic_s=100.0), Notice(source="preempted", monotonic_s=105.0)
-    assert process_exit(first, 600, tmp_path, (later,)).grace_left_s() == 15 - 1.5 - 5
-    assert process_exit(first, 12, tmp_path, (later,)).grace_left_s() == 12 - 1.5 - 10
-    assert process_exit(later, 600, tmp_path, (first,)).grace_left_s() == 15 - 1.5 - 5
-
-
-@pytest.mark.parametrize(("now_s", "overdue"), [(100.0, False), (129.6, False), (129.8, True)])
-def test_a_process_is_ended_shortly_before_it_would_be_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now_s: float, overdue: bool
-) -> None:
-    monkeypatch.setattr(termination, "time", SimpleNamespace(monotonic=lambda: now_s))
-    notice = Notice(source="sigterm", monotonic_s=100.0)
-    assert process_exit(notice, 30, tmp_path).is_overdue(0.0) is overdue
-    assert not process_exit(notice, None, tmp_path).is_overdue(now_s)
-    assert not process_exit(None, 30, tmp_path).is_overdue(0.0)
-
-
-@pytest.mark.parametrize(
-    ("source", "stuck_since_s", "now_s", "overdue"),
-    [
-        ("sigterm", 50.0, 126.9, False),
-        ("sigterm", 50.0, 127.1, True),
-        ("sigterm", 110.0, 136.9, False),
-        ("sigterm", 110.0, 137.1, True),
-        ("call", 50.0, 1000.0, False),
-    ],
-)
-def test_a_call_that_is_stuck_is_ended_where_nobody_has_said_how_long_the_grace_period_is(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    source: str,
-    stuck_since_s: float,
-    now_s: float,
-    overdue: bool,
-) -> None:
-    monkeypatch.setattr(termination, "time", SimpleNamespace(monotonic=lambda: now_s))
-    ending = process_exit(Notice(source=source, monotonic_s=100.0), None, tmp_path)
-    assert ending.is_overdue(stuck_since_s) is overdue
-
-
-@pytest.mark.parametrize("first", ["call", "peer", "directive"])
-def test_a_signal_that_comes_after_another_notice_is_what_the_process_is_killed_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
-) -> None:
-    now_s = 1010.0
-    monkeypatch.setattr(termination, "time", SimpleNamespace(monotonic=lambda: now_s))
-    before, signal = Notice(source=first, monotonic_s=100.0), Notice(source="sigterm", monotonic_s=1000.0)
-    ending = process_exit(before, None, tmp_path, (signal,))
-    assert process_exit(before, None, tmp_path).wait_left_s(0.0) is None
-    assert ending.wait_left_s(0.0) == 22 - 10
-    assert ending.closing_timeout_s() == 4.0
-    assert not ending.is_overdue(0.0)
-    now_s = 1027.1
-    assert ending.is_overdue(0.0)
-    assert not ending.is_overdue(1001.0)
-
-
-@pytest.mark.parametrize(("source", "grace_s"), [("call", 30), ("directive", 30), ("sigterm", None)])
-def test_what_a_program_does_behind_the_block_takes_its_time_unless_it_is_to_be_killed_at_a_known_time(
-    tmp_path: Path, source: str, grace_s: int | None
-) -> None:
-    ending = process_exit(Notice(source=source, monotonic_s=time.monotonic()), grace_s, tmp_path)
-    with ending.end_in_time(75, for_good=True):
-        watching = [each for each in threading.enumerate() if each.name == "stepkeeper-end"]
-    for thread in watching:
-        thread.join(60)
-        assert not thread.is_alive(), "it ends the process later"
-
-
-def test_a_process_that_had_no_time_to_save_says_that_it_was_told_to_stop() -> None:
-    assert process_exit_code(NoticeDeadlineError("over")) == 75
 
 
 def test_calls_run_in_order_in_a_thread_that_keeps_no_process_alive_once_given_up() -> None:

@@ -1,0 +1,103 @@
+"""How much time a notice leaves: to waits, to saves, to the end of the manager and to that of the process."""
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from stepkeeper.training import grace_period
+from stepkeeper.training.grace_period import GracePeriod
+from stepkeeper.training.notices.watcher import Notice, NoticeWatcher
+
+
+def grace_period_of(
+    notice: Notice | None, grace_s: int | None, later: tuple[Notice, ...] = ()
+) -> GracePeriod:
+    notices = (*([notice] if notice else []), *later)
+    return GracePeriod(grace_s, cast(NoticeWatcher, SimpleNamespace(notice=notice, notices=notices)))
+
+
+@pytest.mark.parametrize(
+    ("source", "grace_s", "progress_s", "left_s"),
+    [
+        ("sigterm", 30, 0.0, 30 - 1.5 - 10),
+        ("sigterm", 30, 109.0, 30 - 1.5 - 10),
+        ("sigterm", None, 0.0, 22 - 10),
+        ("sigterm", None, 109.0, 22 - 1),
+        ("sigterm", None, 80.0, 22 - 10),
+        ("file", None, 0.0, 22 - 10),
+        ("call", None, 0.0, None),
+        ("peer", None, 0.0, None),
+        ("call", 30, 0.0, 30 - 1.5 - 10),
+    ],
+)
+def test_what_a_notice_of_ten_seconds_ago_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    grace_s: int | None,
+    progress_s: float,
+    left_s: float | None,
+) -> None:
+    monkeypatch.setattr(grace_period, "time", SimpleNamespace(monotonic=lambda: 110.0))
+    grace = grace_period_of(Notice(source=source, monotonic_s=100.0), grace_s)
+    assert grace.wait_left_s(progress_s) == left_s
+    assert grace_period_of(None, grace_s).wait_left_s(progress_s) is None
+
+
+@pytest.mark.parametrize("source", ["directive", "peer", "sigterm"])
+def test_a_later_notice_that_leaves_less_time_counts(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    monkeypatch.setattr(grace_period, "time", SimpleNamespace(monotonic=lambda: 110.0))
+    first, later = Notice(source=source, monotonic_s=100.0), Notice(source="preempted", monotonic_s=105.0)
+    assert grace_period_of(first, 600, (later,)).left_s() == 15 - 1.5 - 5
+    assert grace_period_of(first, 12, (later,)).left_s() == 12 - 1.5 - 10
+    assert grace_period_of(later, 600, (first,)).left_s() == 15 - 1.5 - 5
+
+
+@pytest.mark.parametrize(("now_s", "overdue"), [(100.0, False), (129.6, False), (129.8, True)])
+def test_a_process_is_ended_shortly_before_it_would_be_killed(
+    monkeypatch: pytest.MonkeyPatch, now_s: float, overdue: bool
+) -> None:
+    monkeypatch.setattr(grace_period, "time", SimpleNamespace(monotonic=lambda: now_s))
+    notice = Notice(source="sigterm", monotonic_s=100.0)
+    assert grace_period_of(notice, 30).is_overdue(0.0) is overdue
+    assert not grace_period_of(notice, None).is_overdue(now_s)
+    assert not grace_period_of(None, 30).is_overdue(0.0)
+
+
+@pytest.mark.parametrize(
+    ("source", "stuck_since_s", "now_s", "overdue"),
+    [
+        ("sigterm", 50.0, 126.9, False),
+        ("sigterm", 50.0, 127.1, True),
+        ("sigterm", 110.0, 136.9, False),
+        ("sigterm", 110.0, 137.1, True),
+        ("call", 50.0, 1000.0, False),
+    ],
+)
+def test_a_call_that_is_stuck_is_ended_where_nobody_has_said_how_long_the_grace_period_is(
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    stuck_since_s: float,
+    now_s: float,
+    overdue: bool,
+) -> None:
+    monkeypatch.setattr(grace_period, "time", SimpleNamespace(monotonic=lambda: now_s))
+    grace = grace_period_of(Notice(source=source, monotonic_s=100.0), None)
+    assert grace.is_overdue(stuck_since_s) is overdue
+
+
+@pytest.mark.parametrize("first", ["call", "peer", "directive"])
+def test_a_signal_that_comes_after_another_notice_is_what_the_process_is_killed_for(
+    monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    now_s = 1010.0
+    monkeypatch.setattr(grace_period, "time", SimpleNamespace(monotonic=lambda: now_s))
+    before, signal = Notice(source=first, monotonic_s=100.0), Notice(source="sigterm", monotonic_s=1000.0)
+    grace = grace_period_of(before, None, (signal,))
+    assert grace_period_of(before, None).wait_left_s(0.0) is None
+    assert grace.wait_left_s(0.0) == 22 - 10
+    assert grace.closing_timeout_s() == 4.0
+    assert not grace.is_overdue(0.0)
+    now_s = 1027.1
+    assert grace.is_overdue(0.0)
+    assert not grace.is_overdue(1001.0)
