@@ -20,6 +20,7 @@ from stepkeeper.save.saver import Saver
 from stepkeeper.stacks.meeting import StackMeeting
 from stepkeeper.storage import open_store, root_uri
 from stepkeeper.tier import CachedStore, LocalTier, TierPlace
+from stepkeeper.training.closing import Closing
 from stepkeeper.training.environment import Environment, attempt_name, build_open_request
 from stepkeeper.training.shutdown import Shutdown
 from stepkeeper.training.step_controller import StepController
@@ -109,8 +110,9 @@ class ManagerParts:
             waits=self.waits,
             on_met=partial(link_companions, rank_group, meeting, _call_weakly(self.companion.link_stacks)),
         )
+        self.closing: Final = Closing(self.controller, self.saver, self.progress, self.companion, rank_group)
         self.shutdown: Final = Shutdown(
-            self.controller, self.saver, self.progress, self.companion, rank_group, waits=self.waits
+            self.controller, self.saver, self.progress, rank_group, closing=self.closing, waits=self.waits
         )
         if environment is not None:
             self._meet_operator()
@@ -125,7 +127,7 @@ class ManagerParts:
         said.append("nothing committed" if committed is None else f"step {committed.step} committed")
         if saving is not None:
             said.append(f"step {saving.step} in flight")
-        if self.shutdown.closed:
+        if self.closing.is_closed:
             said.append("closed")
         return ", ".join(said)
 

@@ -205,7 +205,7 @@ def save_once(manager: CheckpointManager, state: dict[str, Any]) -> None:
     try:
         manager.save(20, state, force=True)
     except OtherJobsRootError:
-        manager._parts.shutdown._end(1, None)
+        manager._parts.closing.close(1, None)
         raise
 
 

@@ -1,15 +1,11 @@
 """End a manager in order: because training is done, because the process was told to stop, or by an exception."""
 
-import math
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
 from stepkeeper.companion.progress import Progress
-from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import ExitCode, ReportPhase
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
@@ -24,7 +20,8 @@ from stepkeeper.errors import (
 from stepkeeper.loggers import logger
 from stepkeeper.process_end.fence import show_exception
 from stepkeeper.save.saver import Saver
-from stepkeeper.training.last_step import EndOfRank, judge_last_step
+from stepkeeper.training.closing import Closing
+from stepkeeper.training.end_agreement import EndAgreement, EndChoice, EndOfRank
 from stepkeeper.training.notices.sigterm_handler import is_raised_by_handler
 from stepkeeper.training.step_controller import StepController
 from stepkeeper.training.termination import format_traceback, process_exit_code
@@ -32,23 +29,14 @@ from stepkeeper.training.termination import format_traceback, process_exit_code
 __all__ = ["Shutdown"]
 
 _log: Final = logger("stepkeeper")
-_READ_S: Final = 5.0
-"""Seconds that the other ranks have to read rank 0's last message."""
-
 _STOP_S: Final = 10.0
 """Seconds by which ranks whose programs end themselves because of a notice may come apart."""
-
-_LAST_WORD_S: Final = 1.0
-"""Seconds for what a rank says to the others when it leaves."""
 
 _NOTICED_S: Final = 1.0
 """Seconds in which it is known that a rank has ended, once a collective of the training has failed for that."""
 
 _WITH_CODES: Final = (FencedError, PeerLostError, NoticeDeadlineError)
 """Errors that end the process with a code that means something; Python's own for an exception is 1."""
-
-_STUCK_S: Final = 2.0
-"""Seconds that a save has to end once nothing that it could wait for is there any more."""
 
 _HOOKS_S: Final = 60.0
 """Seconds that the hooks of the last saves may take when training is done."""
@@ -62,19 +50,29 @@ class Shutdown:
         controller: StepController,
         saver: Saver,
         progress: Progress,
-        companion: Companion,
         rank_group: RankGroup,
         *,
+        closing: Closing,
         waits: Waits,
     ) -> None:
+        """End nothing yet.
+
+        Args:
+            controller: Knows the last finished step, and whether the process was told to stop.
+            saver: Makes the saves.
+            progress: Told of the phase that the training is in, for reports.
+            rank_group: The ranks, which end together.
+            closing: Closes all parts.
+            waits: Knows whether another rank is lost.
+
+        """
         self._controller = controller
         self._saver = saver
         self._progress = progress
-        self._companion = companion
         self._rank_group = rank_group
+        self._closing = closing
+        self._agreement: Final = EndAgreement(rank_group)
         self._waits = waits
-        self.closed = False
-        saver.on_fence(self.tell_fence, is_pods=controller.process_exit.is_pods)
 
     def check_open(self) -> None:
         """Check that the manager isn't closed.
@@ -83,7 +81,7 @@ class Shutdown:
             ClosedError: It is closed.
 
         """
-        if self.closed:
+        if self._closing.is_closed:
             raise ClosedError("this manager is closed; construct another one")
 
     def raise_failure(self, *, newest: bool = False) -> None:
@@ -111,16 +109,6 @@ class Shutdown:
             self._saver.record_fence(error)
             raise
 
-    def tell_fence(self, fence: FencedError) -> None:
-        """Write the termination message as soon as it is known that the process has lost its root. Any thread calls it.
-
-        Args:
-            fence: What has told that another claim owns the root.
-
-        """
-        if not self.closed:
-            self._write_termination_message(ExitCode.FENCED, str(fence))
-
     def exit_if_stopped(self) -> None:
         """End this process with exit code 75 if it was told to stop and has saved for that; else do nothing.
 
@@ -130,7 +118,7 @@ class Shutdown:
         """
         if self._controller.stopped:
             self._raise_fence()
-            self._end(ExitCode.SAVED, None, for_good=True)
+            self._closing.close(ExitCode.SAVED, None, for_good=True)
             sys.exit(ExitCode.SAVED)
 
     def close(self) -> None:
@@ -150,58 +138,46 @@ class Shutdown:
             All ranks call this.
 
         """
-        if self.closed:
+        if self._closing.is_closed:
             return
         self._saver.wait_until_idle()
         self._await_hooks()
         self.raise_failure(newest=True)
         if (fence := self._saver.fence) is not None:
-            self._end(ExitCode.FENCED, str(fence), fence)
+            self._closing.close(ExitCode.FENCED, str(fence), fence)
             return
         self._saver.await_upkeep()
         end = self._agree_on_last_step()
-        if end["stops"]:
-            self._stop_at_last_step(saves=end["saves"])
+        if end.stops:
+            self._stop_at_last_step(saves=end.saves)
             self.exit_if_stopped()
-        if end["saves"]:
+        if end.saves:
             self._save_last_step()
             self._await_hooks()
             self._saver.await_upkeep()
-            # Only now may a rank leave: until then the others need it for their commit.
-            self._meet("saved", lambda _: {})
+            self._agreement.await_saved()
         self._progress.set_phase(ReportPhase.DONE)
-        self._end(ExitCode.DONE, None)
+        self._closing.close(ExitCode.DONE, None)
 
     def _await_hooks(self) -> None:
         # Hooks may still call the manager.
         left_s = self._controller.grace.left_s()
         self._saver.await_hooks(_HOOKS_S if left_s is None else min(_HOOKS_S, left_s))
 
-    def _agree_on_last_step(self, timeout_s: float | None = None, *, stops: bool = False) -> dict[str, bool]:
-        """Meet all ranks at the training's end, and agree on whether they still have a step to save.
+    def _agree_on_last_step(self, timeout_s: float | None = None, *, stops: bool = False) -> EndChoice:
+        """Agree with all ranks on how they end; see `EndAgreement.agree`.
 
         Args:
             timeout_s: Seconds to wait for the other ranks; by default as long as ranks may be apart.
             stops: True if this program has ended itself because of a notice.
 
-        Returns:
-            `saves`: whether they have; and `stops`: whether a program has ended itself because of a notice.
-
         """
         controller = self._controller
         last = controller.unsaved_step
-        own = EndOfRank(
-            step=None if last is None else last.step, changed=controller.last_step.has_changed, stops=stops
+        step = None if last is None else last.step
+        return self._agreement.agree(
+            EndOfRank(step=step, changed=controller.last_step.has_changed, stops=stops), timeout_s
         )
-
-        def judge(said: list[dict[str, Any]]) -> dict[str, bool]:
-            ends = [EndOfRank(**each) for each in said]
-            saves, complaint = judge_last_step(ends)
-            if complaint is not None:
-                _log.warning("%s", complaint)
-            return {"saves": saves, "stops": any(end.stops for end in ends)}
-
-        return self._meet("done", judge, asdict(own), timeout_s)
 
     def _save_last_step(self) -> None:
         """Save the last finished step, and wait for its commit.
@@ -220,21 +196,6 @@ class Shutdown:
         except Exception as error:
             raise SaveError(f"step {request.step}, the last one, can't be saved: {error}") from error
 
-    def _meet(
-        self,
-        name: str,
-        judge: Callable[[list[dict[str, Any]]], dict[str, Any]],
-        own: dict[str, Any] | None = None,
-        timeout_s: float | None = None,
-    ) -> dict[str, Any]:
-        """Wait for all ranks, and return what rank 0 concludes from what all say. Raises PeerLostError."""
-        group, own = self._rank_group, own or {}
-        if group.world_size == 1:
-            return judge([own])
-        limit_s = group.limits.apart_s if timeout_s is None else timeout_s
-        met = group.gather(name, own, limit_s)
-        return group.broadcast(f"all-{name}", judge(met) if met else None, 2 * limit_s)
-
     def leave_block(self, error: BaseException | None) -> None:
         """End the manager, and the process if need be, when the manager's block is left.
 
@@ -247,7 +208,7 @@ class Shutdown:
             StepkeeperError: A save in the background failed.
 
         """
-        if self.closed:
+        if self._closing.is_closed:
             return
         failure = error
         if error is None or process_exit_code(error) == ExitCode.DONE:
@@ -297,7 +258,7 @@ class Shutdown:
             self._controller.last_step.forget()
         try:
             end = self._agree_on_last_step(_STOP_S if left_s is None else min(_STOP_S, left_s), stops=True)
-            saves = end["saves"]
+            saves = end.saves
         except (PeerLostError, NoticeDeadlineError) as error:
             _log.warning("the last step isn't saved: not all ranks end where this one does: %s", error)
         self._stop_at_last_step(saves=saves)
@@ -343,7 +304,7 @@ class Shutdown:
         if text is not None:
             self._progress.set_error(text)
         left_for = None if isinstance(error, NoticeDeadlineError) else error
-        self._end(process_exit_code(error), text, left_for, for_good=isinstance(error, _WITH_CODES))
+        self._closing.close(process_exit_code(error), text, left_for, for_good=isinstance(error, _WITH_CODES))
         return error
 
     def _fenced(self, error: BaseException) -> BaseException:
@@ -354,41 +315,3 @@ class Shutdown:
         fenced = FencedError(str(fence))
         fenced.__cause__ = error
         return fenced
-
-    def _write_termination_message(self, code: int, error: str | None) -> None:
-        self._controller.process_exit.write_termination_message(
-            code, committed=self._saver.own_commit, restored=self._saver.restored_commit, error=error
-        )
-
-    def _end(
-        self, code: int, error: str | None, failure: BaseException | None = None, *, for_good: bool = False
-    ) -> None:
-        """Write the termination message, send the last report, and end everything of this manager that runs.
-
-        The other ranks are told first, with the `failure` if there is one: they may be waiting for this one. With
-        `for_good` the process ends right after this.
-        """
-        if self.closed:
-            return
-        self.closed = True
-        ends_s = time.monotonic() + self._controller.grace.closing_timeout_s()
-        with self._controller.process_exit.end_in_time(code, for_good=for_good):
-            self._write_termination_message(code, error or self._saver.error)
-            self._close_parts(code, failure, ends_s)
-
-    def _close_parts(self, code: int, failure: BaseException | None, ends_s: float) -> None:
-        """Close all parts by `ends_s`: each has a share of the time that those before it have left."""
-
-        def share_s(part: float, most_s: float = math.inf) -> float:
-            return min(most_s, part * max(0.0, ends_s - time.monotonic()))
-
-        self._rank_group.announce_leave(failure, share_s(1 / 4, _LAST_WORD_S))
-        self._rank_group.abort()
-        self._controller.close(share_s(1 / 3))
-        self._progress.send_latest_step()
-        self._companion.close(share_s(7 / 8))
-        self._saver.close(share_s(1, _STUCK_S))
-        if code != ExitCode.PEER_LOST:
-            self._rank_group.leave(share_s(1, _READ_S))
-        if code != ExitCode.DONE:
-            self._saver.await_hooks(share_s(1))

@@ -9,7 +9,7 @@ import torch
 
 from stepkeeper import CheckpointManager, SaveReport
 from stepkeeper.errors import SaveError
-from stepkeeper.training.last_step import EndOfRank, judge_last_step
+from stepkeeper.training.end_agreement import EndOfRank, judge_last_step
 
 
 class Training:

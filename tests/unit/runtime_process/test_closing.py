@@ -9,10 +9,9 @@ from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import ExitCode
 from stepkeeper.coordination.rank_group import RankGroup
-from stepkeeper.coordination.waits import Waits
 from stepkeeper.save.saver import Saver
-from stepkeeper.training import shutdown
-from stepkeeper.training.shutdown import Shutdown
+from stepkeeper.training import closing
+from stepkeeper.training.closing import Closing
 from stepkeeper.training.step_controller import StepController
 
 
@@ -37,8 +36,8 @@ def test_all_parts_together_end_in_the_time_of_one_deadline(
     monkeypatch: pytest.MonkeyPatch, code: int, limit_s: float
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(shutdown, "time", clock)
-    parts = Shutdown(
+    monkeypatch.setattr(closing, "time", clock)
+    parts = Closing(
         cast(
             StepController,
             SimpleNamespace(close=clock.use, process_exit=SimpleNamespace(is_pods=False)),
@@ -52,7 +51,6 @@ def test_all_parts_together_end_in_the_time_of_one_deadline(
         cast(Progress, SimpleNamespace(send_latest_step=list)),
         cast(Companion, SimpleNamespace(close=clock.use)),
         cast(RankGroup, SimpleNamespace(announce_leave=clock.use, abort=list, leave=clock.use)),
-        waits=Waits(),
     )
     parts._close_parts(code, None, clock.now_s + limit_s)
     assert clock.now_s <= 100.0 + limit_s + 1e-6
