@@ -7,26 +7,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from stepkeeper.companion.claiming import Origin, RootClaims
 from stepkeeper.companion.client import CompanionProcess
 from stepkeeper.companion.messages import ClaimedRoot, ClaimRequest, CloseRequest, Kind, OpenRequest
-from stepkeeper.companion.origin import NextClaim, Origin, is_claim_from, set_claim_base
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.contract import Directive
-from stepkeeper.contract.wire import decode, encode
+from stepkeeper.contract.wire import encode
 from stepkeeper.errors import (
     ClosedError,
-    FencedError,
-    ForeignStepsError,
-    RestoreError,
     StepkeeperError,
-    StorageError,
-    TransientStorageError,
-    UnknownOutcomeError,
 )
 from stepkeeper.fork_guard import forget_in_forks
 from stepkeeper.log import CommitRecord, ForeignBase
-from stepkeeper.log.claims import must_branch
-from stepkeeper.log.entries import new_nonce
 from stepkeeper.loggers import logger
 from stepkeeper.stacks.meeting import StackMeeting
 from stepkeeper.stacks.sharing import StackRequest
@@ -69,18 +61,12 @@ class Companion:
             limits: How long claims may take.
 
         """
-        self._limits: Final = limits or TimeLimits()
         self._stack_meeting = stack_meeting
         self._stacks_after_millis = None if stacks_after_s is None else int(stacks_after_s * 1000)
         self._stack_address: Mapping[str, Any] | None = None
         self._opening = opening
         self._on_directive = on_directive
-        self._claiming = claiming or ClaimRequest()
-        self.choose_foreign_step: Callable[[], ForeignBase | None] = lambda: None
-        """Called before a claim, in a root without a commit but with another writer's steps, to choose one to go on
-        from.
-        """
-
+        self._claims: Final = RootClaims(claiming or ClaimRequest(), limits or TimeLimits())
         self._lock = threading.Lock()
         self._process: CompanionProcess | None = None
         self._starting: CompanionProcess | None = None
@@ -89,23 +75,20 @@ class Companion:
         self._is_start_given_up = False
         """True once `close` has stopped waiting for a process that another thread starts."""
 
-        self._claimed_root: ClaimedRoot | None = None
-        self._origin: Origin | None = None
-        self._next_claim: NextClaim | None = None
         self._state = TrainerState()
         forget_in_forks(self)
 
     def forget_after_fork(self) -> None:
         """Forget the process, in a forked child: it is its parent's, and so is the claim."""
         self._lock = threading.Lock()
-        self._closed = self._closed or self._process is not None or self._claimed_root is not None
+        self._closed = self._closed or self._process is not None or self.claimed_root is not None
         self._process = self._starting = None
         self._dismiss_when_dropped(None)
 
     @property
     def claimed_root(self) -> ClaimedRoot | None:
         """The claim of this process, once it has one."""
-        return self._claimed_root
+        return self._claims.claimed_root
 
     @property
     def has_tier(self) -> bool:
@@ -152,9 +135,6 @@ class Companion:
             return self._process
 
     def _start_process(self) -> CompanionProcess:
-        # If the next claim may be in the log already, requesting that one proves this one too.
-        held = None if self._next_claim is not None else self._claimed_root
-        claim = None if held is None else held.claim
         process = self._starting = CompanionProcess(self._on_directive)
         try:
             # In this order, because the thread that closes does both in the opposite one.
@@ -162,7 +142,7 @@ class Companion:
                 raise ClosedError(
                     "the companion process was ended while it started, as its manager was closed"
                 )
-            opening, fds = self._with_stacks(replace(self._opening, claim=claim))
+            opening, fds = self._with_stacks(replace(self._opening, claim=self._claims.held_claim))
             process.send_request(Kind.OPEN, encode(opening), fds=fds, timeout_s=_OPEN_TIMEOUT_S)
             process.send_state(Kind.STATE, encode(self._state))
             if self._stack_address is not None:
@@ -229,103 +209,23 @@ class Companion:
             FencedError: The claim of this process didn't hold any more.
 
         """
-        process = self._process_with_next_claim_made()
-        if self._claimed_root is None:
-            body = replace(self._claiming, take_over=take_over or self._claiming.take_over)
-            self._claimed_root = self._request_first_claim(
-                process, body if origin is None else set_claim_base(body, origin)
-            )
-            self._origin = origin
-        elif origin is not None and origin is not self._origin:
-            self._claimed_root = self._claim_next(process, origin)
-        if unrestored_step is not None and not self._claimed_root.branching:
-            found = self._claimed_root.base or self._claimed_root.legacy
-            if must_branch(found, unrestored_step):
-                self._claimed_root = self._claim_next(process, branch_step=unrestored_step)
-        return self._claimed_root
-
-    def claim_root_from(self, legacy: ForeignBase) -> ClaimedRoot:
-        """Follow this process's claim, which held until now, by another one that goes on from `legacy`.
-
-        Raises:
-            FencedError: The claim didn't hold any more.
-
-        """
-        return self.claim_root(origin=Origin(legacy))
+        return self._claims.claim_root(
+            self.ensure_process(), origin=origin, take_over=take_over, unrestored_step=unrestored_step
+        )
 
     def read_latest(self, *, take_over: str | None = None) -> CommitRecord | ForeignBase | None:
         """Return the commit, or another writer's step, that HEAD is at this moment.
 
         The root is claimed first, if this process hasn't claimed it yet.
         """
-        if self._claimed_root is None:
-            claimed = self.claim_root(take_over=take_over)
-        else:
-            claimed = self._request_claim(self._process_with_claim_known(), Kind.REFRESH, {})
-        return claimed.base or claimed.legacy
+        return self._claims.read_latest(self.ensure_process(), take_over=take_over)
 
-    def _process_with_claim_known(self) -> CompanionProcess:
-        """Return a running process after finding out whether the next claim, if one was requested, is in the log.
+    def choose_foreign_step_by(self, choose: Callable[[], ForeignBase | None]) -> None:
+        """Call `choose` before a claim, in a root without a commit but with another writer's steps.
 
-        If it isn't, it is not made any more and HEAD stays what it is: the caller only wants to know HEAD.
+        It chooses the one to go on from.
         """
-        process = self.ensure_process()
-        if (next_claim := self._next_claim) is not None:
-            stays = replace(next_claim.body, base=None, legacy=None, branch=False)
-            self._claimed_root = self._request_next_claim(process, replace(next_claim, body=stays))
-        return process
-
-    def _process_with_next_claim_made(self) -> CompanionProcess:
-        """Return a running process after making the next claim, if one was requested."""
-        process = self.ensure_process()
-        if self._next_claim is not None:
-            self._claimed_root = self._request_next_claim(process, self._next_claim)
-        return process
-
-    def _claim_next(
-        self, process: CompanionProcess, origin: Origin | None = None, *, branch_step: int | None = None
-    ) -> ClaimedRoot:
-        """Follow this process's claim by one that goes on from `origin`, or that begins a branch with `branch_step`."""
-        assert self._claimed_root is not None
-        body = replace(self._claiming, after=self._claimed_root.claim, nonce=new_nonce())
-        body = replace(body, branch=True) if origin is None else set_claim_base(body, origin)
-        self._next_claim = NextClaim(body=body, origin=origin, branch_step=branch_step)
-        try:
-            return self._request_next_claim(process, self._next_claim)
-        except StorageError as error:
-            if not isinstance(error, TransientStorageError | UnknownOutcomeError):
-                # The store refused the first put: the next claim can't be in the log.
-                self._next_claim = None
-            raise
-
-    def _request_next_claim(self, process: CompanionProcess, next_claim: NextClaim) -> ClaimedRoot:
-        try:
-            claimed = self._request_claim(process, Kind.CLAIM, encode(next_claim.body))
-        except (FencedError, RestoreError):
-            # The next claim isn't in the log, and is given up.
-            self._next_claim = None
-            raise
-        self._next_claim = None
-        if next_claim.origin is not None and is_claim_from(claimed, next_claim.origin):
-            self._origin = next_claim.origin
-        if next_claim.branch_step is not None and claimed.branching:
-            _warn_of_branch(claimed, next_claim.branch_step)
-        return claimed
-
-    def _request_first_claim(self, process: CompanionProcess, body: ClaimRequest) -> ClaimedRoot:
-        try:
-            return self._request_claim(process, Kind.CLAIM, encode(body))
-        except ForeignStepsError:
-            # Only a process with torch, this one, can read what another writer's step holds.
-            body = replace(body, offer=self.choose_foreign_step())
-            return self._request_claim(process, Kind.CLAIM, encode(body))
-
-    def _request_claim(self, process: CompanionProcess, kind: Kind, body: dict[str, Any]) -> ClaimedRoot:
-        """Send a request that the companion answers with the claim, and measure how long that takes."""
-        began_s = time.monotonic()
-        answer = process.send_request(kind, body, timeout_s=self._limits.claim_s)
-        self._limits.record_claim(time.monotonic() - began_s)
-        return decode(ClaimedRoot, answer)
+        self._claims.choose_foreign_step = choose
 
     def report_state(self, state: TrainerState) -> None:
         """Carry `state` in reports from here on."""
@@ -378,18 +278,3 @@ class Companion:
             return process
         finally:
             self._lock.release()
-
-
-def _warn_of_branch(claimed: ClaimedRoot, step: int) -> None:
-    latest = claimed.base or claimed.legacy
-    assert latest is not None
-    _log.warning(
-        "step %d begins a branch of its own: this process hasn't restored all of the state that it saves, and this "
-        "root is at step %d already (%s). To go on from there, call restore_latest(state), with this same state and "
-        "all of it, before the first save; for another training, use another root. What was saved there before stays, "
-        "until this branch has passed its steps",
-        step,
-        latest.step,
-        latest.folder,
-        extra={"step": step},
-    )

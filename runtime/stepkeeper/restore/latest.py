@@ -31,7 +31,7 @@ class LatestRestore:
         self._condemned: str | None = None
         """The checkpoint that this process has taken part in condemning, and why. It condemns no second one."""
 
-        companion.choose_foreign_step = partial(choose_foreign_step, restorer.store, restorer.reopen)
+        companion.choose_foreign_step_by(partial(choose_foreign_step, restorer.store, restorer.reopen))
 
     def restore(
         self, state: Mapping[str, object], *, take_over: str | None = None, rules: LoadRules = WHOLE
@@ -118,7 +118,7 @@ class LatestRestore:
         older = [each for each in find_steps(store) if each.step <= bad.step and each.folder != bad.folder]
         look = partial(find_fault, store, reopen=self._restorer.reopen)
         legacy = choose_newest(store, older, look, reason=f"{name_record(bad)}: {reason}")
-        return self._restorable(self._companion.claim_root_from(legacy).legacy)
+        return self._restorable(self._companion.claim_root(origin=Origin(legacy)).legacy)
 
     def _note_restored(self, commit: Restorable) -> Restorable:
         """Write into the log that all ranks have read the commit whole, unless part of it came from local disks."""

@@ -310,7 +310,7 @@ def test_what_is_restored_after_a_branch_was_begun_is_gone_on_from_all_the_same(
 def test_another_writers_step_is_left_behind_too(root: Root) -> None:
     companion = root.companion()
     theirs = ForeignBase(step=900, folder="900")
-    assert companion.claim_root_from(theirs).legacy == theirs
+    assert companion.claim_root(origin=Origin(theirs)).legacy == theirs
     assert companion.claim_root(unrestored_step=901).branching is False
     branch = companion.claim_root(unrestored_step=900)
     assert (branch.branching, branch.legacy) == (True, theirs)

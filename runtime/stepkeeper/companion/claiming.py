@@ -1,0 +1,208 @@
+"""Claim the root for a trainer, by way of its companion: the claims outlast the process that makes them."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from stepkeeper.companion.client import CompanionProcess
+from stepkeeper.companion.messages import ClaimedRoot, ClaimRequest, Kind
+from stepkeeper.contract.wire import decode, encode
+from stepkeeper.errors import (
+    FencedError,
+    ForeignStepsError,
+    RestoreError,
+    StorageError,
+    TransientStorageError,
+    UnknownOutcomeError,
+)
+from stepkeeper.log import CommitRecord, ForeignBase
+from stepkeeper.log.claims import Claim, must_branch
+from stepkeeper.log.entries import new_nonce
+from stepkeeper.loggers import logger
+from stepkeeper.time_limits import TimeLimits
+
+__all__ = ["Origin", "RootClaims"]
+
+_log: Final = logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Origin:
+    """The commit, or another writer's step, that a state was restored from.
+
+    Two restores have two origins, also when they restored the same commit.
+    """
+
+    base: int | ForeignBase
+    """Slot of the commit, or the other writer's step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NextClaim:
+    """A further claim of this process. Until its request is answered, it may or may not be in the log."""
+
+    body: ClaimRequest
+    origin: Origin | None = None
+    """What it goes on from; None if it begins a branch."""
+
+    branch_step: int | None = None
+    """The step that a branch is to begin with; None if it goes on from `origin`."""
+
+
+class RootClaims:
+    """Make the claims of one trainer, each of which follows the one before it, and know the newest."""
+
+    def __init__(self, claiming: ClaimRequest, limits: TimeLimits) -> None:
+        """Claim nothing yet.
+
+        Args:
+            claiming: The claim to make, without what it goes on from.
+            limits: How long claims may take.
+
+        """
+        self._claiming = claiming
+        self._limits: Final = limits
+        self.choose_foreign_step: Callable[[], ForeignBase | None] = lambda: None
+        """Called before a claim, in a root without a commit but with another writer's steps, to choose one to go on
+        from.
+        """
+
+        self._claimed_root: ClaimedRoot | None = None
+        self._origin: Origin | None = None
+        self._next_claim: _NextClaim | None = None
+
+    @property
+    def claimed_root(self) -> ClaimedRoot | None:
+        """The newest claim, once there is one."""
+        return self._claimed_root
+
+    @property
+    def held_claim(self) -> Claim | None:
+        """The claim that a new companion process may take for this trainer's.
+
+        None if there is none yet. Also while the next one may be in the log already: requesting that one proves this
+        one too.
+        """
+        return (
+            None if self._next_claim is not None or self._claimed_root is None else self._claimed_root.claim
+        )
+
+    def claim_root(
+        self,
+        process: CompanionProcess,
+        *,
+        origin: Origin | None = None,
+        take_over: str | None = None,
+        unrestored_step: int | None = None,
+    ) -> ClaimedRoot:
+        """Claim the root by way of `process`; see `Companion.claim_root`."""
+        if self._next_claim is not None:
+            self._claimed_root = self._request_next_claim(process, self._next_claim)
+        if self._claimed_root is None:
+            body = replace(self._claiming, take_over=take_over or self._claiming.take_over)
+            self._claimed_root = self._request_first_claim(
+                process, body if origin is None else _set_claim_base(body, origin)
+            )
+            self._origin = origin
+        elif origin is not None and origin is not self._origin:
+            self._claimed_root = self._claim_next(process, origin)
+        if unrestored_step is not None and not self._claimed_root.branching:
+            found = self._claimed_root.base or self._claimed_root.legacy
+            if must_branch(found, unrestored_step):
+                self._claimed_root = self._claim_next(process, branch_step=unrestored_step)
+        return self._claimed_root
+
+    def read_latest(
+        self, process: CompanionProcess, *, take_over: str | None = None
+    ) -> CommitRecord | ForeignBase | None:
+        """Return what HEAD is at this moment, by way of `process`; see `Companion.read_latest`."""
+        if self._claimed_root is None:
+            claimed = self.claim_root(process, take_over=take_over)
+        else:
+            self._settle_next_claim(process)
+            claimed = self._request_claim(process, Kind.REFRESH, {})
+        return claimed.base or claimed.legacy
+
+    def _settle_next_claim(self, process: CompanionProcess) -> None:
+        """Find out whether the next claim, if one was requested, is in the log.
+
+        If it isn't, it is not made any more and HEAD stays what it is: the caller only wants to know HEAD.
+        """
+        if (next_claim := self._next_claim) is not None:
+            stays = replace(next_claim.body, base=None, legacy=None, branch=False)
+            self._claimed_root = self._request_next_claim(process, replace(next_claim, body=stays))
+
+    def _claim_next(
+        self, process: CompanionProcess, origin: Origin | None = None, *, branch_step: int | None = None
+    ) -> ClaimedRoot:
+        """Follow the newest claim by one that goes on from `origin`, or that begins a branch with `branch_step`."""
+        assert self._claimed_root is not None
+        body = replace(self._claiming, after=self._claimed_root.claim, nonce=new_nonce())
+        body = replace(body, branch=True) if origin is None else _set_claim_base(body, origin)
+        self._next_claim = _NextClaim(body=body, origin=origin, branch_step=branch_step)
+        try:
+            return self._request_next_claim(process, self._next_claim)
+        except StorageError as error:
+            if not isinstance(error, TransientStorageError | UnknownOutcomeError):
+                # The store refused the first put: the next claim can't be in the log.
+                self._next_claim = None
+            raise
+
+    def _request_next_claim(self, process: CompanionProcess, next_claim: _NextClaim) -> ClaimedRoot:
+        try:
+            claimed = self._request_claim(process, Kind.CLAIM, encode(next_claim.body))
+        except (FencedError, RestoreError):
+            # The next claim isn't in the log, and is given up.
+            self._next_claim = None
+            raise
+        self._next_claim = None
+        if next_claim.origin is not None and _is_claim_from(claimed, next_claim.origin):
+            self._origin = next_claim.origin
+        if next_claim.branch_step is not None and claimed.branching:
+            _warn_of_branch(claimed, next_claim.branch_step)
+        return claimed
+
+    def _request_first_claim(self, process: CompanionProcess, body: ClaimRequest) -> ClaimedRoot:
+        try:
+            return self._request_claim(process, Kind.CLAIM, encode(body))
+        except ForeignStepsError:
+            # Only a process with torch, this one, can read what another writer's step holds.
+            body = replace(body, offer=self.choose_foreign_step())
+            return self._request_claim(process, Kind.CLAIM, encode(body))
+
+    def _request_claim(self, process: CompanionProcess, kind: Kind, body: dict[str, Any]) -> ClaimedRoot:
+        """Send a request that the companion answers with the claim, and measure how long that takes."""
+        began_s = time.monotonic()
+        answer = process.send_request(kind, body, timeout_s=self._limits.claim_s)
+        self._limits.record_claim(time.monotonic() - began_s)
+        return decode(ClaimedRoot, answer)
+
+
+def _is_claim_from(claimed: ClaimedRoot, origin: Origin) -> bool:
+    """Tell whether `claimed` goes on from `origin`."""
+    if isinstance(origin.base, ForeignBase):
+        return claimed.legacy is not None and claimed.legacy.folder == origin.base.folder
+    return claimed.base is not None and claimed.base.slot == origin.base
+
+
+def _set_claim_base(body: ClaimRequest, origin: Origin) -> ClaimRequest:
+    """Return `body` with `origin` as what the claim is to go on from."""
+    if isinstance(origin.base, ForeignBase):
+        return replace(body, legacy=origin.base)
+    return replace(body, base=origin.base)
+
+
+def _warn_of_branch(claimed: ClaimedRoot, step: int) -> None:
+    latest = claimed.base or claimed.legacy
+    assert latest is not None
+    _log.warning(
+        "step %d begins a branch of its own: this process hasn't restored all of the state that it saves, and this "
+        "root is at step %d already (%s). To go on from there, call restore_latest(state), with this same state and "
+        "all of it, before the first save; for another training, use another root. What was saved there before stays, "
+        "until this branch has passed its steps",
+        step,
+        latest.step,
+        latest.folder,
+        extra={"step": step},
+    )
