@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any
 
 from stepkeeper.checkpoint import BlockReader
 from stepkeeper.checkpoint.blocks import Contents
@@ -10,9 +10,9 @@ from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
 from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.checkpoint.reading import prove_manifests, read_manifest_bytes
 from stepkeeper.coordination.waits import Waits
-from stepkeeper.errors import RestoreError
 from stepkeeper.log import CommitRecord
 from stepkeeper.restore.filling import Filling
+from stepkeeper.restore.fit import check_refilled, tell_findings
 from stepkeeper.restore.peers.duties import Duties
 from stepkeeper.restore.peers.exchange import Exchange
 from stepkeeper.restore.placing import Places, stored_tensor
@@ -24,12 +24,6 @@ from stepkeeper_planners.adapters.open_shardings import (
     is_inferred,
 )
 from stepkeeper_planners.geometry.layout import Ranks
-from stepkeeper_planners.loading.differences import (
-    Differences,
-    Findings,
-    build_mismatch_error,
-    intersect_unexpected,
-)
 from stepkeeper_planners.loading.load_request import LoadRequest, Path, build_load_request
 from stepkeeper_planners.loading.matching import compare
 from stepkeeper_planners.loading.saved_shardings import PresentSharding, SavedShardings, choose_shardings
@@ -41,9 +35,7 @@ from stepkeeper_planners.state.filling import finish_load
 from stepkeeper_planners.state.tree import FlatState, flatten_state
 from stepkeeper_planners.state.values import decode_value
 
-__all__ = ["Compared", "Loading", "check_refilled", "encode_findings", "judge_mismatch"]
-
-_LISTS: Final = ("missing", "unexpected", "castable", "asked", "changing")
+__all__ = ["Loading"]
 
 
 class Loading:
@@ -122,41 +114,37 @@ class Loading:
         self._flat = flatten_state(self._state)
         self._shardings = self._choose_shardings()
         self._request = build_load_request(self._flat, self._ranks, self._state, self._shardings)
-        tensors = {fqn: stored_tensor(tensor) for fqn, tensor in contents.tensors.items()}
-        self._reads, differences = compare(
-            self._request,
-            StoredState(
-                tensors=tensors,
-                values=tuple(contents.values),
-                read_paths=partial(self._read_key_paths, manifests),
-            ),
-            self._ranks,
-            self._rules,
+        stored = StoredState(
+            tensors={fqn: stored_tensor(tensor) for fqn, tensor in contents.tensors.items()},
+            values=tuple(contents.values),
+            read_paths=partial(self._read_key_paths, manifests),
         )
+        self._reads, differences = compare(self._request, stored, self._ranks, self._rules)
         check_refilled(self._half_filled, self.names)
         if not differences.missing and not differences.mismatched:
             # Otherwise no rank goes on. Unexpected names are no reason: another rank may ask for them.
-            self._places = Places.of(
-                contents,
-                self._reads,
-                self._request,
-                self._flat.tensors,
-                self._ranks,
-                shardings=self._shardings,
-            )
-            self._filling = Filling(
-                BlockReader(self._store, manifests),
-                contents.table,
-                self._places,
-                what=f"step {self._record.step}",
-                step=self._record.step,
-                waits=self._waits,
-                rank_group=self._exchange.rank_group,
-            )
-        if not differences:
-            return {}
-        findings = Findings.from_differences(differences, self.stored_names, short=self._ranks.rank != 0)
-        return {"findings": encode_findings(findings)}
+            self._plan_filling(manifests)
+        return tell_findings(differences, self.stored_names, rank=self._ranks.rank)
+
+    def _plan_filling(self, manifests: Sequence[Manifest]) -> None:
+        """Find out where what is read goes. The state fits."""
+        self._places = Places.of(
+            self._contents,
+            self._reads,
+            self._request,
+            self._flat.tensors,
+            self._ranks,
+            shardings=self._shardings,
+        )
+        self._filling = Filling(
+            BlockReader(self._store, manifests),
+            self._contents.table,
+            self._places,
+            what=f"step {self._record.step}",
+            step=self._record.step,
+            waits=self._waits,
+            rank_group=self._exchange.rank_group,
+        )
 
     def _read_key_paths(self, manifests: Sequence[Manifest]) -> Mapping[str, Path]:
         """Read from `.metadata` which keys led to each name. Manifests don't say it, and few restores ask for it."""
@@ -227,56 +215,3 @@ class Loading:
         }
         finish_load(self._state, self._flat, loaded)
         return {}
-
-
-class Compared(Protocol):
-    """A loading whose state has been compared with what is stored."""
-
-    @property
-    def stored_names(self) -> tuple[str, ...]: ...
-
-
-def judge_mismatch(loading: Compared, said: Sequence[dict[str, Any]]) -> Exception | None:
-    """Merge the ranks' findings into one error. A name that only some ranks ask for is no mismatch.
-
-    Args:
-        loading: This rank's loading, which knows the names that are stored.
-        said: The answers of all ranks, by rank.
-
-    Returns:
-        One LoadMismatchError for all ranks; None if the checkpoint fits.
-
-    """
-    found = [decode_findings(each["findings"]) if "findings" in each else None for each in said]
-    differences = intersect_unexpected(found, loading.stored_names)
-    return build_mismatch_error(differences) if any(differences) else None
-
-
-def check_refilled(half_filled: Collection[str], names: Collection[str]) -> None:
-    """Check that nothing of a torn checkpoint stays in the state.
-
-    Raises RestoreError, which names what would stay.
-    """
-    left = sorted(set(half_filled) - set(names))
-    if left:
-        raise RestoreError(
-            f"{', '.join(left[:8])}{', …' if len(left) > 8 else ''}: filled in part from a checkpoint that turned out "
-            "to be torn, and the one before it has nothing in their place. Build the state anew and restore again: "
-            "the torn one isn't chosen any more"
-        )
-
-
-def encode_findings(findings: Findings) -> dict[str, Any]:
-    """Encode the findings of one rank as plain JSON values."""
-    found = findings.differences
-    lists = {name: list(getattr(found, name)) for name in _LISTS}
-    return {**lists, "mismatched": dict(found.mismatched), "unexpected_bits": findings.unexpected_bits.hex()}
-
-
-def decode_findings(said: dict[str, Any]) -> Findings:
-    """Decode what `encode_findings` has encoded."""
-    lists = {name: tuple(said[name]) for name in _LISTS}
-    return Findings(
-        differences=Differences(mismatched=said["mismatched"], **lists),
-        unexpected_bits=bytes.fromhex(said["unexpected_bits"]),
-    )

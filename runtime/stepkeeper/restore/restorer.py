@@ -9,9 +9,10 @@ from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import TornCheckpointError
 from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
+from stepkeeper.restore.fit import judge_mismatch
 from stepkeeper.restore.foreign.loading import ForeignLoading
 from stepkeeper.restore.listing import was_deleted
-from stepkeeper.restore.loading import Loading, judge_mismatch
+from stepkeeper.restore.loading import Loading
 from stepkeeper.restore.peers.exchange import Exchange, exchange_among
 from stepkeeper.restore.second_read import Host, confirm_bad, this_host
 from stepkeeper.restore.votes import Votes

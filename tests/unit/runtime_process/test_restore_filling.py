@@ -15,7 +15,7 @@ from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError, RestoreError, TornCheckpointError
 from stepkeeper.restore import filling as filling_module
 from stepkeeper.restore.filling import Filling
-from stepkeeper.restore.loading import check_refilled
+from stepkeeper.restore.fit import check_refilled
 from stepkeeper.restore.peers.exchange import Exchange
 from stepkeeper.restore.peers.links import Links
 from stepkeeper.restore.placing import Places

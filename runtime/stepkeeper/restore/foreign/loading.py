@@ -10,16 +10,15 @@ import torch
 
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
+from stepkeeper.restore.fit import check_refilled, tell_findings
 from stepkeeper.restore.foreign.content import ForeignContent, open_content
 from stepkeeper.restore.foreign.read_ahead import read_ahead
-from stepkeeper.restore.loading import check_refilled, encode_findings
 from stepkeeper.restore.progress import RestoreProgress
 from stepkeeper.storage import Store
 from stepkeeper_planners import adapters
 from stepkeeper_planners.dtypes import cast_elements, dtype_of, itemsize_bytes
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-from stepkeeper_planners.loading.differences import Findings
 from stepkeeper_planners.loading.load_request import LoadRequest, build_load_request
 from stepkeeper_planners.loading.matching import compare
 from stepkeeper_planners.loading.resharding import PieceRead
@@ -133,10 +132,7 @@ class ForeignLoading:
         pieces = dict.fromkeys((piece.stored_fqn, piece.stored_index) for piece in self._reads.pieces)
         names = dict.fromkeys(name for read in self._reads.values for name in read.stored_names)
         self._waits.run(partial(content.check_kinds, pieces, names))
-        if not differences:
-            return {}
-        findings = Findings.from_differences(differences, self.stored_names, short=self._ranks.rank != 0)
-        return {"findings": encode_findings(findings)}
+        return tell_findings(differences, self.stored_names, rank=self._ranks.rank)
 
     def fill_tensors(self) -> dict[str, Any]:
         """Read this rank's tensors and fill them in place. Values are read too, but not yet set in the state.

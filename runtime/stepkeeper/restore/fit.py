@@ -1,0 +1,80 @@
+"""Judge whether the states of all ranks fit what is stored: each tells the others where its own doesn't."""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Final, Protocol
+
+from stepkeeper.errors import RestoreError
+from stepkeeper_planners.loading.differences import (
+    Differences,
+    Findings,
+    build_mismatch_error,
+    intersect_unexpected,
+)
+
+__all__ = ["Compared", "check_refilled", "judge_mismatch", "tell_findings"]
+
+_LISTS: Final = ("missing", "unexpected", "castable", "asked", "changing")
+
+
+def check_refilled(half_filled: Collection[str], names: Collection[str]) -> None:
+    """Check that nothing of a torn checkpoint stays in the state.
+
+    Raises RestoreError, which names what would stay.
+    """
+    left = sorted(set(half_filled) - set(names))
+    if left:
+        raise RestoreError(
+            f"{', '.join(left[:8])}{', …' if len(left) > 8 else ''}: filled in part from a checkpoint that turned out "
+            "to be torn, and the one before it has nothing in their place. Build the state anew and restore again: "
+            "the torn one isn't chosen any more"
+        )
+
+
+def tell_findings(differences: Differences, stored_names: Iterable[str], *, rank: int) -> dict[str, Any]:
+    """Encode for the other ranks, as plain JSON values, where the state of this one doesn't fit.
+
+    Args:
+        differences: The differences that this rank has found.
+        stored_names: Names of the tensors and values that are stored, the same on all ranks.
+        rank: This rank. All but rank 0 send a bounded number of names.
+
+    """
+    if not differences:
+        return {}
+    findings = Findings.from_differences(differences, stored_names, short=rank != 0)
+    found = findings.differences
+    lists = {name: list(getattr(found, name)) for name in _LISTS}
+    said = {**lists, "mismatched": dict(found.mismatched), "unexpected_bits": findings.unexpected_bits.hex()}
+    return {"findings": said}
+
+
+class Compared(Protocol):
+    """A loading whose state has been compared with what is stored."""
+
+    @property
+    def stored_names(self) -> tuple[str, ...]: ...
+
+
+def judge_mismatch(loading: Compared, said: Sequence[dict[str, Any]]) -> Exception | None:
+    """Merge the ranks' findings into one error. A name that only some ranks ask for is no mismatch.
+
+    Args:
+        loading: This rank's loading, which knows the names that are stored.
+        said: The answers of all ranks, by rank.
+
+    Returns:
+        One LoadMismatchError for all ranks; None if the checkpoint fits.
+
+    """
+    found = [_decode(each["findings"]) if "findings" in each else None for each in said]
+    differences = intersect_unexpected(found, loading.stored_names)
+    return build_mismatch_error(differences) if any(differences) else None
+
+
+def _decode(said: dict[str, Any]) -> Findings:
+    """Decode what `tell_findings` has encoded."""
+    lists = {name: tuple(said[name]) for name in _LISTS}
+    return Findings(
+        differences=Differences(mismatched=said["mismatched"], **lists),
+        unexpected_bits=bytes.fromhex(said["unexpected_bits"]),
+    )
