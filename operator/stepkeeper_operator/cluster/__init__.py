@@ -1,7 +1,8 @@
 """Talk to the Kubernetes API in plain objects, with the operator's own errors."""
 
-from stepkeeper_operator.cluster.client import Cluster, KubernetesCluster, connect
+from stepkeeper_operator.cluster.client import KubernetesCluster, connect
 from stepkeeper_operator.cluster.guarded import GuardedCluster
+from stepkeeper_operator.cluster.protocol import Cluster
 from stepkeeper_operator.cluster.resources import (
     BATCH_JOBS,
     CONFIG_MAPS,

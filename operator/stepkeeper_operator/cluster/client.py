@@ -1,10 +1,10 @@
-"""Send requests to the API server without generated models: objects stay JSON."""
+"""Send requests to the API server with the kubernetes package, but without its models: objects stay JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 from kubernetes.aio import client as kubernetes_client
@@ -20,97 +20,13 @@ from stepkeeper_operator.errors import (
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.labels import FIELD_OWNER
 
-__all__ = ["Cluster", "KubernetesCluster", "connect"]
+__all__ = ["KubernetesCluster", "connect"]
 
 _TIMEOUT_S = 15
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _STRATEGIC = "application/strategic-merge-patch+json"
-
-
-class Cluster(Protocol):
-    """All requests that the operator sends to an API server. Every method raises ApiError for any other answer."""
-
-    async def get(self, resource: Resource, namespace: str | None, name: str) -> RawObject | None:
-        """Read the object. Return None if there is none."""
-
-    async def list_uids(
-        self, resource: Resource, label_selector: str, *, namespace: str | None = None
-    ) -> frozenset[str]:
-        """List the uids of all objects that match the selector, in one namespace or in all."""
-
-    async def list_all(self, resource: Resource, label_selector: str = "") -> tuple[RawObject, ...]:
-        """List all objects of the kind that match the selector, in all namespaces."""
-
-    async def list_pods_on(self, node_name: str) -> tuple[RawObject, ...]:
-        """List all pods that are bound to the node, whoever made them."""
-
-    async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
-        """Create the object. Raises AlreadyExistsError."""
-
-    async def replace(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
-        """Replace the object with `body`. Raises ConflictError if its resourceVersion is not the present one."""
-
-    async def apply(
-        self, resource: Resource, namespace: str, body: RawObject, *, subresource: str | None = None
-    ) -> RawObject:
-        """Apply `body` server-side, and own its fields. Raises ConflictError for another uid or version."""
-
-    async def patch_pod_status(self, namespace: str, name: str, body: RawObject) -> None:
-        """Merge `body` into the status of a pod. Conditions are merged by type."""
-
-    async def set_finalizers(
-        self,
-        resource: Resource,
-        namespace: str | None,
-        name: str,
-        finalizers: Sequence[str],
-        *,
-        uid: str,
-        resource_version: str,
-    ) -> RawObject | None:
-        """Replace the object's finalizers. Return None if there is none with that name.
-
-        Raises ConflictError for another uid or version.
-        """
-
-    async def change_node(
-        self,
-        node_name: str,
-        *,
-        uid: str,
-        unschedulable: bool | None = None,
-        labels: Mapping[str, str] | None = None,
-        annotations: Mapping[str, str | None] | None = None,
-    ) -> RawObject | None:
-        """Cordon or uncordon the node, label it, annotate it. Return None if there is none with that name.
-
-        An annotation that is given as None is removed.
-
-        Raises ConflictError if another node has its name.
-        """
-
-    async def evict_pod(self, namespace: str, name: str, *, uid: str) -> None:
-        """Evict the pod with that uid, if it still exists.
-
-        Raises ConflictError if another pod has its name, ApiError 429 while a PodDisruptionBudget forbids it.
-        """
-
-    async def delete(
-        self,
-        resource: Resource,
-        namespace: str | None,
-        name: str,
-        *,
-        uid: str,
-        foreground: bool = False,
-        at_once: bool = False,
-    ) -> None:
-        """Delete the object with that uid. Raises ConflictError if another object has its name.
-
-        With `at_once` a pod's object is deleted without waiting for its kubelet.
-        """
 
 
 class KubernetesCluster:

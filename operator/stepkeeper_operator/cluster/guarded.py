@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from typing_extensions import override
 
-from stepkeeper_operator.cluster.client import Cluster
+from stepkeeper_operator.cluster.protocol import Cluster
 from stepkeeper_operator.cluster.resources import Resource
 from stepkeeper_operator.errors import LeaseLostError
 from stepkeeper_operator.facts.raw import RawObject
