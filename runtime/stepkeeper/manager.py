@@ -12,7 +12,7 @@ from typing_extensions import override
 from stepkeeper.contract import CommitPoint, ReportPhase
 from stepkeeper.errors import NoticeDeadlineError
 from stepkeeper.loggers import show_by_default
-from stepkeeper.manager_arguments import TorchXlaArguments, build_tier_place, check_seconds
+from stepkeeper.manager_arguments import OwnArguments, TorchXlaArguments, build_tier_place, check_seconds
 from stepkeeper.manager_inspection import ManagerInspection
 from stepkeeper.manager_parts import ManagerParts
 from stepkeeper.policy.keep import AnyOf as KeepAnyOf
@@ -118,8 +118,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
         )
         self.num_of_threads = num_of_threads
         tier = build_tier_place(local_tier, local_tier_bytes)
-        self._parts = ManagerParts(
-            self._arguments,
+        own = OwnArguments(
             keep=from_max_to_keep(self._arguments.max_to_keep, keep),
             tier=tier,
             take_over=take_over,
@@ -128,6 +127,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             stacks_after_s=check_seconds("stacks_after_s", stacks_after_s),
             environment=environment,
         )
+        self._parts = ManagerParts(self._arguments, own)
 
     @override
     def __repr__(self) -> str:

@@ -11,11 +11,13 @@ import torch.distributed as dist
 
 from stepkeeper.companion.messages import ClaimRequest
 from stepkeeper.errors import BadUriError
+from stepkeeper.policy.keep import KeepPolicy
 from stepkeeper.policy.save import AnyOf, AtSteps, Auto, EveryNSteps, SavePolicy, parts_of
 from stepkeeper.storage import check_slashes
 from stepkeeper.tier import TierPlace
+from stepkeeper.training.environment import Environment
 
-__all__ = ["TorchXlaArguments", "build_claim_request", "build_tier_place", "check_seconds"]
+__all__ = ["OwnArguments", "TorchXlaArguments", "build_claim_request", "build_tier_place", "check_seconds"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,32 @@ class TorchXlaArguments:
         interval = self.save_interval
         policy = EveryNSteps(interval) if isinstance(interval, int) else interval
         return policy if self.total_steps is None else AnyOf((policy, AtSteps((self.total_steps,))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnArguments:
+    """The arguments that a manager's constructor has besides torch_xla's, as values of stepkeeper's own."""
+
+    keep: KeepPolicy | None
+    """The policy that selects which commits stay; None keeps all."""
+
+    tier: TierPlace | None
+    """The local disk that saves go through and restores read from, if any."""
+
+    take_over: str | bool
+    """Name of the job whose root may become this one's; True allows any."""
+
+    unsafe_single_writer: bool
+    """True if the user promises that a store without exclusive creates has a single writer."""
+
+    device_budget_bytes: int | None
+    """Device memory that a snapshot may use; None finds it out."""
+
+    stacks_after_s: float | None
+    """Time that any step may take before stacks are dumped; None watches no steps."""
+
+    environment: Environment | None
+    """Identity and settings from the operator; None without an operator."""
 
 
 def _interval(given: SupportsIndex | SavePolicy) -> int | SavePolicy:

@@ -12,16 +12,15 @@ from stepkeeper.coordination.companion_links import link_companions
 from stepkeeper.coordination.rank_group import open_rank_group
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.loggers import identify
-from stepkeeper.manager_arguments import TorchXlaArguments, build_claim_request
-from stepkeeper.policy.keep import KeepPolicy
+from stepkeeper.manager_arguments import OwnArguments, TorchXlaArguments, build_claim_request
 from stepkeeper.restore import LatestRestore, Restorer
 from stepkeeper.save.hooks import SaveHooks
 from stepkeeper.save.saver import Saver
 from stepkeeper.stacks.meeting import StackMeeting
 from stepkeeper.storage import open_store, root_uri
-from stepkeeper.tier import CachedStore, LocalTier, TierPlace
+from stepkeeper.tier import CachedStore, LocalTier
 from stepkeeper.training.closing import Closing
-from stepkeeper.training.environment import Environment, attempt_name, build_open_request
+from stepkeeper.training.environment import attempt_name, build_open_request
 from stepkeeper.training.shutdown import Shutdown
 from stepkeeper.training.step_controller import StepController
 
@@ -33,89 +32,96 @@ Given = TypeVar("Given")
 class ManagerParts:
     """Hold the parts of one manager. The manager alone keeps this object alive: no thread and no part does."""
 
-    def __init__(
-        self,
-        given: TorchXlaArguments,
-        *,
-        keep: KeepPolicy | None,
-        tier: TierPlace | None,
-        take_over: str | bool,
-        unsafe_single_writer: bool,
-        device_budget_bytes: int | None,
-        stacks_after_s: float | None,
-        environment: Environment | None,
-    ) -> None:
+    def __init__(self, given: TorchXlaArguments, own: OwnArguments) -> None:
         """Construct the parts. Nothing is read or written yet, and outside an operator's pod nothing is started.
 
         Args:
             given: The manager's arguments that torch_xla's has too.
-            keep: The policy that selects which commits stay; None keeps all.
-            tier: The local disk that saves go through and restores read from, if any.
-            take_over: Name of the job whose root may become this one's; True allows any.
-            unsafe_single_writer: The user promises that a store without exclusive creates has a single writer.
-            device_budget_bytes: Device memory that a snapshot may use, in bytes; None finds it out.
-            stacks_after_s: Seconds that any step may take before stacks are dumped; None watches no steps.
-            environment: What the operator told this process; None without an operator.
+            own: Its other arguments.
 
         """
-        self.store: Final = open_store(root_uri(given.path), unsafe_single_writer=unsafe_single_writer)
+        self.store: Final = open_store(root_uri(given.path), unsafe_single_writer=own.unsafe_single_writer)
         self.waits: Final = Waits()
         self.rank_group: Final = open_rank_group(given.process_group, self.waits)
-        rank_group = self.rank_group
-        identify(rank=rank_group.rank, attempt=attempt_name(environment))
-        meeting = StackMeeting(rank_group.rank, rank_group.world_size)
-        self.companion: Final = Companion(
-            build_open_request(
-                environment,
-                rank_group,
-                self.store.uri,
-                keep,
-                tier=tier,
-                unsafe_single_writer=unsafe_single_writer,
-            ),
-            _call_weakly(self.follow_directive),
-            claiming=build_claim_request(given.policy, take_over),
-            stack_meeting=meeting,
-            stacks_after_s=stacks_after_s,
-            limits=rank_group.limits,
-        )
+        identify(rank=self.rank_group.rank, attempt=attempt_name(own.environment))
+        meeting = StackMeeting(self.rank_group.rank, self.rank_group.world_size)
+        self.companion: Final = self._build_companion(given, own, meeting)
         self.progress: Final = Progress(self.companion.report_state)
-        self.restorer: Final = Restorer(
-            self.store,
-            rank_group,
-            reopen=partial(open_store, self.store.uri, unsafe_single_writer=unsafe_single_writer),
-            cached_store=None if tier is None else CachedStore(self.store, LocalTier(tier, self.store.uri)),
-            waits=self.waits,
-        )
+        self.restorer: Final = self._build_restorer(own)
         self.latest_restore: Final = LatestRestore(self.restorer, self.companion)
         self.save_hooks: Final = SaveHooks()
-        self.saver: Final = Saver(
+        self.saver: Final = self._build_saver(given, own)
+        self.controller: Final = self._build_controller(given, own, meeting)
+        self.closing: Final = Closing(
+            self.controller, self.saver, self.progress, self.companion, self.rank_group
+        )
+        self.shutdown: Final = Shutdown(
+            self.controller,
+            self.saver,
+            self.progress,
+            self.rank_group,
+            closing=self.closing,
+            waits=self.waits,
+        )
+        if own.environment is not None:
+            self._meet_operator()
+
+    def _build_companion(
+        self, given: TorchXlaArguments, own: OwnArguments, meeting: StackMeeting
+    ) -> Companion:
+        return Companion(
+            build_open_request(
+                own.environment,
+                self.rank_group,
+                self.store.uri,
+                own.keep,
+                tier=own.tier,
+                unsafe_single_writer=own.unsafe_single_writer,
+            ),
+            _call_weakly(self.follow_directive),
+            claiming=build_claim_request(given.policy, own.take_over),
+            stack_meeting=meeting,
+            stacks_after_s=own.stacks_after_s,
+            limits=self.rank_group.limits,
+        )
+
+    def _build_restorer(self, own: OwnArguments) -> Restorer:
+        store, tier = self.store, own.tier
+        return Restorer(
+            store,
+            self.rank_group,
+            reopen=partial(open_store, store.uri, unsafe_single_writer=own.unsafe_single_writer),
+            cached_store=None if tier is None else CachedStore(store, LocalTier(tier, store.uri)),
+            waits=self.waits,
+        )
+
+    def _build_saver(self, given: TorchXlaArguments, own: OwnArguments) -> Saver:
+        return Saver(
             self.store,
             self.companion,
-            rank_group,
+            self.rank_group,
             self.progress,
             max_pending=given.max_pending_async,
-            device_budget_bytes=device_budget_bytes,
+            device_budget_bytes=own.device_budget_bytes,
             save_hooks=self.save_hooks,
             waits=self.waits,
         )
-        self.controller: Final = StepController(
+
+    def _build_controller(
+        self, given: TorchXlaArguments, own: OwnArguments, meeting: StackMeeting
+    ) -> StepController:
+        link_stacks = _call_weakly(self.companion.link_stacks)
+        return StepController(
             given.policy,
-            rank_group,
+            self.rank_group,
             self.saver,
             progress=self.progress,
             companion=self.companion,
-            environment=environment,
+            environment=own.environment,
             saves_on_notice=given.chkpt_on_preemption,
             waits=self.waits,
-            on_met=partial(link_companions, rank_group, meeting, _call_weakly(self.companion.link_stacks)),
+            on_met=partial(link_companions, self.rank_group, meeting, link_stacks),
         )
-        self.closing: Final = Closing(self.controller, self.saver, self.progress, self.companion, rank_group)
-        self.shutdown: Final = Shutdown(
-            self.controller, self.saver, self.progress, rank_group, closing=self.closing, waits=self.waits
-        )
-        if environment is not None:
-            self._meet_operator()
 
     def describe(self) -> str:
         """Say in one line which root this is, and how far it is saved. From memory alone."""
