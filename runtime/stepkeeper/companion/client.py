@@ -1,20 +1,15 @@
-"""Start the companion process, send it requests, and notice when it is gone: the trainer's end."""
+"""Send requests to a companion process, and notice when it is gone: the trainer's end."""
 
 import os
-import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Final
 
-from stepkeeper.companion.channel import Channel
 from stepkeeper.companion.messages import CloseRequest, Kind
-from stepkeeper.companion.processes import ChildProcess, start_process
+from stepkeeper.companion.starting import companion_environment, start_companion
 from stepkeeper.contract import Directive
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.error_codec import decode_error
@@ -36,9 +31,6 @@ _LOOK_S: Final = 2.0
 
 _KILL_TIMEOUT_S: Final = 2.0
 """Seconds that a killed process may take to end. One that a system call holds up, such as of a hung NFS, ends later."""
-
-_END_NUMBERS: Final = (3, 4)
-"""File descriptors that the process may get its end of the socket as."""
 
 _NOBODY: Final = 0
 """Id of messages without an answer: the trainer's state, and the last message."""
@@ -74,9 +66,9 @@ class CompanionProcess:
         self.structure_key: str | None = None
         """Key of the structure that the process holds: that of its last save. Callers that request writes set it."""
 
-        env = _environment()
+        env = companion_environment()
         with forks_held_back():
-            self._channel, self._process = _start(env)
+            self._channel, self._process = start_companion(env)
             forget_in_forks(self)
         self._reader = threading.Thread(target=self._read, name="companion", daemon=True)
         self._reader.start()
@@ -306,31 +298,3 @@ def _await_answer(
             ends_s = time.monotonic() + timeout_s
         elif left_s <= 0:
             raise TimeoutError
-
-
-def _start(env: Mapping[str, str]) -> tuple[Channel, ChildProcess]:
-    """Start a process, and return this end of its channel."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    number = next(number for number in _END_NUMBERS if number != theirs.fileno())
-    command = [sys.executable, "-P", "-m", "stepkeeper.companion", str(number), str(os.getpid())]
-    with theirs:
-        try:
-            return Channel(ours), start_process(command, env, theirs.fileno(), number)
-        except BaseException:
-            ours.close()
-            raise
-
-
-def _environment() -> dict[str, str]:
-    python_path = os.pathsep.join(filter(None, [*_package_folders(), os.environ.get("PYTHONPATH", "")]))
-    # With arenas of their own, its threads would keep freed memory: as much again as the process needs.
-    return {**os.environ, "PYTHONPATH": python_path, "MALLOC_ARENA_MAX": "1"}
-
-
-def _package_folders() -> list[str]:
-    """List the folders that the trainer imports the packages from, however it found them."""
-    folders = [Path(__file__).parents[2]]
-    planners = find_spec("stepkeeper_planners")
-    if planners is not None and planners.origin is not None:
-        folders.append(Path(planners.origin).parents[1])
-    return list(dict.fromkeys(map(str, folders)))
