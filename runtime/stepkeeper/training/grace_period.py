@@ -63,6 +63,11 @@ class GracePeriod:
         ends_s = self._ends_s
         return None if ends_s is None else max(0.0, ends_s - END_RESERVE_S - time.monotonic())
 
+    def bound_s(self, limit_s: float) -> float:
+        """Return `limit_s`, or the seconds left of the grace period if these are fewer."""
+        left_s = self.left_s()
+        return limit_s if left_s is None else min(limit_s, left_s)
+
     def wait_left_s(self, progress_s: float) -> float | None:
         """Return how many more seconds a wait may take; None without a notice.
 
@@ -87,8 +92,7 @@ class GracePeriod:
             alone: True if no other rank has to take part in the save.
 
         """
-        most_s, left_s = _SAVE_S if alone else _SAVE_TOGETHER_S, self.left_s()
-        return most_s if left_s is None else min(most_s, left_s)
+        return self.bound_s(_SAVE_S if alone else _SAVE_TOGETHER_S)
 
     def closing_timeout_s(self) -> float:
         """Return how many seconds the end of the manager may take: the last report, and all that it waits for."""

@@ -149,7 +149,7 @@ class Shutdown:
         self._saver.await_upkeep()
         end = self._agree_on_last_step()
         if end.stops:
-            self._stop_at_last_step(saves=end.saves)
+            self._controller.stop_at_last_step(saves=end.saves)
             self.exit_if_stopped()
         if end.saves:
             self._save_last_step()
@@ -161,8 +161,7 @@ class Shutdown:
 
     def _await_hooks(self) -> None:
         # Hooks may still call the manager.
-        left_s = self._controller.grace.left_s()
-        self._saver.await_hooks(_HOOKS_S if left_s is None else min(_HOOKS_S, left_s))
+        self._saver.await_hooks(self._controller.grace.bound_s(_HOOKS_S))
 
     def _agree_on_last_step(self, timeout_s: float | None = None, *, stops: bool = False) -> EndChoice:
         """Agree with all ranks on how they end; see `EndAgreement.agree`.
@@ -236,7 +235,7 @@ class Shutdown:
         """
         controller = self._controller
         if controller.agreed_to_stop:
-            self._await_stop_save()
+            controller.await_stop_save()
         elif chosen is not None and controller.notices.read_notice() is not None:
             self._stop_by_choice(interrupted=is_raised_by_handler(chosen))
         self.exit_if_stopped()
@@ -252,31 +251,15 @@ class Shutdown:
             interrupted: True if that was within a step: the state is that of no step.
 
         """
-        left_s = self._controller.grace.left_s()
         saves = False
         if interrupted:
             self._controller.last_step.forget()
         try:
-            end = self._agree_on_last_step(_STOP_S if left_s is None else min(_STOP_S, left_s), stops=True)
+            end = self._agree_on_last_step(self._controller.grace.bound_s(_STOP_S), stops=True)
             saves = end.saves
         except (PeerLostError, NoticeDeadlineError) as error:
             _log.warning("the last step isn't saved: not all ranks end where this one does: %s", error)
-        self._stop_at_last_step(saves=saves)
-
-    def _stop_at_last_step(self, *, saves: bool) -> None:
-        """Save the last finished step as one that all stop at, if `saves`, and wait for the saves in flight."""
-        controller = self._controller
-        request = controller.unsaved_step
-        controller.notices.record_notice("peer")
-        if saves and request is not None:
-            self._progress.set_phase(ReportPhase.SAVING)
-            controller.stop_save.start(request, controller.grace.left_s())
-        self._await_stop_save()
-
-    def _await_stop_save(self) -> None:
-        controller = self._controller
-        controller.stop_save.wait(controller.grace.left_s())
-        controller.stopped = True
+        self._controller.stop_at_last_step(saves=saves)
 
     def _raise_fence(self) -> None:
         """Raise the fence if one is known: another start goes on, so this process must not end as if it were done."""
@@ -292,8 +275,7 @@ class Shutdown:
 
         """
         if self._rank_group.world_size > 1 and not isinstance(error, _WITH_CODES):
-            left_s = self._controller.grace.left_s()
-            error = self._waits.explain(error, _NOTICED_S if left_s is None else min(_NOTICED_S, left_s))
+            error = self._waits.explain(error, self._controller.grace.bound_s(_NOTICED_S))
         if not isinstance(error, PeerLostError | NoticeDeadlineError):
             alone = self._rank_group.world_size == 1
             # A rank may be lost, or the time of a notice be over, meanwhile: the error stays what it was.

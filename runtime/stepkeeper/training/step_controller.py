@@ -196,14 +196,26 @@ class StepController:
             self.stop_save.start(request, self.grace.left_s())
         else:
             self._await_stops(request.step)
+        self.await_stop_save()
+
+    def stop_at_last_step(self, *, saves: bool) -> None:
+        """Save the last finished step as one that all stop at, if `saves`, and wait for the saves in flight."""
+        request = self.unsaved_step
+        self.notices.record_notice("peer")
+        if saves and request is not None:
+            self._progress.set_phase(ReportPhase.SAVING)
+            self.stop_save.start(request, self.grace.left_s())
+        self.await_stop_save()
+
+    def await_stop_save(self) -> None:
+        """Wait for the save that all stop with, within what is left of the grace period. The training has stopped."""
         self.stop_save.wait(self.grace.left_s())
         self.stopped = True
 
     def _await_stops(self, step: int) -> None:
         """Wait for the other ranks at the step that all stop at; if one doesn't come, this one stops all the same."""
-        left_s = self.grace.left_s()
         try:
-            self.decider.await_stops(_STOPS_S if left_s is None else min(_STOPS_S, left_s))
+            self.decider.await_stops(self.grace.bound_s(_STOPS_S))
         except (PeerLostError, NoticeDeadlineError) as error:
             _log.warning(
                 "not all ranks came to step %d, at which they stop: %s", step, error, extra={"step": step}

@@ -53,6 +53,16 @@ def test_a_later_notice_that_leaves_less_time_counts(monkeypatch: pytest.MonkeyP
     assert grace_period_of(later, 600, (first,)).left_s() == 15 - 1.5 - 5
 
 
+def test_a_limit_is_cut_to_what_is_left_of_a_known_grace_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grace_period, "time", SimpleNamespace(monotonic=lambda: 110.0))
+    notice = Notice(source="sigterm", monotonic_s=100.0)
+    assert grace_period_of(notice, 30).bound_s(60.0) == 30 - 1.5 - 10
+    assert grace_period_of(notice, 30).bound_s(10.0) == 10.0
+    assert grace_period_of(notice, 5).bound_s(10.0) == 0.0
+    assert grace_period_of(notice, None).bound_s(60.0) == 60.0
+    assert grace_period_of(None, 30).bound_s(60.0) == 60.0
+
+
 @pytest.mark.parametrize(("now_s", "overdue"), [(100.0, False), (129.6, False), (129.8, True)])
 def test_a_process_is_ended_shortly_before_it_would_be_killed(
     monkeypatch: pytest.MonkeyPatch, now_s: float, overdue: bool
