@@ -19,7 +19,7 @@ from stepkeeper import CheckpointManager
 from stepkeeper.contract import Interval, Settings
 from stepkeeper.storage.posix import PosixStore
 from stepkeeper.testing.pod import pod_identity
-from stepkeeper.training import termination
+from stepkeeper.training import grace_period
 from stepkeeper.training.environment import Environment, PodPaths
 
 FOLDER, RANK, WORLD_SIZE, CASE = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
@@ -35,7 +35,7 @@ def say(event: str, **values: Any) -> None:
 def environment() -> Environment | None:
     """Return what an operator has told, which includes the grace period; None where nobody has said that."""
     if "grace_s" not in OPTIONS:
-        termination._SILENCE_S = OPTIONS["silence_s"]  # type: ignore[misc]  # what is tested isn't how long it is
+        grace_period._SILENCE_S = OPTIONS["silence_s"]  # type: ignore[misc]  # what is tested isn't how long it is
         return None
     identity = pod_identity(grace_s=OPTIONS["grace_s"])
     places = PodPaths(
