@@ -20,7 +20,7 @@ from typing import Any, cast
 import pytest
 
 from stepkeeper import CheckpointManager, loggers
-from stepkeeper.training import preemption
+from stepkeeper.training.notices import watcher as module
 from stepkeeper.training.notices.signals import SignalWatcher
 from stepkeeper.training.notices.sigterm_handler import SigtermHandler
 from stepkeeper.training.notices.watcher import Notice, NoticeWatcher
@@ -55,7 +55,7 @@ def fresh_watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     The process's own watcher may be at work, of a manager that nobody has closed: it would be handed each SIGTERM on.
     """
-    monkeypatch.setattr(preemption, "signal_watcher", SignalWatcher())
+    monkeypatch.setattr(module, "signal_watcher", SignalWatcher())
     monkeypatch.setattr(loggers, "_TELL_S", 60.0)
     wakeup_fd, handler = signal.set_wakeup_fd(-1), signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
@@ -241,7 +241,7 @@ def test_a_handler_that_is_uninstalled_meanwhile_takes_nothing_back() -> None:
 
 _TAKES_SIGTERM = """
 import ctypes, logging, os, signal, threading
-from stepkeeper.training import sigterm_handler
+from stepkeeper.training.notices import sigterm_handler
 from stepkeeper.training.notices.watcher import NoticeWatcher
 from stepkeeper.training.notices.signals import signal_watcher
 
