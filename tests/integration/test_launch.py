@@ -166,6 +166,18 @@ def test_a_failure_is_the_pods_own_although_torchrun_stops_the_other_worker(
     assert "ValueError: the loss is no number" in (word.error or "")
 
 
+def test_a_crash_is_the_pods_own_and_its_rank_and_signal_are_told(tmp_path: Path) -> None:
+    """The other rank of the pod only knows that it has lost one, which is no failure of its own."""
+    ((folder, env),) = pods(tmp_path, 1)
+    output = folder / "output"
+    (folder / "termination").touch()  # as the kubelet does
+    with launched(*torchrun(folder, "crashes"), env=env, output=output) as process:
+        code = process.wait(PATIENCE_S)
+    word = last_word(folder)
+    assert (code, word.code, word.rank) == (139, 139, 1), (word, output.read_text())
+    assert word.error == "rank 1 was ended by signal 11 (SIGSEGV)"
+
+
 def test_pods_that_lose_rank_0_while_their_torchruns_wait_end_with_78(tmp_path: Path) -> None:
     """One pod is still to come: its image is being pulled."""
     (first, first_env), (second, second_env), _ = pods(tmp_path, 3)
