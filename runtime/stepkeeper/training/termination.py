@@ -22,6 +22,7 @@ from stepkeeper.contract import (
 from stepkeeper.errors import FencedError, NoticeDeadlineError, PeerLostError
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger, tell_briefly
+from stepkeeper.process_end.exit_timer import ExitTimer
 from stepkeeper.process_end.last_words import count_restarts, leave_last_word
 from stepkeeper.training.announcements import PREEMPTED
 from stepkeeper.training.environment import Environment
@@ -62,6 +63,11 @@ when it leaves.
 _SAVE_S: Final = 60.0
 _SAVE_TOGETHER_S: Final = 10.0
 """The same with other ranks, who may have ended already."""
+
+_LAST_MOMENT_S: Final = 0.15
+"""Seconds after the last resort at which a process ends in which no thread of Python could do that: while the
+interpreter is taken down, they all stand still.
+"""
 
 _FAILURE: Final = 1
 _INTERRUPTED: Final = 130
@@ -232,8 +238,10 @@ class ProcessExit:
         def end() -> None:
             if not ended.wait(left_s):
                 self.end_stuck(code)
+            timer.cancel()
 
         if left_s is not None:
+            timer = ExitTimer(code, time.monotonic() + left_s + _LAST_MOMENT_S)
             threading.Thread(target=end, name="stepkeeper-end", daemon=True).start()
         try:
             yield
