@@ -87,7 +87,7 @@ def test_a_command_that_is_none_is_named(command: list[str], code: int, said: st
     assert f"stepkeeper.launch: {said}" in output
 
 
-def pods(tmp_path: Path, n_hosts: int) -> list[tuple[Path, dict[str, str]]]:
+def pods(tmp_path: Path, n_hosts: int, grace_s: int = 60) -> list[tuple[Path, dict[str, str]]]:
     """The folder of each pod's own files, and its environment; all train into one root."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -101,11 +101,31 @@ def pods(tmp_path: Path, n_hosts: int) -> list[tuple[Path, dict[str, str]]]:
             host_index=host,
             hosts_per_slice=n_hosts,
             coordinator_port=port,
-            grace_s=60,
+            grace_s=grace_s,
             termination_file=str(folder / "termination"),
         )
         made.append((folder, pod_environ(identity)))
     return made
+
+
+def test_what_a_command_leaves_behind_is_awaited_until_the_kill_that_the_first_signal_announces(
+    tmp_path: Path,
+) -> None:
+    """The command dies of the signal 6 s after it, and its child doesn't heed it at all."""
+    ((_, env),) = pods(tmp_path, 1, grace_s=10)
+    child = "(trap '' TERM; echo up; exec sleep 60) &"
+    script = f"trap 'sleep 6; trap - TERM; kill -TERM $$' TERM; {child} wait; wait"
+    with launched("sh", "-c", script, env=env) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        told_s = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        time.sleep(5)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 143
+        waited_s = time.monotonic() - told_s
+    # It would be 15 s from the second signal on, and 16 s from the command's end on.
+    assert 9.5 < waited_s < 13
 
 
 def torchrun(folder: Path, case: str, *options: str) -> list[str]:
