@@ -128,6 +128,18 @@ def test_what_a_command_leaves_behind_is_awaited_until_the_kill_that_the_first_s
     assert 9.5 < waited_s < 13
 
 
+def test_whom_those_leave_behind_that_a_command_has_left_is_told_too(tmp_path: Path) -> None:
+    """A server that forks the training's processes comes between them and the script, and dies of the signal too."""
+    ((folder, env),) = pods(tmp_path, 1, grace_s=30)
+    trains = f"(trap 'touch {folder}/told; exit 0' TERM; echo up; while :; do sleep 0.1; done) & wait; :"
+    with launched("sh", "-c", 'sh -c "$0" & wait; :', trains, env=env) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 143
+    assert (folder / "told").exists()
+
+
 def torchrun(folder: Path, case: str, *options: str) -> list[str]:
     run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *options]
     return [*run, str(WORKER), str(folder), case]
