@@ -87,7 +87,7 @@ def test_a_command_that_is_none_is_named(command: list[str], code: int, said: st
     assert f"stepkeeper.launch: {said}" in output
 
 
-def pods(tmp_path: Path, n_hosts: int) -> list[tuple[Path, dict[str, str]]]:
+def pods(tmp_path: Path, n_hosts: int, grace_s: int = 60) -> list[tuple[Path, dict[str, str]]]:
     """The folder of each pod's own files, and its environment; all train into one root."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -101,11 +101,43 @@ def pods(tmp_path: Path, n_hosts: int) -> list[tuple[Path, dict[str, str]]]:
             host_index=host,
             hosts_per_slice=n_hosts,
             coordinator_port=port,
-            grace_s=60,
+            grace_s=grace_s,
             termination_file=str(folder / "termination"),
         )
         made.append((folder, pod_environ(identity)))
     return made
+
+
+def test_what_a_command_leaves_behind_is_awaited_until_the_kill_that_the_first_signal_announces(
+    tmp_path: Path,
+) -> None:
+    """The command dies of the signal 6 s after it, and its child doesn't heed it at all."""
+    ((_, env),) = pods(tmp_path, 1, grace_s=10)
+    child = "(trap '' TERM; echo up; exec sleep 60) &"
+    script = f"trap 'sleep 6; trap - TERM; kill -TERM $$' TERM; {child} wait; wait"
+    with launched("sh", "-c", script, env=env) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        told_s = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        time.sleep(5)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 143
+        waited_s = time.monotonic() - told_s
+    # It would be 15 s from the second signal on, and 16 s from the command's end on.
+    assert 9.5 < waited_s < 13
+
+
+def test_whom_those_leave_behind_that_a_command_has_left_is_told_too(tmp_path: Path) -> None:
+    """A server that forks the training's processes comes between them and the script, and dies of the signal too."""
+    ((folder, env),) = pods(tmp_path, 1, grace_s=30)
+    trains = f"(trap 'touch {folder}/told; exit 0' TERM; echo up; while :; do sleep 0.1; done) & wait; :"
+    with launched("sh", "-c", 'sh -c "$0" & wait; :', trains, env=env) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 143
+    assert (folder / "told").exists()
 
 
 def torchrun(folder: Path, case: str, *options: str) -> list[str]:
@@ -164,6 +196,18 @@ def test_a_failure_is_the_pods_own_although_torchrun_stops_the_other_worker(
     word = last_word(folder)
     assert (word.code, word.rank, word.notice) == (1, 1, None)
     assert "ValueError: the loss is no number" in (word.error or "")
+
+
+def test_a_crash_is_the_pods_own_and_its_rank_and_signal_are_told(tmp_path: Path) -> None:
+    """The other rank of the pod only knows that it has lost one, which is no failure of its own."""
+    ((folder, env),) = pods(tmp_path, 1)
+    output = folder / "output"
+    (folder / "termination").touch()  # as the kubelet does
+    with launched(*torchrun(folder, "crashes"), env=env, output=output) as process:
+        code = process.wait(PATIENCE_S)
+    word = last_word(folder)
+    assert (code, word.code, word.rank) == (139, 139, 1), (word, output.read_text())
+    assert word.error == "rank 1 was ended by signal 11 (SIGSEGV)"
 
 
 def test_pods_that_lose_rank_0_while_their_torchruns_wait_end_with_78(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Trainers that are told to stop while something else is wrong, as processes of their own."""
 
 import json
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,14 @@ from stepkeeper.log import Log
 from stepkeeper.storage import open_store
 
 TRAINER = Path(__file__).parent / "manager_trainer" / "told.py"
+
+
+def run(server: ForkServer, folder: Path, case: str) -> subprocess.CompletedProcess[str]:
+    """Run the trainer, which has ended with one code in the termination message and for its parent."""
+    process = server.run([TRAINER, folder, case], timeout=60)
+    word = Termination.from_json((folder / "termination").read_bytes())
+    assert word.code == process.returncode, process.stderr
+    return process
 
 
 @pytest.mark.parametrize(
@@ -28,13 +38,23 @@ TRAINER = Path(__file__).parent / "manager_trainer" / "told.py"
 def test_what_a_trainer_that_is_told_leaves_behind(
     torch_server: ForkServer, tmp_path: Path, case: str, code: ExitCode, step: int
 ) -> None:
-    process = torch_server.run([TRAINER, tmp_path, case], timeout=60)
+    process = run(torch_server, tmp_path, case)
     assert process.returncode == code, process.stderr
     head = Log(open_store((tmp_path / "root").as_uri())).open().latest
     assert head is not None
     assert head.step == step
-    assert Termination.from_json((tmp_path / "termination").read_bytes()).code == code
     said = [json.loads(line) for line in process.stdout.splitlines()]
     # The grace period is 4 s; what comes after it is a SIGKILL. Python's own end takes some of it.
     assert [each["event"] for each in said] == ["left"]
     assert all(each["after_s"] < 3.7 for each in said)
+
+
+def test_an_interpreter_that_takes_long_to_end_is_out_before_the_kill(
+    torch_server: ForkServer, tmp_path: Path
+) -> None:
+    process = run(torch_server, tmp_path, "long_end")
+    ended_s = time.monotonic()
+    assert process.returncode == ExitCode.SAVED, process.stderr
+    (said,) = [json.loads(line) for line in process.stdout.splitlines()]
+    # The manager is done long before the grace period of 4 s is over. The interpreter's own end would take 20 s.
+    assert ended_s - said["told_s"] < 8.0

@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,9 @@ from stepkeeper.storage import open_store
 TRAINER: Final = Path(__file__).parent / "manager_trainer" / "told_anywhere.py"
 N_STEPS: Final = 9
 PATIENCE_S: Final = 240.0
+LOOK_S: Final = 0.05
+"""Seconds after which a rank's end is noticed; what it says is heard at once."""
+
 MOMENTS: Final = (
     "restore",
     "before the first step",
@@ -63,7 +67,15 @@ class Reference:
 class Rank:
     """One rank, and a thread that hears what it says."""
 
-    def __init__(self, server: ForkServer, folder: Path, rank: int, world_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        server: ForkServer,
+        folder: Path,
+        rank: int,
+        world_size: int,
+        seed: int,
+        came: threading.Condition,
+    ) -> None:
         options = json.dumps({"steps": N_STEPS, "seed": seed})
         self.log = folder / f"log.{rank}"
         with self.log.open("w") as log:
@@ -71,8 +83,8 @@ class Rank:
                 [TRAINER, folder, rank, world_size, options], stdout=subprocess.PIPE, stderr=log
             )
         self.said: list[dict[str, Any]] = []
-        self._came = threading.Condition()
-        self._ended = False
+        self._came = came
+        """Notified whenever a rank of this run has said something."""
         self._thread = threading.Thread(target=self._hear)
         self._thread.start()
 
@@ -83,50 +95,84 @@ class Rank:
                 with self._came:
                     self.said.append(json.loads(line))
                     self._came.notify_all()
-        with self._came:
-            self._ended = True
-            self._came.notify_all()
 
-    def wait_for_moment(self, name: str) -> None:
-        with self._came:
-            assert self._came.wait_for(
-                lambda: self._ended or {"event": "in", "name": name} in self.said, PATIENCE_S
-            ), (name, self.log.read_text()[-3000:])
+    @property
+    def code(self) -> int | None:
+        """The exit code; None while it runs."""
+        return self.process.poll()
 
-    def wait(self) -> int:
-        code = self.process.wait(PATIENCE_S)
+    def hear_rest(self) -> None:
+        """Wait until all is heard of what the rank has said, which has ended."""
         self._thread.join(PATIENCE_S)
-        return code
+
+    def is_in(self, moment: str) -> bool:
+        return {"event": "in", "name": moment} in self.said
 
     def find(self, event: str) -> dict[str, Any] | None:
         return next((each for each in self.said if each["event"] == event), None)
 
 
-def tell(ranks: list[Rank], moment: str, chance: random.Random) -> None:
+class Run:
+    """The ranks of one start."""
+
+    def __init__(self, servers: Servers, folder: Path, world_size: int, seed: int) -> None:
+        self._came = threading.Condition()
+        self.ranks = [
+            Rank(servers[rank % 2], folder, rank, world_size, seed, self._came) for rank in range(world_size)
+        ]
+
+    def wait_until(self, what: str, is_so: Callable[[], bool]) -> None:
+        """Wait for that, at most until a rank ends as none may: the others might wait for it in vain."""
+        ends_s = time.monotonic() + PATIENCE_S
+        with self._came:
+            while True:
+                codes = {rank.code for rank in self.ranks}
+                assert codes <= {None, ExitCode.SAVED, ExitCode.DONE}, f"until {what}:\n{self.logs()}"
+                if is_so():
+                    return
+                assert time.monotonic() < ends_s, f"for {PATIENCE_S:g} s not yet: {what}\n{self.logs()}"
+                self._came.wait(LOOK_S)
+
+    def wait(self) -> int:
+        """Wait until all ranks have ended, and return the code that they all have."""
+        self.wait_until("all have ended", lambda: all(rank.code is not None for rank in self.ranks))
+        for rank in self.ranks:
+            rank.hear_rest()
+        codes = {code for rank in self.ranks if (code := rank.code) is not None}
+        assert len(codes) == 1, self.logs()
+        return codes.pop()
+
+    def logs(self) -> str:
+        return "\n".join(
+            f"--- rank {number}, code {rank.code}:\n{rank.log.read_text()[-3000:]}\n{rank.said[-6:]}"
+            for number, rank in enumerate(self.ranks)
+        )
+
+
+def tell(run: Run, moment: str, chance: random.Random) -> None:
     """Send SIGTERM to some of the ranks, one after the other or at once, the first of them in the `moment`."""
-    victims = chance.sample(ranks, chance.randint(1, len(ranks)))
-    victims[0].wait_for_moment(moment)
+    victims = chance.sample(run.ranks, chance.randint(1, len(run.ranks)))
+    first = victims[0]
+    run.wait_until(f"a rank is in {moment}", lambda: first.code is not None or first.is_in(moment))
     time.sleep(chance.uniform(0, 0.05))
     for victim in victims:
         victim.process.send_signal(signal.SIGTERM)
         time.sleep(chance.choice([0.0, 0.0, chance.uniform(0, 0.3)]))
 
 
-def check_end(root: Path, folder: Path, ranks: list[Rank], codes: list[int]) -> int:
-    """Check that all ranks ended with one code and one commit, and return its step."""
-    logs = "\n".join(f"{rank.log.read_text()[-1500:]}\n{rank.said[-6:]}" for rank in ranks)
-    assert len(set(codes)) == 1, (codes, logs)
-    assert codes[0] in (ExitCode.SAVED, ExitCode.DONE), (codes, logs)
+def check_end(root: Path, folder: Path, run: Run, code: int) -> int:
+    """Check that all ranks, which ended with that code, ended with one commit, and return its step."""
+    ranks, logs = run.ranks, run.logs()
     head = Log(open_store(root.as_uri())).open().latest
     assert head is not None, logs
     ends = [
         Termination.from_json((folder / f"termination.{number}").read_bytes()) for number in range(len(ranks))
     ]
     assert {end.committed.step for end in ends if end.committed is not None} == {head.step}, logs
-    assert all(end.code == codes[0] for end in ends), logs
+    assert all(end.code == code for end in ends), logs
     stops = {said["step"] for rank in ranks if (said := rank.find("stops")) is not None}
     assert stops in (set(), {head.step}), logs
-    if codes[0] == ExitCode.DONE:
+    if code == ExitCode.DONE:
         # Training was done before anybody had told all: what it saved is its last step.
         started = ranks[0].find("start")
         assert started is not None
@@ -145,19 +191,17 @@ def run_again_and_again(servers: Servers, tmp_path: Path, n_runs: int) -> Counte
         folder = tmp_path / str(number)
         folder.mkdir()
         world_size, moment = chance.choice([1, 2, 2, 3, 4]), MOMENTS[number % len(MOMENTS)]
-        ranks = [
-            Rank(servers[rank % 2], folder, rank, world_size, seed + number) for rank in range(world_size)
-        ]
-        with ended_at_last([rank.process for rank in ranks]):
-            tell(ranks, moment, chance)
-            codes = [rank.wait() for rank in ranks]
-        for rank in ranks:
+        run = Run(servers, folder, world_size, seed + number)
+        with ended_at_last([rank.process for rank in run.ranks]):
+            tell(run, moment, chance)
+            code = run.wait()
+        for rank in run.ranks:
             start = rank.find("start")
             assert start == {"event": "start", "step": step, "held": step, "digest": reference.digest(step)}
-        step = check_end(root, folder, ranks, codes)
-        came = {name for rank in ranks if (told := rank.find("told")) for name in told["names"]}
+        step = check_end(root, folder, run, code)
+        came = {name for rank in run.ranks if (told := rank.find("told")) for name in told["names"]}
         counts.update(came)
-        print(f"run {number}: {world_size} ranks, {moment}: {sorted(came)}, {codes[0]} at step {step}")
+        print(f"run {number}: {world_size} ranks, {moment}: {sorted(came)}, {code} at step {step}")
     print(dict(counts))
     return counts
 

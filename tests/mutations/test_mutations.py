@@ -26,6 +26,10 @@ _GCS: Final = "tests/contract/test_store_gcs_requests.py"
 _BYTES: Final = "tests/property/test_storage_bytes.py"
 _CUT: Final = "tests/property/test_storage_power_cut.py::test_nothing_that_was_answered_is_lost"
 _KILL: Final = "tests/property/test_storage_kill.py::test_killed_at_any_storage_operation"
+_LAUNCH: Final = "tests/integration/test_launch.py"
+_ORPHANS: Final = (
+    "test_what_a_command_leaves_behind_is_awaited_until_the_kill_that_the_first_signal_announces"
+)
 _LEGACY: Final = "tests/integration/test_manager_legacy.py"
 _TIER: Final = "tests/unit/runtime/test_local_tier.py"
 _RECURRING: Final = (
@@ -149,6 +153,13 @@ TESTS: Final = {
     "taken-back-while-handled": f"{_PREEMPTION}::test_a_handler_that_is_uninstalled_meanwhile_takes_nothing_back",
     "parents-end-is-a-notice": "tests/integration/test_launch_spawned.py::"
     "test_processes_whose_parent_dies_of_sigterm_save_one_step[fork-starter1]",
+    "killed-has-a-word": f"{_LAUNCH}::test_a_crash_is_the_pods_own_and_its_rank_and_signal_are_told",
+    "own-word-stays": "tests/unit/runtime_process/test_killed.py::"
+    "test_of_several_words_that_counts_which_tells_most[the rank has said why itself]",
+    "ends-without-python": "tests/unit/runtime_process/test_exit_timer.py::"
+    "test_the_process_ends_with_the_code_unless_it_is_cancelled[the interpreter is taken down]",
+    "first-signal-counts": f"{_LAUNCH}::{_ORPHANS}",
+    "wait-from-the-signal": f"{_LAUNCH}::{_ORPHANS}",
     "chosen-end-is-saved": f"{_TOLD}[left_between-75-2]",
     "within-a-step-is-no-step": f"{_TOLD}[left_within-75-1]",
     "stacks-after-a-failed-dump": f"{_STACKS}::test_a_dump_that_fails_is_not_the_last",

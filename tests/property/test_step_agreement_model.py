@@ -48,6 +48,16 @@ LONG = [
         Setting(steps=(1, 2), wishes=((1, "stop"),), n_ranks=3, starts_apart=True, meets=(0, 1), lead=1),
         id="three-in-a-restore",
     ),
+    pytest.param(
+        Setting(
+            steps=(1, 2), wishes=(*STOPS[:1], (2, "stop")), n_ranks=3, starts_apart=True, meets=(0,), deaths=1
+        ),
+        id="three-start-apart-and-a-loss",
+    ),
+    pytest.param(
+        Setting(steps=(1, 2), wishes=((1, "stop"),), n_ranks=3, starts_apart=True, deaths=2),
+        id="three-start-apart-and-two-losses",
+    ),
 ]
 
 

@@ -15,23 +15,29 @@ from typing import Final
 from stepkeeper.companion.channel import Channel
 from stepkeeper.companion.processes import ParentProcess
 from stepkeeper.companion.server import Server
+from stepkeeper.process_end.killed import KernelRecord
 
 _SOCKET_GONE: Final = 0
 _STDERR: Final = 2
+_FIRST: Final = 1
 
 
 def serve(socket_fd: int, trainer_pid: int) -> None:
     """Answer requests until the trainer closes the socket or is dead, then end this process at once.
 
-    Work that isn't finished by then never will be: a commit that isn't in the log is no commit.
+    Work that isn't finished by then never will be: a commit that isn't in the log is no commit. For a trainer that a
+    signal has ended, its companion leaves the last word.
     """
     channel = Channel(socket.socket(fileno=socket_fd))
     # The socket alone doesn't tell: a worker that the trainer has forked may hold the other end, and outlive it.
-    trainer = ParentProcess(trainer_pid)
+    trainer, record = ParentProcess(trainer_pid), KernelRecord(trainer_pid)
     server = Server(channel, trainer.send_signal)
     threading.Thread(target=server.run_forever, name="requests", daemon=True).start()
     while (packet := channel.receive(trainer)) is not None:
         server.receive_packet(packet)
+    # The kubelet tells itself how the first process of a container ended, and then adds the end of the log.
+    if trainer_pid != _FIRST and (number := record.read_end_signal()) is not None:
+        server.leave_word_of_killed(number)
     os._exit(_SOCKET_GONE)
 
 

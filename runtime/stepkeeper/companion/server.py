@@ -30,6 +30,7 @@ from stepkeeper.contract.wire import decode, encode
 from stepkeeper.error_codec import encode_error
 from stepkeeper.errors import CompanionError
 from stepkeeper.loggers import identify
+from stepkeeper.process_end.killed import leave_word_of_killed
 from stepkeeper.stacks.sharing import SharedStacks
 from stepkeeper.storage.base import is_full
 from stepkeeper.storage.moved import moved
@@ -74,6 +75,7 @@ class Server:
 
         self._requests: list[Packet] = []
         self._tasks = TaskQueue(lambda: self._inbox.put(None))
+        self._opening: OpenRequest | None = None
         self._session: Session | None = None
         self._state: TrainerState | None = None
         """The trainer's state; None before the trainer has sent it."""
@@ -102,6 +104,14 @@ class Server:
             self._session.reporter.update_state(self._state)
         if self._stacks is not None:
             self._stacks.see_step(_step_of(self._state))
+
+    def leave_word_of_killed(self, number: int) -> None:
+        """Leave the last word of the trainer, which the signal `number` has ended, unless it was told to stop."""
+        opening, state = self._opening, self._state or TrainerState()
+        if opening is not None and opening.identity is not None and state.notice is None:
+            leave_word_of_killed(
+                opening.identity, opening.rank, number, step=state.step, restored=state.restored
+            )
 
     def run_forever(self) -> None:
         """Answer requests, and never return. An error outside a request ends the process, which the trainer sees."""
@@ -195,7 +205,7 @@ class Server:
     ) -> tuple[dict[str, Any], BackgroundTask | None]:
         """Carry out the request. Return the answer's body, and a task to start once the answer is sent."""
         if kind is Kind.OPEN:
-            opening = decode(OpenRequest, raw)
+            self._opening = opening = decode(OpenRequest, raw)
             identity = opening.identity
             identify(rank=opening.rank, attempt=None if identity is None else identity.attempt)
             opened = Session(opening, self._send_directive, on_complaint=self._send_complaint)

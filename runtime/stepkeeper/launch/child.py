@@ -113,14 +113,21 @@ def _await_end(pid: int) -> int:
 
 
 def _end_orphans(signum: int, ends_s: float) -> None:
-    """Tell those that the child has left behind to end, and wait for that, until `ends_s` by time.monotonic()."""
-    for pid in _children():
-        _send(pid, signum)
-    # Whoever these have started comes here when they have ended.
+    """Tell those that the child has left behind to end, and wait for that, until `ends_s` by time.monotonic().
+
+    Whoever these have started comes here when they have ended, and is told then.
+    """
+    told: set[int] = set()
     with suppress(ChildProcessError):
         while time.monotonic() < ends_s:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+            for pid in set(_children()) - told:
+                _send(pid, signum)
+                told.add(pid)
+            ended, _ = os.waitpid(-1, os.WNOHANG)
+            if ended == 0:
                 time.sleep(_LOOK_S)
+            # Another process may get its number.
+            told.discard(ended)
 
 
 def _children() -> Iterator[int]:

@@ -3,13 +3,14 @@
 import fcntl
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from stepkeeper.contract import ContractError, Termination
 from stepkeeper.loggers import logger
 
-__all__ = ["count_restarts", "leave_last_word"]
+__all__ = ["count_restarts", "leave_last_word", "leave_word_for_another"]
 
 _log: Final = logger(__name__)
 _LOCK_S: Final = 1.0
@@ -30,12 +31,33 @@ def leave_last_word(path: Path, word: Termination) -> None:
         word: What to say.
 
     """
+    _write_over(path, word, word.replaces)
+
+
+def leave_word_for_another(path: Path, word: Termination) -> None:
+    """Write the termination message of another process, unless that one has left its own, or others say more.
+
+    Args:
+        path: The termination message's file. None is made: the kubelet's is there.
+        word: What to say.
+
+    """
+
+    def replaces(earlier: Termination) -> bool:
+        is_own = (earlier.rank, earlier.restart) == (word.rank, word.restart)
+        return not is_own and word.replaces(earlier)
+
+    if path.exists():
+        _write_over(path, word, replaces)
+
+
+def _write_over(path: Path, word: Termination, replaces: Callable[[Termination], bool]) -> None:
     said = word.to_json()
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             _lock(fd)
-            if not _replaces(word, os.pread(fd, _MESSAGE_BYTES, 0)):
+            if not _may_write(os.pread(fd, _MESSAGE_BYTES, 0), replaces):
                 return
             # Trailing blanks don't change a JSON text.
             os.pwrite(fd, said.ljust(os.fstat(fd).st_size), 0)
@@ -64,9 +86,9 @@ def _lock(fd: int) -> None:
             time.sleep(0.01)
 
 
-def _replaces(word: Termination, data: bytes) -> bool:
+def _may_write(data: bytes, replaces: Callable[[Termination], bool]) -> bool:
+    """Tell whether the file's content may be replaced; so may whatever is no last word: somebody else's, or none."""
     try:
-        return word.replaces(Termination.from_json(data))
+        return replaces(Termination.from_json(data))
     except ContractError:
-        # It is empty, or somebody else's.
         return True

@@ -20,6 +20,7 @@ from stepkeeper.contract import (
 from stepkeeper.errors import FencedError, NoticeDeadlineError, PeerLostError
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger, tell_briefly
+from stepkeeper.process_end.exit_timer import ExitTimer
 from stepkeeper.process_end.last_words import count_restarts, leave_last_word
 from stepkeeper.training.environment import Environment
 from stepkeeper.training.grace_period import GracePeriod
@@ -28,6 +29,12 @@ from stepkeeper.training.notices.watcher import NoticeWatcher
 __all__ = ["ProcessExit", "format_traceback", "process_exit_code"]
 
 _log: Final = logger(__name__)
+
+_LAST_MOMENT_S: Final = 0.15
+"""Seconds after the last resort at which a process ends in which no thread of Python could do that: while the
+interpreter is taken down, they all stand still.
+"""
+
 _FAILURE: Final = 1
 _INTERRUPTED: Final = 130
 _CODES: Final = (
@@ -138,8 +145,10 @@ class ProcessExit:
         def end() -> None:
             if not ended.wait(left_s):
                 self.end_stuck(code)
+            timer.cancel()
 
         if left_s is not None:
+            timer = ExitTimer(code, time.monotonic() + left_s + _LAST_MOMENT_S)
             threading.Thread(target=end, name="stepkeeper-end", daemon=True).start()
         try:
             yield

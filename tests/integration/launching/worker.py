@@ -1,5 +1,6 @@
 """One process of a training under torchrun, as in a pod: python worker.py FOLDER CASE."""
 
+import ctypes
 import os
 import signal
 import sys
@@ -32,6 +33,13 @@ def end_beside(rank: int, told: threading.Event) -> None:
     if CASE == "dies":
         os._exit(9)
     raise ValueError("the loss is no number")
+
+
+def crash_beside(rank: int) -> None:
+    """Rank 1 crashes once both train, and rank 0 trains on."""
+    (FOLDER / f"trains-{rank}").touch()
+    if rank == 1 and (FOLDER / "trains-0").exists():
+        ctypes.string_at(0)
 
 
 def tell_when_it_joins(rank: int) -> None:
@@ -81,6 +89,8 @@ def main() -> None:
                 break
             if CASE in {"fails", "dies"}:
                 end_beside(this.rank, told)
+            if CASE == "crashes":
+                crash_beside(this.rank)
 
 
 if __name__ == "__main__":

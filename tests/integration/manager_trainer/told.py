@@ -46,7 +46,7 @@ def delays_s() -> dict[str, float]:
 def left(told_s: float, before: dict[str, float]) -> None:
     """Print how long this took since `told_s`, as on a machine with nothing else to do."""
     waited_s = sum(delay_s - before.get(thread, 0.0) for thread, delay_s in delays_s().items())
-    say("left", after_s=time.monotonic() - told_s - waited_s)
+    say("left", told_s=told_s, after_s=time.monotonic() - told_s - waited_s)
 
 
 def tell(manager: CheckpointManager) -> None:
@@ -96,6 +96,19 @@ def failed_before(manager: CheckpointManager, state: dict[str, Any]) -> None:
     assert manager.step(3, state).stop
 
 
+class LongEnd:
+    """Takes its time when the interpreter is taken down, as a library may."""
+
+    def __del__(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        sleep(20)
+
+
+def long_end(manager: CheckpointManager, state: dict[str, Any]) -> None:
+    json.kept = LongEnd()  # type: ignore[attr-defined]  # a module's values go when no thread of Python runs any more
+    tell(manager)
+    stop_from(2, manager, state)
+
+
 def stuck(manager: CheckpointManager, state: dict[str, Any]) -> None:
     pid = manager.health().companion_pid
     assert pid is not None
@@ -120,7 +133,7 @@ def stop_from(first: int, manager: CheckpointManager, state: dict[str, Any]) -> 
 
 CASES: dict[str, Callable[[CheckpointManager, dict[str, Any]], None]] = {
     case.__name__: case
-    for case in (chosen_end, left_between, left_within, own_break, failed_before, stuck, stuck_save)
+    for case in (chosen_end, left_between, left_within, own_break, failed_before, long_end, stuck, stuck_save)
 }
 
 
