@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from stepkeeper.errors import DevicesFullError, SaveError
-from stepkeeper.save.pipeline import _transfer_snapshot
 from stepkeeper.save.report import SaveClock
-from stepkeeper.save.snapshot import Region, SnapshotTaker
+from stepkeeper.save.snapshot import Region, SnapshotTaker, transfer_snapshot
 from stepkeeper.save.snapshot.device import DeviceCopies
 from stepkeeper.save.snapshot.plan import SnapshotPlan
 from stepkeeper.save.snapshot.summary import StateSummary
@@ -202,7 +201,7 @@ def test_devices_that_turn_out_to_be_full_keep_nothing_and_are_asked_for_less(
     pieces.clear()
     kept_until_its_turn = None
     try:
-        _transfer_snapshot(snapshot, region, SaveClock(), TimeLimits())
+        transfer_snapshot(snapshot, region, SaveClock(), TimeLimits())
     except DevicesFullError as error:
         kept_until_its_turn = error
     assert "134217728 bytes" in str(kept_until_its_turn)
