@@ -95,9 +95,9 @@ class TimeLimits:
         return _OTHERS_SLOWER_BY * self.share_silence_s(size_bytes)
 
     def transfer_s(self, size_bytes: int) -> float:
-        """Return how long `size_bytes` may take from the devices to the host, in seconds.
+        """Return how long nothing of `size_bytes` may come from the devices to the host, in seconds.
 
-        The devices finish first what they are at, which may wait for another rank.
+        The devices finish first what they are at, which may wait for another rank. Then the pieces come one by one.
         """
         return max(self._group_s, _limit_s(size_bytes, self._transfer_bytes_per_s))
 
