@@ -67,6 +67,15 @@ class TimeLimits:
         return max(self._group_s, _SLOWER_BY * self._longest_meeting_s)
 
     @property
+    def stillness_s(self) -> float:
+        """Seconds that a rank in a save may give no sign of life.
+
+        What it writes may stand still for longer, and the rank ends that itself. But where all of its threads stand
+        still, so does its training, which is waited for no longer than that.
+        """
+        return self.apart_s
+
+    @property
     def store_answer_s(self) -> float:
         """Seconds that the ranks' store has for an answer."""
         return min(_STORE_ANSWER_S, self._group_s)

@@ -33,7 +33,8 @@ _log: Final = logger(__name__)
 def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> Committed:
     """Turn the snapshot into a commit in the log.
 
-    A rank that fails says so in its vote, so that no other rank waits for it in vain. One failure voids the save.
+    A rank that fails says so in its vote, so that no other rank waits for it in vain. One failure voids the save. A
+    rank that is stopped can't say so: the others miss its signs of life.
 
     Ranks: all ranks call this.
 
@@ -42,9 +43,20 @@ def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> C
         StepkeeperError: The save is no commit and never will be.
 
     """
-    limits, snapshot = rank_group.limits, job.snapshot
-    lost = await_transfer(job.transfer, snapshot, rank_group, job.note_progress)
-    check_same_state(job.name, job.step, snapshot.summary, rank_group, transfer_bytes=snapshot.transfer_bytes)
+    snapshot = job.snapshot
+    with rank_group.signs_of_life():
+        lost = await_transfer(job.transfer, snapshot, rank_group, job.note_progress)
+        check_same_state(
+            job.name, job.step, snapshot.summary, rank_group, transfer_bytes=snapshot.transfer_bytes
+        )
+        return _write_and_commit(job, lost, companion, rank_group)
+
+
+def _write_and_commit(
+    job: SaveJob, lost: Exception | None, companion: Companion, rank_group: RankGroup
+) -> Committed:
+    """Write this rank's share unless the snapshot is `lost`, vote, and let rank 0 commit. Raises as `persist_save`."""
+    limits = rank_group.limits
     failure: Exception | None = None
     process: CompanionProcess | None = None
     place: Place | None = None
