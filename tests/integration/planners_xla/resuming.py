@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
@@ -22,10 +23,12 @@ from priming import KINDS, bare, count_compilations, sharding_of, shardings_of
 from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch_xla.amp import syncfree
 from typing_extensions import override
 
 from stepkeeper import CheckpointManager
 from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner, SPMDStager, prime_optimizer
+from stepkeeper_planners.errors import PrimeError
 
 _C: Any = torch_xla._XLAC
 Spec = tuple[Any, ...]
@@ -102,6 +105,18 @@ OPTIMIZERS = KINDS | {
 }
 """All of torch's own but LBFGS, which needs a closure, and SparseAdam, which needs sparse gradients."""
 
+
+class ScaledAdamW(syncfree.AdamW):  # type: ignore[misc]  # torch_xla types it not
+    """Gets what a gradient scaler has found, with which it makes other state than torch's."""
+
+    @override
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure, found_inf=torch.zeros((), device="xla"))
+
+
+SCALED: dict[str, Callable[[Any], torch.optim.Optimizer]] = {"syncfree-adamw": ScaledAdamW}
+"""One that a script steps before a restore, as it can't be primed."""
+
 MARKS: dict[str, Callable[[int], dict[str, Spec]]] = {
     "weights": every_weight,
     "weights and batch": every_weight,
@@ -123,7 +138,7 @@ class Training:
         self.mesh = xs.Mesh(np.arange(xr.global_runtime_device_count()), case.mesh_shape)
         for name, spec in MARKS[case.marks](len(case.mesh_shape)).items():
             xs.mark_sharding(self.model.get_parameter(name), self.mesh, spec)
-        self.optimizer = OPTIMIZERS[case.optimizer](self.model.parameters())
+        self.optimizer = (OPTIMIZERS | SCALED)[case.optimizer](self.model.parameters())
         for group in self.optimizer.param_groups:
             # No number that a step has as a constant too: torch_xla keeps one buffer for both, until either is loaded.
             group["lr"] = 0.03 if isinstance(group["lr"], float) else torch.tensor(0.03, device="xla")
@@ -299,6 +314,15 @@ def a_dcp_load_leaves_open_what_is_open(folder: Path) -> str:
     return "dcp.load: the program of a fresh start"
 
 
+def a_step_with_what_a_scaler_found_is_not_primed() -> str:
+    for kind in (syncfree.SGD, syncfree.Adam, syncfree.AdamW):
+        optimizer = kind([nn.Parameter(torch.ones(2, device="xla"))], lr=0.1)
+        with pytest.raises(PrimeError, match="found_inf"):
+            prime_optimizer(optimizer)
+        assert not optimizer.state
+    return "a step with found_inf: isn't primed"
+
+
 def few() -> Iterator[Case]:
     yield Case(mesh_shape=(2, 2), marks="weights", optimizer="adamw-capturable")
     yield Case(mesh_shape=(4,), marks="weights", optimizer="sgd-momentum", saved_at=1)
@@ -306,6 +330,15 @@ def few() -> Iterator[Case]:
     yield Case(mesh_shape=(2, 2), marks="weights", optimizer="rmsprop", primed="none")
     yield Case(mesh_shape=(2, 2), marks="weights", optimizer="sgd-momentum", primed="none")
     yield Case(mesh_shape=(2, 2), marks="one weight", optimizer="sgd", saved_at=0)
+    for marks in ("weights", "one weight"):
+        yield Case(
+            mesh_shape=(2, 2),
+            marks=marks,
+            optimizer="syncfree-adamw",
+            primed="none",
+            resumed="none",
+            steps_before=1,
+        )
 
 
 def every(mesh_shape: tuple[int, ...]) -> Iterator[Case]:
@@ -363,6 +396,7 @@ def main(folder: Path, mesh: str, marks: str = "") -> None:
         table.append(row)
         print(row, flush=True)
     print(a_dcp_load_leaves_open_what_is_open(folder))
+    print(a_step_with_what_a_scaler_found_is_not_primed())
     wrong = [row for row in table if "WRONG" in row]
     print(f"{len(table)} rows, {len(wrong)} wrong")
     assert not wrong, "\n".join(wrong)
