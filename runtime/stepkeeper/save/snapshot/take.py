@@ -85,9 +85,10 @@ class Snapshot:
             xla_pieces.wait_until_computed(self.on_device)
             self.on_device.clear()
             while batches:
-                batch = batches.pop()
-                batch_bytes = sum(piece.size_bytes for piece in batch)
-                filler.put_parts((piece.fqn, parts) for piece, parts in xla_pieces.move_to_host(batch))
+                batch_bytes = sum(piece.size_bytes for piece in batches[-1])
+                filler.put_parts(
+                    (piece.fqn, parts) for piece, parts in xla_pieces.move_to_host(batches.pop())
+                )
                 self.moved_bytes += batch_bytes
             filler.check_complete()
         except RuntimeError as error:
