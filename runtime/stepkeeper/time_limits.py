@@ -67,6 +67,15 @@ class TimeLimits:
         return max(self._group_s, _SLOWER_BY * self._longest_meeting_s)
 
     @property
+    def stillness_s(self) -> float:
+        """Seconds that a rank in a save may give no sign of life.
+
+        What it writes may stand still for longer, and the rank ends that itself. But where all of its threads stand
+        still, so does its training, which is waited for no longer than that.
+        """
+        return self.apart_s
+
+    @property
     def store_answer_s(self) -> float:
         """Seconds that the ranks' store has for an answer."""
         return min(_STORE_ANSWER_S, self._group_s)
@@ -95,9 +104,9 @@ class TimeLimits:
         return _OTHERS_SLOWER_BY * self.share_silence_s(size_bytes)
 
     def transfer_s(self, size_bytes: int) -> float:
-        """Return how long `size_bytes` may take from the devices to the host, in seconds.
+        """Return how long nothing of `size_bytes` may come from the devices to the host, in seconds.
 
-        The devices finish first what they are at, which may wait for another rank.
+        The devices finish first what they are at, which may wait for another rank. Then the pieces come one by one.
         """
         return max(self._group_s, _limit_s(size_bytes, self._transfer_bytes_per_s))
 

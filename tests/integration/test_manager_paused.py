@@ -26,6 +26,7 @@ LIKE_THESE = ("restore", "verify", "close")
         ("train", 3, 0),
         *((phase, 2, 1) for phase in PHASES),
         ("save", 3, 2),
+        ("vote", 2, 1),
         *(pytest.param(phase, 2, still, marks=pytest.mark.long) for phase in LIKE_THESE for still in (0, 1)),
         *(pytest.param(phase, 2, 0, marks=pytest.mark.long) for phase in PHASES),
     ],

@@ -174,6 +174,8 @@ TESTS: Final = {
     "test_a_restore_that_gets_nothing_ends[False-StorageError]",
     "silence-ends-a-share": "tests/unit/runtime_process/test_time_limits.py::"
     "test_only_silence_ends_the_wait_for_an_answer[0-200-100]",
+    "stillness-is-missed": "tests/unit/runtime_process/test_signs_of_life.py::"
+    "test_a_rank_that_stands_still_in_a_save_is_missed_soon",
     "end-of-a-rank-is-seen": f"{_PEERS}::test_a_forked_worker_does_not_hide_that_its_trainer_was_killed",
     "leaving-is-announced": f"{_PEERS}::test_who_leaves_for_an_error_tells_it_to_those_that_wait[error0-PeerLostError]",
     "progress-is-for-all": f"{_PEERS}::test_the_time_for_all_ranks_together_starts_anew_with_progress_too",

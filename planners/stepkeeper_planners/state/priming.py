@@ -77,9 +77,9 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
     Ranks: all call it, as all take a step.
 
     Raises:
-        PrimeError: it is no optimizer, its step needs a closure, the step failed, it made no state for a parameter,
-            state that is neither constant nor a copy of the parameter, or state for sparse gradients, or it reaches
-            the parameters past the copy. Nothing was changed.
+        PrimeError: it is no optimizer, its step needs a closure or takes a found_inf, the step failed, it made no state
+            for a parameter, state that is neither constant nor a copy of the parameter, or state for sparse gradients,
+            or it reaches the parameters past the copy. Nothing was changed.
     """
     if not isinstance(optimizer, Optimizer):
         wrapped = getattr(optimizer, "optimizer", None)

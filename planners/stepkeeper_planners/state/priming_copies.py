@@ -97,7 +97,14 @@ def take_step(stand_in: Optimizer) -> None:
     step = type(stand_in).step
     step = getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
     name = type(stand_in).__name__
-    needed = [p.name for p in list(inspect.signature(step).parameters.values())[1:] if p.default is p.empty]
+    arguments = list(inspect.signature(step).parameters.values())[1:]
+    needed = [p.name for p in arguments if p.default is p.empty]
+    if any(p.name == "found_inf" for p in arguments):
+        raise PrimeError(
+            f"prime_optimizer: {name}.step() makes other state with a found_inf than without one, and which it gets "
+            "isn't known. Take a step as the training does and load into the state that it leaves; without gradient "
+            "scaling, torch.optim has the same optimizer"
+        )
     if set(needed) - {"args", "kwargs"}:
         raise PrimeError(
             f"prime_optimizer: {name}.step() needs {', '.join(needed)}: what state it makes depends on what that "

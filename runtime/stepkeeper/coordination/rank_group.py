@@ -1,6 +1,7 @@
 """Let the processes that train together talk to each other: the interface, and the group of one process."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Protocol
 
 import torch.distributed as dist
@@ -64,6 +65,10 @@ class RankGroup(Protocol):
         """Return how many bytes saves and restores of all ranks have moved. Raises PeerLostError without the store."""
         ...
 
+    def signs_of_life(self) -> AbstractContextManager[None]:
+        """Give signs of life while the block runs. Who waits for this rank takes it for lost if they stay out."""
+        ...
+
     def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
         """Tell the other ranks that this one leaves, and whether that is for an `error`; None: in order.
 
@@ -125,6 +130,9 @@ class SoloRankGroup:
 
     def read_moved(self) -> int:
         return 0
+
+    def signs_of_life(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
         """Do nothing: nobody listens."""

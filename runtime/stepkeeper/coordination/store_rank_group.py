@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Final, Self, TypeVar
 
 import torch
@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from stepkeeper.coordination.peer_watch import PeerWatch
+from stepkeeper.coordination.signs_of_life import Stillness, give_signs
 from stepkeeper.coordination.store_callers import StoreCallers
 from stepkeeper.coordination.waits import SilenceLimit, Waits
 from stepkeeper.errors import PeerLostError, StepkeeperError
@@ -31,6 +32,9 @@ _LOOK_S: Final = 0.5
 
 _MOVED: Final = "moved"
 """A name: how many bytes saves have moved on all ranks."""
+
+_SIGNS: Final = "signs"
+"""Names: how many signs of life each rank that is in a save has given; 0 for one that isn't."""
 
 _ADDRESS_S: Final = 300.0
 """The time in which a rank that has come to the start says how others reach it."""
@@ -142,6 +146,17 @@ class StoreRankGroup:
         with suppress(PeerLostError):
             self._ask(lambda client: client.add(_MOVED, n_bytes))
 
+    def signs_of_life(self) -> AbstractContextManager[None]:
+        return give_signs(self.give_sign_of_life, self.promise_no_more_signs)
+
+    def give_sign_of_life(self) -> None:
+        """Let the ranks that wait for this one see that it runs. They expect more of them."""
+        self._ask(lambda client: client.add(f"{_SIGNS}/{self._rank}", 1), self.limits.store_answer_s)
+
+    def promise_no_more_signs(self) -> None:
+        """Let the other ranks expect no sign of life until the next one."""
+        self._ask(lambda client: client.set(f"{_SIGNS}/{self._rank}", "0"), self.limits.store_answer_s)
+
     def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
         self._watch.announce_leave(error, timeout_s)
 
@@ -185,13 +200,14 @@ class StoreRankGroup:
         """Wait for the value of `name`.
 
         Raises:
-            PeerLostError: It didn't come within `limit`; or a rank is lost, or has left.
+            PeerLostError: It didn't come within `limit`; or that rank stands still, or a rank is lost, or has left.
             NoticeDeadlineError: The time of a notice is over.
 
         """
         since_s = time.monotonic()
         look_s = since_s + _LOOK_S
         pause_s = _SHORTEST_PAUSE_S
+        stillness = Stillness(self.limits.stillness_s)
         # Not the store's own wait: it is deaf to `abort`, and complains on stderr when its time is up.
         while (found := self.read_proposal(name)) is None:
             now_s = time.monotonic()
@@ -205,6 +221,11 @@ class StoreRankGroup:
                 look_s = now_s + _LOOK_S
                 if limit.has_moved(self.read_moved(), now_s):
                     self._waits.note_progress()
+                if stillness.is_over_limit(self._count_signs(waiting_for), now_s):
+                    raise PeerLostError(
+                        f"rank {waiting_for} stands still: it gave no sign of life for "
+                        f"{self.limits.stillness_s:.1f} s, and rank {self._rank} waits for it ({name})"
+                    )
                 if (end := self._watch.find_end(waiting_for, since_s)) is not None:
                     if (found := self.read_proposal(name)) is not None:
                         return found
@@ -213,6 +234,9 @@ class StoreRankGroup:
 
     def read_moved(self) -> int:
         return int(self._ask(lambda client: client.add(_MOVED, 0)))
+
+    def _count_signs(self, rank: int) -> int:
+        return int(self._ask(lambda client: client.add(f"{_SIGNS}/{rank}", 0)))
 
     def _ask(self, call: Callable[[Store], T], within_s: float | None = None) -> T:
         """Ask the store, which is in rank 0.

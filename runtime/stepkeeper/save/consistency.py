@@ -41,7 +41,8 @@ def check_same_state(
         summary: A summary of this rank's snapshot; None if it has no snapshot.
         rank_group: All ranks.
         refusal: The reason why this rank has no snapshot; None if it has one.
-        transfer_bytes: Number of bytes that this rank's devices had to hand over before; the others' have as many.
+        transfer_bytes: Number of bytes that this rank's devices had to hand over before. A rank whose devices have
+            more, or are slower, tells the others of its progress, and they wait for as long as it makes some.
 
     Raises:
         RanksDifferError: The states differ; the error says where. All ranks raise it.

@@ -5,7 +5,14 @@ from collections.abc import Callable
 from typing import Final
 from weakref import WeakMethod, finalize
 
-from stepkeeper.errors import CompanionLostError, FencedError, PeerLostError, StepkeeperError
+from stepkeeper.errors import (
+    CompanionLostError,
+    FencedError,
+    NoticeDeadlineError,
+    PeerLostError,
+    SaveError,
+    StepkeeperError,
+)
 from stepkeeper.loggers import logger
 from stepkeeper.process_end.fence import forget_fence, note_fence
 
@@ -127,6 +134,26 @@ class SaveFailures:
             if newest or failure is self._unrecovered:
                 self._unrecovered = None
             return failure
+
+    def raise_failure(self, *, newest: bool = False) -> None:
+        """Raise the failure of a save in the background since the last call, if there was one.
+
+        Args:
+            newest: True if no later save comes that could make a failure good.
+
+        Raises:
+            FencedError: A save failed because another claim owns the root.
+            PeerLostError: A save failed because another rank is lost.
+            NoticeDeadlineError: A save failed because the time of a notice was over.
+            SaveError: A save failed for another reason. The loss of a companion counts only if it happened twice in
+                a row, or with `newest`; full devices count only with `newest`.
+
+        """
+        failure = self.pop_failure(newest=newest)
+        if isinstance(failure, FencedError | PeerLostError | NoticeDeadlineError):
+            raise failure
+        if failure is not None:
+            raise SaveError(f"a save in the background failed: {failure}") from failure
 
     def forget_failure(self, error: BaseException) -> None:
         """Forget the failure: the caller of `result` has seen `error`. The loss of the root or of a rank stays.

@@ -23,6 +23,7 @@ from stepkeeper.save.consistency import check_same_state
 from stepkeeper.save.job import Place, SaveJob
 from stepkeeper.save.report import SaveState
 from stepkeeper.save.share import write_share
+from stepkeeper.save.snapshot import await_transfer
 
 __all__ = ["SaveJob", "persist_save"]
 
@@ -32,7 +33,8 @@ _log: Final = logger(__name__)
 def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> Committed:
     """Turn the snapshot into a commit in the log.
 
-    A rank that fails says so in its vote, so that no other rank waits for it in vain. One failure voids the save.
+    A rank that fails says so in its vote, so that no other rank waits for it in vain. One failure voids the save. A
+    rank that is stopped can't say so: the others miss its signs of life.
 
     Ranks: all ranks call this.
 
@@ -41,9 +43,20 @@ def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> C
         StepkeeperError: The save is no commit and never will be.
 
     """
-    limits, transfer_bytes = rank_group.limits, job.snapshot.transfer_bytes
-    lost = _await_transfer(job, limits.transfer_s(transfer_bytes))
-    check_same_state(job.name, job.step, job.snapshot.summary, rank_group, transfer_bytes=transfer_bytes)
+    snapshot = job.snapshot
+    with rank_group.signs_of_life():
+        lost = await_transfer(job.transfer, snapshot, rank_group, job.note_progress)
+        check_same_state(
+            job.name, job.step, snapshot.summary, rank_group, transfer_bytes=snapshot.transfer_bytes
+        )
+        return _write_and_commit(job, lost, companion, rank_group)
+
+
+def _write_and_commit(
+    job: SaveJob, lost: Exception | None, companion: Companion, rank_group: RankGroup
+) -> Committed:
+    """Write this rank's share unless the snapshot is `lost`, vote, and let rank 0 commit. Raises as `persist_save`."""
+    limits = rank_group.limits
     failure: Exception | None = None
     process: CompanionProcess | None = None
     place: Place | None = None
@@ -77,19 +90,6 @@ def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> C
     if process is not None and rank_group.rank == 0:
         job.in_flight.upkeep = process.upkeep_of(committed.record.slot)
     return committed
-
-
-def _await_transfer(job: SaveJob, limit_s: float) -> Exception | None:
-    """Wait until the snapshot is in the region, and return why it isn't; None if it is."""
-    try:
-        job.transfer.result(limit_s)
-    except TimeoutError as error:
-        if job.transfer.done():
-            return error
-        return SaveError(f"the copies of the state did not come from the devices within {limit_s:.0f} s")
-    except Exception as error:  # raised later, after the ranks have compared their states
-        return error
-    return None
 
 
 def _choose_error(own: Exception | None, shared: Exception) -> Exception:

@@ -8,52 +8,34 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from traceback import clear_frames
 from typing import Final
 from weakref import WeakMethod
 
 from stepkeeper.companion.messages import Committed
 from stepkeeper.companion.progress import numeric_metrics
-from stepkeeper.companion.supervisor import Companion, Origin
+from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
-from stepkeeper.errors import PeerLostError, SaveError, StepkeeperError
-from stepkeeper.log import CommitRecord
+from stepkeeper.errors import PeerLostError, SaveError
 from stepkeeper.loggers import logger
 from stepkeeper.save.consistency import check_same_state
 from stepkeeper.save.failures import SaveFailures
 from stepkeeper.save.given_state import build_state
 from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.job import SaveJob
+from stepkeeper.save.job import SaveEnd, SaveJob
+from stepkeeper.save.lineage import Lineage
+from stepkeeper.save.pending import PendingSaves
 from stepkeeper.save.persist import persist_save
-from stepkeeper.save.report import SaveClock, SaveReport, SaveState
+from stepkeeper.save.report import SaveClock, SaveState
 from stepkeeper.save.request import SaveRequest
-from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker
+from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker, transfer_snapshot
 from stepkeeper.save.watch.state_watch import StateWatch
 from stepkeeper.save.worker import Worker
-from stepkeeper.time_limits import TimeLimits
 
-__all__ = ["SaveEnd", "SavePipeline"]
+__all__ = ["SavePipeline"]
 
 _log: Final = logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveEnd:
-    """The end of a save. `on_end` gets it before any thread that waits for the save goes on."""
-
-    step: int
-    record: CommitRecord | None
-    upkeep: Future[None] | None
-    """On rank 0: resolved when the work after the commit has ended."""
-
-    error: BaseException | None
-    idle: bool
-    """True if no later save was started."""
-
-    report: SaveReport
 
 
 class SavePipeline:
@@ -69,8 +51,7 @@ class SavePipeline:
         *,
         max_pending: int,
         device_budget_bytes: int | None = None,
-        origin: Callable[[], Origin | None],
-        is_continued: Callable[[Mapping[str, object]], bool],
+        lineage: Lineage,
         on_end: Callable[[SaveEnd], None],
         waits: Waits | None = None,
     ) -> None:
@@ -78,10 +59,9 @@ class SavePipeline:
         self._waits = waits or Waits()
         self._companion = companion
         self._rank_group = rank_group
-        self._origin = origin
-        self._is_continued = is_continued
+        self._lineage = lineage
         self._on_end = on_end
-        self._free_regions = [Region() for _ in range(max_pending)]
+        self._pending = PendingSaves(max_pending, self._waits)
         self._snapshots = SnapshotTaker(
             rank_group.ranks,
             device_budget_bytes=device_budget_bytes,
@@ -91,7 +71,6 @@ class SavePipeline:
         self.prepared = False
         """True once what saves need is compiled."""
 
-        self._pending: list[InFlight] = []
         self._number = 0
         self.failures: Final = SaveFailures()
         self._transfers = Worker("save-transfer", self._waits)
@@ -100,8 +79,7 @@ class SavePipeline:
     @property
     def in_flight(self) -> InFlight | None:
         """The newest save, until it has ended."""
-        newest = self._pending[-1] if self._pending else None
-        return None if newest is None or newest.done else newest
+        return self._pending.in_flight
 
     def prepare(self, state: Mapping[str, object]) -> None:
         """Compile what saves of states built like this one need, and populate their memory. Later calls do nothing.
@@ -114,7 +92,7 @@ class SavePipeline:
         size_bytes = self._snapshots.prepare(state)
         if self._snapshots.plan is not None:
             self.state_watch.note_prepared(state, self._snapshots.plan)
-        region = self._free_regions[-1]
+        region = self._pending.next_region
         region.reserve(size_bytes)
         self._transfers.submit(region.populate, size_bytes)
 
@@ -141,65 +119,60 @@ class SavePipeline:
         clock = clock or SaveClock()
         # In the train thread, and before this call holds anything that it would have to give back.
         metrics = numeric_metrics(request.metrics)
-        region = self._await_region(timeout_s)
-        in_flight = InFlight(request.step, clock, self._waits)
+        region = self._pending.take_region(timeout_s)
+        in_flight = self._follow_save(request.step, clock)
         name = f"save/{self._number}"
         self._number += 1
-        # With several ranks, one alone may ask for the result, and still all must go on alike.
-        alone = self._rank_group.world_size == 1
-        in_flight.on_raised = _hold_weakly(
-            self.failures.forget_failure if alone else self.failures.remember_fence
-        )
-        left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
-        snapshot: Snapshot | None = None
         try:
             state = build_state(request.state, request.step)
-            snapshot = self._snapshots.take_snapshot(state, region, timeout_s=left_s)
-            self.prepared = True
-            clock.mark_released()
-            transfer = self._transfers.submit(
-                _transfer_snapshot, snapshot, region, clock, self._rank_group.limits
-            )
+            snapshot, transfer = self._take_snapshot(state, region, clock, ends_s)
         except BaseException as error:
-            if snapshot is not None:
-                snapshot.drop_copies()
-            self._free_regions.append(region)
-            self._persisting.submit(
-                self._announce_refusal, name, request.step, f"{type(error).__name__}: {error}"
-            )
+            self._pending.give_back(region)
+            refusal = f"{type(error).__name__}: {error}"
+            self._persisting.submit(self._announce_refusal, name, request.step, refusal)
             raise
         job = SaveJob(
             name=name,
             in_flight=in_flight,
-            origin=self._origin(),
-            is_continued=self._is_continued(state),
+            origin=self._lineage.origin,
+            is_continued=self._lineage.is_continued(state),
             snapshot=snapshot,
             region=region,
             transfer=transfer,
-            release_region=partial(self._release_region, region, in_flight),
+            release_region=partial(self._pending.release_region, region, in_flight),
             metrics=metrics,
             is_last=request.is_last,
             note_progress=self._waits.note_progress,
         )
-        self._pending.append(in_flight)
+        self._pending.add(in_flight)
         self._persisting.submit(self._run_save, job)
         is_built = state is not request.state
         self.state_watch.check_save(request.step, state, snapshot.plan, is_built=is_built)
         return in_flight
 
-    def _await_region(self, timeout_s: float | None) -> Region:
-        """Wait for a region that no save needs any more, and take it. Raises as `start_save` does."""
-        ends_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._free_regions:
-            left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
-            oldest = next((each for each in self._pending if not each.region_released.done()), None)
-            if oldest is not None and not self._waits.await_all([oldest.region_released], left_s):
-                raise TimeoutError(
-                    f"the save of step {oldest.step} was still in flight after {timeout_s:.1f} s"
-                )
-            self._drop_ended()
-        self._drop_ended()
-        return self._free_regions.pop()
+    def _follow_save(self, step: int, clock: SaveClock) -> InFlight:
+        in_flight = InFlight(step, clock, self._waits)
+        # With several ranks, one alone may ask for the result, and still all must go on alike.
+        alone = self._rank_group.world_size == 1
+        in_flight.on_raised = _hold_weakly(
+            self.failures.forget_failure if alone else self.failures.remember_fence
+        )
+        return in_flight
+
+    def _take_snapshot(
+        self, state: Mapping[str, object], region: Region, clock: SaveClock, ends_s: float | None
+    ) -> tuple[Snapshot, Future[None]]:
+        """Take the snapshot by `ends_s`, and have its copies moved into the region. Raises as `start_save` does."""
+        left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
+        snapshot = self._snapshots.take_snapshot(state, region, timeout_s=left_s)
+        try:
+            self.prepared = True
+            clock.mark_released()
+            limits = self._rank_group.limits
+            return snapshot, self._transfers.submit(transfer_snapshot, snapshot, region, clock, limits)
+        except BaseException:
+            snapshot.drop_copies()
+            raise
 
     def wait_until_idle(self, timeout_s: float | None = None) -> bool:
         """Wait until no save is in flight.
@@ -212,7 +185,7 @@ class SavePipeline:
             PeerLostError: Another rank is lost.
 
         """
-        return self._waits.await_all([pending.future for pending in self._pending], timeout_s)
+        return self._pending.wait_until_idle(timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """Wait until the saves in flight have ended, and give back the memory.
@@ -223,12 +196,8 @@ class SavePipeline:
         ended = [each.close(ends_s - time.monotonic()) for each in (self._persisting, self._transfers)]
         if not all(ended):
             _log.error("a save was stuck for %.1f s and is given up: it won't be committed", timeout_s)
-        for region in self._free_regions:
-            region.close()
+        self._pending.close()
         self.failures.close()
-
-    def _drop_ended(self) -> None:
-        self._pending = [pending for pending in self._pending if not pending.done]
 
     def _run_save(self, job: SaveJob) -> None:
         in_flight = job.in_flight
@@ -248,7 +217,7 @@ class SavePipeline:
                     record=None if committed is None else committed.record,
                     upkeep=in_flight.upkeep,
                     error=failure,
-                    idle=in_flight is self._pending[-1],
+                    idle=self._pending.is_newest(in_flight),
                     report=report,
                 )
             )
@@ -262,18 +231,13 @@ class SavePipeline:
             held = not in_flight.region_released.done()
             if held:
                 # A transfer that is stuck may still write into its own.
-                self._free_regions.append(job.region if job.transfer.done() else Region())
+                self._pending.give_back(job.region if job.transfer.done() else Region())
             if committed is None:
                 in_flight.future.set_exception(failure)
             else:
                 in_flight.future.set_result(committed)
             if held:
                 in_flight.region_released.set_result(None)
-
-    def _release_region(self, region: Region, in_flight: InFlight) -> None:
-        """Let other saves use the region: this save goes on without its snapshot."""
-        self._free_regions.append(region)
-        in_flight.region_released.set_result(None)
 
     def _announce_refusal(self, name: str, step: int, refusal: str) -> None:
         """Tell the other ranks that this one has no snapshot for the save, so that they don't wait for its share."""
@@ -290,21 +254,3 @@ def _hold_weakly(call: Callable[[BaseException], None]) -> Callable[[BaseExcepti
             found(error)
 
     return ask
-
-
-def _transfer_snapshot(snapshot: Snapshot, region: Region, clock: SaveClock, limits: TimeLimits) -> None:
-    began_s = time.monotonic()
-    try:
-        snapshot.move_copies(region)
-    except BaseException as error:
-        # The remaining copies aren't needed. The error is kept until the save's turn, its frames' variables are not.
-        snapshot.drop_copies()
-        each: BaseException | None = error
-        while each is not None:
-            clear_frames(each.__traceback__)
-            each = each.__cause__ or each.__context__
-        if isinstance(error, StepkeeperError) or not isinstance(error, Exception):
-            raise
-        raise SaveError(f"the copies of the state did not come from the devices: {error}") from error
-    limits.record_transfer(snapshot.transfer_bytes, time.monotonic() - began_s)
-    clock.mark_transferred()

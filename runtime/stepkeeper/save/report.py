@@ -1,11 +1,18 @@
 """Measure what one save costs, and which parts of it take the time."""
 
 import time
+from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import median
 from typing import Final
 
-__all__ = ["SaveClock", "SaveReport", "SaveState"]
+from stepkeeper.policy.save import SaveCost
+
+__all__ = ["RecentCosts", "SaveClock", "SaveReport", "SaveState"]
+
+_MAX_REPORTS: Final = 8
+"""The number of newest saves whose median is the cost of a save. The median ignores the first one's compilation."""
 
 
 class SaveState(StrEnum):
@@ -122,4 +129,21 @@ class SaveClock:
             commit_s=now_s - written_s,
             duration_s=now_s - self.began_s,
             error=None if error is None else f"{type(error).__name__}: {error}",
+        )
+
+
+class RecentCosts:
+    """Know what a save costs, by the newest ones that were committed."""
+
+    def __init__(self) -> None:
+        self._reports: deque[SaveReport] = deque(maxlen=_MAX_REPORTS)
+        self.cost: SaveCost | None = None
+        """The cost of a save; None before the first commit."""
+
+    def record(self, report: SaveReport) -> None:
+        """Count a save that was committed."""
+        self._reports.append(report)
+        self.cost = SaveCost(
+            stall_s=median(each.stall_s for each in self._reports),
+            duration_s=median(each.duration_s for each in self._reports),
         )

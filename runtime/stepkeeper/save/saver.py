@@ -1,40 +1,34 @@
 """Start and await the saves of this process, and judge their failures, for the train thread."""
 
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from statistics import median
 from typing import Final
 
 from stepkeeper.companion.progress import Progress
-from stepkeeper.companion.supervisor import Companion, Origin
+from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import RankGroup
-from stepkeeper.coordination.root_check import RootProof
+from stepkeeper.coordination.turns import Turns
 from stepkeeper.coordination.upkeep_wait import UpkeepWait
 from stepkeeper.coordination.waits import Waits
-from stepkeeper.errors import FencedError, NoticeDeadlineError, PeerLostError, SaveError, StepkeeperError
+from stepkeeper.errors import FencedError
 from stepkeeper.log import CommitRecord
-from stepkeeper.log.claims import is_continued
-from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
-from stepkeeper.loggers import logger
+from stepkeeper.log.foreign_steps import Restorable
 from stepkeeper.policy.save import SaveCost
-from stepkeeper.save.given_state import name_entries
 from stepkeeper.save.hooks import SaveHooks
 from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.pipeline import SaveEnd, SavePipeline
-from stepkeeper.save.report import SaveClock, SaveReport
+from stepkeeper.save.job import SaveEnd
+from stepkeeper.save.lineage import Lineage
+from stepkeeper.save.pipeline import SavePipeline
+from stepkeeper.save.report import RecentCosts, SaveClock
 from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.root_proving import RootProving
 from stepkeeper.save.watch.state_watch import StateWatch
 from stepkeeper.storage import Store
 from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["Saver"]
 
-_log: Final = logger(__name__)
 _CLOSE_S: Final = 60.0
-_MAX_REPORTS: Final = 8
-"""The number of newest saves whose median is the cost of a save. The median ignores the first one's compilation."""
 
 
 class Saver:
@@ -56,29 +50,19 @@ class Saver:
         self._rank_group = rank_group
         self._progress = progress
         self._save_hooks = save_hooks or SaveHooks()
-        self._reports: deque[SaveReport] = deque(maxlen=_MAX_REPORTS)
-        self._cost: SaveCost | None = None
-        self._proof = RootProof(store, rank_group, limits=rank_group.limits)
-        self._companion = companion
-        self._restored: Restorable | None = None
-        self._origin: Origin | None = None
-        self._restored_names: frozenset[str] | None = None
-        """The entries of the state that was restored whole last; None if none was."""
-
-        self._own_commit: CommitRecord | None = None
+        self._recent_costs = RecentCosts()
+        self._root_proving = RootProving(store, rank_group, self._waits)
+        self._lineage = Lineage(companion)
         self._error: str | None = None
         self._newest_save: InFlight | None = None
-        self._starting = threading.Lock()
-        """Held while a save is started: one after the other, whichever threads they come from."""
-
+        self._turns = Turns(self._waits, "starting a save")
         self._upkeep = UpkeepWait(rank_group, self._waits)
         self._pipeline = SavePipeline(
             companion,
             rank_group,
             max_pending=max_pending,
             device_budget_bytes=device_budget_bytes,
-            origin=lambda: self._origin,
-            is_continued=lambda state: is_continued(self._restored_names, name_entries(state)),
+            lineage=self._lineage,
             on_end=self._on_save_ended,
             waits=self._waits,
         )
@@ -86,12 +70,12 @@ class Saver:
     @property
     def own_commit(self) -> CommitRecord | None:
         """The newest commit of this process."""
-        return self._own_commit
+        return self._lineage.own_commit
 
     @property
     def restored_commit(self) -> CommitRecord | None:
         """The commit that was restored last; None if none was, or another writer's step."""
-        return self._restored if isinstance(self._restored, CommitRecord) else None
+        return self._lineage.restored_commit
 
     @property
     def error(self) -> str | None:
@@ -106,7 +90,7 @@ class Saver:
     @property
     def cost(self) -> SaveCost | None:
         """The cost of a save, by the latest commits; None before the first."""
-        return self._cost
+        return self._recent_costs.cost
 
     @property
     def in_flight(self) -> InFlight | None:
@@ -138,14 +122,8 @@ class Saver:
 
         """
         self._pipeline.failures.forget_fence()
-        if rules.selects_all:
-            claimed = self._companion.claimed_root
-            # The claim of an earlier save that began a branch, and perhaps has no commit, doesn't go on from HEAD.
-            leaves_head = claimed is not None and claimed.branching
-            self._origin = _origin_of(record) if leaves_head and record is not None else None
-        if rules.is_whole:
-            self._restored_names = name_entries(state)
-        self._set_restored(record)
+        self._lineage.mark_latest_restored(record, state, rules)
+        self._forget_ended_save()
 
     def mark_restored(self, record: Restorable, state: Mapping[str, object], rules: LoadRules) -> None:
         """Note that `record` was restored into `state`: the next save goes on from there, wherever HEAD is.
@@ -159,27 +137,27 @@ class Saver:
             rules: The parts of it that were.
 
         """
-        if rules.selects_all or (self._origin is None and self._companion.claimed_root is None):
-            self._origin = _origin_of(record)
-        if rules.is_whole:
-            self._restored_names = name_entries(state)
-        self._set_restored(record)
+        self._lineage.mark_restored(record, state, rules)
+        self._forget_ended_save()
 
-    def _set_restored(self, record: Restorable | None) -> None:
-        self._restored = record
+    def _forget_ended_save(self) -> None:
+        # A step that was saved before is another one now.
         if self._newest_save is not None and self._newest_save.done:
-            # A step that was saved before is another one now.
             self._newest_save = None
 
     def prepare(self, state: Mapping[str, object]) -> None:
         """Compile what saves of states built like this one need, and populate their memory. Later calls do nothing.
+
+        Raises:
+            NoticeDeadlineError: The time of a notice was over while another thread started a save.
+            PeerLostError: Another rank is lost.
 
         Ranks: all ranks call this.
         """
         # Another thread may be starting a save, and wait with it for one that a slow store holds up.
         if self._pipeline.prepared:
             return
-        with self._starting:
+        with self._turns.take_turn():
             self._pipeline.prepare(state)
 
     @property
@@ -190,44 +168,29 @@ class Saver:
     def start_save(self, request: SaveRequest, timeout_s: float | None = None) -> InFlight:
         """Take the snapshot of the state. Wait first while as many saves are in flight as may be.
 
+        Saves are started one after the other, whichever threads they come from.
+
         Args:
             request: The step and its state.
-            timeout_s: Seconds to wait for earlier saves, and for the root; None waits until all waits end.
+            timeout_s: Seconds to wait for other threads, earlier saves and the root; None waits until all waits end.
 
         Raises:
-            TimeoutError: As many saves are still in flight after `timeout_s`, or the root gave no answer by then.
+            TimeoutError: As many saves are still in flight after `timeout_s`, the root gave no answer by then, or
+                another thread still starts a save.
             StorageError: The root isn't the same for all ranks, can't hold a log, or gave no answer.
             NoticeDeadlineError: The time of a notice was over before.
             PeerLostError: Another rank is lost.
 
         """
         clock = SaveClock()
-        with self._starting:
-            left_s = self._prove_root(timeout_s)
-            save = self._newest_save = self._pipeline.start_save(request, left_s, clock=clock)
+        ends_s = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._turns.take_turn(timeout_s):
+            self._root_proving.prove(_until(ends_s))
+            save = self._newest_save = self._pipeline.start_save(request, _until(ends_s), clock=clock)
             self._progress.set_in_flight(request.step)
             if save.ended:
                 self._progress.set_in_flight(None)
         return save
-
-    def _prove_root(self, timeout_s: float | None) -> float | None:
-        """Prove that all ranks have the same root, and return what is left of `timeout_s`.
-
-        Another thread makes the requests, because they may take longer than a notice leaves. This one waits all the
-        while: the clients of stores draw from Python's random numbers, which must stay reproducible for the training.
-        """
-        if self._proof.made:
-            return timeout_s
-        began_s = time.monotonic()
-        try:
-            self._waits.run(self._proof.make, timeout_s)
-        except TimeoutError as error:
-            if timeout_s is None or isinstance(error, StepkeeperError):
-                raise
-            raise TimeoutError(
-                f"the root, which was not written to before, or another rank gave no answer for {timeout_s:.1f} s"
-            ) from error
-        return None if timeout_s is None else max(0.0, began_s + timeout_s - time.monotonic())
 
     def await_commit(self, save: InFlight) -> None:
         """Wait until `save` is committed.
@@ -260,7 +223,7 @@ class Saver:
     def await_saves_and_prove_root(self) -> None:
         """Wait until no save is in flight, and prove that all ranks have the same root. Raises StorageError."""
         self.wait_until_idle()
-        self._prove_root(None)
+        self._root_proving.prove()
 
     def wait_until_idle(self, timeout_s: float | None = None) -> bool:
         """Wait until no save is in flight.
@@ -279,24 +242,8 @@ class Saver:
         self._upkeep.await_newest()
 
     def raise_failure(self, *, newest: bool = False) -> None:
-        """Raise the failure of a save in the background since the last call, if there was one.
-
-        Args:
-            newest: True if no later save comes that could make a failure good.
-
-        Raises:
-            FencedError: A save failed because another claim owns the root.
-            PeerLostError: A save failed because another rank is lost.
-            NoticeDeadlineError: A save failed because the time of a notice was over.
-            SaveError: A save failed for another reason. The loss of a companion counts only if it happened twice in
-                a row, or with `newest`; full devices count only with `newest`.
-
-        """
-        failure = self._pipeline.failures.pop_failure(newest=newest)
-        if isinstance(failure, FencedError | PeerLostError | NoticeDeadlineError):
-            raise failure
-        if failure is not None:
-            raise SaveError(f"a save in the background failed: {failure}") from failure
+        """Raise the failure of a save since the last call, if there was one; see `SaveFailures.raise_failure`."""
+        self._pipeline.failures.raise_failure(newest=newest)
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
         """Wait until the saves in flight have ended, for `timeout_s` seconds at most, and give back their memory."""
@@ -309,13 +256,9 @@ class Saver:
     def _on_save_ended(self, end: SaveEnd) -> None:
         """Take over the end of a save. Called in the pipeline's thread."""
         if end.record is not None:
-            self._own_commit = end.record
+            self._lineage.own_commit = end.record
             self._upkeep.note_commit(end.record.slot, end.upkeep)
-            self._reports.append(end.report)
-            self._cost = SaveCost(
-                stall_s=median(report.stall_s for report in self._reports),
-                duration_s=median(report.duration_s for report in self._reports),
-            )
+            self._recent_costs.record(end.report)
         self._error = None if end.error is None else f"the save of step {end.step} failed: {end.error}"
         self._progress.set_error(self._error)
         if end.idle:
@@ -323,5 +266,5 @@ class Saver:
         self._save_hooks.report_save(end.report)
 
 
-def _origin_of(record: Restorable) -> Origin:
-    return Origin(record.base if isinstance(record, ForeignRecord) else record.slot)
+def _until(ends_s: float | None) -> float | None:
+    return None if ends_s is None else max(0.0, ends_s - time.monotonic())

@@ -6,6 +6,7 @@ from typing import Any, Final
 from stepkeeper.companion.client import CompanionProcess
 from stepkeeper.companion.messages import Kind, Staged, UploadRequest, WriteRequest, Written
 from stepkeeper.contract.wire import decode, encode
+from stepkeeper.coordination.progress_telling import ProgressTeller
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.loggers import logger
 from stepkeeper.save.job import Place, SaveJob
@@ -15,20 +16,19 @@ from stepkeeper.storage.moved import create_counter, read_counter
 __all__ = ["write_share"]
 
 _log: Final = logger(__name__)
-_TOLD_EVERY_S: Final = 5.0
-"""The interval at which a rank tells the others that its share makes progress."""
 
 
 class _ShareProgress:
     """Follow how many bytes of a share the companion has moved, for one save."""
 
     def __init__(self, job: SaveJob, rank_group: RankGroup) -> None:
-        self._job = job
-        self._rank_group = rank_group
+        self._limits: Final = rank_group.limits
         self._counter: Final = create_counter()
-        self.limit_s: Final = rank_group.limits.share_silence_s(job.region.size_bytes)
-        self._began_s = self._told_s = time.monotonic()
-        self._moved_bytes = self._told_bytes = 0
+        self.limit_s: Final = self._limits.share_silence_s(job.region.size_bytes)
+        self._began_s: Final = time.monotonic()
+        self._teller: Final = ProgressTeller(
+            rank_group, lambda: read_counter(self._counter.fd), job.note_progress
+        )
 
     @property
     def fd(self) -> int:
@@ -41,18 +41,11 @@ class _ShareProgress:
 
     def has_moved(self) -> bool:
         """Return True if bytes were moved since the last call, and tell the other ranks now and then."""
-        before, self._moved_bytes = self._moved_bytes, read_counter(self._counter.fd)
-        if self._moved_bytes == before:
-            return False
-        self._job.note_progress()
-        if time.monotonic() >= self._told_s + _TOLD_EVERY_S:
-            self._rank_group.note_progress(max(1, self._moved_bytes - self._told_bytes))
-            self._told_s, self._told_bytes = time.monotonic(), self._moved_bytes
-        return True
+        return self._teller.has_moved()
 
     def record_end(self, written: Written) -> None:
         """Record that the share is durable."""
-        self._rank_group.limits.record_share(written.size_bytes, time.monotonic() - self._began_s)
+        self._limits.record_share(written.size_bytes, time.monotonic() - self._began_s)
 
 
 def write_share(

@@ -17,6 +17,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch do
 
 from stepkeeper import CheckpointManager
 from stepkeeper.contract import Interval, Settings
+from stepkeeper.save import persist
+from stepkeeper.save.share import write_share
 from stepkeeper.storage.posix import PosixStore
 from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training import grace_period
@@ -198,13 +200,16 @@ def stand_still(phase: str) -> None:
             return
         if phase == "wait":
             manager.save_async(2, STATE, force=still != RANK)
-        if still == RANK:
+        if phase == "vote" and still == RANK:
+            stop_before_the_vote()
+        elif still == RANK:
             # The notice must find a train thread that waits, not a round of the agreement.
             time.sleep(1)
             say("paused")
             os.kill(os.getpid(), signal.SIGSTOP)
         calls: dict[str, Callable[[], object]] = {
             "save": lambda: manager.save(2, STATE, force=True),
+            "vote": lambda: manager.save(2, STATE, force=True),
             "wait": manager.wait,
             "restore_latest": lambda: manager.restore_latest(STATE),
             "restore": lambda: manager.restore(1, STATE),
@@ -214,6 +219,18 @@ def stand_still(phase: str) -> None:
         }
         say("waits")
         calls[phase]()
+
+
+def stop_before_the_vote() -> None:
+    """Stop this process when its share of the next save is durable, before it has said so."""
+
+    def write_and_stop(*args: Any, **options: Any) -> Any:
+        written = write_share(*args, **options)
+        say("paused")
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return written
+
+    persist.write_share = write_and_stop  # type: ignore[attr-defined]  # the name that is called
 
 
 def unclosed() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
@@ -19,9 +20,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
+from torch_xla.amp import syncfree
 from typing_extensions import override
 
 from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner, prime_optimizer
+from stepkeeper_planners.errors import PrimeError
 
 _C: Any = torch_xla._XLAC
 Make = Callable[[Any], Optimizer]
@@ -340,6 +343,14 @@ def theirs_changes_what_it_should_not() -> None:
     del schedule
 
 
+def a_step_that_takes_what_a_scaler_found_is_not_primed() -> None:
+    for kind in (syncfree.SGD, syncfree.Adam, syncfree.AdamW):
+        optimizer = kind([torch.nn.Parameter(torch.ones(2, device="xla"))], lr=0.1)
+        with pytest.raises(PrimeError, match="found_inf"):
+            prime_optimizer(optimizer)
+        assert not optimizer.state
+
+
 def main(folder: Path, kinds: list[str]) -> None:
     for index, kind in enumerate(KINDS):
         if kind in (kinds or KINDS):
@@ -349,6 +360,7 @@ def main(folder: Path, kinds: list[str]) -> None:
         parameters_that_are_copied_are_left_to_xla_too()
         for kind in ("adam", "sgd-momentum", "adafactor", "own-shardings"):
             a_load_fills_it(folder / kind, kind)
+        a_step_that_takes_what_a_scaler_found_is_not_primed()
         theirs_changes_what_it_should_not()
 
 

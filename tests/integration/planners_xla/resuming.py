@@ -22,6 +22,7 @@ from priming import KINDS, bare, count_compilations, sharding_of, shardings_of
 from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch_xla.amp import syncfree
 from typing_extensions import override
 
 from stepkeeper import CheckpointManager
@@ -102,6 +103,18 @@ OPTIMIZERS = KINDS | {
 }
 """All of torch's own but LBFGS, which needs a closure, and SparseAdam, which needs sparse gradients."""
 
+
+class ScaledAdamW(syncfree.AdamW):  # type: ignore[misc]  # torch_xla types it not
+    """Gets what a gradient scaler has found, with which it makes other state than torch's."""
+
+    @override
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure, found_inf=torch.zeros((), device="xla"))
+
+
+SCALED: dict[str, Callable[[Any], torch.optim.Optimizer]] = {"syncfree-adamw": ScaledAdamW}
+"""One that a script steps before a restore, as it can't be primed."""
+
 MARKS: dict[str, Callable[[int], dict[str, Spec]]] = {
     "weights": every_weight,
     "weights and batch": every_weight,
@@ -123,7 +136,7 @@ class Training:
         self.mesh = xs.Mesh(np.arange(xr.global_runtime_device_count()), case.mesh_shape)
         for name, spec in MARKS[case.marks](len(case.mesh_shape)).items():
             xs.mark_sharding(self.model.get_parameter(name), self.mesh, spec)
-        self.optimizer = OPTIMIZERS[case.optimizer](self.model.parameters())
+        self.optimizer = (OPTIMIZERS | SCALED)[case.optimizer](self.model.parameters())
         for group in self.optimizer.param_groups:
             # No number that a step has as a constant too: torch_xla keeps one buffer for both, until either is loaded.
             group["lr"] = 0.03 if isinstance(group["lr"], float) else torch.tensor(0.03, device="xla")
@@ -306,6 +319,15 @@ def few() -> Iterator[Case]:
     yield Case(mesh_shape=(2, 2), marks="weights", optimizer="rmsprop", primed="none")
     yield Case(mesh_shape=(2, 2), marks="weights", optimizer="sgd-momentum", primed="none")
     yield Case(mesh_shape=(2, 2), marks="one weight", optimizer="sgd", saved_at=0)
+    for marks in ("weights", "one weight"):
+        yield Case(
+            mesh_shape=(2, 2),
+            marks=marks,
+            optimizer="syncfree-adamw",
+            primed="none",
+            resumed="none",
+            steps_before=1,
+        )
 
 
 def every(mesh_shape: tuple[int, ...]) -> Iterator[Case]:

@@ -56,6 +56,20 @@ class Averaged(Optimizer):
                 self.state[p]["average"] = p.detach().clone()
 
 
+class Scaled(torch.optim.SGD):
+    """As torch_xla.amp.syncfree's: with what the scaler found, a step makes other state than without it."""
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Any = None, found_inf: torch.Tensor | None = None) -> Any:
+        if found_inf is None:
+            return super().step(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["step"] = torch.zeros_like(found_inf)
+        return None
+
+
 class Holder:
     def __init__(self, optimizer: object) -> None:
         self.optimizer = optimizer
@@ -236,6 +250,10 @@ def test_state_loads() -> None:
     [
         (lambda: torch.optim.LBFGS(parameters()), r"LBFGS\.step\(\) needs closure"),
         (lambda: torch.optim.SparseAdam(parameters()), r"SparseAdam\.step\(\) failed.*dense gradients"),
+        (
+            lambda: Scaled(parameters()),
+            r"Scaled\.step\(\) makes other state with a found_inf than without one",
+        ),
         (lambda: Holder(3), "int is no torch.optim.Optimizer"),
         (lambda: 3, "int is no torch.optim.Optimizer"),
     ],

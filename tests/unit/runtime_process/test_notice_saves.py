@@ -93,7 +93,7 @@ def test_another_step_is_added_by_all_or_by_none(
     begun: list[Saver], states: list[SaveState], starts: bool
 ) -> None:
     ranks = ranks_in(states)
-    ranks[0]._cost = SaveCost(stall_s=0.1, duration_s=20.0)
+    ranks[0]._recent_costs.cost = SaveCost(stall_s=0.1, duration_s=20.0)
     for each in ranks:
         assert each.newest_save is not None
         if each.newest_save.state is not SaveState.COMMITTING:
@@ -199,10 +199,10 @@ def test_a_root_that_gives_no_answer_does_not_take_the_grace_period(caplog: pyte
     saves = Saver(
         MemoryStore(), cast(Companion, None), rank_group, Progress(lambda _state: None), max_pending=1
     )
-    saves._proof = cast(RootProof, Proof(answer))
+    saves._root_proving._proof = cast(RootProof, Proof(answer))
     late = threading.Timer(3, answer.set)
     late.start()
-    StopSave(saves, SoloRankGroup()).start(SaveRequest(step=1, state={"step": 1}), 0.05)
+    StopSave(saves, SoloRankGroup()).start(SaveRequest(step=1, state={"step": 1}), 0.1)
     assert not answer.is_set()
     late.cancel()
     answer.set()
@@ -220,7 +220,7 @@ def test_why_the_root_is_none_is_said_where_there_is_a_limit_too(caplog: pytest.
     saves = Saver(
         MemoryStore(), cast(Companion, None), SoloRankGroup(), Progress(lambda _state: None), max_pending=1
     )
-    saves._proof = cast(RootProof, Refused(threading.Event()))
+    saves._root_proving._proof = cast(RootProof, Refused(threading.Event()))
     StopSave(saves, SoloRankGroup()).start(SaveRequest(step=1, state={"step": 1}), 30)
     assert "no such bucket" in caplog.text
     saves.close()
@@ -235,7 +235,7 @@ def test_what_the_root_says_is_raised_as_it_is_where_there_is_no_limit() -> None
     saves = Saver(
         MemoryStore(), cast(Companion, None), SoloRankGroup(), Progress(lambda _state: None), max_pending=1
     )
-    saves._proof = cast(RootProof, TimedOut(threading.Event()))
+    saves._root_proving._proof = cast(RootProof, TimedOut(threading.Event()))
     with pytest.raises(TimeoutError, match="the mount gives no answer"):
         saves.await_saves_and_prove_root()
     saves.close()
@@ -247,6 +247,6 @@ def test_a_root_that_was_proven_takes_no_time_where_none_is_left() -> None:
     )
     proof = Proof(threading.Event())
     proof.made = True
-    saves._proof = cast(RootProof, proof)
-    assert saves._prove_root(0.0) == 0.0
+    saves._root_proving._proof = cast(RootProof, proof)
+    saves._root_proving.prove(0.0)
     saves.close()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, SupportsIndex, cast
 
 import numpy as np
@@ -83,6 +84,9 @@ class FirstOfTwo:
 
     def read_moved(self) -> int:
         return 0
+
+    def signs_of_life(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
         pass

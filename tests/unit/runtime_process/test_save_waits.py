@@ -2,7 +2,9 @@
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -11,7 +13,8 @@ from stepkeeper import loggers
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import SoloRankGroup
-from stepkeeper.errors import CompanionError
+from stepkeeper.coordination.waits import Waits
+from stepkeeper.errors import CompanionError, NoticeDeadlineError
 from stepkeeper.save.hooks import SaveHooks
 from stepkeeper.save.report import SaveReport
 from stepkeeper.save.request import SaveRequest
@@ -40,7 +43,12 @@ def companion() -> Iterator[SlowCompanion]:
     companion.free.set()
 
 
-def saves_with(companion: SlowCompanion, max_pending: int, save_hooks: SaveHooks | None = None) -> Saver:
+def saves_with(
+    companion: SlowCompanion,
+    max_pending: int,
+    save_hooks: SaveHooks | None = None,
+    waits: Waits | None = None,
+) -> Saver:
     progress = Progress(lambda _state: None)
     return Saver(
         MemoryStore(),
@@ -49,6 +57,7 @@ def saves_with(companion: SlowCompanion, max_pending: int, save_hooks: SaveHooks
         progress,
         max_pending=max_pending,
         save_hooks=save_hooks,
+        waits=waits,
     )
 
 
@@ -79,6 +88,71 @@ def test_one_more_than_may_be_in_flight_waits_for_the_oldest(
     assert waited.report is not None
     ended_s = waited.clock.began_s + waited.report.stall_s
     assert ended_s >= freed_s[0], "the wait is part of what the save cost"
+    saves.close()
+
+
+LONGEST_S = 20
+
+
+def in_a_thread(call: Callable[[], object]) -> Future[object]:
+    ended: Future[object] = Future()
+
+    def run() -> None:
+        try:
+            ended.set_result(call())
+        except Exception as error:  # `result` raises it
+            ended.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return ended
+
+
+def test_a_save_waits_no_longer_for_one_that_another_thread_starts_than_for_memory(
+    companion: SlowCompanion,
+) -> None:
+    waits, is_waiting = Waits(), threading.Event()
+
+    def no_notice(_: float) -> None:
+        is_waiting.set()
+
+    waits.notice_left_s = no_notice
+    saves = saves_with(companion, 1, waits=waits)
+    saves.start_save(SaveRequest(step=1, state={"step": 1}))
+    beside = in_a_thread(lambda: saves.start_save(SaveRequest(step=2, state={"step": 2})))
+    assert is_waiting.wait(LONGEST_S), "for the memory of the first"
+    due = in_a_thread(lambda: saves.start_save(SaveRequest(step=3, state={"step": 3}), 0.0))
+    with pytest.raises(TimeoutError, match="another thread"):
+        due.result(LONGEST_S)
+    assert saves.newest_save is not None
+    assert saves.newest_save.step == 1
+    companion.free.set()
+    beside.result(LONGEST_S)
+    saves.close()
+
+
+@pytest.mark.parametrize("is_due", [True, False])
+def test_a_notice_ends_the_wait_for_a_save_that_another_thread_starts(
+    companion: SlowCompanion, *, is_due: bool
+) -> None:
+    is_building, may_go_on, waits = threading.Event(), threading.Event(), Waits()
+
+    def build() -> dict[str, object]:
+        is_building.set()
+        may_go_on.wait(60)
+        return {"step": 1}
+
+    saves = saves_with(companion, 1, waits=waits)
+    beside = in_a_thread(lambda: saves.start_save(SaveRequest(step=1, state=build)))
+    assert is_building.wait(LONGEST_S)
+    waits.notice_left_s = lambda _since_s: 0.0
+    call = partial(saves.start_save, SaveRequest(step=2, state={})) if is_due else partial(saves.prepare, {})
+    try:
+        with pytest.raises(NoticeDeadlineError):
+            in_a_thread(call).result(LONGEST_S)
+    finally:
+        may_go_on.set()
+    beside.result(LONGEST_S)
+    companion.free.set()
     saves.close()
 
 

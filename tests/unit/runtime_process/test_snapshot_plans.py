@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from stepkeeper.errors import DevicesFullError, SaveError
-from stepkeeper.save.pipeline import _transfer_snapshot
 from stepkeeper.save.report import SaveClock
-from stepkeeper.save.snapshot import Region, SnapshotTaker
+from stepkeeper.save.snapshot import Region, SnapshotTaker, transfer_snapshot
 from stepkeeper.save.snapshot.device import DeviceCopies
 from stepkeeper.save.snapshot.plan import SnapshotPlan
 from stepkeeper.save.snapshot.summary import StateSummary
@@ -165,6 +164,33 @@ class Copy:
     """In place of a piece on the devices."""
 
     size_bytes = 64 * 1024 * 1024
+    fqn = "w"
+
+
+def test_what_has_come_from_the_devices_is_counted_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    boxes = iter([Box(offsets=(0, 0), sizes=(2, 3)), Box(offsets=(2, 0), sizes=(2, 3))])
+
+    def move(batch: list[Copy]) -> Iterator[Any]:
+        counts.append(snapshot.moved_bytes)
+        while batch:
+            yield batch.pop(), [(next(boxes), torch.ones(2, 3))]
+
+    moving = SimpleNamespace(wait_until_computed=lambda _: None, move_to_host=move)
+    monkeypatch.setattr(adapters, "xla_pieces", moving, raising=False)
+    plan, region = planned(SnapshotTaker(ONE), {"w": torch.ones(4, 3)}), Region()
+    region.reserve(plan.tensor_bytes)
+    snapshot = Snapshot(
+        plan=plan,
+        values=(),
+        summary=StateSummary(),
+        on_device=cast(Any, [Copy(), Copy()]),
+        copied=("w",),
+        copies=DeviceCopies(None),
+    )
+    snapshot.move_copies(region)
+    assert [*counts, snapshot.moved_bytes] == [0, Copy.size_bytes, 2 * Copy.size_bytes]
+    region.close()
 
 
 def test_devices_that_turn_out_to_be_full_keep_nothing_and_are_asked_for_less(
@@ -202,7 +228,7 @@ def test_devices_that_turn_out_to_be_full_keep_nothing_and_are_asked_for_less(
     pieces.clear()
     kept_until_its_turn = None
     try:
-        _transfer_snapshot(snapshot, region, SaveClock(), TimeLimits())
+        transfer_snapshot(snapshot, region, SaveClock(), TimeLimits())
     except DevicesFullError as error:
         kept_until_its_turn = error
     assert "134217728 bytes" in str(kept_until_its_turn)

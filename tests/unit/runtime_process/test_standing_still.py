@@ -99,8 +99,8 @@ def test_a_transfer_that_is_stuck_fails_the_save_and_keeps_its_memory(
     with pytest.raises(StorageError):
         saves.start_save(SaveRequest(step=1, state={"w": torch.zeros(2)})).result(60)
     (stuck,) = regions
-    assert all(region is not stuck for region in saves._pipeline._free_regions)
-    assert len(saves._pipeline._free_regions) == 1
+    assert all(region is not stuck for region in saves._pipeline._pending._free_regions)
+    assert len(saves._pipeline._pending._free_regions) == 1
     free.set()
     saves.close()
 

@@ -4,6 +4,7 @@ import itertools
 import random
 import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -62,6 +63,9 @@ class ThreadRankGroup:
 
     def read_moved(self) -> int:
         return 0
+
+    def signs_of_life(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
         pass

@@ -2,5 +2,6 @@
 
 from stepkeeper.save.snapshot.region import Region
 from stepkeeper.save.snapshot.take import Snapshot, SnapshotTaker
+from stepkeeper.save.snapshot.transfer import await_transfer, transfer_snapshot
 
-__all__ = ["Region", "Snapshot", "SnapshotTaker"]
+__all__ = ["Region", "Snapshot", "SnapshotTaker", "await_transfer", "transfer_snapshot"]

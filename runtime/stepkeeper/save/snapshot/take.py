@@ -55,6 +55,9 @@ class Snapshot:
     copies: device.DeviceCopies
     """The object that made the copies, and counts them."""
 
+    moved_bytes: int = 0
+    """Number of bytes that have come from the devices so far."""
+
     _dropped: bool = False
 
     @property
@@ -82,9 +85,11 @@ class Snapshot:
             xla_pieces.wait_until_computed(self.on_device)
             self.on_device.clear()
             while batches:
+                batch_bytes = sum(piece.size_bytes for piece in batches[-1])
                 filler.put_parts(
                     (piece.fqn, parts) for piece, parts in xla_pieces.move_to_host(batches.pop())
                 )
+                self.moved_bytes += batch_bytes
             filler.check_complete()
         except RuntimeError as error:
             self.copies.handle_refusal(error, self.plan.clones, self.copied)

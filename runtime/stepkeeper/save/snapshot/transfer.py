@@ -1,0 +1,81 @@
+"""Move a snapshot's copies from the devices into its region, behind the train thread, and wait for them."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from traceback import clear_frames
+from typing import Final
+
+from stepkeeper.coordination.progress_telling import ProgressTeller
+from stepkeeper.coordination.rank_group import RankGroup
+from stepkeeper.coordination.waits import SilenceLimit
+from stepkeeper.errors import SaveError, StepkeeperError
+from stepkeeper.save.report import SaveClock
+from stepkeeper.save.snapshot.region import Region
+from stepkeeper.save.snapshot.take import Snapshot
+from stepkeeper.time_limits import TimeLimits
+
+__all__ = ["await_transfer", "transfer_snapshot"]
+
+_LOOK_S: Final = 0.5
+"""The interval at which the wait for a transfer looks for its progress."""
+
+
+def transfer_snapshot(snapshot: Snapshot, region: Region, clock: SaveClock, limits: TimeLimits) -> None:
+    """Move the copies, and measure how long that takes.
+
+    Raises:
+        SaveError: The copies didn't come from the devices.
+        StepkeeperError: As above, for a reason that is known.
+
+    """
+    began_s = time.monotonic()
+    try:
+        snapshot.move_copies(region)
+    except BaseException as error:
+        # The remaining copies aren't needed. The error is kept until the save's turn, its frames' variables are not.
+        snapshot.drop_copies()
+        each: BaseException | None = error
+        while each is not None:
+            clear_frames(each.__traceback__)
+            each = each.__cause__ or each.__context__
+        if isinstance(error, StepkeeperError) or not isinstance(error, Exception):
+            raise
+        raise SaveError(f"the copies of the state did not come from the devices: {error}") from error
+    limits.record_transfer(snapshot.transfer_bytes, time.monotonic() - began_s)
+    clock.mark_transferred()
+
+
+def await_transfer(
+    transfer: Future[None], snapshot: Snapshot, rank_group: RankGroup, note_progress: Callable[[], None]
+) -> Exception | None:
+    """Wait until the snapshot is in its region, as long as copies come. Return why it isn't; None if it is.
+
+    The other ranks, which wait for this one meanwhile, are told of the progress.
+
+    Args:
+        transfer: Resolved when the whole snapshot is in the region, or with the error of its transfer.
+        snapshot: The snapshot, which counts what has come.
+        rank_group: All ranks.
+        note_progress: Called where something has come, for the waits of this process.
+
+    """
+    limit_s = rank_group.limits.transfer_s(snapshot.transfer_bytes)
+    limit = SilenceLimit(limit_s, time.monotonic())
+    teller = ProgressTeller(rank_group, lambda: snapshot.moved_bytes, note_progress)
+    while True:
+        try:
+            transfer.result(min(_LOOK_S, limit_s))
+        except TimeoutError as error:
+            if transfer.done():
+                return error
+        except Exception as error:  # raised later, after the ranks have compared their states
+            return error
+        else:
+            return None
+        if teller.has_moved():
+            limit.restart(time.monotonic())
+        elif limit.is_over(time.monotonic()):
+            return SaveError(
+                f"the copies of the state did not come from the devices: nothing came for {limit_s:.0f} s"
+            )
