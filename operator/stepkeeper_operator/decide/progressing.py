@@ -118,6 +118,8 @@ def _still_stands(
     """Tell whether the training was found to make no steps, and has made none since, nor a commit."""
     if known is None or known.status is not ConditionStatus.FALSE:
         return False
+    if n_done == job.spec.placement.n_hosts:
+        return False  # nobody is left to make a step
     if known.reason == PODS_FINISHED and not n_done:
         return False  # the Job of the one that was done was made anew: all run
     if report is None:

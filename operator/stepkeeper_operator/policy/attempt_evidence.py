@@ -31,8 +31,10 @@ def find_attempt_evidence(history: JobHistory, observed: Observed) -> AttemptEvi
     """Find the evidence of the last attempt."""
     since = history.bookkeeping.resumed_at
     evidence = observed.find_evidence(history.ordinal)
-    if evidence is None or since is None:
-        return evidence
+    if evidence is None:
+        return None
+    if since is None:
+        return replace(evidence, pods=_leave_out_passed(evidence.pods))
     return AttemptEvidence(
         ordinal=evidence.ordinal,
         pods=tuple(pod for pod in leave_out_replaced(evidence.pods) if is_of_attempt(pod, since)),
@@ -142,6 +144,13 @@ def leave_out_replaced(pods: Iterable[Pod]) -> list[Pod]:
     for pod in sorted(pods, key=lambda pod: (pod.created_at, _is_alive(pod))):
         newest[pod.rank] = pod
     return list(newest.values())
+
+
+def _leave_out_passed(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
+    """Leave out the pods whose places others took, if none of them failed: the attempt went on with those others."""
+    present = leave_out_replaced(pods)
+    replaced = [pod for pod in pods if pod not in present]
+    return tuple(present) if all(pod.phase == "Succeeded" for pod in replaced) else pods
 
 
 def _find_present_failures(evidence: AttemptEvidence) -> tuple[BatchJob, ...]:

@@ -125,8 +125,12 @@ def was_asked_for(message: str | None) -> bool:
 
 
 def _find_end(evidence: AttemptEvidence | None, attempt: Attempt, now: float) -> int:
-    ends = [pod.finished_at for pod in evidence.pods if pod.finished_at is not None] if evidence else []
-    return max(attempt.start, int(min([*ends, now])))
+    """Find when the first pod failed, or else when the last one exited 0: those before it end nothing."""
+    pods = () if evidence is None else evidence.pods
+    failed = [pod.finished_at for pod in pods if pod.phase == "Failed" and pod.finished_at is not None]
+    done = [pod.finished_at for pod in pods if pod.phase == "Succeeded" and pod.finished_at is not None]
+    last = max(done) if done and len(done) == len(pods) else now
+    return max(attempt.start, int(min(now, min(failed, default=last))))
 
 
 def _find_last_step(evidence: AttemptEvidence | None, attempt: Attempt) -> int | None:

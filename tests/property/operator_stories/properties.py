@@ -126,7 +126,8 @@ def find_false_standstill(teller: Teller) -> str | None:
         ]
         done_s = world.now - max(known, default=0.0)
         if 1 <= min(moved_s, done_s) < _DONE_S:
-            return f"PodsFinishedOthersRun {done_s} s after a pod was done, and {moved_s} s after a step"
+            step = f"{moved_s} s after a step" if teller.moved_at else "no step was reported"
+            return f"PodsFinishedOthersRun {done_s} s after a pod was done, and {step}"
     return None
 
 

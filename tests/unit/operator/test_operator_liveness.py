@@ -42,6 +42,28 @@ async def test_a_job_that_jobset_made_anew_by_itself_is_an_attempt_whose_reports
     assert await world.record_writes(rounds=3) == []
 
 
+@pytest.mark.parametrize("stop_s", [0, 5])
+@pytest.mark.parametrize("deleted_unseen", [False, True])
+async def test_pods_that_others_took_the_places_of_explain_no_end_of_those(
+    stop_s: int, *, deleted_unseen: bool
+) -> None:
+    world = await running()
+    world.controllers.kubelets.stop_s = stop_s
+    world.controllers.kubelets.stop_code = 0
+    world.controllers.disrupt(world.pods[1], "EvictionByEvictionAPI")
+    if not deleted_unseen:
+        await world.run_until_settled(rounds=3)
+    world.controllers.delete_job("lm-w-0")
+    await world.run_until_settled()
+    assert world.causes == [None], "pods that exit 0 end no attempt"
+    world.now += 600
+    world.controllers.end_pod(world.pods[0], 1)
+    failed_at = world.now
+    await world.run_until_settled()
+    assert world.causes == ["ApplicationError", None]
+    assert world.status.attempts[0].end == failed_at
+
+
 @pytest.mark.parametrize("code", [1, int(ExitCode.PEER_LOST)])
 async def test_the_other_slice_of_a_deleted_job_is_of_the_new_attempt_until_it_ends(code: int) -> None:
     world = await running(placement=TWO_SLICES)

@@ -57,6 +57,22 @@ async def test_a_pod_that_fails_while_others_have_finished_is_a_restart() -> Non
     assert world.phase() is Phase.RESTARTING
 
 
+@pytest.mark.parametrize("code", [0, 1, 143])
+async def test_an_attempt_ends_with_the_first_failure_or_the_last_pod_whoever_was_done_an_hour_before(
+    code: int,
+) -> None:
+    world = World()
+    await world.run_until_settled(rounds=4)
+    world.controllers.end_pod(world.pods[0], 0)
+    await world.run_until_settled(rounds=2)
+    world.now += 3600
+    ended_at = world.now
+    world.controllers.end_pod(world.pods[1], code)
+    world.now += 1
+    await world.run_until_settled(rounds=4)
+    assert world.status.attempts[0].end == ended_at
+
+
 async def test_reports_of_those_that_go_on_after_others_have_finished_are_seen_to_arrive() -> None:
     world = World()
     await world.run_until_settled(rounds=4)

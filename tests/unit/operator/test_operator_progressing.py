@@ -284,6 +284,22 @@ async def test_a_pod_that_was_told_to_stop_and_exited_0_is_one_that_the_others_w
     assert condition_of(world).message.startswith("1 of 2 pods have exited 0")
 
 
+@pytest.mark.parametrize("left_alone", [False, True])
+async def test_nothing_stands_still_any_more_once_the_last_pod_has_exited_0(*, left_alone: bool) -> None:
+    world = await running()
+    await make_steps(world, 1, 2, 3)
+    if left_alone:
+        await finish_one(world, 0)
+    await stand_still(world, 3, HOUR_S, rank=int(left_alone))
+    assert world.condition("Progressing") == (LEFT_ALONE if left_alone else STANDS)
+    for pod in world.pods[int(left_alone) :]:
+        world.controllers.end_pod(pod, 0)
+    world.now += 1
+    await world.reconcile()
+    assert world.phase() is Phase.RUNNING, "its Jobs have not counted them yet"
+    assert world.condition("Progressing") == ADVANCES
+
+
 async def test_a_time_without_reports_counts_as_no_long_step() -> None:
     world = await running()
     await make_steps(world, 1, 2, 3)
