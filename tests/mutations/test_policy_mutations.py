@@ -199,6 +199,10 @@ TESTS: Final = {
     "test_a_job_whose_pods_exited_0_after_a_notice_before_its_last_step_goes_on",
     "other-containers-are-the-applications": f"{_UNIT}causes.py::test_the_cause_of[an init container that fails]",
     "pods-that-never-ran-are-a-guess": f"{_UNIT}causes.py::test_the_cause_of[a pod that was never admitted]",
+    "evictions-before-a-run-cost-nothing": f"{_UNIT}kueue.py::"
+    "test_starts_that_kueue_takes_back_before_all_pods_run_cost_nothing",
+    "evictions-hide-no-failure": f"{_UNIT}kueue.py::"
+    "test_an_eviction_takes_back_no_start_in_which_a_pod_failed_by_itself",
 }
 """By patch, the test that must notice."""
 

@@ -15,9 +15,9 @@ _BAD_PHASES = {Phase.FAILED, Phase.RESTARTING}
 def derive_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
     """List the events between two statuses.
 
-    There is one for each end of an attempt, corrected cause, resume, change of phase, of what a suspended job waits
-    for, refusal, for missing pods, for a training that makes no steps, and for a grace period that becomes too short
-    or long enough again.
+    There is one for each end of an attempt, start that counts for nothing, corrected cause, resume, change of phase, of
+    what a suspended job waits for, refusal, for missing pods, for a training that makes no steps, and for a grace
+    period that becomes too short or long enough again.
     """
     return (
         *_derive_attempt_events(before, after),
@@ -48,7 +48,20 @@ def _derive_attempt_events(before: TrainingJobStatus, after: TrainingJobStatus) 
             commit = "a commit" if restored is None else f"commit {restored.sequence}"
             text = f"attempt {attempt.number} resumed from {commit}, step {attempt.from_step}"
             events.append(ObjectEvent(warning=False, reason="Resumed", message=text))
-    return tuple(events)
+    return (*events, *_derive_withdrawal_event(before, after))
+
+
+def _derive_withdrawal_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
+    """Tell of a start that is no attempt any more."""
+    if not before.attempts or before.attempts[-1].end is not None:
+        return ()
+    number = before.attempts[-1].number
+    if any(attempt.number == number for attempt in after.attempts):
+        return ()
+    quota = _find_condition(after, "QuotaReserved")
+    why = "" if quota is None else f": {quota.message}"
+    text = f"start {number} counts for nothing, since not all of its pods ever ran{why}"
+    return (ObjectEvent(warning=True, reason="StartWithdrawn", message=text),)
 
 
 def _describe_end(attempt: Attempt) -> ObjectEvent:
