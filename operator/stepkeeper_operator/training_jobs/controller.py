@@ -15,6 +15,7 @@ from stepkeeper_operator.cluster import TRAINING_JOBS, Cluster, Resource
 from stepkeeper_operator.controller import RETRY_SOON_S
 from stepkeeper_operator.decide.job import decide_job
 from stepkeeper_operator.decide.progressing import is_stalled
+from stepkeeper_operator.decide.stuck_pods import is_pod_stuck
 from stepkeeper_operator.decision import Decision
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.settings import OperatorSettings
@@ -108,6 +109,7 @@ class JobController:
         starts = decision.status.bookkeeping.starts_without_checkpoint
         self._metrics.starts_without_checkpoint.labels(key.namespace, key.name).set(starts)
         self._metrics.stalled.labels(key.namespace, key.name).set(is_stalled(decision.status))
+        self._metrics.pod_stuck.labels(key.namespace, key.name).set(is_pod_stuck(decision.status))
         if decision.write_status:
             ended = {attempt.number for attempt in job.status.attempts if attempt.end is not None}
             for attempt in decision.status.attempts:
