@@ -203,6 +203,8 @@ TESTS: Final = {
     "test_starts_that_kueue_takes_back_before_all_pods_run_cost_nothing",
     "evictions-hide-no-failure": f"{_UNIT}kueue.py::"
     "test_an_eviction_takes_back_no_start_in_which_a_pod_failed_by_itself",
+    "pods-without-an-end-are-awaited": f"{_UNIT}slices.py::"
+    "test_a_slice_that_fails_for_a_node_of_another_that_is_lost_does_not_end_the_job[False]",
 }
 """By patch, the test that must notice."""
 

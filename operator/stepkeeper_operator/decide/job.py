@@ -167,7 +167,7 @@ def _hold(job: CheckpointedTrainingJob, observed: Observed) -> Observed:
 
 
 def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: float) -> Decision:
-    """Decide for a job that has ended: show late commits and what is left, stop what runs, delete the record in time."""
+    """Decide for a job that has ended: show late commits and what is left, stop what runs, delete it in time."""
     own = (
         observed.jobset
         if observed.jobset is not None and observed.jobset.owner_uid == job.metadata.uid
