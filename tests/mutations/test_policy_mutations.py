@@ -205,6 +205,11 @@ TESTS: Final = {
     "test_an_eviction_takes_back_no_start_in_which_a_pod_failed_by_itself",
     "pods-without-an-end-are-awaited": f"{_UNIT}slices.py::"
     "test_a_slice_that_fails_for_a_node_of_another_that_is_lost_does_not_end_the_job[False]",
+    "roots-are-used-once": f"{_UNIT}roots.py::"
+    "test_the_younger_of_two_jobs_in_one_root_is_refused_with_the_name_of_the_older[gs://bucket/runs]",
+    "roots-of-what-has-begun-are-left": f"{_UNIT}roots.py::"
+    "test_a_job_that_has_begun_goes_on_beside_an_older_one_in_its_root",
+    "the-older-has-the-root": f"{_UNIT}roots.py::test_a_job_is_not_refused_for_one_that[is younger]",
 }
 """By patch, the test that must notice."""
 

@@ -98,6 +98,7 @@ class Observer:
             rejection=rejections.get(CreateJobSet.__name__),
             rejections=rejections,
             unreadable=unreadable,
+            root_rivals=self._cache.list_root_rivals(key),
             machines=self._read_machines(key, job),
             queued_resources_managed=self._queued_resources_managed,
             operator_started_at=self._memory.started_at,

@@ -9,7 +9,8 @@ from stepkeeper_operator.testing import World
 async def fail_one_slice_beside_a_silent_node() -> World:
     """Let the pods of a slice fail because a node of the other slice is gone, which nobody has seen yet."""
     world = World(
-        placement={"tpu": {"accelerator": "v5p", "topology": "2x2x2", "slices": 2}}, restarts={"maxFailures": 0}
+        placement={"tpu": {"accelerator": "v5p", "topology": "2x2x2", "slices": 2}},
+        restarts={"maxFailures": 0},
     )
     await world.run_until_settled(rounds=6)
     world.controllers.stuck.add("n4")
@@ -48,7 +49,8 @@ async def test_a_failure_beside_a_pod_that_does_not_end_is_final_after_two_minut
 
 async def test_a_failure_is_final_at_once_where_all_pods_of_all_slices_have_ended() -> None:
     world = World(
-        placement={"tpu": {"accelerator": "v5p", "topology": "2x2x2", "slices": 2}}, restarts={"maxFailures": 0}
+        placement={"tpu": {"accelerator": "v5p", "topology": "2x2x2", "slices": 2}},
+        restarts={"maxFailures": 0},
     )
     await world.run_until_settled(rounds=6)
     world.controllers.end_pod(world.pods[0], 1)
