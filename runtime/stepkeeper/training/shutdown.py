@@ -355,9 +355,15 @@ class Shutdown:
         fenced.__cause__ = error
         return fenced
 
-    def _write_termination_message(self, code: int, error: str | None) -> None:
+    def _write_termination_message(
+        self, code: int, error: str | None, failure: BaseException | None = None
+    ) -> None:
         self._controller.process_exit.write_termination_message(
-            code, committed=self._saver.own_commit, restored=self._saver.restored_commit, error=error
+            code,
+            committed=self._saver.own_commit,
+            restored=self._saver.restored_commit,
+            error=error,
+            failure=failure,
         )
 
     def _end(
@@ -374,7 +380,7 @@ class Shutdown:
         process_exit = self._controller.process_exit
         ends_s = time.monotonic() + process_exit.closing_timeout_s()
         with process_exit.end_in_time(code, for_good=for_good):
-            self._write_termination_message(code, error or self._saver.error)
+            self._write_termination_message(code, error or self._saver.error, failure)
             self._close_parts(code, failure, ends_s)
 
     def _close_parts(self, code: int, failure: BaseException | None, ends_s: float) -> None:
