@@ -210,9 +210,9 @@ TESTS: Final = {
     "roots-of-what-has-begun-are-left": f"{_UNIT}roots.py::"
     "test_a_job_that_has_begun_goes_on_beside_an_older_one_in_its_root",
     "the-older-has-the-root": f"{_UNIT}roots.py::test_a_job_is_not_refused_for_one_that[is younger]",
-    "storage-away-is-no-failure": f"{_UNIT}causes.py::"
-    "test_the_cause_of[a trainer that waited for storage in vain, and its peers]",
-    "storage-is-waited-for": f"{_UNIT}starts.py::"
+    "storage-away-is-no-failure": f"{_UNIT}storage_away.py::"
+    "test_what_other_ranks_fail_with_while_storage_is_away_is_no_failure_either",
+    "storage-is-waited-for": f"{_UNIT}storage_away.py::"
     "test_storage_that_is_away_costs_no_failure_and_is_waited_for_ever_longer",
 }
 """By patch, the test that must notice."""

@@ -358,12 +358,9 @@ class Shutdown:
     def _write_termination_message(
         self, code: int, error: str | None, failure: BaseException | None = None
     ) -> None:
+        made, restored = self._saver.own_commit, self._saver.restored_commit
         self._controller.process_exit.write_termination_message(
-            code,
-            committed=self._saver.own_commit,
-            restored=self._saver.restored_commit,
-            error=error,
-            failure=failure,
+            code, committed=made, restored=restored, error=error, failure=failure
         )
 
     def _end(

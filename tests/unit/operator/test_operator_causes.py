@@ -133,20 +133,6 @@ ROWS: dict[str, tuple[tuple[Pod, ...], str, bool]] = {
         "ApplicationError",
         True,
     ),
-    "a trainer that waited for storage in vain, and its peers": (
-        (
-            ended("p0", 78, 99.0),
-            ended("p1", 1, 100.0, termination=word(1)),
-            ended("p2", 1, 101.0, termination=word(1, cause="StorageUnavailable")),
-        ),
-        "StorageUnavailable",
-        True,
-    ),
-    "a trainer that waited for storage in vain, on a node that is lost": (
-        (pod("p2"), ended("p1", 1, termination=word(1, cause="StorageUnavailable"))),
-        "NodeFailure",
-        True,
-    ),
     "out of memory": ((ended("p0", 137, exit_reason="OOMKilled", deadline=99.0),), "ApplicationError", True),
     "saved after a notice": ((ended("p0", 75, termination=word(75, notice="file")),), "Requested", True),
     "saved after a notice whose cause the process knew": (

@@ -385,35 +385,3 @@ def test_without_its_machines_nobody_can_tell_whether_a_job_was_edited() -> None
     raw["metadata"]["uid"] = "u"
     job = CheckpointedTrainingJob.model_validate(raw)
     assert not was_edited(job, Observed(), Bookkeeping(started_template="with its machines"))
-
-
-def lack_storage(world: World) -> None:
-    """End the pods as trainers do whose store has given no answer for as long as they can wait."""
-    for pod in world.pods:
-        said = termination_message(1, cause="StorageUnavailable", error="TransientStorageError: no answer")
-        world.controllers.end_pod(pod, 1, message=said)
-
-
-async def test_storage_that_is_away_costs_no_failure_and_is_waited_for_ever_longer() -> None:
-    world = await running(restarts={"maxFailures": 0, "backoff": {"initialSeconds": 100, "maxSeconds": 300}})
-    for wait_s in (100, 200, 300, 300):
-        world.now += 1200  # as long as a trainer waits
-        lack_storage(world)
-        await world.reconcile()
-        ended_at = world.now
-        while world.causes[-1] is not None:
-            await world.run_until_settled(rounds=1)
-        assert wait_s <= world.status.attempts[-1].start - ended_at < wait_s + 30
-        await world.run_until_settled(rounds=3)
-        assert world.phase() is Phase.RUNNING
-    assert world.causes == ["StorageUnavailable"] * 4 + [None]
-    assert [(e.cause, e.count, e.counted_towards_limit) for e in world.status.restarts.by_cause] == [
-        ("StorageUnavailable", 4, 0)
-    ]
-    assert "no answer" in (world.status.attempts[0].message or "")
-
-
-async def test_storage_that_stays_away_suspends_the_job_for_a_person() -> None:
-    world = await running(restarts=STARTS_AT_ONCE | {"maxFailures": 0, "maxStartsWithoutCheckpoint": 4})
-    assert await end_all_starts(world, lack_storage) == 4
-    assert world.condition("Suspended") == SUSPENDED
