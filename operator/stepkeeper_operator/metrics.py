@@ -192,8 +192,13 @@ class Metrics:
 
     def forget_job(self, namespace: str, job: str) -> None:
         """Remove the gauges of a job that is gone."""
-        stuck = self.pod_stuck
-        for gauge in (self.step, self.committed_step, self.starts_without_checkpoint, self.stalled, stuck):
+        self.forget_judgements(namespace, job)
+        for gauge in (self.step, self.committed_step, self.starts_without_checkpoint):
+            gauge.remove_by_labels({"namespace": namespace, "job": job})
+
+    def forget_judgements(self, namespace: str, job: str) -> None:
+        """Remove the gauges that tell what is wrong with a job: nobody can judge that now."""
+        for gauge in (self.stalled, self.pod_stuck):
             gauge.remove_by_labels({"namespace": namespace, "job": job})
 
     def render(self) -> bytes:

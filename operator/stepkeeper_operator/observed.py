@@ -78,6 +78,9 @@ class Observed:
     rejections: Mapping[str, Rejection] = field(default_factory=dict)
     """The refusals that people have to hear of, by the action's name: `rejection`, and those of all other writes."""
 
+    has_acted: bool = True
+    """False: this operator has carried out no decision about the job yet, and has met no refusal that it could."""
+
     unreadable: tuple[str, ...] = ()
     """Path and reason of each part of the spec that this operator can't read. The job is without them."""
 

@@ -75,6 +75,7 @@ class JobController:
         if job is None:
             if self._acting():
                 await self._unreadable.manage(key, raw, reading.problems)
+                self._metrics.forget_judgements(key.namespace, key.name)
             return None
         self._uids[key] = job.metadata.uid
         observed = await self._observer.observe(key, job, reading.problems)
@@ -152,7 +153,7 @@ def make_job_controller(
         memory=memory,
         observer=observer,
         applier=applier,
-        unreadable=UnreadableJobs(cluster=cluster, cache=cache, reports=reports, writer=writer),
+        unreadable=UnreadableJobs(cluster=cluster, cache=cache, reports=reports, writer=writer, clock=clock),
         settings=settings,
         metrics=metrics,
         acting=acting,

@@ -97,6 +97,7 @@ class Observer:
             ca_pem=self._ca_pem(),
             rejection=rejections.get(CreateJobSet.__name__),
             rejections=rejections,
+            has_acted=memory.has_acted,
             unreadable=unreadable,
             root_rivals=self._cache.list_root_rivals(key),
             machines=self._read_machines(key, job),

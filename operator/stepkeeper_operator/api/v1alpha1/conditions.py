@@ -7,7 +7,10 @@ from pydantic import Field
 
 from stepkeeper_operator.api.base import Count, StatusPart, Timestamp
 
-__all__ = ["Condition", "ConditionStatus", "ConditionType", "Phase"]
+__all__ = ["MAX_CONDITIONS", "Condition", "ConditionStatus", "ConditionType", "Phase"]
+
+MAX_CONDITIONS = 16
+"""Conditions that a status can hold, with those of other controllers."""
 
 
 class Phase(StrEnum):
