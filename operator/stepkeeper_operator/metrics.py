@@ -167,6 +167,12 @@ class Metrics:
             ["namespace", "job"],
             registry=self._registry,
         )
+        self.pod_stuck = Gauge(
+            "stepkeeper_pod_stuck",
+            "1 while a job's condition PodStuck is True: a pod was told to end long ago and is still there.",
+            ["namespace", "job"],
+            registry=self._registry,
+        )
         self.queue_length = Gauge(
             "stepkeeper_queue_length",
             "Objects that wait for a worker, by kind.",
@@ -186,7 +192,13 @@ class Metrics:
 
     def forget_job(self, namespace: str, job: str) -> None:
         """Remove the gauges of a job that is gone."""
-        for gauge in (self.step, self.committed_step, self.starts_without_checkpoint, self.stalled):
+        self.forget_judgements(namespace, job)
+        for gauge in (self.step, self.committed_step, self.starts_without_checkpoint):
+            gauge.remove_by_labels({"namespace": namespace, "job": job})
+
+    def forget_judgements(self, namespace: str, job: str) -> None:
+        """Remove the gauges that tell what is wrong with a job: nobody can judge that now."""
+        for gauge in (self.stalled, self.pod_stuck):
             gauge.remove_by_labels({"namespace": namespace, "job": job})
 
     def render(self) -> bytes:

@@ -9,7 +9,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.memory import Rejection
 from stepkeeper_operator.cache.reports import LastReport
-from stepkeeper_operator.facts import ConfigMap, JobSet, Node, Pod, QueuedMachines, Workload
+from stepkeeper_operator.facts import ConfigMap, JobRoot, JobSet, Node, Pod, QueuedMachines, Workload
 
 __all__ = ["JOBSET_RECHECK_S", "REJECTED_AGAIN_S", "Leftover", "Observed", "compute_recheck_s", "find_end"]
 
@@ -78,8 +78,14 @@ class Observed:
     rejections: Mapping[str, Rejection] = field(default_factory=dict)
     """The refusals that people have to hear of, by the action's name: `rejection`, and those of all other writes."""
 
+    has_acted: bool = True
+    """False: this operator has carried out no decision about the job yet, and has met no refusal that it could."""
+
     unreadable: tuple[str, ...] = ()
     """Path and reason of each part of the spec that this operator can't read. The job is without them."""
+
+    root_rivals: tuple[JobRoot, ...] = ()
+    """The other jobs of the cluster whose root is this job's, is inside of it or around it."""
 
     held: bool = False
     """True if the job isn't accepted: what runs goes on, and nothing starts."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from stepkeeper_operator.api.v1alpha1.conditions import MAX_CONDITIONS
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cluster import EVENTS, Cluster, Resource
@@ -15,7 +16,7 @@ from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts.raw import RawObject, condition_of, render_time
 from stepkeeper_operator.metrics import Metrics
 
-__all__ = ["ObjectWriter", "event_manifest", "status_manifest"]
+__all__ = ["UNREADABLE", "ObjectWriter", "event_manifest", "status_manifest"]
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +27,9 @@ _EVENTS_PER_HOUR = 60
 """Events that one object gets in an hour. A job that restarts every few seconds would fill etcd with them."""
 
 _ACCEPTED = "Accepted"
-_UNREADABLE = "UnreadableSpec"
+UNREADABLE = "UnreadableSpec"
+"""Reason of conditions while the spec can't be read."""
+
 _MESSAGE_LIMIT = 2048
 """Characters of a condition's message."""
 
@@ -133,8 +136,10 @@ class ObjectWriter:
             return None
         status = raw.get("status") or {}
         others = [c for c in status.get("conditions") or () if c.get("type") != _ACCEPTED]
-        told = await self.write_status(meta, {**initial, **status, "conditions": [condition, *others]})
-        event = ObjectEvent(warning=True, reason=_UNREADABLE, message=condition["message"])
+        told = await self.write_status(
+            meta, {**initial, **status, "conditions": [condition, *others][:MAX_CONDITIONS]}
+        )
+        event = ObjectEvent(warning=True, reason=UNREADABLE, message=condition["message"])
         await self.create_event(meta, event)
         return told
 
@@ -172,13 +177,13 @@ def _refuse(raw: RawObject, problems: Sequence[str], *, generation: int, now: fl
     """Return condition Accepted that names the problems, or None if the object says so already."""
     text = f"this operator can't read {'; '.join(problems)}. Mend it; what already runs goes on"
     known, text = condition_of(raw, _ACCEPTED), text[:_MESSAGE_LIMIT]
-    if (known.get("status"), known.get("reason"), known.get("message")) == ("False", _UNREADABLE, text):
+    if (known.get("status"), known.get("reason"), known.get("message")) == ("False", UNREADABLE, text):
         return None
     since = known["lastTransitionTime"] if known.get("status") == "False" else render_time(now)
     return {
         "type": _ACCEPTED,
         "status": "False",
-        "reason": _UNREADABLE,
+        "reason": UNREADABLE,
         "message": text,
         "lastTransitionTime": since,
         "observedGeneration": generation,

@@ -37,6 +37,7 @@ __all__ = [
     "RestoreError",
     "SaveError",
     "StepkeeperError",
+    "StorageAwayError",
     "StorageError",
     "TornCheckpointError",
     "TransientStorageError",
@@ -278,6 +279,13 @@ class NoticeDeadlineError(StepkeeperError, TimeoutError):
 
 class SaveError(StepkeeperError, RuntimeError):
     """Raised when a save in the background failed. The message says which step and why, and the cause is chained."""
+
+
+class StorageAwayError(SaveError):
+    """Raised when a save was given up because the store gave no answer for longer than its requests are tried again.
+
+    Nothing is wrong with the training: start it again once the store answers.
+    """
 
 
 class DevicesFullError(SaveError, MemoryError):

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from stepkeeper_operator.cache.evidence import EvidenceCache
 from stepkeeper_operator.cache.job_objects import JobObjects
+from stepkeeper_operator.cache.job_roots import JobRoots
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.nodes import NodeCache, NodeChange
 from stepkeeper_operator.cache.queued_resource_jobs import QueuedResourceJobs
@@ -22,7 +23,7 @@ from stepkeeper_operator.cluster import (
     WORKLOADS,
     Resource,
 )
-from stepkeeper_operator.facts import BatchJob, JobSet, Node, Pod, Workload
+from stepkeeper_operator.facts import BatchJob, JobRoot, JobSet, Node, Pod, Workload
 from stepkeeper_operator.facts.raw import RawObject
 
 __all__ = ["Cache"]
@@ -52,6 +53,7 @@ class Cache:
         self._training_jobs = RawObjects(TRAINING_JOBS.kind)
         self._queued_resources = RawObjects(QUEUED_RESOURCES.kind)
         self._queued_resource_jobs = QueuedResourceJobs()
+        self._job_roots = JobRoots()
         self._job_objects = JobObjects(self._find_job)
         self._nodes = NodeCache(clock)
         self._workloads = Workloads()
@@ -73,7 +75,7 @@ class Cache:
         key = self._training_jobs.drop(raw) if deleted else self._training_jobs.record(raw)
         if key is None:
             return ()
-        self._queued_resource_jobs.update(key, self._training_jobs.get(key))
+        self._index_job(key)
         if deleted:
             self._job_objects.forget_job(uid)
         else:
@@ -131,6 +133,10 @@ class Cache:
     def list_queued_resource_jobs(self, key: ObjectKey) -> tuple[ObjectKey, ...]:
         """List the keys of the jobs that name the QueuedResource in their placement."""
         return self._queued_resource_jobs.list_jobs(key)
+
+    def list_root_rivals(self, key: ObjectKey) -> tuple[JobRoot, ...]:
+        """List the other jobs whose root is this job's, is inside of it or around it."""
+        return self._job_roots.list_rivals(key)
 
     def get_jobset(self, key: ObjectKey) -> JobSet | None:
         return self._job_objects.get_jobset(key)
@@ -202,11 +208,16 @@ class Cache:
         owners = frozenset(key for key in found if key is not None)
         return owners | self._job_objects.find_jobs_on(change.after.name) if change.concerns_jobs else owners
 
+    def _index_job(self, key: ObjectKey) -> None:
+        raw = self._training_jobs.get(key)
+        self._queued_resource_jobs.update(key, raw)
+        self._job_roots.update(key, raw)
+
     def _forget_training_jobs(self, gone: frozenset[str]) -> Iterator[ObjectKey]:
         for uid in gone:
             key = self._training_jobs.forget(uid)
             if key is not None:
-                self._queued_resource_jobs.update(key, self._training_jobs.get(key))
+                self._index_job(key)
                 self._job_objects.forget_job(uid)
                 yield key
 

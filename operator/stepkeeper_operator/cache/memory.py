@@ -35,6 +35,9 @@ class JobMemory:
     orphaned_since: float | None = None
     """Unix time when pods were first seen whose Job is gone. None: there are none."""
 
+    has_acted: bool = False
+    """True once a decision was carried out. Until then nobody knows what the API server refuses by now."""
+
     rejections: dict[str, Rejection] = field(default_factory=dict)
     """The refusals of the last actions, by the action's name."""
 

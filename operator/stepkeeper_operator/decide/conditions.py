@@ -3,7 +3,13 @@
 from dataclasses import replace
 from typing import Final
 
-from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, ConditionType, Phase
+from stepkeeper_operator.api.v1alpha1.conditions import (
+    MAX_CONDITIONS,
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    Phase,
+)
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ProgressStatus
 from stepkeeper_operator.decide.progressing import derive_progressing
@@ -76,7 +82,11 @@ def derive_conditions(
     progressing, step_s = derive_progressing(
         job, observed, plan.history, progress, running=goes_on, heard=heard, now=now
     )
-    updates = [add_refusals(accepted, observed), running, _derive_suspended(job, observed, plan, now=now)]
+    updates = [
+        add_refusals(accepted, job, observed),
+        running,
+        _derive_suspended(job, observed, plan, now=now),
+    ]
     updates += derive_quota(job, observed, plan.history)
     # A restarted operator has no report yet: the judgement of the last one still stands.
     if reporting.status is not None or not _was_reported_before(job):
@@ -91,7 +101,10 @@ def derive_conditions(
 def update_conditions(
     job: CheckpointedTrainingJob, updates: tuple[ConditionUpdate, ...], *, now: float
 ) -> tuple[Condition, ...]:
-    """Merge `updates` into the job's conditions. A transition time changes only with the status."""
+    """Merge `updates` into the job's conditions. A transition time changes only with the status.
+
+    Those of other controllers come last, and have the room that the job's own leave them.
+    """
     before = {condition.type: condition for condition in job.status.conditions}
     after = dict(before)
     for update in updates:
@@ -107,7 +120,8 @@ def update_conditions(
             observed_generation=job.metadata.generation,
         )
     order = [kind.value for kind in ConditionType]
-    return tuple(sorted(after.values(), key=lambda c: order.index(c.type) if c.type in order else len(order)))
+    merged = sorted(after.values(), key=lambda c: order.index(c.type) if c.type in order else len(order))
+    return tuple(merged[:MAX_CONDITIONS])
 
 
 def derive_phase(conditions: tuple[Condition, ...], jobset: JobSet | None, history: JobHistory) -> Phase:

@@ -5,6 +5,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, Trainin
 from stepkeeper_operator.decide.conditions import NO_NEW_CHECKPOINT, NO_PODS
 from stepkeeper_operator.decide.grace import TOO_SHORT
 from stepkeeper_operator.decide.progressing import is_stalled
+from stepkeeper_operator.decide.stuck_pods import is_pod_stuck
 from stepkeeper_operator.events import ObjectEvent
 
 __all__ = ["derive_events"]
@@ -15,9 +16,9 @@ _BAD_PHASES = {Phase.FAILED, Phase.RESTARTING}
 def derive_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
     """List the events between two statuses.
 
-    There is one for each end of an attempt, corrected cause, resume, change of phase, of what a suspended job waits
-    for, refusal, for missing pods, for a training that makes no steps, and for a grace period that becomes too short
-    or long enough again.
+    There is one for each end of an attempt, start that counts for nothing, corrected cause, resume, change of phase, of
+    what a suspended job waits for, refusal, for missing pods, for a training that makes no steps, for pods that don't
+    end, and for a grace period that becomes too short or long enough again.
     """
     return (
         *_derive_attempt_events(before, after),
@@ -26,6 +27,7 @@ def derive_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[
         *_derive_refusal_event(before, after),
         *_derive_missing_pods_event(before, after),
         *_derive_stall_event(before, after),
+        *_derive_stuck_event(before, after),
         *_derive_request_events(before, after),
         *_derive_grace_event(before, after),
     )
@@ -48,7 +50,20 @@ def _derive_attempt_events(before: TrainingJobStatus, after: TrainingJobStatus) 
             commit = "a commit" if restored is None else f"commit {restored.sequence}"
             text = f"attempt {attempt.number} resumed from {commit}, step {attempt.from_step}"
             events.append(ObjectEvent(warning=False, reason="Resumed", message=text))
-    return tuple(events)
+    return (*events, *_derive_withdrawal_event(before, after))
+
+
+def _derive_withdrawal_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
+    """Tell of a start that is no attempt any more."""
+    if not before.attempts or before.attempts[-1].end is not None:
+        return ()
+    number = before.attempts[-1].number
+    if any(attempt.number == number for attempt in after.attempts):
+        return ()
+    quota = _find_condition(after, "QuotaReserved")
+    why = "" if quota is None else f": {quota.message}"
+    text = f"start {number} counts for nothing, since not all of its pods ever ran{why}"
+    return (ObjectEvent(warning=True, reason="StartWithdrawn", message=text),)
 
 
 def _describe_end(attempt: Attempt) -> ObjectEvent:
@@ -105,6 +120,13 @@ def _derive_stall_event(before: TrainingJobStatus, after: TrainingJobStatus) -> 
     if now is None or not is_stalled(after) or is_stalled(before):
         return ()
     return (ObjectEvent(warning=True, reason=now.reason, message=now.message),)
+
+
+def _derive_stuck_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
+    earlier, now = _find_condition(before, "PodStuck"), _find_condition(after, "PodStuck")
+    if now is None or not is_pod_stuck(after) or (earlier is not None and earlier.reason == now.reason):
+        return ()
+    return (ObjectEvent(warning=True, reason="PodStuck", message=now.message),)
 
 
 def _derive_request_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:

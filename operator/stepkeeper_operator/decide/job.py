@@ -27,6 +27,7 @@ from stepkeeper_operator.decide.status import (
     mirror_storage,
     show_autocheckpoint,
 )
+from stepkeeper_operator.decide.stuck_pods import derive_stuck
 from stepkeeper_operator.decision import (
     RELYING_ON_STATUS,
     Action,
@@ -82,7 +83,8 @@ def _decide_running(
     progress = derive_progress(job, observed, plan.history)
     updates, look_s = derive_conditions(job, observed, plan, accepted, settings, progress=progress, now=now)
     grace = () if plan.end is not None else derive_grace(job, observed, plan.history, mirror.checkpoint)
-    conditions = update_conditions(job, (*updates, *grace), now=now)
+    stuck, stuck_s = derive_stuck(job, observed, now=now)
+    conditions = update_conditions(job, (*updates, *grace, *stuck), now=now)
     lost, lost_s = find_lost_pods(observed, now=now, uptime_s=settings.lost_node_uptime_s)
     orphans, orphans_s = find_orphans(observed, now=now)
     over = plan.end is not None or observed.held
@@ -100,7 +102,7 @@ def _decide_running(
         save_request=find_open_request(checkpoint, plan.history),
         actions=(*config, *plan.actions, *lost, *orphans, *ending),
         requeue_after_s=_find_soonest(
-            plan.look_again_s, look_s, lost_s, orphans_s, again_s, request_s, name_s
+            plan.look_again_s, look_s, lost_s, orphans_s, again_s, request_s, name_s, stuck_s
         ),
     )
     since_s = now - observed.last_write_at
@@ -165,18 +167,19 @@ def _hold(job: CheckpointedTrainingJob, observed: Observed) -> Observed:
 
 
 def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: float) -> Decision:
-    """Decide for a job that has ended: show late commits, stop what runs, delete the record after its time to live."""
+    """Decide for a job that has ended: show late commits and what is left, stop what runs, delete it in time."""
     own = (
         observed.jobset
         if observed.jobset is not None and observed.jobset.owner_uid == job.metadata.uid
         else None
     )
     mirror = mirror_storage(job, observed, running=None)
-    refusals = tell_after_end(job, observed)
+    stuck, stuck_s = derive_stuck(job, observed, now=now)
+    updates = (*tell_after_end(job, observed), *stuck)
     update = {
         "checkpoint": mirror.checkpoint,
         "observed_generation": job.metadata.generation,
-        "conditions": update_conditions(job, refusals, now=now) if refusals else job.status.conditions,
+        "conditions": update_conditions(job, updates, now=now) if updates else job.status.conditions,
     }
     status = job.status.model_copy(update=update)
     ended_at, ttl_s = find_end(job), job.spec.ttl_seconds_after_finished
@@ -192,7 +195,7 @@ def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: f
         write_status=status != job.status,
         actions=actions,
         events=derive_events(job.status, status),
-        requeue_after_s=look_s,
+        requeue_after_s=_find_soonest(look_s, stuck_s),
     )
 
 

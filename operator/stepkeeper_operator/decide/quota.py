@@ -3,6 +3,7 @@
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.decision import ConditionUpdate
+from stepkeeper_operator.facts import Workload
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.queueing import NOT_QUEUED
@@ -25,10 +26,8 @@ def derive_quota(
     """
     kind, jobset, workload = ConditionType.QUOTA_RESERVED, observed.jobset, observed.workload
     if workload is not None:
-        reserved = workload.quota_reserved
-        return (
-            ConditionUpdate(type=kind, status=reserved, reason=workload.reason, message=workload.message),
-        )
+        reserved, message = workload.quota_reserved, _describe(workload)
+        return (ConditionUpdate(type=kind, status=reserved, reason=workload.reason, message=message),)
     going = jobset is None or jobset.deleting
     if (going and not history.is_running) or (jobset is not None and not observed.is_queued):
         known = any(condition.type == kind for condition in job.status.conditions)
@@ -36,3 +35,12 @@ def derive_quota(
     if jobset is None:
         return ()
     return (ConditionUpdate(type=kind, status=None, reason="NoWorkload", message=_UNKNOWN),)
+
+
+def _describe(workload: Workload) -> str:
+    """Give Kueue's words on the quota and, until it has some again, on why it was taken back."""
+    evicted = workload.eviction
+    if evicted is None:
+        return workload.message
+    said = f"Kueue evicted it ({evicted})"
+    return said if workload.message in evicted else f"{workload.message}; {said}"

@@ -7,6 +7,7 @@ from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
 from stepkeeper_operator.cache.memory import Rejection
 from stepkeeper_operator.decision import (
     ApplyConfigMap,
@@ -21,7 +22,7 @@ from stepkeeper_operator.decision import (
 from stepkeeper_operator.observed import REJECTED_AGAIN_S, Observed
 from stepkeeper_operator.policy.acceptance import check_acceptance
 
-__all__ = ["add_refusals", "tell_after_end"]
+__all__ = ["add_refusals", "is_refused", "tell_after_end"]
 
 _REJECTED: Final = "Rejected"
 _FORBIDDEN: Final = "Forbidden"
@@ -39,9 +40,27 @@ _WRITES: Final[Mapping[str, str]] = {
 }
 
 
-def add_refusals(accepted: ConditionUpdate, observed: Observed) -> ConditionUpdate:
-    """Return condition Accepted, False where the API server refuses a write for a job that is accepted otherwise."""
-    if not observed.rejections or not accepted.status:
+def is_refused(status: TrainingJobStatus) -> bool:
+    """Return True if the status says that the API server refuses a write for the job."""
+    return any(c.type == ConditionType.ACCEPTED and c.reason in _REASONS for c in status.conditions)
+
+
+def add_refusals(
+    accepted: ConditionUpdate, job: CheckpointedTrainingJob, observed: Observed
+) -> ConditionUpdate:
+    """Return condition Accepted, False where the API server refuses a write for a job that is accepted otherwise.
+
+    What an earlier operator has met stands until this one has tried the same itself.
+    """
+    if not accepted.status:
+        return accepted
+    known = next((c for c in job.status.conditions if c.type == ConditionType.ACCEPTED), None)
+    if not observed.has_acted and known is not None and is_refused(job.status):
+        same = known.observed_generation == job.metadata.generation
+        return (
+            replace(accepted, status=False, reason=known.reason, message=known.message) if same else accepted
+        )
+    if not observed.rejections:
         return accepted
     found = [_describe(action, rejection) for action, rejection in observed.rejections.items()]
     return replace(
@@ -51,10 +70,9 @@ def add_refusals(accepted: ConditionUpdate, observed: Observed) -> ConditionUpda
 
 def tell_after_end(job: CheckpointedTrainingJob, observed: Observed) -> tuple[ConditionUpdate, ...]:
     """Return condition Accepted of a job that is over while a write for it is refused, and once none is any more."""
-    known = next((c for c in job.status.conditions if c.type == ConditionType.ACCEPTED), None)
-    if not observed.rejections and (known is None or known.reason not in _REASONS):
+    if not observed.rejections and not is_refused(job.status):
         return ()
-    return (add_refusals(check_acceptance(job, observed), observed),)
+    return (add_refusals(check_acceptance(job, observed), job, observed),)
 
 
 def _describe(action: str, rejection: Rejection) -> tuple[str, str]:

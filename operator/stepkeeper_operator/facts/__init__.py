@@ -1,6 +1,7 @@
 """Read objects of the API server into small frozen values that hold only what the operator uses."""
 
 from stepkeeper_operator.facts.batch_job import BatchJob, read_batch_job
+from stepkeeper_operator.facts.checkpoint_root import CheckpointRoot, JobRoot, read_job_root
 from stepkeeper_operator.facts.config_map import ConfigMap, read_config_map
 from stepkeeper_operator.facts.jobset import JobSet, read_jobset
 from stepkeeper_operator.facts.node import Node, read_node
@@ -10,7 +11,9 @@ from stepkeeper_operator.facts.workload import Workload, read_workload
 
 __all__ = [
     "BatchJob",
+    "CheckpointRoot",
     "ConfigMap",
+    "JobRoot",
     "JobSet",
     "MaintenanceWindow",
     "Node",
@@ -19,6 +22,7 @@ __all__ = [
     "Workload",
     "read_batch_job",
     "read_config_map",
+    "read_job_root",
     "read_jobset",
     "read_node",
     "read_pod",

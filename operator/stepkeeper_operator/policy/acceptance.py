@@ -13,8 +13,9 @@ __all__ = ["NAME_TAKEN", "check_acceptance"]
 
 _JOBSET_TAKEN: Final = "JobSetNameTaken"
 _CONFIG_MAP_TAKEN: Final = "ConfigMapNameTaken"
-NAME_TAKEN: Final = frozenset({_JOBSET_TAKEN, _CONFIG_MAP_TAKEN})
-"""The reasons that somebody else can end by deleting an object."""
+_ROOT_TAKEN: Final = "RootInUse"
+NAME_TAKEN: Final = frozenset({_JOBSET_TAKEN, _CONFIG_MAP_TAKEN, _ROOT_TAKEN})
+"""The reasons that somebody else can end, by deleting an object for example."""
 
 _RESERVED_PREFIXES: Final = ("batch.kubernetes.io/", "jobset.sigs.k8s.io/")
 _RESERVED_LABELS: Final = frozenset({"controller-uid", "job-name"})
@@ -28,6 +29,7 @@ def check_acceptance(job: CheckpointedTrainingJob, observed: Observed) -> Condit
         or _find_unknown_fields(job)
         or _find_template_problem(job)
         or _find_name_conflict(job, observed)
+        or _find_root_conflict(job, observed)
     )
     if problem is not None:
         reason, message = problem
@@ -76,3 +78,27 @@ def _find_name_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tup
         text = f"a ConfigMap {config_map_name(name)} exists that is not of this job: delete it, or rename the job"
         return _CONFIG_MAP_TAKEN, text
     return None
+
+
+def _find_root_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tuple[str, str] | None:
+    """Find a job that was before this one in the root of its checkpoints.
+
+    A job that has begun isn't refused: storage fences it, or has let it take the root over.
+    """
+    if job.status.attempts:
+        return None
+    own = (job.metadata.creation_timestamp or 0, job.metadata.uid)
+    first = [
+        rival
+        for rival in observed.root_rivals
+        if not rival.at_rest and (rival.begun or (rival.created_at, rival.uid) < own)
+    ]
+    if not first:
+        return None
+    rival = min(first, key=lambda each: (each.created_at, each.uid))
+    text = (
+        f"job {rival.namespace}/{rival.name} keeps its checkpoints in {rival.uri}: no two jobs may use one root, nor "
+        "one inside the other's. Give this job a checkpoint.uri of its own, or wait until that one is over, "
+        "suspended or deleted"
+    )
+    return _ROOT_TAKEN, text

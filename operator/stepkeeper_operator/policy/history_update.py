@@ -29,7 +29,7 @@ from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import explain_loss
 from stepkeeper_operator.policy.pod_ends import stopped_with_0, was_stopped
 from stepkeeper_operator.policy.queueing import has_left_queue
-from stepkeeper_operator.policy.restarts_in_place import came_too_late, record_restarts
+from stepkeeper_operator.policy.restarts_in_place import came_too_late, has_run_whole, record_restarts
 from stepkeeper_operator.policy.resumptions import open_if_started
 from stepkeeper_operator.policy.starts import set_starts, was_edited
 
@@ -96,9 +96,22 @@ def _close_suspended(
     if loss is not None:
         return close_displaced(history, observed, loss.cause, loss.message, now=now)
     eviction = observed.find_eviction(job)
+    if eviction is not None and _came_to_nothing(history, job, observed):
+        return withdraw_attempt(history)
     if eviction is not None:
         return close_displaced(history, observed, Cause.QUEUE_PREEMPTION, eviction, now=now)
     return close_as_requested(history, observed, SUSPENDED, now=now)
+
+
+def _came_to_nothing(history: JobHistory, job: CheckpointedTrainingJob, observed: Observed) -> bool:
+    """Tell whether an attempt that Kueue evicts has never run on all its hosts, for no fault of its own pods.
+
+    Kueue spaces and limits such starts itself (waitForPodsReady). They say nothing about the training.
+    """
+    evidence = find_attempt_evidence(history, observed)
+    pods = () if evidence is None else evidence.pods
+    failed = any(pod.phase == "Failed" and not was_stopped(pod) for pod in pods)
+    return not failed and not has_run_whole(history, job, observed)
 
 
 def _record_report(history: JobHistory, observed: Observed) -> JobHistory:

@@ -15,7 +15,7 @@ from stepkeeper_operator.policy.circumstances import gather_circumstances
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import explain_loss
 
-__all__ = ["came_too_late", "record_restarts"]
+__all__ = ["came_too_late", "has_run_whole", "record_restarts"]
 
 
 def record_restarts(
@@ -90,14 +90,18 @@ def came_too_late(
 
     JobSet may restart the pods before the loss is seen: the restart finds fewer machines than it needs.
     """
+    return explain_loss(job, observed, now=now) is not None and not has_run_whole(history, job, observed)
+
+
+def has_run_whole(history: JobHistory, job: CheckpointedTrainingJob, observed: Observed) -> bool:
+    """Tell whether all pods of the running attempt have started, or it has made a step."""
     attempt = history.attempts[-1]
-    stepped = attempt.from_step is not None or attempt.to_step is not None
-    if stepped or explain_loss(job, observed, now=now) is None:
-        return False
+    if attempt.from_step is not None or attempt.to_step is not None:
+        return True
     evidence = find_attempt_evidence(history, observed)
     if evidence is None or not evidence.pods:
-        return not _has_run(job, attempt)
-    return len({pod.rank for pod in evidence.pods if pod.started}) < job.spec.placement.n_hosts
+        return _has_run(job, attempt)
+    return len({pod.rank for pod in evidence.pods if pod.started}) >= job.spec.placement.n_hosts
 
 
 def _has_run(job: CheckpointedTrainingJob, attempt: Attempt) -> bool:

@@ -96,7 +96,8 @@ def explain_limit(job: CheckpointedTrainingJob, history: JobHistory) -> str:
 def compute_next_start(job: CheckpointedTrainingJob, observed: Observed, history: JobHistory) -> float | None:
     """Compute the earliest time of the next start. None: at once.
 
-    After a failure of the application it is counted from the failure. After all other ends it is counted from the
+    After a failure of the application it is counted from the failure, and so it is while storage is away, for which
+    an attempt has waited for long already. After all other ends it is counted from the
     start: only starts that come to nothing at once, again and again, have to wait. An end that somebody asked for
     makes nobody wait, and what was edited may be mended.
     """
@@ -109,5 +110,8 @@ def compute_next_start(job: CheckpointedTrainingJob, observed: Observed, history
         wait_s = compute_backoff_s(spec, count_failures(history.restarts))
         return last.end + wait_s if wait_s else None
     n_starts = history.bookkeeping.starts_without_checkpoint
+    if last.cause == Cause.STORAGE_UNAVAILABLE:
+        wait_s = compute_backoff_s(spec, max(0, n_starts - 1))
+        return last.end + wait_s if wait_s else None
     due = last.start + compute_backoff_s(spec, n_starts - 2) if n_starts > 1 else 0
     return due if due > last.end else None

@@ -12,6 +12,7 @@ from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.memory import Memory, Rejection
 from stepkeeper_operator.cluster import CONFIG_MAPS, JOBSETS, PODS, TRAINING_JOBS, Cluster
+from stepkeeper_operator.decide.refusals import is_refused
 from stepkeeper_operator.decision import (
     RELYING_ON_STATUS,
     Action,
@@ -52,7 +53,7 @@ class Outcome:
     """Writes that have to be tried again with back-off."""
 
     settled: bool
-    """False: refusals came or went, which the next status is to say."""
+    """False: refusals came or went, or may have since an earlier operator met them: the next status is to say that."""
 
 
 class Applier:
@@ -105,7 +106,8 @@ class Applier:
             if isinstance(action, ApplyConfigMap):
                 may_start = False
         memory.rejections = refused if kept is None else {CreateJobSet.__name__: kept, **refused}
-        settled = memory.rejections == before
+        settled = memory.rejections == before and (memory.has_acted or not is_refused(decision.status))
+        memory.has_acted = True
         return Outcome(told=unwritten is None, failures=tuple(failures), settled=settled)
 
     async def _try_action(

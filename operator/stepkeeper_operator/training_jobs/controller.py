@@ -15,6 +15,7 @@ from stepkeeper_operator.cluster import TRAINING_JOBS, Cluster, Resource
 from stepkeeper_operator.controller import RETRY_SOON_S
 from stepkeeper_operator.decide.job import decide_job
 from stepkeeper_operator.decide.progressing import is_stalled
+from stepkeeper_operator.decide.stuck_pods import is_pod_stuck
 from stepkeeper_operator.decision import Decision
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.settings import OperatorSettings
@@ -74,6 +75,7 @@ class JobController:
         if job is None:
             if self._acting():
                 await self._unreadable.manage(key, raw, reading.problems)
+                self._metrics.forget_judgements(key.namespace, key.name)
             return None
         self._uids[key] = job.metadata.uid
         observed = await self._observer.observe(key, job, reading.problems)
@@ -108,6 +110,7 @@ class JobController:
         starts = decision.status.bookkeeping.starts_without_checkpoint
         self._metrics.starts_without_checkpoint.labels(key.namespace, key.name).set(starts)
         self._metrics.stalled.labels(key.namespace, key.name).set(is_stalled(decision.status))
+        self._metrics.pod_stuck.labels(key.namespace, key.name).set(is_pod_stuck(decision.status))
         if decision.write_status:
             ended = {attempt.number for attempt in job.status.attempts if attempt.end is not None}
             for attempt in decision.status.attempts:
@@ -150,7 +153,7 @@ def make_job_controller(
         memory=memory,
         observer=observer,
         applier=applier,
-        unreadable=UnreadableJobs(cluster=cluster, cache=cache, reports=reports, writer=writer),
+        unreadable=UnreadableJobs(cluster=cluster, cache=cache, reports=reports, writer=writer, clock=clock),
         settings=settings,
         metrics=metrics,
         acting=acting,

@@ -1,9 +1,11 @@
 """Manage a job whose spec can't be read at all: say what is wrong, show its commits, and stop it if asked."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from stepkeeper_operator.api.reading import read_object
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, ConditionType
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.cache import Cache
@@ -13,23 +15,39 @@ from stepkeeper_operator.cluster import JOBSETS, Cluster
 from stepkeeper_operator.decide.status import mirror_storage
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts import JobSet
-from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.facts.raw import RawObject, render_time
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.budgets import reset_failures
 from stepkeeper_operator.training_jobs.apply import suspend_manifest
-from stepkeeper_operator.writing import ObjectWriter
+from stepkeeper_operator.writing import UNREADABLE, ObjectWriter
 
 __all__ = ["UnreadableJobs"]
+
+_BY_SPEC: Final = frozenset(
+    {ConditionType.RUNNING, ConditionType.REPORTING, ConditionType.PROGRESSING, ConditionType.POD_STUCK}
+)
+"""Conditions of what runs, which change without the spec, and can't be judged without it."""
+
+_NOT_JUDGED: Final = "nobody can tell while the spec can't be read: condition Accepted says what to mend"
 
 
 class UnreadableJobs:
     """Do for jobs that can't be read what needs no more than their raw objects."""
 
-    def __init__(self, *, cluster: Cluster, cache: Cache, reports: ReportCache, writer: ObjectWriter) -> None:
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        cache: Cache,
+        reports: ReportCache,
+        writer: ObjectWriter,
+        clock: Callable[[], float],
+    ) -> None:
         self._cluster = cluster
         self._cache = cache
         self._reports = reports
         self._writer = writer
+        self._clock = clock
 
     async def manage(self, key: ObjectKey, raw: RawObject, problems: tuple[str, ...]) -> None:
         """Set condition Accepted of the job, with an event, show its commits, and stop its JobSet if the spec says so.
@@ -49,7 +67,8 @@ class UnreadableJobs:
 
     async def _tell(self, raw: RawObject, meta: ObjectMeta, problems: tuple[str, ...]) -> None:
         evidence = self._cache.evidence.list_attempts(meta.uid)
-        shown = show_commits(raw, Observed(report=self._reports.get_report(meta.uid), evidence=evidence))
+        judged = stop_judging(raw, now=self._clock())
+        shown = show_commits(judged, Observed(report=self._reports.get_report(meta.uid), evidence=evidence))
         told = await self._writer.tell_unreadable(shown, problems, initial={"phase": "Pending"})
         if told is None and shown.get("status") != raw.get("status"):
             told = await self._writer.write_status(meta, shown["status"])
@@ -94,6 +113,23 @@ def show_commits(raw: RawObject, observed: Observed) -> RawObject:
     written = job.status.model_copy(update=update).to_raw()
     new = {key: written[key] for key in ("checkpoint", "bookkeeping", "restarts") if key in written}
     return {**raw, "status": {**(raw.get("status") or {}), **new}}
+
+
+def stop_judging(raw: RawObject, *, now: float) -> RawObject:
+    """Return the job with the conditions Unknown that nobody can judge without its spec: they would stay for ever."""
+    status = raw.get("status") or {}
+    before = status.get("conditions") or []
+    after = [_make_unknown(each, now=now) if each.get("type") in _BY_SPEC else each for each in before]
+    return raw if after == before else {**raw, "status": {**status, "conditions": after}}
+
+
+def _make_unknown(condition: Mapping[str, Any], *, now: float) -> Mapping[str, Any]:
+    if condition.get("status") == ConditionStatus.UNKNOWN and condition.get("reason") == UNREADABLE:
+        return condition
+    same = condition.get("status") == ConditionStatus.UNKNOWN
+    since = condition.get("lastTransitionTime") if same else render_time(now)
+    told = {"status": ConditionStatus.UNKNOWN.value, "reason": UNREADABLE, "message": _NOT_JUDGED}
+    return {**condition, **told, "lastTransitionTime": since}
 
 
 def _make_stand_in(spec: object) -> RawObject:

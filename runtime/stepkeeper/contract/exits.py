@@ -42,5 +42,8 @@ class Cause(StrEnum):
     DISRUPTION = "Disruption"
     """A disruption of which nothing more is known."""
 
+    STORAGE_UNAVAILABLE = "StorageUnavailable"
+    """The store of the checkpoints gave no answer for longer than the process could wait for one."""
+
     HANG = "Hang"
     REQUESTED = "Requested"

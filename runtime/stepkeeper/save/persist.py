@@ -16,9 +16,17 @@ from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.error_codec import decode_error, encode_error
-from stepkeeper.errors import CompanionLostError, DevicesFullError, FencedError, SaveError, StepkeeperError
+from stepkeeper.errors import (
+    CompanionLostError,
+    DevicesFullError,
+    FencedError,
+    SaveError,
+    StepkeeperError,
+    StorageAwayError,
+)
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.loggers import logger
+from stepkeeper.process_end.known_causes import UNANSWERED
 from stepkeeper.save.consistency import check_same_state
 from stepkeeper.save.job import Place, SaveJob
 from stepkeeper.save.report import SaveState
@@ -191,6 +199,8 @@ def _join_refusals(step: int, refusals: Mapping[int, Exception]) -> StepkeeperEr
     if all(_is_mended_by_next_save(error) for error in refusals.values()):
         full = any(isinstance(error, DevicesFullError) for error in refusals.values())
         return DevicesFullError(text) if full else CompanionLostError(text)
+    if all(_is_mended_by_next_save(error) or isinstance(error, UNANSWERED) for error in refusals.values()):
+        return StorageAwayError(text)
     return SaveError(text)
 
 

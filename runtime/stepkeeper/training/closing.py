@@ -82,7 +82,7 @@ class Closing:
         self.is_closed = True
         ends_s = time.monotonic() + self._controller.grace.closing_timeout_s()
         with self._controller.process_exit.end_in_time(code, for_good=for_good):
-            self._write_termination_message(code, error or self._saver.error)
+            self._write_termination_message(code, error or self._saver.error, failure)
             self._close_parts(code, failure, ends_s)
 
     def _close_parts(self, code: int, failure: BaseException | None, ends_s: float) -> None:
@@ -102,7 +102,8 @@ class Closing:
         if code != ExitCode.DONE:
             self._saver.await_hooks(share_s(1))
 
-    def _write_termination_message(self, code: int, error: str | None) -> None:
+    def _write_termination_message(self, code: int, error: str | None, failure: BaseException | None = None) -> None:
+        made, restored = self._saver.own_commit, self._saver.restored_commit
         self._controller.process_exit.write_termination_message(
-            code, committed=self._saver.own_commit, restored=self._saver.restored_commit, error=error
+            code, committed=made, restored=restored, error=error, failure=failure
         )

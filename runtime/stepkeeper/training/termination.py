@@ -21,6 +21,7 @@ from stepkeeper.errors import FencedError, NoticeDeadlineError, PeerLostError
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger, tell_briefly
 from stepkeeper.process_end.exit_timer import ExitTimer
+from stepkeeper.process_end.known_causes import find_known_cause
 from stepkeeper.process_end.last_words import count_restarts, leave_last_word
 from stepkeeper.training.environment import Environment
 from stepkeeper.training.grace_period import GracePeriod
@@ -163,6 +164,7 @@ class ProcessExit:
         committed: CommitRecord | None,
         restored: CommitRecord | None,
         error: str | None = None,
+        failure: BaseException | None = None,
         is_final: bool = True,
     ) -> None:
         """Write what is known now of how this process ends into the termination-message file.
@@ -172,16 +174,24 @@ class ProcessExit:
             committed: The newest commit that this process made, if any.
             restored: The commit that it restored last, if any.
             error: What went wrong, for people.
+            failure: What ends the process, where that is an exception.
             is_final: False for a process that may still end otherwise. Nothing is written so once a final message is.
 
         """
         with self._final_lock:
             if is_final or not self._is_final_written:
                 self._is_final_written = is_final
-                self._write_message(code, committed=committed, restored=restored, error=error)
+                cause = find_known_cause(failure) if code == _FAILURE else None
+                self._write_message(code, cause, committed=committed, restored=restored, error=error)
 
     def _write_message(
-        self, code: int, *, committed: CommitRecord | None, restored: CommitRecord | None, error: str | None
+        self,
+        code: int,
+        cause: Cause | None,
+        *,
+        committed: CommitRecord | None,
+        restored: CommitRecord | None,
+        error: str | None,
     ) -> None:
         if self._environment is None:
             return
@@ -195,7 +205,7 @@ class ProcessExit:
                 committed=_point_of(committed),
                 restored=_point_of(restored),
                 claim=None if claimed is None else claimed.claim.slot,
-                cause=None if notice is None else self._announced_cause(),
+                cause=cause if notice is None else self._announced_cause() or cause,
                 notice=None if notice is None else notice.source,
                 decision=self._decision(),
                 error=error,

@@ -239,3 +239,66 @@ async def test_a_queued_job_without_restarts_left_is_deleted_and_kueue_undoes_no
     assert world.phase() is Phase.FAILED
     assert world.controllers.kueue.undone == []
     assert world.jobset is None
+
+
+async def evict_before_all_run(world: World) -> None:
+    """Let Kueue take back the quota of a job of which one pod finds no node."""
+    world.controllers.gone.add("n2")
+    world.controllers.kueue.quota = True
+    await world.run_until_settled(rounds=6)
+    assert [pod["status"]["phase"] for pod in world.pods] == ["Running", "Pending"]
+    world.controllers.kueue.evict("PodsReadyTimeout", "Exceeded the PodsReady timeout default/lm")
+    await world.run_until_settled(rounds=6)
+
+
+async def test_starts_that_kueue_takes_back_before_all_pods_run_cost_nothing() -> None:
+    world = queued(quota=False, restarts={"maxStartsWithoutCheckpoint": 2, "maxDisruptions": 0})
+    for _ in range(4):
+        await evict_before_all_run(world)
+    assert world.phase() is Phase.QUEUED
+    assert world.status.attempts == ()
+    assert world.status.restarts.total == 0
+    assert world.status.bookkeeping.starts_without_checkpoint == 0
+    message = next(c.message for c in world.status.conditions if c.type == "QuotaReserved")
+    assert "PodsReadyTimeout" in message
+    assert world.events.count("StartWithdrawn") == 4
+    world.controllers.gone.clear()
+    world.controllers.kueue.quota = True
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+    assert world.causes == [None]
+
+
+async def test_a_start_that_kueue_takes_back_leaves_the_restart_uncounted() -> None:
+    world = await running(restarts={"maxDisruptions": 1})
+    await evict(world)
+    await evict_before_all_run(world)
+    assert world.causes == ["QueuePreemption"]
+    assert world.status.restarts.total == 0
+    world.controllers.gone.clear()
+    world.controllers.kueue.quota = True
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+    assert world.causes == ["QueuePreemption", None]
+    assert world.status.restarts.total == 1
+
+
+async def test_an_eviction_takes_back_no_start_in_which_a_pod_failed_by_itself() -> None:
+    world = queued()
+    world.controllers.gone.add("n2")
+    await world.run_until_settled(rounds=6)
+    world.now += 10
+    world.controllers.kueue.evict("PodsReadyTimeout", "Exceeded the PodsReady timeout default/lm")
+    world.controllers.end_pod(world.pods[0], 1)
+    world.controllers.kueue.sync()
+    world.now += 10
+    for pod in world.pods:
+        world.cluster.mark_deleted("pods", "default", pod["metadata"]["name"], grace_s=30)
+    jobset = world.jobset
+    assert jobset is not None
+    suspended = {"type": "Suspended", "status": "True", "lastTransitionTime": "2027-01-15T09:00:00Z"}
+    world.cluster.put("jobsets", jobset | {"status": jobset.get("status", {}) | {"conditions": [suspended]}})
+    for name in [pod["metadata"]["name"] for pod in world.pods]:
+        world.cluster.remove("pods", "default", name)
+    await world.reconcile()
+    assert len(world.causes) == 1

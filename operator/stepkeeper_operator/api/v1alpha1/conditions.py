@@ -7,7 +7,10 @@ from pydantic import Field
 
 from stepkeeper_operator.api.base import Count, StatusPart, Timestamp
 
-__all__ = ["Condition", "ConditionStatus", "ConditionType", "Phase"]
+__all__ = ["MAX_CONDITIONS", "Condition", "ConditionStatus", "ConditionType", "Phase"]
+
+MAX_CONDITIONS = 16
+"""Conditions that a status can hold, with those of other controllers."""
 
 
 class Phase(StrEnum):
@@ -42,6 +45,9 @@ class ConditionType(StrEnum):
 
     GRACE_SUFFICIENT = "GraceSufficient"
     """A save fits into the time that pods have at their end. Unknown until a commit tells how long one takes."""
+
+    POD_STUCK = "PodStuck"
+    """A pod that was told to end is still there long after its time. Only jobs that had one have this condition."""
 
     SUSPENDED = "Suspended"
     """Nothing of the job runs, because the user asked for it or because a limit was reached."""

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from stepkeeper_operator.api.base import Count, StatusPart, Timestamp, map_by
-from stepkeeper_operator.api.v1alpha1.conditions import Condition
+from stepkeeper_operator.api.v1alpha1.conditions import MAX_CONDITIONS, Condition
 
 __all__ = [
     "MAX_NODES",
@@ -234,7 +234,9 @@ class QueuedResourceStatus(StatusPart):
     api_version_reason: Annotated[str, Field(max_length=256)] = ""
     """Why this version is used."""
 
-    conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=map_by("type"))] = ()
+    conditions: Annotated[
+        tuple[Condition, ...], Field(max_length=MAX_CONDITIONS, json_schema_extra=map_by("type"))
+    ] = ()
     """The state of the resource, and why."""
 
     joined: Annotated[str, Field(max_length=16)] = ""

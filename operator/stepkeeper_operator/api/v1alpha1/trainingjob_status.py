@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from stepkeeper_operator.api.base import Count, StatusPart, Timestamp, map_by
-from stepkeeper_operator.api.v1alpha1.conditions import Condition, Phase
+from stepkeeper_operator.api.v1alpha1.conditions import MAX_CONDITIONS, Condition, Phase
 
 __all__ = [
     "MAX_ATTEMPTS",
@@ -269,7 +269,9 @@ class TrainingJobStatus(StatusPart):
     phase: Phase | None = None
     """One word that sums up the conditions."""
 
-    conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=map_by("type"))] = ()
+    conditions: Annotated[
+        tuple[Condition, ...], Field(max_length=MAX_CONDITIONS, json_schema_extra=map_by("type"))
+    ] = ()
     """The state of the job, and why."""
 
     checkpoint: CheckpointStatus | None = None

@@ -71,11 +71,20 @@ def _find_guilty(pods: tuple[Pod, ...], circumstances: Circumstances) -> list[Po
 
 def _blame(guilty: list[Pod], circumstances: Circumstances) -> Finding:
     fatal = next((pod for pod in guilty if pod.code in circumstances.fatal_codes), None)
+    if fatal is None and (waited := next(filter(_lacked_storage, guilty), None)) is not None:
+        return Finding(
+            cause=Cause.STORAGE_UNAVAILABLE, message=describe_failure(waited), node=waited.node
+        )  # what the others fail with comes of that
     pod = fatal or guilty[0]
     verdict = Verdict.RESTART if fatal is None else Verdict.FATAL
     return Finding(
         cause=Cause.APPLICATION_ERROR, message=describe_failure(pod), node=pod.node, verdict=verdict
     )
+
+
+def _lacked_storage(pod: Pod) -> bool:
+    """Tell whether the trainer said that it ended because its store gave no answer."""
+    return pod.termination is not None and pod.termination.cause == Cause.STORAGE_UNAVAILABLE
 
 
 def _is_fatal(pod: Pod, circumstances: Circumstances) -> bool:

@@ -53,7 +53,7 @@ def plan_after_failure(
     last = history.last_attempt
     if end := judge_last_end(job, history, restarted=False):
         open_s = (0 if last is None or last.end is None else last.end) + settings.reattribution_s - now
-        if open_s > 0 and is_provisional(job, history):
+        if open_s > 0 and is_provisional(job, observed, history):
             return replace(plan, waiting="the cause of its end is not known yet", look_again_s=open_s)
         return replace(plan, end=end)
     history, wait_s = set_backoff(job, observed, history, now)

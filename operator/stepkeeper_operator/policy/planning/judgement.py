@@ -4,6 +4,8 @@ from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.decision import JobEnd
+from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.attempt_evidence import runs_down
 from stepkeeper_operator.policy.budgets import explain_exhausted_budget
 from stepkeeper_operator.policy.causes.finding import CAUSE_FENCED, Verdict
 from stepkeeper_operator.policy.history import JobHistory
@@ -53,16 +55,15 @@ def has_unrecorded_end(job: CheckpointedTrainingJob, history: JobHistory) -> boo
     return all((entry.number, entry.cause) != (ended.number, ended.cause) for entry in known)
 
 
-def is_provisional(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
+def is_provisional(job: CheckpointedTrainingJob, observed: Observed, history: JobHistory) -> bool:
     """Tell whether the cause of the last end can still turn out to be another, so that nothing final may follow.
 
-    Survivors fail before the machines of their peers are seen to be gone.
+    Survivors fail before the machines of their peers are seen to be gone: while a pod of another slice has not ended,
+    its node may be one that is lost.
     """
     finding = history.finding
     if finding is None or finding.verdict is not Verdict.RESTART:
         return False
     on_machines = job.spec.placement.queued_resource_name is not None
-    by_loss = (
-        on_machines and finding.cause == Cause.APPLICATION_ERROR and not tells_own_limits(finding.message)
-    )
-    return not finding.explained or by_loss
+    by_loss = finding.cause == Cause.APPLICATION_ERROR and not tells_own_limits(finding.message)
+    return not finding.explained or (by_loss and (on_machines or runs_down(history, observed)))

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus
+from stepkeeper_operator.api.v1alpha1.conditions import MAX_CONDITIONS, Condition, ConditionStatus
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
@@ -86,7 +86,10 @@ def derive_conditions(
 def merge_conditions(
     meta: ObjectMeta, before: tuple[Condition, ...], findings: tuple[Finding, ...], *, now: float
 ) -> tuple[Condition, ...]:
-    """Merge what was found into the conditions. A transition time changes only with the status."""
+    """Merge what was found into the conditions. A transition time changes only with the status.
+
+    Those of other controllers come last, and have the room that the object's own leave them.
+    """
     after = {condition.type: condition for condition in before}
     for finding in findings:
         status, known = _STATUS[finding.status], after.get(finding.type)
@@ -100,7 +103,8 @@ def merge_conditions(
             observed_generation=meta.generation,
         )
     order = [kind.value for kind in _TYPES]
-    return tuple(sorted(after.values(), key=lambda c: order.index(c.type) if c.type in order else len(order)))
+    merged = sorted(after.values(), key=lambda c: order.index(c.type) if c.type in order else len(order))
+    return tuple(merged[:MAX_CONDITIONS])
 
 
 def _derive_accepted(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> Finding | None:
