@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from stepkeeper.contract import ExitCode
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, Bookkeeping
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.facts import BatchJob, Pod
@@ -24,6 +25,7 @@ __all__ = [
     "find_new_pods",
     "find_start",
     "is_of_attempt",
+    "is_of_start",
     "leave_out_replaced",
     "runs_down",
 ]
@@ -67,9 +69,17 @@ def _saved_last_step(pod: Pod, total_steps: int | None) -> bool:
 def find_current_report(observed: Observed, history: JobHistory) -> LastReport | None:
     """Find the newest report, if it is of the last attempt. After a suspension attempts have the same ordinal."""
     report, last = observed.report, history.last_attempt
-    if report is None or last is None or report.ordinal != history.ordinal or report.received_at < last.start:
+    if report is None or last is None or report.ordinal != history.ordinal:
         return None
-    return report
+    return report if is_of_start(report, last, history.bookkeeping) else None
+
+
+def is_of_start(report: LastReport, attempt: Attempt, bookkeeping: Bookkeeping) -> bool:
+    """Tell whether a report with the ordinal of the last attempt is of it, and not of one before a suspension.
+
+    Where no other attempt has this ordinal no clock is asked: it may have gone back.
+    """
+    return bookkeeping.resumed_at is None or report.received_at >= attempt.start
 
 
 def find_done(observed: Observed, history: JobHistory) -> tuple[int, list[Pod]]:

@@ -14,6 +14,7 @@ from stepkeeper_operator.policy.attempt_evidence import (
     find_attempt_evidence,
     find_last_evidence,
     find_masked,
+    is_of_start,
     runs_down,
 )
 from stepkeeper_operator.policy.attempts import (
@@ -112,8 +113,8 @@ def _record_report(history: JobHistory, observed: Observed) -> JobHistory:
     if last is None or not history.is_running or last.ordinal != history.ordinal:
         return history
     attempt, report = history.attempts[-1], last.report
-    if last.received_at < attempt.start:
-        return history  # it is of the attempt before a suspension
+    if not is_of_start(last, attempt, history.bookkeeping):
+        return history
     update = {
         "from_step": attempt.from_step if report.restored is None else report.restored.step,
         "to_step": attempt.to_step if report.step is None else report.step,
