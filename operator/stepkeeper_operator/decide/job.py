@@ -1,5 +1,6 @@
 """Decide what to do for one job. Pure and idempotent: once a decision is applied, the next one does nothing."""
 
+import math
 from dataclasses import replace
 from typing import Final
 
@@ -106,6 +107,8 @@ def _decide_running(
         ),
     )
     since_s = now - observed.last_write_at
+    if since_s < 0:
+        since_s = math.inf  # the clock went back: nobody knows how long ago it was
     return _pace_write(job, draft, since_s=since_s, progress_s=settings.progress_interval_s)
 
 

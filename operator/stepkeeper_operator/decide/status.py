@@ -18,7 +18,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
 from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.facts import QueuedMachines
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempt_evidence import find_current_report
+from stepkeeper_operator.policy.attempt_evidence import find_current_report, is_of_start
 from stepkeeper_operator.policy.history import JobHistory
 
 __all__ = ["Mirror", "clear_previous_attempt", "derive_progress", "mirror_storage", "show_autocheckpoint"]
@@ -63,9 +63,7 @@ def clear_previous_attempt(
     """Remove the previous attempt's save in flight and restored commit, unless the new attempt has already reported."""
     known = job.status.attempts[-1].number if job.status.attempts else 0
     opened = history.last_attempt is not None and history.last_attempt.number != known
-    report, last = observed.report, history.last_attempt
-    same = report is not None and report.ordinal == history.ordinal
-    reported = same and report is not None and last is not None and report.received_at >= last.start
+    reported = find_current_report(observed, history) is not None
     if checkpoint is None or not opened or reported:
         return checkpoint
     return checkpoint.model_copy(update={"in_flight_step": None, "restored": None})
@@ -115,7 +113,8 @@ def _find_longest(known_s: int | None, seen_s: float | None) -> int | None:
 
 def _is_of_last_attempt(job: CheckpointedTrainingJob, report: LastReport) -> bool:
     """Return False for a report from before a suspension: the next attempt has the same ordinal."""
-    return not job.status.attempts or report.received_at >= job.status.attempts[-1].start
+    attempts = job.status.attempts
+    return not attempts or is_of_start(report, attempts[-1], job.status.bookkeeping)
 
 
 def _mirror_report(status: CheckpointStatus, last: LastReport, *, current: bool) -> CheckpointStatus:

@@ -18,7 +18,6 @@ from stepkeeper_operator.labels import (
 
 __all__ = ["ContainerEnd", "Pod", "read_pod"]
 
-_FIRST_SIGNAL_CODE: Final = 129
 _MESSAGE_LIMIT: Final = 300
 
 
@@ -102,13 +101,11 @@ class Pod:
     def code(self) -> int | None:
         """The exit code that the process meant: the termination message is believed before the exit code.
 
-        The word that the training is done says nothing of what the program does after it, an export for example.
+        The word that the training is done says nothing of what the program does after it, or uses: an export for example.
         """
         if self.termination is None:
             return self.exit_code
-        fails_later = (
-            self.termination.code == ExitCode.DONE and 0 < (self.exit_code or 0) < _FIRST_SIGNAL_CODE
-        )
+        fails_later = self.termination.code == ExitCode.DONE and self.exit_code is not None
         return self.exit_code if fails_later else self.termination.code
 
 

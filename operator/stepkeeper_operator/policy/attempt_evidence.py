@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from stepkeeper.contract import ExitCode
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, Bookkeeping
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.facts import BatchJob, Pod
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.pod_ends import is_masked
 
 __all__ = [
     "counts_as_failure",
@@ -19,9 +21,11 @@ __all__ = [
     "find_current_report",
     "find_done",
     "find_last_evidence",
+    "find_masked",
     "find_new_pods",
     "find_start",
     "is_of_attempt",
+    "is_of_start",
     "leave_out_replaced",
     "runs_down",
 ]
@@ -48,12 +52,36 @@ def find_last_evidence(history: JobHistory, observed: Observed) -> AttemptEviden
     return None if evidence is None else replace(evidence, pods=tuple(leave_out_replaced(evidence.pods)))
 
 
+def find_masked(history: JobHistory, observed: Observed, total_steps: int | None) -> list[Pod]:
+    """Find the pods of the last attempt that exited 0 and are not done: JobSet takes them for done.
+
+    A training that saved and stopped after its last step is done.
+    """
+    evidence = find_last_evidence(history, observed)
+    masked = [pod for pod in evidence.pods if is_masked(pod)] if evidence is not None else []
+    return [pod for pod in masked if not _saved_last_step(pod, total_steps)]
+
+
+def _saved_last_step(pod: Pod, total_steps: int | None) -> bool:
+    step = None if pod.termination is None else pod.termination.step
+    saved = pod.code == ExitCode.SAVED
+    return saved and step is not None and total_steps is not None and step >= total_steps
+
+
 def find_current_report(observed: Observed, history: JobHistory) -> LastReport | None:
     """Find the newest report, if it is of the last attempt. After a suspension attempts have the same ordinal."""
     report, last = observed.report, history.last_attempt
-    if report is None or last is None or report.ordinal != history.ordinal or report.received_at < last.start:
+    if report is None or last is None or report.ordinal != history.ordinal:
         return None
-    return report
+    return report if is_of_start(report, last, history.bookkeeping) else None
+
+
+def is_of_start(report: LastReport, attempt: Attempt, bookkeeping: Bookkeeping) -> bool:
+    """Tell whether a report with the ordinal of the last attempt is of it, and not of one before a suspension.
+
+    Where no other attempt has this ordinal no clock is asked: it may have gone back.
+    """
+    return bookkeeping.resumed_at is None or report.received_at >= attempt.start
 
 
 def find_done(observed: Observed, history: JobHistory) -> tuple[int, list[Pod]]:
@@ -67,7 +95,8 @@ def find_done(observed: Observed, history: JobHistory) -> tuple[int, list[Pod]]:
         return 0, []
     present = leave_out_replaced(evidence.pods)
     done = [pod for pod in present if pod.terminal and pod.exit_code == pod.code == ExitCode.DONE]
-    return max(evidence.n_succeeded, sum(pod.deadline is None for pod in done)), done
+    n_succeeded = evidence.n_succeeded - sum(map(is_masked, present))
+    return max(n_succeeded, sum(pod.deadline is None for pod in done)), done
 
 
 def find_start(history: JobHistory, observed: Observed, *, now: float) -> float:
@@ -131,7 +160,7 @@ def is_of_attempt(pod: Pod, since: int) -> bool:
 
 def _goes_on(pod: Pod) -> bool:
     """Tell whether the pod runs, or has exited 0 and leaves the others to run."""
-    return _is_alive(pod) or pod.phase == "Succeeded"
+    return _is_alive(pod) or (pod.phase == "Succeeded" and not is_masked(pod))
 
 
 def _is_alive(pod: Pod) -> bool:

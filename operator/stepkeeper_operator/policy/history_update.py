@@ -10,7 +10,13 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempt_evidence import find_attempt_evidence, find_last_evidence, runs_down
+from stepkeeper_operator.policy.attempt_evidence import (
+    find_attempt_evidence,
+    find_last_evidence,
+    find_masked,
+    is_of_start,
+    runs_down,
+)
 from stepkeeper_operator.policy.attempts import (
     DELETED,
     SUSPENDED,
@@ -120,8 +126,8 @@ def _record_report(history: JobHistory, observed: Observed) -> JobHistory:
     if last is None or not history.is_running or last.ordinal != history.ordinal:
         return history
     attempt, report = history.attempts[-1], last.report
-    if last.received_at < attempt.start:
-        return history  # it is of the attempt before a suspension
+    if not is_of_start(last, attempt, history.bookkeeping):
+        return history
     update = {
         "from_step": attempt.from_step if report.restored is None else report.restored.step,
         "to_step": attempt.to_step if report.step is None else report.step,
@@ -143,15 +149,16 @@ def _load_history(job: CheckpointedTrainingJob, observed: Observed, *, new_commi
 def _has_ended(history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet) -> bool:
     """Tell whether the attempt has ended.
 
-    One failed pod ends it: its Job has no retries, and says so a second later. No pod does that a suspension
-    stops: its Job doesn't count how it ends.
+    One failed pod ends it: its Job has no retries, and says so a second later. So does one that says that it failed
+    and exited 0, of which no Job says anything. No pod does that a suspension stops: its Job doesn't count how it ends.
     """
     evidence = find_attempt_evidence(history, observed)
     if evidence is None or jobset.is_finished or evidence.failed_batch_jobs:
         return jobset.is_finished or evidence is not None
     stopping = jobset.suspend or jobset.suspended or job.spec.suspend
     failed = [pod for pod in evidence.pods if pod.phase == "Failed"]
-    return any(not (stopping and was_stopped(pod)) for pod in failed)
+    masked = find_masked(history, observed, job.spec.total_steps)
+    return any(not (stopping and was_stopped(pod)) for pod in (*failed, *masked))
 
 
 def _close_with_cause(
@@ -161,6 +168,7 @@ def _close_with_cause(
     evidence = find_attempt_evidence(history, observed)
     if jobset.completed:
         evidence = find_last_evidence(history, observed)
+    if jobset.completed and not find_masked(history, observed, job.spec.total_steps):
         finding = _judge_completion(evidence, observed, jobset)
         if not finding.cause and evidence is not None and any(map(stopped_with_0, evidence.pods)):
             circumstances = gather_circumstances(

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
+from stepkeeper.contract import ExitCode
 from stepkeeper_operator.facts import Pod
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "describe_failure",
     "died_of_signal",
     "ended_by_deletion",
+    "is_masked",
     "last_error_line",
     "only_peers_told",
     "stopped_with_0",
@@ -83,9 +85,16 @@ def stopped_with_0(pod: Pod) -> bool:
     return told and pod.exit_code == 0 and pod.termination is None
 
 
+def is_masked(pod: Pod) -> bool:
+    """Return True if the pod exited 0 though its training said another code: a shell or a launcher hides it."""
+    return pod.exit_code == ExitCode.DONE and pod.code != ExitCode.DONE
+
+
 def describe_failure(pod: Pod) -> str:
     """Describe how the trainer failed: its exit code, and the last line of its error or the end of its log."""
     text = f"pod {pod.name} exited with code {pod.code}"
+    if is_masked(pod):
+        text = f"the training of pod {pod.name} ended with code {pod.code}, and its container exited 0"
     if pod.exit_reason == _OOM_KILLED:
         text += f" {_OUT_OF_MEMORY}"
     detail = last_error_line(pod) or pod.last_words

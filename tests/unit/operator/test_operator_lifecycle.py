@@ -183,6 +183,58 @@ async def test_a_job_whose_pods_exited_0_after_a_notice_before_its_last_step_goe
     assert world.causes == ["Requested", None]
 
 
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [(1, "ApplicationError"), (42, "ApplicationError"), (75, "Requested"), (78, "ApplicationError")],
+)
+@pytest.mark.parametrize("ended_together", [True, False])
+async def test_a_training_that_says_another_code_than_its_shell_is_not_done(
+    code: int, cause: str, ended_together: bool
+) -> None:
+    world = await running()
+    for pod in world.pods if ended_together else world.pods[:1]:
+        world.controllers.end_pod(pod, 0, message=termination_message(code, step=500))
+    for _ in range(8):
+        await world.run_until_settled(rounds=4)
+    assert world.causes == [cause, None]
+    assert world.phase() is Phase.RUNNING
+    assert world.status.bookkeeping.job_sets == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [(77, "RootOwnedByAnother"), (42, "FatalExitCode"), (1, "MaxFailuresReached")]
+)
+@pytest.mark.parametrize("ended_together", [True, False])
+async def test_a_final_end_that_a_shell_hides_is_final(code: int, reason: str, ended_together: bool) -> None:
+    world = await running(restarts={"fatalExitCodes": [42], "maxFailures": 0})
+    for pod in world.pods if ended_together else world.pods[:1]:
+        world.controllers.end_pod(pod, 0, message=termination_message(code, error="Error: no"))
+    await world.run_until_settled()
+    assert world.condition("Failed") == (ConditionStatus.TRUE, reason)
+    assert all(pod["status"]["phase"] == "Succeeded" for pod in world.pods)
+
+
+async def test_a_training_that_saved_its_last_step_behind_a_shell_is_complete() -> None:
+    world = await running()
+    for pod in world.pods:
+        world.controllers.end_pod(pod, 0, message=termination_message(75, notice="sigterm", step=1000))
+    await world.run_until_settled()
+    assert world.phase() is Phase.COMPLETE
+
+
+async def test_a_suspended_job_whose_shells_exit_0_is_suspended_and_goes_on() -> None:
+    world = await running()
+    world.controllers.kubelets.stop_code = 0
+    world.controllers.kubelets.stop_message = termination_message(75, notice="sigterm", step=500)
+    world.edit(suspend=True)
+    await world.run_until_settled()
+    assert world.phase() is Phase.SUSPENDED
+    world.edit(suspend=False)
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+    assert world.causes == ["Requested", None]
+
+
 async def test_a_finished_job_is_deleted_after_its_time_to_live() -> None:
     world = await running(ttlSecondsAfterFinished=60)
     for pod in world.pods:

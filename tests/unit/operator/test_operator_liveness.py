@@ -249,3 +249,42 @@ async def test_the_steps_of_an_attempt_before_a_suspension_are_not_the_next_ones
         world.edit(suspend=suspend)
         await world.run_until_settled()
     assert [attempt.to_step for attempt in world.status.attempts] == [30, None]
+
+
+@pytest.mark.parametrize("back_s", [60, 3600])
+async def test_commits_and_steps_are_shown_though_the_clock_has_gone_back(back_s: int) -> None:
+    world = await running()
+    world.receive_report(training_report(sequence=3, step=100))
+    world.now += 20
+    await world.reconcile()
+    world.now -= back_s
+    for step in (200, 300):
+        world.receive_report(training_report(sequence=step, step=step))
+        await world.reconcile()
+        world.now += 61
+    checkpoint = world.status.checkpoint
+    assert checkpoint is not None
+    assert checkpoint.latest is not None
+    assert checkpoint.latest.step == 300
+    assert world.status.attempts[-1].to_step == 300
+
+
+@pytest.mark.parametrize("back_s", [3, 60])
+async def test_a_pod_that_lives_has_replaced_one_that_ended_whatever_the_clocks_say(back_s: int) -> None:
+    world = World()
+    for _ in range(3):
+        await world.reconcile()
+        world.controllers.sync()
+    world.now -= back_s
+    world.controllers.delete_job("lm-w-0")
+    world.controllers.sync()
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+    assert world.causes == ["Requested", None]
+    world.now += 2 * back_s
+    world.receive_report(training_report(sequence=3, step=30))
+    await world.run_until_settled(rounds=3)
+    assert world.status.attempts[-1].to_step == 30
+    world.controllers.end_pod(world.pods[0], 1)
+    await world.run_until_settled()
+    assert world.causes == ["Requested", "ApplicationError", None]

@@ -6,7 +6,8 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.decision import DeleteJobSet, JobEnd
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempt_evidence import find_last_evidence
+from stepkeeper_operator.policy.attempt_evidence import find_last_evidence, find_masked
+from stepkeeper_operator.policy.attempts import was_asked_for
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.planning.judgement import is_provisional, judge_last_end
 from stepkeeper_operator.policy.planning.plan import Plan
@@ -14,7 +15,19 @@ from stepkeeper_operator.policy.planning.waits import BACKING_OFF, set_backoff
 from stepkeeper_operator.policy.pod_ends import stopped_with_0
 from stepkeeper_operator.settings import OperatorSettings
 
-__all__ = ["plan_after_completion", "plan_after_failure"]
+__all__ = ["failed_unseen", "plan_after_completion", "plan_after_failure"]
+
+
+def failed_unseen(
+    job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, history: JobHistory
+) -> bool:
+    """Tell whether the attempt has ended by pods that JobSet takes for done: it restarts nothing then."""
+    last = history.last_attempt
+    if last is None or last.end is None or was_asked_for(last.message):
+        return False
+    evidence = find_last_evidence(history, observed)
+    acts = evidence is not None and any(pod.phase == "Failed" for pod in evidence.pods)
+    return (jobset.completed or not acts) and bool(find_masked(history, observed, job.spec.total_steps))
 
 
 def plan_after_completion(
@@ -48,7 +61,10 @@ def plan_after_failure(
     settings: OperatorSettings,
     now: float,
 ) -> Plan:
-    """Plan what follows a JobSet that has failed: the end, a wait, or the next one."""
+    """Plan what follows a JobSet that has failed: the end, a wait, or the next one.
+
+    One whose other pods still run is deleted before the wait.
+    """
     history = plan.history
     last = history.last_attempt
     if end := judge_last_end(job, history, restarted=False):
@@ -57,7 +73,7 @@ def plan_after_failure(
             return replace(plan, waiting="the cause of its end is not known yet", look_again_s=open_s)
         return replace(plan, end=end)
     history, wait_s = set_backoff(job, observed, history, now)
-    if wait_s > 0:
+    if wait_s > 0 and jobset.is_finished:
         return replace(plan, history=history, waiting=BACKING_OFF, look_again_s=wait_s)
     return replace(
         plan, history=history, actions=(DeleteJobSet(jobset=jobset),), waiting="its JobSet is being replaced"

@@ -13,7 +13,11 @@ from stepkeeper_operator.policy.causes.finding import Verdict
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import find_wait
 from stepkeeper_operator.policy.planning.changes import find_change
-from stepkeeper_operator.policy.planning.finished import plan_after_completion, plan_after_failure
+from stepkeeper_operator.policy.planning.finished import (
+    failed_unseen,
+    plan_after_completion,
+    plan_after_failure,
+)
 from stepkeeper_operator.policy.planning.judgement import has_unrecorded_end, judge_last_end
 from stepkeeper_operator.policy.planning.making import plan_without_jobset
 from stepkeeper_operator.policy.planning.plan import Plan, set_suspend
@@ -40,7 +44,10 @@ def plan_next(
     if jobset is None:
         return plan_without_jobset(job, observed, history, settings=settings, now=now)
     plan = Plan(history=history, job_set=JobSetRef(name=jobset.name, uid=jobset.uid))
-    completion = plan_after_completion(job, observed, jobset, plan) if jobset.completed else None
+    failed = failed_unseen(job, observed, jobset, history)
+    completion = (
+        plan_after_completion(job, observed, jobset, plan) if jobset.completed and not failed else None
+    )
     # Before any edit or deletion: what is done isn't done again.
     if completion is not None and (completion.end is not None or not jobset.deleting):
         return completion
@@ -49,7 +56,7 @@ def plan_next(
     if change := find_change(job, jobset, observed, history):
         closed = close_as_requested(history, observed, change, now=now)
         return replace(plan, history=closed, actions=(DeleteJobSet(jobset=jobset),), waiting=change)
-    if jobset.failure_reason is not None:
+    if jobset.failure_reason is not None or failed:
         return plan_after_failure(job, observed, jobset, plan, settings=settings, now=now)
     return _plan_while_alive(job, observed, jobset, plan, now=now)
 

@@ -192,7 +192,7 @@ def _pace_write(before: QueuedResourceStatus, draft: Decision, plan: Plan, *, si
     if draft.status == before:
         return draft
     minor = not draft.actions and _without_counts(before) == _without_counts(draft.status)
-    if minor and since_s < _MINOR_WRITE_S:
+    if minor and 0 <= since_s < _MINOR_WRITE_S:  # negative: the clock went back
         wait_s = find_soonest(draft.requeue_after_s, _MINOR_WRITE_S - since_s)
         return replace(draft, status=before, requeue_after_s=wait_s)
     events = (*plan.events, *derive_events(before, draft.status))
