@@ -102,7 +102,9 @@ class Closing:
         if code != ExitCode.DONE:
             self._saver.await_hooks(share_s(1))
 
-    def _write_termination_message(self, code: int, error: str | None, failure: BaseException | None = None) -> None:
+    def _write_termination_message(
+        self, code: int, error: str | None, failure: BaseException | None = None
+    ) -> None:
         made, restored = self._saver.own_commit, self._saver.restored_commit
         self._controller.process_exit.write_termination_message(
             code, committed=made, restored=restored, error=error, failure=failure

@@ -3,6 +3,7 @@
 import faulthandler
 import os
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

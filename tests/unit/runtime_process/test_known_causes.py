@@ -24,7 +24,7 @@ from stepkeeper.process_end.known_causes import find_known_cause
 from stepkeeper.save.persist import _join_refusals
 from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import Environment, PodPaths
-from stepkeeper.training.preemption import NoticeWatcher
+from stepkeeper.training.notices.watcher import NoticeWatcher
 from stepkeeper.training.termination import ProcessExit
 
 
