@@ -1,4 +1,4 @@
-"""Test single rules of the policy by the values that they judge: the stories of other tests meet these too seldom."""
+"""Test the rules of attempts, evidence, budgets and resumptions by the values that they judge, each by itself."""
 
 from dataclasses import replace
 from typing import Any, Final
@@ -23,80 +23,14 @@ from stepkeeper_operator.policy.causes.finding import Finding
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.resumptions import open_if_started
 from stepkeeper_operator.testing import training_report
+from stepkeeper_operator.testing.facts import make_ended_pod as ended
+from stepkeeper_operator.testing.facts import make_failed_job as failed_job
+from stepkeeper_operator.testing.facts import make_jobset as jobset
+from stepkeeper_operator.testing.facts import make_pod as pod
 
 NOW: Final = 1000.0
 ENDED: Final = Attempt(number=1, start=100, end=500, cause="Eviction", message="evicted")
 RUNNING: Final = Attempt(number=1, start=100)
-
-
-def pod(rank: int = 0, uid: str = "", **more: Any) -> Pod:
-    base: dict[str, Any] = {
-        "namespace": "default",
-        "name": f"p{rank}",
-        "uid": uid or f"p{rank}",
-        "job_uid": "j",
-        "owner_uid": "b",
-        "ordinal": (0, 0),
-        "rank": (0, rank),
-        "created_at": 100.0,
-        "node": "n1",
-        "phase": "Running",
-        "reason": None,
-        "started": True,
-        "deadline": None,
-        "grace_s": 30,
-        "disruption": None,
-        "hang": False,
-        "exit_code": None,
-        "exit_reason": None,
-        "finished_at": None,
-        "termination": None,
-        "waiting": None,
-    }
-    return Pod(**(base | more))
-
-
-def ended(code: int, rank: int = 0, uid: str = "", *, at: float | None = 400.0, **more: Any) -> Pod:
-    phase = "Failed" if code else "Succeeded"
-    return pod(rank, uid, **({"exit_code": code, "phase": phase, "finished_at": at} | more))
-
-
-def failed_job(uid: str = "b", message: str = "backoff limit") -> BatchJob:
-    return BatchJob(
-        namespace="default",
-        name="lm-w-0",
-        uid=uid,
-        job_uid="j",
-        owner_uid="s",
-        ordinal=(0, 0),
-        failure_reason="BackoffLimitExceeded",
-        failure_message=message,
-    )
-
-
-def jobset(**more: Any) -> JobSet:
-    base: dict[str, Any] = {
-        "namespace": "default",
-        "name": "lm",
-        "uid": "s",
-        "job_uid": "j",
-        "owner_uid": "j",
-        "owner_job": "lm",
-        "number": 0,
-        "template_hash": "t1",
-        "machines_hash": "",
-        "suspend": False,
-        "suspended": False,
-        "resumed_at": None,
-        "restarts": 0,
-        "restarts_counted": 0,
-        "rule": None,
-        "completed": False,
-        "failure_reason": None,
-        "failure_message": "",
-        "deleting": False,
-    }
-    return JobSet(**(base | more))
 
 
 def history(*known: Attempt, restarts: RestartsStatus | None = None, **more: Any) -> JobHistory:

@@ -1,0 +1,103 @@
+"""Make the small values that rules judge: pods, their ends, Jobs, JobSets and machines."""
+
+from typing import Any
+
+from stepkeeper_operator.facts import BatchJob, JobSet, Pod, QueuedMachines
+
+__all__ = ["make_ended_pod", "make_failed_job", "make_jobset", "make_machines", "make_pod"]
+
+
+def make_pod(rank: int = 0, uid: str = "", **more: Any) -> Pod:
+    """Make a pod that runs, of the host with that rank. `more` replaces any of its fields."""
+    base: dict[str, Any] = {
+        "namespace": "default",
+        "name": f"p{rank}",
+        "uid": uid or f"p{rank}",
+        "job_uid": "j",
+        "owner_uid": "b",
+        "ordinal": (0, 0),
+        "rank": (0, rank),
+        "created_at": 100.0,
+        "node": "n1",
+        "phase": "Running",
+        "reason": None,
+        "started": True,
+        "deadline": None,
+        "grace_s": 30,
+        "disruption": None,
+        "hang": False,
+        "exit_code": None,
+        "exit_reason": None,
+        "finished_at": None,
+        "termination": None,
+        "waiting": None,
+    }
+    return Pod(**(base | more))
+
+
+def make_ended_pod(code: int, rank: int = 0, uid: str = "", *, at: float | None = 400.0, **more: Any) -> Pod:
+    """Make a pod whose trainer ended with that exit code."""
+    phase = "Failed" if code else "Succeeded"
+    return make_pod(rank, uid, **({"exit_code": code, "phase": phase, "finished_at": at} | more))
+
+
+def make_failed_job(uid: str = "b", message: str = "it has reached its backoff limit") -> BatchJob:
+    """Make a Job that has failed."""
+    return BatchJob(
+        namespace="default",
+        name="lm-w-0",
+        uid=uid,
+        job_uid="j",
+        owner_uid="s",
+        ordinal=(0, 0),
+        failure_reason="BackoffLimitExceeded",
+        failure_message=message,
+    )
+
+
+def make_jobset(**more: Any) -> JobSet:
+    """Make the first JobSet of job lm, which runs."""
+    base: dict[str, Any] = {
+        "namespace": "default",
+        "name": "lm",
+        "uid": "s",
+        "job_uid": "j",
+        "owner_uid": "j",
+        "owner_job": "lm",
+        "number": 0,
+        "template_hash": "t1",
+        "machines_hash": "",
+        "suspend": False,
+        "suspended": False,
+        "resumed_at": None,
+        "restarts": 0,
+        "restarts_counted": 0,
+        "rule": None,
+        "completed": False,
+        "failure_reason": None,
+        "failure_message": "",
+        "deleting": False,
+    }
+    return JobSet(**(base | more))
+
+
+def make_machines(**more: Any) -> QueuedMachines:
+    """Make the machines of QueuedResource tpu, on which a job can start."""
+    base: dict[str, Any] = {
+        "name": "tpu",
+        "namespace": "default",
+        "uid": "q",
+        "deleting": False,
+        "spot": False,
+        "best_effort": False,
+        "autocheckpoint_setting": "Off",
+        "n_nodes": 1,
+        "active": True,
+        "joined": True,
+        "join_deadline": None,
+        "join_timed_out": False,
+        "state": "Active",
+        "obstacle": "",
+        "replaced": False,
+    }
+    return QueuedMachines(**(base | more))
