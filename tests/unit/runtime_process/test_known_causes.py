@@ -24,6 +24,7 @@ from stepkeeper.process_end.known_causes import find_known_cause
 from stepkeeper.save.persist import _join_refusals
 from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import Environment, PodPaths
+from stepkeeper.training.grace_period import GracePeriod
 from stepkeeper.training.notices.watcher import NoticeWatcher
 from stepkeeper.training.termination import ProcessExit
 
@@ -75,7 +76,8 @@ def last_word_of(tmp_path: Path, code: int, failure: Exception) -> Termination:
         Environment(identity=pod_identity(), settings=settings, places=places),
         cast(Companion, SimpleNamespace(claimed_root=None)),
         cast(Progress, SimpleNamespace(step=7)),
-        cast(NoticeWatcher, SimpleNamespace(notice=None)),
+        notices := cast(NoticeWatcher, SimpleNamespace(notice=None, notices=())),
+        GracePeriod(30, notices),
         rank=0,
     )
     ending.write_termination_message(code, committed=None, restored=None, failure=failure)
