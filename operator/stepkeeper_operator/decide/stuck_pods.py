@@ -54,7 +54,7 @@ def _find_reason(pod: Pod, observed: Observed) -> str:
         return "NodeGone"
     if node.unknown_since is not None:
         return "NodeSilent"
-    return "KubeletEndsItNot" if node.ready else "NodeNotReady"
+    return "StillTerminating" if node.ready else "NodeNotReady"
 
 
 def _describe(job: CheckpointedTrainingJob, stuck: list[Pod], observed: Observed) -> str:

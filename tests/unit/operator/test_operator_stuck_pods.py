@@ -47,7 +47,7 @@ async def test_a_pod_that_does_not_end_on_a_ready_node_is_named_once_with_what_t
     assert again_s is not None
     assert again_s < 100
     await pass_time(world, 100)
-    assert world.condition(STUCK) == (ConditionStatus.TRUE, "KubeletEndsItNot")
+    assert world.condition(STUCK) == (ConditionStatus.TRUE, "StillTerminating")
     for words in (
         f"pod {pod} on node n2",
         "2027-01-15T09:00:",
@@ -111,7 +111,7 @@ async def test_it_is_named_whatever_waits_for_it(change: str) -> None:
         await world.run_until_settled(rounds=2)
     await world.run_until_settled(rounds=4)
     await pass_time(world, 100)
-    assert world.condition(STUCK) == (ConditionStatus.TRUE, "KubeletEndsItNot")
+    assert world.condition(STUCK) == (ConditionStatus.TRUE, "StillTerminating")
 
 
 async def test_a_pod_that_keeps_its_machine_after_the_jobs_end_is_named() -> None:
@@ -122,7 +122,7 @@ async def test_a_pod_that_keeps_its_machine_after_the_jobs_end_is_named() -> Non
     await world.run_until_settled(rounds=4)
     assert world.phase() is Phase.FAILED
     await pass_time(world, 100)
-    assert world.condition(STUCK) == (ConditionStatus.TRUE, "KubeletEndsItNot")
+    assert world.condition(STUCK) == (ConditionStatus.TRUE, "StillTerminating")
     assert world.events.count(STUCK) == 1
     world.controllers.stuck.clear()
     await world.run_until_settled()
