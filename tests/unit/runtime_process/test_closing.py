@@ -65,7 +65,6 @@ def test_the_last_word_is_told_what_ended_the_training() -> None:
     told: list[dict[str, Any]] = []
     process_exit = SimpleNamespace(
         is_pods=False,
-        closing_timeout_s=lambda: 0.0,
         end_in_time=lambda _code, *, for_good: nullcontext(for_good),
         write_termination_message=lambda code, **words: told.append({"code": code, **words}),
     )
@@ -78,7 +77,12 @@ def test_the_last_word_is_told_what_ended_the_training() -> None:
         error=None,
     )
     closing_parts = Closing(
-        cast(StepController, SimpleNamespace(close=bool, process_exit=process_exit)),
+        cast(
+            StepController,
+            SimpleNamespace(
+                close=bool, process_exit=process_exit, grace=SimpleNamespace(closing_timeout_s=lambda: 0.0)
+            ),
+        ),
         cast(Saver, saver),
         cast(Progress, SimpleNamespace(send_latest_step=list)),
         cast(Companion, SimpleNamespace(close=bool)),
