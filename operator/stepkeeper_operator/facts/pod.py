@@ -101,7 +101,7 @@ class Pod:
     def code(self) -> int | None:
         """The exit code that the process meant: the termination message is believed before the exit code.
 
-        The word that the training is done says nothing of what the program does after it, or uses: an export for example.
+        The word that the training is done says nothing of what the program does after it, an export for example.
         """
         if self.termination is None:
             return self.exit_code
