@@ -102,6 +102,11 @@ class Observed:
         """
         return self.jobset is not None and (self.jobset.is_queued or self.workload is not None)
 
+    def count_hosts(self, job: CheckpointedTrainingJob) -> int:
+        """Count the hosts of what runs. An edit that isn't accepted changes what the spec says, and not those."""
+        made = 0 if self.jobset is None else self.jobset.n_pods
+        return made or job.spec.placement.n_hosts
+
     def find_eviction(self, job: CheckpointedTrainingJob) -> str | None:
         """Return why Kueue has suspended the JobSet. None: it has not."""
         if self.jobset is None or not self.is_queued or not self.jobset.suspend or job.spec.suspend:

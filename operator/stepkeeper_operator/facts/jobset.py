@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from stepkeeper_operator.facts.raw import RawObject, condition_of, controller_uid, controlling_job, parse_time
 from stepkeeper_operator.labels import (
@@ -58,6 +59,9 @@ class JobSet:
     failure_reason: str | None
     failure_message: str
     deleting: bool
+    n_pods: int = 0
+    """Pods that its Jobs make. 0: nobody can tell."""
+
     queue_labels: Mapping[str, str] = field(default_factory=dict)
     """Its labels for Kueue."""
 
@@ -117,6 +121,14 @@ def read_jobset(raw: RawObject) -> JobSet:
         failure_reason=failed.get("reason") if failed.get("status") == "True" else None,
         failure_message=failed.get("message", ""),
         deleting="deletionTimestamp" in meta,
+        n_pods=_count_pods(spec),
         queue_labels={key: value for key, value in labels.items() if key.startswith(KUEUE_PREFIX)},
         managed_by=spec.get("managedBy") or "",
+    )
+
+
+def _count_pods(spec: Mapping[str, Any]) -> int:
+    return sum(
+        each.get("replicas", 1) * (each.get("template", {}).get("spec", {}).get("completions") or 0)
+        for each in spec.get("replicatedJobs") or ()
     )

@@ -114,7 +114,7 @@ def _runs_whole(history: JobHistory, job: CheckpointedTrainingJob, observed: Obs
     """Tell whether all pods of the next attempt have started."""
     evidence = find_attempt_evidence(history, observed) if history.is_running else None
     started = [pod for pod in evidence.pods if pod.started] if evidence is not None else []
-    return len(started) >= job.spec.placement.n_hosts
+    return len(started) >= observed.count_hosts(job)
 
 
 def _find_evidence_of_ended(
