@@ -42,7 +42,7 @@ class Leftover:
     """Unix time when this operator first saw pods whose Job is gone."""
 
     told: tuple[Pod, ...] = ()
-    """Pods whose Job is gone and that were told to end. On a lost node they never do."""
+    """Pods whose Job is gone, or of a deleted job, that were told to end. On a lost node they never do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
