@@ -28,6 +28,14 @@ TESTS: Final = {
     "test_a_jobset_of_somebody_else_is_waited_for_and_never_adopted",
     "replaced-pods-are-left-out": f"{_UNIT}liveness.py::"
     "test_a_job_that_jobset_made_anew_by_itself_is_an_attempt_whose_reports_and_failures_are_its_own[1]",
+    "what-a-shell-hides-is-not-done": f"{_UNIT}lifecycle.py::"
+    "test_a_training_that_says_another_code_than_its_shell_is_not_done[True-1-ApplicationError]",
+    "numbers-are-found-again": f"{_UNIT}lifecycle.py::"
+    "test_a_job_whose_status_was_lost_goes_on_with_the_jobset_that_runs[True]",
+    "who-lives-has-replaced": f"{_UNIT}liveness.py::"
+    "test_a_pod_that_lives_has_replaced_one_that_ended_whatever_the_clocks_say[3]",
+    "clocks-tell-of-no-other-start": f"{_UNIT}liveness.py::"
+    "test_commits_and_steps_are_shown_though_the_clock_has_gone_back[3600]",
     "remade-jobs-are-attempts": f"{_UNIT}liveness.py::"
     "test_a_job_that_jobset_made_anew_by_itself_is_an_attempt_whose_reports_and_failures_are_its_own[1]",
     "replaced-jobs-fail-no-more": f"{_UNIT}liveness.py::"
