@@ -42,7 +42,7 @@ class Leftover:
     """Unix time when this operator first saw pods whose Job is gone."""
 
     told: tuple[Pod, ...] = ()
-    """Pods whose Job is gone and that were told to end. On a lost node they never do."""
+    """Pods whose Job is gone, or of a deleted job, that were told to end. On a lost node they never do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +107,11 @@ class Observed:
         Only the JobSet and its Workload tell. Kueue's webhook may put a JobSet in a queue that the job doesn't name.
         """
         return self.jobset is not None and (self.jobset.is_queued or self.workload is not None)
+
+    def count_hosts(self, job: CheckpointedTrainingJob) -> int:
+        """Count the hosts of what runs. An edit that isn't accepted changes what the spec says, and not those."""
+        made = 0 if self.jobset is None else self.jobset.n_pods
+        return made or job.spec.placement.n_hosts
 
     def find_eviction(self, job: CheckpointedTrainingJob) -> str | None:
         """Return why Kueue has suspended the JobSet. None: it has not."""

@@ -136,7 +136,9 @@ async def test_without_a_token_nothing_is_taken(desk: Desk) -> None:
 async def test_a_token_of_another_job_is_refused(desk: Desk) -> None:
     status, body = await desk.post(REPORT, token=desk.token(uid="another-uid"))
     assert status == 401
-    assert "audience" in json.loads(body)["error"]
+    error = json.loads(body)["error"]
+    assert "audience" in error
+    assert desk.world.job.metadata.uid not in error
 
 
 async def test_a_pod_that_no_job_owns_is_refused_whatever_its_labels_say(desk: Desk) -> None:

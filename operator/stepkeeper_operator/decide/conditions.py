@@ -165,7 +165,7 @@ def _derive_running(
         return ConditionUpdate(
             type=kind, status=False, reason="NoJobSet", message=waiting or "its JobSet is being made"
         )
-    n_hosts = job.spec.placement.n_hosts
+    n_hosts = observed.count_hosts(job)
     present = [pod for pod in observed.pods if pod.ordinal == history.ordinal]
     alive = [pod for pod in present if pod.phase == "Running" and pod.started and pod.deadline is None]
     running = [pod for pod in alive if pod.exit_code is None]

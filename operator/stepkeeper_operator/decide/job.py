@@ -58,7 +58,9 @@ def decide_job(
 ) -> Decision:
     """Decide what to write, and when to look again."""
     if job.metadata.deletion_timestamp is not None:
-        return Decision(status=job.status)
+        # Whoever deletes it in the foreground waits for all pods, also for those that nobody else ends.
+        given_up, look_s = find_lost_pods(observed, now=now, uptime_s=settings.lost_node_uptime_s)
+        return Decision(status=job.status, actions=given_up, requeue_after_s=look_s)
     if find_end(job) is not None:
         return _decide_finished(job, observed, now=now)
     accepted = check_acceptance(job, observed)

@@ -66,12 +66,13 @@ def derive_progressing(
     last = find_current_report(observed, history)
     report = last if heard else None
     n_done, done = find_done(observed, history)
-    limit_s = _find_limit_s(job, report, progress, n_done)
+    n_hosts = observed.count_hosts(job)
+    limit_s = _find_limit_s(job, report, progress, n_done=n_done, n_hosts=n_hosts)
     signs = [observed.operator_started_at, attempt.start, *(pod.finished_at or 0.0 for pod in done)]
     left_s = None if limit_s is None else max(*signs, *_list_signs(last)) + limit_s - now
     if limit_s is not None and left_s is not None and left_s <= 0:
         reason = PODS_FINISHED if n_done else NO_STEP
-        said = _describe_done(job, n_done, done) if n_done else ""
+        said = _describe_done(n_hosts, n_done, done) if n_done else ""
         message = f"{said}{_describe_stall(last, progress, limit_s)}. {_advise(job)}"
         return (_update(reason, message, status=False),), None
     known = _find_condition(job.status) if history.is_attempt_of(job.status) else None
@@ -87,11 +88,16 @@ def is_stalled(status: TrainingJobStatus) -> bool:
 
 
 def _find_limit_s(
-    job: CheckpointedTrainingJob, report: LastReport | None, progress: ProgressStatus | None, n_done: int
+    job: CheckpointedTrainingJob,
+    report: LastReport | None,
+    progress: ProgressStatus | None,
+    *,
+    n_done: int,
+    n_hosts: int,
 ) -> int | None:
     """Find how many seconds may go by without a step or a commit. None: nobody can tell."""
     if n_done:
-        return _FINISHED_TIMEOUT_S if n_done < job.spec.placement.n_hosts else None
+        return _FINISHED_TIMEOUT_S if n_done < n_hosts else None
     longest_s = None if progress is None else progress.longest_step_seconds
     if report is None or longest_s is None or _has_made_all_steps(job, report):
         return None
@@ -145,11 +151,11 @@ def _judge_by_reports(
     return _update("StepsAdvance", "", status=True)
 
 
-def _describe_done(job: CheckpointedTrainingJob, n_done: int, done: list[Pod]) -> str:
+def _describe_done(n_hosts: int, n_done: int, done: list[Pod]) -> str:
     names = ", ".join(pod.name for pod in done[:_NAMED])
     more = ", …" if len(done) > _NAMED else ""
     named = f" ({names}{more})" if names else ""
-    return f"{n_done} of {job.spec.placement.n_hosts} pods have exited 0{named}, and the others run on; "
+    return f"{n_done} of {n_hosts} pods have exited 0{named}, and the others run on; "
 
 
 def _describe_stall(last: LastReport | None, progress: ProgressStatus | None, limit_s: int) -> str:

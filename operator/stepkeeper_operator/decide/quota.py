@@ -14,6 +14,10 @@ _UNKNOWN = (
     "Kueue's Workload of the JobSet is not known: Kueue has not made it yet, or this operator doesn't watch "
     "Workloads (kueue.enabled of its chart)"
 )
+_HELD = (
+    "its JobSet was suspended as it was made, by none of this operator: a queue manages it (Kueue's "
+    "manageJobsWithoutQueueName), whose Workload is not known yet. Whoever suspended it has to resume it"
+)
 _LEFT = "the job is in no queue: it has no JobSet, or no queue manages that"
 
 
@@ -34,7 +38,8 @@ def derive_quota(
         return (ConditionUpdate(type=kind, status=None, reason=NOT_QUEUED, message=_LEFT),) if known else ()
     if jobset is None:
         return ()
-    return (ConditionUpdate(type=kind, status=None, reason="NoWorkload", message=_UNKNOWN),)
+    text = _HELD if jobset.born_suspended else _UNKNOWN
+    return (ConditionUpdate(type=kind, status=None, reason="NoWorkload", message=text),)
 
 
 def _describe(workload: Workload) -> str:

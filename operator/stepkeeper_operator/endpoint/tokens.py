@@ -69,7 +69,7 @@ class KubernetesTokens:
             return pod
         # Taken before the review, so that many at a time are bounded as well.
         if not self._bad_tokens.take(audience):
-            raise ReportRefusedError(429, f"too many bad tokens for audience {audience}: report again later")
+            raise ReportRefusedError(429, "too many bad tokens for this job: report again later")
         pod = await self._review(token, audience)
         if pod is not None:
             self._bad_tokens.give_back(audience)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from stepkeeper_operator.facts.raw import RawObject, condition_of, controller_uid, controlling_job, parse_time
 from stepkeeper_operator.labels import (
@@ -38,6 +39,9 @@ class JobSet:
     suspend: bool
     """True if its spec asks for suspension."""
 
+    born_suspended: bool
+    """True if its spec has asked for that since it was made, which the operator never does: somebody else holds it."""
+
     suspended: bool
     """True if it is suspended."""
 
@@ -55,6 +59,9 @@ class JobSet:
     failure_reason: str | None
     failure_message: str
     deleting: bool
+    n_pods: int = 0
+    """Pods that its Jobs make. 0: nobody can tell."""
+
     queue_labels: Mapping[str, str] = field(default_factory=dict)
     """Its labels for Kueue."""
 
@@ -63,8 +70,13 @@ class JobSet:
 
     @property
     def is_queued(self) -> bool:
-        """True if it says itself that Kueue manages it."""
-        return QUEUE_LABEL in self.queue_labels or self.managed_by.startswith(KUEUE_PREFIX)
+        """True if it says itself that Kueue manages it.
+
+        Kueue suspends JobSets without any label as they are made, if it is told to manage those too. Its Workload
+        comes later.
+        """
+        named = QUEUE_LABEL in self.queue_labels or self.managed_by.startswith(KUEUE_PREFIX)
+        return named or self.born_suspended
 
     @property
     def ordinal(self) -> tuple[int, int]:
@@ -82,7 +94,7 @@ class JobSet:
 
 def read_jobset(raw: RawObject) -> JobSet:
     """Read the facts of a JobSet object."""
-    meta, status = raw["metadata"], raw.get("status", {})
+    meta, spec, status = raw["metadata"], raw.get("spec", {}), raw.get("status", {})
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     failed, suspended = condition_of(raw, "Failed"), condition_of(raw, "Suspended")
     resumed = suspended.get("status") == "False"
@@ -98,7 +110,8 @@ def read_jobset(raw: RawObject) -> JobSet:
         number=int(number) if number.isdecimal() else 0,
         template_hash=annotations.get(TEMPLATE_HASH_ANNOTATION, ""),
         machines_hash=annotations.get(MACHINES_HASH_ANNOTATION, ""),
-        suspend=bool(raw.get("spec", {}).get("suspend")),
+        suspend=bool(spec.get("suspend")),
+        born_suspended=bool(spec.get("suspend")) and meta.get("generation") == 1,
         suspended=suspended.get("status") == "True",
         resumed_at=parse_time(suspended.get("lastTransitionTime")) if resumed else None,
         restarts=status.get("restarts", 0),
@@ -108,6 +121,14 @@ def read_jobset(raw: RawObject) -> JobSet:
         failure_reason=failed.get("reason") if failed.get("status") == "True" else None,
         failure_message=failed.get("message", ""),
         deleting="deletionTimestamp" in meta,
+        n_pods=_count_pods(spec),
         queue_labels={key: value for key, value in labels.items() if key.startswith(KUEUE_PREFIX)},
-        managed_by=raw.get("spec", {}).get("managedBy") or "",
+        managed_by=spec.get("managedBy") or "",
+    )
+
+
+def _count_pods(spec: Mapping[str, Any]) -> int:
+    return sum(
+        each.get("replicas", 1) * (each.get("template", {}).get("spec", {}).get("completions") or 0)
+        for each in spec.get("replicatedJobs") or ()
     )

@@ -19,6 +19,10 @@ from stepkeeper_operator.labels import (
 __all__ = ["ContainerEnd", "Pod", "read_pod"]
 
 _MESSAGE_LIMIT: Final = 300
+_SAID_BEFORE: Final = {"EvictionByEvictionAPI", "PreemptionByScheduler"}
+"""Reasons of disruptions that come with a deletion of their own. A lost machine is told of when it is noticed."""
+
+_CLOCK_SKEW_S: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +119,6 @@ def read_pod(raw: RawObject) -> Pod:
     labels = meta.get("labels") or {}
     trainer = _trainer_status(status)
     ended = trainer.get("state", {}).get("terminated") or {}
-    disruption = condition_of(raw, "DisruptionTarget")
     termination = _termination(ended.get("message"))
     owner = controller_of(raw)
     deleted_grace = meta.get("deletionGracePeriodSeconds")
@@ -136,7 +139,7 @@ def read_pod(raw: RawObject) -> Pod:
         started=bool(ended) or "running" in trainer.get("state", {}),
         deadline=parse_time(meta.get("deletionTimestamp")),
         grace_s=spec.get("terminationGracePeriodSeconds", 30) if deleted_grace is None else deleted_grace,
-        disruption=disruption.get("reason") if disruption.get("status") == "True" else None,
+        disruption=_disruption(raw),
         hang=condition_of(raw, HANG_CONDITION).get("status") == "True",
         exit_code=ended.get("exitCode"),
         exit_reason=ended.get("reason"),
@@ -147,6 +150,20 @@ def read_pod(raw: RawObject) -> Pod:
         others_running=_others_running(status),
         waiting=_waiting(raw, trainer),
     )
+
+
+def _disruption(raw: RawObject) -> str | None:
+    """Read the reason of its disruption. One that found the pod being deleted for something else ended nothing."""
+    meta, condition = raw["metadata"], condition_of(raw, "DisruptionTarget")
+    deadline, said_at = (
+        parse_time(meta.get("deletionTimestamp")),
+        parse_time(condition.get("lastTransitionTime")),
+    )
+    reason: str | None = condition.get("reason") if condition.get("status") == "True" else None
+    if reason not in _SAID_BEFORE or deadline is None or said_at is None:
+        return reason
+    asked_at = deadline - (meta.get("deletionGracePeriodSeconds") or 0)
+    return None if said_at > asked_at + _CLOCK_SKEW_S else reason
 
 
 def _trainer_status(status: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -38,18 +38,22 @@ def find_attempt_evidence(history: JobHistory, observed: Observed) -> AttemptEvi
     if evidence is None:
         return None
     if since is None:
-        return replace(evidence, pods=_leave_out_passed(evidence.pods))
+        return replace(evidence, pods=_leave_out_passed(evidence.pods, observed))
     return AttemptEvidence(
         ordinal=evidence.ordinal,
-        pods=tuple(pod for pod in leave_out_replaced(evidence.pods) if is_of_attempt(pod, since)),
-        failed_batch_jobs=_find_present_failures(evidence),
+        pods=tuple(pod for pod in leave_out_replaced(evidence.pods, observed) if is_of_attempt(pod, since)),
+        failed_batch_jobs=_find_present_failures(evidence, observed),
     )
 
 
 def find_last_evidence(history: JobHistory, observed: Observed) -> AttemptEvidence | None:
     """Find the evidence of the last attempt without the pods whose places others took: they completed nothing."""
     evidence = find_attempt_evidence(history, observed)
-    return None if evidence is None else replace(evidence, pods=tuple(leave_out_replaced(evidence.pods)))
+    return (
+        None
+        if evidence is None
+        else replace(evidence, pods=tuple(leave_out_replaced(evidence.pods, observed)))
+    )
 
 
 def find_masked(history: JobHistory, observed: Observed, total_steps: int | None) -> list[Pod]:
@@ -93,7 +97,7 @@ def find_done(observed: Observed, history: JobHistory) -> tuple[int, list[Pod]]:
     evidence = observed.find_evidence(history.ordinal)
     if evidence is None:
         return 0, []
-    present = leave_out_replaced(evidence.pods)
+    present = leave_out_replaced(evidence.pods, observed)
     done = [pod for pod in present if pod.terminal and pod.exit_code == pod.code == ExitCode.DONE]
     n_succeeded = evidence.n_succeeded - sum(map(is_masked, present))
     return max(n_succeeded, sum(pod.deadline is None for pod in done)), done
@@ -117,9 +121,9 @@ def find_new_pods(history: JobHistory, observed: Observed) -> int | None:
 
     """
     evidence, last = observed.find_evidence(history.ordinal), history.last_attempt
-    if evidence is None or last is None or last.end is None or _find_present_failures(evidence):
+    if evidence is None or last is None or last.end is None or _find_present_failures(evidence, observed):
         return None
-    present = leave_out_replaced(evidence.pods)
+    present = leave_out_replaced(evidence.pods, observed)
     uids = {pod.uid for pod in observed.pods}
     if not any(map(_is_alive, present)) or not all(map(_goes_on, present)):
         return None
@@ -167,24 +171,30 @@ def _is_alive(pod: Pod) -> bool:
     return not pod.terminal and pod.deadline is None
 
 
-def leave_out_replaced(pods: Iterable[Pod]) -> list[Pod]:
-    """Leave out each pod whose place another took: of each rank, the newest one counts."""
+def leave_out_replaced(pods: Iterable[Pod], observed: Observed) -> list[Pod]:
+    """Leave out each pod whose place another took: of each rank, the one that lives counts, else the newest one.
+
+    The clock that dates pods may have gone back between two of them.
+    """
+    uids = {pod.uid for pod in observed.pods}
     newest: dict[tuple[int, int], Pod] = {}
-    for pod in sorted(pods, key=lambda pod: (pod.created_at, _is_alive(pod))):
+    for pod in sorted(
+        pods, key=lambda pod: (_is_alive(pod) and pod.uid in uids, pod.created_at, _is_alive(pod))
+    ):
         newest[pod.rank] = pod
     return list(newest.values())
 
 
-def _leave_out_passed(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
+def _leave_out_passed(pods: tuple[Pod, ...], observed: Observed) -> tuple[Pod, ...]:
     """Leave out the pods whose places others took, if none of them failed: the attempt went on with those others."""
-    present = leave_out_replaced(pods)
+    present = leave_out_replaced(pods, observed)
     replaced = [pod for pod in pods if pod not in present]
     return tuple(present) if all(pod.phase == "Succeeded" for pod in replaced) else pods
 
 
-def _find_present_failures(evidence: AttemptEvidence) -> tuple[BatchJob, ...]:
+def _find_present_failures(evidence: AttemptEvidence, observed: Observed) -> tuple[BatchJob, ...]:
     """Find the failed Jobs that JobSet still has to act on: none that it has made anew since."""
-    present = leave_out_replaced(evidence.pods)
+    present = leave_out_replaced(evidence.pods, observed)
     by_rank = {pod.rank: pod.owner_uid for pod in present}
     replaced = {pod.owner_uid for pod in evidence.pods if by_rank[pod.rank] != pod.owner_uid}
     return tuple(failed for failed in evidence.failed_batch_jobs if failed.uid not in replaced)

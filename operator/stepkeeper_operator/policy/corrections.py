@@ -114,7 +114,7 @@ def _runs_whole(history: JobHistory, job: CheckpointedTrainingJob, observed: Obs
     """Tell whether all pods of the next attempt have started."""
     evidence = find_attempt_evidence(history, observed) if history.is_running else None
     started = [pod for pod in evidence.pods if pod.started] if evidence is not None else []
-    return len(started) >= job.spec.placement.n_hosts
+    return len(started) >= observed.count_hosts(job)
 
 
 def _find_evidence_of_ended(
@@ -136,7 +136,7 @@ def _find_evidence_of_ended(
         return None
     present = find_attempt_evidence(history, observed) if resumed_at is not None else None
     later = set() if present is None else {pod.uid for pod in present.pods}
-    pods = evidence.pods if resumed_at is not None else leave_out_replaced(evidence.pods)
+    pods = evidence.pods if resumed_at is not None else leave_out_replaced(evidence.pods, observed)
     pods = [pod for pod in pods if since is None or is_of_attempt(pod, since)]
     own = tuple(pod for pod in pods if pod.uid not in later)
     return replace(evidence, pods=own) if own or not evidence.pods else None

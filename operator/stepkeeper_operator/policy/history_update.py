@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Bookkeeping
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import Observed
@@ -140,10 +141,20 @@ def _load_history(job: CheckpointedTrainingJob, observed: Observed, *, new_commi
     restarts = status.restarts
     if new_commit and job.spec.restarts.reset_on_new_checkpoint:
         restarts = reset_failures(restarts)
-    history = JobHistory(attempts=status.attempts, restarts=restarts, bookkeeping=status.bookkeeping)
+    bookkeeping = _find_number(status.bookkeeping, observed)
+    history = JobHistory(attempts=status.attempts, restarts=restarts, bookkeeping=bookkeeping)
     # A person who suspends the job or changes its template has looked at it.
     looked_at = job.spec.suspend or was_edited(job, observed, status.bookkeeping)
     return set_starts(history, 0) if new_commit or looked_at else history
+
+
+def _find_number(bookkeeping: Bookkeeping, observed: Observed) -> Bookkeeping:
+    """Find the number of the present JobSet, and of those before it, also where the status was lost."""
+    numbers = [evidence.ordinal[0] for evidence in observed.evidence]
+    newest = max([*numbers, *([] if observed.jobset is None else [observed.jobset.number])], default=-1)
+    if newest < bookkeeping.job_sets:
+        return bookkeeping
+    return Bookkeeping(job_sets=newest + 1, starts_without_checkpoint=bookkeeping.starts_without_checkpoint)
 
 
 def _has_ended(history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet) -> bool:

@@ -101,7 +101,7 @@ def has_run_whole(history: JobHistory, job: CheckpointedTrainingJob, observed: O
     evidence = find_attempt_evidence(history, observed)
     if evidence is None or not evidence.pods:
         return _has_run(job, attempt)
-    return len({pod.rank for pod in evidence.pods if pod.started}) >= job.spec.placement.n_hosts
+    return len({pod.rank for pod in evidence.pods if pod.started}) >= observed.count_hosts(job)
 
 
 def _has_run(job: CheckpointedTrainingJob, attempt: Attempt) -> bool:

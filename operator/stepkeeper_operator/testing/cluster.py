@@ -220,9 +220,20 @@ class FakeCluster(Cluster):
             self._uids += 1
             meta["uid"] = f"{plural}-{self._uids}"
             meta["creationTimestamp"] = render_time(self._clock())
+        if plural == "jobsets":
+            self._count_generation(body)
         self.objects[(plural, meta.get("namespace"), meta.get("name", ""))] = body
         self.on_change(plural, _copy(body), False)  # a plain callable
         return _copy(body)
+
+    def _count_generation(self, jobset: dict[str, Any]) -> None:
+        """Count the changes of the JobSet's spec, as an API server does."""
+        meta = jobset["metadata"]
+        known = self.objects.get(("jobsets", meta.get("namespace"), meta.get("name", "")))
+        if known is None or known["metadata"]["uid"] != meta["uid"]:
+            meta["generation"] = 1
+        else:
+            meta["generation"] = known["metadata"]["generation"] + (known["spec"] != jobset["spec"])
 
     def mark_deleted(self, plural: str, namespace: str | None, name: str, *, grace_s: int) -> None:
         """Give the object a deletionTimestamp."""

@@ -62,7 +62,13 @@ class FakeKubelets:
 
     def disrupt(self, pod: Raw, reason: str, *, grace_s: int = 30) -> None:
         """Give the pod a DisruptionTarget and delete it. A kubelet that shuts down deletes no pod."""
-        condition = {"type": "DisruptionTarget", "status": "True", "reason": reason}
+        when = render_time(self._clock())
+        condition = {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": reason,
+            "lastTransitionTime": when,
+        }
         self._set_status(pod, conditions=[condition])
         if reason != "TerminationByKubelet":
             self._objects.delete("pods", pod, grace_s=grace_s)

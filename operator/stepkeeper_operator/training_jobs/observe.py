@@ -71,6 +71,8 @@ class Observer:
         if predecessors is not None:
             # The garbage collector deletes both: what is another's is as good as gone.
             jobset = config_map = None
+            told = _find_told(self._cache.list_leftovers(key))
+            predecessors = replace(predecessors, told=told)
         pods, evidence = self._cache.list_pods(uid), self._cache.evidence.list_attempts(uid)
         n_nodes, n_unknown_nodes = self._cache.count_nodes()
         memory = self._memory.get_job(uid)
@@ -207,6 +209,12 @@ def _date_orphans(leftover: Leftover | None, memory: JobMemory, *, now: float) -
     if memory.orphaned_since is None:
         memory.orphaned_since = now
     return replace(leftover, orphaned_since=memory.orphaned_since)
+
+
+def _find_told(items: tuple[BatchJob | Pod, ...]) -> tuple[Pod, ...]:
+    """Find the pods of training jobs that were told to end."""
+    pods = [item for item in items if isinstance(item, Pod)]
+    return tuple(pod for pod in pods if pod.deadline is not None and pod.job_uid)
 
 
 def _find_predecessors(

@@ -335,3 +335,20 @@ async def test_a_sidecar_that_outlives_the_trainer_is_named() -> None:
     assert "'logger'" in running_.message
     assert "restartPolicy: Always" in running_.message
     assert world.causes == [None]
+
+
+@pytest.mark.parametrize("reason", ["EvictionByEvictionAPI", "PreemptionByScheduler"])
+async def test_a_disruption_of_a_pod_that_is_being_deleted_for_a_failure_does_not_hide_it(
+    reason: str,
+) -> None:
+    world = await running(restarts={"maxFailures": 1, "backoff": {"initialSeconds": 1}})
+    world.controllers.kubelets.stop_s = 20
+    for n_failures in (1, 2):
+        world.controllers.end_pod(world.pods[0], 1)
+        world.controllers.sync()
+        await world.reconcile()
+        world.now += 5
+        world.controllers.disrupt(world.pods[1], reason)
+        await world.run_until_settled(rounds=30)
+        assert world.causes[:n_failures] == ["ApplicationError"] * n_failures
+    assert world.condition("Failed") == (ConditionStatus.TRUE, "MaxFailuresReached")

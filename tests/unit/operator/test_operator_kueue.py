@@ -302,3 +302,41 @@ async def test_an_eviction_takes_back_no_start_in_which_a_pod_failed_by_itself()
         world.cluster.remove("pods", "default", name)
     await world.reconcile()
     assert len(world.causes) == 1
+
+
+@pytest.mark.parametrize("workload_after", [1, 20, None])
+async def test_a_jobset_without_a_queue_that_is_suspended_as_it_is_made_is_left_to_who_did_it(
+    workload_after: int | None,
+) -> None:
+    world = World()
+
+    def suspend(plural: str, body: dict[str, Any]) -> dict[str, Any]:
+        if plural == "jobsets":
+            body["spec"]["suspend"] = True
+        return body
+
+    world.cluster.admission = suspend
+    for second in range(40):
+        await world.reconcile()
+        world.controllers.sync()
+        if second == workload_after and world.jobset is not None:
+            owner = {
+                "kind": "JobSet",
+                "name": "lm",
+                "uid": world.jobset["metadata"]["uid"],
+                "controller": True,
+            }
+            meta = {"name": "jobset-lm-x", "namespace": "default", "ownerReferences": [owner]}
+            world.cluster.put("workloads", {"metadata": meta, "spec": {}, "status": {}})
+        world.now += 1
+    assert [write.verb for write in world.cluster.writes if write.plural == "jobsets"] == ["create"]
+    assert world.phase() is Phase.QUEUED
+    expected = (ConditionStatus.UNKNOWN, "NoWorkload")
+    assert world.condition("QuotaReserved") == (
+        expected if workload_after is None else (ConditionStatus.FALSE, "Pending")
+    )
+    assert world.jobset is not None
+    world.cluster.put("jobsets", world.jobset | {"spec": world.jobset["spec"] | {"suspend": False}})
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+    assert world.status.bookkeeping.starts_without_checkpoint == 1

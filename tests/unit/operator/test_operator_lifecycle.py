@@ -344,3 +344,28 @@ def numbers(world: World) -> list[str]:
         raw["metadata"]["labels"]["stepkeeper.dev/jobset-number"]
         for raw in world.cluster.list_objects("jobsets")
     ]
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+async def test_a_job_whose_status_was_lost_goes_on_with_the_jobset_that_runs(restarted: bool) -> None:
+    world = await running()
+    template = {"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}}
+    world.edit(template=template)
+    await world.run_until_settled()
+    assert numbers(world) == ["1"]
+    raw = dict(world.cluster.objects["checkpointedtrainingjobs", "default", "lm"])
+    del raw["status"]
+    world.cluster.put("checkpointedtrainingjobs", raw)
+    if restarted:
+        world.restart_operator()
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+    assert world.status.bookkeeping.job_sets == 2
+    world.receive_report(training_report(sequence=3, step=30))
+    world.now += 61
+    await world.run_until_settled()
+    assert world.status.attempts[-1].to_step == 30
+    world.controllers.end_pod(world.pods[0], 1)
+    await world.run_until_settled()
+    assert world.causes == ["ApplicationError", None]
+    assert world.phase() is Phase.RUNNING

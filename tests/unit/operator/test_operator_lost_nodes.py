@@ -18,6 +18,13 @@ from stepkeeper_operator.testing import World, training_report
 NOW = 10_000.0
 
 
+async def running() -> World:
+    world = World()
+    await world.run_until_settled(rounds=4)
+    assert world.phase() is Phase.RUNNING
+    return world
+
+
 def dying_pod() -> Pod:
     """Make a pod whose deletion was requested 40 s ago and due 10 s ago."""
     labels = {"stepkeeper.dev/jobset-number": "0", "jobset.sigs.k8s.io/restart-attempt": "1"}
@@ -213,4 +220,40 @@ async def test_a_template_that_names_the_taint_keeps_its_pods_as_long_as_it_says
     world.lose_node("n1")
     for _ in range(30):
         await world.run_until_settled(rounds=4)
+    assert world.causes == [None]
+
+
+async def test_a_job_that_is_deleted_in_the_foreground_goes_though_a_node_is_lost() -> None:
+    world = await running()
+    world.now += 60
+    world.lose_node(world.pods[1]["spec"]["nodeName"])
+    world.cluster.mark_deleted("checkpointedtrainingjobs", "default", "lm", grace_s=0)
+    world.cluster.mark_deleted("jobsets", "default", "lm", grace_s=0)
+    for _ in range(30):
+        await world.reconcile()
+        world.controllers.sync()
+        world.now += 10
+    assert world.pods == []
+    assert world.jobset is None
+
+
+async def test_a_job_that_is_applied_anew_starts_though_its_predecessor_has_a_pod_on_a_lost_node() -> None:
+    world = await running()
+    world.now += 60
+    world.lose_node(world.pods[1]["spec"]["nodeName"])
+    world.cluster.mark_deleted("jobsets", "default", "lm", grace_s=0)
+    world.controllers.sync()
+    raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
+    world.cluster.remove("checkpointedtrainingjobs", "default", "lm")
+    world.cluster.remove("configmaps", "default", "lm-stepkeeper")
+    meta = {key: raw["metadata"][key] for key in ("name", "namespace", "generation")}
+    world.cluster.put(
+        "checkpointedtrainingjobs",
+        {"apiVersion": raw["apiVersion"], "kind": raw["kind"], "metadata": meta, "spec": raw["spec"]},
+    )
+    for _ in range(30):
+        await world.reconcile()
+        world.controllers.sync()
+        world.now += 10
+    assert world.phase() is Phase.RUNNING
     assert world.causes == [None]

@@ -223,3 +223,23 @@ async def test_live_pods_of_a_job_with_a_longer_name_hold_up_nothing() -> None:
     world.cluster.put("jobs", {"metadata": job | {"ownerReferences": [js]}, "spec": {}, "status": {}})
     await world.reconcile()
     assert world.jobset is not None
+
+
+@pytest.mark.parametrize("n_hosts", [1, 4])
+async def test_a_refused_edit_of_the_placement_changes_nothing_that_is_said_of_what_runs(
+    n_hosts: int,
+) -> None:
+    world = await running()
+    world.edit(placement={"hosts": {"count": n_hosts}}, livelyness={})
+    await world.run_until_settled()
+    assert world.condition("Accepted") == (ConditionStatus.FALSE, "UnknownField")
+    assert world.phase() is Phase.RUNNING
+    assert message_of(world, "Running") == "2 of 2 pods run"
+    world.controllers.end_pod(world.pods[0], 0)
+    await world.run_until_settled()
+    assert message_of(world, "Running") == "1 of 2 pods have exited 0"
+    world.receive_report(training_report(sequence=3, step=30))
+    await world.reconcile()
+    world.now += 3601
+    await world.reconcile()
+    assert world.condition("Progressing") == (ConditionStatus.FALSE, "PodsFinishedOthersRun")
