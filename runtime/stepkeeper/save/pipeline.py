@@ -140,6 +140,9 @@ class SavePipeline:
                 is_last=request.is_last,
                 note_progress=self._waits.note_progress,
             )
+            is_built = state is not request.state
+            self.state_watch.check_save(request.step, state, snapshot.plan, is_built=is_built)
+            clock.mark_released()
             self._pending.add(in_flight)
             self._persisting.submit(self._run_save, job)
         except BaseException as error:
@@ -149,8 +152,6 @@ class SavePipeline:
             self._pending.give_back(region if transfer is None else Region())
             self._refuse(name, request.step, error)
             raise
-        is_built = state is not request.state
-        self.state_watch.check_save(request.step, state, snapshot.plan, is_built=is_built)
         return in_flight
 
     def _refuse(self, name: str, step: int, error: BaseException) -> None:
@@ -178,7 +179,6 @@ class SavePipeline:
         snapshot = self._snapshots.take_snapshot(state, region, timeout_s=left_s)
         try:
             self.prepared = True
-            clock.mark_released()
             limits = self._rank_group.limits
             return snapshot, self._transfers.submit(transfer_snapshot, snapshot, region, clock, limits)
         except BaseException:
