@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from stepkeeper_planners import adapters
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
+from stepkeeper_planners.state.nesting import encode_nesting
 from stepkeeper_planners.state.per_rank import Resize
 from stepkeeper_planners.state.resizable import Resizable, find_resizable
 from stepkeeper_planners.state.tree import FlatState
@@ -32,6 +33,8 @@ class LoadRequest:
     """The names of the state's dicts and lists. Older writers store one without tensors as a single value."""
     resizable: Mapping[str, Resizable] = field(default_factory=dict)
     """The parts that may get another number of items than they have now, by name."""
+    marks: Collection[str] = ()
+    """The marks of the state's keys and empty dicts, as `encode_nesting` names them."""
 
 
 def build_load_request(
@@ -50,6 +53,7 @@ def build_load_request(
 
     Raises:
         UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
+        DuplicateNameError: two keys of a dict have one name.
     """
     placed = shardings or {}
     return LoadRequest(
@@ -64,6 +68,7 @@ def build_load_request(
         ),
         containers=frozenset(_containers(flat.tree, "")),
         resizable=find_resizable(state, flat),
+        marks=encode_nesting(flat.tree).keys(),
     )
 
 

@@ -8,8 +8,10 @@ from stepkeeper_planners.loading.load_request import LoadRequest, Path
 from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.loading.state_reads import ValueRead
 from stepkeeper_planners.loading.stored_state import StoredState
+from stepkeeper_planners.state.nesting import is_mark_of_empty, is_mark_of_foreign_key
 from stepkeeper_planners.state.per_rank import parse_stored_name
 from stepkeeper_planners.state.resizable import Resizable
+from stepkeeper_planners.state.tree import join_path
 
 __all__ = ["ResizedReads", "match_resizable"]
 
@@ -37,53 +39,84 @@ def match_resizable(request: LoadRequest, stored: StoredState, rules: LoadRules)
     """
     if not request.resizable:
         return ResizedReads()
-    names = sorted({*stored.values, *stored.tensors})
-    wanted = sorted(request.values)
-    values = frozenset(stored.values)
-    reads: list[ValueRead] = []
-    covered: set[str] = set()
-    mismatched: dict[str, str] = {}
+    matching = _Matching(request, stored)
     for fqn, part in request.resizable.items():
-        if not rules.selects(fqn) or (fqn in request.values and fqn in values):
-            continue
-        below = list(_list_below(names, fqn))
-        if fqn in values:
-            read = ValueRead(fqn=fqn, stored_names=(fqn,))
-        elif not _is_read_whole(fqn, part, below, values):
-            continue
+        if rules.selects(fqn) and not (fqn in request.values and fqn in matching.values):
+            matching.match(fqn, part)
+    return ResizedReads(
+        reads=matching.reads, names=frozenset(matching.covered), mismatched=matching.mismatched
+    )
+
+
+class _Matching:
+    """Match one part after the other."""
+
+    def __init__(self, request: LoadRequest, stored: StoredState) -> None:
+        self._request, self._stored = request, stored
+        self._names = sorted({*stored.values, *stored.tensors})
+        self._wanted = sorted(request.values)
+        self.values = frozenset(stored.values)
+        self.reads: list[ValueRead] = []
+        self.covered: set[str] = set()
+        self.mismatched: dict[str, str] = {}
+
+    def match(self, fqn: str, part: Resizable) -> None:
+        """Add the read of a part, if it is to be read as a whole."""
+        below = list(_list_below(self._names, fqn))
+        if fqn in self.values:
+            self._cover(fqn)
+            self.reads.append(ValueRead(fqn=fqn, stored_names=(fqn,)))
+        elif fqn in self._stored.tensors or (not below and self._is_in_value(part.path)):
+            return
+        elif all(name in self.values and parse_stored_name(name) is None for name in below):
+            self._match_opened(fqn, part, below)
+
+    def _match_opened(self, fqn: str, part: Resizable, below: Sequence[str]) -> None:
+        """Add the read of a part that was saved entry by entry, also if no entry has come of it."""
+        items = {name[len(fqn) + 1 :].partition(".")[0] for name in below}
+        if part.length is not None and not all(map(str.isdecimal, items)):
+            # It is a dict in the checkpoint.
+            return
+        paths = _select_paths(self._stored.read_paths(), part.path)
+        marks = paths.keys() - self.values
+        if not below and not paths:
+            return
+        if part.length is not None and not all(path and isinstance(path[0], int) for path in paths.values()):
+            self.mismatched[fqn] = "a dict in the checkpoint, a list in the state"
+            self._cover(fqn)
+            return
+        length = max((int(item) + 1 for item in items), default=0) if part.length is not None else None
+        if length is not None and length == part.length and marks <= set(self._request.marks):
+            return
+        self._cover(fqn)
+        foreign = sorted(str(paths[name][-1]) for name in marks if is_mark_of_foreign_key(name))
+        if not paths.keys() >= set(below):
+            self.mismatched[fqn] = (
+                "saved entry by entry, by a writer that didn't store which keys lead to each. Load it with as many "
+                "items as it was saved with"
+            )
+        elif foreign:
+            self.mismatched[fqn] = (
+                f"saved with keys that can't be made again from their text: {', '.join(foreign[:8])}. Use str, int or "
+                "another plain scalar, or tuples of them"
+            )
         else:
-            paths = _select_paths(stored.read_paths(), part.path)
-            if not paths.keys() >= set(below):
-                mismatched[fqn] = (
-                    "saved entry by entry, by a writer that didn't store which keys lead to each. Load it with as many "
-                    "items as it was saved with"
-                )
-                covered.update((fqn, *_list_below(wanted, fqn)))
-                continue
-            read = ValueRead(fqn=fqn, stored_names=tuple(below), paths=paths)
-        reads.append(read)
-        covered.update((fqn, *_list_below(wanted, fqn)))
-    return ResizedReads(reads=reads, names=frozenset(covered), mismatched=mismatched)
+            self.reads.append(ValueRead(fqn=fqn, stored_names=tuple(below), paths=paths))
 
+    def _cover(self, fqn: str) -> None:
+        self.covered.update((fqn, *_list_below(self._wanted, fqn)))
 
-def _is_read_whole(fqn: str, part: Resizable, below: Sequence[str], values: frozenset[str]) -> bool:
-    if not below or not all(name in values and parse_stored_name(name) is None for name in below):
-        return False
-    if part.length is None:
-        return True
-    items = {name[len(fqn) + 1 :].partition(".")[0] for name in below}
-    if not all(map(str.isdecimal, items)):
-        # It is a dict in the checkpoint.
-        return False
-    return max(map(int, items)) + 1 != part.length
+    def _is_in_value(self, path: Path) -> bool:
+        """Tell whether a list or dict around the part is one value: older writers keep those without tensors so."""
+        return any(join_path(path[:length]) in self.values for length in range(1, len(path)))
 
 
 def _select_paths(paths: Mapping[str, Path], path: Path) -> dict[str, Path]:
-    """Return the paths below this one, without it."""
+    """Return the paths below this one, without it, and the mark of an empty dict there."""
     return {
         name: each[len(path) :]
         for name, each in paths.items()
-        if len(each) > len(path) and each[: len(path)] == path
+        if each[: len(path)] == path and (len(each) > len(path) or is_mark_of_empty(name))
     }
 
 

@@ -1,18 +1,21 @@
-"""Mark number keys and empty dicts of a nested state, and rebuild the state from flat names.
+"""Mark keys that are no strings and empty dicts of a nested state, and rebuild the state from flat names.
 
 torch.distributed.checkpoint makes strings of all keys and drops empty dicts. Both are marked in its planner data by
 paths under names that no entry has. Every reader of checkpoints ignores such paths.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from stepkeeper_planners.errors import SourceError
-from stepkeeper_planners.state.tree import Path, has_scalars_only
+from stepkeeper_planners.errors import DuplicateNameError, SourceError
+from stepkeeper_planners.state.key_texts import is_literal, parse_literal
+from stepkeeper_planners.state.tree import Path, has_scalars_only, join_path
 
-__all__ = ["encode_nesting", "rebuild_nesting"]
+__all__ = ["encode_nesting", "is_mark_of_empty", "is_mark_of_foreign_key", "rebuild_nesting"]
 
 _NUMBER: Final = "\0number"
+_LITERAL: Final = "\0literal"
+_FOREIGN: Final = "\0foreign"
 _EMPTY: Final = "\0empty"
 _MAX_DEPTH: Final = 200
 _MOST_DIGITS: Final = 4000
@@ -23,9 +26,34 @@ _MOST_UNNAMED: Final = 1_000_000
 """The most list items that may be missing among the entries. Stock torch leaves out empty dicts."""
 
 
-def encode_nesting(state: Mapping[Any, object]) -> dict[str, Path]:
-    """Return the paths to add to a checkpoint's planner data, which mark number keys and empty dicts."""
-    return {".".join(map(str, path)) + kind: path for kind, path in _list_marks(state, ())}
+def encode_nesting(state: Mapping[Any, object] | list[Any], path: Path = ()) -> dict[str, Path]:
+    """Return the paths to add to a checkpoint's planner data, which mark keys that are no strings and empty dicts.
+
+    Args:
+        state: a nested state, or a part of one.
+        path: the keys that lead to it.
+
+    Raises:
+        DuplicateNameError: two keys or two empty dicts have one name.
+    """
+    marks: dict[str, Path] = {}
+    for kind, below in _list_marks(state, path):
+        other = marks.setdefault(join_path(below) + kind, below)
+        if other is not below:
+            raise DuplicateNameError(
+                f"{below} and {other} are both named {join_path(below)!r} once keys are joined with dots; rename one"
+            )
+    return marks
+
+
+def is_mark_of_empty(name: str) -> bool:
+    """Tell whether a name of the planner data marks an empty dict."""
+    return name.endswith(_EMPTY)
+
+
+def is_mark_of_foreign_key(name: str) -> bool:
+    """Tell whether a name of the planner data marks a key that can't be made again from its text."""
+    return name.endswith(_FOREIGN)
 
 
 def rebuild_nesting(leaves: Mapping[str, object], paths: Mapping[str, Path], *, where: str) -> dict[Any, Any]:
@@ -43,13 +71,14 @@ def rebuild_nesting(leaves: Mapping[str, object], paths: Mapping[str, Path], *, 
     tree = _Tree(where, _MOST_UNNAMED + len(leaves) + len(paths))
     for fqn, leaf in leaves.items():
         tree.put_leaf(fqn, paths.get(fqn, (fqn,)), leaf)
-    numbers: set[Path] = set()
+    kinds: dict[Path, str] = {}
     for name, path in paths.items():
         if name.endswith(_EMPTY):
             tree.put_empty_dict(name.removesuffix(_EMPTY), path)
-        elif name.endswith(_NUMBER):
-            numbers.add(tree.check_path(name.removesuffix(_NUMBER), path))
-    root: dict[Any, Any] = tree.build(numbers)
+        for kind in (_NUMBER, _LITERAL):
+            if name.endswith(kind):
+                kinds[tree.check_path(name.removesuffix(kind), path)] = kind
+    root: dict[Any, Any] = tree.build(kinds)
     return root
 
 
@@ -57,14 +86,33 @@ def _list_marks(node: object, path: Path) -> Iterator[tuple[str, Path]]:
     if isinstance(node, Mapping):
         if not node and path:
             yield _EMPTY, path
+        if not {*map(type, node)} <= {str}:
+            yield from _list_key_marks(node, path)
         for key, value in node.items():
-            below = (*path, str(key))
-            if type(key) is int:
-                yield _NUMBER, below
-            yield from _list_marks(value, below)
+            yield from _list_marks(value, (*path, str(key)))
     elif isinstance(node, list) and not has_scalars_only(node):
         for index, value in enumerate(node):
             yield from _list_marks(value, (*path, index))
+
+
+def _list_key_marks(node: Mapping[Any, object], path: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the marks of keys that aren't equal to their text.
+
+    Raises:
+        DuplicateNameError: two keys have one text.
+    """
+    texts: dict[str, object] = {}
+    for key in node:
+        text = str(key)
+        if text in texts:
+            raise DuplicateNameError(
+                f"{key!r} and {texts[text]!r} are both named {join_path((*path, text))!r}; rename one"
+            )
+        texts[text] = key
+        if type(key) is int:
+            yield _NUMBER, (*path, text)
+        elif text != key:
+            yield _LITERAL if is_literal(key, text) else _FOREIGN, (*path, text)
 
 
 class _Tree:
@@ -103,26 +151,31 @@ class _Tree:
             raise self._error(name, path, "is no path to an entry")
         return path
 
-    def build(self, numbers: Collection[Path]) -> Any:
-        """Return the tree, with numbers for the keys at which these paths end."""
-        return self._build(self._root, (), frozenset(numbers))
+    def build(self, kinds: Mapping[Path, str]) -> Any:
+        """Return the tree, with the keys at which these paths end made from their texts."""
+        return self._build(self._root, (), kinds)
 
-    def _build(self, node: Any, path: Path, numbers: frozenset[Path]) -> Any:
+    def _build(self, node: Any, path: Path, kinds: Mapping[Path, str]) -> Any:
         if id(node) not in self._made:
             return None if node is _UNSET else node
         if isinstance(node, list):
-            return [self._build(item, (*path, index), numbers) for index, item in enumerate(node)]
+            return [self._build(item, (*path, index), kinds) for index, item in enumerate(node)]
         whole: dict[Any, Any] = {}
         for key, item in node.items():
             below = (*path, key)
-            last = self._parse_key(below) if below in numbers else key
+            last = self._parse_key(below, kinds[below]) if below in kinds else key
             if last in whole:
                 raise self._error(str(key), below, "leads to where another one does")
-            whole[last] = self._build(item, below, numbers)
+            whole[last] = self._build(item, below, kinds)
         return whole
 
-    def _parse_key(self, path: Path) -> int:
+    def _parse_key(self, path: Path, kind: str) -> object:
         text = str(path[-1])
+        if kind == _LITERAL:
+            try:
+                return parse_literal(text)
+            except ValueError:
+                raise self._error(text, path, "ends in no key") from None
         if len(text) > _MOST_DIGITS or not text.removeprefix("-").isdecimal():
             raise self._error(text, path, "ends in no number")
         return int(text)

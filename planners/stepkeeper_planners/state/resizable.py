@@ -23,7 +23,7 @@ __all__ = ["Resizable", "find_resizable", "list_resizable"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resizable:
-    """A list, an empty dict or a `Whole` in a state."""
+    """A list, an empty dict, a plain value or a `Whole` in a state."""
 
     path: Path
     length: int | None
@@ -33,7 +33,8 @@ class Resizable:
 def find_resizable(state: Mapping[str, object], flat: FlatState) -> dict[str, Resizable]:
     """Find the parts of a state that are loaded with as many items as were saved, by name.
 
-    These are, in the training's own dicts and lists: lists of plain values, also of dicts of them, and empty dicts.
+    These are, in the training's own dicts and lists: lists of plain values, also of dicts of them, empty dicts, and
+    plain values, in whose place a dict or list may have been saved.
     What an object's state_dict() returns is compared entry by entry. A `Whole` is such a part anywhere.
 
     Args:
@@ -47,7 +48,7 @@ def find_resizable(state: Mapping[str, object], flat: FlatState) -> dict[str, Re
 
 
 def list_resizable(state: Mapping[str, object]) -> dict[str, Resizable]:
-    """List a state's lists of plain values and empty dicts by name; see `find_resizable`.
+    """List a state's plain values, lists of them and empty dicts by name; see `find_resizable`.
 
     Raises:
         UnsupportedValueError: the state holds itself, or the same containers again and again.
@@ -71,12 +72,12 @@ class _Walk:
         check_depth(path)
         items = node.items() if isinstance(node, Mapping) else enumerate(node)
         for key, item in items:
-            if not isinstance(item, Mapping | list) or is_stateful(item):
+            if is_stateful(item) or isinstance(item, torch.Tensor | PerRank | Whole):
                 continue
             below = (*path, key if isinstance(node, list) else str(key))
             if isinstance(item, list) and self._is_plain(item):
                 yield Resizable(path=below, length=len(item))
-            elif not item:
+            elif not isinstance(item, Mapping | list) or not item:
                 yield Resizable(path=below, length=None)
             else:
                 self._seen.visit(item, below)

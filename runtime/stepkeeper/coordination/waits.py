@@ -68,6 +68,9 @@ class Waits:
         self._death: StepkeeperError | None = None
         self._has_ended = threading.Event()
         self._progress_s = 0.0
+        self._over_since_s: float | None = None
+        """Time of the last progress before the time of a notice was over for a wait."""
+
         self._calls: dict[object, float] = {}
 
     def heed_notices(self, left_s: Callable[[float], float | None]) -> None:
@@ -162,8 +165,13 @@ class Waits:
 
         """
         self.raise_loss()
-        left_s = self.notice_left_s(max(since_s, self._progress_s))
+        progress_s = max(since_s, self._progress_s)
+        if self._over_since_s is not None and self._progress_s <= self._over_since_s:
+            # The time was over before, for another wait: it doesn't start anew with each.
+            progress_s = self._over_since_s
+        left_s = self.notice_left_s(progress_s)
         if left_s is not None and left_s <= 0:
+            self._over_since_s = progress_s
             raise NoticeDeadlineError(
                 f"the time that a notice leaves was over after a wait of {time.monotonic() - since_s:.1f} s: what is "
                 "committed stays as it is, what isn't won't be; the next start resumes the newest commit"

@@ -43,9 +43,13 @@ class PendingSaves:
         """Add a save that was started: the newest one now."""
         self._saves.append(save)
 
+    def drop(self, save: InFlight) -> None:
+        """Forget a save that came to nothing as it was started."""
+        self._saves = [each for each in self._saves if each is not save]
+
     def is_newest(self, save: InFlight) -> bool:
         """Return True if no later save was started."""
-        return save is self._saves[-1]
+        return not self._saves or save is self._saves[-1]
 
     def take_region(self, timeout_s: float | None) -> Region:
         """Wait for a region that no save needs any more, and take it.
@@ -63,7 +67,10 @@ class PendingSaves:
         while not self._free_regions:
             left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
             oldest = next((each for each in self._saves if not each.region_released.done()), None)
-            if oldest is not None and not self._waits.await_all([oldest.region_released], left_s):
+            if oldest is None:
+                # An exception of a signal handler came between taking the last one and using it.
+                return Region()
+            if not self._waits.await_all([oldest.region_released], left_s):
                 raise TimeoutError(
                     f"the save of step {oldest.step} was still in flight after {timeout_s:.1f} s"
                 )

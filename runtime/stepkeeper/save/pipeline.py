@@ -119,36 +119,48 @@ class SavePipeline:
         clock = clock or SaveClock()
         # In the train thread, and before this call holds anything that it would have to give back.
         metrics = numeric_metrics(request.metrics)
-        region = self._pending.take_region(timeout_s)
-        in_flight = self._follow_save(request.step, clock)
         name = f"save/{self._number}"
-        self._number += 1
+        region = self._pending.take_region(timeout_s)
+        in_flight, transfer = None, None
         try:
+            self._number += 1
+            in_flight = self._follow_save(request.step, clock)
             state = build_state(request.state, request.step)
             snapshot, transfer = self._take_snapshot(state, region, clock, ends_s)
+            job = SaveJob(
+                name=name,
+                in_flight=in_flight,
+                origin=self._lineage.origin,
+                is_continued=self._lineage.is_continued(state),
+                snapshot=snapshot,
+                region=region,
+                transfer=transfer,
+                release_region=partial(self._pending.release_region, region, in_flight),
+                metrics=metrics,
+                is_last=request.is_last,
+                note_progress=self._waits.note_progress,
+            )
+            is_built = state is not request.state
+            self.state_watch.check_save(request.step, state, snapshot.plan, is_built=is_built)
+            clock.mark_released()
+            self._pending.add(in_flight)
+            self._persisting.submit(self._run_save, job)
         except BaseException as error:
-            self._pending.give_back(region)
-            refusal = f"{type(error).__name__}: {error}"
-            self._persisting.submit(self._announce_refusal, name, request.step, refusal)
+            if in_flight is not None:
+                self._pending.drop(in_flight)
+            # A transfer that has begun may still write into its own.
+            self._pending.give_back(region if transfer is None else Region())
+            self._refuse(name, request.step, error)
             raise
-        job = SaveJob(
-            name=name,
-            in_flight=in_flight,
-            origin=self._lineage.origin,
-            is_continued=self._lineage.is_continued(state),
-            snapshot=snapshot,
-            region=region,
-            transfer=transfer,
-            release_region=partial(self._pending.release_region, region, in_flight),
-            metrics=metrics,
-            is_last=request.is_last,
-            note_progress=self._waits.note_progress,
-        )
-        self._pending.add(in_flight)
-        self._persisting.submit(self._run_save, job)
-        is_built = state is not request.state
-        self.state_watch.check_save(request.step, state, snapshot.plan, is_built=is_built)
         return in_flight
+
+    def _refuse(self, name: str, step: int, error: BaseException) -> None:
+        """Have the other ranks told that nothing comes of a save here."""
+        refusal = f"{type(error).__name__}: {error}"
+        try:
+            self._persisting.submit(self._announce_refusal, name, step, refusal)
+        except SaveError:  # no thread can be started
+            self._announce_refusal(name, step, refusal)
 
     def _follow_save(self, step: int, clock: SaveClock) -> InFlight:
         in_flight = InFlight(step, clock, self._waits)
@@ -167,7 +179,6 @@ class SavePipeline:
         snapshot = self._snapshots.take_snapshot(state, region, timeout_s=left_s)
         try:
             self.prepared = True
-            clock.mark_released()
             limits = self._rank_group.limits
             return snapshot, self._transfers.submit(transfer_snapshot, snapshot, region, clock, limits)
         except BaseException:

@@ -115,7 +115,8 @@ class SaveClock:
         released_s = self._stalled_s or now_s
         written_s = self._reached_s.get(SaveState.COMMITTING, now_s)
         writing_s = self._reached_s.get(SaveState.WRITING, written_s)
-        transferred_s = self._transferred_s or writing_s
+        # Copies may have come to the host before the train thread went on.
+        transferred_s = max(released_s, self._transferred_s or writing_s)
         return SaveReport(
             step=step,
             sequence=sequence,
@@ -124,7 +125,7 @@ class SaveClock:
             total_bytes=total_bytes,
             stall_s=released_s - self.began_s,
             transfer_s=transferred_s - released_s,
-            queue_s=writing_s - transferred_s,
+            queue_s=max(0.0, writing_s - transferred_s),
             persist_s=written_s - writing_s,
             commit_s=now_s - written_s,
             duration_s=now_s - self.began_s,

@@ -3,11 +3,13 @@
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import SupportsIndex
+from typing import Final, SupportsIndex
 
 from stepkeeper.save.given_state import GivenState
 
 __all__ = ["SaveRequest", "validate_step"]
+
+_STEPS_END: Final = 1 << 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +35,10 @@ def validate_step(step: SupportsIndex) -> int:
 
     Raises:
         TypeError: `step` is no whole number.
-        ValueError: `step` is negative.
+        ValueError: `step` is negative, or no 64 bits have it.
 
     """
     number = operator.index(step)
-    if number < 0:
-        raise ValueError(f"a step is a number of at least 0, not {number}")
+    if not 0 <= number < _STEPS_END:
+        raise ValueError(f"a step is a number of at least 0, and below 2**63, not {number}")
     return number

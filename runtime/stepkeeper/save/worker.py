@@ -9,12 +9,14 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from stepkeeper.coordination.waits import Waits
-from stepkeeper.errors import StepkeeperError
+from stepkeeper.errors import SaveError, StepkeeperError
+from stepkeeper.loggers import logger
 
 __all__ = ["Worker"]
 
 T = TypeVar("T")
 _LOOK_S: Final = 0.2
+_log: Final = logger(__name__)
 
 
 class Worker:
@@ -39,6 +41,7 @@ class Worker:
         self._lock = threading.Lock()
         self._calls: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
+        self._is_guarded = False
         self._given_up = threading.Event()
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
@@ -46,6 +49,9 @@ class Worker:
 
         Returns:
             What it returns or raises.
+
+        Raises:
+            SaveError: No thread can be started now. The call won't be run.
 
         """
         future: Future[T] = Future()
@@ -59,10 +65,35 @@ class Worker:
         with self._lock:
             self._calls.append(run)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
-                threading.Thread(target=self._await_thread, args=(self._thread,), name="save-guard").start()
+                self._start_thread()
+            if not self._is_guarded:
+                self._start_guard(self._thread)
         return future
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._calls.pop()
+            raise SaveError(
+                f"no thread could be started for the save ({error}): the process or its pod has as many as it may "
+                "have. A later save tries again"
+            ) from error
+        self._thread, self._is_guarded = thread, False
+
+    def _start_guard(self, thread: threading.Thread | None) -> None:
+        """Let the interpreter wait for the thread at its end. If that fails, the next call tries it again."""
+        if thread is None:
+            return
+        try:
+            threading.Thread(target=self._await_thread, args=(thread,), name="save-guard").start()
+        except RuntimeError as error:
+            _log.warning(
+                "no thread could be started (%s): a save in flight at the process's end is lost", error
+            )
+        else:
+            self._is_guarded = True
 
     def close(self, timeout_s: float) -> bool:
         """Wait until the calls have ended, and give them up after `timeout_s` seconds.

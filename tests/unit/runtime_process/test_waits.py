@@ -9,7 +9,7 @@ import pytest
 
 from stepkeeper.coordination import waits as waits_module
 from stepkeeper.coordination.waits import Waits
-from stepkeeper.errors import FencedError, NoticeDeadlineError, PeerLostError, StepkeeperError
+from stepkeeper.errors import FencedError, NoticeDeadlineError, PeerLostError, SaveError, StepkeeperError
 from stepkeeper.save.worker import Worker
 
 
@@ -107,6 +107,63 @@ def test_a_worker_whose_waits_have_ended_holds_up_no_end_of_the_interpreter() ->
     assert not guard.is_alive()
     free.set()
     assert worker.close(60)
+
+
+def test_the_time_of_a_notice_starts_anew_with_progress_and_with_no_further_wait() -> None:
+    waits = Waits()
+    told_s = time.monotonic() - 60.0
+
+    class Silence:
+        def left_s(self, progress_s: float) -> float:
+            return max(told_s, progress_s) + 22.0 - time.monotonic()
+
+    silence = Silence()
+    waits.heed_notices(silence.left_s)
+    waits.check(time.monotonic())
+    with pytest.raises(NoticeDeadlineError):
+        waits.check(told_s)
+    with pytest.raises(NoticeDeadlineError):
+        waits.check(time.monotonic())
+    waits.note_progress()
+    waits.check(told_s)
+
+
+def _fail_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let the next start of a thread of this name fail, as in a pod that has as many as it may have."""
+    start, left = threading.Thread.start, [True]
+
+    def fail(thread: threading.Thread) -> None:
+        if left and thread.name == name:
+            left.clear()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+
+
+def test_a_thread_that_could_not_be_started_is_started_by_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker, run = Worker("save", Waits()), list[int]()
+    _fail_once(monkeypatch, "save")
+    with pytest.raises(SaveError, match="no thread could be started"):
+        worker.submit(run.append, 1)
+    worker.submit(run.append, 2).result(60)
+    assert run == [2], "the call that was refused isn't run later"
+    assert worker.close(60)
+
+
+def test_a_call_runs_without_a_guard_that_could_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, free = Worker("save", Waits()), threading.Event()
+    _fail_once(monkeypatch, "save-guard")
+    first = worker.submit(free.wait, 60)
+    assert not [each for each in threading.enumerate() if each.name == "save-guard"]
+    second = worker.submit(free.wait, 60)
+    (guard,) = [each for each in threading.enumerate() if each.name == "save-guard"]
+    free.set()
+    assert first.result(60)
+    assert second.result(60)
+    guard.join(60)
 
 
 @pytest.mark.parametrize("died", [True, False])

@@ -13,6 +13,7 @@ from stepkeeper_planners.loading.differences import Differences
 from stepkeeper_planners.loading.load_request import LoadRequest
 from stepkeeper_planners.loading.matching import compare
 from stepkeeper_planners.loading.stored_state import StoredState, StoredTensor
+from stepkeeper_planners.state.nesting import encode_nesting, is_mark_of_empty
 from stepkeeper_planners.state.per_rank import stored_name
 from stepkeeper_planners.state.resizable import Resizable
 from stepkeeper_planners.state.tree import FlatState, Path, join_path
@@ -35,7 +36,7 @@ class Outline:
     values: Mapping[str, Path]
     per_rank: frozenset[str]
     paths: Mapping[str, Path]
-    """The keys that lead to each name, and the marks of empty dicts."""
+    """The keys that lead to each name, and the marks of keys and empty dicts."""
 
     @classmethod
     def of_state(cls, flat: FlatState) -> Self:
@@ -47,7 +48,7 @@ class Outline:
             aliases=flat.aliases,
             values={name: flat.paths[name] for name in flat.values},
             per_rank=frozenset(flat.per_rank),
-            paths=flat.paths,
+            paths=flat.paths | encode_nesting(flat.tree),
         )
 
     @classmethod
@@ -95,6 +96,7 @@ def foresee(start: Outline, resizable: Mapping[str, Resizable], saved: Outline, 
             _list_containers(path for name, path in start.paths.items() if name not in same)
         ),
         resizable=resizable,
+        marks=start.paths.keys(),
     )
     stored = StoredState(
         tensors={
@@ -106,7 +108,7 @@ def foresee(start: Outline, resizable: Mapping[str, Resizable], saved: Outline, 
         read_paths=lambda: saved.paths,
     )
     _, differences = compare(request, stored, ranks)
-    return _add_containers(differences, request, saved)
+    return _add_empty_dicts(_add_containers(differences, request, saved), start, resizable, saved)
 
 
 def _list_same_tensors(start: Outline, saved: Outline) -> frozenset[str]:
@@ -132,4 +134,23 @@ def _add_containers(differences: Differences, request: LoadRequest, saved: Outli
         missing=differences.missing,
         unexpected=differences.unexpected,
         mismatched={**differences.mismatched, **reasons},
+    )
+
+
+def _add_empty_dicts(
+    differences: Differences, start: Outline, resizable: Mapping[str, Resizable], saved: Outline
+) -> Differences:
+    """Add empty dicts that are saved in a dict of the start that isn't empty: a restore doesn't make them there."""
+    new = (path for name, path in saved.paths.items() if is_mark_of_empty(name) and name not in start.paths)
+    left_out = {
+        join_path(path): "an empty dict, which the next start's restore leaves out"
+        for path in new
+        if not any(join_path(path[:length]) in resizable for length in range(1, len(path) + 1))
+    }
+    if not left_out:
+        return differences
+    return Differences(
+        missing=differences.missing,
+        unexpected=differences.unexpected,
+        mismatched={**left_out, **differences.mismatched},
     )

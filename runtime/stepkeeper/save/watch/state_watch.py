@@ -1,5 +1,6 @@
 """Tell, when a state is saved, what would surprise the next start: what its restore would refuse, and stale values."""
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -22,6 +23,9 @@ _MOMENTS: Final = re.compile(r"(^|\.)state\.\d+\.")
 
 _CHANGES: Final = 3
 """After so many saves with other list items each, the cost of that is told."""
+
+_MANY_VALUES: Final = 1000
+"""So many values, each an entry of its own, hold up the training by some tenths of a second at each such save."""
 
 
 class StateWatch:
@@ -107,9 +111,14 @@ class StateWatch:
         elif self._start.names != saved.names:
             self._changes += 1
             if self._changes == _CHANGES:
-                _log.info(
-                    "lists or dicts in the state are stored item by item, and have other items in each save, which is "
-                    "then planned anew. Whole(...) around one makes one value of it",
+                many = len(saved.values) >= _MANY_VALUES
+                grown = sorted({name.partition(".")[0] for name in self._start.names ^ saved.names})
+                _log.log(
+                    logging.WARNING if many else logging.INFO,
+                    "%s: stored item by item, with other items in each save, which is then planned anew and holds up "
+                    "the training (%d values). Whole(...) around it makes one value of it",
+                    ", ".join(grown[:_SHOWN]),
+                    len(saved.values),
                     extra={"step": step},
                 )
 

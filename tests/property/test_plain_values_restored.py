@@ -1,0 +1,135 @@
+"""Any plain value, restored into a state that began with any other: it comes back, or the save tells that it won't."""
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepkeeper.save.watch.next_start import Outline, foresee
+from stepkeeper_planners.errors import DuplicateNameError, LoadMismatchError
+from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.loading.load_request import build_load_request
+from stepkeeper_planners.loading.matching import compare
+from stepkeeper_planners.loading.stored_state import StoredState
+from stepkeeper_planners.state.filling import fill_state
+from stepkeeper_planners.state.nesting import encode_nesting
+from stepkeeper_planners.state.resizable import find_resizable
+from stepkeeper_planners.state.tree import flatten_state
+
+ALONE = Ranks(rank=0, world_size=1)
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(0, 3), st.floats(allow_nan=False), st.text("ab", max_size=2)
+)
+KEYS = st.one_of(
+    st.text("ab1", min_size=1, max_size=2),
+    st.none(),
+    st.booleans(),
+    st.integers(-1, 2),
+    st.floats(allow_nan=False),
+    st.tuples(SCALARS, st.integers()),
+)
+
+
+def nested(keys: st.SearchStrategy[Any], least: int) -> st.SearchStrategy[Any]:
+    return st.recursive(
+        st.one_of(SCALARS, st.tuples(SCALARS)),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3), st.dictionaries(keys, inner, min_size=least, max_size=3)
+        ),
+        max_leaves=6,
+    )
+
+
+SAVED = nested(KEYS, 0)
+# An empty dict of the start stays where nothing was saved in its place.
+STARTS = st.one_of(nested(st.sampled_from(["a", "b", "1"]), 1), st.just({}), st.just([{}]))
+
+
+def restore(start: object, saved: object) -> tuple[object, bool, bool]:
+    """Return what a restore makes of `start`, whether it refuses, and whether the save has told of something."""
+    stored, state = {"n": 1, "v": saved}, {"n": 0, "v": copy.deepcopy(start)}
+    flat, wanted = flatten_state(stored), flatten_state(state)
+    paths = flat.paths | encode_nesting(flat.tree)
+    reads, differences = compare(
+        build_load_request(wanted, ALONE, state),
+        StoredState(tensors={}, values=tuple(flat.values), read_paths=lambda: paths),
+        ALONE,
+    )
+    told = foresee(Outline.of_state(wanted), find_resizable(state, wanted), Outline.of_state(flat), ALONE)
+    if differences:
+        return None, True, bool(told)
+    try:
+        values = {each.fqn: each.build_value(flat.values, None, ALONE) for each in reads.values}
+    except LoadMismatchError:
+        return None, True, bool(told)
+    fill_state(state, wanted, values)
+    return state["v"], False, bool(told)
+
+
+@settings(deadline=None, max_examples=400)
+@given(STARTS, SAVED)
+def test_a_plain_value_comes_back_or_the_save_tells(start: object, saved: object) -> None:
+    try:
+        restored, refused, told = restore(start, saved)
+    except DuplicateNameError:
+        return
+    assert told or (not refused and repr_sorted(restored) == repr_sorted(saved))
+
+
+@settings(deadline=None)
+@given(st.sampled_from([None, 0, "", {}]), SAVED)
+def test_any_value_comes_back_where_nothing_or_a_scalar_was(start: object, saved: object) -> None:
+    try:
+        restored, refused, _ = restore(start, saved)
+    except DuplicateNameError:
+        return
+    assert not refused
+    assert repr_sorted(restored) == repr_sorted(saved)
+
+
+def repr_sorted(value: Any) -> Any:
+    """Describe a value with the types of all keys and items, whatever the order of its dicts."""
+    if isinstance(value, dict):
+        return {"dict": sorted((repr(key), repr(repr_sorted(item))) for key, item in value.items())}
+    if isinstance(value, list):
+        return [repr_sorted(item) for item in value]
+    return repr(value)
+
+
+@pytest.mark.parametrize(
+    ("start", "saved"),
+    [
+        ([{"a": 1}], [{"a": 1}, {}]),
+        ([{"a": 1}], [{"a": 1}, {"b": {}}]),
+        ([{"a": 1}], [{}, {}]),
+        ({}, {"eval": {}}),
+        ({}, [{}]),
+        ([], [{}]),
+        ([], [{0.5: 1, (1, 2): 2}]),
+        ({}, {None: 1, True: 2, 0.5: 3, float("inf"): {}}),
+        (None, {"a": {"b": 1}}),
+        (None, {}),
+        (None, [{"a": 1}, {}]),
+    ],
+)
+def test_what_leaves_no_entry_comes_back(start: object, saved: object) -> None:
+    assert restore(start, saved) == (saved, False, False)
+
+
+@pytest.mark.parametrize(
+    "saved", [{"1": {}, 1: {}}, {"1": {"a": 1}, 1: {"b": 2}}, {"a": {"b": {}}, "a.b": {}}]
+)
+def test_keys_of_one_name_are_refused_at_the_save(saved: object) -> None:
+    with pytest.raises(DuplicateNameError, match="rename one"):
+        restore({}, saved)
+
+
+def test_an_empty_dict_in_a_dict_that_was_not_empty_is_told_of() -> None:
+    assert restore({"a": 1}, {"a": 1, "b": {}}) == ({"a": 1}, False, True)
+
+
+def test_keys_of_other_classes_are_told_of_and_refused() -> None:
+    assert restore({}, {frozenset({1}): 2}) == (None, True, True)
+    assert restore({frozenset({1}): 1}, {frozenset({1}): 2}) == ({frozenset({1}): 2}, False, False)
