@@ -1,5 +1,6 @@
 """Carry out what is to be done after each step: nothing, a save, or one last save and the stop of all ranks."""
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +20,7 @@ from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
 from stepkeeper.training.disruptions import DisruptionHistory
 from stepkeeper.training.environment import Environment
-from stepkeeper.training.grace_period import GracePeriod
+from stepkeeper.training.grace_period import GracePeriod, launcher_grace_s
 from stepkeeper.training.last_step import LastStep
 from stepkeeper.training.notices.announcements import Announcements
 from stepkeeper.training.notices.watcher import Notice, NoticeWatcher
@@ -88,7 +89,7 @@ class StepController:
         stop_save = StopSave(saver, rank_group)
         self.stop_save: Final = stop_save
         grace_s = None if environment is None else environment.identity.grace_s
-        self.grace: Final = GracePeriod(grace_s, self.notices)
+        self.grace: Final = GracePeriod(grace_s, self.notices, launcher_s=launcher_grace_s(os.environ))
         self.process_exit: Final = ProcessExit(
             environment,
             companion,
