@@ -23,6 +23,7 @@ from stepkeeper.training.environment import Environment
 from stepkeeper.training.grace_period import GracePeriod, launcher_grace_s
 from stepkeeper.training.last_step import LastStep
 from stepkeeper.training.notices.announcements import Announcements
+from stepkeeper.training.notices.data_loaders import bearing_ends_of_children
 from stepkeeper.training.notices.watcher import Notice, NoticeWatcher
 from stepkeeper.training.save_decision import SaveConditions, SaveDecider
 from stepkeeper.training.stop_save import StopSave
@@ -193,11 +194,12 @@ class StepController:
             return
         self.notices.record_notice("peer")
         self._progress.set_phase(ReportPhase.SAVING)
-        if self.process_exit.saves_before_stop:
-            self.stop_save.start(request, self.grace.left_s())
-        else:
-            self._await_stops(request.step)
-        self.await_stop_save()
+        with bearing_ends_of_children():
+            if self.process_exit.saves_before_stop:
+                self.stop_save.start(request, self.grace.left_s())
+            else:
+                self._await_stops(request.step)
+            self.await_stop_save()
 
     def stop_at_last_step(self, *, saves: bool) -> None:
         """Save the last finished step as one that all stop at, if `saves`, and wait for the saves in flight."""
