@@ -2,9 +2,11 @@
 
 import json
 import os
+import socket
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,23 @@ def test_the_server_is_asked_as_googles_documentation_says(monkeypatch: pytest.M
             server.wait_for_change("preempted", None, 60)
     with pytest.raises(OSError, match="refused"):
         server.wait_for_change("preempted", None, 60)
+
+
+def test_an_answer_that_comes_drop_by_drop_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            line, _ = listener.accept()
+            with line, suppress(OSError):
+                line.sendall(b"HTTP/1.1 200 OK\r\nMetadata-Flavor: Google\r\nContent-Length: 60000\r\n\r\n")
+                while True:
+                    line.sendall(b" ")
+                    time.sleep(0.02)
+
+        threading.Thread(target=drip, daemon=True).start()
+        server = MetadataServer(f"127.0.0.1:{listener.getsockname()[1]}", answer_s=0.5)
+        with pytest.raises(OSError, match=r"doesn't answer|takes longer"):
+            server.wait_for_change("preempted", None, 60)
 
 
 def await_commit(root: Path, after: int = 0) -> int:

@@ -169,6 +169,20 @@ def test_two_pods_of_two_workers_end_with_75_when_one_is_told_to_stop(tmp_path: 
     assert [(word.code, word.step, word.restart) for word in words] == [(75, latest.step, 0)] * 2
 
 
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_what_loads_the_data_isnt_told_before_the_save_is_done(tmp_path: Path, method: str) -> None:
+    """torchrun hands SIGTERM on to whole sessions, and torch fails a rank whose loaders die."""
+    ((folder, env),) = pods(tmp_path, 1)
+    output = folder / "output"
+    with launched(*torchrun(folder, f"loads-{method}"), env=env, output=output) as process:
+        until_running(process, [folder / f"runs-{rank}" for rank in (0, 1)])
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 75, output.read_text()
+    word = last_word(folder)
+    assert word.committed is not None, output.read_text()
+    assert word.committed.step == word.step
+
+
 def test_a_torchrun_that_starts_its_workers_anew_is_left_alone(tmp_path: Path) -> None:
     ((folder, env),) = pods(tmp_path, 1)
     output = folder / "output"

@@ -6,6 +6,7 @@ __all__ = [
     "CA_FILE_NAME",
     "CONTAINER_NAME",
     "COORDINATOR_PORT",
+    "LAUNCHER_VARIABLE",
     "LOCAL_TIER_FOLDER",
     "NOTICE_FILE",
     "RUN_FOLDER",
@@ -39,6 +40,9 @@ The preStop hook touches it (a shell as PID 1 forwards no SIGTERM).
 
 TOKEN_FILE: Final = "/var/run/secrets/stepkeeper/token"  # noqa: S105  # a path, no secret
 """The projected service-account token for the endpoint."""
+
+LAUNCHER_VARIABLE: Final = "STEPKEEPER_LAUNCHER"
+"""Set in processes below `python -m stepkeeper.launch`, which tells them to stop before it tells their launcher."""
 
 LOCAL_TIER_FOLDER: Final = "/var/cache/stepkeeper"
 """A volume that the template mounts here is the trainer's local tier. The operator adds none."""

@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Final
+
+from stepkeeper.contract import LAUNCHER_VARIABLE
+from stepkeeper.launch.ranks import Rank, children_of, find_ranks
 
 __all__ = ["CommandEnd", "CommandError", "run"]
 
@@ -28,6 +30,9 @@ _STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.
 _BY_SIGNAL: Final = 128
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _LOOK_S: Final = 0.05
+_LOOK_AT_RANKS_S: Final = 0.02
+"""torchrun looks at its processes ten times a second, and may start them anew when it finds that one has ended."""
+
 _MARGIN_S: Final = 0.15
 """Seconds before the kubelet's SIGKILL in which the launcher still has to end with the training's code. The training's
 processes end themselves 0.3 s before it.
@@ -71,19 +76,20 @@ def run(command: Sequence[str], environ: Mapping[str, str], *, grace_s: float) -
     early: list[int] = []
     came: dict[int, float] = {}
     child: subprocess.Popen[bytes] | None = None
+    stop = _RanksFirst()
 
     def forward(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001  # the signature of handlers
         came.setdefault(signum, time.monotonic())
         if child is None:
             early.append(signum)
-        else:
+        elif signum != signal.SIGTERM or not stop.tell(child.pid, came[signum] + grace_s - _MARGIN_S):
             _send(child.pid, signum)
 
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in _FORWARDED:
         signal.signal(number, forward)
     try:
-        child = subprocess.Popen(list(command), env=dict(environ))
+        child = subprocess.Popen(list(command), env={**environ, LAUNCHER_VARIABLE: "1"})
     except FileNotFoundError as error:
         raise CommandError(f"there is no program {command[0]!r}", 127) from error
     except OSError as error:
@@ -95,6 +101,42 @@ def run(command: Sequence[str], environ: Mapping[str, str], *, grace_s: float) -
     if -code in stops:
         _end_orphans(-code, min(stops.values()) + grace_s - _MARGIN_S)
     return CommandEnd(code=code if code >= 0 else _BY_SIGNAL - code, was_told=bool(stops))
+
+
+class _RanksFirst:
+    """Tell the ranks of a torchrun to stop, and torchrun itself when the first of them has ended.
+
+    All of it runs in signal handlers of the main thread, which waits for the command meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._ranks: tuple[Rank, ...] = ()
+
+    def tell(self, pid: int, ends_s: float) -> bool:
+        """Tell the ranks below the command. Return False if there are none, or one that doesn't heed it yet.
+
+        Args:
+            pid: The command's process.
+            ends_s: When the command is told in any case, by time.monotonic().
+
+        """
+        if self._ranks:
+            return True
+        ranks = find_ranks(pid)
+        if not ranks or not all(rank.heeds_sigterm for rank in ranks):
+            return False
+        self._ranks = ranks
+
+        def look(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001  # the signature of handlers
+            if time.monotonic() >= ends_s or any(rank.has_ended for rank in ranks):
+                signal.setitimer(signal.ITIMER_REAL, 0.0)
+                _send(pid, signal.SIGTERM)
+
+        for rank in ranks:
+            rank.tell()
+        signal.signal(signal.SIGALRM, look)
+        signal.setitimer(signal.ITIMER_REAL, _LOOK_AT_RANKS_S, _LOOK_AT_RANKS_S)
+        return True
 
 
 def _send(pid: int, signum: int) -> None:
@@ -109,6 +151,7 @@ def _await_end(pid: int) -> int:
     while True:
         ended, status = os.waitpid(-1, 0)
         if ended == pid:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
             return os.waitstatus_to_exitcode(status)
 
 
@@ -120,7 +163,7 @@ def _end_orphans(signum: int, ends_s: float) -> None:
     told: set[int] = set()
     with suppress(ChildProcessError):
         while time.monotonic() < ends_s:
-            for pid in set(_children()) - told:
+            for pid in set(children_of(os.getpid())) - told:
                 _send(pid, signum)
                 told.add(pid)
             ended, _ = os.waitpid(-1, os.WNOHANG)
@@ -128,8 +171,3 @@ def _end_orphans(signum: int, ends_s: float) -> None:
                 time.sleep(_LOOK_S)
             # Another process may get its number.
             told.discard(ended)
-
-
-def _children() -> Iterator[int]:
-    for children in Path("/proc/self/task").glob("*/children"):
-        yield from map(int, children.read_text().split())

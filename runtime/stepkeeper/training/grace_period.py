@@ -1,13 +1,14 @@
 """Share out the time that a notice leaves: to waits, to saves, and to the end of the process."""
 
 import time
+from collections.abc import Mapping
 from typing import Final
 
-from stepkeeper.contract import END_RESERVE_S
+from stepkeeper.contract import END_RESERVE_S, LAUNCHER_VARIABLE
 from stepkeeper.training.notices.announcements import PREEMPTED
 from stepkeeper.training.notices.watcher import NoticeWatcher
 
-__all__ = ["GracePeriod"]
+__all__ = ["GracePeriod", "launcher_grace_s"]
 
 _CLOSING_S: Final = 9.0
 _CLOSING_STOPPED_S: Final = 4.0
@@ -33,6 +34,11 @@ _PREEMPTED_S: Final = 15.0
 them for the system's pods.
 """
 
+_TORCHRUN_S: Final = 30.0
+"""Seconds after which torchrun kills its processes once it has handed SIGTERM on to them."""
+
+_TORCHRUN_VARIABLE: Final = "TORCHELASTIC_RUN_ID"
+
 _KILLERS: Final = ("sigterm", "file", PREEMPTED)
 """Sources of notices behind which somebody kills the process soon. A rank that was told by another one hears from that
 when it leaves.
@@ -43,19 +49,35 @@ _SAVE_TOGETHER_S: Final = 10.0
 """The same with other ranks, who may have ended already."""
 
 
+def launcher_grace_s(environ: Mapping[str, str]) -> float | None:
+    """Return how many seconds a launcher leaves this process behind SIGTERM; None if it is nobody's that kills.
+
+    Below stepkeeper's own launcher torchrun hears of SIGTERM when the first of its processes has ended.
+
+    Args:
+        environ: The process's environment.
+
+    """
+    return _TORCHRUN_S if _TORCHRUN_VARIABLE in environ and LAUNCHER_VARIABLE not in environ else None
+
+
 class GracePeriod:
     """Tell how much time the notices of this process leave, and to what. Any thread may ask."""
 
-    def __init__(self, grace_s: float | None, notices: NoticeWatcher) -> None:
+    def __init__(
+        self, grace_s: float | None, notices: NoticeWatcher, *, launcher_s: float | None = None
+    ) -> None:
         """Know how long the grace period is, and what begins it.
 
         Args:
             grace_s: Seconds from a notice until the process is killed; None if nobody has said so, as without an
                 operator.
             notices: Know when the process was asked to stop, and by what.
+            launcher_s: Seconds from SIGTERM until the process's launcher kills it; None if that never does.
 
         """
         self._grace_s = grace_s
+        self._launcher_s = launcher_s
         self._notices = notices
 
     def left_s(self) -> float | None:
@@ -137,10 +159,11 @@ class GracePeriod:
         grace_s = self._grace_s
         if grace_s is None:
             return None
-        ends_s = [
-            notice.monotonic_s + (min(grace_s, _PREEMPTED_S) if notice.source == PREEMPTED else grace_s)
-            for notice in self._notices.notices
-        ]
+        limits_s = {PREEMPTED: _PREEMPTED_S, "sigterm": self._launcher_s}
+        ends_s = []
+        for notice in self._notices.notices:
+            limit_s = limits_s.get(notice.source)
+            ends_s.append(notice.monotonic_s + (grace_s if limit_s is None else min(grace_s, limit_s)))
         return min(ends_s, default=None)
 
     @property

@@ -22,7 +22,11 @@ from stepkeeper.process_end.fence import show_exception
 from stepkeeper.save.saver import Saver
 from stepkeeper.training.closing import Closing
 from stepkeeper.training.end_agreement import EndAgreement, EndChoice, EndOfRank
-from stepkeeper.training.notices.sigterm_handler import is_raised_by_handler
+from stepkeeper.training.notices.data_loaders import (
+    bearing_ends_of_children,
+    interrupts_a_step,
+    is_end_of_workers,
+)
 from stepkeeper.training.step_controller import StepController
 from stepkeeper.training.termination import format_traceback, process_exit_code
 
@@ -210,9 +214,10 @@ class Shutdown:
         if self._closing.is_closed:
             return
         failure = error
-        if error is None or process_exit_code(error) == ExitCode.DONE:
+        if error is None or process_exit_code(error) == ExitCode.DONE or self._follows_notice(error):
             try:
-                self._leave_in_order(error)
+                with bearing_ends_of_children():
+                    self._leave_in_order(error)
             except StepkeeperError as late:
                 failure = late
             else:
@@ -225,19 +230,23 @@ class Shutdown:
         if failure is not error:
             raise failure
 
+    def _follows_notice(self, error: BaseException) -> bool:
+        """Tell whether the training ends for the end of its data's workers, who were told to stop as it was."""
+        return is_end_of_workers(error) and self._controller.notices.read_notice() is not None
+
     def _leave_in_order(self, chosen: BaseException | None) -> None:
         """Exit with code 75 if ranks agreed to stop; else finish the training.
 
         Args:
-            chosen: What asked for exit code 0, if anything did. After a notice that means a stop, not that training
-                is done.
+            chosen: What asked for exit code 0, or ended the training after a notice, if anything did. After a notice
+                that means a stop, not that training is done.
 
         """
         controller = self._controller
         if controller.agreed_to_stop:
             controller.await_stop_save()
         elif chosen is not None and controller.notices.read_notice() is not None:
-            self._stop_by_choice(interrupted=is_raised_by_handler(chosen))
+            self._stop_by_choice(interrupted=interrupts_a_step(chosen))
         self.exit_if_stopped()
         self._raise_fence()
         self.close()

@@ -1,5 +1,6 @@
 """Carry out what is to be done after each step: nothing, a save, or one last save and the stop of all ranks."""
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,9 +20,10 @@ from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
 from stepkeeper.training.disruptions import DisruptionHistory
 from stepkeeper.training.environment import Environment
-from stepkeeper.training.grace_period import GracePeriod
+from stepkeeper.training.grace_period import GracePeriod, launcher_grace_s
 from stepkeeper.training.last_step import LastStep
 from stepkeeper.training.notices.announcements import Announcements
+from stepkeeper.training.notices.data_loaders import bearing_ends_of_children
 from stepkeeper.training.notices.watcher import Notice, NoticeWatcher
 from stepkeeper.training.save_decision import SaveConditions, SaveDecider
 from stepkeeper.training.stop_save import StopSave
@@ -88,7 +90,7 @@ class StepController:
         stop_save = StopSave(saver, rank_group)
         self.stop_save: Final = stop_save
         grace_s = None if environment is None else environment.identity.grace_s
-        self.grace: Final = GracePeriod(grace_s, self.notices)
+        self.grace: Final = GracePeriod(grace_s, self.notices, launcher_s=launcher_grace_s(os.environ))
         self.process_exit: Final = ProcessExit(
             environment,
             companion,
@@ -192,11 +194,12 @@ class StepController:
             return
         self.notices.record_notice("peer")
         self._progress.set_phase(ReportPhase.SAVING)
-        if self.process_exit.saves_before_stop:
-            self.stop_save.start(request, self.grace.left_s())
-        else:
-            self._await_stops(request.step)
-        self.await_stop_save()
+        with bearing_ends_of_children():
+            if self.process_exit.saves_before_stop:
+                self.stop_save.start(request, self.grace.left_s())
+            else:
+                self._await_stops(request.step)
+            self.await_stop_save()
 
     def stop_at_last_step(self, *, saves: bool) -> None:
         """Save the last finished step as one that all stop at, if `saves`, and wait for the saves in flight."""

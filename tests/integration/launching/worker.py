@@ -6,11 +6,14 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader
 
 import stepkeeper
 from stepkeeper import CheckpointManager
@@ -18,6 +21,15 @@ from stepkeeper.training.environment import PodPaths
 
 FOLDER = Path(sys.argv[1])
 CASE = sys.argv[2]
+
+
+def load() -> Iterator[object]:
+    """Load data by workers as long as the rank trains."""
+    data: Any = list(range(64))
+    method = CASE.partition("-")[2]
+    loader = DataLoader(data, num_workers=2, persistent_workers=True, multiprocessing_context=method)
+    while True:
+        yield from loader
 
 
 def end_beside(rank: int, told: threading.Event) -> None:
@@ -80,9 +92,12 @@ def main() -> None:
         step = restored.step if restored else 0
         if CASE == "fails-once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and this.rank == 1:
             raise ValueError("the loss is no number")
+        batches = load() if CASE.startswith("loads") else repeat(None)
+        next(batches)
         (FOLDER / f"runs-{this.rank}").touch()
         while CASE != "fails-once" or step < 3:
             step += 1
+            next(batches)
             state["w"] += 1
             time.sleep(0.05)
             if manager.step(step, state).stop:

@@ -34,6 +34,8 @@ def maintenance_in(left_s: float) -> CloudNotice:
         ("upcoming-maintenance", "[1]", None),
         ("upcoming-maintenance", "no maintenance", None),
         ("upcoming-maintenance", '{"window_start_time": "soon"}', None),
+        ("upcoming-maintenance", "[" * 60_000, None),
+        ("upcoming-maintenance", '{"window_start_time": "0001-01-01T00:00:00"}', None),
         ("upcoming-maintenance", '{"window_start_time": "2026-01-01T00:01:00Z"}', maintenance_in(60)),
         ("upcoming-maintenance", '{"windowStartTime": "2026-01-01T01:01:00+01:00"}', maintenance_in(60)),
         ("something-new", "TRUE", None),
@@ -88,6 +90,12 @@ def test_a_maintenance_explains_an_end_only_when_it_is_near() -> None:
     assert training.announcements.cause is None
     training.now_s += 3500
     assert training.announcements.cause is Cause.MAINTENANCE
+    training.now_s += 100 + 3600
+    assert training.announcements.cause is Cause.MAINTENANCE
+    # Nobody has withdrawn it: a server without anything to announce may answer with an error.
+    training.now_s += 1
+    assert training.announcements.cause is None
+    training.now_s -= 1
     training.announcements.take_over("upcoming-maintenance", None)
     assert training.announcements.cause is None
 

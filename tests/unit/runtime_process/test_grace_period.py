@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from stepkeeper.training import grace_period
-from stepkeeper.training.grace_period import GracePeriod
+from stepkeeper.training.grace_period import GracePeriod, launcher_grace_s
 from stepkeeper.training.notices.watcher import Notice, NoticeWatcher
 
 
@@ -51,6 +51,32 @@ def test_a_later_notice_that_leaves_less_time_counts(monkeypatch: pytest.MonkeyP
     assert grace_period_of(first, 600, (later,)).left_s() == 15 - 1.5 - 5
     assert grace_period_of(first, 12, (later,)).left_s() == 12 - 1.5 - 10
     assert grace_period_of(later, 600, (first,)).left_s() == 15 - 1.5 - 5
+
+
+@pytest.mark.parametrize(
+    ("source", "left_s"), [("sigterm", 30 - 1.5 - 10), ("file", 300 - 1.5 - 10), ("peer", 300 - 1.5 - 10)]
+)
+def test_a_launcher_that_kills_sooner_than_the_pod_leaves_less_time(
+    monkeypatch: pytest.MonkeyPatch, source: str, left_s: float
+) -> None:
+    monkeypatch.setattr(grace_period, "time", SimpleNamespace(monotonic=lambda: 110.0))
+    told = SimpleNamespace(notices=(Notice(source=source, monotonic_s=100.0),))
+    assert GracePeriod(300, cast(NoticeWatcher, told), launcher_s=30).left_s() == left_s
+    assert GracePeriod(20, cast(NoticeWatcher, told), launcher_s=30).left_s() == 20 - 1.5 - 10
+
+
+@pytest.mark.parametrize(
+    ("environ", "grace_s"),
+    [
+        ({}, None),
+        ({"TORCHELASTIC_RUN_ID": "none"}, 30),
+        ({"TORCHELASTIC_RUN_ID": "none", "STEPKEEPER_LAUNCHER": "1"}, None),
+    ],
+)
+def test_torchrun_kills_unless_our_own_launcher_keeps_sigterm_from_it(
+    environ: dict[str, str], grace_s: float | None
+) -> None:
+    assert launcher_grace_s(environ) == grace_s
 
 
 def test_a_limit_is_cut_to_what_is_left_of_a_known_grace_period(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -345,3 +345,30 @@ def test_the_next_ones_grace_period_began_with_the_signal_however_late_its_handl
     # The handler ran as soon as the main thread could, which is before `handled_s`.
     assert killed_s[0] <= found.monotonic_s < (killed_s[0] + handled_s) / 2
     second.close()
+
+
+_ENDS_SLOWLY = """
+import json, os, signal
+from stepkeeper.training.notices.watcher import NoticeWatcher
+
+watcher = NoticeWatcher(None, lambda: None, lambda notice: None)
+watcher.start(signals=True)
+if TOLD:
+    os.kill(os.getpid(), signal.SIGTERM)
+watcher.close()
+
+class Told:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGTERM):
+        kill(pid, number)
+
+json.kept = Told()  # a module's values go when Python has given up its signal handlers
+raise SystemExit(75)
+"""
+
+
+@pytest.mark.parametrize(("told", "code"), [(True, 75), (False, -signal.SIGTERM)])
+def test_a_process_that_ends_for_a_notice_ends_with_its_code_however_often_it_is_told(
+    told: bool, code: int
+) -> None:
+    script = _ENDS_SLOWLY.replace("TOLD", str(told))
+    assert subprocess.run([sys.executable, "-c", script], timeout=50, check=False).returncode == code

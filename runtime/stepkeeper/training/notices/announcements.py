@@ -20,6 +20,9 @@ _log: Final = logger(__name__)
 _IMMINENT_S: Final = 120.0
 """An end of the process so soon before a maintenance, or after its begin, is taken for its consequence."""
 
+_PAST_S: Final = 3600.0
+"""So long after its begin a maintenance is over, whatever is still announced."""
+
 _UNMEASURED_S: Final = 300.0
 """How long before a maintenance is saved where no save has been measured."""
 
@@ -86,7 +89,7 @@ class Announcements:
         if any(notice.cause is Cause.SPOT_PREEMPTION for notice in announced):
             return Cause.SPOT_PREEMPTION
         now_unix_s = self._now_unix_s()
-        near = (notice for notice in announced if _left_s(notice, now_unix_s) <= _IMMINENT_S)
+        near = (notice for notice in announced if -_PAST_S <= _left_s(notice, now_unix_s) <= _IMMINENT_S)
         return next((notice.cause for notice in near), None)
 
     def start(self, environ: Mapping[str, str] = os.environ) -> None:

@@ -67,7 +67,7 @@ def read_cloud_notice(key: str, text: str) -> CloudNotice | None:
 def _read_window(text: str) -> CloudNotice | None:
     try:
         window = json.loads(text or "null")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(window, dict):
         return None
@@ -75,7 +75,7 @@ def _read_window(text: str) -> CloudNotice | None:
     begins = said.get("windowstarttime")
     try:
         begins_unix_s = datetime.fromisoformat(str(begins)).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return CloudNotice(cause=Cause.MAINTENANCE, begins_unix_s=begins_unix_s)
 

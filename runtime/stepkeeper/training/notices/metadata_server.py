@@ -5,7 +5,10 @@ the server is the machine's own.
 """
 
 import http.client
-from collections.abc import Mapping
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urlencode
@@ -53,8 +56,16 @@ def find_metadata_host(environ: Mapping[str, str], product_file: Path = _PRODUCT
 class MetadataServer:
     """Read keys of one machine. Each call has a connection of its own, so any thread may call."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, *, answer_s: float = _ANSWER_S) -> None:
+        """Ask nothing yet.
+
+        Args:
+            host: host[:port] of the server.
+            answer_s: Seconds that a whole answer may take beyond the time that the server was asked to wait.
+
+        """
         self._host = host
+        self._answer_s = answer_s
 
     def wait_for_change(self, key: str, etag: str | None, timeout_s: float) -> MetadataValue:
         """Return the value of a key once it isn't the one that `etag` tags any more, or after `timeout_s` as it is.
@@ -71,14 +82,16 @@ class MetadataServer:
         asked = {"alt": "text"} if key != "upcoming-maintenance" else {"alt": "json"}
         if etag is not None:
             asked |= {"wait_for_change": "true", "timeout_sec": str(int(timeout_s)), "last_etag": etag}
-        connection = http.client.HTTPConnection(
-            self._host, timeout=_ANSWER_S + (0.0 if etag is None else timeout_s)
-        )
+        limit_s = self._answer_s + (0.0 if etag is None else timeout_s)
+        connection = http.client.HTTPConnection(self._host, timeout=limit_s)
         try:
             path = f"/computeMetadata/v1/instance/{key}?{urlencode(asked)}"
             connection.request("GET", path, headers=dict([_FLAVOR]))
-            answer = connection.getresponse()
-            text = answer.read(_LIMIT_BYTES).decode("utf-8", "replace").strip()
+            with _cut_off(connection, limit_s) as is_cut:
+                answer = connection.getresponse()
+                text = answer.read(_LIMIT_BYTES).decode("utf-8", "replace").strip()
+            if is_cut.is_set():
+                raise OSError(f"{self._host} takes longer than {limit_s:.0f} s to answer for {key}")
             if answer.getheader(_FLAVOR[0]) != _FLAVOR[1]:
                 raise OSError(f"{self._host} is no metadata server of Google Cloud")
             if answer.status == http.HTTPStatus.NOT_FOUND:
@@ -90,3 +103,27 @@ class MetadataServer:
             raise OSError(f"{self._host} doesn't answer as a metadata server: {error!r}") from error
         finally:
             connection.close()
+
+
+@contextmanager
+def _cut_off(connection: http.client.HTTPConnection, limit_s: float) -> Iterator[threading.Event]:
+    """Cut a connection off after a time: its own timeout is for each piece of an answer, which may come drop by drop.
+
+    Yields:
+        Set once it has been cut off.
+
+    """
+    line, is_cut = connection.sock, threading.Event()
+
+    def cut() -> None:
+        is_cut.set()
+        with suppress(OSError):
+            line.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(limit_s, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield is_cut
+    finally:
+        timer.cancel()

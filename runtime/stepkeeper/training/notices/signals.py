@@ -5,6 +5,7 @@ signal handlers between two bytecodes of the main thread, so a long compilation 
 delays them. The signal itself writes to the wakeup file descriptor, which the thread reads.
 """
 
+import atexit
 import contextlib
 import os
 import select
@@ -151,6 +152,14 @@ class SignalWatcher:
         self._await_round()
         self._await_round()
 
+    def ignore_further_sigterms(self) -> None:
+        """Ignore SIGTERM while the interpreter is taken down, in a process whose end a notice has brought about.
+
+        Python gives up its handlers then, and the process would die of the signal in place of ending with its code.
+        """
+        if self.is_permanent and isinstance(signal.getsignal(signal.SIGTERM), SigtermHandler):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
     def after_fork_in_child(self) -> None:
         """Release everything in a forked child.
 
@@ -291,4 +300,5 @@ def _after_fork_in_child() -> None:
     _after_fork()
 
 
+atexit.register(signal_watcher.ignore_further_sigterms)
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

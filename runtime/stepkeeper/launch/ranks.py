@@ -1,0 +1,86 @@
+"""Find the processes that torchrun has started for the training, below the launcher, and tell them alone to stop.
+
+torchrun hands SIGTERM on to whole sessions, so that it also ends what loads the ranks' data while they still train, and
+kills them all 30 s later.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+__all__ = ["Rank", "children_of", "find_ranks"]
+
+_PROC: Final = Path("/proc")
+_MARK: Final = b"TORCHELASTIC_RUN_ID="
+"""The variable that torchrun gives each of its processes, and that those hand on to theirs."""
+
+_ENDED: Final = frozenset({"Z", "X"})
+"""States of a process that nobody has buried yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """A process of the training."""
+
+    pid: int
+    started: str
+    """When it was started, in the kernel's ticks. Another process may get its number."""
+
+    @property
+    def has_ended(self) -> bool:
+        """True if it has ended, also if it isn't buried yet."""
+        return _read_start(self.pid) != self.started
+
+    @property
+    def heeds_sigterm(self) -> bool:
+        """True if it handles SIGTERM. Before there is a manager it would die of the signal."""
+        with suppress(OSError, ValueError):
+            for line in (_PROC / str(self.pid) / "status").read_text().splitlines():
+                if line.startswith("SigCgt:"):
+                    return bool(int(line.split()[1], 16) & 1 << signal.SIGTERM - 1)
+        return False
+
+    def tell(self) -> None:
+        """Tell it to stop."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+
+
+def find_ranks(below: int) -> tuple[Rank, ...]:
+    """Return the processes that torchruns below a process have started; not what those have started themselves."""
+    found: list[Rank] = []
+    for pid in children_of(below):
+        if not _is_rank(pid):
+            found.extend(find_ranks(pid))
+        elif (started := _read_start(pid)) is not None:
+            found.append(Rank(pid=pid, started=started))
+    return tuple(found)
+
+
+def children_of(pid: int) -> Iterator[int]:
+    """Return the processes whose parent is `pid`."""
+    for children in (_PROC / str(pid) / "task").glob("*/children"):
+        with suppress(OSError):
+            yield from map(int, children.read_text().split())
+
+
+def _is_rank(pid: int) -> bool:
+    try:
+        variables = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(each.startswith(_MARK) for each in variables)
+
+
+def _read_start(pid: int) -> str | None:
+    """Return when a process was started; None if it has ended."""
+    try:
+        # Its name, in parentheses, may have blanks and parentheses.
+        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in _ENDED else fields[19]

@@ -1,0 +1,86 @@
+"""What is borne of a DataLoader whose workers end with the notice, with real workers and real signals."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from stepkeeper.training.notices.data_loaders import (
+    bearing_ends_of_children,
+    interrupts_a_step,
+    is_end_of_workers,
+)
+
+
+@pytest.fixture(autouse=True)
+def children_as_before() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGCHLD)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+def raise_error() -> None:
+    raise RuntimeError("the loss is no number")
+
+
+def fetch_without_workers() -> None:
+    data: Any = list(range(64))
+    batches: Any = iter(DataLoader(data, num_workers=1, multiprocessing_context="fork"))
+    next(batches)
+    os.kill(batches._workers[0].pid, signal.SIGTERM)
+    for _ in batches:
+        time.sleep(0.01)
+
+
+def test_a_worker_that_ends_is_told_from_other_errors() -> None:
+    with pytest.raises((RuntimeError, OSError, EOFError)) as ended:
+        fetch_without_workers()
+    assert is_end_of_workers(ended.value)
+    with pytest.raises(RuntimeError) as failed:
+        raise_error()
+    assert not is_end_of_workers(failed.value)
+    assert not is_end_of_workers(None)
+
+
+def test_a_rank_that_waits_for_a_batch_is_between_its_updates() -> None:
+    def end(*_: object) -> None:
+        raise RuntimeError("a worker has ended")
+
+    signal.signal(signal.SIGCHLD, end)
+    with pytest.raises(RuntimeError) as within:
+        signal.raise_signal(signal.SIGCHLD)
+    assert interrupts_a_step(within.value)
+
+    class Data:
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> int:
+            signal.raise_signal(signal.SIGCHLD)
+            return index
+
+    data: Any = Data()
+    with pytest.raises(RuntimeError) as between:
+        next(iter(DataLoader(data)))
+    assert not interrupts_a_step(between.value)
+
+
+def test_what_a_handler_for_children_raises_ends_nothing_within(caplog: pytest.LogCaptureFixture) -> None:
+    told = []
+
+    def end(number: int, frame: object) -> None:
+        told.append(number)
+        raise RuntimeError("a worker has ended")
+
+    signal.signal(signal.SIGCHLD, end)
+    with bearing_ends_of_children():
+        signal.raise_signal(signal.SIGCHLD)
+    assert told == [signal.SIGCHLD]
+    assert "a worker has ended" in caplog.text
+    assert signal.getsignal(signal.SIGCHLD) is end
+    with pytest.raises(RuntimeError):
+        signal.raise_signal(signal.SIGCHLD)
