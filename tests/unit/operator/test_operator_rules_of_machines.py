@@ -39,7 +39,7 @@ def template(*containers: dict[str, Any], labels: dict[str, str] | None = None) 
     return {"template": {"metadata": {"labels": labels or {}}, "spec": {"containers": list(containers)}}}
 
 
-TRAINER: Final = {"name": "trainer", "image": "trainer:1"}
+TRAINER: Final[dict[str, Any]] = {"name": "trainer", "image": "trainer:1"}
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,8 @@ SOON: Final = window(NOW + 60, NOW + 600)
 def request(
     *announced: MaintenanceWindow, attempt: Attempt = RUNNING, **known: Any
 ) -> tuple[SaveRequest | None, float | None]:
-    checkpoint = CheckpointStatus(**({"latest": commit()} | known))
+    base: dict[str, Any] = {"latest": commit()}
+    checkpoint = CheckpointStatus(**(base | known))
     history = JobHistory(attempts=(attempt,), restarts=RestartsStatus(), bookkeeping=Bookkeeping())
     observed = Observed(machines=make_machines(windows=announced or (SOON,)))
     status, wait_s = update_request(observed, checkpoint, history, now=NOW)

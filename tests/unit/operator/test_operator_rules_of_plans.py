@@ -59,12 +59,14 @@ JOB: Final = make_job()
 
 
 def jobset(job: CheckpointedTrainingJob = JOB, **more: Any) -> JobSet:
-    return make_jobset(**({"template_hash": template_hash(job)} | more))
+    base: dict[str, Any] = {"template_hash": template_hash(job)}
+    return make_jobset(**(base | more))
 
 
 def seen(*pods: Pod, jobs: tuple[BatchJob, ...] = (), **more: Any) -> Observed:
     evidence = AttemptEvidence(ordinal=(0, 0), pods=pods, failed_batch_jobs=jobs)
-    return Observed(**({"evidence": (evidence,), "pods": pods, "jobset": jobset()} | more))
+    base: dict[str, Any] = {"evidence": (evidence,), "pods": pods, "jobset": jobset()}
+    return Observed(**(base | more))
 
 
 def plan(known: JobHistory, observed: Observed, job: CheckpointedTrainingJob = JOB) -> Plan:
@@ -197,7 +199,7 @@ def test_a_failed_jobset_is_replaced_after_its_back_off() -> None:
     assert len(after_failure(history(FAILED), now=1051.0, backoff=backoff).actions) == 1
 
 
-OTHER_QUEUE: Final = {"kueue.x-k8s.io/queue-name": "other"}
+OTHER_QUEUE: Final[dict[str, Any]] = {"kueue.x-k8s.io/queue-name": "other"}
 
 
 def test_an_edit_replaces_the_jobset() -> None:
@@ -231,7 +233,7 @@ def test_other_machines_replace_a_suspended_jobset_once_they_are_ready() -> None
     assert find_change(job, replace(of, template_hash="another"), Observed(), history(EVICTED)) is None
 
 
-BACKOFF: Final = {"initialSeconds": 60, "maxSeconds": 60}
+BACKOFF: Final[dict[str, Any]] = {"initialSeconds": 60, "maxSeconds": 60}
 
 
 FEW: Final = make_job(restarts={"maxStartsWithoutCheckpoint": 2})
@@ -247,7 +249,7 @@ def max_restarts(found: Plan) -> int:
     return int(action.manifest["spec"]["failurePolicy"]["maxRestarts"])
 
 
-MADE: Final = {"resources": {"jobSet": {"name": "lm", "uid": "s"}}}
+MADE: Final[dict[str, Any]] = {"resources": {"jobSet": {"name": "lm", "uid": "s"}}}
 
 
 def test_a_jobset_gets_a_number_of_its_own() -> None:
@@ -366,7 +368,7 @@ def test_a_back_off_suspends_what_jobset_would_restart_at_once() -> None:
     assert found.actions == (SetSuspend(jobset=jobset(), suspend=True),)
 
 
-QUEUED: Final = {"queue_labels": {"kueue.x-k8s.io/queue-name": "default"}}
+QUEUED: Final[dict[str, Any]] = {"queue_labels": {"kueue.x-k8s.io/queue-name": "default"}}
 
 
 def test_a_queued_jobset_is_kueues_until_the_job_has_to_leave() -> None:

@@ -49,12 +49,14 @@ JOB: Final = make_job()
 
 
 def jobset(job: CheckpointedTrainingJob = JOB, **more: Any) -> JobSet:
-    return make_jobset(**({"template_hash": template_hash(job)} | more))
+    base: dict[str, Any] = {"template_hash": template_hash(job)}
+    return make_jobset(**(base | more))
 
 
 def seen(*pods: Pod, jobs: tuple[BatchJob, ...] = (), **more: Any) -> Observed:
     evidence = AttemptEvidence(ordinal=(0, 0), pods=pods, failed_batch_jobs=jobs)
-    return Observed(**({"evidence": (evidence,), "pods": pods, "jobset": jobset()} | more))
+    base: dict[str, Any] = {"evidence": (evidence,), "pods": pods, "jobset": jobset()}
+    return Observed(**(base | more))
 
 
 def delay(
@@ -79,7 +81,7 @@ def test_the_next_jobset_waits_for_one_thing_after_another() -> None:
 
 
 def test_a_refused_jobset_is_tried_again_after_a_minute() -> None:
-    refused = Rejection(generation=1, status=403, message="quota", at=NOW - 20, since=NOW - 20, told=0)
+    refused = Rejection(generation=1, status=403, message="quota", at=NOW - 20, since=NOW - 20, told=False)
     assert delay(rejection=refused) == (
         "the API server refuses its JobSet: condition Accepted says why",
         40.0,
@@ -104,7 +106,7 @@ def hold(known: JobHistory, observed: Observed, now: float = NOW, **restarts: An
     )
 
 
-BACKOFF: Final = {"initialSeconds": 60, "maxSeconds": 60}
+BACKOFF: Final[dict[str, Any]] = {"initialSeconds": 60, "maxSeconds": 60}
 
 
 def test_a_restart_in_place_waits_unless_jobset_limits_it_itself() -> None:
@@ -178,7 +180,8 @@ FEW: Final = make_job(restarts={"maxStartsWithoutCheckpoint": 2})
 
 
 def limit(known: JobHistory, **observed: Any) -> bool:
-    return starts.is_limit_reached(FEW, Observed(**({"jobset": jobset()} | observed)), known, now=NOW)
+    base: dict[str, Any] = {"jobset": jobset()}
+    return starts.is_limit_reached(FEW, Observed(**(base | observed)), known, now=NOW)
 
 
 def test_the_last_start_that_is_allowed_may_run() -> None:
@@ -196,7 +199,8 @@ def test_a_new_operator_lets_more_starts_run_for_a_minute_until_it_hears_of_a_ro
     over = history(RUNNING, starts_without_checkpoint=3)
 
     def wait_s(known: JobHistory = over, **more: Any) -> float | None:
-        observed = Observed(**({"jobset": jobset(), "operator_started_at": NOW - 20} | more))
+        base: dict[str, Any] = {"jobset": jobset(), "operator_started_at": NOW - 20}
+        observed = Observed(**(base | more))
         return starts.compute_report_wait_s(FEW, observed, known, now=NOW)
 
     assert wait_s() == 40
@@ -219,7 +223,7 @@ def test_the_limit_is_explained_in_the_singular_and_the_plural() -> None:
     assert starts.explain_limit(FEW, history(RUNNING, starts_without_checkpoint=1)).startswith("1 start has ")
 
 
-QUEUED: Final = {"queue_labels": {"kueue.x-k8s.io/queue-name": "default"}}
+QUEUED: Final[dict[str, Any]] = {"queue_labels": {"kueue.x-k8s.io/queue-name": "default"}}
 
 
 def has_left(job: CheckpointedTrainingJob, **observed: Any) -> bool:
