@@ -1,10 +1,55 @@
-"""Make the small values that rules judge: pods, their ends, Jobs, JobSets and machines."""
+"""Make the values that rules judge: jobs with their histories, pods, Jobs, JobSets and machines."""
 
 from typing import Any
 
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
+    Attempt,
+    Bookkeeping,
+    CauseCount,
+    RestartsStatus,
+)
 from stepkeeper_operator.facts import BatchJob, JobSet, Pod, QueuedMachines
+from stepkeeper_operator.policy.causes.finding import Finding
+from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.testing.world import training_job
 
-__all__ = ["make_ended_pod", "make_failed_job", "make_jobset", "make_machines", "make_pod"]
+__all__ = [
+    "make_ended_pod",
+    "make_failed_job",
+    "make_history",
+    "make_job",
+    "make_jobset",
+    "make_machines",
+    "make_pod",
+]
+
+
+def make_job(
+    *, status: dict[str, Any] | None = None, labels: dict[str, str] | None = None, **spec: Any
+) -> CheckpointedTrainingJob:
+    """Make job lm. `spec` overrides or adds fields of the spec."""
+    raw = training_job(**spec)
+    meta = raw["metadata"] | {"uid": "j", "labels": labels or {}}
+    return CheckpointedTrainingJob.model_validate(raw | {"metadata": meta, "status": status or {}})
+
+
+def make_history(
+    *attempts: Attempt, finding: Finding | None = None, failures: int = 0, evictions: int = 0, **more: Any
+) -> JobHistory:
+    """Make the history of a job that runs on its first JobSet. `more` replaces any field of its bookkeeping."""
+    counts = {"ApplicationError": failures, "Eviction": evictions}
+    by_cause = tuple(
+        CauseCount(cause=cause, count=n, counted_towards_limit=n if cause == "ApplicationError" else 0)
+        for cause, n in counts.items()
+        if n
+    )
+    return JobHistory(
+        attempts=attempts,
+        restarts=RestartsStatus(total=failures + evictions, by_cause=by_cause),
+        bookkeeping=Bookkeeping(**({"job_sets": 1, "started": True} | more)),
+        finding=finding,
+    )
 
 
 def make_pod(rank: int = 0, uid: str = "", **more: Any) -> Pod:

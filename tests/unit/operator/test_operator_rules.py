@@ -110,7 +110,7 @@ def found_uids(since: int | None, *pods: Pod, jobs: tuple[BatchJob, ...] = ()) -
     return {each.uid for each in evidence.pods} | {each.uid for each in evidence.failed_batch_jobs}
 
 
-NEW: Final = {"uid": "new", "created_at": 300.0}
+NEW: Final[dict[str, Any]] = {"uid": "new", "created_at": 300.0}
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from stepkeeper_operator.policy.circumstances import Circumstances, gather_circu
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.lost_pods import find_lost_pods, find_orphans
 from stepkeeper_operator.policy.save_requests import compute_lead_s, find_open_request, update_request
-from stepkeeper_operator.testing import training_job, training_report
-from stepkeeper_operator.testing.facts import make_ended_pod, make_jobset, make_machines, make_pod
+from stepkeeper_operator.testing import training_report
+from stepkeeper_operator.testing.facts import make_ended_pod, make_job, make_jobset, make_machines, make_pod
 
 NOW: Final = 10_000.0
 RUNNING: Final = Attempt(number=3, start=9000, to_step=70)
@@ -35,18 +35,11 @@ ON_MACHINES: Final[dict[str, Any]] = {
 }
 
 
-def make_job(*, status: dict[str, Any] | None = None, **spec: Any) -> CheckpointedTrainingJob:
-    raw = training_job(**spec)
-    return CheckpointedTrainingJob.model_validate(
-        raw | {"metadata": raw["metadata"] | {"uid": "j"}, "status": status or {}}
-    )
-
-
 def template(*containers: dict[str, Any], labels: dict[str, str] | None = None) -> dict[str, Any]:
     return {"template": {"metadata": {"labels": labels or {}}, "spec": {"containers": list(containers)}}}
 
 
-TRAINER: Final = {"name": "trainer", "image": "trainer:1"}
+TRAINER: Final[dict[str, Any]] = {"name": "trainer", "image": "trainer:1"}
 
 
 @pytest.mark.parametrize(
@@ -270,7 +263,8 @@ SOON: Final = window(NOW + 60, NOW + 600)
 def request(
     *announced: MaintenanceWindow, attempt: Attempt = RUNNING, **known: Any
 ) -> tuple[SaveRequest | None, float | None]:
-    checkpoint = CheckpointStatus(**({"latest": commit()} | known))
+    base: dict[str, Any] = {"latest": commit()}
+    checkpoint = CheckpointStatus(**(base | known))
     history = JobHistory(attempts=(attempt,), restarts=RestartsStatus(), bookkeeping=Bookkeeping())
     observed = Observed(machines=make_machines(windows=announced or (SOON,)))
     status, wait_s = update_request(observed, checkpoint, history, now=NOW)

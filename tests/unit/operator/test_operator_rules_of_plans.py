@@ -1,4 +1,4 @@
-"""Test the rules that plan a job's next step, each by itself."""
+"""Test the rules that plan what happens to the JobSet next, each by itself."""
 
 from dataclasses import replace
 from typing import Any, Final
@@ -9,18 +9,14 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     Attempt,
     Bookkeeping,
-    CauseCount,
     RestartsStatus,
 )
 from stepkeeper_operator.build import machines_hash, template_hash
 from stepkeeper_operator.cache.evidence import AttemptEvidence
-from stepkeeper_operator.cache.memory import Rejection
-from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.decision import CreateJobSet, DeleteJobSet, SetSuspend
-from stepkeeper_operator.facts import BatchJob, JobSet, Pod, Workload
-from stepkeeper_operator.observed import Leftover, Observed
-from stepkeeper_operator.policy import queueing, starts
-from stepkeeper_operator.policy.attempts import DELETED, NOT_ALLOWED
+from stepkeeper_operator.facts import BatchJob, JobSet, Pod
+from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.attempts import NOT_ALLOWED
 from stepkeeper_operator.policy.causes.finding import Finding, Verdict
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.planning import finished, judgement, waits
@@ -29,58 +25,48 @@ from stepkeeper_operator.policy.planning.making import plan_without_jobset
 from stepkeeper_operator.policy.planning.next_step import plan_next
 from stepkeeper_operator.policy.planning.plan import Plan, set_suspend, stop_jobset
 from stepkeeper_operator.settings import OperatorSettings
-from stepkeeper_operator.testing import training_job, training_report
 from stepkeeper_operator.testing.facts import make_ended_pod as ended
-from stepkeeper_operator.testing.facts import make_failed_job as failed_job
-from stepkeeper_operator.testing.facts import make_jobset, make_machines, make_pod
+from stepkeeper_operator.testing.facts import make_history as history
+from stepkeeper_operator.testing.facts import make_job, make_jobset, make_machines
 
 NOW: Final = 1000.0
+
+
 SETTINGS: Final = OperatorSettings(identity="operator-1")
+
+
 RUNNING: Final = Attempt(number=1, start=900)
+
+
 FAILED: Final = Attempt(number=1, start=900, end=990, cause="ApplicationError", message="exit 1")
+
+
 EVICTED: Final = Attempt(number=1, start=900, end=990, cause="Eviction", message="drained")
+
+
 DONE: Final = Attempt(number=1, start=900, end=990, message="every pod exited 0")
+
+
 FENCED: Final = Attempt(number=1, start=900, end=990, cause="Fenced", message="another claim")
+
+
 ON_MACHINES: Final[dict[str, Any]] = {
     "placement": {"tpu": {"accelerator": "v5p", "topology": "2x2x1", "queuedResourceName": "tpu"}}
 }
-
-
-def make_job(
-    *, status: dict[str, Any] | None = None, labels: dict[str, str] | None = None, **spec: Any
-) -> CheckpointedTrainingJob:
-    raw = training_job(**spec)
-    meta = raw["metadata"] | {"uid": "j", "labels": labels or {}}
-    return CheckpointedTrainingJob.model_validate(raw | {"metadata": meta, "status": status or {}})
 
 
 JOB: Final = make_job()
 
 
 def jobset(job: CheckpointedTrainingJob = JOB, **more: Any) -> JobSet:
-    return make_jobset(**({"template_hash": template_hash(job)} | more))
-
-
-def history(
-    *known: Attempt, finding: Finding | None = None, failures: int = 0, evictions: int = 0, **more: Any
-) -> JobHistory:
-    counts = {"ApplicationError": failures, "Eviction": evictions}
-    by_cause = tuple(
-        CauseCount(cause=cause, count=n, counted_towards_limit=n if cause == "ApplicationError" else 0)
-        for cause, n in counts.items()
-        if n
-    )
-    return JobHistory(
-        attempts=known,
-        restarts=RestartsStatus(total=failures + evictions, by_cause=by_cause),
-        bookkeeping=Bookkeeping(**({"job_sets": 1, "started": True} | more)),
-        finding=finding,
-    )
+    base: dict[str, Any] = {"template_hash": template_hash(job)}
+    return make_jobset(**(base | more))
 
 
 def seen(*pods: Pod, jobs: tuple[BatchJob, ...] = (), **more: Any) -> Observed:
     evidence = AttemptEvidence(ordinal=(0, 0), pods=pods, failed_batch_jobs=jobs)
-    return Observed(**({"evidence": (evidence,), "pods": pods, "jobset": jobset()} | more))
+    base: dict[str, Any] = {"evidence": (evidence,), "pods": pods, "jobset": jobset()}
+    return Observed(**(base | more))
 
 
 def plan(known: JobHistory, observed: Observed, job: CheckpointedTrainingJob = JOB) -> Plan:
@@ -213,7 +199,7 @@ def test_a_failed_jobset_is_replaced_after_its_back_off() -> None:
     assert len(after_failure(history(FAILED), now=1051.0, backoff=backoff).actions) == 1
 
 
-OTHER_QUEUE: Final = {"kueue.x-k8s.io/queue-name": "other"}
+OTHER_QUEUE: Final[dict[str, Any]] = {"kueue.x-k8s.io/queue-name": "other"}
 
 
 def test_an_edit_replaces_the_jobset() -> None:
@@ -247,166 +233,10 @@ def test_other_machines_replace_a_suspended_jobset_once_they_are_ready() -> None
     assert find_change(job, replace(of, template_hash="another"), Observed(), history(EVICTED)) is None
 
 
-def delay(
-    job: CheckpointedTrainingJob = JOB, wait_s: float = 0.0, **observed: Any
-) -> tuple[str, float | None] | None:
-    return waits.find_delay(job, Observed(**observed), history(), wait_s=wait_s, now=NOW)
-
-
-def test_the_next_jobset_waits_for_one_thing_after_another() -> None:
-    assert delay() is None
-    suspended = delay(make_job(suspend=True))
-    held = delay(make_job(suspend=True), held=True)
-    assert suspended is not None
-    assert held is not None
-    assert suspended[0] == "it is suspended"
-    assert "not accepted" in held[0]
-    assert delay(held=True) == held
-    machines = delay(make_job(**ON_MACHINES))
-    assert machines is not None
-    assert "QueuedResource tpu" in machines[0]
-    assert delay(wait_s=7.0) == (waits.BACKING_OFF, 7.0)
-
-
-def test_a_refused_jobset_is_tried_again_after_a_minute() -> None:
-    refused = Rejection(generation=1, status=403, message="quota", at=NOW - 20, since=NOW - 20, told=0)
-    assert delay(rejection=refused) == (
-        "the API server refuses its JobSet: condition Accepted says why",
-        40.0,
-    )
-    assert delay(rejection=replace(refused, at=NOW - 60)) is None
-
-
-def test_leftovers_are_named_and_orphans_are_told_from_others() -> None:
-    job, orphan = (
-        delay(leftover=Leftover(name="Job lm-w-0")),
-        delay(leftover=Leftover(name="pod p0", orphans=(make_pod(),))),
-    )
-    assert job is not None
-    assert orphan is not None
-    assert job[0].startswith("Job lm-w-0 of an earlier JobSet is still there: it has to end")
-    assert "its Job is gone" in orphan[0]
-
-
-def hold(known: JobHistory, observed: Observed, now: float = NOW, **restarts: Any) -> Plan:
-    return waits.hold_next_start(
-        make_job(restarts=restarts), observed, Plan(history=known, job_set=None), now=now
-    )
-
-
-BACKOFF: Final = {"initialSeconds": 60, "maxSeconds": 60}
-
-
-def test_a_restart_in_place_waits_unless_jobset_limits_it_itself() -> None:
-    saved, counted = seen(ended(1), ended(75, 1)), seen(ended(1))
-    held = hold(history(FAILED), saved, backoff=BACKOFF)
-    assert (held.waiting, held.look_again_s, held.history.bookkeeping.not_before) == (
-        waits.BACKING_OFF,
-        50,
-        1050,
-    )
-    assert hold(history(FAILED), counted, backoff=BACKOFF).waiting is None
-    assert hold(history(FAILED), seen(), backoff=BACKOFF).waiting is None, "nobody saw its end"
-    assert hold(history(FAILED), saved, now=1051.0, backoff=BACKOFF).waiting is None
-    assert hold(history(RUNNING, starts_without_checkpoint=9), saved, backoff=BACKOFF).waiting is None
-    assert hold(history(DONE, starts_without_checkpoint=9), saved, backoff=BACKOFF).waiting is None
-
-
-def test_a_restart_that_jobset_has_begun_is_judged_by_its_own_count() -> None:
-    for counted, waiting in ((1, None), (0, waits.BACKING_OFF)):
-        begun = seen(
-            ended(1), ended(75 if counted else 1, 1), jobset=jobset(restarts=1, restarts_counted=counted)
-        )
-        assert hold(history(FAILED), begun, backoff=BACKOFF).waiting == waiting
-
-
-def test_starts_after_other_ends_wait_from_their_start() -> None:
-    early = EVICTED.model_copy(update={"end": 910})
-    assert (
-        hold(history(early, starts_without_checkpoint=1), seen(ended(1)), now=911.0, backoff=BACKOFF).waiting
-        is None
-    )
-    held = hold(history(early, starts_without_checkpoint=2), seen(ended(1)), now=911.0, backoff=BACKOFF)
-    assert held.history.bookkeeping.not_before == 960
-
-
-def next_start(
-    attempt: Attempt,
-    job: CheckpointedTrainingJob | None = None,
-    observed: Observed | None = None,
-    **more: Any,
-) -> float | None:
-    spaced = make_job(restarts={"backoff": {"initialSeconds": 10, "maxSeconds": 1000}})
-    return starts.compute_next_start(job or spaced, observed or Observed(), history(attempt, **more))
-
-
-def test_when_the_next_start_may_be() -> None:
-    assert next_start(FAILED) == 1000
-    assert next_start(FAILED, failures=3) == 990 + 80
-    assert next_start(FAILED, make_job(restarts={"backoff": {"initialSeconds": 0}})) is None
-    assert next_start(EVICTED, starts_without_checkpoint=1) is None
-    assert next_start(EVICTED, starts_without_checkpoint=2) is None, "it ran for longer than it has to wait"
-    assert next_start(EVICTED, starts_without_checkpoint=6) == 900 + 160
-    assert next_start(DONE, starts_without_checkpoint=6) is None
-    asked_for = EVICTED.model_copy(update={"cause": "Requested", "message": DELETED})
-    assert next_start(asked_for, starts_without_checkpoint=6) is None
-    assert next_start(FAILED, started_template="another") is None, "what was edited may be mended"
-
-
-def test_what_was_edited_since_the_newest_start() -> None:
-    same, other = Bookkeeping(started_template=template_hash(JOB)), Bookkeeping(started_template="another")
-    on_machines = make_job(**ON_MACHINES)
-    assert not starts.was_edited(JOB, Observed(), same)
-    assert starts.was_edited(JOB, Observed(), other)
-    assert not starts.was_edited(JOB, Observed(), Bookkeeping())
-    assert not starts.was_edited(JOB, Observed(held=True), other)
-    assert not starts.was_edited(on_machines, Observed(), other)
-    assert starts.was_edited(on_machines, Observed(machines=make_machines()), other)
+BACKOFF: Final[dict[str, Any]] = {"initialSeconds": 60, "maxSeconds": 60}
 
 
 FEW: Final = make_job(restarts={"maxStartsWithoutCheckpoint": 2})
-
-
-def limit(known: JobHistory, **observed: Any) -> bool:
-    return starts.is_limit_reached(FEW, Observed(**({"jobset": jobset()} | observed)), known, now=NOW)
-
-
-def test_the_last_start_that_is_allowed_may_run() -> None:
-    assert limit(history(EVICTED, starts_without_checkpoint=2))
-    assert not limit(history(EVICTED, starts_without_checkpoint=1))
-    assert not limit(history(RUNNING, starts_without_checkpoint=2))
-    assert limit(history(RUNNING, starts_without_checkpoint=3))
-
-
-def heard(*, ordinal: tuple[int, int] = (0, 0), **more: Any) -> LastReport:
-    return LastReport(report=training_report(7, 70, **more), ordinal=ordinal, received_at=NOW, pod_uid="p0")
-
-
-def test_a_new_operator_lets_more_starts_run_for_a_minute_until_it_hears_of_a_root() -> None:
-    over = history(RUNNING, starts_without_checkpoint=3)
-
-    def wait_s(known: JobHistory = over, **more: Any) -> float | None:
-        observed = Observed(**({"jobset": jobset(), "operator_started_at": NOW - 20} | more))
-        return starts.compute_report_wait_s(FEW, observed, known, now=NOW)
-
-    assert wait_s() == 40
-    assert wait_s(operator_started_at=NOW - 60) is None
-    assert wait_s(jobset=None) is None
-    assert wait_s(jobset=jobset(suspend=True)) is None
-    assert wait_s(history(EVICTED, starts_without_checkpoint=3)) is None
-    assert wait_s(history(RUNNING, starts_without_checkpoint=2)) is None
-    assert wait_s(report=heard()) is None
-    assert wait_s(report=heard(ordinal=(0, 9))) == 40
-    assert wait_s(report=heard(root=None, commits=(), head=None)) == 40
-    assert not limit(over, operator_started_at=NOW - 20)
-
-
-def test_the_limit_is_explained_in_the_singular_and_the_plural() -> None:
-    assert starts.explain_limit(FEW, history(EVICTED, starts_without_checkpoint=2)).startswith(
-        "2 starts in a row have committed no new checkpoint; spec.restarts.maxStartsWithoutCheckpoint allows 2. The "
-        "last ended by Eviction: drained."
-    )
-    assert starts.explain_limit(FEW, history(RUNNING, starts_without_checkpoint=1)).startswith("1 start has ")
 
 
 def make(known: JobHistory, job: CheckpointedTrainingJob = JOB, **observed: Any) -> Plan:
@@ -419,7 +249,7 @@ def max_restarts(found: Plan) -> int:
     return int(action.manifest["spec"]["failurePolicy"]["maxRestarts"])
 
 
-MADE: Final = {"resources": {"jobSet": {"name": "lm", "uid": "s"}}}
+MADE: Final[dict[str, Any]] = {"resources": {"jobSet": {"name": "lm", "uid": "s"}}}
 
 
 def test_a_jobset_gets_a_number_of_its_own() -> None:
@@ -538,7 +368,7 @@ def test_a_back_off_suspends_what_jobset_would_restart_at_once() -> None:
     assert found.actions == (SetSuspend(jobset=jobset(), suspend=True),)
 
 
-QUEUED: Final = {"queue_labels": {"kueue.x-k8s.io/queue-name": "default"}}
+QUEUED: Final[dict[str, Any]] = {"queue_labels": {"kueue.x-k8s.io/queue-name": "default"}}
 
 
 def test_a_queued_jobset_is_kueues_until_the_job_has_to_leave() -> None:
@@ -552,58 +382,6 @@ def test_a_queued_jobset_is_kueues_until_the_job_has_to_leave() -> None:
     assert on_machines(history(RUNNING), joined=False, of=QUEUED).actions == ()
 
 
-def has_left(job: CheckpointedTrainingJob, **observed: Any) -> bool:
-    return queueing.has_left_queue(job, Observed(**observed), now=NOW)
-
-
-def quota(reason: str) -> dict[str, Any]:
-    time = "2027-01-15T09:00:00Z"
-    condition = {
-        "type": "QuotaReserved",
-        "status": "False",
-        "reason": reason,
-        "message": "",
-        "lastTransitionTime": time,
-    }
-    return {"conditions": [condition]}
-
-
-def test_a_job_has_left_its_queue_when_its_jobset_is_gone_or_going_because_it_stops() -> None:
-    queued = make_job(suspend=True, status=quota("Pending"))
-    assert has_left(queued)
-    assert not has_left(make_job(status=quota("Pending")))
-    assert not has_left(make_job(suspend=True))
-    assert not has_left(make_job(suspend=True, status=quota(queueing.NOT_QUEUED)))
-    assert has_left(queued, jobset=jobset(deleting=True, **QUEUED))
-    assert not has_left(queued, jobset=jobset(**QUEUED))
-    assert not has_left(queued, jobset=jobset(deleting=True))
-    assert has_left(make_job(status=quota("Pending"), **ON_MACHINES)), "its machines are gone"
-
-
-def leaves(job: CheckpointedTrainingJob, **observed: Any) -> bool:
-    return queueing.leaves_queue(job, Observed(**observed), history(RUNNING), now=NOW)
-
-
-def test_only_a_queued_job_leaves_a_queue() -> None:
-    suspended = make_job(suspend=True)
-    assert leaves(suspended, jobset=jobset(**QUEUED))
-    assert not leaves(JOB, jobset=jobset(**QUEUED))
-    assert not leaves(suspended, jobset=jobset())
-    by_kueue = Workload(
-        namespace="default",
-        name="w",
-        uid="w",
-        jobset_name="lm",
-        jobset_uid="s",
-        quota_reserved=True,
-        reason="",
-        message="",
-        eviction=None,
-    )
-    assert leaves(suspended, jobset=jobset(), workload=by_kueue)
-    assert queueing.should_suspend(FEW, Observed(), history(EVICTED, starts_without_checkpoint=2), now=NOW)
-
-
 def test_a_jobset_is_stopped_once_and_kept_where_it_ended_by_itself() -> None:
     assert stop_jobset(None, queued=False) == ()
     assert stop_jobset(jobset(completed=True), queued=False) == ()
@@ -612,11 +390,3 @@ def test_a_jobset_is_stopped_once_and_kept_where_it_ended_by_itself() -> None:
     assert stop_jobset(jobset(), queued=True) == (DeleteJobSet(jobset=jobset()),)
     assert stop_jobset(jobset(), queued=False) == (SetSuspend(jobset=jobset(), suspend=True),)
     assert set_suspend(jobset(), suspend=False) == ()
-
-
-def test_a_failed_job_of_a_restart_is_counted_by_what_its_job_says() -> None:
-    neutral = failed_job(message="failed with exit code 75 matching FailJob rule")
-    assert (
-        hold(history(FAILED), seen(ended(1), jobs=(neutral,)), backoff=BACKOFF).waiting == waits.BACKING_OFF
-    )
-    assert hold(history(FAILED), seen(ended(1), jobs=(failed_job(),)), backoff=BACKOFF).waiting is None
