@@ -134,21 +134,6 @@ ROWS: dict[str, tuple[tuple[Pod, ...], str, bool]] = {
         True,
     ),
     "out of memory": ((ended("p0", 137, exit_reason="OOMKilled", deadline=99.0),), "ApplicationError", True),
-    "done, said the message, and an export then ran out of memory": (
-        (ended("p0", 137, exit_reason="OOMKilled", termination=word(0)),),
-        "ApplicationError",
-        True,
-    ),
-    "done, said the message, and then it died of a signal": (
-        (ended("p0", 139, termination=word(0)),),
-        "ApplicationError",
-        True,
-    ),
-    "done, said the message, and then its pod was deleted": (
-        (ended("p0", 143, deadline=99.0, termination=word(0)),),
-        "Requested",
-        True,
-    ),
     "saved after a notice": ((ended("p0", 75, termination=word(75, notice="file")),), "Requested", True),
     "saved after a notice whose cause the process knew": (
         (ended("p0", 75, termination=word(75, notice="metadata", cause="Maintenance")),),

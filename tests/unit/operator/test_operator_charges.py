@@ -352,3 +352,19 @@ async def test_a_disruption_of_a_pod_that_is_being_deleted_for_a_failure_does_no
         await world.run_until_settled(rounds=30)
         assert world.causes[:n_failures] == ["ApplicationError"] * n_failures
     assert world.condition("Failed") == (ConditionStatus.TRUE, "MaxFailuresReached")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "said"),
+    [(137, "OOMKilled", "used more memory"), (139, "Error", "exited with code 139")],
+)
+async def test_a_training_that_says_it_is_done_and_then_dies_has_failed(
+    code: int, reason: str, said: str
+) -> None:
+    world = await running()
+    for pod in world.pods:
+        message = termination_message(ExitCode.DONE, step=1000)
+        world.controllers.end_pod(pod, code, reason=reason, message=message)
+    await world.run_until_settled()
+    assert world.causes == ["ApplicationError", None]
+    assert said in (world.status.attempts[0].message or "")
