@@ -44,7 +44,9 @@ def nested(keys: st.SearchStrategy[Any], least: int) -> st.SearchStrategy[Any]:
 
 SAVED = nested(KEYS, 0)
 # An empty dict of the start stays where nothing was saved in its place.
-STARTS = st.one_of(nested(st.sampled_from(["a", "b", "1"]), 1), st.just({}), st.just([{}]))
+STARTS: st.SearchStrategy[Any] = st.one_of(
+    nested(st.sampled_from(["a", "b", "1"]), 1), st.just({}), st.just([{}])
+)
 
 
 def restore(start: object, saved: object) -> tuple[object, bool, bool]:
