@@ -12,13 +12,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from stepkeeper import CheckpointManager
-from stepkeeper.save import persist
+from stepkeeper.save import persist as persist_module
 
 
 def main(folder: Path) -> None:
     data: Any = list(range(64))
     batches: Any = iter(DataLoader(data, num_workers=2, multiprocessing_context="fork"))
     next(batches)
+    persist: Any = persist_module
     write = persist.write_share
 
     def write_while_they_die(*args: Any, **options: Any) -> Any:
