@@ -77,7 +77,8 @@ def derive_progressing(
         return (_update(reason, message, status=False),), None
     known = _find_condition(job.status) if history.is_attempt_of(job.status) else None
     unheard = heard is None and known is not None and known.reason != _NOT_RUNNING
-    stands = unheard or _still_stands(job, known, last, n_done)
+    # Where all are done nobody is left to make a step.
+    stands = unheard or (n_done != n_hosts and _still_stands(job, known, last, n_done))
     return () if stands else (_judge_by_reports(job, report, progress),), left_s
 
 
@@ -124,8 +125,6 @@ def _still_stands(
     """Tell whether the training was found to make no steps, and has made none since, nor a commit."""
     if known is None or known.status is not ConditionStatus.FALSE:
         return False
-    if n_done == job.spec.placement.n_hosts:
-        return False  # nobody is left to make a step
     if known.reason == PODS_FINISHED and not n_done:
         return False  # the Job of the one that was done was made anew: all run
     if report is None:

@@ -189,7 +189,9 @@ def _leave_out_passed(pods: tuple[Pod, ...], observed: Observed) -> tuple[Pod, .
     """Leave out the pods whose places others took, if none of them failed: the attempt went on with those others."""
     present = leave_out_replaced(pods, observed)
     replaced = [pod for pod in pods if pod not in present]
-    return tuple(present) if all(pod.phase == "Succeeded" for pod in replaced) else pods
+    return (
+        tuple(present) if all(pod.phase == "Succeeded" and not is_masked(pod) for pod in replaced) else pods
+    )
 
 
 def _find_present_failures(evidence: AttemptEvidence, observed: Observed) -> tuple[BatchJob, ...]:

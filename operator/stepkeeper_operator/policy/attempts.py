@@ -6,11 +6,13 @@ from typing import Final
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_ATTEMPTS, Attempt
 from stepkeeper_operator.cache.evidence import AttemptEvidence
+from stepkeeper_operator.facts.pod import Pod
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.attempt_evidence import find_attempt_evidence, find_start
 from stepkeeper_operator.policy.budgets import count_restart, take_back_restart
 from stepkeeper_operator.policy.causes.finding import Finding
 from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.pod_ends import is_masked
 
 __all__ = [
     "DELETED",
@@ -127,10 +129,14 @@ def was_asked_for(message: str | None) -> bool:
 def _find_end(evidence: AttemptEvidence | None, attempt: Attempt, now: float) -> int:
     """Find when the first pod failed, or else when the last one exited 0: those before it end nothing."""
     pods = () if evidence is None else evidence.pods
-    failed = [pod.finished_at for pod in pods if pod.phase == "Failed" and pod.finished_at is not None]
+    failed = [pod.finished_at for pod in pods if _has_failed(pod) and pod.finished_at is not None]
     done = [pod.finished_at for pod in pods if pod.phase == "Succeeded" and pod.finished_at is not None]
     last = max(done) if done and len(done) == len(pods) else now
     return max(attempt.start, int(min(now, min(failed, default=last))))
+
+
+def _has_failed(pod: Pod) -> bool:
+    return pod.phase == "Failed" or (pod.phase == "Succeeded" and is_masked(pod))
 
 
 def _find_last_step(evidence: AttemptEvidence | None, attempt: Attempt) -> int | None:

@@ -160,7 +160,7 @@ def test_a_pod_is_of_the_attempt_after_a_resumption_if_it(other: Pod, *, own: bo
 def test_of_two_pods_that_were_made_in_one_second_the_living_one_has_the_place() -> None:
     told, alive = pod(uid="told", deadline=130.0), pod(uid="alive")
     for pods in ((told, alive), (alive, told)):
-        assert attempt_evidence.leave_out_replaced(pods) == [alive]
+        assert attempt_evidence.leave_out_replaced(pods, Observed(pods=pods)) == [alive]
 
 
 def test_a_job_that_was_made_anew_since_has_not_failed() -> None:

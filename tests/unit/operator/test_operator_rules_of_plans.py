@@ -128,8 +128,8 @@ def test_a_cause_can_still_change_that_is(
     finding: Finding | None, *, off_machines: bool, on_machines: bool
 ) -> None:
     known = history(FAILED, finding=finding)
-    assert judgement.is_provisional(JOB, known) is off_machines
-    assert judgement.is_provisional(make_job(**ON_MACHINES), known) is on_machines
+    assert judgement.is_provisional(JOB, Observed(), known) is off_machines
+    assert judgement.is_provisional(make_job(**ON_MACHINES), Observed(), known) is on_machines
 
 
 TOLD: Final = ended(0, at=995.0, deadline=1020.0)

@@ -1,6 +1,7 @@
 """What ends a wait: what is waited for, a notice's time, or the loss of a rank; nothing else."""
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, cast
