@@ -112,6 +112,7 @@ def make_jobset(**more: Any) -> JobSet:
         "number": 0,
         "template_hash": "t1",
         "machines_hash": "",
+        "born_suspended": False,
         "suspend": False,
         "suspended": False,
         "resumed_at": None,

@@ -176,8 +176,11 @@ def report(*, ordinal: tuple[int, int] = (0, 0), at: float = 600.0) -> LastRepor
 
 def test_a_report_is_of_the_last_attempt_by_its_ordinal_and_its_time() -> None:
     for last, own in ((report(), True), (report(ordinal=(0, 1)), False), (report(at=99.0), False)):
-        found = attempt_evidence.find_current_report(Observed(report=last), history(RUNNING))
+        found = attempt_evidence.find_current_report(Observed(report=last), history(RUNNING, resumed_at=100))
         assert (found is last) is own
+    assert (
+        attempt_evidence.find_current_report(Observed(report=report(at=99.0)), history(RUNNING)) is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -292,6 +295,7 @@ def test_only_so_many_attempts_are_kept_and_messages_are_cut() -> None:
         ((ended(0, at=200.0), pod(1)), 1000),
         ((ended(1, at=2000.0),), 1000),
         ((ended(1, at=50.0),), 100),
+        ((ended(0, at=400.0, termination=Termination(code=1)), pod(1)), 400),
         ((ended(1, at=None),), 1000),
         ((), 1000),
     ],
@@ -301,6 +305,7 @@ def test_only_so_many_attempts_are_kept_and_messages_are_cut() -> None:
         "now while a pod runs",
         "now by a clock that is ahead",
         "its start by a clock that is behind",
+        "a failure that a shell hides",
         "now where no time is told",
         "now where nothing was seen",
     ],

@@ -222,7 +222,9 @@ def test_a_suspended_attempt_ends_with_its_last_pod_or_with_its_machines() -> No
 
 def test_kueue_takes_the_quota_unless_the_user_suspends() -> None:
     evicted = jobset(suspend=True, suspended=True, **QUEUED)
-    assert updated(RUNNING, of=evicted).attempts[-1].cause == "QueuePreemption"
+    has_run = RUNNING.model_copy(update={"to_step": 20})
+    assert updated(has_run, of=evicted).attempts[-1].cause == "QueuePreemption"
+    assert updated(RUNNING, of=evicted).attempts == ()
     assert last_end(updated(RUNNING, of=evicted, suspend=True)) == ("Requested", SUSPENDED)
     going = jobset(deleting=True, **QUEUED)
     assert last_end(updated(RUNNING, of=going, suspend=True)) == ("Requested", SUSPENDED)
@@ -252,8 +254,8 @@ def report(
     return LastReport(report=told, ordinal=ordinal, received_at=at, pod_uid="p0")
 
 
-def steps(attempt: Attempt, last: LastReport) -> tuple[int | None, int | None]:
-    found = updated(attempt, seen={"report": last}).attempts[-1]
+def steps(attempt: Attempt, last: LastReport, **known: Any) -> tuple[int | None, int | None]:
+    found = updated(attempt, seen={"report": last}, known=known).attempts[-1]
     return found.from_step, found.to_step
 
 
@@ -263,7 +265,8 @@ def test_the_steps_of_a_running_attempts_own_reports_are_recorded() -> None:
     assert steps(known, report(restored=CommitPoint(sequence=4, step=40))) == (40, 70)
     assert steps(known, report(None)) == (10, 20)
     assert steps(known, report(ordinal=(0, 9))) == (10, 20)
-    assert steps(known, report(at=99.0)) == (10, 20)
+    assert steps(known, report(at=99.0)) == (10, 70), "only a suspension gives two attempts one ordinal"
+    assert steps(known, report(at=99.0), resumed_at=100) == (10, 20)
     assert steps(FAILED, report()) == (None, None)
 
 
