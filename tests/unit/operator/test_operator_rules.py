@@ -170,6 +170,14 @@ def test_a_job_that_was_made_anew_since_has_not_failed() -> None:
     assert found_uids(200, new, jobs=(failed_job("new"),)) == {"new"}
 
 
+def test_pods_whose_places_others_took_complete_nothing() -> None:
+    told = ended(143, deadline=430.0), ended(0, 1, deadline=430.0)
+    done = [ended(0, rank, f"new{rank}", created_at=500.0, at=600.0) for rank in (0, 1)]
+    found = attempt_evidence.find_last_evidence(history(RUNNING), seen(*told, *done))
+    assert found is not None
+    assert set(found.pods) == set(done)
+
+
 def report(*, ordinal: tuple[int, int] = (0, 0), at: float = 600.0) -> LastReport:
     return LastReport(report=training_report(7, 70), ordinal=ordinal, received_at=at, pod_uid="p0")
 
