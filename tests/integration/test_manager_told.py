@@ -58,3 +58,26 @@ def test_an_interpreter_that_takes_long_to_end_is_out_before_the_kill(
     (said,) = [json.loads(line) for line in process.stdout.splitlines()]
     # The manager is done long before the grace period of 4 s is over. The interpreter's own end would take 20 s.
     assert ended_s - said["told_s"] < 8.0
+
+
+@pytest.mark.parametrize(
+    ("case", "adds", "told"),
+    [
+        ("time_for_one", False, ": only the one in flight is finished"),
+        ("time_for_both", True, ": both are made"),
+    ],
+)
+def test_what_is_decided_of_the_save_at_a_stop_is_told_with_its_reason(
+    torch_server: ForkServer, tmp_path: Path, case: str, adds: bool, told: str
+) -> None:
+    process = run(torch_server, tmp_path, case)
+    assert process.returncode == ExitCode.SAVED, process.stderr
+    word = Termination.from_json((tmp_path / "termination").read_bytes())
+    assert word.decision is not None
+    assert word.decision.endswith(told)
+    assert " s are left, the save in flight needs about " in word.decision
+    assert f"stopping {word.decision}" in process.stderr
+    # What is told is what was done.
+    assert word.decision.startswith(f"at step {word.step}, ")
+    assert word.committed is not None
+    assert word.committed.step == (word.step if adds else 2)

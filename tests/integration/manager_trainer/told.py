@@ -14,6 +14,8 @@ import torch
 
 from stepkeeper import CheckpointManager
 from stepkeeper.contract import Interval, Settings
+from stepkeeper.policy.save import SaveCost
+from stepkeeper.save import persist
 from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import Environment, PodPaths
 
@@ -25,8 +27,8 @@ def say(event: str, **values: Any) -> None:
     print(json.dumps({"event": event, **values}), flush=True)
 
 
-def environment() -> Environment:
-    identity = pod_identity(grace_s=4)
+def environment(grace_s: int) -> Environment:
+    identity = pod_identity(grace_s=grace_s)
     places = PodPaths(
         settings_folder=FOLDER,
         notice_file=FOLDER / "notice",
@@ -131,15 +133,51 @@ def stop_from(first: int, manager: CheckpointManager, state: dict[str, Any]) -> 
     assert any(manager.step(step, state).stop for step in range(first, 1000))
 
 
+def told_in_mid_save(manager: CheckpointManager, state: dict[str, Any], save_s: float) -> None:
+    """A save that is taken to need so long is in flight, and ends once it is chosen whether one more is made."""
+    manager._parts.saver._recent_costs.cost = SaveCost(stall_s=0.1, duration_s=save_s)
+    write_share, stop_save = persist.write_share, manager._parts.controller.stop_save
+
+    def write_once_chosen(*args: Any, **kwargs: Any) -> Any:
+        while stop_save.choice is None:
+            time.sleep(0.01)
+        return write_share(*args, **kwargs)
+
+    persist.write_share = write_once_chosen  # type: ignore[attr-defined]  # the name that is called
+    manager.save_async(2, state, force=True)
+    tell(manager)
+    stop_from(3, manager, state)
+
+
+def time_for_one(manager: CheckpointManager, state: dict[str, Any]) -> None:
+    told_in_mid_save(manager, state, 1000.0)
+
+
+def time_for_both(manager: CheckpointManager, state: dict[str, Any]) -> None:
+    told_in_mid_save(manager, state, 1.0)
+
+
 CASES: dict[str, Callable[[CheckpointManager, dict[str, Any]], None]] = {
     case.__name__: case
-    for case in (chosen_end, left_between, left_within, own_break, failed_before, long_end, stuck, stuck_save)
+    for case in (
+        chosen_end,
+        left_between,
+        left_within,
+        own_break,
+        failed_before,
+        long_end,
+        stuck,
+        stuck_save,
+        time_for_one,
+        time_for_both,
+    )
 }
 
 
 def main() -> None:
     state: dict[str, Any] = {"w": torch.zeros(10), "batches": 0}
-    with CheckpointManager(ROOT.as_uri(), 1000, environment=environment()) as manager:
+    grace_s = 60 if sys.argv[2].startswith("time_for") else 4
+    with CheckpointManager(ROOT.as_uri(), 1000, environment=environment(grace_s)) as manager:
         manager.restore_latest(state)
         manager.save(1, state, force=True)
         CASES[sys.argv[2]](manager, state)
