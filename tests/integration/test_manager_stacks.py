@@ -14,6 +14,7 @@ from rank_talk import ended_at_last, hear
 from report_endpoint import Operator, make_certificate
 
 from stepkeeper.contract import Directive, Endpoint, Interval, Report, Settings
+from stepkeeper.stacks.dumping import REPORT_LIMIT
 
 TRAINER = Path(__file__).parent / "manager_trainer" / "stacks.py"
 HELD = "stand_still_with_the_lock"
@@ -104,6 +105,25 @@ def test_a_step_that_takes_far_longer_has_the_stacks_of_all_ranks_logged(
     assert any(
         "nothing has followed step" in (tmp_path / f"log.{rank}").read_text() for rank in range(world_size)
     )
+
+
+def test_a_step_that_takes_far_longer_has_as_much_of_the_stacks_reported_as_a_report_takes(
+    tmp_path: Path, operator: Operator, ranks: Ranks
+) -> None:
+    with ranks(2, holds=1, seconds=FOR_EVER_S, after_s=1.0, in_pod=True, more_threads=30) as both:
+        for process in both:
+            hear(process, "stands")
+        report = operator.wait_for(lambda report: HELD in (report.stacks or ""))
+        logs = [wait_for_log(tmp_path, rank, lambda log: "in main" in log) for rank in range(2)]
+    stacks = report.stacks
+    assert stacks is not None
+    assert "nothing has followed step" in stacks.splitlines()[0]
+    first, _, second = stacks.partition("rank 1:\n")
+    assert (FREE in first, HELD in second) == (True, True), stacks
+    # The logs have all of them, which no report would be taken with.
+    assert len(stacks) <= REPORT_LIMIT
+    assert all(log.count("in stand_by") > stacks.count("in stand_by") for log in logs)
+    assert min(map(len, logs)) > REPORT_LIMIT
 
 
 def test_a_training_that_was_looked_at_goes_on(tmp_path: Path, operator: Operator, ranks: Ranks) -> None:

@@ -1,13 +1,14 @@
 """One of several ranks that stops in a C call: python stacks.py FOLDER RANK WORLD_SIZE OPTIONS-AS-JSON.
 
-With `port`, reports go to the endpoint there. Rank `holds` is in a C call that holds Python's lock, the others in one
-that has released it.
+Rank `holds` is in a C call that holds Python's lock, the others in one that has released it. With `after_s`, a step
+that takes longer has the stacks dumped; that is outside a pod, unless `in_pod` is set. There are `more_threads`.
 """
 
 import ctypes
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,9 @@ def stand_still_without_the_lock(seconds: int) -> None:
 
 
 def open_manager(folder: Path, rank: int, world_size: int, options: dict[str, Any]) -> CheckpointManager:
-    if "after_s" in options:
-        return CheckpointManager(folder / "root", 1000, stacks_after_s=options["after_s"])
+    after_s = options.get("after_s", 300.0)
+    if "after_s" in options and not options.get("in_pod"):
+        return CheckpointManager(folder / "root", 1000, stacks_after_s=after_s)
     identity = pod_identity(hosts_per_slice=world_size, host_index=rank, pod=f"lm-{rank}")
     os.environ.update(pod_environ(identity))
     pod = folder / "pod"
@@ -51,7 +53,13 @@ def open_manager(folder: Path, rank: int, world_size: int, options: dict[str, An
         termination_file=folder / f"termination.{rank}",
         token_file=pod / "token",
     )
-    return CheckpointManager.from_env(places=places)
+    return CheckpointManager.from_env(places=places, stacks_after_s=after_s)
+
+
+def stand_by(depth: int) -> None:
+    if depth:
+        stand_by(depth - 1)
+    time.sleep(1000)
 
 
 def main() -> None:
@@ -63,6 +71,8 @@ def main() -> None:
         )
     state: dict[str, Any] = {"w": torch.zeros(10)}
     holds = options.get("holds") == rank
+    for _ in range(options.get("more_threads", 0)):
+        threading.Thread(target=stand_by, args=(20,), daemon=True).start()
     with open_manager(folder, rank, world_size, options) as manager:
         manager.restore_latest(state)
         for step in range(1, 11):
