@@ -339,11 +339,13 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
     def request_stop(self) -> None:
         """Make all ranks stop at one of the next steps, as if they had been sent SIGTERM.
 
+        The last save gets all the time that it takes: nobody kills the process for this.
+
         Ranks:
             Any rank, on its own, from any thread.
 
         """
-        self._parts.controller.notices.record_notice("call")
+        self._parts.controller.notices.record_notice("call", kills=False)
 
     @training_call
     def exit_if_stopped(self) -> None:

@@ -100,6 +100,19 @@ def test_ranks_whose_companions_stand_still_are_out_before_the_deadline(
     assert check_next_start(torch_servers, tmp_path, 1) == 1
 
 
+@pytest.mark.parametrize("asks", [{"call": 1}, {"directive": 0}], ids=["call", "directive"])
+def test_a_stop_that_nobody_is_killed_for_saves_however_long_that_takes(
+    torch_servers: Servers, tmp_path: Path, asks: dict[str, int]
+) -> None:
+    ranks = start(torch_servers, tmp_path, 0, grace_s=2, save_s=4.0, asks=asks)
+    with ended_at_last(ranks):
+        stops = {hear(process, "stops")["step"] for process in ranks}
+        for process in ranks:
+            hear_rest(process)
+    assert [process.returncode for process in ranks] == [ExitCode.SAVED] * N_RANKS
+    assert stops == {check_next_start(torch_servers, tmp_path, 1)}
+
+
 def kill_in_mid_save(servers: Servers, folder: Path, late_s: float | None) -> bool:
     """Kill ranks and companions, so long after the save for a notice has begun to write; None: where it began.
 

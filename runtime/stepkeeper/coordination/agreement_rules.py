@@ -13,9 +13,26 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, NamedTuple, Self, TypeAlias
 
-__all__ = ["STOP", "Agreed", "Answer", "Await", "Conclude", "Listen", "Move", "Open", "Position", "RankView"]
+__all__ = [
+    "STOP",
+    "STOPS",
+    "STOP_ASKED",
+    "Agreed",
+    "Answer",
+    "Await",
+    "Conclude",
+    "Listen",
+    "Move",
+    "Open",
+    "Position",
+    "RankView",
+]
 
 STOP: Final = "stop"
+STOP_ASKED: Final = "stop/asked"
+"""A stop that nobody kills a process for: the program, or the operator, asks for it."""
+
+STOPS: Final = (STOP, STOP_ASKED)
 
 
 class Position(NamedTuple):
@@ -115,9 +132,10 @@ class RankView:
         return self.stage is not _Stage.LISTENING
 
     @property
-    def stop_is_agreed(self) -> bool:
-        """True if all ranks have agreed on a step to stop at, and this rank hasn't come to it yet."""
-        return any(agreed.name == STOP for agreed in self.agreed)
+    def agreed_stop(self) -> str | None:
+        """STOP or STOP_ASKED if all ranks have agreed on a step to stop at, and this rank hasn't come to it yet."""
+        names = {agreed.name for agreed in self.agreed}
+        return next((stop for stop in STOPS if stop in names), None)
 
     def wish(self, name: str) -> Self:
         """Note a wish of this rank. One that is noted or agreed on already is the same wish."""

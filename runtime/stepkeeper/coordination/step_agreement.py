@@ -11,6 +11,8 @@ from typing import Final
 
 from stepkeeper.coordination.agreement_rules import (
     STOP,
+    STOP_ASKED,
+    STOPS,
     Answer,
     Await,
     Conclude,
@@ -23,7 +25,7 @@ from stepkeeper.coordination.agreement_rules import (
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
 
-__all__ = ["STOP", "StepAgreement"]
+__all__ = ["STOP", "STOPS", "STOP_ASKED", "StepAgreement"]
 
 _POLL_S: Final = 0.1
 _LOOK_S: Final = 0.5
@@ -66,9 +68,9 @@ class StepAgreement:
         self._thread = threading.Thread(target=self._run, name="agreement", daemon=True)
 
     @property
-    def stop_is_agreed(self) -> bool:
-        """True if all ranks have agreed on a step to stop at, and this one hasn't come to it yet."""
-        return self._view.stop_is_agreed
+    def agreed_stop(self) -> str | None:
+        """STOP or STOP_ASKED if all ranks have agreed on a step to stop at, and this one hasn't come to it yet."""
+        return self._view.agreed_stop
 
     def start(self) -> None:
         """Listen to the wishes of other ranks from now on."""
@@ -86,7 +88,7 @@ class StepAgreement:
             before, self._view = self._view, self._view.wish(name)
             if self._view is before:
                 return False
-            if name == STOP:
+            if name in STOPS and self._stop_wished_s is None:
                 self._stop_wished_s = time.monotonic()
             if self._rank_group.world_size == 1:
                 self._view = self._view.agree_alone()
@@ -110,7 +112,7 @@ class StepAgreement:
                     self._waits.check(since_s)
             if self._error is not None:
                 raise self._error
-            if self._stop_wished_s is not None and STOP in self._view.wishes:
+            if self._stop_wished_s is not None and not set(STOPS).isdisjoint(self._view.wishes):
                 # No round is open for it: the store gives no answer, or not all ranks have come to the start.
                 self._waits.check(self._stop_wished_s)
             self._view, due = self._view.pass_step(step)

@@ -81,7 +81,10 @@ class GracePeriod:
         self._notices = notices
 
     def left_s(self) -> float | None:
-        """Return the seconds left of the grace period; None without a notice, or if nobody has said how long it is."""
+        """Return the seconds left of the grace period.
+
+        None without a notice that a process is killed for, or if nobody has said how long it is.
+        """
         ends_s = self._ends_s
         return None if ends_s is None else max(0.0, ends_s - END_RESERVE_S - time.monotonic())
 
@@ -162,6 +165,8 @@ class GracePeriod:
         limits_s = {PREEMPTED: _PREEMPTED_S, "sigterm": self._launcher_s}
         ends_s = []
         for notice in self._notices.notices:
+            if not notice.kills:
+                continue
             limit_s = limits_s.get(notice.source)
             ends_s.append(notice.monotonic_s + (grace_s if limit_s is None else min(grace_s, limit_s)))
         return min(ends_s, default=None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from stepkeeper.coordination.rank_group import RankGroup
-from stepkeeper.coordination.step_agreement import STOP, StepAgreement
+from stepkeeper.coordination.step_agreement import STOP, STOP_ASKED, STOPS, StepAgreement
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.policy.save import Disruptions, Moment, SaveCost, SavePolicy
 
@@ -67,6 +67,7 @@ class SaveDecider:
 
         self._asked_step: int | None = None
         self._stop_step: int | None = None
+        self._due_stops: set[str] = set()
         self._n_begun = 0
         self._last_save_s = time.monotonic()
 
@@ -78,16 +79,27 @@ class SaveDecider:
     @property
     def stop_is_agreed(self) -> bool:
         """True if all ranks have agreed on a step to stop at, and this one hasn't come to it yet."""
-        return self._agreement.stop_is_agreed
+        return self._agreement.agreed_stop is not None
+
+    @property
+    def kills(self) -> bool | None:
+        """Whether a process is killed for what all ranks have agreed to stop for; None while they haven't."""
+        stops = self._due_stops | {self._agreement.agreed_stop}
+        return True if STOP in stops else False if STOP_ASKED in stops else None
 
     def start(self) -> None:
         """Listen to the requests of other ranks from now on."""
         self._agreement.start()
 
-    def request_stop(self) -> None:
-        """Make all ranks stop at one step. Any thread may call this."""
+    def request_stop(self, *, asked: bool = False) -> None:
+        """Make all ranks stop at one step. Any thread may call this.
+
+        Args:
+            asked: True if nobody kills a process for what they stop for.
+
+        """
         if self._stop_step is None:
-            self._agreement.wish(STOP)
+            self._agreement.wish(STOP_ASKED if asked else STOP)
 
     def request_save(self, request: str) -> bool:
         """Make all ranks save one step for a request. Any thread may call this.
@@ -119,7 +131,8 @@ class SaveDecider:
         # At the stop step itself nothing new can come up, and the other ranks may be gone already.
         if step != self._stop_step:
             for wish in self._agreement.pass_step(step):
-                if wish == STOP:
+                if wish in STOPS:
+                    self._due_stops.add(wish)
                     self._stop_step = step if self._stop_step is None else self._stop_step
                 elif not self._is_past(wish):
                     self._answered.append(wish)

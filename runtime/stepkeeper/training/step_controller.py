@@ -192,7 +192,7 @@ class StepController:
         """Save the step because of a notice, within what is left of the grace period. A second call does nothing."""
         if self.stopped:
             return
-        self.notices.record_notice("peer")
+        self._hear_of_stop()
         self._progress.set_phase(ReportPhase.SAVING)
         with bearing_ends_of_children():
             if self.process_exit.saves_before_stop:
@@ -204,7 +204,7 @@ class StepController:
     def stop_at_last_step(self, *, saves: bool) -> None:
         """Save the last finished step as one that all stop at, if `saves`, and wait for the saves in flight."""
         request = self.unsaved_step
-        self.notices.record_notice("peer")
+        self._hear_of_stop()
         if saves and request is not None:
             self._progress.set_phase(ReportPhase.SAVING)
             self.stop_save.start(request, self.grace.left_s())
@@ -227,14 +227,14 @@ class StepController:
     def stop_unsaved(self, step: int, error: NoticeDeadlineError) -> None:
         """Stop at `step` without a save: the time of a notice was over while the training waited."""
         _log.error("step %d is not saved for the notice: %s", step, error, extra={"step": step})
-        self.notices.record_notice("peer")
+        self._hear_of_stop()
         self._saver.forgive_failure(f"step {step} is not saved for the notice: {error}")
         self.stopped = True
 
     def follow_directive(self, directive: Directive) -> None:
         """Start what the operator asks for. Runs in the thread that listens to the companion."""
         if directive.stop:
-            self.notices.record_notice("directive")
+            self.notices.record_notice("directive", kills=False)
         if directive.checkpoint_now is not None and self.decider.request_save(directive.checkpoint_now):
             _tell_request(directive)
 
@@ -261,7 +261,7 @@ class StepController:
         """
         if self.decider.stop_is_agreed:
             # This rank hasn't come to that step yet, and may be waiting for something that the notice must end.
-            self.notices.record_notice("peer")
+            self._hear_of_stop()
         self._announcements.check()
         stuck_since_s = self._waits.stuck_since_s
         if stuck_since_s is not None and self.grace.is_overdue(stuck_since_s):
@@ -276,11 +276,18 @@ class StepController:
 
     def _on_notice(self, notice: Notice) -> None:
         """Request the stop of all ranks. Runs in the thread where the notice came up."""
-        self.decider.request_stop()
+        self.decider.request_stop(asked=not notice.kills)
         # Should the process be killed before it has stopped, this says why.
         self._write_word(ExitCode.SAVED)
         self._progress.record_notice(notice.source)
         tell_briefly(lambda: _log.warning("notice (%s): all ranks save one step and stop", notice.source))
+
+    def _hear_of_stop(self) -> None:
+        """Note that all ranks stop. A process may be killed for it, and take its part in the save with it."""
+        told, kills = self.notices.notices, self.decider.kills
+        if kills is None:
+            kills = not told or any(notice.kills for notice in told)
+        self.notices.record_notice("peer", kills=kills)
 
     def _write_word(self, code: int, error: str | None = None) -> None:
         """Write how the process ends if nobody knows better."""

@@ -1,7 +1,8 @@
 """One of several ranks that train until a notice: python notified.py FOLDER RANK WORLD_SIZE OPTIONS-AS-JSON.
 
 It commits its first step. With `stands_s` its main thread is then for so long in a C call that has released Python's
-lock, or until the test has made the file `go`.
+lock, or until the test has made the file `go`. With `asks`, the rank of that number asks for the stop itself, by a
+`call` or as by a `directive` that has come. The save then takes `save_s`.
 """
 
 import ctypes
@@ -16,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 from stepkeeper import CheckpointManager
-from stepkeeper.contract import Interval, Settings
+from stepkeeper.contract import Directive, Interval, Settings
+from stepkeeper.save import persist
 from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import Environment, PodPaths
 
@@ -67,6 +69,20 @@ def stand_in_c(manager: CheckpointManager) -> None:
     library.pthread_mutex_timedlock(mutex, ctypes.byref(Deadline(ends_s, 0)))
 
 
+def ask_for_stop(manager: CheckpointManager) -> None:
+    write_share = persist.write_share
+
+    def write_slowly(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(OPTIONS["save_s"])
+        return write_share(*args, **kwargs)
+
+    persist.write_share = write_slowly  # type: ignore[attr-defined]  # the name that is called
+    if OPTIONS["asks"].get("call") == RANK:
+        manager.request_stop()
+    if OPTIONS["asks"].get("directive") == RANK:
+        manager._parts.controller.follow_directive(Directive(stop=True))
+
+
 def train(manager: CheckpointManager) -> None:
     size = OPTIONS.get("size", 1000)
     state: dict[str, Any] = {"w": torch.zeros(size), "step": 0}
@@ -84,6 +100,8 @@ def train(manager: CheckpointManager) -> None:
             return
         if step == first + 5 and "stands_s" in OPTIONS:
             stand_in_c(manager)
+        if step == first + 5 and "asks" in OPTIONS:
+            ask_for_stop(manager)
         time.sleep(0.02)
 
 

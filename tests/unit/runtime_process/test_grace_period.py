@@ -28,7 +28,7 @@ def grace_period_of(
         ("file", None, 0.0, 22 - 10),
         ("call", None, 0.0, None),
         ("peer", None, 0.0, None),
-        ("call", 30, 0.0, 30 - 1.5 - 10),
+        ("peer", 30, 0.0, 30 - 1.5 - 10),
     ],
 )
 def test_what_a_notice_of_ten_seconds_ago_leaves(
@@ -137,3 +137,14 @@ def test_a_signal_that_comes_after_another_notice_is_what_the_process_is_killed_
     now_s = 1027.1
     assert grace.is_overdue(0.0)
     assert not grace.is_overdue(1001.0)
+
+
+def test_what_nobody_is_killed_for_has_no_end_until_somebody_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grace_period, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+    asked = Notice(source="call", monotonic_s=100.0, kills=False)
+    peer = Notice(source="peer", monotonic_s=101.0, kills=False)
+    grace = grace_period_of(asked, 30, (peer,))
+    assert (grace.left_s(), grace.wait_left_s(0.0), grace.end_left_s()) == (None, None, None)
+    assert not grace.is_overdue(0.0)
+    told = Notice(source="sigterm", monotonic_s=990.0)
+    assert grace_period_of(asked, 30, (peer, told)).left_s() == 30 - 1.5 - 10

@@ -238,3 +238,14 @@ def test_what_the_operator_asked_for_is_saved_whatever_was_saved_before() -> Non
     for decider in (behind, ahead):
         assert asked(decider, 101)
         decider.close(5.0)
+
+
+def test_a_stop_that_is_asked_for_is_told_from_one_that_a_process_is_killed_for() -> None:
+    decider = SaveDecider(EveryNSteps(1000), SoloRankGroup())
+    assert decider.kills is None
+    decider.request_stop(asked=True)
+    assert [decider.kills, decider.should_stop_at(1), decider.kills] == [False, True, False]
+    killed = SaveDecider(EveryNSteps(1000), SoloRankGroup())
+    killed.request_stop(asked=True)
+    killed.request_stop()
+    assert [killed.kills, killed.should_stop_at(1), killed.kills] == [True, True, True]

@@ -26,6 +26,9 @@ class Notice:
     monotonic_s: float
     """Time at which it came, by time.monotonic()."""
 
+    kills: bool = True
+    """False if nobody kills a process for it: the program, or the operator, asks for the stop."""
+
 
 class NoticeWatcher:
     """Collect notices from SIGTERM, a trigger file and calls. The first one makes the process stop.
@@ -88,18 +91,20 @@ class NoticeWatcher:
         self.wants_sigterm, self._started = signals, True
         signal_watcher.add_listener(self)
 
-    def record_notice(self, source: str, came_s: float | None = None) -> None:
+    def record_notice(self, source: str, came_s: float | None = None, *, kills: bool = True) -> None:
         """Record a notice from `source`, unless there is one from it already.
 
         Args:
             source: sigterm, file, directive, preempted, call or peer.
             came_s: Time at which it came, by time.monotonic(); None means now.
+            kills: False if nobody kills a process for it.
 
         """
         with self._lock:
             if any(notice.source == source for notice in self._notices):
                 return
-            notice = Notice(source=source, monotonic_s=time.monotonic() if came_s is None else came_s)
+            came_s = time.monotonic() if came_s is None else came_s
+            notice = Notice(source=source, monotonic_s=came_s, kills=kills)
             self._notices = (*self._notices, notice)
             is_first = self._notices[0] is notice
         if is_first:
