@@ -14,6 +14,7 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
 from stepkeeper.contract import Interval, Settings, Termination
+from stepkeeper.launch.ranks import find_ranks
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
 from stepkeeper.testing.pod import pod_environ, pod_identity
@@ -167,6 +168,31 @@ def test_two_pods_of_two_workers_end_with_75_when_one_is_told_to_stop(tmp_path: 
     assert latest is not None
     words = [last_word(folder) for folder in (first, second)]
     assert [(word.code, word.step, word.restart) for word in words] == [(75, latest.step, 0)] * 2
+
+
+def test_pods_of_one_worker_end_with_75_when_a_worker_alone_is_told_to_stop(tmp_path: Path) -> None:
+    """Its torchrun and its launcher hear of nothing: the worker's end is a failure to them."""
+    (first, first_env), (second, second_env) = pods(tmp_path, 2)
+    outputs = [folder / "output" for folder in (first, second)]
+    with (
+        launched(*torchrun(first, "trains", "--nproc-per-node=1"), env=first_env, output=outputs[0]) as one,
+        launched(
+            *torchrun(second, "trains", "--nproc-per-node=1"), env=second_env, output=outputs[1]
+        ) as other,
+    ):
+        until_running(one, [first / "runs-0"])
+        until_running(other, [second / "runs-1"])
+        (worker,) = find_ranks(other.pid)
+        worker.tell()
+        codes = [process.wait(PATIENCE_S) for process in (one, other)]
+    assert codes == [75, 75], [output.read_text() for output in outputs]
+    latest = Log(open_store((tmp_path / "root").as_uri())).open().latest
+    assert latest is not None
+    words = [last_word(folder) for folder in (first, second)]
+    assert [(word.code, word.step, word.notice) for word in words] == [
+        (75, latest.step, "peer"),
+        (75, latest.step, "sigterm"),
+    ]
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])

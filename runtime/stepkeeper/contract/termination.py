@@ -56,6 +56,9 @@ class Termination:
     decision: Annotated[str, AtMost(512)] | None = None
     """What it chose to save in the time that was left, and why, for people."""
 
+    agreed: bool | None = None
+    """True if it stopped at a step that all ranks had agreed on: none of them had failed when it was told to stop."""
+
     error: str | None = None
     """The end of the traceback."""
 

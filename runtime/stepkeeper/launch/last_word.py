@@ -18,7 +18,8 @@ def choose_exit_code(code: int, last_word: Termination | None, *, was_told: bool
     A launcher that ends well has the say: it may have restarted its processes after one of them had failed. Where it
     fails, its code is its own (torchrun's is 1 whatever happened), and the training's last word says more. But where
     nobody told the launcher to stop, a process that SIGTERM stopped was stopped by the launcher, for the failure of
-    another one which said nothing: the failure counts.
+    another one which said nothing: the failure counts. Not so where all ranks had agreed on the step to stop at: none
+    had failed before.
 
     Args:
         code: The launcher's exit code.
@@ -29,7 +30,7 @@ def choose_exit_code(code: int, last_word: Termination | None, *, was_told: bool
     if code == ExitCode.DONE or last_word is None or last_word.code == ExitCode.DONE:
         return code
     stopped_by_launcher = last_word.code == ExitCode.SAVED and last_word.notice == SIGTERM and not was_told
-    return code if stopped_by_launcher else last_word.code
+    return code if stopped_by_launcher and not last_word.agreed else last_word.code
 
 
 def read_last_word(path: Path) -> Termination | None:

@@ -87,7 +87,7 @@ class StepController:
         self._announcements = announcements = Announcements(
             stop=self.notices.record_notice, save=self.decider.request_save, save_s=self._read_save_s
         )
-        stop_save = StopSave(saver, rank_group)
+        decider, stop_save = self.decider, StopSave(saver, rank_group)
         self.stop_save: Final = stop_save
         grace_s = None if environment is None else environment.identity.grace_s
         self.grace: Final = GracePeriod(grace_s, self.notices, launcher_s=launcher_grace_s(os.environ))
@@ -99,6 +99,7 @@ class StepController:
             self.grace,
             announced_cause=lambda: announcements.cause,
             decision=lambda: stop_save.choice,
+            has_agreed=lambda: decider.stop_step is not None,
             rank=rank_group.rank,
         )
         self._waits.heed_notices(self.grace.wait_left_s)

@@ -81,6 +81,7 @@ class ProcessExit:
         *,
         announced_cause: Callable[[], Cause | None] = lambda: None,
         decision: Callable[[], str | None] = lambda: None,
+        has_agreed: Callable[[], bool] = lambda: False,
         rank: int,
     ) -> None:
         """Know the parts that tell how the process ends.
@@ -93,6 +94,7 @@ class ProcessExit:
             grace: Knows how much time a notice leaves.
             announced_cause: Returns the cause that the cloud has announced for an end that comes now, if it has.
             decision: Returns what was chosen to be saved in the time that was left, and why.
+            has_agreed: Tells whether this rank has come to a step that all ranks have agreed to stop at.
             rank: This process's rank.
 
         """
@@ -100,6 +102,7 @@ class ProcessExit:
         self._is_final_written = False
         self._announced_cause = announced_cause
         self._decision = decision
+        self._has_agreed = has_agreed
         self._environment = environment
         self._rank = rank
         self._companion = companion
@@ -209,6 +212,7 @@ class ProcessExit:
                 cause=cause if notice is None else self._announced_cause() or cause,
                 notice=None if notice is None else notice.source,
                 decision=self._decision(),
+                agreed=True if code == ExitCode.SAVED and self._has_agreed() else None,
                 error=error,
                 rank=self._rank,
                 restart=count_restarts(),

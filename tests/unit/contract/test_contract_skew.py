@@ -102,6 +102,7 @@ def written() -> dict[str, Message]:
             rank=5,
             restart=1,
             decision="saved step 1230 in 40 of 60 s",
+            agreed=True,
         ),
     }
 

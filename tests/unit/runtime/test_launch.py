@@ -58,6 +58,12 @@ def test_a_process_that_its_launcher_stopped_for_the_failure_of_another_has_no_s
     assert choose_exit_code(code, Termination(code=75, notice=notice), was_told=was_told) == meant
 
 
+def test_a_process_that_stopped_with_all_others_was_not_stopped_for_the_failure_of_one() -> None:
+    word = Termination(code=75, notice="sigterm", agreed=True)
+    assert choose_exit_code(1, word, was_told=False) == 75
+    assert choose_exit_code(0, word, was_told=False) == 0
+
+
 @pytest.mark.parametrize(
     ("said", "code"),
     [
