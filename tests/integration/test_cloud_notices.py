@@ -39,6 +39,15 @@ def test_the_server_is_asked_as_googles_documentation_says(monkeypatch: pytest.M
         server.wait_for_change("preempted", None, 60)
 
 
+def test_a_server_that_has_heard_of_no_maintenance_does_not_fail() -> None:
+    with FakeMetadataServer() as fake:
+        fake.quiet.add("upcoming-maintenance")
+        server = MetadataServer(fake.host)
+        assert server.wait_for_change("upcoming-maintenance", None, 60).is_quiet
+        assert server.wait_for_change("upcoming-maintenance", "an earlier one's", 60).is_quiet
+        assert not server.wait_for_change("preempted", None, 60).is_quiet
+
+
 def test_an_answer_that_comes_drop_by_drop_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

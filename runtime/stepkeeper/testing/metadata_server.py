@@ -22,6 +22,7 @@ __all__ = ["FakeMetadataServer"]
 
 _PREFIX: Final = "/computeMetadata/v1/instance/"
 _FLAVOR: Final = ("Metadata-Flavor", "Google")
+_QUIET: Final = '{ "error": "no notifications have been received yet, try again later" }'
 _NOTHING: Final = {"preempted": "FALSE", "maintenance-event": "NONE"}
 
 
@@ -44,6 +45,9 @@ class FakeMetadataServer:
 
         self.failing = 0
         """How many of the next questions are answered with 503."""
+
+        self.quiet: set[str] = set()
+        """Keys of which the server has heard nothing yet: they are answered with 503, too."""
 
         self._values = dict(values)
         self._changed = threading.Condition()
@@ -117,6 +121,8 @@ class FakeMetadataServer:
             if self.failing > 0:
                 self.failing -= 1
                 return HTTPStatus.SERVICE_UNAVAILABLE, "try again"
+            if key in self.quiet:
+                return HTTPStatus.SERVICE_UNAVAILABLE, _QUIET
             if asked.get("wait_for_change") == "true":
                 self._changed.wait_for(
                     lambda: self._closing or _etag(self._values.get(key, "")) != asked.get("last_etag"),

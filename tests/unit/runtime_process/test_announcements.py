@@ -186,3 +186,22 @@ def test_a_watch_survives_errors_and_hands_on_each_change_once(monkeypatch: pyte
     assert heard.changes == [("maintenance-event", MAINTENANCE), ("maintenance-event", None)] * 2
     assert server.asked[:5] == [None, None, None, None, "a"]
     notices.close()
+
+
+def test_a_server_that_has_heard_of_nothing_withdraws_nothing_and_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("stepkeeper.training.notices.cloud_notices._PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr("stepkeeper.training.notices.cloud_notices._QUIET_S", 0.0)
+    quiet = MetadataValue("", "", is_quiet=True)
+    server = Scripted(
+        quiet, quiet, quiet, MetadataValue("TERMINATE_ON_HOST_MAINTENANCE", "a"), quiet, quiet, quiet
+    )
+    heard = Heard()
+    notices = CloudNotices(server, heard.take_over)
+    with caplog.at_level("INFO"):
+        notices.start()
+        assert server.exhausted.wait(30)
+    assert heard.changes == [("maintenance-event", MAINTENANCE)]
+    assert caplog.text == ""
+    notices.close()

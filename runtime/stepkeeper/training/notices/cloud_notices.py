@@ -21,6 +21,9 @@ _WAIT_S: Final = 60.0
 _PAUSES_S: Final = (1.0, 2.0, 5.0, 15.0, 60.0)
 """From one question to the next while the server doesn't answer: it is known to fail for a while now and then."""
 
+_QUIET_S: Final = 60.0
+"""From one question to the next while the server has heard of nothing: it doesn't wait for a change then."""
+
 _ABSENT_S: Final = 600.0
 """From one question to the next for a key that the server doesn't have; GKE's has few."""
 
@@ -138,6 +141,9 @@ class _KeyWatch:
                 self._pause_after(error)
                 continue
             self._n_failures = 0
+            if found.is_quiet:
+                self._closing.wait(_QUIET_S)
+                continue
             self._take_over(found)
             if found.text is None:
                 self._closing.wait(_ABSENT_S)

@@ -25,6 +25,8 @@ _ANSWER_S: Final = 10.0
 """The seconds that an answer may take beyond the time that the server was asked to wait."""
 
 _LIMIT_BYTES: Final = 65536
+_QUIET: Final = "no notifications have been received"
+"""In the answer 503 of a server that works, and has had nothing to say of upcoming-maintenance since it was started."""
 
 
 class MetadataValue(NamedTuple):
@@ -34,6 +36,8 @@ class MetadataValue(NamedTuple):
     """None: this server doesn't have the key."""
 
     etag: str
+    is_quiet: bool = False
+    """True if the server has heard of nothing by this key. That withdraws nothing."""
 
 
 def find_metadata_host(environ: Mapping[str, str], product_file: Path = _PRODUCT_FILE) -> str | None:
@@ -96,6 +100,8 @@ class MetadataServer:
                 raise OSError(f"{self._host} is no metadata server of Google Cloud")
             if answer.status == http.HTTPStatus.NOT_FOUND:
                 return MetadataValue(None, "")
+            if answer.status == http.HTTPStatus.SERVICE_UNAVAILABLE and _QUIET in text:
+                return MetadataValue("", "", is_quiet=True)
             if answer.status != http.HTTPStatus.OK:
                 raise OSError(f"{self._host} answers {answer.status} for {key}: {text[:100]}")
             return MetadataValue(text, answer.getheader("ETag") or "")
