@@ -83,7 +83,7 @@ class SaveDecider:
 
     @property
     def kills(self) -> bool | None:
-        """Whether a process is killed for what all ranks have agreed to stop for; None while they haven't."""
+        """True if a process is killed for what all ranks have agreed to stop for; None while they haven't agreed."""
         stops = self._due_stops | {self._agreement.agreed_stop}
         return True if STOP in stops else False if STOP_ASKED in stops else None
 
