@@ -1,7 +1,8 @@
 """One of several ranks that says what it does: python told_anywhere.py FOLDER RANK WORLD_SIZE OPTIONS-AS-JSON.
 
 Each part of a run is a span of a tenth of a second at least, as it is with a bucket instead of a local disk: the tests
-send SIGTERM in one of them. At its end the rank says which spans it was in when the signal came.
+send SIGTERM in one of them. At its end the rank says which spans it was in when the signal came. The span `stays_in`
+lasts until it has come.
 """
 
 import functools
@@ -37,6 +38,9 @@ SPANS: list[tuple[str, float, float]] = []
 SLOW_S = 0.1
 SAYING = threading.Lock()
 CHANCE = random.Random(f"{OPTIONS['seed']}-{RANK}")
+PATIENCE_S = 60.0
+MANAGERS: list[CheckpointManager] = []
+"""The one of this rank."""
 
 
 def say(event: str, **values: Any) -> None:
@@ -50,8 +54,19 @@ def span(name: str) -> Iterator[None]:
     began_s = time.monotonic()
     try:
         yield
+        if name == OPTIONS.get("stays_in"):
+            ends_s = time.monotonic() + PATIENCE_S
+            while not told_s() and time.monotonic() < ends_s:
+                time.sleep(0.005)
     finally:
         SPANS.append((name, began_s, time.monotonic()))
+
+
+def told_s() -> list[float]:
+    """Return when SIGTERM came, by time.monotonic(), if it came to this rank."""
+    (manager,) = MANAGERS
+    notices = manager._parts.controller.notices.notices
+    return [notice.monotonic_s for notice in notices if notice.source == "sigterm"]
 
 
 def slowed(name: str, call: Callable[..., T]) -> Callable[..., T]:
@@ -114,15 +129,10 @@ def environment() -> Environment:
     return Environment(identity=pod_identity(grace_s=120), settings=settings, places=places)
 
 
-def tell_spans(manager: CheckpointManager) -> None:
+def tell_spans() -> None:
     """Say which spans this rank was in when SIGTERM came, if it came to this rank."""
-    told = [
-        notice.monotonic_s
-        for notice in manager._parts.controller.notices.notices
-        if notice.source == "sigterm"
-    ]
     names = sorted(
-        {name for name, began_s, ended_s in SPANS for told_s in told if began_s <= told_s <= ended_s}
+        {name for name, began_s, ended_s in SPANS for came_s in told_s() if began_s <= came_s <= ended_s}
     )
     say("told", names=names)
 
@@ -160,11 +170,12 @@ def main() -> None:
         )
     slow_saves_down()
     manager = CheckpointManager((FOLDER.parent / "root").as_uri(), 4, environment=environment())
+    MANAGERS.append(manager)
     try:
         with manager:
             train(manager)
     finally:
-        tell_spans(manager)
+        tell_spans()
 
 
 if __name__ == "__main__":
