@@ -19,6 +19,7 @@ import torch.distributed as dist
 from stepkeeper import CheckpointManager
 from stepkeeper.contract import Directive, Interval, Settings
 from stepkeeper.save import persist
+from stepkeeper.save.share import write_share
 from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import Environment, PodPaths
 
@@ -70,8 +71,6 @@ def stand_in_c(manager: CheckpointManager) -> None:
 
 
 def ask_for_stop(manager: CheckpointManager) -> None:
-    write_share = persist.write_share
-
     def write_slowly(*args: Any, **kwargs: Any) -> Any:
         time.sleep(OPTIONS["save_s"])
         return write_share(*args, **kwargs)

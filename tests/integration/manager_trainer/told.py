@@ -16,6 +16,7 @@ from stepkeeper import CheckpointManager
 from stepkeeper.contract import Interval, Settings
 from stepkeeper.policy.save import SaveCost
 from stepkeeper.save import persist
+from stepkeeper.save.share import write_share
 from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import Environment, PodPaths
 
@@ -136,7 +137,7 @@ def stop_from(first: int, manager: CheckpointManager, state: dict[str, Any]) -> 
 def told_in_mid_save(manager: CheckpointManager, state: dict[str, Any], save_s: float) -> None:
     """A save that is taken to need so long is in flight, and ends once it is chosen whether one more is made."""
     manager._parts.saver._recent_costs.cost = SaveCost(stall_s=0.1, duration_s=save_s)
-    write_share, stop_save = persist.write_share, manager._parts.controller.stop_save
+    stop_save = manager._parts.controller.stop_save
 
     def write_once_chosen(*args: Any, **kwargs: Any) -> Any:
         while stop_save.choice is None:
