@@ -113,7 +113,7 @@ def _settle(attempt: Attempt, finding: Finding) -> Finding:
 def _runs_whole(history: JobHistory, job: CheckpointedTrainingJob, observed: Observed) -> bool:
     """Tell whether all pods of the next attempt have started."""
     evidence = find_attempt_evidence(history, observed) if history.is_running else None
-    started = [pod for pod in evidence.pods if pod.started] if evidence is not None else []
+    started = {pod.rank for pod in evidence.pods if pod.started} if evidence is not None else set()
     return len(started) >= observed.count_hosts(job)
 
 
