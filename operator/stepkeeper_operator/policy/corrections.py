@@ -5,13 +5,14 @@ from dataclasses import replace
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.cache.evidence import AttemptEvidence
+from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.attempt_evidence import (
     find_attempt_evidence,
     is_of_attempt,
     leave_out_replaced,
 )
-from stepkeeper_operator.policy.attempts import MESSAGE_LIMIT, was_asked_for
+from stepkeeper_operator.policy.attempts import MESSAGE_LIMIT, was_asked_for, was_suspended
 from stepkeeper_operator.policy.budgets import move_restart
 from stepkeeper_operator.policy.causes.counts import ended_unseen
 from stepkeeper_operator.policy.causes.find_cause import find_cause
@@ -56,7 +57,8 @@ def _correct_unseen(
         # tell of. Nor is it certain there which attempt was which restart.
         if restart < 0 or late or not ended_unseen(attempt.message):
             return history
-        evidence = observed.find_evidence((number, restart))
+        before = history.attempts[-back - 1] if back < len(history.attempts) else None
+        evidence = _find_evidence_of_unseen((number, restart), before, observed)
         circumstances = gather_circumstances(
             job, observed, attempt, evidence, counted=None, rule=None, now=now
         )
@@ -64,6 +66,18 @@ def _correct_unseen(
         if finding.explained:
             history = _replace_cause(history, attempt, finding)
     return history
+
+
+def _find_evidence_of_unseen(
+    ordinal: tuple[int, int], before: Attempt | None, observed: Observed
+) -> AttemptEvidence | None:
+    """Find the evidence of an attempt that a restart ended. One that was suspended before it has the same ordinal."""
+    evidence = observed.find_evidence(ordinal)
+    if evidence is None:
+        return None
+    # The end of one that a restart ended is a guess, too: nothing is left out by it.
+    since = before.end if before is not None and was_suspended(before.message) else None
+    return _keep_own(evidence, leave_out_replaced(evidence.pods, observed), since)
 
 
 def _correct_newest(
@@ -137,8 +151,12 @@ def _find_evidence_of_ended(
     present = find_attempt_evidence(history, observed) if resumed_at is not None else None
     later = set() if present is None else {pod.uid for pod in present.pods}
     pods = evidence.pods if resumed_at is not None else leave_out_replaced(evidence.pods, observed)
-    pods = [pod for pod in pods if since is None or is_of_attempt(pod, since)]
-    own = tuple(pod for pod in pods if pod.uid not in later)
+    return _keep_own(evidence, [pod for pod in pods if pod.uid not in later], since)
+
+
+def _keep_own(evidence: AttemptEvidence, pods: list[Pod], since: int | None) -> AttemptEvidence | None:
+    """Keep those of the pods that are of the attempt. Without any its Jobs may be another attempt's."""
+    own = tuple(pod for pod in pods if since is None or is_of_attempt(pod, since))
     return replace(evidence, pods=own) if own or not evidence.pods else None
 
 

@@ -108,6 +108,17 @@ def test_earlier_ends_are_not_corrected_where_restarts_are_not_counted_one_by_on
 SUSPENDED_BEFORE: Final = closed(500, "Requested", SUSPENDED)
 
 
+def test_pods_before_a_suspension_explain_no_later_end_that_nobody_saw() -> None:
+    known = history(SUSPENDED_BEFORE, unseen(900), unseen(), RUNNING, restarts_seen=2)
+    before = ended(1, uid="a", at=480.0, hang=True)
+    for rank in (0, 1):
+        seen = evidence(0, before, ended(1, rank, "b", created_at=510.0, at=880.0))
+        assert causes(correct(known, seen))[1] == "ApplicationError"
+    assert causes(correct(known, evidence(0, before)))[1] == "Eviction", "nothing is known of its own"
+    late = history(closed(950, "Hang", "it stood still"), unseen(970), unseen(), RUNNING, restarts_seen=3)
+    assert causes(correct(late, evidence(1, ended(1))))[1] == "ApplicationError", "the end is a guess too"
+
+
 def test_the_newest_end_is_corrected_with_all_that_is_known_of_it() -> None:
     known = history(closed(), RUNNING, restarts_seen=1, failures=1)
     found = correct(known, evidence(0, ended(1, **EVICTED)))
@@ -311,6 +322,8 @@ def test_pods_whose_places_others_took_explain_no_end() -> None:
     replaced = ended(1, uid="a", **EVICTED)
     seen = evidence(0, replaced, ended(1, uid="b", created_at=700.0))
     assert causes(correct(history(closed(), RUNNING, restarts_seen=1), seen)) == ["ApplicationError", None]
+    known = history(closed(900, "Hang", UNSEEN), unseen(), RUNNING, restarts_seen=2)
+    assert causes(correct(known, seen))[0] == "ApplicationError"
 
 
 def test_a_failed_job_explains_an_end_of_which_no_pod_is_known() -> None:
