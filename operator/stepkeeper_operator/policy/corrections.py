@@ -55,14 +55,14 @@ def _correct_unseen(
         late = attempt.end is None or now - attempt.end >= reattribution_s
         # Watches tell of ends in their order: before an end that they told of, there is none that they still have to
         # tell of. Nor is it certain there which attempt was which restart.
-        if restart < 0 or late or not ended_unseen(attempt.message):
+        if late or not ended_unseen(attempt.message):
             return history
         before = history.attempts[-back - 1] if back < len(history.attempts) else None
         evidence = _find_evidence_of_unseen((number, restart), before, observed)
         circumstances = gather_circumstances(
             job, observed, attempt, evidence, counted=None, rule=None, now=now
         )
-        finding = find_cause(evidence, replace(circumstances, loss=None))
+        finding = find_cause(evidence, circumstances)
         if finding.explained:
             history = _replace_cause(history, attempt, finding)
     return history
@@ -103,11 +103,7 @@ def _correct_newest(
         return history if history.is_running else replace(history, finding=_settle(attempt, finding))
     if not history.is_running:
         history = replace(history, finding=finding)
-    return (
-        _replace_cause(history, attempt, finding)
-        if finding.explained and finding.cause != attempt.cause
-        else history
-    )
+    return history if finding.cause == attempt.cause else _replace_cause(history, attempt, finding)
 
 
 def _runs_down(evidence: AttemptEvidence | None, observed: Observed) -> bool:
@@ -148,7 +144,7 @@ def _find_evidence_of_ended(
     since = closed[-2].end if len(closed) > 1 else None
     if evidence is None:
         return None
-    present = find_attempt_evidence(history, observed) if resumed_at is not None else None
+    present = find_attempt_evidence(history, observed)
     later = set() if present is None else {pod.uid for pod in present.pods}
     pods = evidence.pods if resumed_at is not None else leave_out_replaced(evidence.pods, observed)
     return _keep_own(evidence, [pod for pod in pods if pod.uid not in later], since)
@@ -182,8 +178,7 @@ def _replace_cause(history: JobHistory, attempt: Attempt, finding: Finding) -> J
 
 def _keep_known_cause(attempt: Attempt, finding: Finding) -> Finding:
     """Keep the cause that was found while there was evidence, now that there is none."""
-    if attempt.cause is None:
-        return finding
+    assert attempt.cause is not None  # the caller has looked at it
     return replace(finding, cause=attempt.cause, message=attempt.message or "", node=attempt.node)
 
 

@@ -330,3 +330,14 @@ def test_a_failed_job_explains_an_end_of_which_no_pod_is_known() -> None:
     fenced = failed_job(message="Container trainer for pod a/b failed with exit code 77 matching FailJob")
     seen = evidence(0, failed_batch_jobs=(fenced,))
     assert causes(correct(history(closed(), RUNNING, restarts_seen=1), seen)) == ["Fenced", None]
+
+
+def test_an_end_whose_cause_is_kept_stays_on_its_node() -> None:
+    known = closed().model_copy(update={"node": "n5"})
+    lost = correct(history(known), evidence(0, ended(78)), job=TPU_JOB, machines=LOST)
+    assert (lost.attempts[0].cause, lost.attempts[0].node) == ("NodeFailure", "n5")
+    settled = correct(
+        history(known.model_copy(update={"end": 880})), evidence(0, ended(1, **EVICTED))
+    ).finding
+    assert settled is not None
+    assert settled.node == "n5"
