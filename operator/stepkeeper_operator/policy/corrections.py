@@ -33,8 +33,9 @@ def correct_cause(
     The survivors of a lost node fail long before the node is seen to be lost. So the newest ended attempt is looked at
     again, and those before it of whose ends no watch had told.
     """
-    history = _correct_unseen(history, job, observed, now=now, reattribution_s=reattribution_s)
-    return _correct_newest(history, job, observed, now=now, reattribution_s=reattribution_s)
+    # What is known of the newest depends on whether the end before it is a guess.
+    history = _correct_newest(history, job, observed, now=now, reattribution_s=reattribution_s)
+    return _correct_unseen(history, job, observed, now=now, reattribution_s=reattribution_s)
 
 
 def _correct_unseen(
@@ -141,7 +142,9 @@ def _find_evidence_of_ended(
         return _find_until(closed[-1].end, find_attempt_evidence(history, observed))
     else:
         evidence = observed.find_evidence((number, restarts if resumed_at is not None else restarts - 1))
-    since = closed[-2].end if len(closed) > 1 else None
+    # An end that nobody saw is a guess, and a restart followed it: nothing is left out by it.
+    before = closed[-2] if len(closed) > 1 and not ended_unseen(closed[-2].message) else None
+    since = None if before is None else before.end
     if evidence is None:
         return None
     present = find_attempt_evidence(history, observed)

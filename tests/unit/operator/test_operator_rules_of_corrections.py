@@ -82,6 +82,14 @@ def test_all_ends_in_a_row_that_nobody_saw_are_corrected() -> None:
     assert causes(correct(known)) == ["Eviction"] * 3 + [None], "a guess corrects no guess"
 
 
+@pytest.mark.parametrize("resumed_at", [None, 995])
+def test_the_guessed_end_before_leaves_out_no_pods_of_the_newest(resumed_at: int | None) -> None:
+    restarts = 1 if resumed_at else 2
+    known = history(unseen(), unseen(), RUNNING, restarts_seen=restarts, resumed_at=resumed_at)
+    seen = (FAILURES[0], evidence(1, ended(1, uid="b", created_at=500.0, at=600.0)))
+    assert causes(correct(known, *seen))[1] == "ApplicationError"
+
+
 @pytest.mark.parametrize("end", [880, 500])
 def test_an_end_that_nobody_saw_keeps_its_cause_after_a_while(end: int) -> None:
     known = history(unseen(end), unseen(), RUNNING, restarts_seen=2)
