@@ -5,13 +5,14 @@ from dataclasses import replace
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.cache.evidence import AttemptEvidence
+from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.attempt_evidence import (
     find_attempt_evidence,
     is_of_attempt,
     leave_out_replaced,
 )
-from stepkeeper_operator.policy.attempts import MESSAGE_LIMIT, was_asked_for
+from stepkeeper_operator.policy.attempts import MESSAGE_LIMIT, was_asked_for, was_suspended
 from stepkeeper_operator.policy.budgets import move_restart
 from stepkeeper_operator.policy.causes.counts import ended_unseen
 from stepkeeper_operator.policy.causes.find_cause import find_cause
@@ -32,8 +33,9 @@ def correct_cause(
     The survivors of a lost node fail long before the node is seen to be lost. So the newest ended attempt is looked at
     again, and those before it of whose ends no watch had told.
     """
-    history = _correct_unseen(history, job, observed, now=now, reattribution_s=reattribution_s)
-    return _correct_newest(history, job, observed, now=now, reattribution_s=reattribution_s)
+    # What is known of the newest depends on whether the end before it is a guess.
+    history = _correct_newest(history, job, observed, now=now, reattribution_s=reattribution_s)
+    return _correct_unseen(history, job, observed, now=now, reattribution_s=reattribution_s)
 
 
 def _correct_unseen(
@@ -54,16 +56,29 @@ def _correct_unseen(
         late = attempt.end is None or now - attempt.end >= reattribution_s
         # Watches tell of ends in their order: before an end that they told of, there is none that they still have to
         # tell of. Nor is it certain there which attempt was which restart.
-        if restart < 0 or late or not ended_unseen(attempt.message):
+        if late or not ended_unseen(attempt.message):
             return history
-        evidence = observed.find_evidence((number, restart))
+        before = history.attempts[-back - 1] if back < len(history.attempts) else None
+        evidence = _find_evidence_of_unseen((number, restart), before, observed)
         circumstances = gather_circumstances(
             job, observed, attempt, evidence, counted=None, rule=None, now=now
         )
-        finding = find_cause(evidence, replace(circumstances, loss=None))
+        finding = find_cause(evidence, circumstances)
         if finding.explained:
             history = _replace_cause(history, attempt, finding)
     return history
+
+
+def _find_evidence_of_unseen(
+    ordinal: tuple[int, int], before: Attempt | None, observed: Observed
+) -> AttemptEvidence | None:
+    """Find the evidence of an attempt that a restart ended. One that was suspended before it has the same ordinal."""
+    evidence = observed.find_evidence(ordinal)
+    if evidence is None:
+        return None
+    # The end of one that a restart ended is a guess, too: nothing is left out by it.
+    since = before.end if before is not None and was_suspended(before.message) else None
+    return _keep_own(evidence, leave_out_replaced(evidence.pods, observed), since)
 
 
 def _correct_newest(
@@ -89,11 +104,7 @@ def _correct_newest(
         return history if history.is_running else replace(history, finding=_settle(attempt, finding))
     if not history.is_running:
         history = replace(history, finding=finding)
-    return (
-        _replace_cause(history, attempt, finding)
-        if finding.explained and finding.cause != attempt.cause
-        else history
-    )
+    return history if finding.cause == attempt.cause else _replace_cause(history, attempt, finding)
 
 
 def _runs_down(evidence: AttemptEvidence | None, observed: Observed) -> bool:
@@ -113,7 +124,7 @@ def _settle(attempt: Attempt, finding: Finding) -> Finding:
 def _runs_whole(history: JobHistory, job: CheckpointedTrainingJob, observed: Observed) -> bool:
     """Tell whether all pods of the next attempt have started."""
     evidence = find_attempt_evidence(history, observed) if history.is_running else None
-    started = [pod for pod in evidence.pods if pod.started] if evidence is not None else []
+    started = {pod.rank for pod in evidence.pods if pod.started} if evidence is not None else set()
     return len(started) >= observed.count_hosts(job)
 
 
@@ -131,14 +142,20 @@ def _find_evidence_of_ended(
         return _find_until(closed[-1].end, find_attempt_evidence(history, observed))
     else:
         evidence = observed.find_evidence((number, restarts if resumed_at is not None else restarts - 1))
-    since = closed[-2].end if len(closed) > 1 else None
+    # An end that nobody saw is a guess, and a restart followed it: nothing is left out by it.
+    before = closed[-2] if len(closed) > 1 and not ended_unseen(closed[-2].message) else None
+    since = None if before is None else before.end
     if evidence is None:
         return None
-    present = find_attempt_evidence(history, observed) if resumed_at is not None else None
+    present = find_attempt_evidence(history, observed)
     later = set() if present is None else {pod.uid for pod in present.pods}
     pods = evidence.pods if resumed_at is not None else leave_out_replaced(evidence.pods, observed)
-    pods = [pod for pod in pods if since is None or is_of_attempt(pod, since)]
-    own = tuple(pod for pod in pods if pod.uid not in later)
+    return _keep_own(evidence, [pod for pod in pods if pod.uid not in later], since)
+
+
+def _keep_own(evidence: AttemptEvidence, pods: list[Pod], since: int | None) -> AttemptEvidence | None:
+    """Keep those of the pods that are of the attempt. Without any its Jobs may be another attempt's."""
+    own = tuple(pod for pod in pods if since is None or is_of_attempt(pod, since))
     return replace(evidence, pods=own) if own or not evidence.pods else None
 
 
@@ -164,8 +181,7 @@ def _replace_cause(history: JobHistory, attempt: Attempt, finding: Finding) -> J
 
 def _keep_known_cause(attempt: Attempt, finding: Finding) -> Finding:
     """Keep the cause that was found while there was evidence, now that there is none."""
-    if attempt.cause is None:
-        return finding
+    assert attempt.cause is not None  # the caller has looked at it
     return replace(finding, cause=attempt.cause, message=attempt.message or "", node=attempt.node)
 
 

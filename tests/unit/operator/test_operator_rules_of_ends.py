@@ -225,6 +225,8 @@ def test_another_container_fails_the_pod_of_a_trainer_that_is_done_or_never_bega
     assert find(pod(exit_code=code, other_failure=other)).cause != "ApplicationError", "its pod goes on"
     by_trainer = find(ended(5, other_failure=other))
     assert "exited with code 5" in by_trainer.message
+    by_peers = find(ended(78, other_failure=other), committed=True)
+    assert by_peers.cause == "NodeFailure", "its trainer has lost the others"
     told = ContainerEnd(name="side", code=143, reason="Error", finished_at=401.0)
     assert find(pod(phase="Failed", exit_code=code, other_failure=told, **TOLD)).cause != "ApplicationError"
 

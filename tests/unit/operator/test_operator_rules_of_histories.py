@@ -65,6 +65,9 @@ def test_unseen_ends_are_failures_as_often_as_jobset_has_counted_some() -> None:
     seen = record(history(RUNNING), evidence(0, ended(1)), of=counted)
     assert causes(seen) == ["ApplicationError", "Disruption", None]
     assert seen.bookkeeping.counted_restarts_seen == 1
+    job = evidence(0, failed_batch_jobs=(failed_job(),))
+    told = record(history(RUNNING), job, of=jobset(restarts=1, restarts_counted=1))
+    assert causes(told) == ["ApplicationError", None], "its Job told of it"
 
 
 def test_an_unseen_end_is_the_start_of_the_next_attempt() -> None:
@@ -293,3 +296,8 @@ def test_programs_that_exit_0_when_they_are_told_to_stop_are_not_complete() -> N
     )
     evicted = replace(stopped, disruption="EvictionByEvictionAPI")
     assert completed(evicted)[0] == "Eviction"
+    unclear = ended(0, at=401.0, exit_reason="Completed", deadline=430.0)
+    assert completed(unclear) == (
+        "Requested",
+        "every pod exited 0 after it was told to stop: its pods were deleted",
+    )

@@ -53,9 +53,6 @@ def set_backoff(
     job: CheckpointedTrainingJob, observed: Observed, history: JobHistory, now: float
 ) -> tuple[JobHistory, float]:
     """Set the time of the next start in the history. Also return the seconds until then."""
-    last = history.last_attempt
-    if last is None or last.end is None or not last.cause:
-        return history, 0.0
     not_before = compute_next_start(job, observed, history)
     noted = replace(history, bookkeeping=history.bookkeeping.model_copy(update={"not_before": not_before}))
     return noted, 0.0 if not_before is None else max(0.0, not_before - now)
@@ -67,7 +64,7 @@ def hold_next_start(job: CheckpointedTrainingJob, observed: Observed, plan: Plan
     JobSet restarts in place without any wait, and without any limit unless it counts a failure: those are few.
     """
     last = plan.history.last_attempt
-    if last is None or last.end is None or _counts_towards_max(observed, plan.history, last):
+    if last is None or _counts_towards_max(observed, plan.history, last):
         return plan
     history, wait_s = set_backoff(job, observed, plan.history, now)
     plan = replace(plan, history=history)
