@@ -46,9 +46,11 @@ def leaving_on_notice(trigger: Path = Path(NOTICE_FILE)) -> Iterator[None]:
     finally:
         ended.set()
         os.write(write_fd, b"\0")
-        signal.set_wakeup_fd(wakeup_before)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # Until it has ended it may send the signal, which without a handler would end the process with 143.
         watch.join()
+        signal.set_wakeup_fd(wakeup_before)
+        if signal.getsignal(signal.SIGTERM) is _leave:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.close(read_fd)
         os.close(write_fd)
 
@@ -59,12 +61,16 @@ def _watch(read_fd: int, trigger: Path, ended: threading.Event) -> None:
     poll.register(read_fd, select.POLLIN)
     while not ended.is_set():
         heard = os.read(read_fd, 4096) if poll.poll(_LOOK_MILLIS) else b""
-        if signal.SIGTERM in heard or trigger.exists():
-            os.kill(os.getpid(), signal.SIGTERM)
+        told = signal.SIGTERM in heard
+        if told or trigger.exists():
+            if not told:
+                os.kill(os.getpid(), signal.SIGTERM)
             if not ended.wait(_LEAVE_S):
                 os._exit(ExitCode.SAVED)
             return
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001  # the signature of handlers
+    # A notice may come twice, by the file and by the signal: the second one must not end what has begun to end.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(ExitCode.SAVED)
