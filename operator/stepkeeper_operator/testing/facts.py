@@ -1,6 +1,6 @@
 """Make the values that rules judge: jobs with their histories, pods, Jobs, JobSets and machines."""
 
-from typing import Any
+from typing import Any, Final
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
@@ -9,20 +9,31 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     CauseCount,
     RestartsStatus,
 )
+from stepkeeper_operator.build import template_hash
+from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import BatchJob, JobSet, Pod, QueuedMachines
+from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.causes.finding import Finding
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.testing.world import training_job
 
 __all__ = [
+    "ON_MACHINES",
     "make_ended_pod",
     "make_failed_job",
     "make_history",
     "make_job",
     "make_jobset",
     "make_machines",
+    "make_observed",
     "make_pod",
+    "make_unedited_jobset",
 ]
+
+ON_MACHINES: Final[dict[str, Any]] = {
+    "placement": {"tpu": {"accelerator": "v5p", "topology": "2x2x1", "queuedResourceName": "tpu"}}
+}
+"""What the spec of a job says that has one host, on the machines of a QueuedResource."""
 
 
 def make_job(
@@ -125,6 +136,18 @@ def make_jobset(**more: Any) -> JobSet:
         "deleting": False,
     }
     return JobSet(**(base | more))
+
+
+def make_unedited_jobset(job: CheckpointedTrainingJob | None = None, **more: Any) -> JobSet:
+    """Make the first JobSet of a job, by default `make_job()`, of whose template nothing was changed since."""
+    return make_jobset(**({"template_hash": template_hash(job or make_job())} | more))
+
+
+def make_observed(*pods: Pod, jobs: tuple[BatchJob, ...] = (), **more: Any) -> Observed:
+    """Make what is observed of a job of which these pods and failed Jobs were seen. Its template is unedited."""
+    evidence = AttemptEvidence(ordinal=(0, 0), pods=pods, failed_batch_jobs=jobs)
+    base: dict[str, Any] = {"evidence": (evidence,), "pods": pods, "jobset": make_unedited_jobset()}
+    return Observed(**(base | more))
 
 
 def make_machines(**more: Any) -> QueuedMachines:

@@ -11,33 +11,12 @@ from stepkeeper_operator.facts.pod import ContainerEnd, read_pod
 from stepkeeper_operator.policy.causes.find_cause import find_cause
 from stepkeeper_operator.policy.causes.finding import Finding, Verdict
 from stepkeeper_operator.policy.circumstances import Circumstances
+from stepkeeper_operator.testing.facts import make_pod
 
 
 def pod(name: str = "p0", **more: Any) -> Pod:
-    base: dict[str, Any] = {
-        "namespace": "default",
-        "name": name,
-        "uid": name,
-        "job_uid": "j",
-        "owner_uid": "b",
-        "ordinal": (0, 0),
-        "rank": (0, int(name[1:])),
-        "created_at": 0.0,
-        "node": f"n{name[1:]}",
-        "phase": "Running",
-        "reason": None,
-        "started": True,
-        "deadline": None,
-        "grace_s": 30,
-        "disruption": None,
-        "hang": False,
-        "exit_code": None,
-        "exit_reason": None,
-        "finished_at": None,
-        "termination": None,
-        "waiting": None,
-    }
-    return Pod(**(base | more))
+    own: dict[str, Any] = {"created_at": 0.0, "node": f"n{name[1:]}"}
+    return make_pod(int(name[1:]), **(own | more))
 
 
 def ended(name: str, code: int, at: float = 100.0, **more: Any) -> Pod:

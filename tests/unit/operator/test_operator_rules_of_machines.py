@@ -26,13 +26,17 @@ from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.lost_pods import find_lost_pods, find_orphans
 from stepkeeper_operator.policy.save_requests import compute_lead_s, find_open_request, update_request
 from stepkeeper_operator.testing import training_report
-from stepkeeper_operator.testing.facts import make_ended_pod, make_job, make_jobset, make_machines, make_pod
+from stepkeeper_operator.testing.facts import (
+    ON_MACHINES,
+    make_ended_pod,
+    make_job,
+    make_jobset,
+    make_machines,
+    make_pod,
+)
 
 NOW: Final = 10_000.0
 RUNNING: Final = Attempt(number=3, start=9000, to_step=70)
-ON_MACHINES: Final[dict[str, Any]] = {
-    "placement": {"tpu": {"accelerator": "v5p", "topology": "2x2x1", "queuedResourceName": "tpu"}}
-}
 
 
 def template(*containers: dict[str, Any], labels: dict[str, str] | None = None) -> dict[str, Any]:

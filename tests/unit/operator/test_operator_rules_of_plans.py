@@ -14,7 +14,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
 from stepkeeper_operator.build import machines_hash, template_hash
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.decision import CreateJobSet, DeleteJobSet, SetSuspend
-from stepkeeper_operator.facts import BatchJob, JobSet, Pod
+from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.attempts import NOT_ALLOWED
 from stepkeeper_operator.policy.causes.finding import Finding, Verdict
@@ -25,9 +25,11 @@ from stepkeeper_operator.policy.planning.making import plan_without_jobset
 from stepkeeper_operator.policy.planning.next_step import plan_next
 from stepkeeper_operator.policy.planning.plan import Plan, set_suspend, stop_jobset
 from stepkeeper_operator.settings import OperatorSettings
+from stepkeeper_operator.testing.facts import ON_MACHINES, make_job, make_jobset, make_machines
 from stepkeeper_operator.testing.facts import make_ended_pod as ended
 from stepkeeper_operator.testing.facts import make_history as history
-from stepkeeper_operator.testing.facts import make_job, make_jobset, make_machines
+from stepkeeper_operator.testing.facts import make_observed as seen
+from stepkeeper_operator.testing.facts import make_unedited_jobset as jobset
 
 NOW: Final = 1000.0
 
@@ -50,23 +52,7 @@ DONE: Final = Attempt(number=1, start=900, end=990, message="every pod exited 0"
 FENCED: Final = Attempt(number=1, start=900, end=990, cause="Fenced", message="another claim")
 
 
-ON_MACHINES: Final[dict[str, Any]] = {
-    "placement": {"tpu": {"accelerator": "v5p", "topology": "2x2x1", "queuedResourceName": "tpu"}}
-}
-
-
 JOB: Final = make_job()
-
-
-def jobset(job: CheckpointedTrainingJob = JOB, **more: Any) -> JobSet:
-    base: dict[str, Any] = {"template_hash": template_hash(job)}
-    return make_jobset(**(base | more))
-
-
-def seen(*pods: Pod, jobs: tuple[BatchJob, ...] = (), **more: Any) -> Observed:
-    evidence = AttemptEvidence(ordinal=(0, 0), pods=pods, failed_batch_jobs=jobs)
-    base: dict[str, Any] = {"evidence": (evidence,), "pods": pods, "jobset": jobset()}
-    return Observed(**(base | more))
 
 
 def plan(known: JobHistory, observed: Observed, job: CheckpointedTrainingJob = JOB) -> Plan:

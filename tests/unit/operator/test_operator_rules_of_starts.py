@@ -9,10 +9,9 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     Bookkeeping,
 )
 from stepkeeper_operator.build import template_hash
-from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.memory import Rejection
 from stepkeeper_operator.cache.reports import LastReport
-from stepkeeper_operator.facts import BatchJob, JobSet, Pod, Workload
+from stepkeeper_operator.facts import Workload
 from stepkeeper_operator.observed import Leftover, Observed
 from stepkeeper_operator.policy import queueing, starts
 from stepkeeper_operator.policy.attempts import DELETED
@@ -20,10 +19,12 @@ from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.planning import waits
 from stepkeeper_operator.policy.planning.plan import Plan
 from stepkeeper_operator.testing import training_report
+from stepkeeper_operator.testing.facts import ON_MACHINES, make_job, make_machines, make_pod
 from stepkeeper_operator.testing.facts import make_ended_pod as ended
 from stepkeeper_operator.testing.facts import make_failed_job as failed_job
 from stepkeeper_operator.testing.facts import make_history as history
-from stepkeeper_operator.testing.facts import make_job, make_jobset, make_machines, make_pod
+from stepkeeper_operator.testing.facts import make_observed as seen
+from stepkeeper_operator.testing.facts import make_unedited_jobset as jobset
 
 NOW: Final = 1000.0
 
@@ -40,23 +41,7 @@ EVICTED: Final = Attempt(number=1, start=900, end=990, cause="Eviction", message
 DONE: Final = Attempt(number=1, start=900, end=990, message="every pod exited 0")
 
 
-ON_MACHINES: Final[dict[str, Any]] = {
-    "placement": {"tpu": {"accelerator": "v5p", "topology": "2x2x1", "queuedResourceName": "tpu"}}
-}
-
-
 JOB: Final = make_job()
-
-
-def jobset(job: CheckpointedTrainingJob = JOB, **more: Any) -> JobSet:
-    base: dict[str, Any] = {"template_hash": template_hash(job)}
-    return make_jobset(**(base | more))
-
-
-def seen(*pods: Pod, jobs: tuple[BatchJob, ...] = (), **more: Any) -> Observed:
-    evidence = AttemptEvidence(ordinal=(0, 0), pods=pods, failed_batch_jobs=jobs)
-    base: dict[str, Any] = {"evidence": (evidence,), "pods": pods, "jobset": jobset()}
-    return Observed(**(base | more))
 
 
 def delay(
