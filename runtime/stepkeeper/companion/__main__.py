@@ -15,7 +15,7 @@ from typing import Final
 from stepkeeper.companion.channel import Channel
 from stepkeeper.companion.processes import ParentProcess
 from stepkeeper.companion.server import Server
-from stepkeeper.process_end.killed import KernelRecord
+from stepkeeper.process_end.kernel_record import KernelRecord
 
 _SOCKET_GONE: Final = 0
 _STDERR: Final = 2

@@ -18,6 +18,7 @@ from stepkeeper.contract.places import (
     SETTINGS_FOLDER,
     TERMINATION_FILE,
     TOKEN_FILE,
+    TORCHRUN_VARIABLE,
     token_audience,
 )
 from stepkeeper.contract.report import (
@@ -55,6 +56,7 @@ __all__ = [
     "SETTINGS_FOLDER",
     "TERMINATION_FILE",
     "TOKEN_FILE",
+    "TORCHRUN_VARIABLE",
     "Best",
     "BestMode",
     "Cause",

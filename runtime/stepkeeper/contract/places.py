@@ -14,6 +14,7 @@ __all__ = [
     "SETTINGS_FOLDER",
     "TERMINATION_FILE",
     "TOKEN_FILE",
+    "TORCHRUN_VARIABLE",
     "token_audience",
 ]
 
@@ -43,6 +44,9 @@ TOKEN_FILE: Final = "/var/run/secrets/stepkeeper/token"  # noqa: S105  # a path,
 
 LAUNCHER_VARIABLE: Final = "STEPKEEPER_LAUNCHER"
 """Set in processes below `python -m stepkeeper.launch`, which tells them to stop before it tells their launcher."""
+
+TORCHRUN_VARIABLE: Final = "TORCHELASTIC_RUN_ID"
+"""Set by torchrun in each of its processes, which hand it on to theirs."""
 
 LOCAL_TIER_FOLDER: Final = "/var/cache/stepkeeper"
 """A volume that the template mounts here is the trainer's local tier. The operator adds none."""

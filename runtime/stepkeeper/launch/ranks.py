@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from stepkeeper.contract import TORCHRUN_VARIABLE
+from stepkeeper.process_end.kernel_record import KernelRecord
+
 __all__ = ["Rank", "children_of", "find_ranks"]
 
 _PROC: Final = Path("/proc")
-_MARK: Final = b"TORCHELASTIC_RUN_ID="
-"""The variable that torchrun gives each of its processes, and that those hand on to theirs."""
-
-_ENDED: Final = frozenset({"Z", "X"})
-"""States of a process that nobody has buried yet."""
+_MARK: Final = f"{TORCHRUN_VARIABLE}=".encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +26,12 @@ class Rank:
     """A process of the training."""
 
     pid: int
-    started: str
-    """When it was started, in the kernel's ticks. Another process may get its number."""
+    record: KernelRecord
 
     @property
     def has_ended(self) -> bool:
-        """True if it has ended, also if it isn't buried yet."""
-        return _read_start(self.pid) != self.started
+        """True if it has ended, also if nobody has waited for it yet."""
+        return self.record.has_ended()
 
     @property
     def heeds_sigterm(self) -> bool:
@@ -56,8 +54,8 @@ def find_ranks(below: int) -> tuple[Rank, ...]:
     for pid in children_of(below):
         if not _is_rank(pid):
             found.extend(find_ranks(pid))
-        elif (started := _read_start(pid)) is not None:
-            found.append(Rank(pid=pid, started=started))
+        elif not (record := KernelRecord(pid)).has_ended():
+            found.append(Rank(pid=pid, record=record))
     return tuple(found)
 
 
@@ -74,13 +72,3 @@ def _is_rank(pid: int) -> bool:
     except OSError:
         return False
     return any(each.startswith(_MARK) for each in variables)
-
-
-def _read_start(pid: int) -> str | None:
-    """Return when a process was started; None if it has ended."""
-    try:
-        # Its name, in parentheses, may have blanks and parentheses.
-        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in _ENDED else fields[19]

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from stepkeeper.contract import END_RESERVE_S, LAUNCHER_VARIABLE
+from stepkeeper.contract import END_RESERVE_S, LAUNCHER_VARIABLE, TORCHRUN_VARIABLE
 from stepkeeper.training.notices.announcements import PREEMPTED
 from stepkeeper.training.notices.watcher import NoticeWatcher
 
@@ -37,8 +37,6 @@ them for the system's pods.
 _TORCHRUN_S: Final = 30.0
 """Seconds after which torchrun kills its processes once it has handed SIGTERM on to them."""
 
-_TORCHRUN_VARIABLE: Final = "TORCHELASTIC_RUN_ID"
-
 _KILLERS: Final = ("sigterm", "file", PREEMPTED)
 """Sources of notices behind which somebody kills the process soon. A rank that was told by another one hears from that
 when it leaves.
@@ -58,7 +56,7 @@ def launcher_grace_s(environ: Mapping[str, str]) -> float | None:
         environ: The process's environment.
 
     """
-    return _TORCHRUN_S if _TORCHRUN_VARIABLE in environ and LAUNCHER_VARIABLE not in environ else None
+    return _TORCHRUN_S if TORCHRUN_VARIABLE in environ and LAUNCHER_VARIABLE not in environ else None
 
 
 class GracePeriod:
