@@ -167,7 +167,7 @@ def check_disruption(seen: Seen, name: str, *, n_pods: int, cause: str = "SpotPr
     assert step is not None
     assert [word.code for _, word in ends] == [ExitCode.SAVED] * n_pods
     # On a busy machine, the one whose power goes may not have come to its end, after its last word.
-    assert sum(code == ExitCode.SAVED for code, _ in ends) >= n_pods - 1
+    assert [code for code, _ in ends].count(ExitCode.SAVED) >= n_pods - 1
     first, second = seen.resumed[name]["attempts"]
     assert (first["cause"], second["fromStep"]) == (cause, step)
     assert seen.resumed[name]["restarts"]["byCause"] == [
@@ -181,13 +181,15 @@ def check_disruption(seen: Seen, name: str, *, n_pods: int, cause: str = "SpotPr
 
 def check_fewer_workers(seen: Seen, undisturbed: Undisturbed, name: str, *, n_before: int) -> None:
     """The job's user changes the number of its workers: it goes on where it was, and all was exact until then."""
-    first, second = (attempt["fromStep"] for attempt in seen.fewer[name]["attempts"][1:])
-    assert second > first
-    losses = undisturbed.train_example(name, n_processes=n_before, n_steps=second)
+    edited, resumed = seen.fewer[name]["attempts"][1:]
+    stopped = resumed["fromStep"]
+    assert (edited["cause"], edited["toStep"]) == ("Requested", stopped), "the edit has it save and stop first"
+    assert stopped > edited["fromStep"]
+    losses = undisturbed.train_example(name, n_processes=n_before, n_steps=stopped)
     story, last = seen.stories[name], seen.last[name]
     more = losses_of(story.uri, last)
-    assert len(more) == last > second
-    assert more[:second] == losses
+    assert len(more) == last > stopped
+    assert more[:stopped] == losses
 
 
 def test_readmes_manifest_and_script_work_together_as_they_stand(
