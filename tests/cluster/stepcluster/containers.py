@@ -79,10 +79,13 @@ def locate(parts: Parts, pod: Mapping[str, Any], container: str) -> Container:
 def choose(processes: Mapping[int, str], numbers: Mapping[int, int], pattern: str) -> int:
     """Choose the process whose command line has `pattern` in it; without a pattern, the container's first.
 
+    One that has ended since they were listed has the number 0, and isn't chosen.
+
     Raises:
         FaultError: There is none, or more than one.
     """
-    if not pattern:
+    processes = {pid: line for pid, line in processes.items() if numbers[pid]}
+    if not pattern and processes:
         return min(processes, key=lambda pid: numbers[pid])
     matching = [pid for pid, line in processes.items() if pattern in line]
     if len(matching) != 1:

@@ -13,6 +13,14 @@ def test_without_a_pattern_it_is_the_container_s_first_process() -> None:
     assert containers.choose(PROCESSES, NUMBERS, "") == 690
 
 
+def test_what_has_ended_meanwhile_is_not_chosen() -> None:
+    assert containers.choose(PROCESSES, NUMBERS | {712: 0}, "") == 690
+    with pytest.raises(FaultError, match="0 processes match 'companion'"):
+        containers.choose(PROCESSES, NUMBERS | {712: 0}, "companion")
+    with pytest.raises(FaultError, match="one of: none"):
+        containers.choose(PROCESSES, dict.fromkeys(NUMBERS, 0), "")
+
+
 def test_a_pattern_names_one_process() -> None:
     assert containers.choose(PROCESSES, NUMBERS, "companion") == 712
 
