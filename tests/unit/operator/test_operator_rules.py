@@ -281,7 +281,7 @@ def test_an_attempt_opens_after_the_last_one_with_what_it_was_started_from() -> 
     opened = attempts.open_attempt(first, seen(pod()), now=NOW)
     assert opened.attempts == (ENDED, Attempt(number=2, start=500)), "its pod was made before the last end"
     assert opened.restarts == counted(Eviction=(1, 0))
-    assert opened.finding is None
+    assert opened.finding == first.finding, "JobSet may have begun it though the end is final"
     assert opened.bookkeeping == Bookkeeping(
         job_sets=1, started=True, starts_without_checkpoint=3, started_template="t1"
     )
