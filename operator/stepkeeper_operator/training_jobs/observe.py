@@ -204,9 +204,7 @@ class Observer:
         return {name: node for name, node in found.items() if node is not None}
 
 
-def _recall_holder(
-    job: CheckpointedTrainingJob, jobset: JobSet | None, memory: JobMemory
-) -> JobSet | None:
+def _recall_holder(job: CheckpointedTrainingJob, jobset: JobSet | None, memory: JobMemory) -> JobSet | None:
     """Recall whether somebody else suspended the JobSet as it was made. An earlier operator's status says so, too."""
     if jobset is not None:
         memory.note_holder(jobset)
