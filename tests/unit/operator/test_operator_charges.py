@@ -257,6 +257,19 @@ def fail_behind_a_peer(world: World) -> None:
     world.controllers.end_pod(second, 1)
 
 
+async def test_a_fatal_code_that_the_watches_tell_of_after_the_restart_ends_the_job() -> None:
+    world = await running(restarts={"fatalExitCodes": [42]})
+    world.delay_watches("pods", "jobs")
+    world.controllers.end_pod(world.pods[0], 1, message=termination_message(42, error="ValueError: bad"))
+    world.controllers.sync()
+    await world.reconcile()
+    assert world.causes == ["ApplicationError", None]
+    world.deliver_watches()
+    await world.run_until_settled()
+    assert world.condition("Failed") == (ConditionStatus.TRUE, "FatalExitCode")
+    assert "ValueError: bad" in (world.status.attempts[0].message or "")
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_failures_that_jobset_does_not_count_wait_ever_longer(*, restarted: bool) -> None:
     waits = {"backoff": {"initialSeconds": 100, "maxSeconds": 300}, "maxFailures": 50}
