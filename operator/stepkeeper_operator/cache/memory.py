@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from stepkeeper_operator.facts import ConfigMap
+from stepkeeper_operator.facts import ConfigMap, JobSet
 
 __all__ = ["JobMemory", "Memory", "Rejection"]
 
@@ -35,6 +35,9 @@ class JobMemory:
     orphaned_since: float | None = None
     """Unix time when pods were first seen whose Job is gone. None: there are none."""
 
+    held_jobset: str | None = None
+    """Uid of the JobSet that somebody else suspended as it was made, and stops and resumes from then on."""
+
     has_acted: bool = False
     """True once a decision was carried out. Until then nobody knows what the API server refuses by now."""
 
@@ -43,6 +46,11 @@ class JobMemory:
 
     unwritten: Rejection | None = None
     """The refusal of the last status."""
+
+    def note_holder(self, jobset: JobSet) -> None:
+        """Note whether somebody else holds the JobSet: it tells so itself only until it is changed."""
+        if jobset.born_suspended:
+            self.held_jobset = jobset.uid
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.facts import Workload
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.history import JobHistory
-from stepkeeper_operator.policy.queueing import NOT_QUEUED
+from stepkeeper_operator.policy.queueing import NO_WORKLOAD, NOT_QUEUED
 
 __all__ = ["derive_quota"]
 
@@ -38,8 +38,8 @@ def derive_quota(
         return (ConditionUpdate(type=kind, status=None, reason=NOT_QUEUED, message=_LEFT),) if known else ()
     if jobset is None:
         return ()
-    text = _HELD if jobset.born_suspended else _UNKNOWN
-    return (ConditionUpdate(type=kind, status=None, reason="NoWorkload", message=text),)
+    text = _HELD if jobset.born_suspended and jobset.suspend else _UNKNOWN
+    return (ConditionUpdate(type=kind, status=None, reason=NO_WORKLOAD, message=text),)
 
 
 def _describe(workload: Workload) -> str:

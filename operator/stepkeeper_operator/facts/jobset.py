@@ -40,7 +40,9 @@ class JobSet:
     """True if its spec asks for suspension."""
 
     born_suspended: bool
-    """True if its spec has asked for that since it was made, which the operator never does: somebody else holds it."""
+    """True if its spec has asked for that since it was made, which the operator never does: somebody else holds it.
+
+    An object that was changed since doesn't tell any more: `observe` remembers it."""
 
     suspended: bool
     """True if it is suspended."""

@@ -64,7 +64,6 @@ def open_attempt(history: JobHistory, observed: Observed, *, now: float) -> JobH
         attempts=(*history.attempts, attempt)[-MAX_ATTEMPTS:],
         restarts=restarts,
         bookkeeping=history.bookkeeping.model_copy(update=noted),
-        finding=None,
     )
 
 

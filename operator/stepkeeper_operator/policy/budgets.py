@@ -50,6 +50,8 @@ def take_back_restart(restarts: RestartsStatus, cause: str) -> RestartsStatus:
 
 def move_restart(restarts: RestartsStatus, *, source: str, target: str) -> RestartsStatus:
     """Move one restart to another cause than it was counted for."""
+    if source == target:
+        return restarts
     return _add_restarts(_add_restarts(restarts, source, -1), target, 1)
 
 

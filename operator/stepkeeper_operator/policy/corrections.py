@@ -102,9 +102,12 @@ def _correct_newest(
     finding = _attribute(known, loss)
     if now - attempt.end >= reattribution_s and (history.is_running or not _runs_down(evidence, observed)):
         return history if history.is_running else replace(history, finding=_settle(attempt, finding))
-    if not history.is_running:
+    # A guess that was right gets the words of the evidence, which may also say that no restart helps.
+    guessed = finding.explained and ended_unseen(attempt.message)
+    changed = guessed or finding.cause != attempt.cause
+    if changed or not history.is_running:
         history = replace(history, finding=finding)
-    return history if finding.cause == attempt.cause else _replace_cause(history, attempt, finding)
+    return _replace_cause(history, attempt, finding) if changed else history
 
 
 def _runs_down(evidence: AttemptEvidence | None, observed: Observed) -> bool:

@@ -21,7 +21,7 @@ class JobHistory:
     restarts: RestartsStatus
     bookkeeping: Bookkeeping
     finding: Finding | None = None
-    """The finding about the last attempt, if it has ended."""
+    """The finding about the newest ended attempt. None: nothing was looked for since the status was read."""
 
     @property
     def last_attempt(self) -> Attempt | None:

@@ -38,7 +38,7 @@ from stepkeeper_operator.policy.pod_ends import stopped_with_0, was_stopped
 from stepkeeper_operator.policy.queueing import has_left_queue
 from stepkeeper_operator.policy.restarts_in_place import came_too_late, has_run_whole, record_restarts
 from stepkeeper_operator.policy.resumptions import open_if_started
-from stepkeeper_operator.policy.starts import set_starts, was_edited
+from stepkeeper_operator.policy.starts import note_limit, set_starts, was_edited
 
 __all__ = ["update_history"]
 
@@ -65,7 +65,7 @@ def update_history(
     history = _load_history(job, observed, new_commit=new_commit)
     history = correct_cause(history, job, observed, now=now, reattribution_s=reattribution_s)
     history = _follow_jobset(history, job, observed, now=now)
-    history = _record_report(history, observed)
+    history = note_limit(job, _record_report(history, observed))
     if new_commit:
         # Nobody can tell which of several unseen starts has made it.
         history = set_starts(history, min(1, history.bookkeeping.starts_without_checkpoint))

@@ -9,10 +9,13 @@ from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import explain_loss, find_wait
 from stepkeeper_operator.policy.starts import is_limit_reached
 
-__all__ = ["NOT_QUEUED", "has_left_queue", "leaves_queue", "should_suspend"]
+__all__ = ["NOT_QUEUED", "NO_WORKLOAD", "has_left_queue", "leaves_queue", "should_suspend"]
 
 NOT_QUEUED: Final = "NotQueued"
 """Reason of condition QuotaReserved of a job that has left Kueue's queues."""
+
+NO_WORKLOAD: Final = "NoWorkload"
+"""Its reason for a JobSet that somebody queues whose Workload isn't known."""
 
 
 def should_suspend(

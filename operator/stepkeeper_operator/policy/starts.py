@@ -17,6 +17,7 @@ __all__ = [
     "compute_report_wait_s",
     "explain_limit",
     "is_limit_reached",
+    "note_limit",
     "set_starts",
     "was_edited",
 ]
@@ -29,6 +30,14 @@ def set_starts(history: JobHistory, n_starts: int) -> JobHistory:
     """Set how many starts in a row have committed no checkpoint."""
     noted = history.bookkeeping.model_copy(update={"starts_without_checkpoint": n_starts})
     return replace(history, bookkeeping=noted)
+
+
+def note_limit(job: CheckpointedTrainingJob, history: JobHistory) -> JobHistory:
+    """Note how many starts are allowed as the newest begins: a limit that is lowered later ends nothing that runs."""
+    if not history.is_running or history.is_attempt_of(job.status):
+        return history
+    noted = {"starts_allowed": job.spec.restarts.max_starts_without_checkpoint}
+    return replace(history, bookkeeping=history.bookkeeping.model_copy(update=noted))
 
 
 def was_edited(job: CheckpointedTrainingJob, observed: Observed, bookkeeping: Bookkeeping) -> bool:
@@ -57,7 +66,10 @@ def is_limit_reached(
 
 
 def _count_starts_left(job: CheckpointedTrainingJob, history: JobHistory) -> int:
-    return job.spec.restarts.max_starts_without_checkpoint - history.bookkeeping.starts_without_checkpoint
+    known, allowed = history.bookkeeping, job.spec.restarts.max_starts_without_checkpoint
+    if history.is_running:
+        allowed = max(allowed, known.starts_allowed or 0)
+    return allowed - known.starts_without_checkpoint
 
 
 def compute_report_wait_s(

@@ -27,7 +27,7 @@ from stepkeeper_operator.decision import (
 )
 from stepkeeper_operator.errors import ApiError, ConflictError
 from stepkeeper_operator.events import ObjectEvent
-from stepkeeper_operator.facts import JobSet, read_config_map
+from stepkeeper_operator.facts import JobSet, read_config_map, read_jobset
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.labels import NODE_LOST_REASON
 from stepkeeper_operator.writing import ObjectWriter
@@ -171,7 +171,9 @@ class Applier:
                 raw = await self._cluster.apply(CONFIG_MAPS, key.namespace, action.manifest)
                 self._memory.get_job(job.metadata.uid).config_map = read_config_map(raw)
             case CreateJobSet():
-                self._cache.record_jobset(await self._cluster.create(JOBSETS, key.namespace, action.manifest))
+                raw = await self._cluster.create(JOBSETS, key.namespace, action.manifest)
+                self._memory.get_job(job.metadata.uid).note_holder(read_jobset(raw))
+                self._cache.record_jobset(raw)
             case SetSuspend():
                 body = suspend_manifest(action.jobset, suspend=action.suspend)
                 self._cache.record_jobset(await self._cluster.apply(JOBSETS, key.namespace, body))

@@ -6,6 +6,7 @@ A reconcile reads nowhere else.
 from collections.abc import Callable
 from dataclasses import replace
 
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.build import config_map_name
 from stepkeeper_operator.cache.cache import Cache
@@ -29,6 +30,7 @@ from stepkeeper_operator.facts import (
 from stepkeeper_operator.facts.raw import RawObject, controller_of
 from stepkeeper_operator.labels import JOB_UID_LABEL
 from stepkeeper_operator.observed import Leftover, Observed, compute_recheck_s, find_end
+from stepkeeper_operator.policy.queueing import NO_WORKLOAD
 
 __all__ = ["Observer"]
 
@@ -73,6 +75,7 @@ class Observer:
             jobset = config_map = None
             told = _find_told(self._cache.list_leftovers(key))
             predecessors = replace(predecessors, told=told)
+        jobset = _recall_holder(job, jobset, self._memory.get_job(uid))
         pods, evidence = self._cache.list_pods(uid), self._cache.evidence.list_attempts(uid)
         n_nodes, n_unknown_nodes = self._cache.count_nodes()
         memory = self._memory.get_job(uid)
@@ -199,6 +202,19 @@ class Observer:
         names = {pod.node for pod in pods} | {pod.node for attempt in evidence for pod in attempt.pods}
         found = {name: self._cache.get_node(name) for name in names if name is not None}
         return {name: node for name, node in found.items() if node is not None}
+
+
+def _recall_holder(job: CheckpointedTrainingJob, jobset: JobSet | None, memory: JobMemory) -> JobSet | None:
+    """Recall whether somebody else suspended the JobSet as it was made. An earlier operator's status says so, too."""
+    if jobset is not None:
+        memory.note_holder(jobset)
+    if jobset is None or jobset.is_queued:
+        return jobset
+    resources = job.status.resources
+    same = resources is not None and resources.job_set is not None and resources.job_set.uid == jobset.uid
+    kind = ConditionType.QUOTA_RESERVED
+    said = same and any(c.type == kind and c.reason == NO_WORKLOAD for c in job.status.conditions)
+    return replace(jobset, born_suspended=said or memory.held_jobset == jobset.uid)
 
 
 def _date_orphans(leftover: Leftover | None, memory: JobMemory, *, now: float) -> Leftover | None:

@@ -104,6 +104,18 @@ async def test_a_fatal_code_behind_a_shell_ends_the_job_before_another_start() -
     assert world.pods == []
 
 
+async def test_a_fatal_code_behind_a_shell_ends_the_job_though_jobset_has_begun_the_next_start() -> None:
+    world = await running(restarts={"fatalExitCodes": [42]})
+    world.controllers.end_pod(world.pods[0], 1, message=termination_message(42))
+    for _ in range(3):
+        world.controllers.sync()
+    await world.run_until_settled()
+    assert world.condition("Failed") == (ConditionStatus.TRUE, "FatalExitCode")
+    assert world.causes == ["ApplicationError", "Requested"]
+    assert world.pods == []
+    assert await world.record_writes(rounds=3) == []
+
+
 async def test_the_notice_of_an_earlier_attempt_does_not_undo_a_completion() -> None:
     world = await running(spot=True)
     world.receive_report(training_report(sequence=7, step=120, phase=ReportPhase.SAVING, notice="sigterm"))
@@ -243,6 +255,19 @@ def fail_behind_a_peer(world: World) -> None:
     first, second = world.pods
     world.controllers.end_pod(first, 75, message=termination_message(75, notice="peer", step=120))
     world.controllers.end_pod(second, 1)
+
+
+async def test_a_fatal_code_that_the_watches_tell_of_after_the_restart_ends_the_job() -> None:
+    world = await running(restarts={"fatalExitCodes": [42]})
+    world.delay_watches("pods", "jobs")
+    world.controllers.end_pod(world.pods[0], 1, message=termination_message(42, error="ValueError: bad"))
+    world.controllers.sync()
+    await world.reconcile()
+    assert world.causes == ["ApplicationError", None]
+    world.deliver_watches()
+    await world.run_until_settled()
+    assert world.condition("Failed") == (ConditionStatus.TRUE, "FatalExitCode")
+    assert "ValueError: bad" in (world.status.attempts[0].message or "")
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -335,8 +335,41 @@ async def test_a_jobset_without_a_queue_that_is_suspended_as_it_is_made_is_left_
     assert world.condition("QuotaReserved") == (
         expected if workload_after is None else (ConditionStatus.FALSE, "Pending")
     )
-    assert world.jobset is not None
-    world.cluster.put("jobsets", world.jobset | {"spec": world.jobset["spec"] | {"suspend": False}})
+    suspend_jobset(world, suspend=False)
     await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
     assert world.status.bookkeeping.starts_without_checkpoint == 1
+
+
+def suspend_jobset(world: World, *, suspend: bool) -> None:
+    assert world.jobset is not None
+    world.cluster.put("jobsets", world.jobset | {"spec": world.jobset["spec"] | {"suspend": suspend}})
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("admitted_after", [0, 5])
+async def test_who_suspended_a_jobset_without_a_queue_as_it_was_made_stops_and_resumes_it_later_too(
+    admitted_after: int, *, restarted: bool
+) -> None:
+    world = World()
+
+    def suspend(plural: str, body: dict[str, Any]) -> dict[str, Any]:
+        return body | {"spec": body["spec"] | {"suspend": True}} if plural == "jobsets" else body
+
+    world.cluster.admission = suspend
+    await world.reconcile()
+    await world.run_until_settled(rounds=admitted_after)
+    suspend_jobset(world, suspend=False)
+    await world.run_until_settled(rounds=6)
+    assert world.phase() is Phase.RUNNING
+    if restarted:
+        world.restart_operator()
+    world.now += 600
+    suspend_jobset(world, suspend=True)
+    await world.run_until_settled(rounds=20)
+    assert world.phase() is Phase.QUEUED
+    assert world.causes == ["QueuePreemption"]
+    suspend_jobset(world, suspend=False)
+    await world.run_until_settled(rounds=6)
+    assert world.phase() is Phase.RUNNING
+    assert writes_of_jobsets(world) == ["create"]

@@ -89,6 +89,12 @@ def test_disruptions_are_no_failures_whatever_is_counted_of_them() -> None:
     assert budgets.reset_failures(known) == counted(ApplicationError=(3, 0), Eviction=(2, 2))
     assert budgets.count_restart(known, "Eviction") == counted(ApplicationError=(3, 1), Eviction=(3, 2))
     assert budgets.take_back_restart(counted(Eviction=(1, 0)), "Eviction") == RestartsStatus()
+    failure = Cause.APPLICATION_ERROR
+    assert budgets.move_restart(known, source=failure, target=failure) == known
+    refilled = counted(ApplicationError=(1, 0))
+    assert budgets.move_restart(refilled, source=failure, target=failure) == refilled, (
+        "a commit came after it"
+    )
 
 
 def test_a_restart_that_has_begun_is_not_counted_against_itself() -> None:
@@ -281,7 +287,7 @@ def test_an_attempt_opens_after_the_last_one_with_what_it_was_started_from() -> 
     opened = attempts.open_attempt(first, seen(pod()), now=NOW)
     assert opened.attempts == (ENDED, Attempt(number=2, start=500)), "its pod was made before the last end"
     assert opened.restarts == counted(Eviction=(1, 0))
-    assert opened.finding is None
+    assert opened.finding == first.finding, "JobSet may have begun it though the end is final"
     assert opened.bookkeeping == Bookkeeping(
         job_sets=1, started=True, starts_without_checkpoint=3, started_template="t1"
     )

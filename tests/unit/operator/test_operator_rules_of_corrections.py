@@ -1,5 +1,6 @@
 """Test the rules that correct the causes of ended attempts, each by itself."""
 
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -133,7 +134,10 @@ def test_the_newest_end_is_corrected_with_all_that_is_known_of_it() -> None:
     first = found.attempts[0]
     assert (first.cause, first.node) == ("Eviction", "n7")
     assert first.message == "pod p0 was ended by EvictionByEvictionAPI on node n7"
-    assert (counts(found), found.finding) == ({"Eviction": 1}, None)
+    assert (counts(found), found.finding is None) == ({"Eviction": 1}, False)
+    assert correct(replace(found, finding=None), evidence(0, ended(1, **EVICTED))).finding is None, (
+        "it is judged"
+    )
     before = correct(history(closed(), failures=1), evidence(0, ended(1, **EVICTED)))
     assert (causes(before), counts(before)) == (["Eviction"], {"ApplicationError": 1}), "no restart yet"
     assert before.finding is not None
@@ -148,6 +152,17 @@ def test_a_corrected_message_is_cut() -> None:
 
 def test_a_cause_that_stays_keeps_its_message() -> None:
     assert correct(history(closed()), evidence(0, ended(3))).attempts == (closed(),)
+
+
+def test_a_guess_that_was_right_gets_the_words_of_the_evidence_and_costs_no_more() -> None:
+    guess = closed(message="it ended unseen; JobSet counted a failure of the application")
+    words = ended(3, last_words="ValueError: bad")
+    found = correct(history(guess, RUNNING, restarts_seen=1, failures=1), evidence(0, words))
+    assert found.attempts[0].message == "pod p0 exited with code 3: ValueError: bad"
+    assert (causes(found), counts(found)) == (["ApplicationError", None], {"ApplicationError": 1})
+    assert found.finding is not None
+    silent = correct(history(guess, RUNNING, restarts_seen=1))
+    assert (silent.attempts[0], silent.finding) == (guess, None), "nothing is known yet"
 
 
 @pytest.mark.parametrize(

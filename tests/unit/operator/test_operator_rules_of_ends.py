@@ -242,6 +242,14 @@ def test_lost_peers_are_a_guess_that_a_commit_decides() -> None:
         assert (find(ended(78), committed=committed).cause, find(ended(78)).explained) == (cause, False)
 
 
+def test_who_has_lost_its_peers_is_quoted() -> None:
+    lost = "pod p0 lost its peers; no pod says why"
+    assert find(ended(78)).message == lost
+    assert find(ended(78, last_words="rank 3 left")).message == f"{lost}: rank 3 left"
+    said = Termination(code=78, error="Traceback\nPeerLostError: rank 3 is gone")
+    assert find(ended(78, termination=said)).message == f"{lost}: PeerLostError: rank 3 is gone"
+
+
 def test_what_ended_first_is_looked_at_first_and_what_has_no_end_last() -> None:
     assert find(ended(3, at=402.0), ended(4, 1, at=401.0)).message == "pod p1 exited with code 4"
     assert find(ended(3, at=None), ended(4, 1, at=401.0)).message == "pod p1 exited with code 4"

@@ -88,6 +88,10 @@ def test_an_end_is_recorded_once_the_status_has_its_cause_and_the_attempt_after_
     assert judgement.has_unrecorded_end(recorded(FAILED), after)
     assert not judgement.has_unrecorded_end(recorded(*after.attempts), after)
     assert judgement.has_unrecorded_end(recorded(EVICTED, after.attempts[1]), after)
+    guess = FAILED.model_copy(
+        update={"message": "it ended unseen; JobSet counted a failure of the application"}
+    )
+    assert judgement.has_unrecorded_end(recorded(guess, after.attempts[1]), after)
 
 
 @pytest.mark.parametrize(

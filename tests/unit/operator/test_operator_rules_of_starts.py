@@ -176,6 +176,15 @@ def test_the_last_start_that_is_allowed_may_run() -> None:
     assert limit(history(RUNNING, starts_without_checkpoint=3))
 
 
+def test_a_start_goes_on_by_the_limit_that_it_began_with_or_a_greater_one() -> None:
+    assert not limit(history(RUNNING, starts_without_checkpoint=3, starts_allowed=3))
+    assert limit(history(RUNNING, starts_without_checkpoint=4, starts_allowed=3))
+    assert not limit(history(RUNNING, starts_without_checkpoint=2, starts_allowed=1))
+    assert limit(history(EVICTED, starts_without_checkpoint=2, starts_allowed=3)), (
+        "the next one has not begun"
+    )
+
+
 def heard(*, ordinal: tuple[int, int] = (0, 0), **more: Any) -> LastReport:
     return LastReport(report=training_report(7, 70, **more), ordinal=ordinal, received_at=NOW, pod_uid="p0")
 

@@ -346,6 +346,19 @@ async def test_a_first_report_without_a_new_commit_suspends_what_had_more_starts
     assert world.condition("Suspended") == SUSPENDED
 
 
+async def test_a_lower_limit_ends_no_start_that_was_allowed() -> None:
+    world = await running(restarts=STARTS_AT_ONCE)
+    await start_unseen(world, 4)
+    world.edit(restarts=STARTS_AT_ONCE | {"maxStartsWithoutCheckpoint": 3})
+    world.restart_operator()
+    world.now += 600
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+    stop_with_75(world)
+    await world.run_until_settled()
+    assert world.condition("Suspended") == SUSPENDED
+
+
 async def test_what_is_being_suspended_is_not_resumed_by_the_next_operator() -> None:
     world = await running(restarts={"maxFailures": 2, "maxStartsWithoutCheckpoint": 3})
     await start_unseen(world, 4)

@@ -256,6 +256,9 @@ class Bookkeeping(StatusPart):
     """Starts in a row, with the newest, of which none has committed a checkpoint. A suspension by the user and a
     changed template count anew."""
 
+    starts_allowed: Count | None = None
+    """restarts.maxStartsWithoutCheckpoint as the newest start began. A lower one ends nothing that runs."""
+
     started_template: Annotated[str, Field(max_length=64)] | None = None
     """Hash of the template and placement that the newest start was made from."""
 

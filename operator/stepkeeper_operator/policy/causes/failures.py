@@ -13,6 +13,7 @@ from stepkeeper_operator.policy.pod_ends import (
     describe_failure,
     died_of_signal,
     ended_by_deletion,
+    last_error_line,
     only_peers_told,
     was_killed,
     was_stopped,
@@ -131,4 +132,6 @@ def check_peers_lost(pods: tuple[Pod, ...], circumstances: Circumstances) -> Fin
         return None
     cause = Cause.NODE_FAILURE if circumstances.committed else Cause.APPLICATION_ERROR
     message = f"pod {pod.name} lost its peers; no pod says why"
+    if detail := last_error_line(pod) or pod.last_words:
+        message += f": {detail}"
     return Finding(cause=cause, message=message, node=pod.node, explained=False)

@@ -7,6 +7,7 @@ from stepkeeper_operator.decision import JobEnd
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.attempt_evidence import runs_down
 from stepkeeper_operator.policy.budgets import explain_exhausted_budget
+from stepkeeper_operator.policy.causes.counts import ended_unseen
 from stepkeeper_operator.policy.causes.finding import CAUSE_FENCED, Verdict
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.pod_ends import tells_own_limits
@@ -40,7 +41,7 @@ def _find_newest_ended(history: JobHistory) -> Attempt | None:
 
 
 def has_unrecorded_end(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
-    """Return True if the status lacks the running attempt, or the cause of the end before it.
+    """Return True if the status lacks the running attempt, or what is known of the cause of the end before it.
 
     A judgement is final: an edit of the budgets ends no attempt that was allowed to start.
     """
@@ -52,7 +53,11 @@ def has_unrecorded_end(job: CheckpointedTrainingJob, history: JobHistory) -> boo
         or known[-1].number != history.last_attempt.number
     ):
         return True
-    return all((entry.number, entry.cause) != (ended.number, ended.cause) for entry in known)
+    return _tell_cause(ended) not in map(_tell_cause, known)
+
+
+def _tell_cause(attempt: Attempt) -> tuple[int, str | None, bool]:
+    return attempt.number, attempt.cause, ended_unseen(attempt.message)
 
 
 def is_provisional(job: CheckpointedTrainingJob, observed: Observed, history: JobHistory) -> bool:
