@@ -14,7 +14,13 @@ from typing_extensions import override
 
 from stepkeeper.companion.messages import ClaimRequest, OpenRequest
 from stepkeeper.companion.session import Session
-from stepkeeper.errors import MissingObjectError, NotExclusiveError, StorageError, TransientStorageError
+from stepkeeper.errors import (
+    MissingObjectError,
+    NoAccessError,
+    NotExclusiveError,
+    StorageError,
+    TransientStorageError,
+)
 from stepkeeper.storage import open_store
 from stepkeeper.storage.exclusive_create import RACERS
 from stepkeeper.storage.fsspec import FsspecStore
@@ -298,11 +304,16 @@ def test_a_put_without_an_answer_is_of_unknown_outcome() -> None:
     assert store.read("y") == b"1"
 
 
+class NoCredentialsError(Exception):
+    """As botocore has it."""
+
+
 @pytest.mark.parametrize(
     ("raised", "becomes"),
     [
-        (PermissionError("AccessDenied"), StorageError),
-        (FileNotFoundError("NoSuchBucket"), StorageError),
+        (PermissionError("AccessDenied"), NoAccessError),
+        (FileNotFoundError("NoSuchBucket"), NoAccessError),
+        (NoCredentialsError("Unable to locate credentials"), NoAccessError),
         (NotImplementedError("no"), StorageError),
         (OSError(28, "full"), StorageError),
         (OSError(16, "SlowDown"), TransientStorageError),
