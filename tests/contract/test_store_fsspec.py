@@ -206,10 +206,9 @@ class TestMemoryOfFsspec(StoreContract):
 def test_where_two_could_win_nothing_is_put(filesystem: type[BucketFileSystem], why: str) -> None:
     objects: dict[str, bytes] = {}
     store = store_on(filesystem(objects))
+    says = f"^bucket://checkpoints/run: .*{why}.*unsafe_single_writer=True"
     for _ in range(2):
-        with pytest.raises(
-            NotExclusiveError, match=f"^bucket://checkpoints/run: .*{why}.*unsafe_single_writer=True"
-        ):
+        with pytest.raises(NotExclusiveError, match=says):
             store.put_if_absent(".stepkeeper/log/00000000.json", b"x")
     assert objects == {}
 
@@ -304,16 +303,12 @@ def test_a_put_without_an_answer_is_of_unknown_outcome() -> None:
     assert store.read("y") == b"1"
 
 
-class NoCredentialsError(Exception):
-    """As botocore has it."""
-
-
 @pytest.mark.parametrize(
     ("raised", "becomes"),
     [
         (PermissionError("AccessDenied"), NoAccessError),
         (FileNotFoundError("NoSuchBucket"), NoAccessError),
-        (NoCredentialsError("Unable to locate credentials"), NoAccessError),
+        (type("NoCredentialsError", (Exception,), {})("as botocore has it"), NoAccessError),
         (NotImplementedError("no"), StorageError),
         (OSError(28, "full"), StorageError),
         (OSError(16, "SlowDown"), TransientStorageError),

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -388,29 +387,3 @@ def test_a_folder_that_a_deletion_takes_away_while_another_is_made_in_it_is_made
     Patience(sleep=lambda _: None).retry(lambda: store.write("20/4-new/__0_0.distcp", [b"data"]))
     assert taken
     assert store.read("20/4-new/__0_0.distcp") == b"data"
-
-
-@pytest.mark.parametrize("how", ["put_if_absent", "write"])
-def test_a_root_that_takes_no_folders_is_no_passing_fault(how: str) -> None:
-    store = PosixStore(Path("/proc/stepkeeper-root"))
-    with pytest.raises(StorageError, match=r"no folder can be made in /proc, though it is there") as raised:
-        store.put_if_absent("a/b", b"") if how == "put_if_absent" else store.write("a/b", [b""])
-    assert not isinstance(raised.value, TransientStorageError)
-
-
-def test_a_folder_that_is_taken_away_and_made_again_at_once_is_no_fault(
-    store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (root / "20").mkdir(parents=True)
-    make = Path.mkdir
-    lost: list[Path] = []
-
-    def lose(folder: Path, *arguments: Any, **options: Any) -> None:
-        if not lost:
-            lost.append(folder)
-            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(folder))
-        make(folder, *arguments, **options)
-
-    monkeypatch.setattr(Path, "mkdir", lose)
-    store.write("20/4-new/__0_0.distcp", [b"data"])
-    assert lost == [root / "20" / "4-new"]

@@ -57,7 +57,7 @@ def test_a_store_that_gives_no_answer_for_a_while_is_warned_of_early_and_now_and
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock(monkeypatch)
-    told_at_s = []
+    told_at_s: list[float] = []
 
     def ask() -> None:
         told_at_s.extend([clock.now_s - 1000] * (len(caplog.messages) - len(told_at_s)))

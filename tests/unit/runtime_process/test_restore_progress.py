@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from stepkeeper import CheckpointManager
+from stepkeeper.checkpoint.reading import read_manifest_bytes
 from stepkeeper.restore import loading, progress
 from stepkeeper.restore.progress import RestoreProgress
 
@@ -49,11 +50,10 @@ def test_what_comes_before_the_bytes_counts(
     state = {"w": torch.zeros(3)}
     with CheckpointManager(tmp_path, 1, chkpt_on_preemption=False) as manager:
         manager.save(1, state)
-    read = loading.read_manifest_bytes
 
     def read_slowly(*arguments: Any) -> Any:
         time.sleep(0.4)
-        return read(*arguments)
+        return read_manifest_bytes(*arguments)
 
     monkeypatch.setattr(loading, "read_manifest_bytes", read_slowly)
     monkeypatch.setattr(progress, "_EVERY_S", 0.35)
