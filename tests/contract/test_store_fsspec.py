@@ -14,7 +14,13 @@ from typing_extensions import override
 
 from stepkeeper.companion.messages import ClaimRequest, OpenRequest
 from stepkeeper.companion.session import Session
-from stepkeeper.errors import MissingObjectError, NotExclusiveError, StorageError, TransientStorageError
+from stepkeeper.errors import (
+    MissingObjectError,
+    NoAccessError,
+    NotExclusiveError,
+    StorageError,
+    TransientStorageError,
+)
 from stepkeeper.storage import open_store
 from stepkeeper.storage.exclusive_create import RACERS
 from stepkeeper.storage.fsspec import FsspecStore
@@ -200,10 +206,9 @@ class TestMemoryOfFsspec(StoreContract):
 def test_where_two_could_win_nothing_is_put(filesystem: type[BucketFileSystem], why: str) -> None:
     objects: dict[str, bytes] = {}
     store = store_on(filesystem(objects))
+    says = f"^bucket://checkpoints/run: .*{why}.*unsafe_single_writer=True"
     for _ in range(2):
-        with pytest.raises(
-            NotExclusiveError, match=f"^bucket://checkpoints/run: .*{why}.*unsafe_single_writer=True"
-        ):
+        with pytest.raises(NotExclusiveError, match=says):
             store.put_if_absent(".stepkeeper/log/00000000.json", b"x")
     assert objects == {}
 
@@ -301,8 +306,9 @@ def test_a_put_without_an_answer_is_of_unknown_outcome() -> None:
 @pytest.mark.parametrize(
     ("raised", "becomes"),
     [
-        (PermissionError("AccessDenied"), StorageError),
-        (FileNotFoundError("NoSuchBucket"), StorageError),
+        (PermissionError("AccessDenied"), NoAccessError),
+        (FileNotFoundError("NoSuchBucket"), NoAccessError),
+        (type("NoCredentialsError", (Exception,), {})("as botocore has it"), NoAccessError),
         (NotImplementedError("no"), StorageError),
         (OSError(28, "full"), StorageError),
         (OSError(16, "SlowDown"), TransientStorageError),

@@ -8,6 +8,9 @@ from rank_talk import hear
 from waiting_ranks import Ranks, ends_within, head_step
 
 from stepkeeper.contract import ExitCode
+from stepkeeper.log import Log
+from stepkeeper.log.entries import VoidEntry
+from stepkeeper.storage import open_store
 
 TIMEOUT_S = 4.0
 """The process group's timeout, with which the training itself sets how long its ranks may be apart."""
@@ -41,6 +44,9 @@ def test_the_others_leave_a_rank_that_stands_still(
         codes = [ends_within(process, began_s + PATIENCE_S - time.monotonic()) for process in others]
     assert codes == [ExitCode.PEER_LOST] * (world_size - 1)
     assert head_step(tmp_path) == 1
+    if phase == "vote":
+        log = Log(open_store((tmp_path / "root").as_uri()))
+        assert isinstance(log.entry(log.open().tail).body, VoidEntry)
 
 
 def test_a_rank_that_stands_still_between_two_steps_is_missed_at_the_next_save(

@@ -1,5 +1,6 @@
 """Read from a root's objects what the log's state leaves out: claims, times, and data that no commit names."""
 
+import math
 import re
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -45,8 +46,15 @@ def _read_body(root: Root, slot: int) -> Body | None:
 
 
 def read_slot_times(root: Root) -> dict[int, float]:
-    """Read when each slot was put, in seconds since 1970 by the store's clock; slots of unknown time are left out."""
-    return _times(root.patience.retry(lambda: root.store.list(LOG_PREFIX)))
+    """Read when each slot was put, in seconds since 1970 by the store's clock; slots of unknown time are left out.
+
+    None is taken to be younger than those after it: its object is then a copy that was put back, or a repair's mark.
+    """
+    times = _times(root.patience.retry(lambda: root.store.list(LOG_PREFIX)))
+    next_unix_s = math.inf
+    for slot in sorted(times, reverse=True):
+        next_unix_s = times[slot] = min(times[slot], next_unix_s)
+    return times
 
 
 def read_slot_time(root: Root, slot: int) -> dict[int, float]:

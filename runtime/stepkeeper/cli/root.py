@@ -1,10 +1,13 @@
 """Open the root that a command works on, by its URI or its path, and tell one checkpoint's folder from a root."""
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Final
+from urllib.parse import unquote_to_bytes, urlsplit
 
 import typer
 
@@ -37,18 +40,33 @@ class Root:
         """URI of the root, without a trailing slash."""
         return self.store.uri.rstrip("/")
 
-    def open_log(self) -> LogState:
+    def open_log(self, *, may_come: bool = False) -> LogState:
         """Read the log.
 
+        Args:
+            may_come: True if the root's folder need not be there yet.
+
         Raises:
-            BadUriError: There is no log, and this is the folder of a checkpoint: the message names its root.
+            BadUriError: There is no log, and no folder either; or this is the folder of a checkpoint: the message
+                names its root.
             StepkeeperError: The log can't be read.
 
         """
         state = self.log.open()
         if state.tail < 0:
             self._check_no_checkpoint()
+            if not may_come:
+                self._check_there()
         return state
+
+    def _check_there(self) -> None:
+        """Check that a folder is there: its path may be mistyped. A bucket has no folders, so any prefix may be new."""
+        parts = urlsplit(self.uri)
+        folder = Path(os.fsdecode(unquote_to_bytes(parts.path)))
+        if parts.scheme == "file" and not folder.is_dir():
+            raise BadUriError(
+                f"{folder}: no such folder. A run makes it with its first save; to try a place before that, make it"
+            )
 
     def _check_no_checkpoint(self) -> None:
         """Check that what has no log isn't the folder of a checkpoint, or of a step's checkpoints."""

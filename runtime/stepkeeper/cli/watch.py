@@ -35,7 +35,7 @@ def watch(
 
 
 def _watch(root: Root, interval_s: float, count: int | None, *, as_json: bool) -> None:
-    state = root.open_log()
+    state = root.open_log(may_come=True)
     seen = state.tail if state.head is None else state.head - 1
     n_left = count
     while True:

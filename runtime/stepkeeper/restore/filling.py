@@ -53,6 +53,7 @@ class Filling:
         step: int | None = None,
         waits: Waits | None = None,
         rank_group: RankGroup | None = None,
+        began_s: float | None = None,
     ) -> None:
         """Prepare to fill.
 
@@ -64,12 +65,13 @@ class Filling:
             step: Its step, for the same.
             waits: Ends the wait for the blocks.
             rank_group: The ranks that fill their states together; None: this one alone.
+            began_s: Time at which the restore began, by time.monotonic(); None: when `run` is called.
 
         """
         self._rank_group: Final = rank_group or SoloRankGroup()
         self._waits = waits or Waits()
         self._reader = reader
-        self._what, self._step = what, step
+        self._what, self._step, self._began_s = what, step, began_s
         self._done_bytes = self._moved_bytes = 0
         self._table = table
         self._places = places
@@ -95,7 +97,9 @@ class Filling:
         lacking_bytes = sum(piece.n_lacking for piece in self._places.pieces)
         lacking_bytes += sum(value.n_lacking for value in self._places.values.values())
         total_bytes = self._done_bytes + lacking_bytes
-        progress = RestoreProgress(self._what, total_bytes, step=self._step, rank_group=self._rank_group)
+        progress = RestoreProgress(
+            self._what, total_bytes, step=self._step, rank_group=self._rank_group, began_s=self._began_s
+        )
         threads = [
             threading.Thread(
                 target=self._read_blocks, args=(waiting, peers), name=f"restore-{number}", daemon=True

@@ -1,5 +1,6 @@
 """Load one commit into the state of one rank: compare first, then fill the tensors, then set the values."""
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -71,6 +72,7 @@ class Loading:
 
         """
         self._waits = waits
+        self._began_s = time.monotonic()
         self._half_filled = half_filled
         self._store, self._record, self._state, self._ranks = store, record, state, ranks
         self._exchange, self._rules = exchange, rules
@@ -144,6 +146,7 @@ class Loading:
             step=self._record.step,
             waits=self._waits,
             rank_group=self._exchange.rank_group,
+            began_s=self._began_s,
         )
 
     def _read_key_paths(self, manifests: Sequence[Manifest]) -> Mapping[str, Path]:

@@ -26,9 +26,10 @@ class RestoreProgress:
         step: int | None = None,
         doing: str = "restoring",
         rank_group: RankGroup | None = None,
+        began_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin now.
+        """Begin to tell.
 
         Args:
             what: Name of what is restored, for people.
@@ -36,12 +37,13 @@ class RestoreProgress:
             step: The step that is restored, if it is one.
             doing: What is done with it.
             rank_group: The ranks that restore it together; None: this one alone.
+            began_s: When the restore began, by the clock; None: now.
             clock: The time in seconds.
 
         """
         self._what, self._total_bytes, self._step, self._clock = what, total_bytes, step, clock
         self._doing, self._rank_group = doing, rank_group or SoloRankGroup()
-        self._began_s = self._told_s = clock()
+        self._began_s = self._told_s = clock() if began_s is None else began_s
         self._told_bytes = 0
 
     def note_bytes(self, done_bytes: int) -> None:

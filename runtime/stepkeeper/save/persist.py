@@ -20,6 +20,7 @@ from stepkeeper.errors import (
     CompanionLostError,
     DevicesFullError,
     FencedError,
+    PeerLostError,
     SaveError,
     StepkeeperError,
     StorageAwayError,
@@ -36,6 +37,8 @@ from stepkeeper.save.snapshot import await_transfer
 __all__ = ["SaveJob", "persist_save"]
 
 _log: Final = logger(__name__)
+_LATE_VOID_S: Final = 10.0
+"""Seconds for the note that a save is void because of a lost rank: this process ends for it."""
 
 
 def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> Committed:
@@ -82,7 +85,13 @@ def _write_and_commit(
         failure = error
         vote = {"error": encode_error(error)}
     votes_s = limits.vote_s(job.region.size_bytes)
-    votes = rank_group.gather(f"{job.name}/vote", vote, votes_s)
+    try:
+        votes = rank_group.gather(f"{job.name}/vote", vote, votes_s)
+    except PeerLostError as error:
+        if rank_group.rank == 0 and place is not None and process is not None and not process.lost:
+            void = VoidRequest(folder=place.folder(job.step), reason=f"not all ranks have voted: {error}")
+            _void_folder(companion, process, void, error, _LATE_VOID_S)
+        raise
     outcome: dict[str, Any] | None = None
     if rank_group.rank == 0:
         try:

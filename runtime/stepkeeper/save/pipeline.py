@@ -13,7 +13,7 @@ from typing import Final
 from weakref import WeakMethod
 
 from stepkeeper.companion.messages import Committed
-from stepkeeper.companion.progress import numeric_metrics
+from stepkeeper.companion.progress import StoredMetrics
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
@@ -72,6 +72,7 @@ class SavePipeline:
         """True once what saves need is compiled."""
 
         self._number = 0
+        self._metrics = StoredMetrics()
         self.failures: Final = SaveFailures()
         self._transfers = Worker("save-transfer", self._waits)
         self._persisting = Worker("save", self._waits)
@@ -118,7 +119,7 @@ class SavePipeline:
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
         clock = clock or SaveClock()
         # In the train thread, and before this call holds anything that it would have to give back.
-        metrics = numeric_metrics(request.metrics)
+        metrics = self._metrics.select(request.metrics)
         name = f"save/{self._number}"
         region = self._pending.take_region(timeout_s)
         in_flight, transfer = None, None

@@ -13,6 +13,7 @@ from fsspec.spec import AbstractFileSystem
 from stepkeeper.errors import (
     BadUriError,
     MissingObjectError,
+    NoAccessError,
     ObjectExistsError,
     StorageError,
     TransientStorageError,
@@ -38,6 +39,11 @@ _TIMES: Final = ("LastModified", "last_modified", "mtime", "timeCreated", "creat
 
 _LATEST_UNIX_S: Final = 1e11
 """A greater number isn't in seconds."""
+
+_NO_CREDENTIALS: Final = frozenset(
+    {"ClientAuthenticationError", "NoCredentialsError", "PartialCredentialsError"}
+)
+"""The names of the errors by which the clients of S3 and Azure say that there are no credentials."""
 
 _MISSING: Final = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
@@ -222,9 +228,13 @@ class FsspecStore:
         except (TimeoutError, ConnectionError) as error:
             raise TransientStorageError(f"{where}: no answer: {error!r}") from error
         except _MISSING as error:
-            raise StorageError(f"{where}: there is no such bucket or folder: {error}") from error
+            raise NoAccessError(
+                f"{where}: there is no such bucket or folder ({error}). Correct the URI, or make it"
+            ) from error
         except PermissionError as error:
-            raise StorageError(f"{where}: not allowed: {error}") from error
+            raise NoAccessError(
+                f"{where}: not allowed ({error}). Reading, writing, listing and deleting have to be"
+            ) from error
         except NotImplementedError as error:
             raise StorageError(
                 f"{where}: {type(self._filesystem).__name__} can't do that: {error}"
@@ -233,6 +243,11 @@ class FsspecStore:
             kind = TransientStorageError if error.errno in _TRANSIENT else StorageError
             raise kind(error.errno, f"{where}: {error}") from error
         except Exception as error:  # a client's own error: the request may have been applied all the same
+            if type(error).__name__ in _NO_CREDENTIALS:
+                raise NoAccessError(
+                    f"{where}: no valid credentials ({error}). {type(self._filesystem).__name__} of fsspec takes them "
+                    "from the environment, or from a file of its client's"
+                ) from error
             raise TransientStorageError(f"{where}: {error!r}") from error
 
 

@@ -41,18 +41,32 @@ _STATX_BYTES: Final = 256
 _MAX_PARTS: Final = 512
 """The most buffers in one writev; IOV_MAX is 1024 on Linux."""
 
+_TRIES: Final = 3
+"""A deletion and another process that makes the folder anew don't come between that often."""
+
 
 def make_folder_beside_deletions(folder: Path) -> None:
     """Make a folder while deletions may take away empty ones.
 
-    Raises TransientStorageError if one took a folder above it.
+    Raises:
+        TransientStorageError: A deletion took a folder above it.
+        StorageError: A folder above it is there, and takes none, as in /proc.
+
     """
-    try:
-        make_folder(folder)
-    except FileNotFoundError as error:
-        raise TransientStorageError(
-            f"{folder}: a deletion took a folder above it away, which was empty yet"
-        ) from error
+    for _ in range(_TRIES):
+        try:
+            make_folder(folder)
+        except FileNotFoundError as error:
+            above, refused = Path(error.filename).parent, error
+        else:
+            return
+        if not above.is_dir():
+            raise TransientStorageError(
+                f"{folder}: a deletion took a folder above it away, which was empty yet"
+            ) from refused
+    raise StorageError(
+        refused.errno, f"{folder}: no folder can be made in {above}, though it is there"
+    ) from refused
 
 
 def make_folder(folder: Path) -> None:

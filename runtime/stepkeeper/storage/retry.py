@@ -1,5 +1,6 @@
 """Ask a store again after pauses that grow."""
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -7,15 +8,21 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from stepkeeper.errors import TransientStorageError
+from stepkeeper.loggers import logger
 
 __all__ = ["DEFAULT_PATIENCE", "Patience"]
 
 T = TypeVar("T")
+_log: Final = logger(__name__)
 
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 8.0
 _TRIES_S: Final = 60.0
 """The seconds that all tries together may take beyond the pauses."""
+
+_TOLD_AFTER_S: Final = 5.0
+_TOLD_EVERY_S: Final = 30.0
+"""The seconds between two warnings, however many threads wait for an answer."""
 
 _JITTER: Final = random.Random()  # noqa: S311  # no secret
 """A generator of our own: a training that draws from the module's must not draw others because a store was asked."""
@@ -44,14 +51,36 @@ class Patience:
     def retry(self, operation: Callable[[], T]) -> T:
         """Call `operation`, again after each TransientStorageError, and return what it returns.
 
-        Raises TransientStorageError once patience is at an end, and every other error at once.
+        Raises TransientStorageError once patience is at an end, and every other error at once. What lasts is warned of.
         """
+        begun_s = time.monotonic()
         for pause_s in self.pauses_s():
             try:
                 return operation()
-            except TransientStorageError:
+            except TransientStorageError as error:
+                _warnings.warn(error, time.monotonic() - begun_s, self.total_s)
                 self.sleep(pause_s)
         return operation()
 
 
+class _Warnings:
+    """Warn of a store that gives no answer for a while. Two threads at once may both warn."""
+
+    def __init__(self) -> None:
+        self._told_s = -math.inf
+
+    def warn(self, error: TransientStorageError, waited_s: float, total_s: float) -> None:
+        now_s = time.monotonic()
+        if waited_s < _TOLD_AFTER_S or now_s - self._told_s < _TOLD_EVERY_S:
+            return
+        self._told_s = now_s
+        _log.warning(
+            "the store gives no answer for %.0f s, and is asked again for up to %.0f s: %s",
+            waited_s,
+            total_s,
+            error,
+        )
+
+
+_warnings: Final = _Warnings()
 DEFAULT_PATIENCE: Final = Patience()

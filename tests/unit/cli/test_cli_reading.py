@@ -90,7 +90,8 @@ def test_ls_as_a_document(run: Run, root: SmallRoot) -> None:
     assert time.time() - 60 < latest["time_unix_s"] < time.time() + 60
 
 
-def test_an_empty_root_is_no_error_to_list_but_shows_nothing(run: Run, url: str) -> None:
+def test_an_empty_root_is_no_error_to_list_but_shows_nothing(run: Run, url: str, tmp_path: Path) -> None:
+    (tmp_path / "a root").mkdir()
     result = run("ls", url)
     assert (result.exit_code, result.stdout) == (0, "")
     assert "nothing has been saved here yet" in result.stderr

@@ -105,7 +105,8 @@ def test_a_healthy_log_needs_none(run: Run, root: SmallRoot) -> None:
     assert run("verify", "--all", root.url).exit_code == 0
 
 
-def test_an_empty_root_needs_none(run: Run, url: str) -> None:
+def test_an_empty_root_needs_none(run: Run, url: str, tmp_path: Path) -> None:
+    (tmp_path / "a root").mkdir()
     assert run("repair", url).exit_code == 0
 
 
@@ -204,3 +205,17 @@ def test_gaps_are_marked(run: Run, root: SmallRoot) -> None:
     assert run("repair", root.url, "--yes", "--force").exit_code == 0
     assert run("doctor", root.url).exit_code == 0
     assert run("ls", "--all", root.url).exit_code == 0
+
+
+def test_a_repaired_slot_makes_its_commit_no_younger(run: Run, root: SmallRoot) -> None:
+    let_time_pass(root, 7200)
+    damage(root, 1, None)
+    entry = root.store.read(slot_path(2))
+    damage(root, 2, entry)
+    assert run("repair", root.url, "--yes", "--force").exit_code == 0
+    ages_s = [
+        time.time() - each["time_unix_s"]
+        for each in json.loads(run("ls", root.url, "--json").stdout)["commits"]
+    ]
+    assert len(ages_s) == 3
+    assert min(ages_s) > 7000

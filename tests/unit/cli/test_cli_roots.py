@@ -75,6 +75,26 @@ def test_a_checkpoints_folder_is_no_empty_root(run: Run, tmp_path: Path, command
     assert root.contents() == before
 
 
+@pytest.mark.parametrize("command", [each for each in COMMANDS if each != ["watch"]], ids=" ".join)
+@pytest.mark.parametrize("there", [None, "a file"])
+def test_a_mistyped_path_is_no_empty_root(
+    run: Run, tmp_path: Path, command: list[str], there: str | None
+) -> None:
+    mistyped = tmp_path / "rnu ü"
+    if there:
+        mistyped.write_text(there)
+    result = run(*command, mistyped)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{mistyped}: no such folder" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ([mistyped.name] if there else [])
+
+
+def test_a_folder_that_a_run_is_yet_to_write_to_is_a_root(run: Run, tmp_path: Path) -> None:
+    assert "nothing has been saved here yet" in run("ls", tmp_path).stderr
+    assert run("doctor", tmp_path).exit_code == 0
+
+
 def test_another_writers_folder_is_no_empty_root(run: Run, tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_bytes(b"stock DCP's")
     result = run("ls", tmp_path.as_uri())

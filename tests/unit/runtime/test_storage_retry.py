@@ -5,7 +5,13 @@ import time
 import pytest
 
 from stepkeeper.errors import StorageError, TransientStorageError
+from stepkeeper.storage import retry
 from stepkeeper.storage.retry import Patience
+
+
+@pytest.fixture(autouse=True)
+def nothing_told_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "_warnings", retry._Warnings())
 
 
 class Clock:
@@ -45,3 +51,34 @@ def test_what_asking_again_doesn_t_help_is_raised_at_once() -> None:
     with pytest.raises(StorageError, match="not allowed"):
         Patience(sleep=lambda _: None).retry(ask)
     assert asked == [1]
+
+
+def test_a_store_that_gives_no_answer_for_a_while_is_warned_of_early_and_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock(monkeypatch)
+    told_at_s: list[float] = []
+
+    def ask() -> None:
+        told_at_s.extend([clock.now_s - 1000] * (len(caplog.messages) - len(told_at_s)))
+        raise TransientStorageError("503 for /root/x")
+
+    with pytest.raises(TransientStorageError):
+        Patience(sleep=clock.pass_s).retry(ask)
+    assert 5 <= told_at_s[0] < 20
+    assert len(told_at_s) in (2, 3)
+    assert caplog.messages[0].endswith("and is asked again for up to 90 s: 503 for /root/x")
+
+
+def test_a_store_that_answers_soon_is_not_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock(monkeypatch)
+    answers = iter([TransientStorageError("503")] * 4)
+
+    def ask() -> None:
+        for error in answers:
+            raise error
+
+    Patience(sleep=clock.pass_s).retry(ask)
+    assert caplog.messages == []

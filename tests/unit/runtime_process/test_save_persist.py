@@ -16,7 +16,13 @@ from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import encode
 from stepkeeper.coordination.rank_group import SoloRankGroup, StoreRankGroup
 from stepkeeper.error_codec import encode_error
-from stepkeeper.errors import CompanionLostError, FencedError, MissingObjectError, StorageError
+from stepkeeper.errors import (
+    CompanionLostError,
+    FencedError,
+    MissingObjectError,
+    PeerLostError,
+    StorageError,
+)
 from stepkeeper.log import ManifestRef
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.job import Place, SaveJob
@@ -125,6 +131,40 @@ def test_no_rank_waits_for_one_whose_companion_does_not_start() -> None:
         finally:
             for rank_group in rank_groups:
                 rank_group.abort()
+
+
+@pytest.mark.parametrize("takes_void", [True, False])
+def test_a_save_that_a_lost_rank_has_not_voted_for_is_void(takes_void: bool) -> None:
+    class Present(Asked):
+        has_tier = False
+        structure_key = None
+
+        def claim_root(self, **_: object) -> Any:
+            return SimpleNamespace(claim=SimpleNamespace(slot=0))
+
+        def ensure_process(self) -> "Present":
+            return self
+
+        @override
+        def send_request(self, kind: Kind, body: Any = None, *_: Any, **__: Any) -> dict[str, Any]:
+            self.kinds.append(kind)
+            if kind is Kind.VOID and not takes_void:
+                raise CompanionLostError("it is gone")
+            return cast(dict[str, Any], wrote(0)["written"])
+
+    class Alone(SoloRankGroup):
+        @override
+        def gather(self, name: str, value: Any, timeout_s: float) -> list[dict[str, Any]]:
+            if name.endswith("/vote"):
+                raise PeerLostError("rank 1 is far behind")
+            return super().gather(name, value, timeout_s)
+
+    rank_group, region, companion = Alone(), Region(), Present()
+    snapshot = SnapshotTaker(rank_group.ranks).take_snapshot({"w": torch.ones(2)}, region)
+    with pytest.raises(PeerLostError, match="far behind"):
+        persist_save(job_of(snapshot, region), cast(Companion, companion), rank_group)
+    assert companion.kinds == [Kind.WRITE, Kind.VOID]
+    region.close()
 
 
 class Tiered:

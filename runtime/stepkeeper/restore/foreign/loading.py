@@ -1,5 +1,6 @@
 """Load one step of another writer into the state of one rank. Each rank reads the chunks that it needs, whole."""
 
+import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -87,6 +88,7 @@ class ForeignLoading:
         """
         self._waits = waits or Waits()
         self._rank_group = rank_group
+        self._began_s = time.monotonic()
         self._half_filled = half_filled
         self._store, self._folder, self._state, self._ranks = store, folder, state, ranks
         self._rules = rules
@@ -153,6 +155,7 @@ class ForeignLoading:
             f"step folder {self._folder}",
             sum(load.filled_bytes for load in loads),
             rank_group=self._rank_group,
+            began_s=self._began_s,
         )
         done_bytes = 0
 
