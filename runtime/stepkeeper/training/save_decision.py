@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from stepkeeper.coordination.agreement_rules import kills_for
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.step_agreement import STOP, STOP_ASKED, STOPS, StepAgreement
 from stepkeeper.coordination.waits import Waits
@@ -84,8 +85,7 @@ class SaveDecider:
     @property
     def kills(self) -> bool | None:
         """True if a process is killed for what all ranks have agreed to stop for; None while they haven't agreed."""
-        stops = self._due_stops | {self._agreement.agreed_stop}
-        return True if STOP in stops else False if STOP_ASKED in stops else None
+        return kills_for(self._due_stops | {self._agreement.agreed_stop})
 
     def start(self) -> None:
         """Listen to the requests of other ranks from now on."""
