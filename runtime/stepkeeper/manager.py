@@ -240,14 +240,16 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
         parts = self._parts
         check_target(state)
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
-        parts.controller.start()
-        parts.saver.await_saves_and_prove_root()
-        parts.shutdown.raise_failure()
-        parts.progress.set_phase(ReportPhase.RESTORING)
-        began_s = time.monotonic()
-        if rules.is_whole:
-            parts.saver.state_watch.note_target(state)
-        record = parts.latest_restore.restore(state, rules=rules)
+        decider = parts.controller.decider
+        with parts.controller.grace.starting(lambda: decider.has_met, rank=parts.rank_group.rank):
+            parts.controller.start()
+            parts.saver.await_saves_and_prove_root()
+            parts.shutdown.raise_failure()
+            parts.progress.set_phase(ReportPhase.RESTORING)
+            began_s = time.monotonic()
+            if rules.is_whole:
+                parts.saver.state_watch.note_target(state)
+            record = parts.latest_restore.restore(state, rules=rules)
         parts.saver.mark_latest_restored(record, state, rules)
         parts.controller.last_step.forget()
         if record is not None:

@@ -14,12 +14,13 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
 from stepkeeper.contract import Interval, Settings, Termination
-from stepkeeper.launch.ranks import find_ranks
+from stepkeeper.launch.ranks import children_of, find_ranks
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
 from stepkeeper.testing.pod import pod_environ, pod_identity
 
-WORKER = Path(__file__).parent / "launching" / "worker.py"
+SCRIPTS = Path(__file__).parent / "launching"
+WORKER = SCRIPTS / "worker.py"
 PATIENCE_S = 150
 
 
@@ -195,6 +196,30 @@ def test_pods_of_one_worker_end_with_75_when_a_worker_alone_is_told_to_stop(tmp_
     ]
 
 
+@pytest.mark.parametrize("case", ["asks", "saves-slowly"])
+def test_no_rank_ends_before_the_stops_save_is_committed(tmp_path: Path, case: str) -> None:
+    """torchrun ends all ranks of a pod once one has ended. A program asks for the stop; or both pods are deleted."""
+    (first, first_env), (second, second_env) = pods(tmp_path, 2)
+    outputs = [folder / "output" for folder in (first, second)]
+    with (
+        launched(*torchrun(first, case), env=first_env, output=outputs[0]) as one,
+        launched(*torchrun(second, case), env=second_env, output=outputs[1]) as other,
+    ):
+        for process, folder, ranks in ((one, first, (0, 1)), (other, second, (2, 3))):
+            until_running(process, [folder / f"runs-{rank}" for rank in ranks])
+        if case == "saves-slowly":
+            one.send_signal(signal.SIGTERM)
+            time.sleep(1.0)
+            other.send_signal(signal.SIGTERM)
+        codes = [process.wait(PATIENCE_S) for process in (one, other)]
+    said = [output.read_text() for output in outputs]
+    assert codes == [75, 75], said
+    latest = Log(open_store((tmp_path / "root").as_uri())).open().latest
+    assert latest is not None, said
+    words = [last_word(folder) for folder in (first, second)]
+    assert [(word.code, word.step, word.agreed) for word in words] == [(75, latest.step, True)] * 2
+
+
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_what_loads_the_data_isnt_told_before_the_save_is_done(tmp_path: Path, method: str) -> None:
     """torchrun hands SIGTERM on to whole sessions, and torch fails a rank whose loaders die."""
@@ -293,3 +318,57 @@ def test_a_pod_that_is_told_to_stop_while_its_workers_wait_for_others_ends_with_
         until_running(other, [second / "joins-2", second / "joins-3"])
         other.send_signal(signal.SIGTERM)
         assert other.wait(PATIENCE_S) == 75, outputs[1].read_text()
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["it-is-loaded", "it-waits-for-others"])
+def test_a_pod_that_is_told_to_stop_before_torchrun_has_started_workers_ends_with_75(
+    tmp_path: Path, waits: bool
+) -> None:
+    """torchrun has no handler of the signal yet, and dies of it. Another pod's image is still being pulled."""
+    (folder, env), _ = pods(tmp_path, 2)
+    output = folder / "output"
+    with launched(*torchrun(folder, "trains"), env=env, output=output) as process:
+        until_started(process, int(env["STEPKEEPER_COORDINATOR_PORT"]) if waits else None)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 75, output.read_text()
+    word = last_word(folder)
+    assert (word.code, word.notice, word.step) == (75, "sigterm", None)
+
+
+def until_started(process: subprocess.Popen[str], port: int | None) -> None:
+    """The launcher has started torchrun; and that waits for others at the store on `port`, if one is given."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not any(children_of(process.pid)):
+        assert (process.poll(), time.monotonic() < deadline) == (None, True)
+        time.sleep(0.01)
+    if port is not None:
+        TCPStore("127.0.0.1", port, wait_for_workers=False)
+
+
+def test_a_torchrun_that_takes_long_to_end_is_left_behind_its_last_rank(tmp_path: Path) -> None:
+    """The pod would be killed meanwhile, and end with 137."""
+    ((folder, env),) = pods(tmp_path, 1, grace_s=120)
+    output = folder / "output"
+    with launched(
+        sys.executable, str(SCRIPTS / "slow_end.py"), str(folder), env=env, output=output
+    ) as process:
+        until_running(process, [folder / "runs-0"])
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 75, output.read_text()
+
+
+def test_a_torchrun_whose_ranks_have_stopped_is_left_before_the_kill(tmp_path: Path) -> None:
+    """A rank that another one had told has ended before SIGTERM comes to the pod."""
+    ((folder, env),) = pods(tmp_path, 1, grace_s=4)
+    output = folder / "output"
+    with launched(
+        sys.executable, str(SCRIPTS / "slow_end.py"), str(folder), env=env, output=output
+    ) as process:
+        until_running(process, [folder / "runs-0"])
+        (rank,) = find_ranks(process.pid)
+        rank.tell()
+        until_running(process, [folder / "ends"])
+        told_s = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 75, output.read_text()
+    assert time.monotonic() - told_s < 8.0

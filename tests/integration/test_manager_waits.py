@@ -143,6 +143,23 @@ def test_a_rank_that_stands_still_does_not_keep_the_others_from_stopping(
     assert head_step(tmp_path) >= 1
 
 
+def test_where_a_rank_is_long_in_coming_the_others_stop_together_soon_after_a_notice(
+    tmp_path: Path, ranks: Ranks
+) -> None:
+    """Nothing is trained yet, so there is nothing to wait for until the grace period is over."""
+    with ranks("late", 3, grace_s=600) as (first, second, _):
+        for process in (first, second):
+            hear(process, "waits")
+        time.sleep(0.5)
+        second.send_signal(signal.SIGTERM)
+        assert [ends_within(process, PATIENCE_S) for process in (second, first)] == [ExitCode.SAVED] * 2
+    words = [Termination.from_json((tmp_path / f"termination.{rank}").read_bytes()) for rank in range(2)]
+    assert [(word.code, word.notice, word.step) for word in words] == [
+        (75, "peer", None),
+        (75, "sigterm", None),
+    ]
+
+
 def test_a_rank_that_ends_without_closing_its_manager_is_not_lost(tmp_path: Path, ranks: Ranks) -> None:
     with ranks("unclosed", 2) as both:
         assert [ends_within(process, 60) for process in both] == [0, 0]

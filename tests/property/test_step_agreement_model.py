@@ -11,6 +11,7 @@ from agreement_model.world import Setting
 from stepkeeper.coordination.agreement_rules import Agreed, Position, RankView
 
 STOPS = ((0, "stop"), (1, "stop"))
+ASKED = (0, "stop/asked")
 SETTINGS = [
     pytest.param(Setting(steps=(0, 1, 2), wishes=((1, "stop"),)), id="one-notice"),
     pytest.param(Setting(steps=(3, 10, 11), wishes=((1, "stop"), (1, "save/a"))), id="a-notice-and-a-save"),
@@ -33,6 +34,18 @@ SETTINGS = [
     ),
     pytest.param(
         Setting(steps=(1, 2, 3), wishes=(*STOPS, (1, "save/a")), meets=(1, 2)), id="in-saves-of-all"
+    ),
+    pytest.param(Setting(steps=(1, 2, 3), wishes=(ASKED, (1, "save/a"))), id="a-stop-that-is-asked-for"),
+    pytest.param(Setting(steps=(1, 2, 3), wishes=(ASKED, (1, "stop"))), id="asked-for-and-told"),
+    pytest.param(
+        Setting(steps=(8, 9, 3), wishes=(ASKED, (1, "stop")), lead=1), id="asked-for-and-told-and-going-back"
+    ),
+    pytest.param(
+        Setting(steps=(1, 2, 3), wishes=(ASKED, (1, "stop")), heeds_stop=False), id="asked-for-and-unheeded"
+    ),
+    pytest.param(
+        Setting(steps=(1, 2), wishes=(ASKED, (1, "stop")), starts_apart=True, deaths=1),
+        id="asked-for-and-a-rank-is-lost",
     ),
 ]
 LONG = [
@@ -57,6 +70,14 @@ LONG = [
     pytest.param(
         Setting(steps=(1, 2), wishes=((1, "stop"),), n_ranks=3, starts_apart=True, deaths=2),
         id="three-start-apart-and-two-losses",
+    ),
+    pytest.param(
+        Setting(steps=(1, 2), wishes=(ASKED, (1, "stop/asked"), (2, "stop")), n_ranks=3, lead=1),
+        id="three-asked-and-told",
+    ),
+    pytest.param(
+        Setting(steps=(1, 2), wishes=(ASKED, (2, "stop")), n_ranks=3, deaths=1),
+        id="three-asked-and-told-and-a-loss",
     ),
 ]
 
@@ -126,3 +147,9 @@ def test_each_rule_is_needed(
     monkeypatch.setattr(RankView, name, mutant)
     with pytest.raises(FoundError):
         explore(Setting(steps=(2, 3, 1), wishes=((1, "stop"), (1, "save/a"), (0, "save/b"))))
+
+
+def test_a_stop_that_kills_counts_beside_one_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agreement_model.explore.kills_for", lambda stops: "stop/asked" not in stops)
+    with pytest.raises(FoundError, match="nobody is killed for"):
+        explore(Setting(steps=(1, 2), wishes=(ASKED, (1, "stop"))))

@@ -9,6 +9,7 @@ the first step beyond it: that is right for any interleaving, and for any step n
 when the training goes back to an earlier commit.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, NamedTuple, Self, TypeAlias
@@ -26,6 +27,7 @@ __all__ = [
     "Open",
     "Position",
     "RankView",
+    "kills_for",
 ]
 
 STOP: Final = "stop"
@@ -33,6 +35,11 @@ STOP_ASKED: Final = "stop/asked"
 """A stop that nobody kills a process for: the program, or the operator, asks for it."""
 
 STOPS: Final = (STOP, STOP_ASKED)
+
+
+def kills_for(stops: Collection[str | None]) -> bool | None:
+    """Return True if a process is killed for one of `stops`; None if there is no stop among them."""
+    return True if STOP in stops else False if STOP_ASKED in stops else None
 
 
 class Position(NamedTuple):

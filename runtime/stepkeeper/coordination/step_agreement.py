@@ -7,6 +7,7 @@ the others what `agreement_rules` says. Here are the threads, the waits and the 
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from stepkeeper.coordination.agreement_rules import (
@@ -24,6 +25,7 @@ from stepkeeper.coordination.agreement_rules import (
 )
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
+from stepkeeper.errors import StepkeeperError
 
 __all__ = ["STOP", "STOPS", "STOP_ASKED", "StepAgreement"]
 
@@ -31,6 +33,10 @@ _POLL_S: Final = 0.1
 _LOOK_S: Final = 0.5
 """The interval at which a rank checks whether another one is lost, though nothing waits for it just now."""
 
+_EARLY: Final = "agreement/early"
+"""A name: a rank was told to stop before all had come to the start."""
+
+_EARLY_LOOK_S: Final = 0.3
 _HELD_LOOK_S: Final = 0.2
 _ROUND_TIMEOUT_S: Final = 300.0
 """As long as other waits for a rank that stands still: a compilation, an import or a collective may hold Python's lock.
@@ -46,6 +52,8 @@ class StepAgreement:
         rank_group: RankGroup,
         waits: Waits | None = None,
         on_met: Callable[[], None] = lambda: None,
+        *,
+        on_early_stop: Callable[[], None] = lambda: None,
     ) -> None:
         """Agree on nothing before `start`.
 
@@ -53,10 +61,16 @@ class StepAgreement:
             rank_group: The ranks that train together.
             waits: Ends the waits for other ranks.
             on_met: Called in the agreement's thread when all ranks have come, before the first round.
+            on_early_stop: Called in a thread of its own when another rank was told to stop before that.
 
         """
         self._rank_group = rank_group
         self._on_met = on_met
+        self._on_early_stop = on_early_stop
+        self.has_met = rank_group.world_size == 1
+        """True once all ranks have come to the start."""
+
+        self._is_past_start = threading.Event()
         self._waits = waits or Waits()
         self._changed = threading.Condition()
         self._view = RankView(rank=rank_group.rank)
@@ -76,6 +90,7 @@ class StepAgreement:
         """Listen to the wishes of other ranks from now on."""
         if self._rank_group.world_size > 1:
             self._thread.start()
+            threading.Thread(target=self._spread_early, name="early-stop", daemon=True).start()
 
     def wish(self, name: str) -> bool:
         """Make `name` due at a step that all ranks agree on.
@@ -141,12 +156,15 @@ class StepAgreement:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+        self._is_past_start.set()
         if self._thread.is_alive():
             self._thread.join(max(0.0, timeout_s))
 
     def _run(self) -> None:
         try:
             self._meet()
+            self.has_met = True
+            self._is_past_start.set()
             self._rank_group.watch_peers()
             self._on_met()
             self._hold_rounds()
@@ -154,12 +172,25 @@ class StepAgreement:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
+            self._is_past_start.set()
 
     def _meet(self) -> None:
         """Wait until all ranks have come here. A rank that is silent in a round from here on is lost, not late."""
         start_s = self._rank_group.limits.start_s
         met = self._rank_group.gather("agreement/met", {}, start_s)
         self._rank_group.broadcast("agreement/all-met", {"ranks": len(met)} if met else None, 2 * start_s)
+
+    def _spread_early(self) -> None:
+        """Until all ranks have come, let those that are here hear of a stop: the first round may be long in coming."""
+        # What ends the waits for the store is raised by the agreement's own thread.
+        with suppress(StepkeeperError):
+            while not self._is_past_start.wait(_EARLY_LOOK_S):
+                if STOP in self._view.wishes:
+                    self._rank_group.propose(_EARLY, {})
+                    return
+                if self._rank_group.read_proposal(_EARLY) is not None:
+                    self._on_early_stop()
+                    return
 
     def _hold_rounds(self) -> None:
         look_s = time.monotonic()

@@ -1,11 +1,12 @@
 """Run a command as the first process of a container does: hand signals on, and bury whom others leave behind."""
 
 import ctypes
+import math
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -33,6 +34,11 @@ _LOOK_S: Final = 0.05
 _LOOK_AT_RANKS_S: Final = 0.02
 """torchrun looks at its processes ten times a second, and may start them anew when it finds that one has ended."""
 
+_TORCHRUNS_END_S: Final = 5.0
+"""Seconds that torchrun has for its own end behind its last rank's. On a busy machine that may take longer than the pod
+has left, and the pod would end with the kernel's code in place of the training's.
+"""
+
 _MARGIN_S: Final = 0.15
 """Seconds before the kubelet's SIGKILL in which the launcher still has to end with the training's code. The training's
 processes end themselves 0.3 s before it.
@@ -57,8 +63,17 @@ class CommandEnd:
     was_told: bool
     """True if a signal that asks for an end came before, and was handed on to it."""
 
+    died_alone: bool = False
+    """True if that signal ended it, and no process was left below it: nothing trained that could have saved."""
 
-def run(command: Sequence[str], environ: Mapping[str, str], *, grace_s: float) -> CommandEnd:
+
+def run(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    grace_s: float,
+    may_leave: Callable[[], bool] = lambda: False,
+) -> CommandEnd:
     """Run a command to its end, and return how it ended.
 
     A command that a signal ends at once, as a shell does or a script that has spawned the training's processes, may
@@ -68,6 +83,9 @@ def run(command: Sequence[str], environ: Mapping[str, str], *, grace_s: float) -
         command: The program and its arguments.
         environ: Its environment.
         grace_s: Seconds from the first signal that asks for an end until whoever sent it kills all processes.
+        may_leave: Tells whether the command need not be waited for any longer, shortly before the kill that SIGTERM
+            announces, or when a torchrun takes long to end behind its last rank. This process's end is to end it then,
+            as that of a container's first process does.
 
     Raises:
         CommandError: It can't be started.
@@ -76,13 +94,15 @@ def run(command: Sequence[str], environ: Mapping[str, str], *, grace_s: float) -
     early: list[int] = []
     came: dict[int, float] = {}
     child: subprocess.Popen[bytes] | None = None
-    stop = _RanksFirst()
+    stop = _Stop(may_leave)
 
     def forward(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001  # the signature of handlers
         came.setdefault(signum, time.monotonic())
         if child is None:
             early.append(signum)
-        elif signum != signal.SIGTERM or not stop.tell(child.pid, came[signum] + grace_s - _MARGIN_S):
+        elif signum == signal.SIGTERM:
+            stop.tell(child.pid, came[signum] + grace_s - _MARGIN_S)
+        else:
             _send(child.pid, signum)
 
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -97,46 +117,85 @@ def run(command: Sequence[str], environ: Mapping[str, str], *, grace_s: float) -
     for signum in early:
         _send(child.pid, signum)
     code = _await_end(child.pid)
+    stop.end()
     stops = {signum: came_s for signum, came_s in came.items() if signum in _STOPS}
+    died_alone = -code in stops and not any(children_of(os.getpid()))
     if -code in stops:
         _end_orphans(-code, min(stops.values()) + grace_s - _MARGIN_S)
-    return CommandEnd(code=code if code >= 0 else _BY_SIGNAL - code, was_told=bool(stops))
+    return CommandEnd(
+        code=code if code >= 0 else _BY_SIGNAL - code, was_told=bool(stops), died_alone=died_alone
+    )
 
 
-class _RanksFirst:
-    """Tell the ranks of a torchrun to stop, and torchrun itself when the first of them has ended.
+class _LeaveError(Exception):
+    """The command isn't waited for any longer."""
+
+
+class _Stop:
+    """Stop the command. The ranks of a torchrun are told first, torchrun itself when the first of them has ended.
 
     All of it runs in signal handlers of the main thread, which waits for the command meanwhile.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, may_leave: Callable[[], bool]) -> None:
+        """Tell nobody yet. `may_leave` is that of `run`."""
+        self._may_leave = may_leave
         self._ranks: tuple[Rank, ...] = ()
+        self._command_is_told = False
+        self._leave_s = math.inf
+        self._has_ended = False
 
-    def tell(self, pid: int, ends_s: float) -> bool:
-        """Tell the ranks below the command. Return False if there are none, or one that doesn't heed it yet.
+    def end(self) -> None:
+        """Tell nobody any more: the command isn't awaited any longer."""
+        self._has_ended = True
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+    def tell(self, pid: int, ends_s: float) -> None:
+        """Tell the command, or its ranks first.
 
         Args:
             pid: The command's process.
-            ends_s: When the command is told in any case, by time.monotonic().
+            ends_s: When the command is told in any case, and left if it may be, by time.monotonic().
 
         """
+        if self._has_ended:
+            return
+        if not self._tell_ranks(pid):
+            self._command_is_told = True
+            _send(pid, signal.SIGTERM)
+        self._leave_s = min(self._leave_s, ends_s)
+
+        def look(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001  # the signature of handlers
+            self._look(pid)
+
+        signal.signal(signal.SIGALRM, look)
+        signal.setitimer(signal.ITIMER_REAL, _LOOK_AT_RANKS_S, _LOOK_AT_RANKS_S)
+
+    def _tell_ranks(self, pid: int) -> bool:
+        """Tell the ranks below the command. Return False if there are none, or one that doesn't heed it yet."""
         if self._ranks:
             return True
         ranks = find_ranks(pid)
         if not ranks or not all(rank.heeds_sigterm for rank in ranks):
             return False
         self._ranks = ranks
-
-        def look(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001  # the signature of handlers
-            if time.monotonic() >= ends_s or any(rank.has_ended for rank in ranks):
-                signal.setitimer(signal.ITIMER_REAL, 0.0)
-                _send(pid, signal.SIGTERM)
-
         for rank in ranks:
             rank.tell()
-        signal.signal(signal.SIGALRM, look)
-        signal.setitimer(signal.ITIMER_REAL, _LOOK_AT_RANKS_S, _LOOK_AT_RANKS_S)
         return True
+
+    def _look(self, pid: int) -> None:
+        """Do what it is time for. Raises _LeaveError when the command has had its time."""
+        now_s = time.monotonic()
+        ended = [rank.has_ended for rank in self._ranks]
+        if not self._command_is_told and (now_s >= self._leave_s or any(ended)):
+            self._command_is_told = True
+            _send(pid, signal.SIGTERM)
+        if ended and all(ended):
+            self._leave_s = min(self._leave_s, now_s + _TORCHRUNS_END_S)
+        if now_s >= self._leave_s:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            if self._may_leave():
+                raise _LeaveError
 
 
 def _send(pid: int, signum: int) -> None:
@@ -147,12 +206,17 @@ def _send(pid: int, signum: int) -> None:
 
 
 def _await_end(pid: int) -> int:
-    """Wait for the child. The first process of a container is the parent of all that have lost theirs."""
-    while True:
-        ended, status = os.waitpid(-1, 0)
-        if ended == pid:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-            return os.waitstatus_to_exitcode(status)
+    """Wait for the child. The first process of a container is the parent of all that have lost theirs.
+
+    One that is left is about to be killed, and counts as killed.
+    """
+    with suppress(_LeaveError):
+        while True:
+            ended, status = os.waitpid(-1, 0)
+            if ended == pid:
+                signal.setitimer(signal.ITIMER_REAL, 0.0)
+                return os.waitstatus_to_exitcode(status)
+    return -signal.SIGKILL
 
 
 def _end_orphans(signum: int, ends_s: float) -> None:

@@ -1,7 +1,8 @@
 """Share out the time that a notice leaves: to waits, to saves, and to the end of the process."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 from stepkeeper.contract import END_RESERVE_S, LAUNCHER_VARIABLE, TORCHRUN_VARIABLE
@@ -36,6 +37,14 @@ them for the system's pods.
 
 _TORCHRUN_S: Final = 30.0
 """Seconds after which torchrun kills its processes once it has handed SIGTERM on to them."""
+
+_START_S: Final = 10.0
+"""Seconds after a notice in which all ranks have to come to the start. Before it there is nothing to save, and a rank
+that still builds its model may take longer than any grace period.
+"""
+
+_START_BEFORE_RANK_0_S: Final = 8.0
+"""The same for the other ranks than rank 0, which has their store: they leave before it, also if they hear later."""
 
 _KILLERS: Final = ("sigterm", "file", PREEMPTED)
 """Sources of notices behind which somebody kills the process soon. A rank that was told by another one hears from that
@@ -77,6 +86,8 @@ class GracePeriod:
         self._grace_s = grace_s
         self._launcher_s = launcher_s
         self._notices = notices
+        self._has_started: Callable[[], bool] = lambda: True
+        self._start_s = _START_S
 
     def left_s(self) -> float | None:
         """Return the seconds left of the grace period.
@@ -91,6 +102,16 @@ class GracePeriod:
         left_s = self.left_s()
         return limit_s if left_s is None else min(limit_s, left_s)
 
+    @contextmanager
+    def starting(self, has_started: Callable[[], bool], *, rank: int) -> Iterator[None]:
+        """Let this rank's waits within end soon after a notice while not `has_started`: there is nothing to save."""
+        self._start_s = _START_S if rank == 0 else _START_BEFORE_RANK_0_S
+        self._has_started = has_started
+        try:
+            yield
+        finally:
+            self._has_started = lambda: True
+
     def wait_left_s(self, progress_s: float) -> float | None:
         """Return how many more seconds a wait may take; None without a notice.
 
@@ -101,6 +122,13 @@ class GracePeriod:
             progress_s: Time at which the wait began or a save made its last progress, by time.monotonic().
 
         """
+        left_s = self._wait_left_s(progress_s)
+        if left_s is None or self._has_started():
+            return left_s
+        told_s = min(notice.monotonic_s for notice in self._notices.notices if notice.kills)
+        return max(0.0, min(left_s, told_s + self._start_s - time.monotonic()))
+
+    def _wait_left_s(self, progress_s: float) -> float | None:
         if self._grace_s is not None:
             return self.left_s()
         told_s = self._kill_told_s

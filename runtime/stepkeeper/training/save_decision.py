@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from stepkeeper.coordination.agreement_rules import kills_for
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.step_agreement import STOP, STOP_ASKED, STOPS, StepAgreement
 from stepkeeper.coordination.waits import Waits
@@ -47,6 +48,8 @@ class SaveDecider:
         read_conditions: Callable[[], SaveConditions] = SaveConditions,
         waits: Waits | None = None,
         on_met: Callable[[], None] = lambda: None,
+        *,
+        on_early_stop: Callable[[], None] = lambda: None,
     ) -> None:
         """Start with no request.
 
@@ -56,12 +59,13 @@ class SaveDecider:
             read_conditions: Returns the state of the saves; called in rank 0, by the train thread.
             waits: Ends the waits for other ranks.
             on_met: Called in a thread of several ranks when all of them have come to the training.
+            on_early_stop: Called in a thread when another rank was told to stop before that.
 
         """
         self._policy = policy
         self._rank_group = rank_group
         self._read_conditions = read_conditions
-        self._agreement = StepAgreement(rank_group, waits, on_met)
+        self._agreement = StepAgreement(rank_group, waits, on_met, on_early_stop=on_early_stop)
         self._answered: deque[str] = deque(maxlen=_REMEMBERED)
         """Requests that all ranks have come to. Hosts may ask for the same one, each when it hears of the reason."""
 
@@ -70,6 +74,11 @@ class SaveDecider:
         self._due_stops: set[str] = set()
         self._n_begun = 0
         self._last_save_s = time.monotonic()
+
+    @property
+    def has_met(self) -> bool:
+        """True once all ranks have come to the training."""
+        return self._agreement.has_met
 
     @property
     def stop_step(self) -> int | None:
@@ -84,8 +93,7 @@ class SaveDecider:
     @property
     def kills(self) -> bool | None:
         """True if a process is killed for what all ranks have agreed to stop for; None while they haven't agreed."""
-        stops = self._due_stops | {self._agreement.agreed_stop}
-        return True if STOP in stops else False if STOP_ASKED in stops else None
+        return kills_for(self._due_stops | {self._agreement.agreed_stop})
 
     def start(self) -> None:
         """Listen to the requests of other ranks from now on."""

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
+from weakref import WeakMethod
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
@@ -80,7 +81,20 @@ class StepController:
         self._disruption_history = DisruptionHistory()
         policy = AnyOf((policy, OnPreemption())) if saves_on_notice else policy
         self._waits = waits or Waits()
-        self.decider: Final = SaveDecider(policy, rank_group, self._read_conditions, self._waits, on_met)
+        held = WeakMethod(self._hear_early_stop)
+
+        def hear_early_stop() -> None:
+            if (hear := held()) is not None:
+                hear()
+
+        self.decider: Final = SaveDecider(
+            policy,
+            rank_group,
+            self._read_conditions,
+            self._waits,
+            on_met,
+            on_early_stop=hear_early_stop,
+        )
         trigger = None if environment is None else environment.places.notice_file
         self.notices: Final = NoticeWatcher(trigger, self._on_tick, self._on_notice)
         self.last_step: Final = LastStep()
@@ -289,6 +303,10 @@ class StepController:
         if kills is None:
             kills = not told or any(notice.kills for notice in told)
         self.notices.record_notice("peer", kills=kills)
+
+    def _hear_early_stop(self) -> None:
+        """Note that another rank was told to stop before all had come to the training."""
+        self.notices.record_notice("peer")
 
     def _write_word(self, code: int, error: str | None = None) -> None:
         """Write how the process ends if nobody knows better."""

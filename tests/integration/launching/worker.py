@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader
 
 import stepkeeper
 from stepkeeper import CheckpointManager
+from stepkeeper.save import persist
+from stepkeeper.save.share import write_share
 from stepkeeper.training.environment import PodPaths
 
 FOLDER = Path(sys.argv[1])
@@ -65,6 +67,16 @@ def tell_when_it_joins(rank: int) -> None:
     dist.init_process_group = tell_and_form
 
 
+def save_slowly() -> None:
+    """Have this rank's part of each save take a while: the others are done with theirs long before."""
+
+    def write_slowly(*args: Any, **options: Any) -> Any:
+        time.sleep(3.0)
+        return write_share(*args, **options)
+
+    persist.write_share = write_slowly  # type: ignore[attr-defined]  # the name that is called
+
+
 def main() -> None:
     if CASE == "never-joins":
         rank = int(os.environ["RANK"])
@@ -92,6 +104,8 @@ def main() -> None:
         step = restored.step if restored else 0
         if CASE == "fails-once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and this.rank == 1:
             raise ValueError("the loss is no number")
+        if CASE in {"asks", "saves-slowly"} and this.rank == this.world_size - 1:
+            save_slowly()
         batches = load() if CASE.startswith("loads") else repeat(None)
         next(batches)
         (FOLDER / f"runs-{this.rank}").touch()
@@ -102,6 +116,8 @@ def main() -> None:
             time.sleep(0.05)
             if manager.step(step, state).stop:
                 break
+            if CASE == "asks" and this.rank == 2 and step == 10:
+                manager.request_stop()
             if CASE in {"fails", "dies"}:
                 end_beside(this.rank, told)
             if CASE == "crashes":

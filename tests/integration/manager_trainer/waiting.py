@@ -233,6 +233,16 @@ def stop_before_the_vote() -> None:
     persist.write_share = write_and_stop  # type: ignore[attr-defined]  # the name that is called
 
 
+def come_late() -> None:
+    """The last rank builds its model for as long as the test takes. The test sends SIGTERM to another one."""
+    join()
+    if RANK == WORLD_SIZE - 1:
+        time.sleep(600)
+    with CheckpointManager(ROOT.as_uri(), 10**6, environment=environment()) as manager:
+        say("waits")
+        manager.restore_latest(STATE)
+
+
 def unclosed() -> None:
     """Use the manager as torch_xla's is used. The last rank is done, and gone, before the others are."""
     join()
@@ -256,6 +266,8 @@ def main() -> None:
         read_in(detail)
     elif kind == "still":
         stand_still(detail)
+    elif kind == "late":
+        come_late()
     elif kind == "unclosed":
         unclosed()
     else:

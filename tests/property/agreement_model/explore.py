@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from agreement_model.world import Action, Fate, RankState, Setting, World, act, actions, start
 
-from stepkeeper.coordination.agreement_rules import STOP
+from stepkeeper.coordination.agreement_rules import STOP, STOPS, kills_for
 
 __all__ = ["Explored", "FoundError", "explore"]
 
@@ -68,12 +68,23 @@ def _broken(world: World, setting: Setting) -> str | None:
         return "a rank gives up though none is lost"
     if lost := [name for state in world.ranks for name in state.wished if not _is_known(state, name)]:
         return f"{lost} got lost"
+    if any(_kills(state) != _is_to_be_killed(world, state) for state in world.ranks if _has_stopped(state)):
+        return "a rank takes the stop for one that nobody is killed for, or the other way round"
     for agreed in (agreed for state in world.ranks for agreed in state.view.agreed):
         due = setting.next_after(agreed.beyond)
         ahead = max(state.at for state in world.ranks)
         if due is not None and due < ahead - 1 and _none_told(world, agreed.name):
             return "a wish is due at a step that a rank has passed"
     return None
+
+
+def _kills(state: RankState) -> bool | None:
+    return kills_for({*_told(state), state.view.agreed_stop})
+
+
+def _is_to_be_killed(world: World, state: RankState) -> bool:
+    """Return True if a rank that has stopped knows of a round about a stop that somebody is killed for."""
+    return any(found.name == STOP for found in world.rounds[: state.view.n_rounds])
 
 
 def _is_known(state: RankState, name: str) -> bool:
@@ -106,7 +117,11 @@ def _broken_end(world: World, setting: Setting) -> str | None:
 
 
 def _has_stopped(state: RankState) -> bool:
-    return any(STOP in due for _, due in state.acted)
+    return not set(STOPS).isdisjoint(_told(state))
+
+
+def _told(state: RankState) -> set[str]:
+    return {name for _, due in state.acted for name in due}
 
 
 def _count_end(found: Explored, world: World) -> None:

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from stepkeeper.coordination.agreement_rules import (
-    STOP,
+    STOPS,
     Answer,
     Await,
     Conclude,
@@ -185,7 +185,7 @@ def _train(world: World, rank: int, setting: Setting) -> RankState:
     step = setting.steps[state.at]
     view, due = state.view.pass_step(step)
     acted = (*state.acted, (step, due)) if due else state.acted
-    stops = setting.heeds_stop and STOP in due
+    stops = setting.heeds_stop and not set(STOPS).isdisjoint(due)
     fate = Fate.STOPPING if stops else Fate.TRAINING
     return state._replace(view=view, at=state.at + 1, acted=acted, fate=fate)
 

@@ -44,6 +44,29 @@ def test_what_a_notice_of_ten_seconds_ago_leaves(
     assert grace_period_of(None, grace_s).wait_left_s(progress_s) is None
 
 
+@pytest.mark.parametrize(
+    ("notice", "rank", "left_s"),
+    [
+        (Notice(source="sigterm", monotonic_s=100.0), 0, 10 - 6),
+        (Notice(source="peer", monotonic_s=100.0), 1, 8 - 6),
+        (Notice(source="file", monotonic_s=90.0), 0, 0),
+        (Notice(source="directive", monotonic_s=100.0, kills=False), 0, None),
+    ],
+)
+def test_a_start_that_waits_for_others_is_left_soon_after_a_notice(
+    monkeypatch: pytest.MonkeyPatch, notice: Notice, rank: int, left_s: float | None
+) -> None:
+    monkeypatch.setattr(grace_period, "time", SimpleNamespace(monotonic=lambda: 106.0))
+    grace = grace_period_of(notice, 120)
+    came: list[bool] = []
+    later_s = grace.wait_left_s(0.0)
+    with grace.starting(lambda: bool(came), rank=rank):
+        assert grace.wait_left_s(0.0) == left_s
+        came.append(True)
+        assert grace.wait_left_s(0.0) == later_s
+    assert grace.wait_left_s(0.0) == later_s
+
+
 @pytest.mark.parametrize("source", ["directive", "peer", "sigterm"])
 def test_a_later_notice_that_leaves_less_time_counts(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     monkeypatch.setattr(grace_period, "time", SimpleNamespace(monotonic=lambda: 110.0))

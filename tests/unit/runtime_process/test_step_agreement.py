@@ -225,6 +225,26 @@ def test_a_rank_that_starts_late_is_waited_for_by_the_rounds(monkeypatch: pytest
         agreement.close(5.0)
 
 
+def test_a_stop_before_all_have_come_is_heard_of_by_those_that_are_here() -> None:
+    board, heard = Board(), threading.Event()
+    here = StepAgreement(ThreadRankGroup(board, 0, 3), on_early_stop=heard.set)
+    told = StepAgreement(ThreadRankGroup(board, 1, 3))
+    here.start()
+    told.start()
+    told.wish("save/7")
+    assert not heard.wait(0.7), "nobody is told to stop yet"
+    told.wish(STOP)
+    assert heard.wait(10)
+    assert not here.has_met
+    last = StepAgreement(ThreadRankGroup(board, 2, 3))
+    last.start()
+    with board.changed:
+        assert board.changed.wait_for(lambda: "round/1/beyond" in board.values, 10)
+    assert [agreement.has_met for agreement in (here, told, last)] == [True] * 3
+    for agreement in (here, told, last):
+        agreement.close(5.0)
+
+
 def test_a_round_waits_for_a_rank_that_holds_pythons_lock_for_minutes() -> None:
     board, allowed = Board(), list[float]()
 
