@@ -368,7 +368,5 @@ def test_a_torchrun_whose_ranks_have_stopped_is_left_before_the_kill(tmp_path: P
         (rank,) = find_ranks(process.pid)
         rank.tell()
         until_running(process, [folder / "ends"])
-        told_s = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 75, output.read_text()
-    assert time.monotonic() - told_s < 8.0
