@@ -11,14 +11,15 @@ NEWEST_STAMP := $(NEWEST)/.stepkeeper-setup
 NAME ?= dev
 # One worker has the cluster, and waits for it most of the time; the other has the rest.
 WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
-# What touches torch. The tests of the operator, the cluster and the tools don't; nor does what kills, stops, fences or
-# delays processes for minutes: no torch has a part in that.
-NEWEST_SLOW := $(addprefix tests/integration/test_manager_,beside.py deadline.py ending.py fenced.py fenced_unblocked.py hooks.py \
-	in_c_call.py killed_anywhere.py kills.py many.py paused.py process.py rank_0_paused.py reports.py shown.py stacks.py told.py \
-	told_anywhere.py upkeep.py waits.py)
-NEWEST_TESTS := $(addprefix tests/unit/,cli contract planners runtime runtime_process) tests/contract \
+# What touches torch. The tests of the operator, the cluster and the tools don't. Nor does what kills, stops, fences or delays
+# processes, or damages and withholds what they read: no torch has a part in that, and it takes minutes.
+NEWEST_LEFT_OUT := $(addprefix tests/integration/test_manager_,beside.py damage.py deadline.py ending.py fenced.py \
+	fenced_unblocked.py gcs.py hooks.py in_c_call.py killed_anywhere.py kills.py many.py no_access.py paused.py process.py \
+	rank_0_paused.py reports.py restoring.py shown.py stacks.py threads.py tier.py told.py told_anywhere.py upkeep.py waits.py)
+NEWEST_TESTS := $(addprefix tests/unit/,planners runtime runtime_process) tests/contract \
+	$(addprefix tests/unit/cli/test_cli_,formats.py roots.py streaming.py) \
 	$(addprefix tests/integration/test_,accelerator.py dcp_storage.py formats_ranks.py storage_stock_dcp.py torch_releases.py) \
-	$(filter-out $(NEWEST_SLOW),$(wildcard tests/integration/test_manager_*.py)) $(wildcard tests/integration/test_planners_*.py)
+	$(filter-out $(NEWEST_LEFT_OUT),$(wildcard tests/integration/test_manager_*.py)) $(wildcard tests/integration/test_planners_*.py)
 SOURCES := operator runtime planners tests examples benchmarks
 
 # Tests, demo and benchmarks start hundreds of processes: without bytecode each would compile the packages again.
