@@ -240,8 +240,8 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
         parts = self._parts
         check_target(state)
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
-        decider = parts.controller.decider
-        with parts.controller.grace.starting(lambda: decider.has_met, rank=parts.rank_group.rank):
+        saver = parts.saver
+        with parts.controller.grace.starting(lambda: saver.is_root_proven, rank=parts.rank_group.rank):
             parts.controller.start()
             parts.saver.await_saves_and_prove_root()
             parts.shutdown.raise_failure()

@@ -309,6 +309,7 @@ def test_a_put_without_an_answer_is_of_unknown_outcome() -> None:
         (PermissionError("AccessDenied"), NoAccessError),
         (FileNotFoundError("NoSuchBucket"), NoAccessError),
         (type("NoCredentialsError", (Exception,), {})("as botocore has it"), NoAccessError),
+        (type("ClientAuthenticationError", (Exception,), {})("as Azure has it"), TransientStorageError),
         (NotImplementedError("no"), StorageError),
         (OSError(28, "full"), StorageError),
         (OSError(16, "SlowDown"), TransientStorageError),

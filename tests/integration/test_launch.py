@@ -357,6 +357,18 @@ def test_a_torchrun_that_takes_long_to_end_is_left_behind_its_last_rank(tmp_path
         assert process.wait(60) == 75, output.read_text()
 
 
+def test_what_a_shell_does_behind_its_torchrun_is_waited_for(tmp_path: Path) -> None:
+    ((folder, env),) = pods(tmp_path, 1, grace_s=120)
+    output = folder / "output"
+    slow_end = f"{sys.executable} {SCRIPTS / 'slow_end.py'} {folder} 7"
+    script = f"trap '' TERM; {slow_end}; code=$?; touch {folder}/uploaded; exit $code"
+    with launched("sh", "-c", script, env=env, output=output) as process:
+        until_running(process, [folder / "runs-0"])
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 75, output.read_text()
+    assert (folder / "uploaded").exists()
+
+
 def test_a_torchrun_whose_ranks_have_stopped_is_left_before_the_kill(tmp_path: Path) -> None:
     """A rank that another one had told has ended before SIGTERM comes to the pod."""
     ((folder, env),) = pods(tmp_path, 1, grace_s=4)

@@ -143,11 +143,12 @@ def test_a_rank_that_stands_still_does_not_keep_the_others_from_stopping(
     assert head_step(tmp_path) >= 1
 
 
+@pytest.mark.parametrize("case", ["late", "late-manager"])
 def test_where_a_rank_is_long_in_coming_the_others_stop_together_soon_after_a_notice(
-    tmp_path: Path, ranks: Ranks
+    tmp_path: Path, ranks: Ranks, case: str
 ) -> None:
     """Nothing is trained yet, so there is nothing to wait for until the grace period is over."""
-    with ranks("late", 3, grace_s=600) as (first, second, _):
+    with ranks(case, 3, grace_s=600) as (first, second, _):
         for process in (first, second):
             hear(process, "waits")
         time.sleep(0.5)

@@ -67,9 +67,6 @@ class StepAgreement:
         self._rank_group = rank_group
         self._on_met = on_met
         self._on_early_stop = on_early_stop
-        self.has_met = rank_group.world_size == 1
-        """True once all ranks have come to the start."""
-
         self._is_past_start = threading.Event()
         self._waits = waits or Waits()
         self._changed = threading.Condition()
@@ -163,7 +160,6 @@ class StepAgreement:
     def _run(self) -> None:
         try:
             self._meet()
-            self.has_met = True
             self._is_past_start.set()
             self._rank_group.watch_peers()
             self._on_met()

@@ -141,6 +141,8 @@ class _Stop:
         """Tell nobody yet. `may_leave` is that of `run`."""
         self._may_leave = may_leave
         self._ranks: tuple[Rank, ...] = ()
+        self._is_torchrun = False
+        """True if the command has started the ranks itself. What a shell does behind its torchrun is waited for."""
         self._command_is_told = False
         self._leave_s = math.inf
         self._has_ended = False
@@ -179,22 +181,26 @@ class _Stop:
         if not ranks or not all(rank.heeds_sigterm for rank in ranks):
             return False
         self._ranks = ranks
+        self._is_torchrun = {rank.pid for rank in ranks} <= set(children_of(pid))
         for rank in ranks:
             rank.tell()
         return True
 
     def _look(self, pid: int) -> None:
         """Do what it is time for. Raises _LeaveError when the command has had its time."""
+        if self._has_ended:
+            return
         now_s = time.monotonic()
         ended = [rank.has_ended for rank in self._ranks]
         if not self._command_is_told and (now_s >= self._leave_s or any(ended)):
             self._command_is_told = True
             _send(pid, signal.SIGTERM)
-        if ended and all(ended):
+        if self._is_torchrun and all(ended):
             self._leave_s = min(self._leave_s, now_s + _TORCHRUNS_END_S)
         if now_s >= self._leave_s:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             if self._may_leave():
+                self._has_ended = True
                 raise _LeaveError
 
 

@@ -24,6 +24,11 @@ class RootProving:
         self._proof = RootProof(store, rank_group, limits=rank_group.limits)
         self._waits = waits
 
+    @property
+    def is_proven(self) -> bool:
+        """True once the root was proven."""
+        return self._proof.made
+
     def prove(self, timeout_s: float | None = None) -> None:
         """Prove the root, unless that was done before.
 
@@ -41,7 +46,7 @@ class RootProving:
 
         Ranks: all ranks call this.
         """
-        if self._proof.made:
+        if self.is_proven:
             return
         try:
             self._waits.run(self._proof.make, timeout_s)

@@ -220,6 +220,11 @@ class Saver:
             self._progress.set_error(why)
         self._pipeline.failures.pop_failure(newest=True)
 
+    @property
+    def is_root_proven(self) -> bool:
+        """True once all ranks have come here to restore or save for the first time, and have the same root."""
+        return self._root_proving.is_proven
+
     def await_saves_and_prove_root(self) -> None:
         """Wait until no save is in flight, and prove that all ranks have the same root. Raises StorageError."""
         self.wait_until_idle()

@@ -40,10 +40,10 @@ _TIMES: Final = ("LastModified", "last_modified", "mtime", "timeCreated", "creat
 _LATEST_UNIX_S: Final = 1e11
 """A greater number isn't in seconds."""
 
-_NO_CREDENTIALS: Final = frozenset(
-    {"ClientAuthenticationError", "NoCredentialsError", "PartialCredentialsError"}
-)
-"""The names of the errors by which the clients of S3 and Azure say that there are no credentials."""
+_NO_CREDENTIALS: Final = frozenset({"NoCredentialsError", "PartialCredentialsError"})
+"""The names of the errors by which the client of S3 says that there are no credentials. Azure's has one error for that
+and for a service that gives none just now.
+"""
 
 _MISSING: Final = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 

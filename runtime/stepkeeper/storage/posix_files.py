@@ -57,7 +57,7 @@ def make_folder_beside_deletions(folder: Path) -> None:
         try:
             make_folder(folder)
         except FileNotFoundError as error:
-            above, refused = Path(error.filename).parent, error
+            above, refused = Path(error.filename or folder).parent, error
         else:
             return
         if not above.is_dir():

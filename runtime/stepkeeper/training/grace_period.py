@@ -123,10 +123,11 @@ class GracePeriod:
 
         """
         left_s = self._wait_left_s(progress_s)
-        if left_s is None or self._has_started():
+        told_s = min((notice.monotonic_s for notice in self._notices.notices if notice.kills), default=None)
+        if told_s is None or self._has_started():
             return left_s
-        told_s = min(notice.monotonic_s for notice in self._notices.notices if notice.kills)
-        return max(0.0, min(left_s, told_s + self._start_s - time.monotonic()))
+        start_left_s = max(0.0, told_s + self._start_s - time.monotonic())
+        return start_left_s if left_s is None else min(left_s, start_left_s)
 
     def _wait_left_s(self, progress_s: float) -> float | None:
         if self._grace_s is not None:

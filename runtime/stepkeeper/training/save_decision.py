@@ -76,11 +76,6 @@ class SaveDecider:
         self._last_save_s = time.monotonic()
 
     @property
-    def has_met(self) -> bool:
-        """True once all ranks have come to the training."""
-        return self._agreement.has_met
-
-    @property
     def stop_step(self) -> int | None:
         """The step at which all ranks stop; None until they have reached it."""
         return self._stop_step

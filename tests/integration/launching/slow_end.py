@@ -1,4 +1,4 @@
-"""A launcher that takes long to end behind its rank, as torchrun may on a busy machine: python slow_end.py FOLDER."""
+"""A launcher that takes long to end behind its rank, as torchrun may on a busy machine: slow_end.py FOLDER [S]."""
 
 import os
 import signal
@@ -28,7 +28,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     rank.wait()
     (FOLDER / "ends").touch()
-    time.sleep(600)
+    time.sleep(float(sys.argv[2]) if sys.argv[2:] else 600)
+    sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -233,12 +233,20 @@ def stop_before_the_vote() -> None:
     persist.write_share = write_and_stop  # type: ignore[attr-defined]  # the name that is called
 
 
-def come_late() -> None:
-    """The last rank builds its model for as long as the test takes. The test sends SIGTERM to another one."""
+def come_late(*, has_manager: bool) -> None:
+    """The last rank builds its model for as long as the test takes. The test sends SIGTERM to another one.
+
+    Args:
+        has_manager: True if it has constructed its manager before.
+
+    """
     join()
-    if RANK == WORLD_SIZE - 1:
+    is_late = RANK == WORLD_SIZE - 1
+    if is_late and not has_manager:
         time.sleep(600)
     with CheckpointManager(ROOT.as_uri(), 10**6, environment=environment()) as manager:
+        if is_late:
+            time.sleep(600)
         say("waits")
         manager.restore_latest(STATE)
 
@@ -267,7 +275,7 @@ def main() -> None:
     elif kind == "still":
         stand_still(detail)
     elif kind == "late":
-        come_late()
+        come_late(has_manager=detail == "manager")
     elif kind == "unclosed":
         unclosed()
     else:

@@ -78,8 +78,9 @@ def test_the_newest_end_is_judged_by_its_cause_and_what_is_left() -> None:
     assert reason_of_end(history(FAILED)) is None
 
 
-def recorded(*known: Attempt) -> CheckpointedTrainingJob:
-    return make_job(status={"attempts": [each.model_dump(mode="json", by_alias=True) for each in known]})
+def recorded(*known: Attempt, max_failures: int = 3) -> CheckpointedTrainingJob:
+    attempts = [each.model_dump(mode="json", by_alias=True) for each in known]
+    return make_job(status={"attempts": attempts}, restarts={"maxFailures": max_failures})
 
 
 def test_an_end_is_recorded_once_the_status_has_its_cause_and_the_attempt_after_it() -> None:
@@ -92,6 +93,20 @@ def test_an_end_is_recorded_once_the_status_has_its_cause_and_the_attempt_after_
         update={"message": "it ended unseen; JobSet counted a failure of the application"}
     )
     assert judgement.has_unrecorded_end(recorded(guess, after.attempts[1]), after)
+
+
+def test_an_end_whose_cause_is_recorded_is_judged_by_no_lower_budget() -> None:
+    running = Attempt(number=2, start=995)
+    after = history(FAILED, running, failures=2)
+    assert reason_of_end(after, recorded(FAILED, max_failures=1), restarted=True) == "MaxFailuresReached"
+    assert (
+        reason_of_end(after, recorded(EVICTED, running, max_failures=1), restarted=True)
+        == "MaxFailuresReached"
+    )
+    assert reason_of_end(after, recorded(FAILED, running, max_failures=1), restarted=True) is None
+    fatal = Finding(cause="ApplicationError", message="42", verdict=Verdict.FATAL)
+    told = history(FAILED, running, finding=fatal)
+    assert reason_of_end(told, recorded(FAILED, running), restarted=True) == "FatalExitCode"
 
 
 @pytest.mark.parametrize(

@@ -235,12 +235,10 @@ def test_a_stop_before_all_have_come_is_heard_of_by_those_that_are_here() -> Non
     assert not heard.wait(0.7), "nobody is told to stop yet"
     told.wish(STOP)
     assert heard.wait(10)
-    assert not here.has_met
     last = StepAgreement(ThreadRankGroup(board, 2, 3))
     last.start()
     with board.changed:
         assert board.changed.wait_for(lambda: "round/1/beyond" in board.values, 10)
-    assert [agreement.has_met for agreement in (here, told, last)] == [True] * 3
     for agreement in (here, told, last):
         agreement.close(5.0)
 

@@ -16,7 +16,10 @@ __all__ = ["has_unrecorded_end", "is_provisional", "judge_last_end"]
 
 
 def judge_last_end(job: CheckpointedTrainingJob, history: JobHistory, *, restarted: bool) -> JobEnd | None:
-    """Return the end of the job if its newest ended attempt leaves no restart."""
+    """Return the end of the job if its newest ended attempt leaves no restart.
+
+    A judgement by the budgets is final: an edit of them ends no attempt that was allowed to start.
+    """
     attempt = _find_newest_ended(history)
     if attempt is None or not attempt.cause:
         return None
@@ -29,6 +32,8 @@ def judge_last_end(job: CheckpointedTrainingJob, history: JobHistory, *, restart
         return JobEnd(complete=False, reason="RootOwnedByAnother", message=message)
     if history.finding is not None and history.finding.verdict is Verdict.FATAL:
         return JobEnd(complete=False, reason="FatalExitCode", message=said)
+    if restarted and _is_recorded(job, history, attempt):
+        return None
     why = explain_exhausted_budget(job.spec.restarts, history.restarts, attempt.cause, restarted=restarted)
     if why is None:
         return None
@@ -41,23 +46,23 @@ def _find_newest_ended(history: JobHistory) -> Attempt | None:
 
 
 def has_unrecorded_end(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
-    """Return True if the status lacks the running attempt, or what is known of the cause of the end before it.
-
-    A judgement is final: an edit of the budgets ends no attempt that was allowed to start.
-    """
-    ended, known = _find_newest_ended(history), job.status.attempts
-    if (
-        ended is None
-        or history.last_attempt is None
-        or not known
-        or known[-1].number != history.last_attempt.number
-    ):
+    """Return True if the status lacks the running attempt, or what is known of the cause of the end before it."""
+    ended = _find_newest_ended(history)
+    if ended is None or not _is_recorded(job, history, ended):
         return True
-    return _tell_cause(ended) not in map(_tell_cause, known)
+    return _tell_whether_guessed(ended) not in map(_tell_whether_guessed, job.status.attempts)
 
 
-def _tell_cause(attempt: Attempt) -> tuple[int, str | None, bool]:
-    return attempt.number, attempt.cause, ended_unseen(attempt.message)
+def _is_recorded(job: CheckpointedTrainingJob, history: JobHistory, ended: Attempt) -> bool:
+    """Return True if the status has the running attempt, and the cause of the end before it."""
+    running, known = history.last_attempt, job.status.attempts
+    if running is None or not known or known[-1].number != running.number:
+        return False
+    return any((entry.number, entry.cause) == (ended.number, ended.cause) for entry in known)
+
+
+def _tell_whether_guessed(attempt: Attempt) -> tuple[int, bool]:
+    return attempt.number, ended_unseen(attempt.message)
 
 
 def is_provisional(job: CheckpointedTrainingJob, observed: Observed, history: JobHistory) -> bool:
