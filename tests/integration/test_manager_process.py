@@ -116,6 +116,7 @@ def test_sigterm_saves_the_step_and_ends_with_75(tmp_path: Path, trainer: StartT
         committed=CommitPoint(sequence=head.slot, step=head.step),
         claim=0,
         notice="sigterm",
+        agreed=True,
         rank=0,
     )
     with trainer(uri, head.step + 1, env, pod=str(tmp_path / "pod")) as second:
