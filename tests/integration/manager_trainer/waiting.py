@@ -141,6 +141,7 @@ def go_on(manager: CheckpointManager, leave: Callable[[int], None]) -> None:
         leave(step)
         if manager.step(step, STATE).stop:
             return
+        (FOLDER / f"trains.{RANK}").touch()
         say("step", step=step)
         time.sleep(0.05)
 
@@ -156,6 +157,9 @@ def leave_by(how: str, rank: int = WORLD_SIZE - 1) -> Callable[[int], None]:
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "pause":
+            # Whoever is still in the save before would need this process's store.
+            while len(list(FOLDER.glob("trains.*"))) < WORLD_SIZE:
+                time.sleep(0.02)
             say("paused")
             os.kill(os.getpid(), signal.SIGSTOP)
 
