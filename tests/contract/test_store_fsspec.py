@@ -315,7 +315,6 @@ def test_a_put_without_an_answer_is_of_unknown_outcome() -> None:
         (OSError(16, "SlowDown"), TransientStorageError),
         (OSError(121, "InternalError"), TransientStorageError),
         (ConnectionResetError(), TransientStorageError),
-        (RuntimeError("a client's own error"), TransientStorageError),
     ],
 )
 def test_errors_name_the_object_and_say_whether_to_ask_again(
