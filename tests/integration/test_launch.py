@@ -1,64 +1,19 @@
 """`python -m stepkeeper.launch` ends with the code that the training meant, with a real torchrun and real signals."""
 
-import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from launched_pods import PATIENCE_S, SCRIPTS, last_word, launched, lose, pods, torchrun, until_running
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
-from stepkeeper.contract import Interval, Settings, Termination
 from stepkeeper.launch.ranks import children_of, find_ranks
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
-from stepkeeper.testing.pod import pod_environ, pod_identity
-
-SCRIPTS = Path(__file__).parent / "launching"
-WORKER = SCRIPTS / "worker.py"
-PATIENCE_S = 150
-
-
-@contextmanager
-def launched(
-    *command: str, env: dict[str, str] | None = None, output: Path | None = None
-) -> Iterator[subprocess.Popen[str]]:
-    """The launcher with a command, whose output can be read."""
-    with (output or Path(os.devnull)).open("w", encoding="utf-8") as stream:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "stepkeeper.launch", *command],
-            env={**os.environ, **(env or {})},
-            stdout=stream if output else subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        lose(process)
-
-
-def lose(process: subprocess.Popen[str]) -> None:
-    """End the launcher and all that it has started in one moment, as a pod whose machine is gone."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-
-
-def until_running(process: subprocess.Popen[str], signs: list[Path]) -> None:
-    """The workers have left their signs."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not all(sign.exists() for sign in signs):
-        said = (signs[0].parent / "output").read_text()
-        assert process.poll() is None, said
-        assert time.monotonic() < deadline, said
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -87,27 +42,6 @@ def test_a_command_that_is_none_is_named(command: list[str], code: int, said: st
         output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == code
     assert f"stepkeeper.launch: {said}" in output
-
-
-def pods(tmp_path: Path, n_hosts: int, grace_s: int = 60) -> list[tuple[Path, dict[str, str]]]:
-    """The folder of each pod's own files, and its environment; all train into one root."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    made = []
-    for host in range(n_hosts):
-        folder = tmp_path / f"pod-{host}"
-        folder.mkdir()
-        settings = Settings(uri=(tmp_path / "root").as_uri(), interval=Interval(steps=1000))
-        (folder / "settings.json").write_bytes(settings.to_json())
-        identity = pod_identity(
-            host_index=host,
-            hosts_per_slice=n_hosts,
-            coordinator_port=port,
-            grace_s=grace_s,
-            termination_file=str(folder / "termination"),
-        )
-        made.append((folder, pod_environ(identity)))
-    return made
 
 
 def test_what_a_command_leaves_behind_is_awaited_until_the_kill_that_the_first_signal_announces(
@@ -142,15 +76,6 @@ def test_whom_those_leave_behind_that_a_command_has_left_is_told_too(tmp_path: P
     assert (folder / "told").exists()
 
 
-def torchrun(folder: Path, case: str, *options: str) -> list[str]:
-    run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *options]
-    return [*run, str(WORKER), str(folder), case]
-
-
-def last_word(folder: Path) -> Termination:
-    return Termination.from_json((folder / "termination").read_bytes())
-
-
 def test_two_pods_of_two_workers_end_with_75_when_one_is_told_to_stop(tmp_path: Path) -> None:
     (first, first_env), (second, second_env) = pods(tmp_path, 2)
     outputs = [folder / "output" for folder in (first, second)]
@@ -169,6 +94,35 @@ def test_two_pods_of_two_workers_end_with_75_when_one_is_told_to_stop(tmp_path: 
     assert latest is not None
     words = [last_word(folder) for folder in (first, second)]
     assert [(word.code, word.step, word.restart) for word in words] == [(75, latest.step, 0)] * 2
+
+
+def test_a_stops_save_is_committed_though_the_pods_names_are_gone(tmp_path: Path) -> None:
+    """Who deletes a job takes its Service away, and with it the names of its pods, before their processes are told."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost lm-w-0-0.lm\n")
+    (first, first_env), (second, second_env) = pods(tmp_path, 2, coordinator="lm-w-0-0.lm")
+    outputs = [folder / "output" for folder in (first, second)]
+    with (
+        launched(*torchrun(first, "trains"), env=first_env, output=outputs[0], hosts=hosts) as one,
+        launched(*torchrun(second, "trains"), env=second_env, output=outputs[1], hosts=hosts) as other,
+    ):
+        for process, folder, ranks in ((one, first, (0, 1)), (other, second, (2, 3))):
+            until_running(process, [folder / f"runs-{rank}" for rank in ranks])
+        hosts.write_text("127.0.0.1 localhost\n")
+        for process in (one, other):
+            process.send_signal(signal.SIGTERM)
+        codes = [process.wait(PATIENCE_S) for process in (one, other)]
+    said = [output.read_text() for output in outputs]
+    assert codes == [75, 75], said
+    check_both_have_saved_the_newest(tmp_path, (first, second), said)
+
+
+def check_both_have_saved_the_newest(tmp_path: Path, folders: Sequence[Path], said: Sequence[str]) -> None:
+    """Both pods' last words tell the newest commit of their root."""
+    latest = Log(open_store((tmp_path / "root").as_uri())).open().latest
+    assert latest is not None, said
+    words = [last_word(folder) for folder in folders]
+    assert [(word.code, word.step, word.agreed) for word in words] == [(75, latest.step, True)] * 2, said
 
 
 def test_pods_of_one_worker_end_with_75_when_a_worker_alone_is_told_to_stop(tmp_path: Path) -> None:
@@ -214,10 +168,7 @@ def test_no_rank_ends_before_the_stops_save_is_committed(tmp_path: Path, case: s
         codes = [process.wait(PATIENCE_S) for process in (one, other)]
     said = [output.read_text() for output in outputs]
     assert codes == [75, 75], said
-    latest = Log(open_store((tmp_path / "root").as_uri())).open().latest
-    assert latest is not None, said
-    words = [last_word(folder) for folder in (first, second)]
-    assert [(word.code, word.step, word.agreed) for word in words] == [(75, latest.step, True)] * 2
+    check_both_have_saved_the_newest(tmp_path, (first, second), said)
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])

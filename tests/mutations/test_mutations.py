@@ -142,7 +142,8 @@ TESTS: Final = {
     "test_no_thread_forks_between_the_making_of_a_descriptor_and_its_being_known",
     "inherited-is-closed": _PROCESSES,
     "own-files-stay-open": _PROCESSES,
-    "no-call-after-the-end": "tests/unit/runtime_process/test_store_calls.py",
+    "no-call-after-the-end": "tests/unit/runtime_process/test_store_calls.py::"
+    "test_no_thread_of_the_background_begins_a_call_after_the_end",
     "forked-copies-are-closed": f"{_FORK_GUARD}::"
     "test_what_has_descriptors_lets_go_of_them_in_a_child_and_only_there",
     "start-is-given-up": "tests/unit/runtime_process/test_companion_client.py::"

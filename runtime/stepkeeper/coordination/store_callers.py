@@ -5,11 +5,10 @@ The store's client is C++, and deaf: where the process that holds the store stan
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from weakref import finalize
 
 from torch.distributed.distributed_c10d import Store
@@ -20,8 +19,9 @@ from stepkeeper.fork_guard import forget_in_forks
 __all__ = ["StoreCallers"]
 
 T = TypeVar("T")
-_Call: TypeAlias = Callable[[Callable[[], Store]], Callable[[], None]]
-"""Gets a function that returns the client, and returns one that tells the result to whoever waits for it."""
+
+_CLIENTS: Final = 2
+"""The number of clients. While one is in a call, the other one serves: calls are short, and few threads ask at once."""
 
 _LOOK_S: Final = 0.1
 """The interval at which a call that gets no answer checks whether it has to end."""
@@ -30,16 +30,16 @@ _LOOK_S: Final = 0.1
 class StoreCallers:
     """Threads that call one store, each with a client of its own: a client blocks all its users while one waits.
 
-    A call goes to an idle thread. There are as many threads as there ever were calls at once, and they end when nobody
-    holds this object any more. One that is stuck is left behind, and keeps no process alive.
+    All of them connect at the first call, which is at the start of the training. Kubernetes takes the names of a
+    job's pods away before it stops these: later on, while the last step is saved, none could find the store any more.
+
+    The threads end when nobody holds this object any more. One that is stuck is left behind; it keeps no process alive.
     """
 
     def __init__(self, store: Store) -> None:
         """Start no thread yet."""
         self._store = store
-        self._cloning = threading.Lock()
-        self._idle: deque[_Caller] = deque()
-        finalize(self, _dismiss, self._idle).atexit = False
+        self._begin()
         forget_in_forks(self)
 
     def ask(self, call: Callable[[Store], T], limit_s: float, check: Callable[[], None]) -> T:
@@ -52,91 +52,121 @@ class StoreCallers:
 
         Raises:
             TimeoutError: There is no answer after `limit_s`.
-            RuntimeError: The store is gone.
+            RuntimeError: The store is gone, or can't be reached.
 
         """
         ends_s = time.monotonic() + limit_s
         future: Future[T] = Future()
-        self._take_caller().start(lambda client: _settle(future, call, client))
-        while True:
-            try:
-                return future.result(max(0.0, min(_LOOK_S, ends_s - time.monotonic())))
-            except TimeoutError:
-                if future.done():
-                    return future.result(0)
-            check()
-            if time.monotonic() >= ends_s:
-                raise TimeoutError(f"no answer for {limit_s:.1f} s")
-
-    def _take_caller(self) -> "_Caller":
+        self._threads.start(_Call(call, future))
         try:
-            return self._idle.pop()
-        except IndexError:
-            return _Caller(self._store, self._cloning, self._idle)
+            while True:
+                try:
+                    return future.result(max(0.0, min(_LOOK_S, ends_s - time.monotonic())))
+                except TimeoutError:
+                    if future.done():
+                        return future.result(0)
+                check()
+                if time.monotonic() >= ends_s:
+                    raise TimeoutError(f"no answer for {limit_s:.1f} s")
+        finally:
+            # Nobody waits for it any more; a call that is under way goes on.
+            future.cancel()
 
     def forget_after_fork(self) -> None:
         """Forget the threads, which a forked child doesn't have, and their connections, which are its parent's."""
+        self._dismissal.detach()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._threads = _Threads(self._store)
+        self._dismissal = finalize(self, self._threads.dismiss)
+        self._dismissal.atexit = False
+
+
+class _Call(Generic[T]):
+    """A question to the store, and what gives the answer to whoever waits for it."""
+
+    def __init__(self, call: Callable[[Store], T], future: "Future[T]") -> None:
+        self._call = call
+        self._future = future
+
+    def make(self, client: Store) -> None:
+        """Ask, unless nobody waits for the answer any more."""
+        if not self._future.set_running_or_notify_cancel():
+            return
+        try:
+            with STORE_CALLS.counted():
+                found = self._call(client)
+        except BaseException as error:  # whoever waits raises it
+            self._future.set_exception(error)
+        else:
+            self._future.set_result(found)
+
+    def fail(self, error: BaseException) -> None:
+        """Raise the error where the answer is waited for."""
+        if self._future.set_running_or_notify_cancel():
+            self._future.set_exception(error)
+
+
+class _Threads:
+    """The threads and their clients. They refer to nothing that would keep the rank group alive."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        # Reentrant: a signal handler may ask, too.
+        self._starting = threading.RLock()
         self._cloning = threading.Lock()
-        self._idle = deque()
+        self._calls: SimpleQueue[_Call[Any] | None] = SimpleQueue()
+        self._n_running = 0
 
+    def start(self, call: _Call[Any]) -> None:
+        """Have the first thread that is idle make the call."""
+        with self._starting:
+            if self._n_running or self._start_all():
+                self._calls.put(call)
+                return
+        # The interpreter ends, and from Python 3.12 on starts no thread then. The client's own limit has to do.
+        try:
+            client = self._connect()
+        except RuntimeError as error:
+            call.fail(error)
+            return
+        call.make(client)
 
-class _Caller:
-    """One thread and its client. It refers to nothing that would keep the rank group alive."""
+    def dismiss(self) -> None:
+        """End each thread once it has nothing to do."""
+        for _ in range(self._n_running):
+            self._calls.put(None)
 
-    def __init__(self, store: Store, cloning: threading.Lock, idle: "deque[_Caller]") -> None:
-        self._store, self._cloning, self._idle = store, cloning, idle
-        self._client: Store | None = None
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._is_running = False
-
-    def start(self, call: _Call) -> None:
-        """Make the call, in the thread."""
-        if not self._is_running:
+    def _start_all(self) -> bool:
+        """Start the threads. Return False if none could be started."""
+        for _ in range(_CLIENTS):
             try:
                 threading.Thread(target=self._serve, name="store", daemon=True).start()
             except RuntimeError:
-                # The interpreter ends, and from Python 3.12 on starts no thread then. The client's own limit has to do.
-                self._make(call)
-                return
-            self._is_running = True
-        self._calls.put(call)
-
-    def dismiss(self) -> None:
-        """End the thread once it has nothing to do."""
-        self._calls.put(None)
+                break
+            self._n_running += 1
+        return self._n_running > 0
 
     def _serve(self) -> None:
+        try:
+            client = self._connect()
+        except BaseException as error:  # whoever waits raises it
+            self._leave(error)
+            return
         while (call := self._calls.get()) is not None:
-            self._make(call)
+            call.make(client)
             del call  # it refers to whoever waits
 
-    def _make(self, call: _Call) -> None:
-        tell = call(self._connect)
-        # Before the result is told: the next call finds this thread idle.
-        self._idle.append(self)
-        tell()
+    def _leave(self, error: BaseException) -> None:
+        """End a thread that couldn't connect. The last one answers what is asked, and the next call starts all anew."""
+        with self._starting:
+            self._n_running -= 1
+            while not self._n_running and not self._calls.empty():
+                if (call := self._calls.get()) is not None:
+                    call.fail(error)
 
     def _connect(self) -> Store:
-        if self._client is None:
-            with STORE_CALLS.counted(alone=self._cloning):
-                self._client = self._store.clone()  # type: ignore[attr-defined]  # torch's stub lacks it
-        return self._client
-
-
-def _settle(
-    future: "Future[T]", call: Callable[[Store], T], connect: Callable[[], Store]
-) -> Callable[[], None]:
-    """Make the call, and return what gives its result, or its error, to the future."""
-    try:
-        client = connect()
-        with STORE_CALLS.counted():
-            found = call(client)
-    except BaseException as error:  # whoever waits raises it
-        failure = error
-        return lambda: future.set_exception(failure)
-    return lambda: future.set_result(found)
-
-
-def _dismiss(idle: "deque[_Caller]") -> None:
-    while idle:
-        idle.pop().dismiss()
+        with STORE_CALLS.counted(alone=self._cloning):
+            client: Store = self._store.clone()  # type: ignore[attr-defined]  # torch's stub lacks it
+        return client

@@ -2,8 +2,13 @@
 
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
+
+from stepkeeper.coordination.store_calls import StoreCalls
 
 _PROGRAM = """
 import sys
@@ -31,3 +36,26 @@ def test_a_process_with_threads_in_the_store_does_not_abort_at_its_end(
 ) -> None:
     command = [sys.executable, "-c", _PROGRAM, str(n_threads), str(after_s)]
     assert [subprocess.run(command, check=False).returncode for _ in range(3)] == [0, 0, 0]
+
+
+def test_no_thread_of_the_background_begins_a_call_after_the_end() -> None:
+    calls, begun, let_go = StoreCalls(), threading.Event(), threading.Event()
+
+    @contextmanager
+    def alone() -> Iterator[None]:
+        yield
+        let_go.set()
+
+    def call() -> None:
+        with calls.counted(alone=alone()):
+            begun.set()
+
+    calls.end(0.0)
+    threading.Thread(target=call, daemon=True).start()
+    assert let_go.wait(60)
+    assert not begun.is_set()
+    # Whoever is waited for at the end may still ask.
+    waited_for = threading.Thread(target=call, daemon=False)
+    waited_for.start()
+    waited_for.join(60)
+    assert begun.is_set()
