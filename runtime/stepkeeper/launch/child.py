@@ -1,7 +1,6 @@
 """Run a command as the first process of a container does: hand signals on, and bury whom others leave behind."""
 
 import ctypes
-import math
 import os
 import signal
 import subprocess
@@ -9,11 +8,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import FrameType
 from typing import Final
 
 from stepkeeper.contract import LAUNCHER_VARIABLE
-from stepkeeper.launch.ranks import Rank, children_of, find_ranks
+from stepkeeper.launch.heard import Signals
+from stepkeeper.launch.ranks import children_of, send_signal
+from stepkeeper.launch.stopping import Stop
 
 __all__ = ["CommandEnd", "CommandError", "run"]
 
@@ -25,24 +25,9 @@ _FORWARDED: Final = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-_STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-"""Signals that ask for an end; Kubernetes sends SIGTERM, or the one that the image or the container names."""
-
 _BY_SIGNAL: Final = 128
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _LOOK_S: Final = 0.05
-_LOOK_AT_RANKS_S: Final = 0.02
-"""torchrun looks at its processes ten times a second, and may start them anew when it finds that one has ended."""
-
-_TORCHRUNS_END_S: Final = 5.0
-"""Seconds that torchrun has for its own end behind its last rank's. On a busy machine that may take longer than the pod
-has left, and the pod would end with the kernel's code in place of the training's.
-"""
-
-_MARGIN_S: Final = 0.15
-"""Seconds before the kubelet's SIGKILL in which the launcher still has to end with the training's code. The training's
-processes end themselves 0.3 s before it.
-"""
 
 
 class CommandError(Exception):
@@ -91,141 +76,59 @@ def run(
         CommandError: It can't be started.
 
     """
-    early: list[int] = []
-    came: dict[int, float] = {}
-    child: subprocess.Popen[bytes] | None = None
-    stop = _Stop(may_leave)
-
-    def forward(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001  # the signature of handlers
-        came.setdefault(signum, time.monotonic())
-        if child is None:
-            early.append(signum)
-        elif signum == signal.SIGTERM:
-            stop.tell(child.pid, came[signum] + grace_s - _MARGIN_S)
-        else:
-            _send(child.pid, signum)
-
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    for number in _FORWARDED:
-        signal.signal(number, forward)
+    with Signals(_FORWARDED) as signals:
+        child = _start(command, {**environ, LAUNCHER_VARIABLE: "1"})
+        stop = Stop(child.pid, grace_s, may_leave)
+        code = _await_end(child.pid, signals, stop)
+        was_ended_by_it = code < 0 and stop.was_told(-code)
+        died_alone = was_ended_by_it and not any(children_of(os.getpid()))
+        if was_ended_by_it:
+            _end_orphans(-code, signals, stop.ends_s)
+    return CommandEnd(
+        code=code if code >= 0 else _BY_SIGNAL - code, was_told=stop.was_told(), died_alone=died_alone
+    )
+
+
+def _start(command: Sequence[str], environ: Mapping[str, str]) -> "subprocess.Popen[bytes]":
     try:
-        child = subprocess.Popen(list(command), env={**environ, LAUNCHER_VARIABLE: "1"})
+        return subprocess.Popen(list(command), env=environ)
     except FileNotFoundError as error:
         raise CommandError(f"there is no program {command[0]!r}", 127) from error
     except OSError as error:
         raise CommandError(f"{command[0]!r} can't be started: {error}", 126) from error
-    for signum in early:
-        _send(child.pid, signum)
-    code = _await_end(child.pid)
-    stop.end()
-    stops = {signum: came_s for signum, came_s in came.items() if signum in _STOPS}
-    died_alone = -code in stops and not any(children_of(os.getpid()))
-    if -code in stops:
-        _end_orphans(-code, min(stops.values()) + grace_s - _MARGIN_S)
-    return CommandEnd(
-        code=code if code >= 0 else _BY_SIGNAL - code, was_told=bool(stops), died_alone=died_alone
-    )
 
 
-class _LeaveError(Exception):
-    """The command isn't waited for any longer."""
-
-
-class _Stop:
-    """Stop the command. The ranks of a torchrun are told first, torchrun itself when the first of them has ended.
-
-    All of it runs in signal handlers of the main thread, which waits for the command meanwhile.
-    """
-
-    def __init__(self, may_leave: Callable[[], bool]) -> None:
-        """Tell nobody yet. `may_leave` is that of `run`."""
-        self._may_leave = may_leave
-        self._ranks: tuple[Rank, ...] = ()
-        self._is_torchrun = False
-        """True if the command has started the ranks itself. What a shell does behind its torchrun is waited for."""
-        self._command_is_told = False
-        self._leave_s = math.inf
-        self._has_ended = False
-
-    def end(self) -> None:
-        """Tell nobody any more: the command isn't awaited any longer."""
-        self._has_ended = True
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-
-    def tell(self, pid: int, ends_s: float) -> None:
-        """Tell the command, or its ranks first.
-
-        Args:
-            pid: The command's process.
-            ends_s: When the command is told in any case, and left if it may be, by time.monotonic().
-
-        """
-        if self._has_ended:
-            return
-        if not self._tell_ranks(pid):
-            self._command_is_told = True
-            _send(pid, signal.SIGTERM)
-        self._leave_s = min(self._leave_s, ends_s)
-
-        def look(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001  # the signature of handlers
-            self._look(pid)
-
-        signal.signal(signal.SIGALRM, look)
-        signal.setitimer(signal.ITIMER_REAL, _LOOK_AT_RANKS_S, _LOOK_AT_RANKS_S)
-
-    def _tell_ranks(self, pid: int) -> bool:
-        """Tell the ranks below the command. Return False if there are none, or one that doesn't heed it yet."""
-        if self._ranks:
-            return True
-        ranks = find_ranks(pid)
-        if not ranks or not all(rank.heeds_sigterm for rank in ranks):
-            return False
-        self._ranks = ranks
-        self._is_torchrun = {rank.pid for rank in ranks} <= set(children_of(pid))
-        for rank in ranks:
-            rank.tell()
-        return True
-
-    def _look(self, pid: int) -> None:
-        """Do what it is time for. Raises _LeaveError when the command has had its time."""
-        if self._has_ended:
-            return
-        now_s = time.monotonic()
-        ended = [rank.has_ended for rank in self._ranks]
-        if not self._command_is_told and (now_s >= self._leave_s or any(ended)):
-            self._command_is_told = True
-            _send(pid, signal.SIGTERM)
-        if self._is_torchrun and all(ended):
-            self._leave_s = min(self._leave_s, now_s + _TORCHRUNS_END_S)
-        if now_s >= self._leave_s:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-            if self._may_leave():
-                self._has_ended = True
-                raise _LeaveError
-
-
-def _send(pid: int, signum: int) -> None:
-    # Nobody but `_await_end` buries the child, in this same thread: the number is its own until then. A signal may
-    # also come after, while the pod's exit code is chosen.
-    with suppress(ProcessLookupError):
-        os.kill(pid, signum)
-
-
-def _await_end(pid: int) -> int:
-    """Wait for the child. The first process of a container is the parent of all that have lost theirs.
+def _await_end(pid: int, signals: Signals, stop: Stop) -> int:
+    """Wait for the command, hand signals on to it, and return its exit code; the signal's, negated, if one ended it.
 
     One that is left is about to be killed, and counts as killed.
     """
-    with suppress(_LeaveError):
-        while True:
-            ended, status = os.waitpid(-1, 0)
-            if ended == pid:
-                signal.setitimer(signal.ITIMER_REAL, 0.0)
-                return os.waitstatus_to_exitcode(status)
-    return -signal.SIGKILL
+    while (code := _bury(pid)) is None:
+        for signum in signals.wait(stop.look_s):
+            stop.hear(signum)
+        if stop.is_over():
+            return -signal.SIGKILL
+    # They may have come before the end.
+    for signum in signals.wait(0.0):
+        stop.note(signum)
+    return code
 
 
-def _end_orphans(signum: int, ends_s: float) -> None:
+def _bury(pid: int) -> int | None:
+    """Take note of all children that have ended, and return the exit code of that one; None if it runs.
+
+    The first process of a container is the parent of all that have lost theirs.
+    """
+    while True:
+        ended, status = os.waitpid(-1, os.WNOHANG)
+        if ended == pid:
+            return os.waitstatus_to_exitcode(status)
+        if ended == 0:
+            return None
+
+
+def _end_orphans(signum: int, signals: Signals, ends_s: float) -> None:
     """Tell those that the child has left behind to end, and wait for that, until `ends_s` by time.monotonic().
 
     Whoever these have started comes here when they have ended, and is told then.
@@ -234,10 +137,10 @@ def _end_orphans(signum: int, ends_s: float) -> None:
     with suppress(ChildProcessError):
         while time.monotonic() < ends_s:
             for pid in set(children_of(os.getpid())) - told:
-                _send(pid, signum)
+                send_signal(pid, signum)
                 told.add(pid)
             ended, _ = os.waitpid(-1, os.WNOHANG)
             if ended == 0:
-                time.sleep(_LOOK_S)
+                signals.wait(_LOOK_S)
             # Another process may get its number.
             told.discard(ended)

@@ -6,6 +6,7 @@ kills them all 30 s later.
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Final
 from stepkeeper.contract import TORCHRUN_VARIABLE
 from stepkeeper.process_end.kernel_record import KernelRecord
 
-__all__ = ["Rank", "children_of", "find_ranks"]
+__all__ = ["Rank", "children_of", "find_ranks", "send_signal"]
 
 _PROC: Final = Path("/proc")
 _MARK: Final = f"{TORCHRUN_VARIABLE}=".encode()
@@ -44,8 +45,7 @@ class Rank:
 
     def tell(self) -> None:
         """Tell it to stop."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGTERM)
+        send_signal(self.pid, signal.SIGTERM)
 
 
 def find_ranks(below: int) -> tuple[Rank, ...]:
@@ -57,6 +57,17 @@ def find_ranks(below: int) -> tuple[Rank, ...]:
         elif not (record := KernelRecord(pid)).has_ended():
             found.append(Rank(pid=pid, record=record))
     return tuple(found)
+
+
+def send_signal(pid: int, signum: int) -> None:
+    """Send a signal to a process, if there is one of that number."""
+    try:
+        os.kill(pid, signum)
+    except ProcessLookupError:
+        return
+    except PermissionError:
+        name = signal.Signals(signum).name
+        sys.stderr.write(f"stepkeeper.launch: process {pid} is another user's, and isn't told {name}\n")
 
 
 def children_of(pid: int) -> Iterator[int]:

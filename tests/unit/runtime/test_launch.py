@@ -98,6 +98,52 @@ def test_a_signal_after_the_end_of_the_command_changes_nothing() -> None:
     assert (done.returncode, done.stdout) == (0, "3 False\n"), done.stderr
 
 
+@pytest.mark.parametrize("how", ["in-another-thread", "blocked", "children-ignored", "after-the-look"])
+def test_a_signal_is_handed_on_however_it_comes(how: str) -> None:
+    """The command waits for SIGTERM, and the launcher gets that where a handler of Python's wouldn't be run for it."""
+    script = f"""
+import os, signal, sys, threading
+from stepkeeper.launch import child
+
+def tell():
+    if {how == "in-another-thread"}:
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    else:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+def tell_when_ready():
+    os.read(ready, 1)
+    tell()
+
+def look_and_be_told(pid):
+    found = look(pid)
+    if found is None and os.get_blocking(ready) and os.read(ready, 1):
+        os.set_blocking(ready, False)
+        tell()
+    return found
+
+ready, write = os.pipe()
+if {how == "blocked"}:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+if {how == "children-ignored"}:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+if {how == "after-the-look"}:
+    look, child._bury = child._bury, look_and_be_told
+else:
+    threading.Thread(target=tell_when_ready, daemon=True).start()
+os.set_inheritable(write, True)
+command = "trap 'exit 7' TERM; echo >&$FD; while :; do sleep 0.05; done"
+start = child.subprocess.Popen
+child.subprocess.Popen = lambda command, env: start(command, env=env, close_fds=False)
+end = child.run(["sh", "-c", command], os.environ | {{"FD": str(write)}}, grace_s=600)
+print(end.code, end.was_told)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "7 True\n"), done.stderr
+
+
 def test_torchrun_is_told_the_hosts_over_all_slices() -> None:
     assert torchrun_variables(POD) == {
         "PET_NNODES": "4",
