@@ -167,6 +167,7 @@ def test_of_two_pods_that_were_made_in_one_second_the_living_one_has_the_place()
     told, alive = pod(uid="told", deadline=130.0), pod(uid="alive")
     for pods in ((told, alive), (alive, told)):
         assert attempt_evidence.leave_out_replaced(pods, Observed(pods=pods)) == [alive]
+        assert attempt_evidence.leave_out_replaced(pods, Observed()) == [alive], "as they were last seen"
 
 
 def test_a_job_that_was_made_anew_since_has_not_failed() -> None:

@@ -322,9 +322,11 @@ def test_a_restart_that_jobset_began_ends_with_the_job_unless_it_was_allowed() -
     assert found.history.attempts[-1].message == NOT_ALLOWED
     assert plan(begun, seen(), make_job(restarts={"maxFailures": 1})).end is None
     status = {"attempts": [each.model_dump(mode="json", by_alias=True) for each in begun.attempts]}
-    assert plan(begun, seen(), make_job(status=status, **NONE_LEFT)).end is None, (
-        "an edit of the budget ends nothing"
-    )
+    recorded = make_job(status=status, **NONE_LEFT)
+    assert plan(begun, seen(), recorded).end is None, "an edit of the budget ends nothing"
+    fatal = replace(begun, finding=Finding(cause="ApplicationError", message="42", verdict=Verdict.FATAL))
+    assert plan(fatal, seen(), job).end is not None
+    assert plan(fatal, seen(), recorded).end is None, "nor does an edit of the fatal codes"
 
 
 def test_more_starts_than_are_allowed_are_looked_at_again_when_reports_are_due() -> None:
