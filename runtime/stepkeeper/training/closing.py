@@ -80,6 +80,8 @@ class Closing:
         if self.is_closed:
             return
         self.is_closed = True
+        if for_good:
+            self._controller.notices.keep_exit_code(code)
         ends_s = time.monotonic() + self._controller.grace.closing_timeout_s()
         with self._controller.process_exit.end_in_time(code, for_good=for_good):
             self._write_termination_message(code, error or self._saver.error, failure)
