@@ -135,6 +135,7 @@ class Follower:
         self._poll_s, self._timeout_s, self._every = poll_s, timeout_s, every
         self._seen = -1 if after is None else after
         self._current: FollowedCommit | None = None
+        self._is_silence_told = False
         self._closed = threading.Event()
         self._pinning = threading.RLock()
         """Held while a commit is pinned: a thread that closes the iteration then waits, and finds the pin.
@@ -220,6 +221,7 @@ class Follower:
     def _find_next(self) -> FollowedCommit | None:
         try:
             state = self._log.refresh() if self._log.state.tail >= 0 else self._log.open()
+            self._tell_silence(state)
             if self._next_commit(state) is None:
                 return None
             pin, record = hold_commit(
@@ -238,6 +240,12 @@ class Follower:
             return None
         self._seen = record.slot
         return FollowedCommit(self._store, self._restorer, record, pin)
+
+    def _tell_silence(self, state: LogState) -> None:
+        """Say once that there is no log yet: the evaluator may be early, and the root may be mistyped."""
+        if state.tail < 0 and not self._is_silence_told:
+            self._is_silence_told = True
+            _log.warning("%s: nothing has been saved here yet; a first commit is waited for", self._store.uri)
 
     def _choose_next(self, state: LogState) -> CommitRecord:
         record = self._next_commit(state)
@@ -270,9 +278,10 @@ def follow(
                 commit.load({"model": model})
                 write(commit.step, evaluate(model))
 
-    A reader that is slower than the training skips to the newest commit. Each commit is pinned while it is in use.
-    The pin is removed when the loop is left, however it is left, and when SIGTERM ends the process. A process that
-    is killed leaves its pin, which counts no more once the training has gone on for a while without the reader.
+    A root that has nothing yet is waited for, which one warning says. A reader that is slower than the training skips
+    to the newest commit. Each commit is pinned while it is in use. The pin is removed when the loop is left, however it
+    is left, and when SIGTERM ends the process. A process that is killed leaves its pin, which counts no more once the
+    training has gone on for a while without the reader.
 
     Args:
         uri: The root: a URI (file://…, gs://…) or the path of a folder.

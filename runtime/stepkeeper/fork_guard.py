@@ -22,7 +22,7 @@ inherits descriptors costs memory only, and a training that is stuck costs every
 
 
 class ForkAware(Protocol):
-    """An object with descriptors that a forked child has no use for."""
+    """An object with descriptors or threads that a forked child has no use for, or doesn't have."""
 
     def forget_after_fork(self) -> None:
         """Close this copy of the descriptors, and do nothing from then on. Called in a forked child."""

@@ -52,6 +52,16 @@ def test_a_training_that_fails_right_after_such_a_fork_ends(torch_server: ForkSe
     assert "an error of the training" in done.stderr
 
 
+def test_children_that_leave_the_managers_block_end_and_take_nothing_along(
+    torch_server: ForkServer, tmp_path: Path
+) -> None:
+    root = (tmp_path / "root").as_uri()
+    done = torch_server.run([SCRIPTS / "child_leaves.py", root], timeout=150)
+    assert done.returncode == 0, done.stderr[-4000:]
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert facts == {"choose_an_end": 5, "fail": 1, "wait": 6, "close": 7, "steps": [1, 2, 3]}, done.stderr
+
+
 @pytest.mark.parametrize(
     "n_rounds", [20, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(3000)])]
 )

@@ -107,6 +107,16 @@ def test_a_rank_that_leaves_ends_the_others_without_a_collective(
     assert head_step(tmp_path) >= 1
 
 
+@pytest.mark.parametrize("tidies_s", [1, 600])
+def test_a_rank_that_is_told_to_stop_while_it_ends_for_a_lost_one_says_so(
+    tmp_path: Path, ranks: Ranks, tidies_s: int
+) -> None:
+    with ranks("lose-raise", 2, interval=1, tidies_s=tidies_s) as (first, _):
+        hear(first, "left")
+        first.send_signal(signal.SIGTERM)
+        assert ends_within(first, PATIENCE_S) == ExitCode.PEER_LOST
+
+
 def test_of_more_ranks_than_one_tree_has_branches_all_hear_of_the_last(tmp_path: Path, ranks: Ranks) -> None:
     with ranks("lose-kill", 3, interval=10**6) as processes:
         assert ends_within(processes[-1], 60) == -signal.SIGKILL

@@ -4,7 +4,7 @@ Names are those that torch.distributed.checkpoint gives: keys joined with dots.
 """
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType
 from typing import Any, Final
@@ -81,15 +81,13 @@ def flatten_resolved(tree: Any) -> FlatState:
     leaves = list(_iterate_leaves(tree, ()))
     wholes = frozenset(join_path(path) for path, leaf in leaves if isinstance(leaf, Whole))
     flat = FlatState(tensors={}, values={}, wholes=wholes, tree=tree)
-    all_paths: dict[str, Path] = {}
+    seen: set[str] = set()
     tied: dict[object, dict[str, torch.Tensor]] = {}
     for path, leaf in leaves:
         fqn = join_path(path)
-        if fqn in all_paths:
-            raise DuplicateNameError(
-                f"{path} and {all_paths[fqn]} are both named {fqn!r} once keys are joined with dots; rename one"
-            )
-        all_paths[fqn] = path
+        if fqn in seen:
+            raise _duplicate_name(tree, fqn)
+        seen.add(fqn)
         if isinstance(leaf, PerRank):
             flat.per_rank[fqn] = leaf.value
             flat.resizers[fqn] = leaf.resize
@@ -254,16 +252,28 @@ def _check_stored_names(flat: FlatState) -> None:
             )
 
 
-def _iterate_leaves(node: object, path: Path) -> Iterator[tuple[Path, object]]:
+def _duplicate_name(tree: Any, fqn: str) -> DuplicateNameError:
+    """Return the error that shows the keys as they stand in the state: 1 and "1" are one name, but two keys."""
+    paths = (keys for keys, _ in _iterate_leaves(tree, (), key_of=lambda key: key))
+    one, other, *_ = (keys for keys in paths if join_path(keys) == fqn)
+    return DuplicateNameError(
+        f"{other} and {one} are both named {fqn!r} once keys are joined with dots; rename one"
+    )
+
+
+def _iterate_leaves(
+    node: object, path: Path, *, key_of: Callable[[Any], Any] = str
+) -> Iterator[tuple[Path, object]]:
+    """Yield the leaves with the keys that lead to them: those of dicts as `key_of` makes them."""
     if isinstance(node, Mapping):
         for key, value in node.items():
-            yield from _iterate_leaves(value, (*path, str(key)))
+            yield from _iterate_leaves(value, (*path, key_of(key)), key_of=key_of)
     elif is_leaf(node):
         yield path, node
     else:
         assert isinstance(node, list)
         for index, value in enumerate(node):
-            yield from _iterate_leaves(value, (*path, index))
+            yield from _iterate_leaves(value, (*path, index), key_of=key_of)
 
 
 def is_leaf(node: object) -> bool:

@@ -11,6 +11,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 import typer
 
+from stepkeeper.cli.terminal import print_message
 from stepkeeper.errors import BadUriError, StepkeeperError, StorageError
 from stepkeeper.log import Log, LogState
 from stepkeeper.storage import Store, open_store, root_uri
@@ -44,7 +45,7 @@ class Root:
         """Read the log.
 
         Args:
-            may_come: True if the root's folder need not be there yet.
+            may_come: True if the root's folder need not be there yet: a message then tells what is waited for.
 
         Raises:
             BadUriError: There is no log, and no folder either; or this is the folder of a checkpoint: the message
@@ -55,18 +56,22 @@ class Root:
         state = self.log.open()
         if state.tail < 0:
             self._check_no_checkpoint()
-            if not may_come:
-                self._check_there()
+            lacking = self._lacking_folder()
+            if lacking is not None and (not may_come or lacking.exists()):
+                raise BadUriError(
+                    f"{lacking}: no such folder. A run makes it with its first save; "
+                    "to try a place before that, make it"
+                )
+            if may_come:
+                found = "no such folder" if lacking else "nothing has been saved here"
+                print_message(f"{self.uri}: {found} yet; a first commit is waited for")
         return state
 
-    def _check_there(self) -> None:
-        """Check that a folder is there: its path may be mistyped. A bucket has no folders, so any prefix may be new."""
+    def _lacking_folder(self) -> Path | None:
+        """Return the folder if none is there: its path may be mistyped. A bucket has none, any prefix may be new."""
         parts = urlsplit(self.uri)
         folder = Path(os.fsdecode(unquote_to_bytes(parts.path)))
-        if parts.scheme == "file" and not folder.is_dir():
-            raise BadUriError(
-                f"{folder}: no such folder. A run makes it with its first save; to try a place before that, make it"
-            )
+        return folder if parts.scheme == "file" and not folder.is_dir() else None
 
     def _check_no_checkpoint(self) -> None:
         """Check that what has no log isn't the folder of a checkpoint, or of a step's checkpoints."""

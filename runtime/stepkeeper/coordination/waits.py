@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 from weakref import WeakMethod
 
-from stepkeeper.errors import NoticeDeadlineError, StepkeeperError
+from stepkeeper.errors import ClosedError, NoticeDeadlineError, StepkeeperError
+from stepkeeper.fork_guard import forget_in_forks
 
 __all__ = ["SilenceLimit", "Waits"]
 
 T = TypeVar("T")
+_FORKED: Final = "this manager is that of the process which has forked this one; construct another one"
 _LOOK_S: Final = 0.2
 """The interval at which a wait checks whether it has to end."""
 
@@ -72,6 +74,7 @@ class Waits:
         """Time of the last progress before the time of a notice was over for a wait."""
 
         self._calls: dict[object, float] = {}
+        forget_in_forks(self)
 
     def heed_notices(self, left_s: Callable[[float], float | None]) -> None:
         """Ask this method how long a notice leaves.
@@ -122,6 +125,11 @@ class Waits:
             if self._loss is None:
                 self._loss, self._death = error, error if is_death else None
         self._has_ended.set()
+
+    def forget_after_fork(self) -> None:
+        """End all waits, in a forked child: what they wait for is done by threads that it doesn't have."""
+        self._lock, self._has_ended = threading.Lock(), threading.Event()
+        self._loss, self._death = ClosedError(_FORKED), None
 
     def explain(self, error: BaseException, timeout_s: float) -> BaseException:
         """Return the loss of a rank that has ended without a word, as what `error` has come of; else `error`.

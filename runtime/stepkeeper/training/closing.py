@@ -9,6 +9,7 @@ from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import ExitCode
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import FencedError
+from stepkeeper.fork_guard import forget_in_forks
 from stepkeeper.save.saver import Saver
 from stepkeeper.training.step_controller import StepController
 
@@ -51,7 +52,12 @@ class Closing:
         self._companion = companion
         self._rank_group = rank_group
         self.is_closed = False
+        forget_in_forks(self)
         saver.on_fence(self.tell_fence, is_pods=controller.process_exit.is_pods)
+
+    def forget_after_fork(self) -> None:
+        """Be closed, in a forked child: the training and its end are its parent's."""
+        self.is_closed = True
 
     def tell_fence(self, fence: FencedError) -> None:
         """Write the termination message as soon as it is known that the process has lost its root. Any thread calls it.
@@ -80,6 +86,8 @@ class Closing:
         if self.is_closed:
             return
         self.is_closed = True
+        if for_good:
+            self._controller.notices.keep_exit_code(code)
         ends_s = time.monotonic() + self._controller.grace.closing_timeout_s()
         with self._controller.process_exit.end_in_time(code, for_good=for_good):
             self._write_termination_message(code, error or self._saver.error, failure)

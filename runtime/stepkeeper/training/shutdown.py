@@ -86,7 +86,9 @@ class Shutdown:
 
         """
         if self._closing.is_closed:
-            raise ClosedError("this manager is closed; construct another one")
+            raise ClosedError(
+                "this manager is closed, or its process has forked this one; construct another one"
+            )
 
     def raise_failure(self, *, newest: bool = False) -> None:
         """Raise the error of a save that failed in the background since the last call, if there is one.

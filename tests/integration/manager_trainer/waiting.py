@@ -169,11 +169,15 @@ def leave_by(how: str, rank: int = WORLD_SIZE - 1) -> Callable[[int], None]:
 def lose_peer(how: str) -> None:
     """One rank goes, or stands still, and no collective of the training tells the others."""
     join()
-    with CheckpointManager(ROOT.as_uri(), OPTIONS["interval"], environment=environment()) as manager:
-        manager.restore_latest(STATE)
-        manager.save(1, STATE, force=True)
-        say("start")
-        go_on(manager, leave_by(how))
+    try:
+        with CheckpointManager(ROOT.as_uri(), OPTIONS["interval"], environment=environment()) as manager:
+            manager.restore_latest(STATE)
+            manager.save(1, STATE, force=True)
+            say("start")
+            go_on(manager, leave_by(how))
+    finally:
+        say("left")
+        time.sleep(OPTIONS.get("tidies_s", 0))
 
 
 def stuck_peer() -> None:

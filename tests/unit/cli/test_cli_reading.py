@@ -214,15 +214,29 @@ def test_watch_shows_the_latest_and_then_what_comes(
     assert "step 35 (sequence 10, claim 3, default/lm 0.1)" in result.stdout
 
 
-def test_watch_of_an_empty_root_waits_and_ends_quietly(
+def test_watch_of_an_empty_root_says_so_waits_and_ends_quietly(
     run: Run, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = SmallRoot(url)
     moves = iter((root.begin, lambda: root.save(10), lambda: signal.raise_signal(signal.SIGINT)))
     monkeypatch.setattr(time, "sleep", lambda _: next(moves)())
     result = run("watch", url)
-    assert (result.exit_code, result.stderr) == (0, "")
+    lacking = "no such folder" if url.startswith("file:") else "nothing has been saved here"
+    said = f"stepkeeper: {url}: {lacking} yet; a first commit is waited for\n"
+    assert (result.exit_code, result.stderr) == (0, said)
     assert "step 10 (sequence 1" in result.stdout
+
+
+def test_watch_of_a_folder_that_is_yet_to_come_says_so_and_waits(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moves = iter((lambda: None, lambda: signal.raise_signal(signal.SIGINT)))
+    monkeypatch.setattr(time, "sleep", lambda _: next(moves)())
+    mistyped = tmp_path / "rnu"
+    result = run("watch", mistyped)
+    said = f"stepkeeper: {mistyped.as_uri()}: no such folder yet; a first commit is waited for\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", said)
+    assert not mistyped.exists()
 
 
 @pytest.mark.parametrize(

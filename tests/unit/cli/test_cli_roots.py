@@ -90,6 +90,13 @@ def test_a_mistyped_path_is_no_empty_root(
     assert [path.name for path in tmp_path.iterdir()] == ([mistyped.name] if there else [])
 
 
+def test_a_file_becomes_no_root_that_could_be_watched(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    result = run("watch", tmp_path / "run")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{tmp_path / 'run'}: no such folder" in result.stderr
+
+
 def test_a_folder_that_a_run_is_yet_to_write_to_is_a_root(run: Run, tmp_path: Path) -> None:
     assert "nothing has been saved here yet" in run("ls", tmp_path).stderr
     assert run("doctor", tmp_path).exit_code == 0

@@ -220,6 +220,13 @@ def test_names_that_collide_are_refused_as_by_stock(state: dict[Any, Any]) -> No
         flatten_state(state)
 
 
+def test_the_error_tells_a_number_from_its_text() -> None:
+    with pytest.raises(DuplicateNameError, match=r"\('a', '1'\) and \('a', 1\) are both named 'a\.1'"):
+        flatten_state({"a": {1: 2, "1": 3}})
+    with pytest.raises(DuplicateNameError, match=r"\('a', 'b\.0'\) and \('a', 'b', 0\) are both named"):
+        flatten_state({"a": {"b": [torch.ones(1)], "b.0": 1}, "a.b.0": 2})
+
+
 def test_keys_of_unlike_types_whose_parts_have_other_names_do_not_collide() -> None:
     state: dict[Any, Any] = {1: {"a": 1}, "1": {"b": 2}}
     assert flatten_state(state).values == {"1.a": 1, "1.b": 2}

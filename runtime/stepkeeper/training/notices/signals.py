@@ -17,6 +17,7 @@ from typing import Final, Protocol
 from weakref import ref
 
 from stepkeeper.loggers import logger, tell_briefly
+from stepkeeper.process_end.exit_timer import ExitTimer
 from stepkeeper.training.notices.sigterm_handler import SigtermHandler
 
 __all__ = ["NoticeListener", "SignalWatcher", "signal_watcher"]
@@ -24,6 +25,8 @@ __all__ = ["NoticeListener", "SignalWatcher", "signal_watcher"]
 _log: Final = logger(__name__)
 _TICK_MILLIS: Final = 200
 _SETTLE_S: Final = 1.0
+_TIDY_S: Final = 5.0
+"""Seconds that a process which ends for another reason has left when it is told to stop: SIGTERM alone leaves none."""
 
 
 class NoticeListener(Protocol):
@@ -72,6 +75,9 @@ class SignalWatcher:
         self._thread: threading.Thread | None = None
         self._read_fd = self._write_fd = -1
         self._handler: SigtermHandler | None = None
+        self._exit_code: int | None = None
+        """The code that this process ends with, whether it is told to stop or not."""
+
         self._wakeup_before = -1
         self._said: set[str] = set()
 
@@ -89,6 +95,9 @@ class SignalWatcher:
     def add_listener(self, listener: NoticeListener) -> None:
         """Call `listener` from now on. Take SIGTERM if the listener wants it and this is the main thread."""
         with self._lock:
+            if self._exit_code is not None and self._handler is not None:
+                # The program has caught the exception that was to end it, and goes on.
+                self._exit_code, self._handler.is_permanent = None, False
             others = (each for each in self._living_listeners() if each() is not listener)
             self._listeners = (*others, ref(listener))
             if self._thread is None:
@@ -128,9 +137,18 @@ class SignalWatcher:
             # Not for ever: another thread may have added a listener meanwhile.
             ended_thread.join(_SETTLE_S)
 
+    def keep_exit_code(self, code: int) -> None:
+        """Let SIGTERM, from now on, only hurry the end of this process, which is to end with `code` in a moment."""
+        with self._lock:
+            if self._handler is not None:
+                self._exit_code = code
+                self._handler.is_permanent = True
+
     def record_sigterm(self) -> bool:
         """Note, inside a signal handler, that SIGTERM has come. Return False if no listener wants it."""
         self._sigterm_s = time.monotonic()
+        if self._exit_code is not None:
+            ExitTimer(self._exit_code, self._sigterm_s + _TIDY_S)
         found = [each() for each in self._listeners]
         # The wakeup byte has told the thread, unless somebody took the wakeup descriptor away, as asyncio's loop does
         # when it ends.
@@ -175,7 +193,7 @@ class SignalWatcher:
         self._lock, self._round = threading.RLock(), threading.Condition()
         self._read_fd = self._write_fd = -1
         self._thread, self._listeners = None, ()
-        self._sigterm_s = self._handled_s = None
+        self._sigterm_s = self._handled_s = self._exit_code = None
 
     def _await_round(self) -> None:
         if self._thread is None or self._thread is threading.current_thread():

@@ -116,6 +116,16 @@ class NoticeWatcher:
             signal_watcher.process_pending_signals()
         return self.notice
 
+    def keep_exit_code(self, code: int) -> None:
+        """Have this process end with `code` in a moment, also if SIGTERM comes only now. After a notice it does anyway.
+
+        Args:
+            code: The exit code, which says why the process ends.
+
+        """
+        if self._started and self.wants_sigterm and self.notice is None:
+            signal_watcher.keep_exit_code(code)
+
     def close(self) -> None:
         """Stop watching: nothing is called any more. Signals go where they went before, unless there is a notice."""
         if not self._started:
