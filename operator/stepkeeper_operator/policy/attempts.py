@@ -24,8 +24,8 @@ __all__ = [
     "close_as_requested",
     "close_attempt",
     "close_displaced",
-    "describe_asked_for",
     "open_attempt",
+    "tell_decision",
     "was_asked_for",
     "was_suspended",
     "withdraw_attempt",
@@ -108,12 +108,12 @@ def _close_without_evidence(
 ) -> JobHistory:
     """Close the running attempt for a cause that its pods don't give. They may say what they have saved."""
     evidence = find_attempt_evidence(history, observed)
-    finding = Finding(cause=cause, message=describe_asked_for(message, evidence))
+    finding = Finding(cause=cause, message=tell_decision(message, evidence))
     return close_attempt(history, evidence, finding, now=now)
 
 
-def describe_asked_for(message: str, evidence: AttemptEvidence | None) -> str:
-    """Add to the message of an end that was asked for what its pods say that they chose to save."""
+def tell_decision(message: str, evidence: AttemptEvidence | None) -> str:
+    """Add to the message of an end what its pods say that they chose to save."""
     pods = () if evidence is None else evidence.pods
     return add_decision(message, pods, behind=": " if message == SUSPENDED else "; ")
 

@@ -14,7 +14,7 @@ from stepkeeper_operator.policy.attempt_evidence import (
 )
 from stepkeeper_operator.policy.attempts import (
     MESSAGE_LIMIT,
-    describe_asked_for,
+    tell_decision,
     was_asked_for,
     was_suspended,
 )
@@ -203,15 +203,15 @@ def _attribute(known: Finding, loss: MachinesLoss | None) -> Finding:
 def _add_late_decision(
     history: JobHistory, observed: Observed, *, now: float, reattribution_s: int
 ) -> JobHistory:
-    """Add what pods say since to the message of an end that was asked for: they save after it, and stop."""
+    """Add what pods say since to the message of the newest end: they may still save when the first has ended."""
     closed = history.attempts[:-1] if history.is_running else history.attempts
     if not closed:
         return history
-    attempt = closed[-1]
-    late = attempt.end is None or (history.is_running and now - attempt.end >= reattribution_s)
-    if late or not was_asked_for(attempt.message):
+    attempt, said = closed[-1], closed[-1].message or ""
+    if attempt.end is None or (history.is_running and now - attempt.end >= reattribution_s):
         return history
-    evidence = _find_evidence_of_ended(history, closed, observed)
-    message = describe_asked_for(attempt.message or "", evidence)[:MESSAGE_LIMIT]
+    message = tell_decision(said, _find_evidence_of_ended(history, closed, observed))[:MESSAGE_LIMIT]
+    if message == said:
+        return history
     told = attempt.model_copy(update={"message": message})
     return replace(history, attempts=tuple(told if known is attempt else known for known in history.attempts))

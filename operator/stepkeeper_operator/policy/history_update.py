@@ -28,7 +28,6 @@ from stepkeeper_operator.policy.attempts import (
     withdraw_attempt,
 )
 from stepkeeper_operator.policy.budgets import count_disruptions, reset_failures
-from stepkeeper_operator.policy.causes.decisions import add_decision
 from stepkeeper_operator.policy.causes.find_cause import find_cause
 from stepkeeper_operator.policy.causes.finding import Finding
 from stepkeeper_operator.policy.circumstances import gather_circumstances
@@ -212,5 +211,4 @@ def _judge_completion(evidence: AttemptEvidence | None, observed: Observed, jobs
         return Finding(cause="", message="every pod exited 0")
     causes = [end.cause for end in ends if end.cause is not None]
     cause = causes[0] if causes else Cause.REQUESTED.value
-    message = f"every pod exited 0 after notice {notices[0]!r}"
-    return Finding(cause=cause, message=add_decision(message, () if evidence is None else evidence.pods))
+    return Finding(cause=cause, message=f"every pod exited 0 after notice {notices[0]!r}")

@@ -132,3 +132,17 @@ async def test_what_was_chosen_to_be_saved_is_in_the_message_behind_a_shell_that
         world.controllers.end_pod(pod, 0, message=message)
     await world.run_until_settled(rounds=10)
     assert world.status.attempts[0].message == f"every pod exited 0 after notice 'sigterm'; {DECISION}"
+
+
+async def test_what_a_pod_that_ends_later_says_was_chosen_is_in_the_message_too() -> None:
+    world = await stopping_slowly()
+    first, second = world.pods
+    world.controllers.disrupt(first, "TerminationByKubelet")
+    world.controllers.end_pod(first, 137)
+    await world.run_until_settled(rounds=2)
+    ended = "pod lm-w-0-0-x1 was ended by TerminationByKubelet on node n1"
+    assert [attempt.message for attempt in world.status.attempts] == [ended]
+    assert second["metadata"]["name"] in {pod["metadata"]["name"] for pod in world.pods}, "it still saves"
+    await world.run_until_settled(rounds=30)
+    assert world.phase() is Phase.RUNNING
+    assert world.status.attempts[0].message == f"{ended}; {DECISION}"
