@@ -10,6 +10,7 @@ from stepkeeper_operator.facts.pod import Pod
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.attempt_evidence import find_attempt_evidence, find_start
 from stepkeeper_operator.policy.budgets import count_restart, take_back_restart
+from stepkeeper_operator.policy.causes.decisions import add_decision
 from stepkeeper_operator.policy.causes.finding import Finding
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.pod_ends import is_masked
@@ -24,6 +25,7 @@ __all__ = [
     "close_attempt",
     "close_displaced",
     "open_attempt",
+    "tell_decision",
     "was_asked_for",
     "was_suspended",
     "withdraw_attempt",
@@ -91,17 +93,29 @@ def close_as_requested(history: JobHistory, observed: Observed, message: str, *,
     """
     if not history.is_running:
         return history
-    evidence = find_attempt_evidence(history, observed)
-    return close_attempt(history, evidence, Finding(cause=Cause.REQUESTED, message=message), now=now)
+    return _close_without_evidence(history, observed, Cause.REQUESTED, message, now=now)
 
 
 def close_displaced(
     history: JobHistory, observed: Observed, cause: Cause, message: str, *, now: float
 ) -> JobHistory:
     """Close the running attempt because the job was suspended for want of machines or quota."""
+    return _close_without_evidence(history, observed, cause, f"{_WITH_REASON}{message}", now=now)
+
+
+def _close_without_evidence(
+    history: JobHistory, observed: Observed, cause: Cause, message: str, *, now: float
+) -> JobHistory:
+    """Close the running attempt for a cause that its pods don't give. They may say what they have saved."""
     evidence = find_attempt_evidence(history, observed)
-    finding = Finding(cause=cause, message=f"{_WITH_REASON}{message}")
+    finding = Finding(cause=cause, message=tell_decision(message, evidence))
     return close_attempt(history, evidence, finding, now=now)
+
+
+def tell_decision(message: str, evidence: AttemptEvidence | None) -> str:
+    """Add to the message of an end what its pods say that they chose to save."""
+    pods = () if evidence is None else evidence.pods
+    return add_decision(message, pods, behind=": " if message == SUSPENDED else "; ")
 
 
 def withdraw_attempt(history: JobHistory) -> JobHistory:
@@ -122,7 +136,8 @@ def was_suspended(message: str | None) -> bool:
 
 def was_asked_for(message: str | None) -> bool:
     """Return True for the message of an end that needs no evidence: the pods' ends prove nothing about it."""
-    return message in _REQUESTED_ENDS or was_suspended(message)
+    asked_for = None if message is None else message.partition("; ")[0]
+    return asked_for in _REQUESTED_ENDS or was_suspended(message)
 
 
 def _find_end(evidence: AttemptEvidence | None, attempt: Attempt, now: float) -> int:

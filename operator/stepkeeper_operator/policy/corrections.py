@@ -12,7 +12,12 @@ from stepkeeper_operator.policy.attempt_evidence import (
     is_of_attempt,
     leave_out_replaced,
 )
-from stepkeeper_operator.policy.attempts import MESSAGE_LIMIT, was_asked_for, was_suspended
+from stepkeeper_operator.policy.attempts import (
+    MESSAGE_LIMIT,
+    tell_decision,
+    was_asked_for,
+    was_suspended,
+)
 from stepkeeper_operator.policy.budgets import move_restart
 from stepkeeper_operator.policy.causes.counts import ended_unseen
 from stepkeeper_operator.policy.causes.find_cause import find_cause
@@ -35,7 +40,8 @@ def correct_cause(
     """
     # What is known of the newest depends on whether the end before it is a guess.
     history = _correct_newest(history, job, observed, now=now, reattribution_s=reattribution_s)
-    return _correct_unseen(history, job, observed, now=now, reattribution_s=reattribution_s)
+    history = _correct_unseen(history, job, observed, now=now, reattribution_s=reattribution_s)
+    return _add_late_decision(history, observed, now=now, reattribution_s=reattribution_s)
 
 
 def _correct_unseen(
@@ -192,3 +198,20 @@ def _attribute(known: Finding, loss: MachinesLoss | None) -> Finding:
     """Attribute the end to the loss of its machines, if that explains it. A loss is evidence."""
     by_loss = attribute_to_loss(replace(known, explained=True), loss)
     return known if by_loss.cause == known.cause else by_loss
+
+
+def _add_late_decision(
+    history: JobHistory, observed: Observed, *, now: float, reattribution_s: int
+) -> JobHistory:
+    """Add what pods say since to the message of the newest end: they may still save when the first has ended."""
+    closed = history.attempts[:-1] if history.is_running else history.attempts
+    if not closed:
+        return history
+    attempt, said = closed[-1], closed[-1].message or ""
+    if attempt.end is None or (history.is_running and now - attempt.end >= reattribution_s):
+        return history
+    message = tell_decision(said, _find_evidence_of_ended(history, closed, observed))[:MESSAGE_LIMIT]
+    if message == said:
+        return history
+    told = attempt.model_copy(update={"message": message})
+    return replace(history, attempts=tuple(told if known is attempt else known for known in history.attempts))

@@ -1,5 +1,7 @@
 """Test that the last words of a program that dies reach the message of its attempt."""
 
+from typing import Any
+
 import pytest
 
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
@@ -75,3 +77,72 @@ async def test_what_fails_behind_a_training_that_is_done_is_charged_to_the_progr
     assert world.phase() is Phase.FAILED
     assert world.status.attempts[-1].cause == "ApplicationError"
     assert "exited with code 1" in (world.status.attempts[-1].message or "")
+
+
+DECISION = "at step 120, 6.9 s are left: only the one in flight is finished"
+
+
+async def stopping_slowly() -> World:
+    """Run a job whose trainers save for 20 s once they are told to stop, and say what they chose to save."""
+    world = World()
+    await world.run_until_settled(rounds=4)
+    kubelets = world.controllers.kubelets
+    kubelets.stop_s, kubelets.stop_code = 20, 75
+    kubelets.stop_message = termination_message(75, notice="sigterm", step=120, decision=DECISION)
+    return world
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (
+            {"template": {"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}}},
+            "spec.template or spec.placement was changed; ",
+        ),
+        ({"suspend": True}, "suspended: "),
+        ({}, "its JobSet was deleted; "),
+    ],
+)
+async def test_what_was_chosen_to_be_saved_at_a_stop_that_was_asked_for_is_in_the_message(
+    edit: dict[str, Any], message: str
+) -> None:
+    world = await stopping_slowly()
+    if edit:
+        world.edit(**edit)
+    else:
+        world.cluster.mark_deleted("jobsets", "default", "lm", grace_s=0)
+    await world.run_until_settled(rounds=4)
+    assert world.pods, "they still save"
+    await world.run_until_settled(rounds=30)
+    assert world.status.attempts[0].message == f"{message}{DECISION}"
+    assert world.status.attempts[0].cause == "Requested"
+    assert await world.record_writes(rounds=3) == []
+    world.edit(suspend=False)
+    world.restart_operator()
+    await world.run_until_settled(rounds=20)
+    assert world.phase() is Phase.RUNNING
+    assert world.causes == ["Requested", None]
+    assert world.status.attempts[0].message == f"{message}{DECISION}"
+
+
+async def test_what_was_chosen_to_be_saved_is_in_the_message_behind_a_shell_that_exits_0() -> None:
+    world = await stopping_slowly()
+    for pod in world.pods:
+        message = termination_message(0, notice="sigterm", step=120, decision=DECISION)
+        world.controllers.end_pod(pod, 0, message=message)
+    await world.run_until_settled(rounds=10)
+    assert world.status.attempts[0].message == f"every pod exited 0 after notice 'sigterm'; {DECISION}"
+
+
+async def test_what_a_pod_that_ends_later_says_was_chosen_is_in_the_message_too() -> None:
+    world = await stopping_slowly()
+    first, second = world.pods
+    world.controllers.disrupt(first, "TerminationByKubelet")
+    world.controllers.end_pod(first, 137)
+    await world.run_until_settled(rounds=2)
+    ended = "pod lm-w-0-0-x1 was ended by TerminationByKubelet on node n1"
+    assert [attempt.message for attempt in world.status.attempts] == [ended]
+    assert second["metadata"]["name"] in {pod["metadata"]["name"] for pod in world.pods}, "it still saves"
+    await world.run_until_settled(rounds=30)
+    assert world.phase() is Phase.RUNNING
+    assert world.status.attempts[0].message == f"{ended}; {DECISION}"

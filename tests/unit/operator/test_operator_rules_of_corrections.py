@@ -5,12 +5,13 @@ from typing import Any, Final
 
 import pytest
 
+from stepkeeper.contract import Termination
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempts import DELETED, MESSAGE_LIMIT, SUSPENDED
+from stepkeeper_operator.policy.attempts import DELETED, EDITED, MESSAGE_LIMIT, SUSPENDED
 from stepkeeper_operator.policy.causes.finding import Verdict
 from stepkeeper_operator.policy.corrections import correct_cause
 from stepkeeper_operator.policy.history import JobHistory
@@ -177,6 +178,25 @@ def test_a_guess_that_was_right_gets_the_words_of_the_evidence_and_costs_no_more
 def test_an_end_needs_no_evidence_that_was(attempt: Attempt) -> None:
     seen = evidence(0, ended(1), ended(1, 1, **EVICTED))
     assert correct(history(attempt), seen).attempts == (attempt,)
+
+
+SAVED: Final = ended(75, termination=Termination(code=75, decision="at step 8, both are saved"))
+
+
+@pytest.mark.parametrize("asked_for", [DELETED, EDITED])
+def test_what_pods_say_of_their_last_save_is_added_to_an_end_that_was_asked_for(asked_for: str) -> None:
+    known = history(closed(500, "Requested", asked_for))
+    told = correct(known, evidence(0, ended(1, 1), SAVED))
+    assert told.attempts[0].message == f"{asked_for}; at step 8, both are saved"
+    assert correct(told, evidence(0, ended(1, 1), SAVED)) == told, "once"
+
+
+@pytest.mark.parametrize(("end", "added"), [(880, False), (881, True)])
+def test_nothing_is_added_to_an_end_long_ago_once_the_next_attempt_runs(end: int, *, added: bool) -> None:
+    known = history(closed(end, "Requested", EDITED), RUNNING, job_sets=2)
+    told = correct(known, evidence(0, SAVED), evidence(0, pod(uid="next"), number=1))
+    assert (told.attempts[0].message != EDITED) is added
+    assert told.attempts[1] == known.attempts[1]
 
 
 def test_a_job_without_ends_has_nothing_to_correct() -> None:

@@ -13,7 +13,13 @@ from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.facts import JobSet, Pod
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempts import DELETED, SUSPENDED
+from stepkeeper_operator.policy.attempts import (
+    DELETED,
+    SUSPENDED,
+    close_as_requested,
+    was_asked_for,
+    was_suspended,
+)
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.history_update import update_history
 from stepkeeper_operator.policy.restarts_in_place import came_too_late, record_restarts
@@ -301,3 +307,16 @@ def test_programs_that_exit_0_when_they_are_told_to_stop_are_not_complete() -> N
         "Requested",
         "every pod exited 0 after it was told to stop: its pods were deleted",
     )
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "message"),
+    [(SUSPENDED, "suspended: at step 8"), (DELETED, "its JobSet was deleted; at step 8")],
+)
+def test_an_end_that_was_asked_for_says_what_was_saved_and_stays_one(asked_for: str, message: str) -> None:
+    saved = ended(75, termination=Termination(code=75, decision="at step 8"))
+    observed = Observed(evidence=(evidence(0, pod(1), saved),))
+    closed = close_as_requested(history(RUNNING), observed, asked_for, now=NOW)
+    assert closed.attempts[-1].message == message
+    assert was_asked_for(message)
+    assert was_suspended(message) is (asked_for == SUSPENDED)

@@ -6,6 +6,7 @@ from stepkeeper.contract import ExitCode
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.policy.causes.counts import check_job_message, guess_from_jobset
+from stepkeeper_operator.policy.causes.decisions import add_decision
 from stepkeeper_operator.policy.causes.disruptions import (
     check_disrupted,
     check_hang,
@@ -47,15 +48,9 @@ def find_cause(evidence: AttemptEvidence | None, circumstances: Circumstances) -
         or check_deleted(pods)
         or check_job_message(evidence, circumstances)
     )
-    finding = _add_decision(finding or guess_from_jobset(circumstances), pods)
+    finding = finding or guess_from_jobset(circumstances)
+    finding = replace(finding, message=add_decision(finding.message, pods))
     return attribute_to_loss(finding, circumstances.loss)
-
-
-def _add_decision(finding: Finding, pods: tuple[Pod, ...]) -> Finding:
-    """Add to the message what the training chose to save in the time that it had left."""
-    said = (pod.termination.decision for pod in pods if pod.termination is not None)
-    decision = next((each for each in said if each is not None), None)
-    return finding if decision is None else replace(finding, message=f"{finding.message}; {decision}")
 
 
 def _sort_key(pod: Pod) -> tuple[float, tuple[int, int]]:
