@@ -14,6 +14,8 @@ import pytest
 from fork_server import ForkedProcess, ForkServer
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
+from stepkeeper.contract import Termination
+from stepkeeper.launch.ranks import children_of
 from stepkeeper.testing.pod import pod_environ, pod_identity
 
 SCRIPTS = Path(__file__).parent / "distributed_init"
@@ -134,6 +136,45 @@ def test_sigterm_is_heeded_also_while_rank_0_is_gone_again(start: Start) -> None
     time.sleep(0.5)  # It connects to nobody now.
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 75, output.read_text()
+
+
+@pytest.mark.parametrize(
+    "starter",
+    [
+        pytest.param([sys.executable], id="alone"),
+        pytest.param(
+            [sys.executable, "-m", "stepkeeper.launch", "sh", "-c", '"$@"; exit $?', "sh", sys.executable],
+            id="shell",
+        ),
+    ],
+)
+@pytest.mark.parametrize("how", [[], ["deaf"]], ids=["in Python", "in a C call"])
+def test_sigterm_before_there_is_a_manager_ends_a_containers_first_process_with_75(
+    tmp_path: Path, starter: list[str], how: list[str]
+) -> None:
+    """The kernel withholds from the first process what it doesn't handle: it would wait for the kill."""
+    word, sign, output = (tmp_path / name for name in ("termination", "builds", "output"))
+    pod = pod_environ(pod_identity(termination_file=str(word)))
+    first = ["unshare", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc", *starter]
+    with output.open("w") as stream:
+        unshare = subprocess.Popen(
+            [*first, str(SCRIPTS / "building.py"), str(sign), *how],
+            env={**os.environ, **pod},
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        while not sign.exists():
+            assert unshare.poll() is None, output.read_text()
+            time.sleep(0.05)
+        (process,) = children_of(unshare.pid)
+        os.kill(process, signal.SIGTERM)
+        assert unshare.wait(10) == 75, output.read_text()
+    finally:
+        unshare.kill()
+        unshare.wait()
+    said = Termination.from_json(word.read_bytes())
+    assert (said.code, said.notice, said.rank) == (75, "sigterm", 0)
 
 
 def heeds_sigterm(pid: int) -> bool:

@@ -171,6 +171,33 @@ def test_where_a_rank_is_long_in_coming_the_others_stop_together_soon_after_a_no
     ]
 
 
+def test_who_is_told_to_stop_at_the_start_ends_as_told_where_rank_0_goes_first(
+    tmp_path: Path, ranks: Ranks
+) -> None:
+    """All are told, and rank 0, which has the ranks' store, is still building its model: it goes at once."""
+    with ranks("late", 2, grace_s=600, late=0) as (first, second):
+        hear(second, "waits")
+        time.sleep(0.5)
+        for process in (second, first):
+            process.send_signal(signal.SIGTERM)
+        assert ends_within(first, 60) == -signal.SIGTERM
+        assert ends_within(second, PATIENCE_S) == ExitCode.SAVED
+    word = Termination.from_json((tmp_path / "termination.1").read_bytes())
+    assert (word.code, word.notice) == (75, "sigterm")
+
+
+def test_a_save_in_flight_outlives_another_managers_start_that_a_notice_ends(
+    tmp_path: Path, ranks: Ranks
+) -> None:
+    with ranks("second", 2, grace_s=60) as both:
+        for process in both:
+            hear(process, "waits")
+        time.sleep(0.5)
+        both[0].send_signal(signal.SIGTERM)
+        assert ends_within(both[0], PATIENCE_S) == ExitCode.SAVED
+    assert head_step(tmp_path) == 2
+
+
 def test_a_rank_that_ends_without_closing_its_manager_is_not_lost(tmp_path: Path, ranks: Ranks) -> None:
     with ranks("unclosed", 2) as both:
         assert [ends_within(process, 60) for process in both] == [0, 0]

@@ -14,13 +14,13 @@ from torch.distributed.rendezvous import rendezvous
 
 from stepkeeper.contract import ContractError, ExitCode, Identity, Termination
 from stepkeeper.distributed.devices import Hardware, find_hardware
-from stepkeeper.distributed.early_notice import leaving_on_notice
-from stepkeeper.distributed.launchers import Launcher, choose_launcher, read_local_rank
+from stepkeeper.distributed.launchers import Launcher, choose_launcher, is_launched, read_local_rank
 from stepkeeper.distributed.meeting import meet
 from stepkeeper.distributed.membership import Membership
 from stepkeeper.errors import PeerLostError, ProcessGroupError
 from stepkeeper.loggers import logger
 from stepkeeper.process_end.last_words import count_restarts, leave_last_word
+from stepkeeper.training.notices.early_notice import heed_early_notices
 
 __all__ = ["init"]
 
@@ -41,8 +41,9 @@ def init(*, timeout_s: float = _TIMEOUT_S) -> Membership:
     turned on. Elsewhere it is formed by torchrun's variables, or by those that the operator gives each pod. A process
     that nobody started with others becomes a group of one. Tensors on GPUs go over NCCL, those on the CPU over gloo.
 
-    If SIGTERM comes to a pod while it waits for the others, the process ends with code 75: there is nothing to save.
-    If rank 0 goes away meanwhile, the others end with code 78: it has the cause.
+    If SIGTERM comes to a pod while it waits for the others, or later on before there is a manager, the process ends
+    with code 75: there is nothing to save. Where the program has a handler of its own, or torchrun has started it, that
+    decides. If rank 0 goes away meanwhile, the others end with code 78: it has the cause.
 
     Args:
         timeout_s: Seconds for all processes to come, and for each collective later.
@@ -57,6 +58,7 @@ def init(*, timeout_s: float = _TIMEOUT_S) -> Membership:
         All ranks call this. Where a group exists already, it changes nothing and waits for nobody.
 
     """
+    _heed_notices()
     hardware = find_hardware()
     if not dist.is_initialized():
         try:
@@ -78,6 +80,15 @@ def init(*, timeout_s: float = _TIMEOUT_S) -> Membership:
     )
 
 
+def _heed_notices() -> None:
+    """Have a notice end this process of a pod until there is a manager. A launcher of several ends them itself."""
+    if Identity.present(os.environ) and not is_launched(os.environ):
+        try:
+            heed_early_notices(Identity.from_env(os.environ))
+        except ContractError as error:
+            raise ProcessGroupError(str(error)) from error
+
+
 def _form(hardware: Hardware, timeout_s: float) -> None:
     timeout = timedelta(seconds=timeout_s)
     match choose_launcher(os.environ, on_tpu=hardware.on_tpu):
@@ -87,8 +98,7 @@ def _form(hardware: Hardware, timeout_s: float) -> None:
         case Launcher.TORCHRUN:
             _join_launched(hardware.backend, timeout)
         case Launcher.OPERATOR:
-            with leaving_on_notice():
-                _join_pods(hardware.backend, timeout)
+            _join_pods(hardware.backend, timeout)
         case Launcher.NOBODY:
             dist.init_process_group(
                 hardware.backend, store=HashStore(), rank=0, world_size=1, timeout=timeout

@@ -7,7 +7,7 @@ from typing import Final
 from stepkeeper.contract import Identity
 from stepkeeper.errors import ProcessGroupError
 
-__all__ = ["Launcher", "choose_launcher", "read_local_rank"]
+__all__ = ["Launcher", "choose_launcher", "is_launched", "read_local_rank"]
 
 _WHO: Final = ("RANK", "WORLD_SIZE")
 """The variables that only a launcher of one process each sets: a template may name a MASTER_ADDR of its own."""
@@ -45,7 +45,7 @@ def choose_launcher(environ: Mapping[str, str], *, on_tpu: bool) -> Launcher:
     """
     if on_tpu:
         return Launcher.TPU
-    if any(name in environ for name in _WHO):
+    if is_launched(environ):
         missing = [name for name in _NEEDED if not environ.get(name)]
         if missing:
             raise ProcessGroupError(
@@ -54,6 +54,11 @@ def choose_launcher(environ: Mapping[str, str], *, on_tpu: bool) -> Launcher:
             )
         return Launcher.TORCHRUN
     return Launcher.OPERATOR if Identity.present(environ) else Launcher.NOBODY
+
+
+def is_launched(environ: Mapping[str, str]) -> bool:
+    """Tell whether a launcher like torchrun has started this process, one of several."""
+    return any(name in environ for name in _WHO)
 
 
 def read_local_rank(environ: Mapping[str, str]) -> int:

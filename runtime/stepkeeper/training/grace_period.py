@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from stepkeeper.contract import END_RESERVE_S, LAUNCHER_VARIABLE, TORCHRUN_VARIABLE
+from stepkeeper.errors import NoticeDeadlineError, PeerLostError
 from stepkeeper.training.notices.announcements import PREEMPTED
 from stepkeeper.training.notices.watcher import NoticeWatcher
 
@@ -104,11 +105,22 @@ class GracePeriod:
 
     @contextmanager
     def starting(self, has_started: Callable[[], bool], *, rank: int) -> Iterator[None]:
-        """Let this rank's waits within end soon after a notice while not `has_started`: there is nothing to save."""
+        """Let this rank's waits within end soon after a notice while not `has_started`: there is nothing to save.
+
+        Raises:
+            NoticeDeadlineError: They have ended; or another rank that was told to stop has left before.
+
+        """
         self._start_s = _START_S if rank == 0 else _START_BEFORE_RANK_0_S
         self._has_started = has_started
         try:
             yield
+        except PeerLostError as error:
+            if self._kill_told_s is None or has_started():
+                raise
+            raise NoticeDeadlineError(
+                f"this rank was told to stop before all had come to the start, and another one has left: {error}"
+            ) from error
         finally:
             self._has_started = lambda: True
 

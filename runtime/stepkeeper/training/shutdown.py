@@ -287,9 +287,10 @@ class Shutdown:
         """
         if self._rank_group.world_size > 1 and not isinstance(error, _WITH_CODES):
             error = self._waits.explain(error, self._controller.grace.bound_s(_NOTICED_S))
-        if not isinstance(error, PeerLostError | NoticeDeadlineError):
+        if not isinstance(error, PeerLostError):
             alone = self._rank_group.world_size == 1
-            # A rank may be lost, or the time of a notice be over, meanwhile: the error stays what it was.
+            # A rank may be lost, or the time of a notice be over, meanwhile: the error stays what it was. Where it is
+            # another manager's time that is over, this one's save may still be committed.
             with suppress(StepkeeperError):
                 self._saver.wait_until_idle(self._controller.grace.save_timeout_s(alone=alone))
         error = self._fenced(error)

@@ -242,14 +242,14 @@ def stop_before_the_vote() -> None:
 
 
 def come_late(*, has_manager: bool) -> None:
-    """The last rank builds its model for as long as the test takes. The test sends SIGTERM to another one.
+    """The last rank, or another, builds its model for as long as the test takes. The test sends SIGTERM to others.
 
     Args:
         has_manager: True if it has constructed its manager before.
 
     """
     join()
-    is_late = RANK == WORLD_SIZE - 1
+    is_late = OPTIONS.get("late", WORLD_SIZE - 1) == RANK
     if is_late and not has_manager:
         time.sleep(600)
     with CheckpointManager(ROOT.as_uri(), 10**6, environment=environment()) as manager:
@@ -257,6 +257,30 @@ def come_late(*, has_manager: bool) -> None:
             time.sleep(600)
         say("waits")
         manager.restore_latest(STATE)
+
+
+def start_another_root() -> None:
+    """A save is in flight, which takes the last rank a while, as a second manager starts, where it never comes."""
+    join()
+    grace_period._START_S = grace_period._START_BEFORE_RANK_0_S = 1.0  # type: ignore[misc]  # it is 10 s
+    with CheckpointManager(ROOT.as_uri(), 10**6, environment=environment()) as manager:
+        manager.restore_latest(STATE)
+        manager.save(1, STATE, force=True)
+        if RANK == WORLD_SIZE - 1:
+            save_slowly()
+        manager.save_async(2, STATE, force=True)
+        say("waits")
+        if RANK == WORLD_SIZE - 1:
+            time.sleep(600)
+        CheckpointManager((FOLDER / "second").as_uri(), 10**6).restore_latest(STATE)
+
+
+def save_slowly() -> None:
+    def write_slowly(*args: Any, **options: Any) -> Any:
+        time.sleep(8.0)
+        return write_share(*args, **options)
+
+    persist.write_share = write_slowly  # type: ignore[attr-defined]  # the name that is called
 
 
 def unclosed() -> None:
@@ -284,6 +308,8 @@ def main() -> None:
         stand_still(detail)
     elif kind == "late":
         come_late(has_manager=detail == "manager")
+    elif kind == "second":
+        start_another_root()
     elif kind == "unclosed":
         unclosed()
     else:

@@ -1,10 +1,12 @@
 """How much time a notice leaves: to waits, to saves, to the end of the manager and to that of the process."""
 
+import time
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+from stepkeeper.errors import NoticeDeadlineError, PeerLostError
 from stepkeeper.training import grace_period
 from stepkeeper.training.grace_period import GracePeriod, launcher_grace_s
 from stepkeeper.training.notices.watcher import Notice, NoticeWatcher
@@ -171,3 +173,21 @@ def test_what_nobody_is_killed_for_has_no_end_until_somebody_is(monkeypatch: pyt
     assert not grace.is_overdue(0.0)
     told = Notice(source="sigterm", monotonic_s=990.0)
     assert grace_period_of(asked, 30, (peer, told)).left_s() == 30 - 1.5 - 10
+
+
+@pytest.mark.parametrize(
+    ("source", "has_started", "raised"),
+    [
+        ("sigterm", False, NoticeDeadlineError),
+        ("sigterm", True, PeerLostError),
+        ("peer", False, PeerLostError),
+        (None, False, PeerLostError),
+    ],
+)
+def test_a_rank_that_is_told_before_the_start_ends_as_told_also_where_another_goes_first(
+    source: str | None, has_started: bool, raised: type[Exception]
+) -> None:
+    notice = None if source is None else Notice(source=source, monotonic_s=time.monotonic())
+    grace = grace_period_of(notice, 600)
+    with pytest.raises(raised, match="the store is gone"), grace.starting(lambda: has_started, rank=1):
+        raise PeerLostError("the store is gone")

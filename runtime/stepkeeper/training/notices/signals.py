@@ -159,10 +159,10 @@ class SignalWatcher:
         """Note, inside a signal handler, that the previous handler asked to exit: the thread logs it."""
         self._exit_requested = error
 
-    def is_wanted_besides(self, kind: type[NoticeListener]) -> bool:
-        """Tell whether SIGTERM is the notice of a listener of another kind."""
+    def is_wanted_besides(self, *kinds: type[NoticeListener]) -> bool:
+        """Tell whether SIGTERM is the notice of a listener of none of these kinds."""
         found = [each() for each in self._listeners]
-        return any(each is not None and not isinstance(each, kind) and each.wants_sigterm for each in found)
+        return any(each is not None and not isinstance(each, kinds) and each.wants_sigterm for each in found)
 
     def process_pending_signals(self) -> None:
         """Wait until the listeners have seen every signal that came before this call, for two seconds at most."""

@@ -10,6 +10,7 @@ from typing import Final
 from weakref import WeakMethod
 
 from stepkeeper.loggers import logger
+from stepkeeper.training.notices.early_notice import EarlyNotice
 from stepkeeper.training.notices.signals import signal_watcher
 from stepkeeper.training.notices.sigterm_handler import SigtermHandler
 
@@ -57,7 +58,7 @@ class SigtermCleanup:
         """Clean up and end the process, once SIGTERM has come. Called by the signal watcher, in its thread."""
         if self._stopped or was_handled or sigterm_s is None or sigterm_s < self._started_s:
             return
-        if signal_watcher.is_wanted_besides(SigtermCleanup) or not isinstance(
+        if signal_watcher.is_wanted_besides(*_ENDING) or not isinstance(
             signal.getsignal(signal.SIGTERM), SigtermHandler
         ):
             # A manager, or a handler of the program, has come since: it took this signal, and ends as it sees fit.
@@ -84,5 +85,9 @@ def _ends_the_process() -> bool:
     """Tell whether SIGTERM would end this process, at once or after other clean-ups."""
     handler = signal.getsignal(signal.SIGTERM)
     if isinstance(handler, SigtermHandler):
-        return handler.before is signal.SIG_DFL and not signal_watcher.is_wanted_besides(SigtermCleanup)
+        return handler.before is signal.SIG_DFL and not signal_watcher.is_wanted_besides(*_ENDING)
     return handler is signal.SIG_DFL
+
+
+_ENDING: Final = (SigtermCleanup, EarlyNotice)
+"""Who wants SIGTERM only to end the process with it."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from stepkeeper.loggers import logger, tell_briefly
+from stepkeeper.training.notices.early_notice import leave_notices_to_manager
 from stepkeeper.training.notices.signals import signal_watcher
 
 __all__ = ["Notice", "NoticeWatcher"]
@@ -88,8 +89,11 @@ class NoticeWatcher:
         another watcher has closed with SIGTERM as its notice, that SIGTERM is a notice here whenever it came: the
         process is to end all the same.
         """
+        if not signals:
+            leave_notices_to_manager()
         self.wants_sigterm, self._started = signals, True
         signal_watcher.add_listener(self)
+        leave_notices_to_manager()
 
     def record_notice(self, source: str, came_s: float | None = None, *, kills: bool = True) -> None:
         """Record a notice from `source`, unless there is one from it already.
