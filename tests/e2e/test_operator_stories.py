@@ -166,6 +166,7 @@ def test_a_job_that_is_deleted_and_applied_at_once_starts_after_the_old_pods_hav
     with watch_gangs(job) as gangs:
         until(lambda: len(gangs.seen) == 1)
         began = time.monotonic()
+        gangs.jobset_is_deleted()
         job.kubectl("delete", "ctj", job.name, "--wait=false")
         job.kubectl("apply", "-f", "-", stdin=json.dumps(job.manifest()))
         job.until_phase("Running")

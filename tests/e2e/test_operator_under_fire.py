@@ -206,6 +206,7 @@ def test_a_jobset_deleted_by_hand_is_made_again_when_its_pods_are_gone(jobs: dic
     job = jobs["by-hand"]
     with watch_gangs(job) as gangs:
         first = began(job, gangs)
+        gangs.jobset_is_deleted()
         job.kubectl("delete", "jobset", job.name, "--wait=false")
         status = job.until(runs_not_for("NoJobSet"))
         assert "of an earlier JobSet is still there" in condition(status, "Running")["message"]
@@ -217,6 +218,7 @@ def test_orphans_of_a_jobset_are_waited_for(jobs: dict[str, ShellJob]) -> None:
     job = jobs["orphaned"]
     with watch_gangs(job) as gangs:
         first = began(job, gangs)
+        gangs.jobset_is_deleted()
         job.kubectl("delete", "jobset", job.name, "--cascade=orphan", "--wait=false")
         status = job.until(runs_not_for("NoJobSet"))
         said = f"Job {job.name}-w-0 of an earlier JobSet is still there: it has to end, or to be deleted"
@@ -321,6 +323,7 @@ def test_what_happened_behind_a_broken_watch_is_found_out(
         try:
             operator.faults.restart_api_server()
             until_others_watch_again(job)
+            gangs.jobset_is_deleted()
             job.kubectl("delete", "jobset", job.name, "--wait=false")
             until(lambda: not job.jobset_uid())
         finally:

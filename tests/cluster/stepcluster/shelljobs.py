@@ -24,6 +24,7 @@ _PATIENCE_S: Final = 120.0
 
 _LOOK_AGAIN_S: Final = 0.3
 _JOBSET_NUMBER: Final = "stepkeeper.dev/jobset-number"
+_JOBSET_UID: Final = "jobset.sigs.k8s.io/jobset-uid"
 _RESTART: Final = "jobset.sigs.k8s.io/restart-attempt"
 
 
@@ -191,6 +192,18 @@ class Gangs:
     _live: dict[str, str] = field(default_factory=dict)
     """The Job's uid, by the uid of each pod that may run."""
 
+    _jobsets: set[str] = field(default_factory=set)
+    """The uids of those whose pods were seen."""
+
+    _deleted: set[str] = field(default_factory=set)
+
+    def jobset_is_deleted(self) -> None:
+        """Hear that the JobSet is about to be deleted: a Job that its controller yet makes anew is no start.
+
+        The controller may hear that a Job is gone before it hears that the JobSet goes.
+        """
+        self._deleted |= self._jobsets
+
     def relisted(self) -> None:
         """Start over: a new watch begins with all pods that there are."""
         self._live.clear()
@@ -207,11 +220,14 @@ class Gangs:
         if event["type"] == "DELETED" or status.get("phase") in {"Failed", "Succeeded"}:
             self._live.pop(meta["uid"], None)
             return
-        job_uid = owners[0]["uid"]
-        self._live[meta["uid"]] = job_uid
+        job_uid, jobset_uid = owners[0]["uid"], labels[_JOBSET_UID]
         if job_uid not in self._starts:
+            if jobset_uid in self._deleted:
+                return
+            self._jobsets.add(jobset_uid)
             self._starts[job_uid] = (int(labels[_JOBSET_NUMBER]), int(labels[_RESTART]))
             self.seen.append(self._starts[job_uid])
+        self._live[meta["uid"]] = job_uid
         live = set(self._live.values())
         if len(live) > 1 and not self.together:
             self.together = sorted(self._starts[uid] for uid in live)
