@@ -10,7 +10,7 @@ from stepcluster.layout import Layout
 from stepcluster.machine import run, wait_until
 from stepcluster.processes import CLUSTER_MARK, first_process, kill_marked, marked
 
-GRACE_S = 20.0
+GRACE_S = 100.0
 PATIENCE_S = 10.0
 """Longest wait until the files are deleted: on a healthy disk it takes two or three seconds."""
 

@@ -19,7 +19,7 @@ HOLD: Final = "until [ -e /tmp/go ]; do sleep 0.2; done"
 """Stands still until `ShellJob.release`. As a container's first process it ignores SIGTERM: its grace runs out."""
 
 _IMAGE: Final = "localhost/busybox:1"
-_PATIENCE_S: Final = 120.0
+_PATIENCE_S: Final = 240.0
 """Far more than anything here takes on an idle machine."""
 
 _LOOK_AGAIN_S: Final = 0.3
@@ -91,7 +91,7 @@ class ShellJob:
             ended = (
                 '--for=jsonpath={.status.containerStatuses[?(@.name=="trainer")].state.terminated.finishedAt}'
             )
-            self.kubectl("wait", f"pod/{pod_name}", ended, "--timeout=30s")
+            self.kubectl("wait", f"pod/{pod_name}", ended, "--timeout=100s")
 
     def until(
         self,
@@ -155,7 +155,7 @@ def apply_all(cluster: Cluster, jobs: Sequence[ShellJob], *others: Mapping[str, 
     _with_all(cluster, "apply", namespaces)
     for job in jobs:
         # Every namespace gets one, a moment later; until then its pods are refused.
-        job.kubectl("wait", "serviceaccount/default", "--for=create", "--timeout=60s")
+        job.kubectl("wait", "serviceaccount/default", "--for=create", "--timeout=110s")
     if others:
         _with_all(cluster, "apply", others)
     _with_all(cluster, "apply", [job.manifest() for job in jobs])
