@@ -195,7 +195,7 @@ def metadata(tmp_path: Path) -> Iterator[str]:
 def get(url: str, **headers: str) -> tuple[int, str, str]:
     request = urllib.request.Request(url, headers={k.replace("_", "-"): v for k, v in headers.items()})
     try:
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.headers["Metadata-Flavor"], answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:

@@ -36,7 +36,7 @@ with leaving_on_notice(trigger):
     {wait}()
 """
     command = [sys.executable, "-c", _WAITS + waits, str(tmp_path / "notice")]
-    assert subprocess.run(command, timeout=50, check=False).returncode == 75
+    assert subprocess.run(command, timeout=200, check=False).returncode == 75
 
 
 def test_a_file_that_was_there_before_is_a_notice_and_behind_the_wait_nothing_is_left(tmp_path: Path) -> None:
@@ -52,4 +52,4 @@ with leaving_on_notice(trigger):
     wait()
 """
     command = [sys.executable, "-c", _WAITS + passes, str(trigger)]
-    assert subprocess.run(command, timeout=50, check=False).returncode == 75
+    assert subprocess.run(command, timeout=200, check=False).returncode == 75
