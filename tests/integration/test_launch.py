@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
+from processor_waits import ProcessorWaits
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
 from stepkeeper.contract import Interval, Settings, Termination
@@ -91,8 +92,7 @@ def test_a_command_that_is_none_is_named(command: list[str], code: int, said: st
 
 def pods(tmp_path: Path, n_hosts: int, grace_s: int = 60) -> list[tuple[Path, dict[str, str]]]:
     """The folder of each pod's own files, and its environment; all train into one root."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     made = []
     for host in range(n_hosts):
         folder = tmp_path / f"pod-{host}"
@@ -120,14 +120,16 @@ def test_what_a_command_leaves_behind_is_awaited_until_the_kill_that_the_first_s
     with launched("sh", "-c", script, env=env) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
-        told_s = time.monotonic()
-        process.send_signal(signal.SIGTERM)
-        time.sleep(5)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 143
-        waited_s = time.monotonic() - told_s
+        with ProcessorWaits([process.pid]) as waits:
+            told_s = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            time.sleep(5)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_S) == 143
+            ended_s = time.monotonic()
+        waited_s = ended_s - told_s
     # It would be 15 s from the second signal on, and 16 s from the command's end on.
-    assert 9.5 < waited_s < 13
+    assert 9.5 < waited_s < 13 + waits.until_s(ended_s)
 
 
 def test_whom_those_leave_behind_that_a_command_has_left_is_told_too(tmp_path: Path) -> None:
