@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 __all__ = ["Kubectl", "KubectlError"]
 
+_TIMEOUT_S = 60
+
 
 class KubectlError(RuntimeError):
     """kubectl ended with an error; the message is what it said."""
@@ -27,24 +29,27 @@ class Kubectl:
         """Run kubectl and return its output.
 
         Raises:
-            KubectlError: It failed.
+            KubectlError: It failed, or didn't end.
 
         """
-        done = subprocess.run(
-            self._command(words),
-            input=stdin,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-            env=self._environment(),
-        )
+        try:
+            done = subprocess.run(
+                self._command(words),
+                input=stdin,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_TIMEOUT_S,
+                env=self._environment(),
+            )
+        except subprocess.TimeoutExpired as error:
+            raise KubectlError(f"kubectl {' '.join(words)}: no end within {_TIMEOUT_S} s") from error
         if done.returncode != 0:
             raise KubectlError(f"kubectl {' '.join(words)}: {done.stderr.strip()}")
         return done.stdout
 
     def lines(self, *words: str) -> Iterator[str]:
-        """Lines until kubectl ends, or `close` ends it."""
+        """Whole lines until kubectl ends, or `close` ends it: where the API server dies, the last one may be cut."""
         with self._lock:
             if self._closed:
                 return
@@ -61,7 +66,7 @@ class Kubectl:
             self._streams.add(stream)
         with stream:
             assert stream.stdout is not None
-            yield from stream.stdout
+            yield from (line for line in stream.stdout if line.endswith("\n"))
         with self._lock:
             self._streams.discard(stream)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
-from demo.kubectl import Kubectl
+from demo.kubectl import Kubectl, KubectlError
 from stepkeeper.errors import TransientStorageError
 from stepkeeper.log import Log, LogState
 from stepkeeper.storage import open_store
@@ -32,7 +32,9 @@ __all__ = [
 
 _LOG_POLL_S = 0.3
 _AGAIN_S = 0.5
+_FOLLOW_AGAIN_S = 2.0
 _STEP = re.compile(r"step=(\d+) epoch=(\d+) loss=(\S+) exact=(\S+)")
+_HAS_RUN = ("Running", "Succeeded", "Failed")
 _POD_COLUMNS = "{.metadata.name} {.spec.nodeName} {.status.phase}"
 
 
@@ -128,28 +130,32 @@ class Watch:
         for line in kubectl.lines(*words):
             name, _, rest = line.strip().partition(" ")
             node, _, phase = rest.partition(" ")
-            if phase == "Pending" or not phase or name in self._seen_pods:
+            if phase not in _HAS_RUN or name in self._seen_pods:
                 continue
             self._seen_pods.add(name)
             yield PodStarted(at_s=time.time(), pod=name, node=node)
             self._start(self._follow, name)
 
     def _follow(self, pod: str) -> None:
-        for line in self._kubectl.lines("logs", "--follow", "--timestamps", pod, "-c", "trainer"):
-            stamp, _, text = line.partition(" ")
-            found = _STEP.match(text)
-            if found:
-                step, epoch, loss, exact = found.groups()
-                self.events.put(
-                    StepPrinted(
-                        at_s=unix_s(stamp),
-                        pod=pod,
-                        step=int(step),
-                        epoch=int(epoch),
-                        loss=float(loss),
-                        exact=exact,
-                    )
-                )
+        last, has_ended = 0, False
+        # A pod's log may end before the pod does: its kubelet doesn't answer yet, or the API server goes.
+        while not (has_ended or self._kubectl.closed):
+            has_ended = self._has_ended(pod)
+            for line in self._kubectl.lines("logs", "--follow", "--timestamps", pod, "-c", "trainer"):
+                stamp, _, text = line.partition(" ")
+                found = _STEP.match(text)
+                if found and int(found[1]) > last:
+                    last = int(found[1])
+                    self.events.put(_read_step(pod, stamp, found))
+            if not has_ended:
+                time.sleep(_FOLLOW_AGAIN_S)
+
+    def _has_ended(self, pod: str) -> bool:
+        words = ("get", "pod", pod, "--ignore-not-found", "-o", "jsonpath={.status.phase}")
+        try:
+            return self._kubectl.run(*words) in {"", "Failed", "Succeeded"}
+        except KubectlError:
+            return False
 
     def _watch_log(self) -> None:
         store = open_store(self._uri)
@@ -169,11 +175,21 @@ class Watch:
 
 
 def watch_json(kubectl: Kubectl, *selection: str) -> Iterator[Any]:
-    """Yield a part of objects, the last of the words, each time one of them changes."""
+    """Yield a part of objects, itself an object and the last of the words, each time one of them changes.
+
+    A watch that breaks ends with an object of another kind, which tells why: its `.status` is a word, "Failure".
+    """
     *words, part = selection
     for line in kubectl.lines("get", *words, "--watch", "-o", f'jsonpath={part}{{"\\n"}}'):
-        if line.strip():
+        if line.startswith("{"):
             yield json.loads(line)
+
+
+def _read_step(pod: str, stamp: str, found: re.Match[str]) -> StepPrinted:
+    step, epoch, loss, exact = found.groups()
+    return StepPrinted(
+        at_s=unix_s(stamp), pod=pod, step=int(step), epoch=int(epoch), loss=float(loss), exact=exact
+    )
 
 
 def unix_s(stamp: str) -> float:

@@ -4,6 +4,7 @@ import json
 import signal
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from stepcluster.api import Cluster
 from stepcluster.controlplane import NODE_MONITOR_GRACE_S, UNREACHABLE_TOLERATION_S
 from stepcluster.errors import CommandError, FaultError
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 SAVES = "trap 'echo saving; sleep 2; echo saved > /dev/termination-log; exit 75' TERM; while :; do sleep 0.1; done"
 IGNORES = "trap 'echo no' TERM; while :; do sleep 0.1; done"
@@ -46,7 +47,7 @@ class Pods:
         }
         self._cluster.kubectl("create", "-f", "-", stdin=json.dumps(pod))
         self._names.append(name)
-        self._cluster.kubectl("wait", f"pod/{name}", "--for=condition=Ready", "--timeout=100s")
+        self._cluster.kubectl("wait", f"pod/{name}", "--for=condition=Ready", "--timeout=200s", timeout_s=210)
 
     def get(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self._cluster.kubectl("get", "pod", name, "-o", "json"))
@@ -75,11 +76,11 @@ def pods(cluster: Cluster) -> Iterator[Pods]:
     made.delete()
 
 
-def until(is_true: Callable[[], bool], timeout_s: float = 30) -> float:
-    """Seconds until it was true."""
+def until(is_true: Callable[[], bool], timeout_s: float = 100, *, seen: Callable[[], Any] = str) -> float:
+    """Seconds until it was true. What was `seen` instead is told where it isn't in time."""
     started = time.monotonic()
     while not is_true():
-        assert time.monotonic() < started + timeout_s
+        assert time.monotonic() < started + timeout_s, seen()
         time.sleep(0.2)
     return time.monotonic() - started
 
@@ -98,11 +99,13 @@ def test_a_spot_preemption_tells_the_pods_waits_15_s_and_takes_the_machine(
 ) -> None:
     pods.run("saves", SAVES, "tpu-1", grace_s=120)
     pods.run("ignores", IGNORES, "tpu-1", grace_s=120)
-    started = time.monotonic()
+    started, began_s = time.monotonic(), time.time()
     cluster.faults.spot_preemption("tpu-1")
-    assert 14 < time.monotonic() - started < 30
-    assert node_ready(cluster, "tpu-1") == ""
+    assert time.monotonic() - started > 14
     saved, ignored = pods.ended("saves"), pods.ended("ignores")
+    assert node_ready(cluster, "tpu-1") == ""
+    # Until the machine is off and its node deleted takes longer, on a busy machine much.
+    assert 14 < datetime.fromisoformat(ignored["finishedAt"]).timestamp() - began_s < 30
     assert (saved["exitCode"], saved["message"].strip()) == (75, "saved")
     assert ignored["exitCode"] == 137
     for name in ("saves", "ignores"):
@@ -118,8 +121,13 @@ def test_a_power_cut_is_seen_after_the_grace_and_the_node_comes_back(cluster: Cl
     cluster.faults.power_cut("tpu-0")
     with pytest.raises(FaultError, match="tpu-0 is off"):
         cluster.faults.power_cut("tpu-0")
-    assert until(lambda: node_ready(cluster, "tpu-0") == "Unknown", 60) < NODE_MONITOR_GRACE_S + 10
-    until(lambda: pods.disruption("lost") == "DeletionByTaintManager", UNREACHABLE_TOLERATION_S + 20)
+    # Kubernetes' own grace is 50 s, and its own toleration 300.
+    assert until(lambda: node_ready(cluster, "tpu-0") == "Unknown", 100) < 2 * NODE_MONITOR_GRACE_S
+    until(
+        lambda: pods.disruption("lost") == "DeletionByTaintManager",
+        UNREACHABLE_TOLERATION_S + 60,
+        seen=lambda: pods.get("lost")["status"],
+    )
     lost = pods.get("lost")
     assert lost["status"]["phase"] == "Running"
     assert "deletionTimestamp" in lost["metadata"]
@@ -132,7 +140,14 @@ def test_a_power_cut_is_seen_after_the_grace_and_the_node_comes_back(cluster: Cl
 def test_signals_reach_one_process_of_a_pod(cluster: Cluster, pods: Pods) -> None:
     pods.run("counts", COUNTS, "tpu-0")
     cluster.faults.signal_pod("counts", signal.SIGSTOP)
-    time.sleep(0.3)
+
+    def stands_still() -> bool:
+        """What it has said before may yet be on its way into the log."""
+        before = cluster.kubectl("logs", "counts")
+        time.sleep(1)
+        return cluster.kubectl("logs", "counts") == before
+
+    until(stands_still)
     stopped_at = cluster.kubectl("logs", "counts")
     time.sleep(0.7)
     assert cluster.kubectl("logs", "counts") == stopped_at
@@ -152,9 +167,11 @@ def test_a_pod_without_memory_is_killed_by_the_kernel(cluster: Cluster, pods: Po
 
 
 def test_evicted_and_drained_pods_say_so(cluster: Cluster, pods: Pods) -> None:
-    pods.run("evicted", SAVES, "tpu-0")
+    # One that ends would be gone a moment later, and what it says with it.
+    pods.run("evicted", IGNORES, "tpu-0", grace_s=120)
     cluster.faults.evict("evicted")
     assert pods.disruption("evicted") == "EvictionByEvictionAPI"
+    pods.delete()
     pods.run("drained", SAVES, "tpu-0")
     cluster.faults.drain("tpu-0")
     with pytest.raises(CommandError, match="not found"):
@@ -180,7 +197,8 @@ def test_an_operator_is_killed_kept_away_and_brought_back(operator: Cluster) -> 
     operator.faults.kill_operator()
     restarts = "{.items[*].status.containerStatuses[0].restartCount}"
     ask = ("get", "pods", "-A", "-l", "app.kubernetes.io/component=operator", "-o", f"jsonpath={restarts}")
-    until(lambda: operator.kubectl(*ask) == "1", 60)
+    # One that waits for the Lease of the killed one may be started once more.
+    until(lambda: operator.kubectl(*ask) not in {"", "0"}, seen=lambda: operator.kubectl("get", "pods", "-A"))
 
 
 def test_a_node_that_is_on_is_not_started_again(cluster: Cluster) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from stepcluster.api import TORCH_HOST_PATH, Cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 TELL = """
 import importlib.util, json, os, sys, sysconfig
@@ -56,7 +56,7 @@ def told_by(cluster: Cluster, name: str, image: str, modules: list[str], **pod: 
         "spec": {"restartPolicy": "Never", "containers": [container], **pod},
     }
     cluster.kubectl("create", "-f", "-", stdin=json.dumps(manifest))
-    cluster.kubectl("wait", f"pod/{name}", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=60s")
+    cluster.kubectl("wait", f"pod/{name}", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=110s")
     told: dict[str, object] = json.loads(cluster.kubectl("logs", name))
     cluster.kubectl("delete", "pod", name, "--now")
     return told

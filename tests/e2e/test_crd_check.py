@@ -29,7 +29,7 @@ def old_crd(cluster: Cluster) -> Iterator[Cluster]:
 def render(cluster: Cluster, *options: str) -> str:
     """Render the chart for an installation, as the API server would get it."""
     where = ("--namespace", "beside", "--dry-run=server")
-    return cluster.helm("install", "beside", CHART, *where, *options, timeout_s=60)
+    return cluster.helm("install", "beside", CHART, *where, *options, timeout_s=250)
 
 
 def test_crds_of_another_version_are_refused_with_the_command_that_upgrades_them(old_crd: Cluster) -> None:

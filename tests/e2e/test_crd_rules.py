@@ -32,7 +32,7 @@ def kubectl(cluster: Cluster) -> Cluster:
         cluster.wait_established(crd)
     # A policy is in force some moments after it was made.
     for path in UNKNOWN_FIELDS:
-        wait_until(partial(denied, cluster, path), "the policy", timeout_s=60)
+        wait_until(partial(denied, cluster, path), "the policy", timeout_s=200)
     return cluster
 
 
@@ -80,7 +80,7 @@ def change(cluster: Cluster, path: Path) -> str:
     except CommandError as error:
         return str(error)
     finally:
-        cluster.kubectl("delete", "-f", "-", "--timeout=30s", stdin=before)
+        cluster.kubectl("delete", "-f", "-", "--timeout=110s", stdin=before)
 
 
 @pytest.mark.cluster
@@ -103,7 +103,7 @@ def test_what_is_being_deleted_can_lose_its_finalizer_whatever_its_spec(kubectl:
     kubectl.kubectl("patch", "qr", "v5e", "--type=merge", "-p", '{"metadata":{"finalizers":["x.dev/y"]}}')
     kubectl.kubectl("delete", "qr", "v5e", "--wait=false")
     kubectl.kubectl("patch", "qr", "v5e", "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
-    kubectl.kubectl("wait", "--for=delete", "qr/v5e", "--timeout=30s")
+    kubectl.kubectl("wait", "--for=delete", "qr/v5e", "--timeout=110s")
 
 
 @pytest.mark.cluster
@@ -133,13 +133,13 @@ def test_a_job_whose_unknown_field_was_stored_before_the_policy_can_be_labelled_
     kubectl: Cluster,
 ) -> None:
     with without_policies(kubectl):
-        wait_until(lambda: not refusal(kubectl, UNKNOWN_FIELD), "no policy", timeout_s=60)
+        wait_until(lambda: not refusal(kubectl, UNKNOWN_FIELD), "no policy", timeout_s=200)
         kubectl.kubectl("apply", "-f", str(UNKNOWN_FIELD))
     other = MANIFESTS / "refused/unknown-field-at-another-level.yaml"
-    wait_until(lambda: "denied request" in refusal(kubectl, other), "the policy", timeout_s=60)
+    wait_until(lambda: "denied request" in refusal(kubectl, other), "the policy", timeout_s=200)
     kubectl.kubectl("label", "ctj", "text-lm", "team=x")
     kubectl.kubectl("patch", "ctj", "text-lm", "--type=json", "-p", REMOVE)
-    kubectl.kubectl("delete", "ctj", "text-lm", "--timeout=30s")
+    kubectl.kubectl("delete", "ctj", "text-lm", "--timeout=110s")
 
 
 @pytest.mark.cluster
@@ -190,7 +190,7 @@ def test_a_queued_resource_is_listed_with_its_columns(kubectl: Cluster) -> None:
         kubectl.kubectl("patch", "qr", "v5e", "--subresource=status", "--type=merge", "-p", patch)
         header, row = kubectl.kubectl("get", "qr").splitlines()
     finally:
-        kubectl.kubectl("delete", "qr", "v5e", "--timeout=30s")
+        kubectl.kubectl("delete", "qr", "v5e", "--timeout=110s")
     assert header.split() == ["NAME", "STATE", "NODES", "AUTOCKPT", "MAINTENANCE", "AGE"]
     assert row.split()[:-1] == ["v5e", "Active", "3/4", "On", "2026-12-01T00:00:00Z"]
 

@@ -197,9 +197,8 @@ def test_a_job_that_its_user_suspends_leaves_its_place_to_the_next_and_queues_ag
 
 def suspensions(cluster: Cluster) -> list[str]:
     """Return the operator's writes to the JobSets of these jobs other than to make and delete them."""
-    lines = cluster.audit_log.read_text(encoding="utf-8").splitlines()
     found = []
-    for entry in map(json.loads, lines):
+    for entry in cluster.audit_entries():
         ours = entry["user"]["username"].endswith(":stepkeeper-operator")
         if ours and entry["verb"] == "patch" and f"/{PREFIX}" in entry["requestURI"]:
             found += [entry["requestURI"]] if "/jobsets/" in entry["requestURI"] else []

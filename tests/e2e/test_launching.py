@@ -26,7 +26,7 @@ from stepcluster.product import install_operator
 from stepkeeper.contract import ExitCode
 from stepkeeper.testing.metadata_server import FakeMetadataServer
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 MAINTENANCE_S = 60.0
 """From the announcement to the maintenance, as Compute Engine has it."""

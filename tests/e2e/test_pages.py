@@ -13,10 +13,10 @@ from stepcluster.product import NAMESPACE, install_operator
 from stepcluster.vms.queued_resources import V5E, ClusterObject, QueuedResources
 from stepcluster.vms.tpu_cloud import chart_values, put_join_secret, tpu_cloud_beside
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 MANIFESTS: Final = [block for page in page_names() for block in read_blocks(page) if block.language == "yaml"]
-LOOKS_FOR_S: Final = 120
+LOOKS_FOR_S: Final = 240
 """Far more than the operator needs."""
 
 _NUMBER: Final = "123456789012"

@@ -24,7 +24,7 @@ from stepcluster.vms.queued_resources import (
     wait_until,
 )
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 CREATE = "CreateQueuedResource"
 OTHERS = {

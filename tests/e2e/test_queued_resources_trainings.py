@@ -29,7 +29,7 @@ from stepkeeper.storage import open_store
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.usefixtures("trainer_image", "object_storage"),
 ]
 

@@ -22,7 +22,7 @@ from stepcluster.overlay import for_test_cluster
 from stepkeeper.log import Log, LogState
 from stepkeeper.storage import open_store
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
 JOB_FILE = ROOT / "examples" / "text_lm" / "job.yaml"
@@ -207,7 +207,7 @@ def test_a_job_goes_on_with_half_of_its_devices(site: Cluster, tmp_path: Path) -
 
 def wait_for_commit_of_next_claim(run: Run, before: LogState) -> LogState:
     """The log once a later start than that of `before` has committed a step."""
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         state = run.log()
         if state.claim != before.claim and state.latest and state.latest.claim == state.claim:

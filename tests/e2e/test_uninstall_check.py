@@ -32,10 +32,10 @@ def release(cluster: Cluster) -> Iterator[Cluster]:
     assignments = ",".join(f"{name}={value}" for name, value in values.items())
     chart = ROOT / "charts/stepkeeper"
     options = ("--namespace", NAMESPACE, "--create-namespace", "--set", assignments)
-    cluster.helm("install", RELEASE, chart, *options, timeout_s=120)
+    cluster.helm("install", RELEASE, chart, *options, timeout_s=250)
     cluster.wait_established("queuedresources.stepkeeper.dev")
     yield cluster
-    cluster.kubectl("delete", "--ignore-not-found", "-f", str(RESOURCE), "--timeout=30s")
+    cluster.kubectl("delete", "--ignore-not-found", "-f", str(RESOURCE), "--timeout=110s")
     cluster.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found", "--no-hooks")
     cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
@@ -59,6 +59,6 @@ def test_an_uninstallation_waits_for_the_machines(release: Cluster) -> None:
     assert release.kubectl("get", "deployment", "--namespace", NAMESPACE, "-o", "name").strip(), (
         "the operator stays"
     )
-    release.kubectl("delete", "-f", str(RESOURCE), "--timeout=30s")
+    release.kubectl("delete", "-f", str(RESOURCE), "--timeout=110s")
     assert uninstall(release) == ""
     assert release.kubectl("get", "deployment", "--namespace", NAMESPACE, "-o", "name").strip() == ""

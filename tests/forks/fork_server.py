@@ -5,6 +5,7 @@ imported these libraries and done nothing else: it made no device, runs no threa
 test. A forked process has its own environment, arguments and `__main__`, and ends as an interpreter does.
 """
 
+import fcntl
 import json
 import os
 import select
@@ -21,6 +22,7 @@ from typing import IO, Final
 
 _FORKED: Final = Path(__file__).with_name("forked.py")
 _NUMBER: Final = struct.Struct("q")
+_PIPE_BYTES: Final = 1 << 20
 
 TORCH: Final = ("torch.distributed.checkpoint", "torch.distributed.fsdp", "torch._dynamo")
 """What the tests' scripts import of torch, and what torch itself imports only when it is used."""
@@ -107,6 +109,9 @@ def _connect(theirs: ExitStack, number: int, stream: Stream) -> tuple[int, IO[st
         return number, None
     if stream == subprocess.PIPE:
         reading, writing = os.pipe()
+        with suppress(OSError):
+            # A process that says much goes on although nobody reads it for a while.
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         end, ours, mode = (reading, writing, "w") if number == 0 else (writing, reading, "r")
         theirs.callback(os.close, end)
         return end, os.fdopen(ours, mode)

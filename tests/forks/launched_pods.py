@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -10,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
+
+from free_ports import free_port
 
 from stepkeeper.contract import Interval, Settings, Termination
 from stepkeeper.testing.pod import pod_environ, pod_identity
@@ -68,8 +69,7 @@ def pods(
     tmp_path: Path, n_hosts: int, grace_s: int = 60, coordinator: str = "localhost"
 ) -> list[tuple[Path, dict[str, str]]]:
     """The folder of each pod's own files, and its environment; all train into one root."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     made = []
     for host in range(n_hosts):
         folder = tmp_path / f"pod-{host}"

@@ -12,13 +12,19 @@ __all__ = ["ended_at_last", "hear", "hear_rest"]
 
 @contextmanager
 def ended_at_last(processes: Sequence[ForkedProcess]) -> Iterator[Sequence[ForkedProcess]]:
-    """Kill whatever of `processes` still runs when the block ends."""
+    """Kill whatever of `processes` still runs when the block ends. If that fails, print what else they have said."""
+    has_failed = True
     try:
         yield processes
+        has_failed = False
     finally:
-        for process in processes:
+        for rank, process in enumerate(processes):
+            ended = process.poll()
             process.kill()
-            process.communicate()
+            said, _ = process.communicate()
+            if has_failed:
+                how = "still ran" if ended is None else f"had ended with {ended}"
+                print(f"process {rank} {how}, and has said since it was heard:\n{said[-2000:]}")
 
 
 def hear(process: ForkedProcess, event: str, at_least: int = 0) -> dict[str, Any]:

@@ -1,18 +1,19 @@
 """Ranks of manager_trainer/waiting.py, which wait for what won't come, and the time in which a notice ends them."""
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Final
 
 from fork_server import ForkedProcess
+from processor_waits import ProcessorWaits
 from rank_talk import hear_rest
 
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
 
-__all__ = ["GRACE_S", "SILENCE_S", "Ranks", "ends_in_time", "ends_within", "head_step"]
+__all__ = ["GRACE_S", "SILENCE_S", "Ranks", "all_end_in_time", "ends_in_time", "ends_within", "head_step"]
 
 GRACE_S: Final = 5
 SILENCE_S: Final = 2.0
@@ -23,6 +24,9 @@ _END_S: Final = 5.0
 
 _SLACK_S: Final = 1.5
 """A kernel that has other processes to run."""
+
+_BUSY_S: Final = 60.0
+"""What other processes may take of a process's time until it is taken for one that doesn't end."""
 
 _PYTHONS_END_S: Final = 30.0
 """The interpreter's own end, which frees all modules: a third of a second of a core, on a busy machine many more. Who
@@ -41,29 +45,45 @@ def ends_within(process: ForkedProcess, timeout_s: float) -> int:
     return code
 
 
-def ends_in_time(
-    process: ForkedProcess, told_s: float, options: Mapping[str, float], *, is_told: bool = True
-) -> int:
-    """Return the exit code of a process that is over before it would be killed, or gone where it knows when that is.
+def ends_in_time(process: ForkedProcess, told_s: float, options: Mapping[str, float]) -> int:
+    """Return the exit code of a process that was sent SIGTERM, and ends as `all_end_in_time` says."""
+    return all_end_in_time([process], told_s, options)[0]
 
-    Over is all that it has to do, and Python's functions at exit.
+
+def all_end_in_time(
+    processes: Sequence[ForkedProcess],
+    told_s: float,
+    options: Mapping[str, float],
+    *,
+    told: ForkedProcess | None = None,
+) -> list[int]:
+    """Return the exit codes of processes that are over before they would be killed, or gone where they know when.
+
+    Over is all that one has to do, and Python's functions at exit. Not counted is time in which it could have run and
+    other processes had the processors.
 
     Args:
-        process: The process.
-        told_s: When it was sent SIGTERM, by time.monotonic(), or another rank was.
-        options: Those of the process.
-        is_told: False if SIGTERM went to another rank, which has told this one: nobody kills it soon.
+        processes: The processes.
+        told_s: When they were sent SIGTERM, by time.monotonic().
+        options: Theirs.
+        told: The only one of them that was sent it, which has told the others: nobody kills those soon.
 
     """
     limit_s = options.get("grace_s", SILENCE_S + _END_S)
-    code = process.wait(told_s + limit_s + _SLACK_S + _PYTHONS_END_S - time.monotonic())
-    gone_s = time.monotonic() - told_s
-    over_s = next((said["at_s"] - told_s for said in hear_rest(process) if said["event"] == "over"), gone_s)
-    print(
-        f"{code}: over {over_s:.1f} s and gone {gone_s:.1f} s after the notice, which leaves {limit_s:.1f} s"
-    )
-    assert (gone_s if is_told and "grace_s" in options else over_s) <= limit_s + _SLACK_S
-    return code
+    with ExitStack() as stack:
+        all_waits = [stack.enter_context(ProcessorWaits([process.pid])) for process in processes]
+        ends = [(process.wait(_BUSY_S + limit_s + _PYTHONS_END_S), time.monotonic()) for process in processes]
+    for process, waits, (code, gone_at_s) in zip(processes, all_waits, ends, strict=True):
+        said = (each["at_s"] for each in hear_rest(process) if each["event"] == "over")
+        over_at_s = next(said, gone_at_s)
+        counts_at_s = gone_at_s if told in (None, process) and "grace_s" in options else over_at_s
+        busy_s = waits.until_s(counts_at_s)
+        print(
+            f"{code}: over {over_at_s - told_s:.1f} s and gone {gone_at_s - told_s:.1f} s after the notice, "
+            f"which leaves {limit_s:.1f} s; until then others had the processor for {busy_s:.1f} s"
+        )
+        assert counts_at_s - told_s - busy_s <= limit_s + _SLACK_S
+    return [code for code, _ in ends]
 
 
 def head_step(tmp_path: Path) -> int:

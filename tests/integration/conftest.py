@@ -4,10 +4,10 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 from fork_server import TORCH, ForkedProcess, ForkServer
@@ -78,19 +78,29 @@ def ranks(torch_servers: tuple[ForkServer, ForkServer], tmp_path: Path) -> Ranks
         case: str, world_size: int = 1, folder: Path = tmp_path, **options: Any
     ) -> Iterator[list[ForkedProcess]]:
         said = json.dumps({"silence_s": SILENCE_S, **options})
-        processes = [
-            torch_servers[rank % 2].start(
-                [_WAITING, folder, rank, world_size, case, said],
-                env={**os.environ, "FORKED_TELLS_END": "1"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-            for rank in range(world_size)
-        ]
-        with ended_at_last(processes):
+        with ExitStack() as stack:
+            logs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(world_size)]
+            processes = [
+                torch_servers[rank % 2].start(
+                    [_WAITING, folder, rank, world_size, case, said],
+                    env={**os.environ, "FORKED_TELLS_END": "1"},
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                )
+                for rank, log in enumerate(logs)
+            ]
+            # pytest shows it where the test fails.
+            stack.callback(_print_ends, logs)
+            stack.enter_context(ended_at_last(processes))
             yield processes
 
     return ranks
+
+
+def _print_ends(logs: Sequence[IO[str]]) -> None:
+    for rank, log in enumerate(logs):
+        log.seek(0)
+        print(f"--- rank {rank} ---\n{log.read()[-3000:]}")
 
 
 @pytest.fixture

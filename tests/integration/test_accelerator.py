@@ -16,5 +16,5 @@ TRAINING = Path(__file__).parent / "accelerator" / "training.py"
 def test_its_tensors_and_random_numbers_are_saved_and_restored(
     torch_server: ForkServer, tmp_path: Path
 ) -> None:
-    done = torch_server.run([TRAINING, tmp_path], timeout=120)
+    done = torch_server.run([TRAINING, tmp_path], timeout=250)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -74,7 +74,7 @@ def test_a_companion_is_gone_with_its_trainer_though_a_forked_child_has_its_sock
             assert not gone(said["companion"], 0.3)
             trainer.kill()
             trainer.wait()
-            assert gone(said["companion"], 20)
+            assert gone(said["companion"], 60)
             assert not gone(said["child"], 0.1), "it still has the socket"
         finally:
             trainer.kill()

@@ -298,7 +298,7 @@ def test_ranks_save_and_load_each_others_dtensors(launch: Callable[..., None], t
 
 
 def test_killed_anywhere_what_can_be_read_is_whole(torch_server: ForkServer, tmp_path: Path) -> None:
-    done = torch_server.run([FOLDER / "killed.py", tmp_path], timeout=120)
+    done = torch_server.run([FOLDER / "killed.py", tmp_path], timeout=250)
     assert done.returncode == 0, done.stderr[-4000:]
     shutil.rmtree(tmp_path)
 

@@ -6,7 +6,6 @@ Where their number stays the same, it resumes to the bit.
 import math
 import os
 import re
-import socket
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from fork_server import ForkServer
+from free_ports import free_port
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -53,8 +53,7 @@ def train(torch_servers: tuple[ForkServer, ForkServer], tmp_path: Path) -> Train
     """Start the processes as torchrun would, with the same variables. With it: test_pages.py."""
 
     def train(root: Path, n_processes: int, n_steps: int) -> Run:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         command = [TRAIN, "--checkpoint-uri", root.as_uri(), "--steps", n_steps]
         outputs = [tmp_path / f"{rank}-of-{n_processes}.txt" for rank in range(n_processes)]
         processes = []

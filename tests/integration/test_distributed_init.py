@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from fork_server import ForkedProcess, ForkServer
+from free_ports import free_port
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
 from stepkeeper.contract import Termination
@@ -20,11 +21,6 @@ from stepkeeper.testing.pod import pod_environ, pod_identity
 
 SCRIPTS = Path(__file__).parent / "distributed_init"
 PATIENCE_S = 120
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 Start = Callable[..., tuple[ForkedProcess, Path]]
@@ -87,7 +83,7 @@ def test_pods_of_the_operator_find_each_other(start: Start) -> None:
 
 def test_a_host_that_does_not_come_is_named(start: Start) -> None:
     process, output = start(
-        pod_environ(pod_identity(hosts_per_slice=3, coordinator_port=free_port())), timeout_s=1
+        pod_environ(pod_identity(hosts_per_slice=3, coordinator_port=free_port())), timeout_s=5
     )
     assert process.wait(PATIENCE_S) == 1
     assert "rank 0 waits for 2 of 3 hosts: 1, 2; see whether their pods run" in output.read_text()
@@ -96,7 +92,7 @@ def test_a_host_that_does_not_come_is_named(start: Start) -> None:
 def test_a_coordinator_that_does_not_come_is_named(start: Start) -> None:
     port = free_port()
     identity = pod_identity(hosts_per_slice=2, host_index=1, coordinator_port=port)
-    process, output = start(pod_environ(identity), timeout_s=1)
+    process, output = start(pod_environ(identity), timeout_s=3)
     assert process.wait(PATIENCE_S) == 1
     assert (
         f"rank 1 can't reach rank 0 at localhost port {port}: see whether its pod runs" in output.read_text()

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from fork_server import ForkedProcess, ForkServer
+from free_ports import free_port
 
 # Four trainings one after the other.
 pytestmark = pytest.mark.timeout(900)
@@ -20,6 +20,9 @@ pytestmark = pytest.mark.timeout(900)
 TRAIN = Path(__file__).parents[2] / "examples" / "fsdp2" / "train.py"
 PATIENCE_S = 200
 N_STEPS = 40
+SLOW_S = 1.0
+"""After each step of a training that is to be told in time, also by a process that has no processor for a while."""
+
 READ_LOSSES = """
 import json
 import sys
@@ -38,12 +41,11 @@ Servers = tuple[ForkServer, ForkServer]
 
 @contextmanager
 def training(
-    servers: Servers, output: Path, root: Path, n: int, n_steps: int
+    servers: Servers, output: Path, root: Path, n: int, n_steps: int, pause_s: float = 0.02
 ) -> Iterator[list[ForkedProcess]]:
     """Its processes, with torchrun's variables; rank 0 prints into `output`."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [TRAIN, "--checkpoint-uri", root.as_uri(), "--steps", n_steps, "--pause-seconds", 0.02]
+    port = free_port()
+    command = [TRAIN, "--checkpoint-uri", root.as_uri(), "--steps", n_steps, "--pause-seconds", pause_s]
     processes = []
     try:
         for rank in range(n):
@@ -87,7 +89,7 @@ def test_a_training_that_was_told_to_stop_resumes_to_the_bit_and_goes_on_with_an
     train(torch_servers, tmp_path / "whole-run", whole, 2, N_STEPS)
 
     stopped = tmp_path / "stopped"
-    with training(torch_servers, stopped, root, 2, N_STEPS) as processes:
+    with training(torch_servers, stopped, root, 2, N_STEPS, SLOW_S) as processes:
         deadline = time.monotonic() + PATIENCE_S
         while "step=5 " not in said(stopped):
             assert processes[0].poll() is None, said(stopped)

@@ -29,7 +29,7 @@ def run(server: ForkServer, tmp_path: Path, pod: Path | None, way: str) -> tuple
         env |= pod_environ(pod_identity())
     command = [TRAINER, uri, "-" if pod is None else pod, way]
     process = server.start(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    said = process.communicate(timeout=60)[0]
+    said = process.communicate(timeout=200)[0]
     return process.wait(), said
 
 
@@ -79,6 +79,6 @@ def test_a_pod_that_another_jobs_root_did_not_let_in_ends_as_its_own_training_do
     script = TRAINER.with_name("warm_start.py")
     command = [script, tmp_path, other, way]
     process = torch_server.start(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    said = process.communicate(timeout=60)[0]
+    said = process.communicate(timeout=200)[0]
     assert process.wait() == code, said
     assert Termination.from_json((tmp_path / "termination").read_bytes()).code == code

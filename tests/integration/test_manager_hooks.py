@@ -66,7 +66,7 @@ def test_a_hook_that_hangs_keeps_no_manager_open(
 
 def test_hooks_of_the_last_saves_are_called_where_nobody_closes_the_manager(uri: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", UNCLOSED, uri], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", UNCLOSED, uri], capture_output=True, text=True, timeout=200, check=False
     )
     assert (done.returncode, done.stdout) == (0, "1 True\n2 True\n"), done.stderr
 

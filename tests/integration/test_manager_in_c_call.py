@@ -4,11 +4,11 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from fork_server import ForkedProcess, ForkServer
+from fork_server import ForkServer
+from processor_waits import ProcessorWaits
 from rank_talk import ended_at_last, hear, hear_rest
 from waiting_ranks import head_step
 
@@ -17,12 +17,6 @@ from stepkeeper.contract import ExitCode, Termination
 TRAINER = Path(__file__).parent / "manager_trainer" / "notified.py"
 CALL_S = 30
 WITHIN_S = 1.0
-
-
-def waited_s(processes: Sequence[ForkedProcess]) -> float:
-    """How long threads of these could have run by now and had no processor: other processes had them."""
-    stats = (path for each in processes for path in Path(f"/proc/{each.pid}/task").glob("*/schedstat"))
-    return sum(int(path.read_text().split()[1]) / 1e9 for path in stats)
 
 
 @pytest.mark.parametrize(("world_size", "told"), [(2, 0), (2, 1), (4, 3)])
@@ -38,10 +32,11 @@ def test_all_know_of_a_notice_within_a_second(
         for process in processes:
             hear(process, "stands")
         time.sleep(0.5)
-        before_s, told_s = waited_s(processes), time.monotonic()
-        processes[told].send_signal(signal.SIGTERM)
-        known = [hear(process, "knows") for process in processes]
-        lost_s = waited_s(processes) - before_s
+        with ProcessorWaits([process.pid for process in processes]) as waits:
+            told_s = time.monotonic()
+            processes[told].send_signal(signal.SIGTERM)
+            known = [hear(process, "knows") for process in processes]
+        lost_s = waits.until_s(time.monotonic())
         (tmp_path / "go").touch()
         stops = [each["step"] for process in processes for each in hear_rest(process)]
     after_s = [each["at_s"] - told_s for each in known]

@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parent / "manager_trainer" / "many.py"
 def test_any_number_of_managers_takes_no_descriptors_threads_or_signals(
     torch_server: ForkServer, case: str, tmp_path: Path
 ) -> None:
-    ended = torch_server.run([SCRIPT, tmp_path / "root", case, 100], timeout=120)
+    ended = torch_server.run([SCRIPT, tmp_path / "root", case, 100], timeout=250)
     assert ended.returncode == -signal.SIGTERM, ended.stderr[-3000:]
     said = [json.loads(line) for line in ended.stdout.splitlines()]
     assert said[0] == {"fds": 0, "threads": 0}

@@ -12,10 +12,13 @@ from stepkeeper.log import Log
 from stepkeeper.log.entries import VoidEntry
 from stepkeeper.storage import open_store
 
-TIMEOUT_S = 4.0
-"""The process group's timeout, with which the training itself sets how long its ranks may be apart."""
+TIMEOUT_S = 10.0
+"""The process group's timeout, with which the training itself sets how long its ranks may be apart.
 
-PATIENCE_S = 60.0
+A rank that runs may get no processor for some seconds.
+"""
+
+PATIENCE_S = 120.0
 """For the limits of each of two meetings, what the end takes, and a busy machine; far from any limit of a default."""
 
 PHASES = ("save", "wait", "restore_latest", "end")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from rank_talk import hear
-from waiting_ranks import GRACE_S, SILENCE_S, Ranks, ends_in_time, head_step
+from waiting_ranks import GRACE_S, SILENCE_S, Ranks, all_end_in_time, ends_in_time, head_step
 
 from stepkeeper.contract import ExitCode, Termination
 
@@ -39,8 +39,8 @@ def test_the_others_end_with_the_notice_while_rank_0_stands_still(
         told_s = time.monotonic()
         for process in others:
             process.send_signal(signal.SIGTERM)
-        codes = {ends_in_time(process, told_s, grace) for process in others}
-    assert codes <= {ExitCode.SAVED, ExitCode.PEER_LOST}
+        codes = all_end_in_time(others, told_s, grace)
+    assert set(codes) <= {ExitCode.SAVED, ExitCode.PEER_LOST}
     if grace:
         for rank in range(1, world_size):
             said = Termination.from_json((tmp_path / f"termination.{rank}").read_bytes())

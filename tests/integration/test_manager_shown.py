@@ -23,7 +23,7 @@ def run(
     identity = pod_identity()
     env = {Identity.variable(each.name): str(getattr(identity, each.name)) for each in fields(identity)}
     done = server.run(
-        [TRAINER, folder, configured, "slow" if slow else "fast"], env={**os.environ, **env}, timeout=120
+        [TRAINER, folder, configured, "slow" if slow else "fast"], env={**os.environ, **env}, timeout=250
     )
     assert done.returncode == code, done.stderr
     return done.stderr

@@ -17,7 +17,7 @@ TRAINER = Path(__file__).parent / "manager_trainer" / "told.py"
 
 def run(server: ForkServer, folder: Path, case: str) -> subprocess.CompletedProcess[str]:
     """Run the trainer, which has ended with one code in the termination message and for its parent."""
-    process = server.run([TRAINER, folder, case], timeout=60)
+    process = server.run([TRAINER, folder, case], timeout=200)
     word = Termination.from_json((folder / "termination").read_bytes())
     assert word.code == process.returncode, process.stderr
     return process

@@ -110,7 +110,7 @@ class TestAsked:
         tpu.step(0)
         assert await seen(clients, "qr") == ("REPAIRING", "UNHEALTHY_MAINTENANCE", "ONGOING")
         tpu.step(600)
-        assert (await operation.result(timeout=5)).state.name == "READY"
+        assert (await operation.result(timeout=60)).state.name == "READY"
 
     async def test_it_can_be_performed_on_nodes_of_a_queued_resource(
         self, tpu: FakeTpu, clients: Clients
@@ -134,7 +134,7 @@ class TestAsked:
         operation = await perform("qr-0", "qr-1")
         assert [(await seen(clients, f"qr-{n}"))[0] for n in range(3)] == ["REPAIRING", "REPAIRING", "READY"]
         tpu.step(600)
-        assert (await operation.result(timeout=5)).name == queued_name("qr")
+        assert (await operation.result(timeout=60)).name == queued_name("qr")
 
     async def test_an_event_can_be_simulated(self, tpu: FakeTpu, clients: Clients) -> None:
         """worker_ids: "The 0-based worker ID. If it is empty, worker ID 0 will be selected"."""
@@ -150,7 +150,7 @@ class TestAsked:
         with pytest.raises(exceptions.FailedPrecondition, match="REPAIRING"):
             await clients.alpha.simulate_maintenance_event(request={"name": node_name("qr")})
         tpu.step(60)
-        assert (await operation.result(timeout=5)).health.name == "HEALTHY"
+        assert (await operation.result(timeout=60)).health.name == "HEALTHY"
 
     async def test_v2_has_no_maintenance(self, clients: Clients) -> None:
         assert not hasattr(clients.v2, "simulate_maintenance_event")

@@ -32,7 +32,7 @@ async def test_an_operation_says_what_it_does(tpu: FakeTpu, clients: Clients) ->
     assert operation.operation.name.startswith(f"{PARENT}/operations/operation-")
     assert not await operation.done()
     tpu.step(2)
-    assert (await operation.result(timeout=5)).state.state.name == "WAITING_FOR_RESOURCES"
+    assert (await operation.result(timeout=60)).state.state.name == "WAITING_FOR_RESOURCES"
     assert (operation.metadata.end_time - operation.metadata.create_time).total_seconds() == 2
 
 
@@ -71,7 +71,7 @@ async def test_an_operation_ends_with_the_error_of_its_target(tpu: FakeTpu, clie
     operation = await clients.alpha.create_queued_resource(request=create_request("qr"))
     tpu.fail("qr", "INTERNAL", "a host is broken")
     with pytest.raises(exceptions.GoogleAPICallError, match="a host is broken"):
-        await operation.result(timeout=5)
+        await operation.result(timeout=60)
 
 
 async def test_a_deletion_that_fails_leaves_all_as_it_was_and_answers_the_same_request_again(
@@ -84,7 +84,7 @@ async def test_a_deletion_that_fails_leaves_all_as_it_was_and_answers_the_same_r
     assert not await operation.done()
     tpu.step(10)
     with pytest.raises(exceptions.GoogleAPICallError, match="a host is broken"):
-        await operation.result(timeout=5)
+        await operation.result(timeout=60)
     again = await clients.alpha.delete_queued_resource(request=request)
     assert again.operation.name == operation.operation.name
     assert await state_of(clients, "qr") == "ACTIVE"
@@ -96,9 +96,9 @@ async def test_an_operation_on_what_is_deleted_is_aborted(tpu: FakeTpu, clients:
     creation = await clients.alpha.create_queued_resource(request=create_request("qr"))
     deletion = await clients.alpha.delete_queued_resource(request={"name": queued_name("qr"), "force": True})
     tpu.step(10)
-    assert (await deletion.result(timeout=5)).name == queued_name("qr")
+    assert (await deletion.result(timeout=60)).name == queued_name("qr")
     with pytest.raises(exceptions.GoogleAPICallError, match="deleted meanwhile"):
-        await creation.result(timeout=5)
+        await creation.result(timeout=60)
 
 
 async def test_an_operation_on_a_node_ends_with_the_node(tpu: FakeTpu, clients: Clients) -> None:
@@ -107,7 +107,7 @@ async def test_an_operation_on_a_node_ends_with_the_node(tpu: FakeTpu, clients: 
     await clients.alpha.delete_queued_resource(request={"name": queued_name("qr"), "force": True})
     tpu.step(10)
     with pytest.raises(exceptions.GoogleAPICallError, match="deleted meanwhile"):
-        await simulation.result(timeout=5)
+        await simulation.result(timeout=60)
 
 
 async def test_an_operation_can_be_listed_cancelled_and_forgotten(tpu: FakeTpu, clients: Clients) -> None:
@@ -117,7 +117,7 @@ async def test_an_operation_can_be_listed_cancelled_and_forgotten(tpu: FakeTpu, 
     listed = await clients.alpha.list_operations(operations_pb2.ListOperationsRequest(name=PARENT))
     assert [each.name for each in listed.operations] == [name]
     tpu.step(2)
-    await operation.result(timeout=5)
+    await operation.result(timeout=60)
     assert operation.metadata.cancel_requested
     await clients.alpha.delete_operation(operations_pb2.DeleteOperationRequest(name=name))
     with pytest.raises(exceptions.NotFound):
@@ -190,7 +190,7 @@ class TestRequestIds:
         tpu.step(20)
         two = await clients.alpha.delete_queued_resource(request=request)
         assert one.operation.name == two.operation.name
-        await two.result(timeout=5)
+        await two.result(timeout=60)
 
     async def test_deletions_of_nodes_in_v2alpha1_have_them_too(self, tpu: FakeTpu, clients: Clients) -> None:
         await create_active(tpu, clients, "qr")
@@ -211,7 +211,7 @@ class TestFaults:
         assert await state_of(clients, "qr") == "CREATING"
         tpu.step(2)
         again = await clients.alpha.create_queued_resource(request=request)
-        assert (await again.result(timeout=5)).name == queued_name("qr")
+        assert (await again.result(timeout=60)).name == queued_name("qr")
         assert tpu.count("CreateQueuedResource") == 2
 
     async def test_a_call_fails_and_nothing_is_done(self, tpu: FakeTpu, clients: Clients) -> None:

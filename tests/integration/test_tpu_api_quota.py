@@ -111,7 +111,7 @@ class TestLate:
         operation = await clients.alpha.create_queued_resource(request=create_request("second"))
         tpu.step(2)
         with pytest.raises(exceptions.GoogleAPICallError, match="Quota limit"):
-            await operation.result(timeout=5)
+            await operation.result(timeout=60)
         state = (await clients.alpha.get_queued_resource(name=queued_name("second"))).state
         assert (state.state.name, state.failed_data.error.code) == ("FAILED", 8)
         assert state.failed_data.error.details[1].Is(error_details_pb2.QuotaFailure.DESCRIPTOR)

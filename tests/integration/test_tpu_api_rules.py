@@ -286,7 +286,7 @@ class TestDeletion:
             operation = await clients.v2.delete_queued_resource(request=request)
             assert await state_of(clients, "qr") == "DELETING"
             tpu.step(10)
-            await operation.result(timeout=5)
+            await operation.result(timeout=60)
             assert [n async for n in await clients.alpha.list_nodes(parent=PARENT)] == []
         assert seen == ["CREATING", "PROVISIONING", "ACTIVE", "SUSPENDING", "SUSPENDED", "SUSPENDED"]
 
@@ -311,7 +311,7 @@ class TestNodes:
         }
         mask = {"paths": ["description", "labels", "network_config.enable_external_ips"]}
         operation = await clients.alpha.update_node(request={"node": changed, "update_mask": mask})
-        await operation.result(timeout=5)
+        await operation.result(timeout=60)
         found = await clients.v2.get_node(name=node_name("qr"))
         assert (found.description, dict(found.labels)) == ("mine", {"team": "a"})
         assert (found.network_config.enable_external_ips, found.network_config.network) == (True, "")
@@ -341,9 +341,9 @@ class TestNodes:
     async def test_nodes_can_be_had_without_a_queue(self, tpu: FakeTpu, clients: Clients) -> None:
         operation = await clients.v2.create_node(parent=PARENT, node_id="alone", node=node())
         tpu.step(60)
-        assert (await operation.result(timeout=5)).state.name == "READY"
+        assert (await operation.result(timeout=60)).state.name == "READY"
         operation = await clients.v2.delete_node(name=node_name("alone"))
         tpu.step(10)
-        await operation.result(timeout=5)
+        await operation.result(timeout=60)
         with pytest.raises(exceptions.NotFound):
             await clients.v2.get_node(name=node_name("alone"))

@@ -1,10 +1,12 @@
 """Give tests, the demo and benchmarks a cluster as one object."""
 
 import contextlib
+import json
 import os
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from stepcluster import images, kueue, lifecycle, nodeinit
 from stepcluster.errors import NoClusterError
@@ -85,8 +87,12 @@ class Cluster:
 
     @property
     def audit_log(self) -> Path:
-        """The audit log of the API server: one JSON object in a line for each request, when it ended."""
+        """The audit log of the API server: one JSON object in a line for each request, after it was answered."""
         return self._parts.layout.audit_log
+
+    def audit_entries(self, user: str | None = None) -> list[dict[str, Any]]:
+        """Return what the audit log has of all requests, or of one user's."""
+        return read_audit(self.audit_log.read_text(encoding="utf-8"), user)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -123,7 +129,7 @@ class Cluster:
         return run([self._parts.binaries["helm"], *arguments], env=environment, timeout_s=timeout_s)
 
     def wait_established(self, crd: str) -> None:
-        """Objects of that CRD can be made. Raises StartError if that takes longer than half a minute."""
+        """Objects of that CRD can be made. Raises StartError if that takes longer than two minutes."""
         self._parts.wait_established(crd)
 
     def load_image(self, archive: Path, *, nodes: Sequence[str] | None = None) -> None:
@@ -176,6 +182,12 @@ class Cluster:
     def down(self) -> None:
         """End the cluster; nothing of it is left on the machine."""
         lifecycle.stop(self.name)
+
+
+def read_audit(text: str, user: str | None = None) -> list[dict[str, Any]]:
+    """Read the text of an audit log, whose last line may yet be being written."""
+    entries = (json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n"))
+    return [entry for entry in entries if user in {None, entry["user"]["username"]}]
 
 
 @contextlib.contextmanager

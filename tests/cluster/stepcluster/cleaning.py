@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepcluster import cgroups, network
+from stepcluster import cgroups, network, state
 from stepcluster.discarding import discard
 from stepcluster.layout import Layout
 from stepcluster.machine import run, wait_until
 from stepcluster.processes import CLUSTER_MARK, first_process, kill_marked, marked
 
-GRACE_S = 20.0
+GRACE_S = 100.0
 PATIENCE_S = 10.0
 """Longest wait until the files are deleted: on a healthy disk it takes two or three seconds."""
 
@@ -62,7 +62,7 @@ def clean(layout: Layout, others: Iterable[str]) -> None:
     wait_until(
         lambda: _no_process(folder), f"the end of cluster {layout.name}", timeout_s=GRACE_S, poll_s=0.05
     )
-    network.disconnect(layout)
+    remove_cable(layout)
     left = plan(
         cluster=layout.name,
         others=others,
@@ -75,6 +75,17 @@ def clean(layout: Layout, others: Iterable[str]) -> None:
     for name in left.groups:
         wait_until(lambda name=name: not cgroups.remove(name), f"group {name} to be empty", timeout_s=GRACE_S)  # type: ignore[misc]
     discard(folder, folder.parent.with_name("discarded"), patience_s=PATIENCE_S)
+
+
+def remove_cable(layout: Layout) -> None:
+    """Remove the cluster's cable, unless it went by itself and what bears its name is another cluster's by now."""
+    with state.lock(state.state_root()):
+        others = (state.read_file(name) for name in state.names() if name != layout.name)
+        if not any(
+            other is not None and other.block == layout.block and state.is_running(other.name)
+            for other in others
+        ):
+            network.disconnect(layout)
 
 
 def _no_process(folder: Path) -> bool:

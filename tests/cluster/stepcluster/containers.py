@@ -18,7 +18,7 @@ from stepcluster.parts import Parts
 from stepcluster.processes import command_line, namespace_number
 
 HEADROOM_BYTES = 64 << 20
-OOM_TIMEOUT_S = 30.0
+OOM_TIMEOUT_S = 100.0
 HOG = """
 import os, sys
 procs, events, n_before = sys.argv[1:]
@@ -98,13 +98,16 @@ def send(target: Container, number: signal.Signals, *, process: str = "") -> int
     """Send the signal to one process of the container, and return the process's id.
 
     Raises:
-        FaultError: No process, or more than one, matches.
+        FaultError: No process, or more than one, matches; or it has ended meanwhile.
     """
     processes = target.processes()
     if not processes:
         raise FaultError(f"pod {target.pod} has no process left")
     pid = choose(processes, {pid: namespace_number(pid) for pid in processes}, process)
-    os.kill(pid, number)
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError as error:
+        raise FaultError(f"process {pid} of pod {target.pod} has ended meanwhile") from error
     return pid
 
 

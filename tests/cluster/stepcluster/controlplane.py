@@ -39,7 +39,7 @@ def start(launcher: Launcher, binaries: Binaries, layout: Layout) -> None:
     (layout.folder / "audit-policy.yaml").write_text(json.dumps(AUDIT_POLICY), encoding="utf-8")
     kube = binaries["kube"]
     log = launcher.start("etcd", [kube, *etcd_arguments(layout)])
-    wait_until(lambda: _etcd_listens(layout), "etcd", timeout_s=30, log=log)
+    wait_until(lambda: _etcd_listens(layout), "etcd", timeout_s=120, log=log)
     start_api_server(launcher, binaries, layout)
     for name, arguments in (
         ("kube-controller-manager", manager_arguments(layout)),
@@ -56,7 +56,7 @@ def start_api_server(launcher: Launcher, binaries: Binaries, layout: Layout) -> 
         StartError: It doesn't in time.
     """
     log = launcher.start("kube-apiserver", [binaries["kube"], *api_server_arguments(layout)])
-    wait_until(lambda: api_is_ready(layout), "the API server", timeout_s=60, log=log)
+    wait_until(lambda: api_is_ready(layout), "the API server", timeout_s=200, log=log)
 
 
 def api_is_ready(layout: Layout) -> bool:

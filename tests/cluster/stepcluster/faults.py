@@ -13,7 +13,7 @@ from stepcluster.nodeconfig import SHUTDOWN_S
 from stepcluster.parts import Parts
 
 OPERATOR_SELECTOR = "app.kubernetes.io/name=stepkeeper,app.kubernetes.io/component=operator"
-POWER_OFF_MARGIN_S = 20
+POWER_OFF_MARGIN_S = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,14 +112,14 @@ class Faults:
         namespace, deployment = self._operator()
         self._kubectl("-n", namespace, "scale", deployment, "--replicas=0")
         self._kubectl(
-            "-n", namespace, "wait", "pod", "-l", OPERATOR_SELECTOR, "--for=delete", "--timeout=60s"
+            "-n", namespace, "wait", "pod", "-l", OPERATOR_SELECTOR, "--for=delete", "--timeout=110s"
         )
 
     def start_operator(self) -> None:
         """Start the stopped operator again and wait until it is available."""
         namespace, deployment = self._operator()
         self._kubectl("-n", namespace, "scale", deployment, "--replicas=1")
-        self._kubectl("-n", namespace, "wait", deployment, "--for=condition=Available", "--timeout=60s")
+        self._kubectl("-n", namespace, "wait", deployment, "--for=condition=Available", "--timeout=110s")
 
     def restart_api_server(self, *, down_for_s: float = 0.0) -> None:
         """Kill the API server, start it again `down_for_s` later, and wait until it is ready."""

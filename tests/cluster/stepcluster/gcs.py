@@ -29,7 +29,7 @@ def start(launcher: Launcher, binaries: Binaries, layout: Layout) -> None:
         "-log-level=warn",
     ]
     log = launcher.start("fake-gcs-server", [binaries["fake-gcs-server"], *arguments])
-    wait_until(lambda: _answers(layout), "object storage", timeout_s=20, log=log)
+    wait_until(lambda: _answers(layout), "object storage", timeout_s=120, log=log)
 
 
 def _answers(layout: Layout) -> bool:

@@ -20,7 +20,7 @@ _SOURCE: Final = Path(__file__).parents[1] / "kueue"
 _PACKAGES: Final = ("sigs.k8s.io/kueue/cmd/kueue",)
 _FLAGS: Final = ("-trimpath", "-ldflags=-s -w")
 _GROUPS: Final = {"kueue.x-k8s.io", "jobset.x-k8s.io"}
-_READY_TIMEOUT_S: Final = 60.0
+_READY_TIMEOUT_S: Final = 200.0
 _METRICS_CERTIFICATE: Final = "kueue/metrics/certs"
 """The folder below /etc where Kueue wants one, also if it serves no metrics."""
 

@@ -26,7 +26,16 @@ from stepcluster.machine import require_root, run, say, wait_until
 from stepcluster.nodes import Node, choose_nodes
 from stepcluster.parts import Parts
 
-READY_TIMEOUT_S = 90.0
+READY_TIMEOUT_S = 240.0
+NOT_YET = (
+    "connection refused",
+    "no matches for kind",
+    "deadline exceeded",
+    "timeout",
+    "EOF",
+    "connection reset",
+)
+"""What the API server says while a webhook comes up, on a machine that has other things to do too."""
 
 
 def start(
@@ -158,7 +167,7 @@ def _wait_serving(parts: Parts) -> None:
         try:
             run([*parts.kubectl, "create", "--dry-run=server", "-f", "-"], stdin=json.dumps(_probe_jobset()))
         except CommandError as error:
-            if "connection refused" in str(error) or "no matches for kind" in str(error):
+            if any(words in str(error) for words in NOT_YET):
                 return False
             raise StartError(f"JobSet's controller does not work: {error}") from error
         return True
@@ -166,8 +175,8 @@ def _wait_serving(parts: Parts) -> None:
     log = parts.layout.logs / "jobset.log"
     wait_until(jobset_answers, "JobSet's webhooks", timeout_s=READY_TIMEOUT_S, log=log)
     wait = ["wait", "--for=condition=Available", f"--timeout={READY_TIMEOUT_S:.0f}s", "deployment/coredns"]
-    run([*parts.kubectl, "-n", dns.NAMESPACE, *wait])
-    run([*parts.kubectl, "wait", "--for=create", "--timeout=30s", "serviceaccount/default"])
+    run([*parts.kubectl, "-n", dns.NAMESPACE, *wait], timeout_s=READY_TIMEOUT_S + 10)
+    run([*parts.kubectl, "wait", "--for=create", "--timeout=100s", "serviceaccount/default"])
 
 
 def _probe_jobset() -> Mapping[str, object]:

@@ -2,11 +2,16 @@
 
 from pathlib import Path
 
+from stepcluster.errors import CommandError
 from stepcluster.layout import Layout, choose_block, parse_routes
-from stepcluster.machine import run
+from stepcluster.machine import run, wait_until
 from stepcluster.processes import Namespaces
 
 INNER_INTERFACE = "uplink"
+INTERFACES = Path("/sys/class/net")
+END_TIMEOUT_S = 60.0
+GONE = ("Cannot find device", "No such device")
+"""What `ip` says of an interface that isn't there: by its name, and by the number that it had for that."""
 
 
 def free_block() -> int:
@@ -49,5 +54,13 @@ def connect(layout: Layout, namespaces: Namespaces) -> None:
 
 def disconnect(layout: Layout) -> None:
     """Remove the machine's end of the cable at once, instead of when the kernel gets to it."""
-    if Path("/sys/class/net", layout.host_interface).exists():
+    interface = INTERFACES / layout.host_interface
+    if not interface.exists():
+        return
+    try:
         run(["ip", "link", "delete", layout.host_interface])
+    except CommandError as error:
+        # The kernel removes it with the cluster's namespace, which may be after the look.
+        if not any(words in str(error) for words in GONE):
+            raise
+    wait_until(lambda: not interface.exists(), f"the end of {interface.name}", timeout_s=END_TIMEOUT_S)

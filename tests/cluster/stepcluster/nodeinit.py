@@ -170,9 +170,9 @@ def start_services(plan: NodePlan, services: Services) -> None:
     services.start("containerd", ["containerd", f"--config={folder / 'containerd.toml'}"])
     containerd_socket = folder / "containerd.sock"
     log = folder / "containerd.log"
-    wait_until(lambda: _answers(containerd_socket), "containerd", timeout_s=30, log=log, poll_s=0.05)
+    wait_until(lambda: _answers(containerd_socket), "containerd", timeout_s=120, log=log, poll_s=0.05)
     nodeimages.import_missing(folder, run)
-    wait_until(lambda: _api_listens(plan.api_host), "the API server", timeout_s=120)
+    wait_until(lambda: _api_listens(plan.api_host), "the API server", timeout_s=300)
 
 
 def start_vm(plan: NodePlan, vm: VmPlan, services: Services) -> None:

@@ -1,8 +1,10 @@
 """The nodes: what each is, its configuration files, starting and stopping it."""
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -33,6 +35,8 @@ TPU_LABELS = {
 TPU_CHIPS = 4
 TOPOLOGY_LABEL = "cloud.google.com/gke-tpu-topology"
 SYSTEM_NODE = "system"
+OFF_TIMEOUT_S = 60.0
+"""Longest time until all that ran on a machine without power is gone, when this machine has other things to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,10 +130,17 @@ class NodeRunner:
     def is_on(self, node: str) -> bool:
         return first_process(NODE_MARK, str(self.layout.node_folder(node))) is not None
 
+    def tell(self, node: str, number: signal.Signals) -> None:
+        """Send a signal to the first process of a node that may go off by itself meanwhile."""
+        pid = first_process(NODE_MARK, str(self.layout.node_folder(node)))
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
     def power_off(self, node: str) -> None:
         """Kill every process of the node and its containers at once; what the node has stored stays."""
         os.kill(self.namespaces(node).pid, 9)
-        self.wait_off(node, timeout_s=15)
+        self.wait_off(node, timeout_s=OFF_TIMEOUT_S)
 
     def wait_off(self, node: str, *, timeout_s: float) -> None:
         """Wait until no process of the node is left.

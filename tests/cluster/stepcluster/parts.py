@@ -13,8 +13,8 @@ from stepcluster.nodes import Node, NodeRunner
 from stepcluster.processes import CLUSTER_MARK, Launcher, Namespaces
 from stepcluster.vms import records
 
-CRD_TIMEOUT_S = 30.0
-NODE_TIMEOUT_S = 60.0
+CRD_TIMEOUT_S = 120.0
+NODE_TIMEOUT_S = 200.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class Parts:
             )
 
     def wait_established(self, crd: str) -> None:
-        """Objects of that CRD can be made. Raises StartError if that takes longer than half a minute."""
+        """Objects of that CRD can be made. Raises StartError if that takes longer than two minutes."""
         wait_until(lambda: self._is_established(crd), f"CRD {crd}", timeout_s=CRD_TIMEOUT_S)
 
     def _is_established(self, crd: str) -> bool:

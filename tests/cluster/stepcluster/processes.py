@@ -21,7 +21,7 @@ NODE_MARK = "STEPKEEPER_NODE"
 PROGRAM_MARK = "STEPKEEPER_PROGRAM"
 """In the environment of each program that was started inside a cluster: its name."""
 
-_END_S = 10.0
+_END_S = 60.0
 """Seconds that a killed process may take to end."""
 
 
@@ -75,7 +75,7 @@ def start_namespaces(folder: Path, log: Path) -> Namespaces:
     wait_until(
         lambda: first_process(CLUSTER_MARK, str(folder)) is not None,
         "the namespaces",
-        timeout_s=10,
+        timeout_s=60,
         log=log,
         poll_s=0.02,
     )

@@ -43,8 +43,8 @@ def install_operator(
         assignments,
         "--wait",
         "--timeout",
-        "90s",
+        "240s",
     ]
     # Helm upgrades no CRDs, and a cluster that is used again may have older ones.
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(_CHART / "crds"))
-    cluster.helm("upgrade", "--install", "stepkeeper", _CHART, *options, timeout_s=120)
+    cluster.helm("upgrade", "--install", "stepkeeper", _CHART, *options, timeout_s=270)

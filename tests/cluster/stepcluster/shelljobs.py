@@ -19,11 +19,12 @@ HOLD: Final = "until [ -e /tmp/go ]; do sleep 0.2; done"
 """Stands still until `ShellJob.release`. As a container's first process it ignores SIGTERM: its grace runs out."""
 
 _IMAGE: Final = "localhost/busybox:1"
-_PATIENCE_S: Final = 120.0
+_PATIENCE_S: Final = 240.0
 """Far more than anything here takes on an idle machine."""
 
 _LOOK_AGAIN_S: Final = 0.3
 _JOBSET_NUMBER: Final = "stepkeeper.dev/jobset-number"
+_JOBSET_UID: Final = "jobset.sigs.k8s.io/jobset-uid"
 _RESTART: Final = "jobset.sigs.k8s.io/restart-attempt"
 
 
@@ -90,7 +91,7 @@ class ShellJob:
             ended = (
                 '--for=jsonpath={.status.containerStatuses[?(@.name=="trainer")].state.terminated.finishedAt}'
             )
-            self.kubectl("wait", f"pod/{pod_name}", ended, "--timeout=30s")
+            self.kubectl("wait", f"pod/{pod_name}", ended, "--timeout=100s")
 
     def until(
         self,
@@ -154,7 +155,7 @@ def apply_all(cluster: Cluster, jobs: Sequence[ShellJob], *others: Mapping[str, 
     _with_all(cluster, "apply", namespaces)
     for job in jobs:
         # Every namespace gets one, a moment later; until then its pods are refused.
-        job.kubectl("wait", "serviceaccount/default", "--for=create", "--timeout=60s")
+        job.kubectl("wait", "serviceaccount/default", "--for=create", "--timeout=110s")
     if others:
         _with_all(cluster, "apply", others)
     _with_all(cluster, "apply", [job.manifest() for job in jobs])
@@ -191,6 +192,18 @@ class Gangs:
     _live: dict[str, str] = field(default_factory=dict)
     """The Job's uid, by the uid of each pod that may run."""
 
+    _jobsets: set[str] = field(default_factory=set)
+    """The uids of those whose pods were seen."""
+
+    _deleted: set[str] = field(default_factory=set)
+
+    def jobset_is_deleted(self) -> None:
+        """Hear that the JobSet is about to be deleted: a Job that its controller yet makes anew is no start.
+
+        The controller may hear that a Job is gone before it hears that the JobSet goes.
+        """
+        self._deleted |= self._jobsets
+
     def relisted(self) -> None:
         """Start over: a new watch begins with all pods that there are."""
         self._live.clear()
@@ -207,11 +220,14 @@ class Gangs:
         if event["type"] == "DELETED" or status.get("phase") in {"Failed", "Succeeded"}:
             self._live.pop(meta["uid"], None)
             return
-        job_uid = owners[0]["uid"]
-        self._live[meta["uid"]] = job_uid
+        job_uid, jobset_uid = owners[0]["uid"], labels[_JOBSET_UID]
         if job_uid not in self._starts:
+            if jobset_uid in self._deleted:
+                return
+            self._jobsets.add(jobset_uid)
             self._starts[job_uid] = (int(labels[_JOBSET_NUMBER]), int(labels[_RESTART]))
             self.seen.append(self._starts[job_uid])
+        self._live[meta["uid"]] = job_uid
         live = set(self._live.values())
         if len(live) > 1 and not self.together:
             self.together = sorted(self._starts[uid] for uid in live)

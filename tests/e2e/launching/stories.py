@@ -81,6 +81,8 @@ class Story(ShellJob):
 
     def end(self) -> int:
         """Delete the job, whose pods save then, and return the last step that is saved."""
+        for gangs in self.gangs:
+            gangs.jobset_is_deleted()
         self.kubectl("delete", "ctj", self.name)
         deadline = time.monotonic() + PATIENCE_S
         while self.pods():

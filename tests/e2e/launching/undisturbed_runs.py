@@ -1,7 +1,6 @@
 """Run trainings on this machine, with which nothing interferes, and read what is saved of any."""
 
 import os
-import socket
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Final
 
 import torch
 from fork_server import TORCH, ForkServer
+from free_ports import free_port
 from page_blocks import ROOT
 
 from stepkeeper import CheckpointManager, Whole
@@ -47,8 +47,7 @@ class Undisturbed:
 
     def _run(self, n_processes: int, *command: object) -> None:
         """Start the processes as torchrun does, with the same variables, and wait for their ends."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         outputs = [self._folder / f"rank-{rank}.txt" for rank in range(n_processes)]
         with ExitStack() as stack:
             processes = []

@@ -15,7 +15,7 @@ from workers import PausedStart, end_workers, open_files, own_files, until
 
 from stepkeeper import CheckpointManager
 
-_WAIT_S = 20.0
+_WAIT_S = 60.0
 
 root, how = sys.argv[1:]
 start = PausedStart()

@@ -56,7 +56,7 @@ class Storm:
             self.fork()
             if killed is not None:
                 os.kill(killed, signal.SIGKILL)
-                assert until(lambda: self.manager.health().companion_pid != killed, 5.0), (
+                assert until(lambda: self.manager.health().companion_pid != killed, _WAIT_S), (
                     "its death is missed"
                 )
             if in_flight is not None:
@@ -94,7 +94,9 @@ def run_round(chance: random.Random, root: str) -> None:
         companion = manager.health().companion_pid
         assert companion is not None
         manager.close()
-        assert until(lambda: not Path(f"/proc/{companion}").exists(), 5.0), "a companion outlives its manager"
+        assert until(lambda: not Path(f"/proc/{companion}").exists(), _WAIT_S), (
+            "a companion outlives its manager"
+        )
     finally:
         storm.end()
 

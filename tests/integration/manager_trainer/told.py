@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,11 @@ def environment(grace_s: int) -> Environment:
 
 def delays_s() -> dict[str, float]:
     """By thread, how long it could have run by now and had no processor: other processes had them."""
-    stats = Path("/proc/self/task").glob("*/schedstat")
-    return {path.parent.name: int(path.read_text().split()[1]) / 1e9 for path in stats}
+    delays = {}
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
+            delays[path.parent.name] = int(path.read_text().split()[1]) / 1e9
+    return delays
 
 
 def left(told_s: float, before: dict[str, float]) -> None:

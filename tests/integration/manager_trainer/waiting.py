@@ -141,9 +141,19 @@ def go_on(manager: CheckpointManager, leave: Callable[[int], None]) -> None:
         leave(step)
         if manager.step(step, STATE).stop:
             return
-        (FOLDER / f"trains.{RANK}").touch()
+        note("trains")
         say("step", step=step)
         time.sleep(0.05)
+
+
+def note(what: str) -> None:
+    (FOLDER / f"{what}.{RANK}").touch()
+
+
+def await_all(what: str, n_ranks: int) -> None:
+    """Wait until so many ranks have noted that: one that is still in the save before needs the others, and a store."""
+    while len(list(FOLDER.glob(f"{what}.*"))) < n_ranks:
+        time.sleep(0.02)
 
 
 def leave_by(how: str, rank: int = WORLD_SIZE - 1) -> Callable[[int], None]:
@@ -157,9 +167,7 @@ def leave_by(how: str, rank: int = WORLD_SIZE - 1) -> Callable[[int], None]:
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "pause":
-            # Whoever is still in the save before would need this process's store.
-            while len(list(FOLDER.glob("trains.*"))) < WORLD_SIZE:
-                time.sleep(0.02)
+            await_all("trains", WORLD_SIZE)
             say("paused")
             os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -208,6 +216,10 @@ def stand_still(phase: str) -> None:
             return
         if phase == "wait":
             manager.save_async(2, STATE, force=still != RANK)
+        if still == RANK:
+            await_all("waits", WORLD_SIZE - 1)
+        else:
+            note("waits")
         if phase == "vote" and still == RANK:
             stop_before_the_vote()
         elif still == RANK:

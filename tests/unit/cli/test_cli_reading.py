@@ -284,7 +284,7 @@ def test_without_its_extra_the_command_says_what_to_install(tmp_path: Path) -> N
     (tmp_path / "typer.py").write_text("raise ModuleNotFoundError(\"No module named 'typer'\", name='typer')")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from stepkeeper.cli import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=200
     )
     assert (done.returncode, done.stderr) == (
         1,

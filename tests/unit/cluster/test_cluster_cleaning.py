@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
-from stepcluster import cgroups, cleaning
+import pytest
+
+from stepcluster import cgroups, cleaning, network, state
+from stepcluster.layout import Layout
 
 FOLDER = Path("/state/a")
 
@@ -51,3 +54,19 @@ def test_hierarchies_of_both_versions_are_found(tmp_path: Path) -> None:
     assert cgroups.hierarchies(tmp_path) == (tmp_path / "cpu", tmp_path / "memory")
     (tmp_path / "cgroup.controllers").touch()
     assert cgroups.hierarchies(tmp_path) == (tmp_path,)
+
+
+@pytest.mark.parametrize(("is_running", "removed"), [(True, []), (False, ["stepk128"])])
+def test_a_cable_that_is_another_clusters_by_now_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_running: bool, removed: list[str]
+) -> None:
+    """A cluster that crashed had this block, whose addresses were then free for another."""
+    cut: list[str] = []
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(network, "disconnect", lambda layout: cut.append(layout.host_interface))
+    monkeypatch.setattr(state, "is_running", lambda name: is_running and name == "another")
+    for name in ("crashed", "another"):
+        state.cluster_folder(name).mkdir(parents=True)
+        state.write(state.Record(name=name, block=128, nodes=(), torch_folder=""))
+    cleaning.remove_cable(Layout(name="crashed", block=128, folder=state.cluster_folder("crashed")))
+    assert cut == removed

@@ -1,8 +1,13 @@
 """Choosing what goes wrong."""
 
+import json
+import signal
+import subprocess
+
 import pytest
 
 from stepcluster import containers, drill
+from stepcluster.api import read_audit
 from stepcluster.errors import FaultError
 
 PROCESSES = {700: "python -m text_lm", 712: "python -m stepkeeper.companion", 690: "sh -c exec"}
@@ -45,3 +50,24 @@ def test_a_seed_gives_the_same_drill_every_time() -> None:
 def test_pods_are_hit_only_where_it_was_said_which() -> None:
     kinds = {fault.kind for fault in drill.plan(7, ["tpu-0"], n_faults=60, with_pods=True)}
     assert kinds == {*drill.NODE_KINDS, *drill.CLUSTER_KINDS, *drill.POD_KINDS}
+
+
+def test_a_line_of_the_audit_log_that_is_being_written_is_not_read_yet() -> None:
+    def line(user: str, verb: str) -> str:
+        return json.dumps({"user": {"username": user}, "verb": verb}) + "\n"
+
+    text = line("a", "get") + line("b", "list") + line("a", "watch")
+    assert [entry["verb"] for entry in read_audit(text)] == ["get", "list", "watch"]
+    assert [entry["verb"] for entry in read_audit(text[:-20], "a")] == ["get"]
+    assert [entry["verb"] for entry in read_audit(text[:-1])] == ["get", "list"]
+
+
+def test_a_process_that_ends_before_its_signal_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training that a machine's end has reached too: who tells it passes over that."""
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    monkeypatch.setattr(containers.Container, "processes", lambda _: {ended.pid: "python train.py"})
+    monkeypatch.setattr(containers, "namespace_number", lambda _: 1)
+    target = containers.Container(pod="p", node="n", container_id="c", groups=())
+    with pytest.raises(FaultError, match=r"of pod p has ended meanwhile"):
+        containers.send(target, signal.SIGTERM)

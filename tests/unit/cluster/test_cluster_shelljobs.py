@@ -1,14 +1,14 @@
-"""Test how jobs of shell scripts are told to go on."""
+"""Test how jobs of shell scripts are told to go on, and what is seen of their starts."""
 
 import json
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from stepcluster.api import Cluster
 from stepcluster.errors import CommandError
-from stepcluster.shelljobs import HOLD, ShellJob, container
+from stepcluster.shelljobs import HOLD, Gangs, ShellJob, container
 
 KILLED = CommandError("`kubectl exec` ended with 137")
 
@@ -47,3 +47,48 @@ def test_a_trainer_that_could_not_be_told_and_stands_still_is_an_error() -> None
 
     with pytest.raises(CommandError, match="timed out"):
         job(FakeKubectl(wait=time_out)).release()
+
+
+def pod_event(
+    job: str, pod: str, kind: str = "ADDED", *, jobset: str = "a", start: tuple[int, int] = (0, 0)
+) -> dict[str, Any]:
+    number, restart = start
+    labels = {
+        "stepkeeper.dev/jobset-number": f"{number}",
+        "jobset.sigs.k8s.io/restart-attempt": f"{restart}",
+        "jobset.sigs.k8s.io/jobset-uid": jobset,
+    }
+    meta = {"name": pod, "uid": pod, "labels": labels, "ownerReferences": [{"uid": job}]}
+    return {"type": kind, "object": {"metadata": meta, "status": {"phase": "Running"}}}
+
+
+def test_pods_of_two_starts_at_once_are_found() -> None:
+    gangs = Gangs()
+    gangs.saw(pod_event("first", "p-0"))
+    gangs.saw(pod_event("second", "q-0", start=(0, 1)))
+    assert (gangs.seen, gangs.together) == ([(0, 0), (0, 1)], [(0, 0), (0, 1)])
+
+
+def test_a_job_that_a_living_jobset_makes_anew_beside_its_old_pods_is_found() -> None:
+    gangs = Gangs()
+    gangs.saw(pod_event("first", "p-0"))
+    gangs.saw(pod_event("again", "q-0"))
+    assert (gangs.seen, gangs.together) == ([(0, 0), (0, 0)], [(0, 0), (0, 0)])
+
+
+def test_a_job_that_a_deleted_jobset_makes_anew_is_no_start() -> None:
+    gangs = Gangs()
+    gangs.saw(pod_event("first", "p-0"))
+    gangs.jobset_is_deleted()
+    gangs.saw(pod_event("again", "q-0"))
+    gangs.saw(pod_event("first", "p-0", "DELETED"))
+    gangs.saw(pod_event("next", "r-0", jobset="b"))
+    assert (gangs.seen, gangs.together) == ([(0, 0), (0, 0)], [])
+
+
+def test_the_next_jobset_beside_pods_of_the_deleted_one_is_found() -> None:
+    gangs = Gangs()
+    gangs.saw(pod_event("first", "p-0"))
+    gangs.jobset_is_deleted()
+    gangs.saw(pod_event("next", "q-0", jobset="b", start=(1, 0)))
+    assert gangs.together == [(0, 0), (1, 0)]

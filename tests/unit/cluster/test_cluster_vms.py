@@ -2,23 +2,28 @@
 
 import copy
 import json
+import signal
 import tempfile
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import yaml
 
 from stepcluster import certificates
 from stepcluster import layout as places
-from stepcluster.errors import ClusterError
+from stepcluster.errors import ClusterError, StartError
 from stepcluster.layout import N_NODES, Layout, check_node_name
 from stepcluster.nodeinit import NodePlan, VmPlan
-from stepcluster.nodes import Node
+from stepcluster.nodes import Node, NodeRunner
+from stepcluster.parts import Parts
 from stepcluster.vms import kubeadm, records
+from stepcluster.vms.machines import VirtualMachines
 from stepcluster.vms.metadata import MetadataServer
 from stepcluster.vms.tpu_events import WorkerEvent, is_last_to_exit
 
@@ -190,7 +195,7 @@ def metadata(tmp_path: Path) -> Iterator[str]:
 def get(url: str, **headers: str) -> tuple[int, str, str]:
     request = urllib.request.Request(url, headers={k.replace("_", "-"): v for k, v in headers.items()})
     try:
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.headers["Metadata-Flavor"], answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -203,3 +208,33 @@ def test_metadata_is_answered_to_whoever_sends_the_header(metadata: str) -> None
     assert get(f"{metadata}/attributes/three", Metadata_Flavor="Google")[0] == 404
     assert get(f"{metadata}/attributes/one")[0] == 403
     assert get(f"{metadata}/attributes/one", Metadata_Flavor="Other")[0] == 403
+
+
+class GoingNode:
+    """A machine that is on when it is looked at, and off before the next look, as at the end of its grace."""
+
+    def __init__(self) -> None:
+        self.waited_for = 0
+
+    def is_on(self, _name: str) -> bool:
+        return not self.waited_for
+
+    def tell(self, name: str, number: signal.Signals) -> None:
+        NodeRunner.tell(cast(NodeRunner, self), name, number)
+
+    def wait_off(self, name: str, *, timeout_s: float) -> None:
+        assert timeout_s > 0
+        self.waited_for += 1
+        if self.waited_for == 1:
+            raise StartError(f"the end of node {name}: not within {timeout_s:g} s")
+
+
+def test_a_machine_that_goes_off_by_itself_at_the_end_of_its_grace_is_stopped(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = create(layout, "one").name
+    runner = GoingNode()
+    monkeypatch.setattr(runner, "layout", layout, raising=False)
+    machines = VirtualMachines(parts=cast(Parts, SimpleNamespace(layout=layout, runner=runner)))
+    machines.stop(name)
+    assert (machines.names(), runner.waited_for) == ((), 2)

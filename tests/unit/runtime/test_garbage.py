@@ -282,7 +282,7 @@ def test_where_many_requests_at_once_are_fast_objects_are_deleted_so_but_metadat
     def hook(moment: Literal["before", "after"], operation: Operation, path: str) -> None:
         if operation == "delete" and moment == "before" and path.endswith(".distcp"):
             # One after the other they would wait for ever.
-            both.wait(20)
+            both.wait(60)
         elif operation == "delete" and moment == "after":
             deleted.append(path.rpartition("/")[2])
 

@@ -22,6 +22,6 @@ HEAVY = ("torch", "numpy", "google.cloud", "google.auth", "requests", "pytest")
 def test_importing_loads_nothing_heavy() -> None:
     code = f"import sys, {', '.join(MODULES)}; print([m for m in {HEAVY!r} if m in sys.modules])"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=200
     )
     assert done.stdout.strip() == "[]"

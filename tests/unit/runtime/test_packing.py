@@ -158,7 +158,7 @@ class Streamed(Behind):
 
     @override
     def write(self, path: str, parts: Sequence[Buffer]) -> None:
-        self.together.wait(20)
+        self.together.wait(60)
         self.store.write(path, parts)
 
 

@@ -58,7 +58,7 @@ class Room:
 
     def wait_for(self, name: str) -> dict[str, Any]:
         with self.changed:
-            assert self.changed.wait_for(lambda: name in self.values, timeout=20), name
+            assert self.changed.wait_for(lambda: name in self.values, timeout=60), name
             return self.values[name]
 
 

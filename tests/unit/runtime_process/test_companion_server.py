@@ -150,13 +150,13 @@ class Block:
             self._came.set()
             for ask in self._meanwhile:
                 self._asked.put(ask())
-            self.over = not self.released.wait(20)
+            self.over = not self.released.wait(60)
 
     def asked(self) -> list[int]:
         """The call has come, and so have the requests."""
         while not self._came.is_set():
             self._trainer.server.run_once()
-        return [self._asked.get(timeout=20) for _ in self._meanwhile]
+        return [self._asked.get(timeout=60) for _ in self._meanwhile]
 
 
 @pytest.fixture

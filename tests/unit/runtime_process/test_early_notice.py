@@ -46,7 +46,7 @@ class Heard:
 def run(folder: Path, script: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-c", _POD + script, str(folder)],
-        timeout=50,
+        timeout=200,
         check=False,
         capture_output=True,
         text=True,

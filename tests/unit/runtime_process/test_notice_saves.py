@@ -191,7 +191,7 @@ class Proof:
         self.silent = silent
 
     def make(self) -> None:
-        self.silent.wait(20)
+        self.silent.wait(60)
 
 
 def test_a_root_that_gives_no_answer_does_not_take_the_grace_period(caplog: pytest.LogCaptureFixture) -> None:

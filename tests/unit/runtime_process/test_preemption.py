@@ -69,7 +69,7 @@ def test_sigterm_is_a_notice_and_the_handler_before_is_called_too(heard: Heard) 
     watcher = NoticeWatcher(None, lambda: None, heard)
     watcher.start(signals=True)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert heard.any.wait(10)
+    assert heard.any.wait(60)
     assert [notice.source for notice in heard.notices] == ["sigterm"]
     assert called == [signal.SIGTERM]
     watcher.close()
@@ -83,7 +83,7 @@ def test_who_watched_the_wakeup_before_still_gets_it(heard: Heard) -> None:
     watcher = NoticeWatcher(None, lambda: None, heard)
     watcher.start(signals=True)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert heard.any.wait(10)
+    assert heard.any.wait(60)
     assert select.select([read_fd], [], [], 10)[0]
     assert os.read(read_fd, 10) == bytes([signal.SIGTERM])
     watcher.close()
@@ -107,7 +107,7 @@ def test_a_file_is_a_notice_and_the_first_notice_counts(heard: Heard, tmp_path: 
     watcher = NoticeWatcher(trigger, lambda: None, heard)
     watcher.start(signals=False)
     trigger.touch()
-    assert heard.any.wait(10)
+    assert heard.any.wait(60)
     watcher.record_notice("call")
     assert [notice.source for notice in heard.notices] == ["file"]
     assert watcher.notice == heard.notices[0]
@@ -128,7 +128,7 @@ def test_a_tick_or_a_listener_that_raises_does_not_end_the_watch(tmp_path: Path)
     watcher.start(signals=True)
     assert not heard.any.wait(0.5), "it has ticked"
     os.kill(os.getpid(), signal.SIGTERM)
-    assert heard.any.wait(10)
+    assert heard.any.wait(60)
     assert [notice.source for notice in heard.notices] == ["sigterm"]
     assert watcher.read_notice() == heard.notices[0], "it goes on"
     watcher.close()
@@ -143,7 +143,7 @@ def test_sigterm_is_heard_after_an_event_loop_has_taken_the_wakeup(heard: Heard)
 
     asyncio.run(listen_too())
     os.kill(os.getpid(), signal.SIGTERM)
-    assert heard.any.wait(10)
+    assert heard.any.wait(60)
     assert [notice.source for notice in heard.notices] == ["sigterm"]
     watcher.close()
 
@@ -153,7 +153,7 @@ def test_the_handler_before_does_not_end_the_process(heard: Heard, caplog: pytes
     watcher = NoticeWatcher(None, lambda: None, heard)
     watcher.start(signals=True)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert heard.any.wait(10)
+    assert heard.any.wait(60)
     watcher.close()
     assert "exit code 0" in caplog.text
 
@@ -171,10 +171,10 @@ def test_all_watchers_share_a_thread_and_hear_the_same_signal() -> None:
     assert threading.active_count() - threads <= 1
     assert open_fds() - fds <= 2
     os.kill(os.getpid(), signal.SIGTERM)
-    assert all(each.any.wait(10) for each in all_heard[:-1])
+    assert all(each.any.wait(60) for each in all_heard[:-1])
     assert not all_heard[-1].notices
     watchers[-1].start(signals=True)
-    assert all_heard[-1].any.wait(10), "it was there when the signal came, and begins to train now"
+    assert all_heard[-1].any.wait(60), "it was there when the signal came, and begins to train now"
     late = NoticeWatcher(None, lambda: None, Heard())
     late.start(signals=True)
     assert late.read_notice() is None, "it was made after the signal"
@@ -272,7 +272,7 @@ def test_nothing_is_called_behind_the_end() -> None:
     ticked = threading.Event()
     watcher = NoticeWatcher(None, ticked.set, Heard())
     watcher.start(signals=False)
-    assert ticked.wait(10)
+    assert ticked.wait(60)
     other = NoticeWatcher(None, lambda: None, Heard())
     other.start(signals=False)
     watcher.close()
@@ -371,4 +371,4 @@ def test_a_process_that_ends_for_a_notice_ends_with_its_code_however_often_it_is
     told: bool, code: int
 ) -> None:
     script = _ENDS_SLOWLY.replace("TOLD", str(told))
-    assert subprocess.run([sys.executable, "-c", script], timeout=50, check=False).returncode == code
+    assert subprocess.run([sys.executable, "-c", script], timeout=200, check=False).returncode == code

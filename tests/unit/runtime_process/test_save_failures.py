@@ -226,6 +226,6 @@ def test_a_step_does_not_wait_for_a_save_that_another_thread_starts(
     prepared = threading.Thread(target=saver.prepare, args=(STATE,), daemon=True)
     with saver._turns.take_turn():
         prepared.start()
-        prepared.join(20)
+        prepared.join(60)
         assert not prepared.is_alive()
     manager.close()

@@ -40,7 +40,7 @@ def test_a_hook_may_wait_for_the_save_that_it_is_told_of() -> None:
 
     def ask(_: SaveReport) -> None:
         assert saves.newest_save is not None
-        ended.append((saves.wait_until_idle(5), type(saves.newest_save.future.exception(5))))
+        ended.append((saves.wait_until_idle(60), type(saves.newest_save.future.exception(60))))
 
     save_hooks.on_save(ask)
     saves.start_save(SaveRequest(step=3, state={"step": 3}))

@@ -186,7 +186,7 @@ def test_a_save_ends_whatever_becomes_of_those_who_are_told() -> None:
     progress.set_error = refuse  # type: ignore[method-assign]  # what goes wrong there is no save's business
     begun = saves.start_save(SaveRequest(step=8, state={"step": 8}))
     with pytest.raises(StorageError, match="full"):
-        begun.result(10)
+        begun.result(60)
     saves.close()
 
 

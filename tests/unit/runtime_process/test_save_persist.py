@@ -127,7 +127,7 @@ def test_no_rank_waits_for_one_whose_companion_does_not_start() -> None:
         try:
             for each in saves:
                 with pytest.raises(CompanionLostError, match="went away"):
-                    each.result(10)
+                    each.result(60)
         finally:
             for rank_group in rank_groups:
                 rank_group.abort()
@@ -249,7 +249,7 @@ def test_what_fails_because_of_a_newer_claim_is_said_to_be_fenced_on_all_ranks(
         try:
             for each in saves:
                 with pytest.raises(FencedError, match="claim 0 is stale"):
-                    each.result(10)
+                    each.result(60)
         finally:
             for rank_group in rank_groups:
                 rank_group.abort()

@@ -234,7 +234,7 @@ def test_a_stop_before_all_have_come_is_heard_of_by_those_that_are_here() -> Non
     told.wish("save/7")
     assert not heard.wait(0.7), "nobody is told to stop yet"
     told.wish(STOP)
-    assert heard.wait(10)
+    assert heard.wait(60)
     last = StepAgreement(ThreadRankGroup(board, 2, 3))
     last.start()
     with board.changed:

@@ -106,7 +106,7 @@ class Hanging(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         del record
-        self.given_up |= not self.free.wait(10)
+        self.given_up |= not self.free.wait(60)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Start and stop the virtual machines of a running cluster."""
 
 import contextlib
-import os
 import shutil
 import signal
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from stepcluster import certificates, images, nodeimages, state
 from stepcluster.errors import FaultError, NoClusterError, StartError
-from stepcluster.nodes import Node
+from stepcluster.nodes import OFF_TIMEOUT_S, Node
 from stepcluster.parts import Parts
 from stepcluster.vms import records
 
@@ -91,12 +90,12 @@ class VirtualMachines:
         node, runner = self._get(name), self.parts.runner
         if runner.is_on(node.name):
             if grace_s > 0:
-                os.kill(runner.namespaces(name).pid, signal.SIGUSR1)
+                runner.tell(name, signal.SIGUSR1)
                 with contextlib.suppress(StartError):
                     # Nobody asks a machine whether it is done.
                     runner.wait_off(name, timeout_s=grace_s)
-            if runner.is_on(name):
-                runner.power_off(name)
+            runner.tell(name, signal.SIGKILL)
+            runner.wait_off(name, timeout_s=OFF_TIMEOUT_S)
         if delete:
             shutil.rmtree(self.parts.layout.node_folder(name))
             for path in self.parts.layout.certificates.glob(f"kubelet-{name}.*"):
