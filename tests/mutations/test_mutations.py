@@ -149,6 +149,9 @@ TESTS: Final = {
     "start-is-given-up": "tests/unit/runtime_process/test_companion_client.py::"
     "test_a_manager_closes_in_time_though_a_companion_never_starts",
     "notice-ends-waits": f"{_WAITS}::test_a_wait_ends_with_the_notices_time_and_says_so",
+    "forked-waits-end": f"{_WAITS}::test_a_forked_child_waits_for_nothing_of_its_parents",
+    "end-keeps-its-code": "tests/unit/runtime_process/test_kept_exit_code.py::"
+    "test_a_process_that_ends_for_another_reason_says_so_also_where_it_is_told_only_then[True-False-0-78]",
     "taken-back-from-c": f"{_PREEMPTION}::"
     "test_sigterm_is_taken_back_from_code_in_c_that_would_end_the_process",
     "taken-back-while-handled": f"{_PREEMPTION}::test_a_handler_that_is_uninstalled_meanwhile_takes_nothing_back",

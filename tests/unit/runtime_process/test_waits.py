@@ -1,8 +1,9 @@
 """What ends a wait: what is waited for, a notice's time, or the loss of a rank; nothing else."""
 
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, cast
 
@@ -10,14 +11,29 @@ import pytest
 
 from stepkeeper.coordination import waits as waits_module
 from stepkeeper.coordination.waits import Waits
-from stepkeeper.errors import FencedError, NoticeDeadlineError, PeerLostError, SaveError, StepkeeperError
+from stepkeeper.errors import (
+    ClosedError,
+    FencedError,
+    NoticeDeadlineError,
+    PeerLostError,
+    SaveError,
+    StepkeeperError,
+)
 from stepkeeper.save.worker import Worker
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(waits_module, "_LOOK_S", 0.001)
     monkeypatch.setattr(waits_module, "_SETTLE_S", 0.001)
+    yield
+    # One that has nothing to wait for any more may have yet to see it, and the next test looks which there are.
+    for guard in guards():
+        guard.join(60)
+
+
+def guards() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "save-guard"]
 
 
 def test_a_wait_ends_with_the_notices_time_and_says_so() -> None:
@@ -45,6 +61,19 @@ def test_a_loss_ends_all_waits_with_its_own_class(error: StepkeeperError) -> Non
         with pytest.raises(type(error), match="rank 1 is lost") as raised:
             cast(Callable[[], Any], call)()
         assert raised.value is not error, "several threads raise it, each with its own trace"
+
+
+def test_a_forked_child_waits_for_nothing_of_its_parents() -> None:
+    waits = Waits()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            waits.await_all([Future()], 20.0)
+        except ClosedError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+    waits.raise_loss()
 
 
 def test_what_ends_soon_after_a_loss_has_ended_well() -> None:
@@ -85,7 +114,7 @@ def test_calls_run_in_order_in_a_thread_that_keeps_no_process_alive_once_given_u
     free, order = threading.Event(), list[int]()
     stuck = worker.submit(free.wait, 60)
     behind = [worker.submit(order.append, number) for number in range(3)]
-    (guard,) = [each for each in threading.enumerate() if each.name == "save-guard"]
+    (guard,) = guards()
     assert not guard.daemon, "the interpreter waits for saves that were started"
     assert not worker.close(0.0)
     guard.join(60)
@@ -103,7 +132,7 @@ def test_a_worker_whose_waits_have_ended_holds_up_no_end_of_the_interpreter() ->
     worker = Worker("save", waits)
     worker.submit(free.wait, 60)
     waits.end_all(PeerLostError("rank 1 is lost"))
-    (guard,) = [each for each in threading.enumerate() if each.name == "save-guard"]
+    (guard,) = guards()
     guard.join(60)
     assert not guard.is_alive()
     free.set()
@@ -158,9 +187,9 @@ def test_a_call_runs_without_a_guard_that_could_not_be_started(monkeypatch: pyte
     worker, free = Worker("save", Waits()), threading.Event()
     _fail_once(monkeypatch, "save-guard")
     first = worker.submit(free.wait, 60)
-    assert not [each for each in threading.enumerate() if each.name == "save-guard"]
+    assert not guards()
     second = worker.submit(free.wait, 60)
-    (guard,) = [each for each in threading.enumerate() if each.name == "save-guard"]
+    (guard,) = guards()
     free.set()
     assert first.result(60)
     assert second.result(60)
