@@ -307,6 +307,8 @@ def test_programs_that_exit_0_when_they_are_told_to_stop_are_not_complete() -> N
         "Requested",
         "every pod exited 0 after it was told to stop: its pods were deleted",
     )
+    knows = ended(0, 1, termination=Termination(code=0, notice="metadata", cause="Maintenance"))
+    assert completed(stopped, knows) == ("Maintenance", "every pod exited 0 after notice 'metadata'")
 
 
 @pytest.mark.parametrize(
