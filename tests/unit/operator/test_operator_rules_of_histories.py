@@ -66,6 +66,8 @@ def test_unseen_ends_are_failures_as_often_as_jobset_has_counted_some() -> None:
     counted = jobset(restarts=2, restarts_counted=1)
     assert causes(record(history(RUNNING), of=counted)) == ["ApplicationError", "Disruption", None]
     assert causes(record(history(FAILED), of=counted)) == ["ApplicationError", "Disruption", None]
+    evicted = history(FAILED.model_copy(update={"cause": "Eviction"}))
+    assert causes(record(evicted, of=counted)) == ["Eviction", "ApplicationError", None]
     known = history(RUNNING, restarts_seen=1, counted_restarts_seen=1)
     assert causes(record(known, of=counted)) == ["Disruption", None]
     seen = record(history(RUNNING), evidence(0, ended(1)), of=counted)
