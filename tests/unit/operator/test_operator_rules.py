@@ -221,6 +221,7 @@ def test_pods_that_took_the_places_of_others_begin_an_attempt_when_they_were_mad
     assert new_pods(ENDED, old, new, pod(1)) == 520
     assert new_pods(ENDED, new, pod(1)) == 500, "the old one was never seen"
     assert new_pods(ENDED, old, new, ended(0, 1)) == 520, "the other one is done"
+    assert new_pods(ENDED, old, new, ended(0, 1), present=(new,)) == 520, "it is done and gone"
 
 
 def test_no_attempt_begins_with() -> None:
