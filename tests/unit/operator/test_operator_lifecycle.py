@@ -201,6 +201,17 @@ async def test_a_training_that_says_another_code_than_its_shell_is_not_done(
     assert world.status.bookkeeping.job_sets == 2
 
 
+async def test_pods_beside_one_whose_shell_hides_its_failure_are_stopped_before_the_back_off() -> None:
+    world = await running(restarts={"backoff": {"initialSeconds": 600, "maxSeconds": 600}})
+    world.controllers.end_pod(world.pods[0], 0, message=termination_message(1, step=500))
+    await world.run_until_settled()
+    assert world.pods == [], "JobSet takes the one for done, and the other would wait for it all that time"
+    assert world.phase() is Phase.RESTARTING
+    world.now += 600
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+
+
 @pytest.mark.parametrize(
     ("code", "reason"), [(77, "RootOwnedByAnother"), (42, "FatalExitCode"), (1, "MaxFailuresReached")]
 )

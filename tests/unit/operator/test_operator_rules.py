@@ -222,6 +222,7 @@ def test_pods_that_took_the_places_of_others_begin_an_attempt_when_they_were_mad
     assert new_pods(ENDED, old, new, pod(1)) == 520
     assert new_pods(ENDED, new, pod(1)) == 500, "the old one was never seen"
     assert new_pods(ENDED, old, new, ended(0, 1)) == 520, "the other one is done"
+    assert new_pods(ENDED, old, new, ended(0, 1), present=(new,)) == 520, "it is done and gone"
 
 
 def test_no_attempt_begins_with() -> None:
@@ -308,6 +309,7 @@ def test_only_so_many_attempts_are_kept_and_messages_are_cut() -> None:
         ((ended(0, at=200.0), ended(1, 1, at=400.0), ended(143, 2, at=401.0)), 400),
         ((ended(0, at=200.0), ended(0, 1, at=400.0)), 400),
         ((ended(0, at=200.0), pod(1)), 1000),
+        ((ended(1, at=400.0, phase="Running"),), 1000),
         ((ended(1, at=2000.0),), 1000),
         ((ended(1, at=50.0),), 100),
         ((ended(0, at=400.0, termination=Termination(code=1)), pod(1)), 400),
@@ -318,6 +320,7 @@ def test_only_so_many_attempts_are_kept_and_messages_are_cut() -> None:
         "its first failure",
         "its last pod",
         "now while a pod runs",
+        "now while a container runs on beside its trainer",
         "now by a clock that is ahead",
         "its start by a clock that is behind",
         "a failure that a shell hides",

@@ -247,9 +247,10 @@ def test_a_cause_is_kept_when_its_evidence_is_gone() -> None:
     assert found.finding is not None
     assert (found.finding.cause, found.finding.message) == ("ApplicationError", "exit 1")
     assert not found.finding.explained
-    silent = correct(history(closed(message=None))).finding
-    assert silent is not None
-    assert silent.message == ""
+    silent = correct(history(closed(message=None)))
+    assert silent.attempts == (closed(message=None),)
+    assert silent.finding is not None
+    assert silent.finding.message == ""
 
 
 BOTH: Final = (ended(1), ended(1, 1))

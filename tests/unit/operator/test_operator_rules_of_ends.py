@@ -49,10 +49,10 @@ def word(code: int, **more: Any) -> Termination:
     ("code", "reason", "at", "by_deletion"),
     [
         (143, "Error", 401.0, True),
-        (143, "Error", 399.5, True),
+        (143, "Error", 399.0, True),
         (143, "Error", 398.0, False),
         (143, "Error", None, True),
-        (1, "Error", 401.0, True),
+        (1, "Error", 400.0, True),
         (1, "Error", 399.5, False),
         (1, None, 401.0, True),
         (1, "ContainerCannotRun", 401.0, False),
@@ -88,12 +88,21 @@ def test_a_deletion_ended_a_container_with(
     [
         (ended(75, at=401.0, **TOLD), True),
         (ended(75, at=None, **TOLD), True),
+        (ended(75, at=399.0, **TOLD), True),
         (ended(75, at=398.0, **TOLD), False),
         (ended(75, at=401.0), False),
         (ended(75, at=401.0, disruption="EvictionByEvictionAPI", **TOLD), False),
         (ended(75, at=401.0, hang=True, **TOLD), False),
     ],
-    ids=["later", "nobody knows when", "before", "undeleted", "with a disruption", "with a hang"],
+    ids=[
+        "later",
+        "nobody knows when",
+        "a second before by its node",
+        "before",
+        "undeleted",
+        "with a disruption",
+        "with a hang",
+    ],
 )
 def test_a_pod_was_stopped_by_its_deletion_that_ended(one: Pod, *, stopped: bool) -> None:
     assert pod_ends.was_stopped(one) is stopped

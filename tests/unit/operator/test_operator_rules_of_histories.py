@@ -66,6 +66,8 @@ def test_unseen_ends_are_failures_as_often_as_jobset_has_counted_some() -> None:
     counted = jobset(restarts=2, restarts_counted=1)
     assert causes(record(history(RUNNING), of=counted)) == ["ApplicationError", "Disruption", None]
     assert causes(record(history(FAILED), of=counted)) == ["ApplicationError", "Disruption", None]
+    evicted = history(FAILED.model_copy(update={"cause": "Eviction"}))
+    assert causes(record(evicted, of=counted)) == ["Eviction", "ApplicationError", None]
     known = history(RUNNING, restarts_seen=1, counted_restarts_seen=1)
     assert causes(record(known, of=counted)) == ["Disruption", None]
     seen = record(history(RUNNING), evidence(0, ended(1)), of=counted)
@@ -307,6 +309,8 @@ def test_programs_that_exit_0_when_they_are_told_to_stop_are_not_complete() -> N
         "Requested",
         "every pod exited 0 after it was told to stop: its pods were deleted",
     )
+    knows = ended(0, 1, termination=Termination(code=0, notice="metadata", cause="Maintenance"))
+    assert completed(stopped, knows) == ("Maintenance", "every pod exited 0 after notice 'metadata'")
 
 
 @pytest.mark.parametrize(

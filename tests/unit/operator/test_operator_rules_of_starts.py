@@ -224,10 +224,10 @@ def has_left(job: CheckpointedTrainingJob, **observed: Any) -> bool:
     return queueing.has_left_queue(job, Observed(**observed), now=NOW)
 
 
-def quota(reason: str) -> dict[str, Any]:
+def quota(reason: str, *, kind: str = "QuotaReserved") -> dict[str, Any]:
     time = "2027-01-15T09:00:00Z"
     condition = {
-        "type": "QuotaReserved",
+        "type": kind,
         "status": "False",
         "reason": reason,
         "message": "",
@@ -242,6 +242,7 @@ def test_a_job_has_left_its_queue_when_its_jobset_is_gone_or_going_because_it_st
     assert not has_left(make_job(status=quota("Pending")))
     assert not has_left(make_job(suspend=True))
     assert not has_left(make_job(suspend=True, status=quota(queueing.NOT_QUEUED)))
+    assert not has_left(make_job(suspend=True, status=quota("Pending", kind="Running")))
     assert has_left(queued, jobset=jobset(deleting=True, **QUEUED))
     assert not has_left(queued, jobset=jobset(**QUEUED))
     assert not has_left(queued, jobset=jobset(deleting=True))
