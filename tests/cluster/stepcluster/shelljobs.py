@@ -23,6 +23,7 @@ _PATIENCE_S: Final = 240.0
 """Far more than anything here takes on an idle machine."""
 
 _LOOK_AGAIN_S: Final = 0.3
+_TOLD_CHARACTERS: Final = 4000
 _JOBSET_NUMBER: Final = "stepkeeper.dev/jobset-number"
 _JOBSET_UID: Final = "jobset.sigs.k8s.io/jobset-uid"
 _RESTART: Final = "jobset.sigs.k8s.io/restart-attempt"
@@ -102,15 +103,32 @@ class ShellJob:
         """Wait for a status that fulfils `is_so`, and return it.
 
         Raises:
-            AssertionError: None did in time; the message holds the last status.
+            AssertionError: None did in time; the message holds the last status, and what `describe` says.
 
         """
         deadline = time.monotonic() + timeout_s
         while not is_so(status := self.status()):
             if time.monotonic() > deadline:
-                raise AssertionError(f"{self.name} after {timeout_s:g} s:\n{json.dumps(status, indent=1)}")
+                said = f"{json.dumps(status, indent=1)}\n{self.describe()}"
+                raise AssertionError(f"{self.name} after {timeout_s:g} s:\n{said}")
             time.sleep(_LOOK_AGAIN_S)
         return status
+
+    def describe(self) -> str:
+        """Return its pods, the newest events of its namespace and the ends of its pods' logs, for a message."""
+        selector = ("-l", f"stepkeeper.dev/job-name={self.name}")
+        said = []
+        for command in (
+            ("get", "pods", *selector, "-o", "wide"),
+            ("get", "events", "--sort-by=.lastTimestamp"),
+            ("logs", *selector, "--all-containers", "--prefix", "--tail=20"),
+        ):
+            try:
+                text = self.kubectl(*command)
+            except CommandError as error:
+                text = str(error)
+            said.append(f"$ kubectl {' '.join(command)}\n{text[-_TOLD_CHARACTERS:]}")
+        return "\n".join(said)
 
     def until_phase(self, phase: str, *, attempt: int = 0) -> dict[str, Any]:
         """Wait for the phase, in that attempt if one is given, and return the status."""

@@ -49,6 +49,30 @@ def test_a_trainer_that_could_not_be_told_and_stands_still_is_an_error() -> None
         job(FakeKubectl(wait=time_out)).release()
 
 
+def test_a_job_that_does_not_come_so_far_is_described() -> None:
+    class Stuck:
+        """A cluster with one pod that says nothing yet."""
+
+        def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+            assert stdin is None
+            match arguments[2:4]:
+                case ("get", "ctj"):
+                    return json.dumps({"status": {"phase": "Starting"}})
+                case ("get", "pods"):
+                    return "p-0   0/1   ContainerCreating   tpu-0"
+                case ("get", "events"):
+                    return "FailedMount pod/p-0"
+                case _:
+                    raise CommandError("container trainer is waiting to start")
+
+    stuck = ShellJob(cluster=cast(Cluster, Stuck()), name="j", containers=[container("trainer", HOLD)])
+    with pytest.raises(AssertionError) as raised:
+        stuck.until(lambda status: status.get("phase") == "Running", timeout_s=0)
+    told = str(raised.value)
+    for part in ("Starting", "ContainerCreating", "FailedMount", "waiting to start"):
+        assert part in told
+
+
 def pod_event(
     job: str, pod: str, kind: str = "ADDED", *, jobset: str = "a", start: tuple[int, int] = (0, 0)
 ) -> dict[str, Any]:
