@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from stepcluster.api import Cluster
 from stepcluster.errors import CommandError
+from stepcluster.machine import is_passing
 
 __all__ = ["HOLD", "Gangs", "ShellJob", "apply_all", "container", "delete_all", "watch_gangs"]
 
@@ -107,12 +108,18 @@ class ShellJob:
 
         """
         deadline = time.monotonic() + timeout_s
-        while not is_so(status := self.status()):
+        status: dict[str, Any] = {}
+        while True:
+            try:
+                if is_so(status := self.status()):
+                    return status
+            except CommandError as error:
+                if not is_passing(error):
+                    raise
             if time.monotonic() > deadline:
                 said = f"{json.dumps(status, indent=1)}\n{self.describe()}"
                 raise AssertionError(f"{self.name} after {timeout_s:g} s:\n{said}")
             time.sleep(_LOOK_AGAIN_S)
-        return status
 
     def describe(self) -> str:
         """Return its pods, the newest events of its namespace and the ends of its pods' logs, for a message."""

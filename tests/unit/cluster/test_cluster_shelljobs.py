@@ -73,6 +73,27 @@ def test_a_job_that_does_not_come_so_far_is_described() -> None:
         assert part in told
 
 
+@pytest.mark.parametrize(
+    "said", ["Unable to connect to the server: net/http: TLS handshake timeout", "connection refused"]
+)
+def test_an_api_server_that_gives_no_answer_is_asked_again(said: str) -> None:
+    answers: list[str | CommandError] = [CommandError(said), json.dumps({"status": {"phase": "Running"}})]
+
+    class Slow:
+        def kubectl(self, *_: str, stdin: str | None = None) -> str:
+            assert stdin is None
+            answer = answers.pop(0)
+            if isinstance(answer, CommandError):
+                raise answer
+            return answer
+
+    slow = ShellJob(cluster=cast(Cluster, Slow()), name="j", containers=[container("trainer", HOLD)])
+    assert slow.until_phase("Running") == {"phase": "Running"}
+    answers.append(CommandError('checkpointedtrainingjobs "j" not found'))
+    with pytest.raises(CommandError, match="not found"):
+        slow.until_phase("Running")
+
+
 def pod_event(
     job: str, pod: str, kind: str = "ADDED", *, jobset: str = "a", start: tuple[int, int] = (0, 0)
 ) -> dict[str, Any]:
