@@ -14,7 +14,7 @@ from stepcluster.api import Cluster
 from stepcluster.errors import CommandError
 from stepcluster.machine import is_passing
 
-__all__ = ["HOLD", "Gangs", "ShellJob", "apply_all", "container", "delete_all", "watch_gangs"]
+__all__ = ["HOLD", "Gangs", "ShellJob", "apply_all", "container", "delete_all", "until", "watch_gangs"]
 
 HOLD: Final = "until [ -e /tmp/go ]; do sleep 0.2; done"
 """Stands still until `ShellJob.release`. As a container's first process it ignores SIGTERM: its grace runs out."""
@@ -165,6 +165,20 @@ class ShellJob:
                 **self.spec,
             },
         }
+
+
+def until(is_so: Callable[[], bool], timeout_s: float = _PATIENCE_S) -> None:
+    """Wait until it is so. An API server that gives no answer in time tells nothing, and is asked again."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            if is_so():
+                return
+        except CommandError as error:
+            if not is_passing(error):
+                raise
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
+        time.sleep(_LOOK_AGAIN_S)
 
 
 def apply_all(cluster: Cluster, jobs: Sequence[ShellJob], *others: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from stepcluster.api import Cluster
 from stepcluster.errors import CommandError
-from stepcluster.shelljobs import HOLD, Gangs, ShellJob, container
+from stepcluster.shelljobs import HOLD, Gangs, ShellJob, container, until
 
 KILLED = CommandError("`kubectl exec` ended with 137")
 
@@ -137,3 +137,18 @@ def test_the_next_jobset_beside_pods_of_the_deleted_one_is_found() -> None:
     gangs.jobset_is_deleted()
     gangs.saw(pod_event("next", "q-0", jobset="b", start=(1, 0)))
     assert gangs.together == [(0, 0), (1, 0)]
+
+
+def test_what_is_waited_for_is_looked_at_again_while_the_api_server_is_away() -> None:
+    answers: list[bool | CommandError] = [CommandError("connection refused"), False, True]
+
+    def look() -> bool:
+        answer = answers.pop(0)
+        if isinstance(answer, CommandError):
+            raise answer
+        return answer
+
+    until(look)
+    assert not answers
+    with pytest.raises(AssertionError, match="not within 0 s"):
+        until(lambda: False, 0)
