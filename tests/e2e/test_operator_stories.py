@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 
 from stepcluster.api import Cluster
 from stepcluster.product import NAMESPACE
-from stepcluster.shelljobs import HOLD, ShellJob, apply_all, container, delete_all, watch_gangs
+from stepcluster.shelljobs import HOLD, ShellJob, apply_all, container, delete_all, until, watch_gangs
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -92,13 +92,6 @@ def condition(status: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 def edit(job: ShellJob, **spec: Any) -> None:
     job.kubectl("patch", "ctj", job.name, "--type=merge", "-p", json.dumps({"spec": spec}))
-
-
-def until(is_so: Callable[[], bool], timeout_s: float = 200) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
-        time.sleep(0.3)
 
 
 def complete(job: ShellJob) -> dict[str, Any]:

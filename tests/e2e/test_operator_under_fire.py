@@ -3,7 +3,6 @@
 import json
 import shlex
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from stepcluster.api import Cluster
 from stepcluster.product import NAMESPACE
-from stepcluster.shelljobs import HOLD, Gangs, ShellJob, apply_all, container, delete_all, watch_gangs
+from stepcluster.shelljobs import HOLD, Gangs, ShellJob, apply_all, container, delete_all, until, watch_gangs
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -109,13 +108,6 @@ def restarts(status: dict[str, Any]) -> dict[str, tuple[int, int]]:
     by_cause = status["restarts"]["byCause"]
     assert status["restarts"]["total"] == sum(entry["count"] for entry in by_cause)
     return {entry["cause"]: (entry["count"], entry["countedTowardsLimit"]) for entry in by_cause}
-
-
-def until(is_so: Callable[[], bool], timeout_s: float = 200) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
-        time.sleep(0.3)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ class Training:
         *,
         resource: str,
         n_steps: int,
-        pause_s: float = 0.3,
+        pause_s: float = 0.5,
         own_grace: bool = True,
     ) -> None:
         """Describe it. Without a grace of its own, its pods have as long as their machines leave them."""

@@ -39,15 +39,21 @@ def site(operator: Cluster, trainer_image: str, object_storage: None) -> Cluster
     return operator
 
 
-def manifest(name: str, n_steps: int) -> dict[str, Any]:
-    """The example's own manifest, under another name and with fewer steps."""
+def manifest(name: str, n_steps: int, pause_s: float = 0.1) -> dict[str, Any]:
+    """The example's own manifest, under another name and with fewer steps.
+
+    They take a while each: what is to happen at one of them happens before the last, on a busy machine too.
+    """
     job = for_test_cluster(yaml.safe_load(JOB_FILE.read_text()))
     job["metadata"]["name"] = name
     spec = job["spec"]
     spec["totalSteps"] = n_steps
     spec["checkpoint"]["uri"] = f"gs://checkpoints/{name}-{time.time_ns()}"
     assert spec["checkpoint"]["interval"] == {"steps": SAVE_INTERVAL}
-    spec["template"]["spec"]["containers"][0]["args"] += ["--steps", str(n_steps)]
+    spec["template"]["spec"]["containers"][0]["args"] += [
+        *("--steps", str(n_steps)),
+        *("--pause-seconds", str(pause_s)),
+    ]
     return job
 
 
@@ -149,7 +155,7 @@ def test_a_job_survives_a_preemption_and_a_power_cut_exactly(site: Cluster, tmp_
 
 
 def test_without_an_operator_a_preempted_job_resumes_and_status_is_right_again_later(site: Cluster) -> None:
-    run = Run(site, manifest("alone", 120))
+    run = Run(site, manifest("alone", 120, 0.2))
     seen: dict[str, LogState] = {}
 
     def preempt_without_operator(node: str) -> None:

@@ -24,6 +24,7 @@ from stepkeeper.storage import open_store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE
 
 TRAINER = Path(__file__).parent / "manager_trainer" / "notified.py"
+HELD = Path(__file__).parent / "manager_tier" / "held"
 N_RANKS = 2
 SIZE = 2_000_000
 PATIENCE_S = 60.0
@@ -31,9 +32,15 @@ PATIENCE_S = 60.0
 Servers = tuple[ForkServer, ForkServer]
 
 
-def start(servers: Servers, folder: Path, number: int, **options: Any) -> list[ForkedProcess]:
+def start(
+    servers: Servers, folder: Path, number: int, *, hold: Path | None = None, **options: Any
+) -> list[ForkedProcess]:
+    """Start the ranks. While the file `hold` is there, none of them comes to the end of a save."""
     said = json.dumps({"size": SIZE, "start": number, **options})
     env = {**os.environ, "FORKED_TELLS_END": "1"}
+    if hold is not None:
+        env |= {"STEPKEEPER_TEST_HOLD": str(hold), "STEPKEEPER_TEST_HOLD_END": ".json"}
+        env["PYTHONPATH"] = os.pathsep.join([str(HELD), env.get("PYTHONPATH", "")])
     return [
         servers[rank % 2].start([TRAINER, folder, rank, N_RANKS, said], env=env, stdout=subprocess.PIPE)
         for rank in range(N_RANKS)
@@ -120,9 +127,12 @@ def kill_in_mid_save(servers: Servers, folder: Path, late_s: float | None) -> bo
 
     """
     folder.mkdir()
-    ranks = start(servers, folder, 0, grace_s=120)
+    hold = folder / "hold"
+    ranks = start(servers, folder, 0, hold=hold, grace_s=120)
     with ended_at_last(ranks):
         companions = [hear(process, "saved")["companion"] for process in ranks]
+        if late_s is None:
+            hold.touch()
         ranks[1].send_signal(signal.SIGTERM)
         await_bytes(folder / "root")
         if late_s is not None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,7 @@ from typing import Any, Final
 import pytest
 import torch
 from fork_server import ForkServer
+from processor_waits import ProcessorWaits
 
 from stepkeeper import CheckpointManager
 from stepkeeper.contract import ExitCode
@@ -174,7 +176,11 @@ def test_a_step_that_only_a_local_disk_has_is_never_restored(
         assert trainer.stdout.readline() == "staged\n"
         if ending == "told":
             # It goes in time all the same.
-            assert trainer.wait(30) == ExitCode.SAVED
+            with ProcessorWaits([trainer.pid]) as waits:
+                began_s = time.monotonic()
+                assert trainer.wait(100) == ExitCode.SAVED
+                ended_s = time.monotonic()
+            assert ended_s - began_s - waits.until_s(ended_s) < 30
     finally:
         trainer.send_signal(signal.SIGKILL)
         trainer.wait()

@@ -22,20 +22,11 @@ from stepcluster import (
 )
 from stepcluster.errors import ClusterExistsError, CommandError, NoClusterError, StartError
 from stepcluster.layout import Layout, check_name
-from stepcluster.machine import require_root, run, say, wait_until
+from stepcluster.machine import is_passing, require_root, run, say, wait_until
 from stepcluster.nodes import Node, choose_nodes
 from stepcluster.parts import Parts
 
 READY_TIMEOUT_S = 240.0
-NOT_YET = (
-    "connection refused",
-    "no matches for kind",
-    "deadline exceeded",
-    "timeout",
-    "EOF",
-    "connection reset",
-)
-"""What the API server says while a webhook comes up, on a machine that has other things to do too."""
 
 
 def start(
@@ -167,7 +158,8 @@ def _wait_serving(parts: Parts) -> None:
         try:
             run([*parts.kubectl, "create", "--dry-run=server", "-f", "-"], stdin=json.dumps(_probe_jobset()))
         except CommandError as error:
-            if any(words in str(error) for words in NOT_YET):
+            # Until its CRD is served there is no such kind.
+            if is_passing(error) or "no matches for kind" in str(error):
                 return False
             raise StartError(f"JobSet's controller does not work: {error}") from error
         return True

@@ -11,6 +11,8 @@ from stepcluster.errors import CommandError, StartError, UnsupportedMachineError
 
 COMMAND_TIMEOUT_S = 120.0
 LOG_TAIL_LINES = 15
+PASSING = ("connection refused", "connection reset", "deadline exceeded", "timeout", "timed out", "EOF")
+"""What kubectl says of an API server, or that of a webhook, which comes up or has other things to do."""
 
 
 def require_root() -> None:
@@ -68,6 +70,11 @@ def run(
         said = (done.stderr.strip() or done.stdout.strip())[-4000:]
         raise CommandError(f"`{' '.join(words)}` ended with {done.returncode}: {said}")
     return done.stdout
+
+
+def is_passing(error: CommandError) -> bool:
+    """Return True if kubectl may come through when it is called again."""
+    return any(words in str(error) for words in PASSING)
 
 
 def wait_until(

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from stepcluster.api import Cluster
 from stepcluster.errors import CommandError
+from stepcluster.machine import is_passing
 
-__all__ = ["HOLD", "Gangs", "ShellJob", "apply_all", "container", "delete_all", "watch_gangs"]
+__all__ = ["HOLD", "Gangs", "ShellJob", "apply_all", "container", "delete_all", "until", "watch_gangs"]
 
 HOLD: Final = "until [ -e /tmp/go ]; do sleep 0.2; done"
 """Stands still until `ShellJob.release`. As a container's first process it ignores SIGTERM: its grace runs out."""
@@ -23,6 +24,7 @@ _PATIENCE_S: Final = 240.0
 """Far more than anything here takes on an idle machine."""
 
 _LOOK_AGAIN_S: Final = 0.3
+_TOLD_CHARACTERS: Final = 4000
 _JOBSET_NUMBER: Final = "stepkeeper.dev/jobset-number"
 _JOBSET_UID: Final = "jobset.sigs.k8s.io/jobset-uid"
 _RESTART: Final = "jobset.sigs.k8s.io/restart-attempt"
@@ -102,15 +104,38 @@ class ShellJob:
         """Wait for a status that fulfils `is_so`, and return it.
 
         Raises:
-            AssertionError: None did in time; the message holds the last status.
+            AssertionError: None did in time; the message holds the last status, and what `describe` says.
 
         """
         deadline = time.monotonic() + timeout_s
-        while not is_so(status := self.status()):
+        status: dict[str, Any] = {}
+        while True:
+            try:
+                if is_so(status := self.status()):
+                    return status
+            except CommandError as error:
+                if not is_passing(error):
+                    raise
             if time.monotonic() > deadline:
-                raise AssertionError(f"{self.name} after {timeout_s:g} s:\n{json.dumps(status, indent=1)}")
+                said = f"{json.dumps(status, indent=1)}\n{self.describe()}"
+                raise AssertionError(f"{self.name} after {timeout_s:g} s:\n{said}")
             time.sleep(_LOOK_AGAIN_S)
-        return status
+
+    def describe(self) -> str:
+        """Return its pods, the newest events of its namespace and the ends of its pods' logs, for a message."""
+        selector = ("-l", f"stepkeeper.dev/job-name={self.name}")
+        said = []
+        for command in (
+            ("get", "pods", *selector, "-o", "wide"),
+            ("get", "events", "--sort-by=.lastTimestamp"),
+            ("logs", *selector, "--all-containers", "--prefix", "--tail=20"),
+        ):
+            try:
+                text = self.kubectl(*command)
+            except CommandError as error:
+                text = str(error)
+            said.append(f"$ kubectl {' '.join(command)}\n{text[-_TOLD_CHARACTERS:]}")
+        return "\n".join(said)
 
     def until_phase(self, phase: str, *, attempt: int = 0) -> dict[str, Any]:
         """Wait for the phase, in that attempt if one is given, and return the status."""
@@ -140,6 +165,20 @@ class ShellJob:
                 **self.spec,
             },
         }
+
+
+def until(is_so: Callable[[], bool], timeout_s: float = _PATIENCE_S) -> None:
+    """Wait until it is so. An API server that gives no answer in time tells nothing, and is asked again."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            if is_so():
+                return
+        except CommandError as error:
+            if not is_passing(error):
+                raise
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
+        time.sleep(_LOOK_AGAIN_S)
 
 
 def apply_all(cluster: Cluster, jobs: Sequence[ShellJob], *others: Mapping[str, Any]) -> None:

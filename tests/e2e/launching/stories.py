@@ -76,6 +76,8 @@ class Story(ShellJob):
     def first_ends(self) -> list[tuple[int, Termination]]:
         """Return exit code and last word of each pod of the first attempt."""
         (gangs,) = self.gangs
+        unseen = [pod for pod in self.first_pods if pod not in gangs.trainers]
+        assert not unseen, f"how the trainers of {unseen} ended was not seen\n{self.describe()}"
         ends = [gangs.trainers[pod] for pod in self.first_pods]
         return [(int(end["exitCode"]), Termination.from_json(end["message"])) for end in ends]
 
@@ -86,7 +88,7 @@ class Story(ShellJob):
         self.kubectl("delete", "ctj", self.name)
         deadline = time.monotonic() + PATIENCE_S
         while self.pods():
-            assert time.monotonic() < deadline, f"pods of {self.name} don't end"
+            assert time.monotonic() < deadline, f"pods of {self.name} don't end\n{self.describe()}"
             time.sleep(0.5)
         latest = self.read_log().latest
         assert latest is not None

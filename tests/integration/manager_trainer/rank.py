@@ -16,6 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch do
 from stepkeeper import CheckpointManager
 from stepkeeper.contract import Interval, OnDisruption, Settings
 from stepkeeper.policy.save import EverySeconds
+from stepkeeper.save.report import SaveState
 from stepkeeper.testing.pod import pod_environ, pod_identity
 from stepkeeper.training.environment import PodPaths
 
@@ -37,14 +38,20 @@ def join(rank: int, world_size: int, folder: Path) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
 
 
-def lose_companion(manager: CheckpointManager) -> None:
-    """It dies while it is asked for something: it takes requests until then, and answers none."""
+def lose_companion(manager: CheckpointManager, step: int) -> None:
+    """It dies while it is asked to write this step: it takes requests until then, and answers none."""
     if manager.in_flight is not None:
         manager.in_flight.result(60)
     pid = manager.health().companion_pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    threading.Timer(1.0, os.kill, (pid, signal.SIGKILL)).start()
+
+    def kill_once_asked() -> None:
+        while (save := manager.in_flight) is None or save.step != step or save.state is not SaveState.WRITING:
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)
+
+    threading.Thread(target=kill_once_asked, daemon=True).start()
 
 
 def open_manager(
@@ -90,7 +97,7 @@ def main() -> None:
                 # Its companion gets no answer from the store any more.
                 Path(uri.removeprefix("file://"), str(step)).write_text("")
             if step == options.get("lose_at") and rank == 1:
-                lose_companion(manager)
+                lose_companion(manager, step)
             if options.get("asks"):
                 say("step", step=step, saved=manager.should_save(step) and manager.save_async(step, state))
             else:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stepcluster.api import Cluster
+from stepcluster.errors import CommandError
+from stepcluster.machine import is_passing
 from stepcluster.vms.tpu_cloud import JOIN_SECRET, TIMINGS
 from tpuapi.clients import PROJECT, ZONE
 from tpuapi.remote import RemoteTpu
@@ -73,10 +75,20 @@ def wait_until(is_so: Callable[[], Any], what: Callable[[], str], *, timeout_s: 
         AssertionError: It wasn't in time; `what` tells what was there instead.
     """
     deadline = time.monotonic() + timeout_s
-    while not is_so():
+    while not _is_so_by_now(is_so):
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout_s:g} s: {what()}")
         time.sleep(_LOOK_AGAIN_S)
+
+
+def _is_so_by_now(is_so: Callable[[], Any]) -> bool:
+    """An API server that gives no answer in time tells nothing, and is asked again."""
+    try:
+        return bool(is_so())
+    except CommandError as error:
+        if not is_passing(error):
+            raise
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +129,9 @@ class ClusterObject:
             return is_so(seen["now"])
 
         wait_until(
-            look, lambda: f"{self.kind} {self.name}: {json.dumps(seen['now'], indent=1)}", timeout_s=timeout_s
+            look,
+            lambda: f"{self.kind} {self.name}: {json.dumps(seen.get('now'), indent=1)}",
+            timeout_s=timeout_s,
         )
         return dict(seen["now"])
 

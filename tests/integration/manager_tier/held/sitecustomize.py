@@ -1,4 +1,7 @@
-"""Found by companions on their path: what they write of data to a root waits while the file that is named there is."""
+"""Found by companions on their path: what they write of data to a root waits while the file that is named there is.
+
+With STEPKEEPER_TEST_HOLD_END another end of a path is named: what else waits.
+"""
 
 import os
 import sys
@@ -8,7 +11,7 @@ from functools import wraps
 from pathlib import Path
 
 
-def _hold(file: Path) -> None:
+def _hold(file: Path, end: str) -> None:
     from stepkeeper.storage.base import Buffer
     from stepkeeper.storage.posix import PosixStore
 
@@ -16,7 +19,7 @@ def _hold(file: Path) -> None:
 
     @wraps(write)
     def held(store: PosixStore, path: str, parts: Sequence[Buffer]) -> None:
-        while path.endswith(".distcp") and file.exists():
+        while path.endswith(end) and file.exists():
             time.sleep(0.005)
         write(store, path, parts)
 
@@ -24,4 +27,4 @@ def _hold(file: Path) -> None:
 
 
 if "STEPKEEPER_TEST_HOLD" in os.environ and "stepkeeper.companion" in sys.orig_argv:
-    _hold(Path(os.environ["STEPKEEPER_TEST_HOLD"]))
+    _hold(Path(os.environ["STEPKEEPER_TEST_HOLD"]), os.environ.get("STEPKEEPER_TEST_HOLD_END", ".distcp"))
