@@ -29,7 +29,8 @@ class Signals:
         self._poll = select.poll()
         self._poll.register(self._read_fd, select.POLLIN)
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        heard = {*numbers, signal.SIGCHLD}
+        self._numbers = frozenset(numbers)
+        heard = self._numbers | {signal.SIGCHLD}
         for number in heard:
             signal.signal(number, _heed)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)
@@ -38,7 +39,10 @@ class Signals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Hear no signal any more. Those that come now are heeded, and change nothing."""
+        """Hear no signal any more. Those that come now change nothing, to the end of the process."""
+        for number in self._numbers:
+            # The interpreter takes handlers away before its end, and the signal would end the process, not its code.
+            signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
         os.close(self._write_fd)
         os.close(self._read_fd)

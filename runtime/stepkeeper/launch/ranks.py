@@ -71,10 +71,11 @@ def send_signal(pid: int, signum: int) -> None:
 
 
 def children_of(pid: int) -> Iterator[int]:
-    """Return the processes whose parent is `pid`."""
-    for children in (_PROC / str(pid) / "task").glob("*/children"):
-        with suppress(OSError):
-            yield from map(int, children.read_text().split())
+    """Return the processes whose parent is `pid`; none if it ends meanwhile."""
+    with suppress(OSError):
+        for children in (_PROC / str(pid) / "task").glob("*/children"):
+            with suppress(OSError):
+                yield from map(int, children.read_text().split())
 
 
 def _is_rank(pid: int) -> bool:

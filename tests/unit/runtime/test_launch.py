@@ -1,14 +1,17 @@
 """What the launcher of a pod tells torchrun, and which exit code it ends with."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from stepkeeper.contract import Termination
 from stepkeeper.launch.last_word import choose_exit_code
+from stepkeeper.launch.ranks import children_of
 from stepkeeper.launch.torchrun import read_torchrun_error, torchrun_variables
 from stepkeeper.testing.pod import pod_environ, pod_identity
 
@@ -96,6 +99,32 @@ def test_a_signal_after_the_end_of_the_command_changes_nothing() -> None:
     late = f"{script}; os.kill(os.getpid(), signal.SIGTERM); print(end.code, end.was_told)"
     done = subprocess.run([sys.executable, "-c", late], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "3 False\n"), done.stderr
+
+
+def test_a_signal_while_the_interpreter_ends_changes_nothing() -> None:
+    script = """
+import os, signal, sys
+from stepkeeper.launch.child import run
+
+class Last:
+    def __del__(self, kill=os.kill, pid=os.getpid(), signum=signal.SIGTERM):
+        kill(pid, signum)
+
+last = Last()
+sys.exit(run(["sh", "-c", "exit 3"], os.environ, grace_s=1).code)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stderr
+
+
+def test_a_process_that_ends_while_its_children_are_listed_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So do those that a shell has started: the launcher looks through all of them for the ranks of a torchrun."""
+
+    def end(path: object) -> NoReturn:
+        raise ProcessLookupError(path)
+
+    monkeypatch.setattr(os, "scandir", end)
+    assert list(children_of(os.getpid())) == []
 
 
 @pytest.mark.parametrize("how", ["in-another-thread", "blocked", "children-ignored", "after-the-look"])
