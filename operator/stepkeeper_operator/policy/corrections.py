@@ -210,8 +210,8 @@ def _add_late_decision(
     attempt, said = closed[-1], closed[-1].message or ""
     if attempt.end is None or (history.is_running and now - attempt.end >= reattribution_s):
         return history
-    message = tell_decision(said, _find_evidence_of_ended(history, closed, observed))[:MESSAGE_LIMIT]
+    message = tell_decision(said, _find_evidence_of_ended(history, closed, observed))
     if message == said:
         return history
-    told = attempt.model_copy(update={"message": message})
+    told = attempt.model_copy(update={"message": message[:MESSAGE_LIMIT]})
     return replace(history, attempts=tuple(told if known is attempt else known for known in history.attempts))
