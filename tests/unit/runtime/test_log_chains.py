@@ -67,8 +67,9 @@ def test_neighbours_that_are_bad_are_repaired_and_all_commits_kept(root: SmallRo
 
 
 def test_a_repair_keeps_what_old_indexes_tell(root: SmallRoot) -> None:
+    """Of slot 20 only the index of slot 32 tells, which that of slot 40 goes on from."""
     truth = root.log.state
-    damage(root, [44])
+    damage(root, [20, 44])
     assert repaired(root).commits == truth.commits
 
 
