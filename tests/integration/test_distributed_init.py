@@ -176,7 +176,7 @@ def test_sigterm_before_there_is_a_manager_ends_a_containers_first_process_with_
             time.sleep(0.05)
         (process,) = children_of(unshare.pid)
         os.kill(process, signal.SIGTERM)
-        assert unshare.wait(10) == 75, output.read_text()
+        assert unshare.wait(60) == 75, output.read_text()
     finally:
         unshare.kill()
         unshare.wait()
