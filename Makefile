@@ -9,8 +9,8 @@ STAMP := .venv/.stepkeeper-setup
 NEWEST := .venv-newest
 NEWEST_STAMP := $(NEWEST)/.stepkeeper-setup
 NAME ?= dev
-# One worker has the cluster, and waits for it most of the time; the other has the rest.
-WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
+WORKERS ?= -n 2 --dist loadfile
+RESULTS := out/tests
 # What touches torch. The tests of the operator, the cluster and the tools don't. Nor does what kills, stops, fences or delays
 # processes, or damages and withholds what they read: no torch has a part in that, and it takes minutes.
 NEWEST_LEFT_OUT := $(addprefix tests/integration/test_manager_,beside.py damage.py deadline.py ending.py fenced.py \
@@ -20,6 +20,7 @@ NEWEST_TESTS := $(addprefix tests/unit/,planners runtime runtime_process) tests/
 	$(addprefix tests/unit/cli/test_cli_,formats.py roots.py streaming.py) \
 	$(addprefix tests/integration/test_,accelerator.py dcp_storage.py formats_ranks.py storage_stock_dcp.py torch_releases.py) \
 	$(filter-out $(NEWEST_LEFT_OUT),$(wildcard tests/integration/test_manager_*.py)) $(wildcard tests/integration/test_planners_*.py)
+NEWEST_SMOKES := tests/unit/runtime/test_light_imports.py tests/integration/test_manager_cpu.py
 SOURCES := operator runtime planners tests examples benchmarks
 
 # Tests, demo and benchmarks start hundreds of processes: without bytecode each would compile the packages again.
@@ -27,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 .PHONY: setup
 setup: $(STAMP) ## Make .venv/ with torch, torch_xla and all the rest, exactly as locked
@@ -69,20 +70,25 @@ demo-tpu: build ## Run a job on queued Cloud TPU VMs that join a real cluster, a
 	$(BIN)/python -m demo_tpu
 
 .PHONY: test
-test: build ## Run all tests but the exhaustive ones
-	$(BIN)/python -m pytest $(WORKERS) -m "not long" $(ARGS)
+test: setup ## Run the tests that need no root and no cluster (10 minutes on 2 cores)
+	$(BIN)/python -m pytest $(WORKERS) -m gate --junitxml=$(RESULTS)/gate.xml tests/unit tests/contract tests/property tests/integration $(ARGS)
 
-.PHONY: test-long
-test-long: build ## Run all tests, the exhaustive ones too
-	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
+.PHONY: test-e2e
+test-e2e: build ## Run the tests on real clusters and on a Cloud Storage emulator (root; 20 minutes on 2 cores)
+	$(BIN)/python tests/runs/side_by_side.py $(ARGS)
+
+.PHONY: test-all
+test-all: build $(NEWEST_STAMP) ## Run all tests: more random cases, the exhaustive ones, the newest torch (root; 100 minutes on 2 cores)
+	$(BIN)/python -m pytest $(WORKERS) -m "gate or full" --hypothesis-profile=thorough --junitxml=$(RESULTS)/full.xml $(ARGS)
+	$(MAKE) test-e2e test-newest
 
 .PHONY: test-newest
 test-newest: build $(NEWEST_STAMP) ## Run the library's tests on the newest torch, which torch_xla has no release for, in .venv-newest/
 	$(NEWEST)/bin/python -m pytest $(WORKERS) -m "not long and not xla" $(NEWEST_TESTS) $(ARGS)
 
-.PHONY: test-unit
-test-unit: setup ## Run the tests that need no cluster, network or root: seconds
-	$(BIN)/python -m pytest tests/unit tests/property $(ARGS)
+.PHONY: smoke-newest
+smoke-newest: $(NEWEST_STAMP) ## Save and restore on the newest torch
+	$(NEWEST)/bin/python -m pytest --junitxml=$(RESULTS)/newest.xml $(NEWEST_SMOKES) $(ARGS)
 
 .PHONY: bench
 bench: build ## Run the benchmarks, and write their figures into benchmarks/results/

@@ -9,6 +9,8 @@ from stepkeeper.storage.gcs import GcsStore
 from stepkeeper.testing.gcs import BUCKET
 from stepkeeper.testing.store import StoreContract
 
+pytestmark = pytest.mark.built
+
 
 class TestGcsStore(StoreContract):
     @pytest.fixture

@@ -19,6 +19,8 @@ from stepkeeper.storage.gcs import GcsStore
 from stepkeeper.testing.gcs import BUCKET
 from stepkeeper.testing.long_log import long_log
 
+pytestmark = pytest.mark.built
+
 MIB = 1024 * 1024
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepcluster import lifecycle, state
+from stepcluster import lifecycle
 from stepcluster.api import Cluster, cluster_up
 from stepcluster.product import install_operator
 from stepcluster.vms.queued_resources import QueuedResources
@@ -26,7 +26,7 @@ def cluster() -> Iterator[Cluster]:
     if name:
         yield Cluster.attach(name)
         return
-    _stop_abandoned()
+    lifecycle.stop_abandoned()
     with cluster_up(f"test-{os.getpid()}") as started:
         yield started
 
@@ -83,11 +83,3 @@ def resources(cluster: Cluster, tpu_cloud: RemoteTpu) -> Iterator[QueuedResource
     made = QueuedResources(cluster=cluster, cloud=tpu_cloud)
     yield made
     made.clean_up()
-
-
-def _stop_abandoned() -> None:
-    """No cluster of a session that was killed is left."""
-    for name in state.names():
-        kind, _, pid = name.partition("-")
-        if kind in {"test", "slice"} and pid.isdigit() and not Path("/proc", pid).exists():
-            lifecycle.stop(name)

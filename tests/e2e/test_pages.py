@@ -13,7 +13,7 @@ from stepcluster.product import NAMESPACE, install_operator
 from stepcluster.vms.queued_resources import V5E, ClusterObject, QueuedResources
 from stepcluster.vms.tpu_cloud import chart_values, put_join_secret, tpu_cloud_beside
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(1200)]
 
 MANIFESTS: Final = [block for page in page_names() for block in read_blocks(page) if block.language == "yaml"]
 LOOKS_FOR_S: Final = 240

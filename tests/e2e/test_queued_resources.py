@@ -35,7 +35,7 @@ OTHERS = {
 
 KEEP = {"recreatePolicy": {"onSuspended": "Keep", "onFailed": "Keep"}}
 NEVER_S = 600.0
-N_MANY = 200
+MANY = [50, pytest.param(200, marks=pytest.mark.long)]
 
 
 @pytest.fixture
@@ -97,8 +97,9 @@ def test_what_exists_is_adopted_if_it_matches_and_else_is_not_touched(resources:
 
 
 @pytest.mark.usefixtures("machines_taken")
-def test_two_hundred_at_once_are_looked_at_by_lists(resources: QueuedResources) -> None:
-    names = [f"many-{index:03}" for index in range(N_MANY)]
+@pytest.mark.parametrize("n_many", MANY)
+def test_many_at_once_are_looked_at_by_lists(resources: QueuedResources, n_many: int) -> None:
+    names = [f"many-{index:03}" for index in range(n_many)]
     items = {"apiVersion": "v1", "kind": "List", "items": [queued_resource(name) for name in names]}
     resources.cloud.do("forget_calls")
     resources.cluster.kubectl("create", "-f", "-", stdin=json.dumps(items))
@@ -108,7 +109,7 @@ def test_two_hundred_at_once_are_looked_at_by_lists(resources: QueuedResources) 
     assert {f"default-{name}" for name in names} <= resources.in_cloud().keys()
     assert len(resources.cluster.vms.names()) == 2
     counts = resources.cloud.counts()
-    assert counts[CREATE] == N_MANY
+    assert counts[CREATE] == n_many
     assert not {"GetQueuedResource", "GetNode"} & counts.keys()
 
     resources.cloud.do("forget_calls")

@@ -108,6 +108,7 @@ def train_undisturbed(folder: Path, n_steps: int) -> dict[int, str]:
         return run.losses()
 
 
+@pytest.mark.long  # test_demo.py has both disruptions, and compares the steps that are done again
 def test_a_job_survives_a_preemption_and_a_power_cut_exactly(site: Cluster, tmp_path: Path) -> None:
     n_steps = 220
     run = Run(site, manifest("survivor", n_steps))

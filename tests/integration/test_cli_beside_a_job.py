@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from stepkeeper.checkpoint import SaveOrder, Structure, ValueOrder
 from stepkeeper.companion.messages import ClaimRequest, CommitRequest, OpenRequest
 from stepkeeper.companion.session import Session
@@ -90,6 +92,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=100)
 
 
+@pytest.mark.smoke
 def test_nothing_but_rm_is_noticed_by_a_job_that_is_saving(tmp_path: Path) -> None:
     url = tmp_path.as_uri()
     before = SmallRoot(url)

@@ -76,6 +76,7 @@ def await_commit(root: Path, after: int = 0) -> int:
     raise AssertionError("no commit")
 
 
+@pytest.mark.smoke
 @pytest.mark.timeout(180)
 def test_one_machine_is_maintained_then_preempted_and_all_ranks_follow(
     tmp_path: Path, torch_servers: tuple[ForkServer, ForkServer]

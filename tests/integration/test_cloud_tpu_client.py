@@ -46,6 +46,7 @@ def request_of(
     )
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("version", ApiVersion)
 @pytest.mark.parametrize("n_nodes", [1, 2])
 async def test_what_is_created_is_listed_becomes_active_and_is_deleted_with_its_nodes(

@@ -69,6 +69,7 @@ def loader(whose: str) -> LoadPlanner | None:
     return SPMDLoadPlanner() if whose == "ours" else None
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("writer", "reader"), [("ours", "ours"), ("ours", "theirs"), ("theirs", "ours")])
 @pytest.mark.parametrize("planner", ["ours", "theirs"])
 def test_what_one_writes_the_other_reads(tmp_path: Path, writer: str, reader: str, planner: str) -> None:
@@ -233,6 +234,7 @@ def test_hosts_that_do_not_see_one_folder_make_no_checkpoint(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("planner", ["ours", "theirs"])
 def test_the_state_may_change_as_soon_as_async_save_returns(tmp_path: Path, planner: str) -> None:
     stager = Stager()
@@ -293,10 +295,12 @@ def test_in_a_bucket(gcs_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
         check_state(found, fill)
 
 
+@pytest.mark.smoke
 def test_ranks_save_and_load_each_others_dtensors(launch: Callable[..., None], tmp_path: Path) -> None:
     launch(FOLDER / "ranks.py", 2, tmp_path)
 
 
+@pytest.mark.smoke
 def test_killed_anywhere_what_can_be_read_is_whole(torch_server: ForkServer, tmp_path: Path) -> None:
     done = torch_server.run([FOLDER / "killed.py", tmp_path], timeout=250)
     assert done.returncode == 0, done.stderr[-4000:]

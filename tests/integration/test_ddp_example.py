@@ -84,6 +84,7 @@ def sizes_of(root: Path, step: int) -> list[int]:
     return [path.stat().st_size for path in root.glob(f"{step}/*/*.distcp")]
 
 
+@pytest.mark.smoke
 def test_one_training_goes_on_with_1_then_4_then_2_processes(train: Train, tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", 1, 30)
     root = tmp_path / "changing"

@@ -61,6 +61,7 @@ def test_a_process_that_nobody_started_is_a_group_of_one(start: Start) -> None:
     assert joined(output.read_text()) == [["cpu", 0, 1, 0]]
 
 
+@pytest.mark.smoke
 def test_pods_of_the_operator_find_each_other(start: Start) -> None:
     """Of two slices, with rank 0 coming last."""
     port = free_port()

@@ -53,6 +53,7 @@ def wait_until(true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.smoke
 def test_commits_come_as_they_are_made_and_stay_while_they_are_used(uri: str) -> None:
     seen: list[int] = []
     with open_manager(uri, max_to_keep=1) as manager:

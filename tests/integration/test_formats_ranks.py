@@ -10,6 +10,7 @@ import torch
 RANK = Path(__file__).parent / "formats_ranks" / "rank.py"
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("what", "world_size"),
     [

@@ -217,6 +217,7 @@ def test_a_failure_is_the_pods_own_although_torchrun_stops_the_other_worker(
     assert "ValueError: the loss is no number" in (word.error or "")
 
 
+@pytest.mark.smoke
 def test_a_crash_is_the_pods_own_and_its_rank_and_signal_are_told(tmp_path: Path) -> None:
     """The other rank of the pod only knows that it has lost one, which is no failure of its own."""
     ((folder, env),) = pods(tmp_path, 1)

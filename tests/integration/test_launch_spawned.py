@@ -35,6 +35,7 @@ def hear(process: subprocess.Popen[str], event: str) -> list[dict[str, object]]:
     return list(islice((each for each in said if each["event"] == event), 2))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("method", "starter"),
     [

@@ -88,6 +88,7 @@ def slots(uri: str) -> list[str]:
     return [next(kind for kind in kinds if f'"kind":"{kind}"' in entry) for entry in entries]
 
 
+@pytest.mark.smoke
 def test_what_is_restored_is_what_was_saved_bit_by_bit(uri: str) -> None:
     saved = new_state()
     with open_manager(uri) as manager:
@@ -102,6 +103,7 @@ def test_what_is_restored_is_what_was_saved_bit_by_bit(uri: str) -> None:
     assert slots(uri) == ["begin", "commit", "begin", "restored"]
 
 
+@pytest.mark.smoke
 def test_the_state_may_change_as_soon_as_save_async_returns(uri: str) -> None:
     state: dict[str, Any] = {"w": torch.full((500_000,), 1.0), "n": [1, 2]}
     with open_manager(uri) as manager:
@@ -130,6 +132,7 @@ def test_two_snapshots_may_be_pending(uri: str) -> None:
         assert torch.equal(state["w"], torch.full_like(state["w"], 4.0))
 
 
+@pytest.mark.smoke
 def test_stock_torch_loads_the_folder(uri: str) -> None:
     tied = torch.nn.Parameter(torch.randn(4, 5))
     with open_manager(uri) as manager:
@@ -227,6 +230,7 @@ def flip_a_byte(uri: str, step: int) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.smoke
 def test_a_flipped_byte_condemns_the_commit_and_its_parent_is_restored(uri: str) -> None:
     with open_manager(uri) as manager:
         for step in (1, 2, 3):
@@ -282,6 +286,7 @@ def kill_during(in_flight: InFlight | None, pid: int) -> None:
     assert in_flight.failed
 
 
+@pytest.mark.smoke
 def test_a_killed_companion_fails_the_save_loudly_and_the_next_save_works(uri: str) -> None:
     state = {"w": torch.zeros(10)}
     manager = open_manager(uri)

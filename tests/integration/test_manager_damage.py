@@ -85,6 +85,7 @@ def test_what_is_damaged_is_said_loudly_and_the_step_before_is_restored(
     assert folder.is_dir(), "what was condemned stays for people to look at"
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("slot", "how"),
     # Slot 0 holds the index; 2 is the commit that a start would go on from.

@@ -37,6 +37,7 @@ def saved(folder: Path) -> list[int]:
         return manager.all_steps()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("case", "code"),
     [

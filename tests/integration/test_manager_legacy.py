@@ -69,6 +69,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.smoke
 def test_an_old_root_is_resumed_and_left_as_it_is(root: Path, old: Path) -> None:
     state = state_at(0)
     with manager_of(root, max_to_keep=1) as manager:

@@ -60,6 +60,7 @@ def whose(record: logging.LogRecord) -> tuple[Any, Any, Any]:
     return record.__dict__["step"], record.__dict__["attempt"], record.__dict__["rank"]
 
 
+@pytest.mark.smoke
 def test_each_record_of_a_training_that_goes_wrong_says_whose_it_is(
     tmp_path: Path, logged: list[logging.LogRecord]
 ) -> None:

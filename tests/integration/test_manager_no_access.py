@@ -54,6 +54,7 @@ def refusing(status: int, says: str) -> Iterator[tuple[str, list[str]]]:
         thread.join()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("status", "says", "told"),
     [

@@ -87,6 +87,7 @@ def test_a_negated_view_gets_the_elements_themselves(manager: CheckpointManager)
     assert torch.equal(state["model"]["w"].resolve_neg(), torch.arange(6.0))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "manifest.0.json"])
 def test_a_verification_reads_every_object_and_condemns_none(
     manager: CheckpointManager, tmp_path: Path, name: str

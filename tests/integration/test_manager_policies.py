@@ -96,6 +96,7 @@ def test_continuous_saves_begin_when_the_one_before_is_committed(uri: str) -> No
     assert len(reports) >= 3
 
 
+@pytest.mark.smoke
 def test_reports_say_where_the_time_went(uri: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="stepkeeper")
     reports: list[SaveReport] = []
@@ -231,6 +232,7 @@ def test_how_often_the_job_was_restarted_is_told_to_the_policy(uri: str, tmp_pat
     manager.close()
 
 
+@pytest.mark.smoke
 def test_an_evaluators_manager_writes_nothing_and_starts_no_process(uri: str) -> None:
     root = Path(uri.removeprefix("file://"))
     early = open_manager(uri)

@@ -95,6 +95,7 @@ def gone(pid: int, timeout_s: float = 60.0) -> bool:
     return False
 
 
+@pytest.mark.smoke
 def test_sigterm_saves_the_step_and_ends_with_75(tmp_path: Path, trainer: StartTrainer) -> None:
     uri = (tmp_path / "root").as_uri()
     env = pod(tmp_path / "pod", uri, interval_steps=1000)
@@ -174,6 +175,7 @@ def test_hosts_that_do_not_know_each_other_are_refused(tmp_path: Path, trainer: 
     assert not (tmp_path / "root").exists()
 
 
+@pytest.mark.smoke
 def test_the_notice_file_stops_and_skip_saves_nothing(tmp_path: Path, trainer: StartTrainer) -> None:
     uri = (tmp_path / "root").as_uri()
     env = pod(tmp_path / "pod", uri, on_disruption=OnDisruption.SKIP)
@@ -188,6 +190,7 @@ def test_the_notice_file_stops_and_skip_saves_nothing(tmp_path: Path, trainer: S
     assert head.step % 5 == 0
 
 
+@pytest.mark.smoke
 def test_a_killed_trainer_takes_its_companion_along_and_the_next_resumes(
     tmp_path: Path, trainer: StartTrainer
 ) -> None:
@@ -221,6 +224,7 @@ def test_an_exception_is_the_last_word(tmp_path: Path, trainer: StartTrainer, to
     assert word.committed == CommitPoint(sequence=head.slot, step=5)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("owner", ["earlier start", "other job"])
 def test_a_trainer_that_is_fenced_ends_with_77(tmp_path: Path, trainer: StartTrainer, owner: str) -> None:
     uri = (tmp_path / "root").as_uri()

@@ -43,6 +43,7 @@ def ranks(torch_servers: tuple[ForkServer, ForkServer]) -> Ranks:
     return ranks
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("told", "collective"), [(1, False), (0, True)])
 def test_one_notice_makes_all_ranks_save_one_step(
     tmp_path: Path, ranks: Ranks, told: int, collective: bool
@@ -71,6 +72,7 @@ def test_one_notice_makes_all_ranks_save_one_step(
     assert starts == [{"event": "start", "step": step, "a": step, "b": step, "value": step}] * N_RANKS
 
 
+@pytest.mark.smoke
 def test_a_rank_whose_collective_fails_because_another_was_killed_has_lost_a_peer(
     tmp_path: Path, ranks: Ranks
 ) -> None:

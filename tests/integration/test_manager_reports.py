@@ -83,6 +83,7 @@ def start_trainer(
     return process
 
 
+@pytest.mark.smoke
 def test_the_operator_hears_of_the_whole_life(
     operator: Operator, torch_server: ForkServer, pod: Path
 ) -> None:
@@ -141,6 +142,7 @@ def test_a_next_operator_is_understood_as_far_as_this_version_goes(
     assert operator.wait_for(lambda report: report.notice is not None).notice == "directive"
 
 
+@pytest.mark.smoke
 def test_training_goes_on_when_nobody_answers(
     operator: Operator, torch_server: ForkServer, pod: Path
 ) -> None:

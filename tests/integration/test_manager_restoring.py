@@ -12,6 +12,7 @@ RESTORING = Path(__file__).parent / "manager_trainer" / "restoring.py"
 TWO_NODES = Path(__file__).parent / "manager_trainer" / "two_nodes.py"
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("scenario", ["one_does_not_fit", "one_cannot_ask"])
 def test_all_ranks_or_none(launch: Callable[..., None], tmp_path: Path, scenario: str) -> None:
     launch(RESTORING, 2, tmp_path, scenario)

@@ -46,6 +46,7 @@ def test_a_pod_shows_a_line_for_each_save_restore_and_notice(
     assert len(re.findall(r"WARNING .*: notice \(call\): all ranks save one step and stop\n", said)) == 1
 
 
+@pytest.mark.smoke
 def test_a_pod_shows_that_it_was_fenced(torch_server: ForkServer, tmp_path: Path) -> None:
     run(torch_server, tmp_path)
     root = SmallRoot((tmp_path / "root").as_uri())

@@ -37,6 +37,7 @@ def test_each_rank_gets_its_own_back_and_another_world_size_its_part(
     assert loaders(tmp_path, 6, 1) == [[10, 11]]
 
 
+@pytest.mark.smoke
 def test_states_that_differ_are_refused_in_all_ranks_before_anything_is_written(
     launch: "Callable[..., None]", tmp_path: Path
 ) -> None:

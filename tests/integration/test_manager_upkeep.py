@@ -64,6 +64,7 @@ def data_of(root: Path) -> list[int]:
     return sorted(int(path.parts[-3]) for path in root.glob("*/*/.metadata"))
 
 
+@pytest.mark.smoke
 def test_save_returns_when_what_it_makes_superfluous_is_gone(root: Path) -> None:
     manager = open_manager(root, max_to_keep=2)
     for step, kept in ((10, [10]), (20, [10, 20]), (30, [20, 30]), (10, [10, 30])):

@@ -164,6 +164,7 @@ def train_with_noise(uri: str, n_steps: int) -> list[list[float]]:
     return drawn
 
 
+@pytest.mark.smoke
 def test_random_numbers_go_on_bit_for_bit_after_a_restart(uri: str) -> None:
     whole = train_with_noise(f"{uri}-undisturbed", 20)
     assert train_with_noise(uri, 7) == whole[:7]

@@ -117,6 +117,7 @@ def test_a_rank_that_is_told_to_stop_while_it_ends_for_a_lost_one_says_so(
         assert ends_within(first, PATIENCE_S) == ExitCode.PEER_LOST
 
 
+@pytest.mark.smoke
 def test_of_more_ranks_than_one_tree_has_branches_all_hear_of_the_last(tmp_path: Path, ranks: Ranks) -> None:
     with ranks("lose-kill", 3, interval=10**6) as processes:
         assert ends_within(processes[-1], 60) == -signal.SIGKILL

@@ -4,9 +4,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 SHARDED = Path(__file__).parent / "manager_trainer" / "sharded.py"
 
 
+@pytest.mark.smoke
 def test_saves_disturb_nothing_and_a_restored_training_goes_on_bit_by_bit(
     run_on_devices: Callable[..., str], max_isa: str, tmp_path: Path
 ) -> None:

@@ -117,6 +117,7 @@ async def test_an_open_request_for_a_save_is_in_every_answer(desk: Desk) -> None
 REPORT = Report(phase=ReportPhase.TRAINING, step=42).to_json()
 
 
+@pytest.mark.smoke
 async def test_a_report_of_a_running_pod_is_taken_and_answered_with_a_directive(desk: Desk) -> None:
     status, body = await desk.post(REPORT, token=desk.token())
     assert status == 200
@@ -149,6 +150,7 @@ async def test_a_pod_that_no_job_owns_is_refused_whatever_its_labels_say(desk: D
     assert status == 403
 
 
+@pytest.mark.smoke
 async def test_a_pod_of_another_job_of_the_namespace_has_no_say(desk: Desk) -> None:
     pod = desk.world.pods[0]
     labels = pod["metadata"]["labels"] | {JOB_UID_LABEL: "another-uid"}

@@ -9,6 +9,7 @@ RANK = Path(__file__).parent / "planners_gloo" / "rank.py"
 MODEL_BYTES = 12 * 2000 * 4
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_each_rank_writes_its_share_and_any_number_reads(
     world_size: int, launch: Callable[..., None], tmp_path: Path

@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parent / "planners_ranks" / "titan.py"
 
 
+@pytest.mark.smoke
 def test_stages_that_know_their_own_layers_only_are_saved_and_joined(
     launch: Callable[..., None], tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ def test_priming(run_on_devices: Callable[..., str], max_isa: str, tmp_path: Pat
     run_on_devices(SCRIPTS / "priming.py", tmp_path, *kinds, max_isa=max_isa)
 
 
+@pytest.mark.smoke
 def test_placements_loaded_onto_others(run_on_devices: Callable[..., str], tmp_path: Path) -> None:
     run_on_devices(SCRIPTS / "matrix.py", "sample", tmp_path)
 

@@ -50,6 +50,7 @@ def run(torch_server: ForkServer, tmp_path: Path) -> Run:
     return run
 
 
+@pytest.mark.smoke
 def test_it_resumes_bit_for_bit(run: Run) -> None:
     undisturbed = run("undisturbed", 0)
     assert [int(step) for step, _ in undisturbed] == list(range(1, 21))

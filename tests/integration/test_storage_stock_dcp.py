@@ -139,6 +139,7 @@ def test_a_dtype_that_torch_has_no_storage_for_is_refused() -> None:
         lay_out_tensor_file("qint8", (1,))
 
 
+@pytest.mark.smoke
 def test_stock_dcp_loads_shards_of_every_dtype_and_values(tmp_path: Path) -> None:
     ranks = [Rank(), Rank()]
     # torch can't copy 4-bit floats, so its loader can't place them.

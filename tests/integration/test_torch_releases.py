@@ -69,6 +69,7 @@ def test_every_release_is_here() -> None:
     assert sorted(path.name for path in DATA.iterdir()) == sorted(RELEASES)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize(("reader", "planner"), READERS)
 def test_dcp_load_by_our_readers(

@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from fork_server import ForkServer
 
 from stepkeeper.log import Log
@@ -14,6 +15,7 @@ SCRIPTS = Path(__file__).parent / "torch_xla_dropin"
 THEIRS = "torch_xla.experimental.distributed_checkpoint"
 
 
+@pytest.mark.smoke
 def test_code_written_for_it_sees_the_same(devices_server: ForkServer, tmp_path: Path) -> None:
     folders = {"stepkeeper": tmp_path / "ours", THEIRS: tmp_path / "theirs"}
     processes = []

@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from thoroughness import scaled
 
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, Place
 from stepkeeper_operator.testing.cloud.small_cloud import SmallCloud
@@ -89,7 +90,7 @@ async def play(delays_s: list[list[int]], n_slices: int) -> None:
 delays = st.lists(st.integers(0, 55), min_size=1, max_size=4)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=scaled(25), deadline=None)
 @given(st.lists(delays, min_size=2, max_size=3), st.integers(1, 3))
 @example([[0], [0]], 2)
 @example([[0, 0], [10, 0]], 2)

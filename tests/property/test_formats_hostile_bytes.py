@@ -14,6 +14,7 @@ from hostile_bytes.changes import Changes, changed, changes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
+from thoroughness import scaled
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
@@ -51,7 +52,7 @@ WORDS = [
 ]
 WORDS += [json.dumps(name).encode() for name in ("a", "b", "dtype", "shape", "data_offsets", "__metadata__")]
 CHANGES = changes(WORDS)
-QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
+QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=scaled(150))
 
 
 def read_whole(state: Any) -> None:

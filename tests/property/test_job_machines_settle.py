@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from thoroughness import scaled
 
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
@@ -106,7 +107,7 @@ def check(world: World) -> None:
 
 
 @pytest.mark.timeout(600)
-@settings(max_examples=60, deadline=None, suppress_health_check=slow)
+@settings(max_examples=scaled(60), deadline=None, suppress_health_check=slow)
 @given(story=happenings)
 def test_while_pods_run_an_attempt_is_open(story: list[tuple[str, int, int, int]]) -> None:
     async def run() -> None:

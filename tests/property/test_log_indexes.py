@@ -9,6 +9,7 @@ from unittest import mock
 import hypothesis.strategies as st
 import pytest
 from hypothesis import Phase, given, settings
+from thoroughness import scaled
 
 from stepkeeper.errors import DamagedEntryError, LogGapError
 from stepkeeper.log import Claim, ForeignBase, Log, LogState, ManifestRef
@@ -134,7 +135,7 @@ def go_on(states: list[LogState], entries: int = 40) -> None:
         assert len(bytes_of) == 1
 
 
-@settings(max_examples=30, phases=[Phase.generate])
+@settings(max_examples=scaled(30), phases=[Phase.generate])
 @given(seed=seeds, size=sizes)
 def test_from_any_index_a_log_opens_as_if_all_was_read(seed: int, size: tuple[int, int]) -> None:
     with small_indexes(*size):
@@ -146,7 +147,7 @@ def test_from_any_index_a_log_opens_as_if_all_was_read(seed: int, size: tuple[in
         go_on([writer.log.state, opened(part)])
 
 
-@settings(max_examples=30, phases=[Phase.generate])
+@settings(max_examples=scaled(30), phases=[Phase.generate])
 @given(seed=seeds, size=sizes)
 def test_any_bad_entry_below_the_newest_index_costs_nothing(seed: int, size: tuple[int, int]) -> None:
     with small_indexes(*size):
@@ -158,7 +159,7 @@ def test_any_bad_entry_below_the_newest_index_costs_nothing(seed: int, size: tup
         go_on(states)
 
 
-@settings(max_examples=30, phases=[Phase.generate])
+@settings(max_examples=scaled(30), phases=[Phase.generate])
 @given(seed=seeds, size=sizes, places=st.lists(st.floats(0, 1), min_size=2, max_size=8))
 def test_bad_entries_that_are_no_neighbours_cost_nothing(
     seed: int, size: tuple[int, int], places: list[float]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from thoroughness import scaled
 
 from stepkeeper.contract import ExitCode, Head, Report, ReportedCommit, ReportPhase, Termination
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
@@ -120,7 +121,7 @@ def may_run_on(world: World, pod: dict[str, Any]) -> bool:
     return pod["status"]["phase"] == "Running" and not told
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=slow)
+@settings(max_examples=scaled(80), deadline=None, suppress_health_check=slow)
 @given(story=happenings)
 @example(story=[("a node is lost", 0, 1), ("a pod is fenced", 1, 0)])
 def test_the_operator_comes_to_rest_and_then_writes_nothing(story: list[tuple[str, int, int]]) -> None:
@@ -136,7 +137,7 @@ def test_the_operator_comes_to_rest_and_then_writes_nothing(story: list[tuple[st
     asyncio.run(run())
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=slow)
+@settings(max_examples=scaled(40), deadline=None, suppress_health_check=slow)
 @given(story=happenings)
 def test_a_restarted_operator_decides_as_the_old_one_would_have(story: list[tuple[str, int, int]]) -> None:
     async def run() -> None:
@@ -149,7 +150,7 @@ def test_a_restarted_operator_decides_as_the_old_one_would_have(story: list[tupl
     asyncio.run(run())
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=slow)
+@settings(max_examples=scaled(40), deadline=None, suppress_health_check=slow)
 @given(max_failures=st.integers(0, 5), gaps=st.lists(st.integers(1, 30), min_size=7, max_size=7))
 def test_a_job_that_only_fails_is_restarted_exactly_as_often_as_allowed(
     max_failures: int, gaps: list[int]

@@ -12,7 +12,7 @@ from operator_stories.story import come_to_rest, tell
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
 
 _STORIES = 50
-_SHORT, _LONG = 500, 10_000
+_SHORT, _LONG = 100, 10_000
 
 
 async def find_faults(seed: int) -> list[str]:

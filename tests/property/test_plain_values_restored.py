@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import scaled
 
 from stepkeeper.save.watch.next_start import Outline, foresee
 from stepkeeper_planners.errors import DuplicateNameError, LoadMismatchError
@@ -70,7 +71,7 @@ def restore(start: object, saved: object) -> tuple[object, bool, bool]:
     return state["v"], False, bool(told)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=scaled(400))
 @given(STARTS, SAVED)
 def test_a_plain_value_comes_back_or_the_save_tells(start: object, saved: object) -> None:
     try:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planners_parts.layouts import cut_anywhere, on_mesh, rows
+from thoroughness import scaled
 
 from stepkeeper_planners.dtypes import itemsize_bytes
 from stepkeeper_planners.geometry.boxes import Box
@@ -94,7 +95,7 @@ def overlapping_copies(draw: st.DrawFn) -> tuple[list[TensorLayout], int]:
 
 
 @given(states() | overlapping_copies(), st.randoms())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=scaled(300))
 def test_every_rank_finds_the_same_in_any_order(case: tuple[list[TensorLayout], int], random: Random) -> None:
     layouts, world_size = case
     shares = []
@@ -162,7 +163,7 @@ def nested_states(draw: st.DrawFn) -> tuple[list[TensorLayout], int]:
 
 
 @given(nested_states())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=scaled(200))
 def test_no_rank_writes_more_than_the_heaviest_must(case: tuple[list[TensorLayout], int]) -> None:
     check_even(*case)
 
@@ -217,7 +218,7 @@ def heaviest_of(groups: list[Group], fixed: list[int]) -> int:
 
 
 @given(groups_of(nested=True))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=scaled(300))
 def test_shares_of_nested_groups_are_the_best_that_any_division_could_be(
     case: tuple[list[Group], list[int]],
 ) -> None:
@@ -228,6 +229,6 @@ def test_shares_of_nested_groups_are_the_best_that_any_division_could_be(
 
 
 @given(groups_of(nested=False))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=scaled(200))
 def test_each_byte_of_any_groups_is_one_holders(case: tuple[list[Group], list[int]]) -> None:
     assert heaviest_of(*case) >= max(case[1])

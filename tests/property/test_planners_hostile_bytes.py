@@ -11,6 +11,7 @@ import torch
 from hostile_bytes.changes import Changes, changed, changes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from thoroughness import scaled
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -49,7 +50,7 @@ OPCODES = [
 CHANGES = changes(OPCODES)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=300)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=scaled(300))
 @given(CHANGES, st.integers(2, 5))
 def test_metadata_changed_anywhere(chosen: Changes, protocol: int) -> None:
     with suppress(MetadataDecodeError):
@@ -58,14 +59,14 @@ def test_metadata_changed_anywhere(chosen: Changes, protocol: int) -> None:
         check_metadata(metadata, name="m")
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=scaled(300))
 @given(CHANGES)
 def test_a_value_changed_anywhere(chosen: Changes) -> None:
     with suppress(ValueDecodeError):
         encode_value("k", decode_value("k", changed(encode_value("k", VALUE), chosen)))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=scaled(300))
 @given(CHANGES)
 def test_the_pickle_in_a_value_changed_anywhere(chosen: Changes) -> None:
     """The archive's checksums are right: what is wrong is for the unpickler to find."""

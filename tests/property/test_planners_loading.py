@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planners_parts.parts import DTYPES, SHAPES, bits, boxes_of, parts_in, parts_of, random_elements
+from thoroughness import scaled
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -110,7 +111,7 @@ def test_a_cast_gives_what_torch_gives(data: st.DataObject, shape: tuple[int, ..
     assert torch.equal(tensor, whole.to(to))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=scaled(50))
 @given(st.integers(0, 2**32), st.integers(0, 3), st.integers(0, 300), st.integers(0, 150))
 def test_no_common_part_is_overlooked(seed: int, n_axes: int, n_boxes: int, n_asking: int) -> None:
     chance = random.Random(seed)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import scaled
 
 from stepkeeper_planners.errors import LayoutError
 from stepkeeper_planners.geometry import overlapping_pair
@@ -91,7 +92,7 @@ TILINGS: list[Callable[[int], tuple[tuple[int, ...], list[Box]]]] = [
 ]
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=scaled(120))
 @given(
     st.sampled_from(SEARCHES),
     st.integers(0, 2**32),
@@ -132,7 +133,7 @@ def test_few_boxes_and_empty_ones_overlap_exactly_if_an_element_is_in_two(search
         assert (found is not None) == bool((seen > 1).any())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=scaled(60))
 @given(st.sampled_from(TILINGS), st.integers(8, 700), st.randoms(use_true_random=False))
 def test_one_change_in_a_tiling_is_seen(
     tiling: Callable[[int], tuple[tuple[int, ...], list[Box]]], n_boxes: int, chance: random.Random

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planners_parts.parts import DTYPES, SHAPES, bits, boxes_of, parts_in, parts_of, random_elements
+from thoroughness import scaled
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
 from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner
@@ -96,7 +97,7 @@ def covered(metadata: Metadata, fqn: str) -> torch.Tensor:
     return times
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=scaled(60))
 @given(st.data(), SHAPES, st.sampled_from(DTYPES), st.integers(0, 2**32), WORLDS, WORLDS)
 def test_save_in_one_layout_and_load_in_another_is_the_identity(
     data: st.DataObject, shape: tuple[int, ...], dtype: torch.dtype, seed: int, saved_by: int, loaded_by: int

@@ -10,6 +10,7 @@ from cloud_stories.happenings import HAPPENINGS, delete_by_hand, heal, stories
 from cloud_stories.world import NEIGHBOUR, OURS, StoryWorld
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from thoroughness import scaled
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 
@@ -97,7 +98,7 @@ def has_ended(world: StoryWorld) -> bool:
     return status == "True" and reason in ENDED
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=slow)
+@settings(max_examples=scaled(40), deadline=None, suppress_health_check=slow)
 @given(spec=specs(), story=stories, adopted=st.booleans())
 @example(spec={}, story=[("a creation fails", 9, 1), ("the spec is changed", 1, 4)], adopted=False)
 @example(
@@ -160,7 +161,7 @@ def test_a_resource_that_could_become_active_does(
     asyncio.run(run())
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=slow)
+@settings(max_examples=scaled(40), deadline=None, suppress_health_check=slow)
 @given(spec=specs(), story=stories, later=stories, adopted=st.booleans())
 @example(spec={}, story=[("a deletion fails", 0, 2), ("the status is lost", 0, 0)], later=[], adopted=False)
 @example(
@@ -193,7 +194,7 @@ def test_a_deletion_always_ends_and_leaves_what_it_should(
     asyncio.run(run())
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=slow)
+@settings(max_examples=scaled(10), deadline=None, suppress_health_check=slow)
 @given(n_failures=st.integers(0, 6), refused=st.booleans(), recreated=st.booleans(), adopted=st.booleans())
 @example(n_failures=3, refused=True, recreated=False, adopted=False)
 @example(n_failures=3, refused=True, recreated=True, adopted=True)
@@ -226,7 +227,7 @@ def test_deletions_are_asked_for_until_one_comes_to_something(
     asyncio.run(run())
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=slow)
+@settings(max_examples=scaled(25), deadline=None, suppress_health_check=slow)
 @given(
     broken=st.sampled_from(BROKEN),
     neighbour=specs(),
@@ -268,7 +269,7 @@ def test_a_broken_one_holds_up_no_other(
     asyncio.run(run())
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=slow)
+@settings(max_examples=scaled(15), deadline=None, suppress_health_check=slow)
 @given(spec=specs(), adopted=st.booleans(), list_s=st.integers(1, 150), pace_s=st.integers(5, 40))
 @example(spec={}, adopted=False, list_s=130, pace_s=10)
 @example(spec={}, adopted=True, list_s=25, pace_s=5)
@@ -299,7 +300,7 @@ def test_a_place_whose_lists_are_always_slow_is_served_all_the_same(
     asyncio.run(run())
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=slow)
+@settings(max_examples=scaled(15), deadline=None, suppress_health_check=slow)
 @given(spec=specs(), adopted=st.booleans(), rounds=st.integers(0, 80))
 def test_machines_that_nothing_happens_to_stay(spec: dict[str, Any], *, adopted: bool, rounds: int) -> None:
     async def run() -> None:

@@ -8,6 +8,7 @@ from unittest import mock
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
+from thoroughness import scaled
 
 from stepkeeper.checkpoint import finish_checkpoint
 from stepkeeper.errors import DamagedEntryError, FencedError, LogGapError
@@ -203,7 +204,7 @@ def check_goes_on(story: Story, state: LogState) -> None:
     assert Log(root.store, patience=IMPATIENT).open() == log.state
 
 
-@settings(max_examples=150)
+@settings(max_examples=scaled(150))
 @given(
     actions=st.lists(st.sampled_from(ACTIONS), min_size=1, max_size=28), found=hits, again=hits, size=sizes
 )

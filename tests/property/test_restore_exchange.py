@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import scaled
 
 from stepkeeper.checkpoint import blocks as blocks_module
 from stepkeeper.checkpoint.blocks import BlockTable, Contents, encode_runs
@@ -158,7 +159,7 @@ class Network:
         raise AssertionError from error
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=scaled(60))
 @given(st.data(), stored(), st.integers(1, 4))
 def test_whatever_is_where_all_ranks_get_what_they_ask_for_and_each_block_is_read_once(
     data: st.DataObject, saved: tuple[dict[str, torch.Tensor], Objects, Manifest], world_size: int

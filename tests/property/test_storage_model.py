@@ -14,6 +14,7 @@ from storage_explorer.programs import attempt, collector, follower, reader, remo
 from storage_explorer.repairs import beside_damage, damager, repairer
 from storage_explorer.replay import Program, shipped_code
 from storage_explorer.world import Explored, Explorer
+from thoroughness import scaled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,7 +272,25 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("scenario", QUICK.values(), ids=QUICK.keys())
+FOR_TEST_ALL = {
+    "two-attempts-and-a-fault",
+    "three-attempts",
+    "going-back",
+    "going-back-under-a-claim",
+    "a-condemned-branch",
+    "condemned-commits",
+    "saves-before-what-comes-after-commits-and-a-fault",
+}
+"""Of the quick ones, those that take ten seconds."""
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(scenario, id=name, marks=[pytest.mark.long] if name in FOR_TEST_ALL else [])
+        for name, scenario in QUICK.items()
+    ],
+)
 def test_no_schedule_breaks_an_invariant(region: int, scenario: Scenario) -> None:
     check(explorer(region, scenario).explore(), scenario)
 
@@ -311,7 +330,7 @@ def seed() -> int:
 
 
 def test_no_random_schedule_of_a_crowd_breaks_an_invariant(region: int) -> None:
-    check(explorer(region, CROWD).wander(seed(), walks=150), CROWD)
+    check(explorer(region, CROWD).wander(seed(), walks=scaled(150)), CROWD)
 
 
 REPAIRED_CROWD = Scenario(
@@ -335,7 +354,7 @@ REPAIRED_CROWD = Scenario(
 
 
 def test_no_random_schedule_of_a_crowd_and_its_repairs_breaks_an_invariant(region: int) -> None:
-    check(explorer(region, REPAIRED_CROWD).wander(seed(), walks=60), REPAIRED_CROWD)
+    check(explorer(region, REPAIRED_CROWD).wander(seed(), walks=scaled(60)), REPAIRED_CROWD)
 
 
 @pytest.mark.long

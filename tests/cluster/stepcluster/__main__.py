@@ -49,6 +49,9 @@ def up(arguments: argparse.Namespace) -> None:
 
 
 def down(arguments: argparse.Namespace) -> None:
+    if arguments.abandoned:
+        lifecycle.stop_abandoned()
+        return
     for name in state.names() if arguments.all else [arguments.name]:
         lifecycle.stop(name)
         say(f"cluster {name}: nothing of it is left")
@@ -137,9 +140,9 @@ def _parser() -> argparse.ArgumentParser:
     add(build, "Build the programs, once, and install the packages that are missing.")
     starting = add(up, "Start a cluster and print its kubeconfig.")
     starting.add_argument("--tpu-nodes", type=int, default=2, help="TPU nodes beside the system node (2)")
-    add(down, "End a cluster.").add_argument(
-        "--all", action="store_true", help="every cluster of this machine"
-    )
+    ending = add(down, "End a cluster.")
+    ending.add_argument("--all", action="store_true", help="every cluster of this machine")
+    ending.add_argument("--abandoned", action="store_true", help="clusters of test runs that were killed")
     add(env, 'Print what a shell needs: eval "$(python -m stepcluster env)".')
     loading = add(image, "Build an image from this tree and load it into the nodes; print its name.")
     loading.add_argument("kind", choices=["operator", "trainer", "shell"])

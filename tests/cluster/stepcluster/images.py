@@ -70,8 +70,12 @@ def build_wheel() -> Path:
         except CommandError as error:
             raise BuildError(f"the wheel could not be built: {error}") from error
         folder.parent.mkdir(parents=True, exist_ok=True)
-        if not folder.exists():
+        try:
             Path(workspace, "wheel").rename(folder)
+        except OSError:
+            # Another process was first, with the same wheel.
+            if not folder.exists():
+                raise
     return next(iter(folder.glob("*.whl")))
 
 
@@ -197,7 +201,11 @@ def _image(name: str, layers: list[Layer], settings: Settings) -> Path:
     short_name = name.rpartition("/")[2].replace(":", "-")
     path = _images_folder() / f"{short_name}-{key}.tar"
     if not path.exists():
-        ociimage.write_image(path, name, layers, settings)
+        # Another process may make it at the same time: each has a file of its own, and either will do.
+        with _workspace() as workspace:
+            partial = Path(workspace, "image.tar")
+            ociimage.write_image(partial, name, layers, settings)
+            partial.rename(path)
         _forget_older(short_name)
     return path
 

@@ -28,6 +28,9 @@ from stepcluster.parts import Parts
 
 READY_TIMEOUT_S = 240.0
 
+_OF_TESTS = frozenset({"test", "slice", "lane"})
+"""First words of the names of clusters that runs of tests start."""
+
 
 def start(
     name: str, *, n_tpu_nodes: int = 2, topology: str = "2x2", torch_folder: Path | None = None
@@ -72,6 +75,19 @@ def stop(name: str) -> None:
         raise NoClusterError(f"there is no cluster {name!r}; there are: {', '.join(state.names()) or 'none'}")
     with state.lock(state.cluster_folder(name)):
         _remove(name)
+
+
+def stop_abandoned() -> None:
+    """Remove the clusters that runs of tests have left, since they were killed."""
+    for name in filter(is_abandoned, state.names()):
+        stop(name)
+
+
+def is_abandoned(name: str) -> bool:
+    """Return True if a run of tests started the cluster, whose process number ends its name, and is gone."""
+    kind, _, rest = name.partition("-")
+    pid = rest.rpartition("-")[2]
+    return kind in _OF_TESTS and pid.isdigit() and not Path("/proc", pid).exists()
 
 
 def _clean_crashed(name: str) -> None:

@@ -135,18 +135,16 @@ def image_index(manifest: bytes, name: str) -> dict[str, object]:
 
 
 def write_image(path: Path, name: str, layers: Sequence[Layer], settings: Settings) -> None:
-    """Write the image to an archive at `path`, which is there whole or not at all."""
+    """Write the image to an archive at `path`."""
     config = _json(image_config(layers, settings))
     manifest = _json(image_manifest(config, layers))
-    partial = path.with_name(f".{path.name}.partial")
-    with tarfile.open(partial, "w") as tar:
+    with tarfile.open(path, "w") as tar:
         _add(tar, Entry(path="oci-layout", data=_json({"imageLayoutVersion": "1.0.0"}), mode=0o644))
         _add(tar, Entry(path="index.json", data=_json(image_index(manifest, name)), mode=0o644))
         for blob in (config, manifest):
             _add(tar, Entry(path=_blob_path(_digest(blob)), data=blob, mode=0o644))
         for layer in {layer.digest: layer for layer in layers}.values():
             _add(tar, Entry(path=_blob_path(layer.digest), source=layer.path, mode=0o644))
-    partial.rename(path)
 
 
 def _add(tar: tarfile.TarFile, entry: Entry) -> None:

@@ -1,10 +1,11 @@
 """Test the selection of a cluster's leftovers from all that is on the machine."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from stepcluster import cgroups, cleaning, network, state
+from stepcluster import cgroups, cleaning, lifecycle, network, state
 from stepcluster.layout import Layout
 
 FOLDER = Path("/state/a")
@@ -70,3 +71,25 @@ def test_a_cable_that_is_another_clusters_by_now_stays(
         state.write(state.Record(name=name, block=128, nodes=(), torch_folder=""))
     cleaning.remove_cable(Layout(name="crashed", block=128, folder=state.cluster_folder("crashed")))
     assert cut == removed
+
+
+NOBODY = 1 << 22
+"""No process has this number: the kernel gives only smaller ones away."""
+
+
+@pytest.mark.parametrize(
+    ("name", "is_abandoned"),
+    [
+        (f"test-{NOBODY}", True),
+        (f"slice-{NOBODY}", True),
+        (f"lane-1-{NOBODY}", True),
+        (f"lane-1-{os.getpid()}", False),
+        (f"mine-{NOBODY}", False),
+        ("test-mine", False),
+        ("dev", False),
+    ],
+)
+def test_a_cluster_is_abandoned_if_a_run_of_tests_that_is_gone_has_left_it(
+    name: str, is_abandoned: bool
+) -> None:
+    assert lifecycle.is_abandoned(name) == is_abandoned

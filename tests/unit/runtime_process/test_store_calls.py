@@ -1,12 +1,12 @@
 """A process whose background threads talk over the ranks' store ends by itself, not by an abort."""
 
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+from fork_server import ForkServer
 
 from stepkeeper.coordination.store_calls import StoreCalls
 
@@ -32,10 +32,12 @@ threading.Event().wait(float(sys.argv[2]))
 
 @pytest.mark.parametrize(("n_threads", "after_s"), [(8, 0.05), (64, 0.0)], ids=["talking", "connecting"])
 def test_a_process_with_threads_in_the_store_does_not_abort_at_its_end(
-    n_threads: int, after_s: float
+    n_threads: int, after_s: float, torch_server: ForkServer, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-c", _PROGRAM, str(n_threads), str(after_s)]
-    assert [subprocess.run(command, check=False).returncode for _ in range(3)] == [0, 0, 0]
+    program = tmp_path / "program.py"
+    program.write_text(_PROGRAM)
+    ends = [torch_server.run([program, n_threads, after_s]) for _ in range(3)]
+    assert [end.returncode for end in ends] == [0, 0, 0], ends
 
 
 def test_no_thread_of_the_background_begins_a_call_after_the_end() -> None:

@@ -1,0 +1,143 @@
+"""Run the end-to-end tests, several files at a time: `python tests/runs/side_by_side.py [PYTEST-ARGUMENT…]`.
+
+Each file is a pytest process of its own. Files run in lanes, and each lane has a cluster. A file below tests/e2e that
+fails is run once more, on a fresh cluster. If it passes then, the run is green, and its end lists what failed at first.
+Below out/tests/e2e are, for each file, pytest's output and XML.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import tally
+from lanes import Attempt, Lanes
+
+ROOT = Path(__file__).parents[2]
+E2E = ROOT / "tests" / "e2e"
+CONTRACT = ROOT / "tests" / "contract"
+OUTPUT = ROOT / "out" / "tests" / "e2e"
+TRAININGS = ("test_launching", "test_queued_resources_trainings", "test_demo", "test_text_lm_survives")
+"""These need the processors most of the time, for pods that load torch."""
+
+LONGEST = ("test_queued_resources", "test_operator_stories", "test_operator_under_fire", "test_tpu_vms_join")
+"""These wait most of the time, for minutes."""
+
+N_LANES = 3
+_PASSED_OR_EMPTY = {0, 5}
+"""pytest's exit codes where all tests passed, and where no test of the file is an end-to-end test."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clusters:
+    """Runs files with pytest, each lane's on its cluster."""
+
+    arguments: Sequence[str]
+    running: set["subprocess.Popen[bytes]"] = field(default_factory=set)
+
+    def run(self, file: Path, lane: int) -> Attempt:
+        started_s = time.monotonic()
+        output, xml = OUTPUT / f"{file.stem}.txt", OUTPUT / f"{file.stem}.xml"
+        xml.unlink(missing_ok=True)
+        command = ["pytest", "-m", "e2e", f"--junitxml={xml}", *self.arguments, str(file)]
+        with output.open("wb") as stream:
+            code = self._call(*command, stream=stream, variables={"STEPKEEPER_TEST_CLUSTER": _name(lane)})
+        results = tally.read_results(xml) if xml.exists() else []
+        if code not in _PASSED_OR_EMPTY:
+            print(output.read_text(encoding="utf-8", errors="replace"))
+        line = tally.closing_line(tally.count(results), time.monotonic() - started_s)
+        print(f"lane {lane}: {file.relative_to(ROOT)} {line}", flush=True)
+        failed = tuple(result.name for result in results if result.outcome in tally.FAILED)
+        return Attempt(passed=code in _PASSED_OR_EMPTY, failed_tests=failed)
+
+    def renew(self, lane: int) -> None:
+        self.clear(lane)
+        if self._call_stepcluster("up", "--name", _name(lane)):
+            # The tests fail then: there is no cluster of that name.
+            print((OUTPUT / "clusters.txt").read_text(encoding="utf-8"), flush=True)
+
+    def clear(self, lane: int) -> None:
+        self._call_stepcluster("down", "--name", _name(lane))
+
+    def clear_abandoned(self) -> None:
+        self._call_stepcluster("down", "--abandoned")
+
+    def has_second_chance(self, file: Path) -> bool:
+        return file.is_relative_to(E2E)
+
+    def interrupt(self) -> None:
+        for process in list(self.running):
+            process.send_signal(signal.SIGINT)
+
+    def _call_stepcluster(self, *command: str) -> int:
+        with (OUTPUT / "clusters.txt").open("ab") as log:
+            return self._call("stepcluster", *command, stream=log)
+
+    def _call(self, *command: str, stream: IO[bytes], variables: Mapping[str, str] | None = None) -> int:
+        # In a session of its own: Ctrl-C reaches this process alone, which passes it on.
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command],
+            cwd=ROOT,
+            env={**os.environ, **(variables or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self.running.add(process)
+        try:
+            return process.wait()
+        finally:
+            self.running.discard(process)
+
+
+def _name(lane: int) -> str:
+    return f"lane-{lane}-{os.getpid()}"
+
+
+def plan() -> list[list[Path]]:
+    """Return, for each lane, which files it runs in which order.
+
+    One lane begins with the trainings, which would slow each other, and the others with what waits, the longest first.
+    A lane that has no more of its own takes from the end of what the others have left.
+    """
+    files = [*E2E.glob("test_*.py"), *CONTRACT.glob("test_*.py")]
+    ranks = {name: number for number, name in enumerate((*TRAININGS, *LONGEST))}
+    files.sort(key=lambda file: (ranks.get(file.stem, len(ranks)), file.name))
+    trainings = [file for file in files if file.stem in TRAININGS]
+    waiting = [file for file in files if file.stem not in TRAININGS]
+    return [[*trainings, *reversed(waiting)], *[[*waiting, *reversed(trainings)]] * (N_LANES - 1)]
+
+
+def main(arguments: Sequence[str]) -> int:
+    started_s = time.monotonic()
+    shutil.rmtree(OUTPUT, ignore_errors=True)
+    OUTPUT.mkdir(parents=True)
+    clusters = Clusters(arguments=arguments)
+    lanes = Lanes(workplace=clusters)
+
+    def stop(_: int, __: object) -> None:
+        lanes.stopping.set()
+        clusters.interrupt()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    clusters.clear_abandoned()
+    lanes.run_all(plan())
+    (OUTPUT / tally.FLAKY).write_text("".join(f"flaky: {name}\n" for name in lanes.flaky), encoding="utf-8")
+    for file in lanes.failed:
+        print(f"failed: {file.relative_to(ROOT)}")
+    code = tally.main([str(time.monotonic() - started_s), *map(str, OUTPUT.glob("*.xml"))])
+    if lanes.stopping.is_set():
+        return 130
+    return 1 if lanes.failed else code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
