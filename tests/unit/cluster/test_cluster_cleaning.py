@@ -83,7 +83,6 @@ NOBODY = 1 << 22
         (f"test-{NOBODY}", True),
         (f"slice-{NOBODY}", True),
         (f"lane-1-{NOBODY}", True),
-        (f"lane-1-{os.getpid()}", False),
         (f"mine-{NOBODY}", False),
         ("test-mine", False),
         ("dev", False),
@@ -93,3 +92,7 @@ def test_a_cluster_is_abandoned_if_a_run_of_tests_that_is_gone_has_left_it(
     name: str, is_abandoned: bool
 ) -> None:
     assert lifecycle.is_abandoned(name) == is_abandoned
+
+
+def test_a_cluster_of_a_run_that_goes_on_is_not_abandoned() -> None:
+    assert not lifecycle.is_abandoned(f"lane-1-{os.getpid()}")
