@@ -33,9 +33,15 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each test the mark of its tier: gate (`make test`), e2e (`make test-e2e`) or full (`make test-all`)."""
+    """Give each test the mark of its tier: gate (`make test`), e2e (`make test-e2e`) or full (`make test-all`).
+
+    Outside the gate a test that hangs ends later: it may start a cluster or many processes.
+    """
     for item in items:
-        item.add_marker(_tier(item))
+        tier = _tier(item)
+        item.add_marker(tier)
+        if tier != "gate" and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(600))
 
 
 def _tier(item: pytest.Item) -> str:

@@ -112,12 +112,14 @@ class SeekableArchive(TorchArchive):
     """Locate records in the file, without reading them."""
 
     def __init__(self, file: BinaryIO, size_bytes: int) -> None:
-        super().__init__(file, size_bytes)
         self._file, self._size_bytes = file, size_bytes
+        super().__init__(file, size_bytes)
 
     def locate_record(self, name: str) -> tuple[int, int]:
         """Return the offset of a record's first byte, and the number of its bytes."""
         entry = self.entry(name)
+        if entry.header_offset < 0:
+            raise PickleRefusedError(f"record {name} is said to begin before the file does")
         self._file.seek(entry.header_offset)
         header = self._file.read(LOCAL_HEADER_BYTES)
         if len(header) < LOCAL_HEADER_BYTES or not header.startswith(ZIP_MAGIC):

@@ -54,9 +54,17 @@ class HeldArchive(SeekableArchive):
         return None
 
     @override
-    def content(self, name: str) -> torch.Tensor:
+    def record(self, name: str) -> bytes:
+        # The bytes that find_damage() has checked. Newer Pythons' zipfile refuses an entry for other fields of it, too.
+        return bytes(self._held(name))
+
+    def _held(self, name: str) -> memoryview:
         start, n_bytes = self.locate_record(name)
-        held = self._data[start : start + n_bytes]
+        return self._data[start : start + n_bytes]
+
+    @override
+    def content(self, name: str) -> torch.Tensor:
+        held = self._held(name)
         # A copy, because a tensor's memory may be written to.
         return (
             torch.frombuffer(bytearray(held), dtype=torch.uint8)
