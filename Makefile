@@ -9,7 +9,8 @@ STAMP := .venv/.stepkeeper-setup
 NEWEST := .venv-newest
 NEWEST_STAMP := $(NEWEST)/.stepkeeper-setup
 NAME ?= dev
-WORKERS ?= -n 2 --dist loadfile
+# A worker that dies ends its run with a failure; with --dist loadfile it would have no end.
+WORKERS ?= -n 2 --dist worksteal
 RESULTS := out/tests
 # What touches torch. The tests of the operator, the cluster and the tools don't. Nor does what kills, stops, fences or delays
 # processes, or damages and withholds what they read: no torch has a part in that, and it takes minutes.
@@ -50,7 +51,7 @@ $(NEWEST_STAMP): requirements-newest.lock pyproject.toml
 	@touch $@
 
 .PHONY: lock
-lock: setup ## Write the lock files anew from pyproject.toml
+lock: setup ## Rewrite the lock files from pyproject.toml
 	$(BIN)/python -m pip install --quiet uv==0.13.8
 	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet --upgrade -o requirements.lock
 	grep -oE '^[A-Za-z0-9_.-]+==[^ ]+' requirements.lock > .venv/constraints
@@ -66,7 +67,7 @@ demo: build ## Run a training job on a real cluster, preempt it, cut its power, 
 	$(BIN)/python -m demo
 
 .PHONY: demo-tpu
-demo-tpu: build ## Run a job on queued Cloud TPU VMs that join a real cluster, are maintained, and come anew
+demo-tpu: build ## Run a job on queued Cloud TPU VMs that join a real cluster, are maintained, and are replaced
 	$(BIN)/python -m demo_tpu
 
 .PHONY: test
@@ -79,8 +80,11 @@ test-e2e: build ## Run the tests on real clusters and on a Cloud Storage emulato
 
 .PHONY: test-all
 test-all: build $(NEWEST_STAMP) ## Run all tests: more random cases, the exhaustive ones, the newest torch (root; 100 minutes on 2 cores)
-	$(BIN)/python -m pytest $(WORKERS) -m "gate or full" --hypothesis-profile=thorough --junitxml=$(RESULTS)/full.xml $(ARGS)
-	$(MAKE) test-e2e test-newest
+	@code=0; \
+	$(BIN)/python -m pytest $(WORKERS) -m "gate or full" --hypothesis-profile=thorough --junitxml=$(RESULTS)/full.xml $(ARGS) || code=1; \
+	$(MAKE) test-e2e || code=1; \
+	$(MAKE) test-newest || code=1; \
+	exit $$code
 
 .PHONY: test-newest
 test-newest: build $(NEWEST_STAMP) ## Run the library's tests on the newest torch, which torch_xla has no release for, in .venv-newest/

@@ -35,22 +35,23 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give each test the mark of its tier: gate (`make test`), e2e (`make test-e2e`) or full (`make test-all`).
 
-    Outside the gate a test that hangs ends later: it may start a cluster or many processes.
+    Outside `make test` a test that hangs ends later: it may start a cluster or many processes, or try many cases.
     """
+    is_quick = settings.get_current_profile_name() == "quick"
     for item in items:
         tier = _tier(item)
         item.add_marker(tier)
-        if tier != "gate" and not item.get_closest_marker("timeout"):
+        if not (is_quick and tier == "gate") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(600))
 
 
 def _tier(item: pytest.Item) -> str:
     if item.get_closest_marker("long"):
         return "full"
-    if item.get_closest_marker("smoke"):
-        return "gate"
     if item.get_closest_marker("built"):
         return "e2e"
+    if item.get_closest_marker("smoke"):
+        return "gate"
     return TIERS[item.path.relative_to(TESTS).parts[0]]
 
 

@@ -5,12 +5,15 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-__all__ = ["MUTATED", "PATCHES", "REPOSITORY", "apply_patch"]
+__all__ = ["MUTATED", "PATCHES", "REPOSITORY", "THOROUGH", "apply_patch"]
 
 PATCHES: Final = Path(__file__).parent
 REPOSITORY: Final = PATCHES.parents[1]
 MUTATED: Final = PATCHES / "mutated.py"
 """Runs pytest on a package in another folder."""
+
+THOROUGH: Final = "--hypothesis-profile=thorough"
+"""With fewer random cases a property may miss what a patch has changed."""
 
 
 def apply_patch(patch: Path, folder: Path, *options: str) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 from fork_server import ForkServer
-from patching import MUTATED, PATCHES, REPOSITORY, apply_patch
+from patching import MUTATED, PATCHES, REPOSITORY, THOROUGH, apply_patch
 
 _RULES: Final = "tests/unit/runtime/test_log_rules.py"
 _BACK: Final = "tests/unit/runtime/test_log_going_back.py"
@@ -224,21 +224,6 @@ TESTS: Final = {
 }
 """By patch, the test that must notice."""
 
-ALWAYS: Final = (
-    "fence",
-    "foreign-root",
-    "rename-replaces-nothing",
-    "vote",
-    "entry-checksum",
-    "block-checksum",
-    "pins-hold",
-    "entry-before-deletion",
-    "verified-is-kept",
-    "forgetful-branches",
-    "garbage-is-older",
-)
-"""What the other mechanisms stand on: these are tried in each run of the tests, the others with the long ones."""
-
 
 def test_each_patch_has_its_test() -> None:
     assert {path.stem for path in PATCHES.glob("*.patch")} == set(TESTS)
@@ -257,12 +242,10 @@ def test_each_patch_applies(name: str) -> None:
     apply_patch(PATCHES / f"{name}.patch", REPOSITORY, "--check")
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.long) for name in TESTS]
-)
+@pytest.mark.parametrize("name", TESTS)
 def test_without_a_mechanism_its_test_goes_red(torch_server: ForkServer, tmp_path: Path, name: str) -> None:
     runtime = patched(name, tmp_path)
-    command = [MUTATED, runtime, "stepkeeper", "-q", "-x", "-p", "no:cacheprovider", TESTS[name]]
+    command = [MUTATED, runtime, "stepkeeper", "-q", "-x", "-p", "no:cacheprovider", THOROUGH, TESTS[name]]
     # The patched runtime is that of companions, too.
     env = os.environ | {"PYTHONPATH": str(runtime), "PYTHONDONTWRITEBYTECODE": "1"}
     done = torch_server.run(command, env=env, cwd=REPOSITORY, timeout=250)

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 from fork_server import ForkServer
-from patching import MUTATED, PATCHES, REPOSITORY, apply_patch
+from patching import MUTATED, PATCHES, REPOSITORY, THOROUGH, apply_patch
 
 POLICY: Final = PATCHES / "policy"
 RULES: Final = REPOSITORY / "operator/stepkeeper_operator/policy"
@@ -29,10 +29,6 @@ def _read_test(patch: Path) -> str:
 
 TESTS: Final = {patch.stem: _read_test(patch) for patch in sorted(POLICY.glob("*.patch"))}
 """By patch, the test that must notice."""
-
-ALWAYS: Final = ("failures-are-limited", "starts-are-limited", "remade-jobs-are-attempts")
-"""These are tried in each run of the tests, the others with the long ones."""
-
 
 LIBRARIES: Final = (
     "pytest",
@@ -65,15 +61,23 @@ def test_each_patch_applies(name: str) -> None:
     apply_patch(POLICY / f"{name}.patch", REPOSITORY, "--check")
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.long) for name in TESTS]
-)
+@pytest.mark.parametrize("name", TESTS)
 def test_without_a_rule_its_test_goes_red(operator_server: ForkServer, tmp_path: Path, name: str) -> None:
     operator = tmp_path / "operator"
     shutil.copytree(REPOSITORY / "operator", operator)
     apply_patch(POLICY / f"{name}.patch", tmp_path)
     done = operator_server.run(
-        [MUTATED, operator, "stepkeeper_operator", "-q", "-x", "-p", "no:cacheprovider", TESTS[name]],
+        [
+            MUTATED,
+            operator,
+            "stepkeeper_operator",
+            "-q",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            THOROUGH,
+            TESTS[name],
+        ],
         env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
         cwd=REPOSITORY,
         timeout=250,

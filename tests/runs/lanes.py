@@ -32,7 +32,7 @@ class Workplace(Protocol):
 
 @dataclass(kw_only=True)
 class Lanes:
-    """Run files, and keep what came of them."""
+    """Run files, and record the results."""
 
     workplace: Workplace
     failed: list[Path] = field(default_factory=list)
@@ -47,8 +47,8 @@ class Lanes:
         """Run files until all have ended or `stopping` is set.
 
         Args:
-            orders: For each lane the files that it may run, those that it begins with first. A file that stands in
-                several orders is run once, in the lane that comes to it first.
+            orders: For each lane the files that it may run, those that it begins with first. A file in several orders
+                is run once, in the lane that comes to it first.
 
         """
         with ThreadPoolExecutor(len(orders)) as executor:
@@ -57,6 +57,8 @@ class Lanes:
             lane.result()
 
     def _run_lane(self, lane: int, order: Sequence[Path]) -> None:
+        if self.stopping.is_set():
+            return
         try:
             self.workplace.renew(lane)
             while not self.stopping.is_set() and (file := self._take(order)):
@@ -77,7 +79,7 @@ class Lanes:
             return
         if self.workplace.has_second_chance(file) and not self.stopping.is_set():
             self.workplace.renew(lane)
-            if self.workplace.run(file, lane).passed:
+            if not self.stopping.is_set() and self.workplace.run(file, lane).passed:
                 self.flaky += first.failed_tests or [str(file)]
                 return
         self.failed.append(file)

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from typing import IO
 
 import tally
 from lanes import Attempt, Lanes
+
+from stepcluster import state
 
 ROOT = Path(__file__).parents[2]
 E2E = ROOT / "tests" / "e2e"
@@ -30,40 +33,53 @@ LONGEST = ("test_queued_resources", "test_operator_stories", "test_operator_unde
 """These wait most of the time, for minutes."""
 
 N_LANES = 3
+_INTERRUPTED = 130
 _PASSED_OR_EMPTY = {0, 5}
 """pytest's exit codes where all tests passed, and where no test of the file is an end-to-end test."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Clusters:
     """Runs files with pytest, each lane's on its cluster."""
 
     arguments: Sequence[str]
-    running: set["subprocess.Popen[bytes]"] = field(default_factory=set)
+    left: list[str] = field(default_factory=list)
+    """Clusters that could not be taken down."""
+
+    is_stopped: bool = False
+    _running: set["subprocess.Popen[bytes]"] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, file: Path, lane: int) -> Attempt:
         started_s = time.monotonic()
         output, xml = OUTPUT / f"{file.stem}.txt", OUTPUT / f"{file.stem}.xml"
+        if output.exists():
+            output.rename(output.with_suffix(".first.txt"))
         xml.unlink(missing_ok=True)
         command = ["pytest", "-m", "e2e", f"--junitxml={xml}", *self.arguments, str(file)]
         with output.open("wb") as stream:
             code = self._call(*command, stream=stream, variables={"STEPKEEPER_TEST_CLUSTER": _name(lane)})
-        results = tally.read_results(xml) if xml.exists() else []
-        if code not in _PASSED_OR_EMPTY:
+        passed = code in _PASSED_OR_EMPTY
+        results = tally.read_results(xml)
+        if not passed and not tally.has_failed(results):
+            # Its process crashed, or was killed.
+            results = tally.write_crash(xml, str(file.relative_to(ROOT)), f"pytest ended with {code}")
+        if not passed:
             print(output.read_text(encoding="utf-8", errors="replace"))
         line = tally.closing_line(tally.count(results), time.monotonic() - started_s)
         print(f"lane {lane}: {file.relative_to(ROOT)} {line}", flush=True)
         failed = tuple(result.name for result in results if result.outcome in tally.FAILED)
-        return Attempt(passed=code in _PASSED_OR_EMPTY, failed_tests=failed)
+        return Attempt(passed=passed, failed_tests=failed)
 
     def renew(self, lane: int) -> None:
         self.clear(lane)
-        if self._call_stepcluster("up", "--name", _name(lane)):
+        if self._call_stepcluster("up", "--name", _name(lane)) and not self.is_stopped:
             # The tests fail then: there is no cluster of that name.
             print((OUTPUT / "clusters.txt").read_text(encoding="utf-8"), flush=True)
 
     def clear(self, lane: int) -> None:
-        self._call_stepcluster("down", "--name", _name(lane))
+        if _name(lane) in state.names() and self._call_stepcluster("down", "--name", _name(lane)):
+            self.left.append(_name(lane))
 
     def clear_abandoned(self) -> None:
         self._call_stepcluster("down", "--abandoned")
@@ -72,29 +88,37 @@ class Clusters:
         return file.is_relative_to(E2E)
 
     def interrupt(self) -> None:
-        for process in list(self.running):
-            process.send_signal(signal.SIGINT)
+        """End what runs, but for what ends clusters."""
+        with self._lock:
+            self.is_stopped = True
+            for process in self._running:
+                process.send_signal(signal.SIGINT)
 
     def _call_stepcluster(self, *command: str) -> int:
         with (OUTPUT / "clusters.txt").open("ab") as log:
             return self._call("stepcluster", *command, stream=log)
 
     def _call(self, *command: str, stream: IO[bytes], variables: Mapping[str, str] | None = None) -> int:
-        # In a session of its own: Ctrl-C reaches this process alone, which passes it on.
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command],
-            cwd=ROOT,
-            env={**os.environ, **(variables or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        self.running.add(process)
-        try:
-            return process.wait()
-        finally:
-            self.running.discard(process)
+        is_ending = "down" in command
+        with self._lock:
+            if self.is_stopped and not is_ending:
+                return _INTERRUPTED
+            # In a session of its own: Ctrl-C reaches this process alone, which passes it on.
+            process = subprocess.Popen(
+                [sys.executable, "-m", *command],
+                cwd=ROOT,
+                env={**os.environ, **(variables or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            if not is_ending:
+                self._running.add(process)
+        code = process.wait()
+        with self._lock:
+            self._running.discard(process)
+        return code
 
 
 def _name(lane: int) -> str:
@@ -107,7 +131,7 @@ def plan() -> list[list[Path]]:
     One lane begins with the trainings, which would slow each other, and the others with what waits, the longest first.
     A lane that has no more of its own takes from the end of what the others have left.
     """
-    files = [*E2E.glob("test_*.py"), *CONTRACT.glob("test_*.py")]
+    files = [*E2E.rglob("test_*.py"), *CONTRACT.rglob("test_*.py")]
     ranks = {name: number for number, name in enumerate((*TRAININGS, *LONGEST))}
     files.sort(key=lambda file: (ranks.get(file.stem, len(ranks)), file.name))
     trainings = [file for file in files if file.stem in TRAININGS]
@@ -124,19 +148,22 @@ def main(arguments: Sequence[str]) -> int:
 
     def stop(_: int, __: object) -> None:
         lanes.stopping.set()
-        clusters.interrupt()
+        # In a thread: the lock may be held by this one.
+        threading.Thread(target=clusters.interrupt).start()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
     clusters.clear_abandoned()
     lanes.run_all(plan())
     (OUTPUT / tally.FLAKY).write_text("".join(f"flaky: {name}\n" for name in lanes.flaky), encoding="utf-8")
+    for name in clusters.left:
+        print(f"cluster {name} could not be taken down: see {OUTPUT / 'clusters.txt'}")
     for file in lanes.failed:
         print(f"failed: {file.relative_to(ROOT)}")
     code = tally.main([str(time.monotonic() - started_s), *map(str, OUTPUT.glob("*.xml"))])
     if lanes.stopping.is_set():
-        return 130
-    return 1 if lanes.failed else code
+        return _INTERRUPTED
+    return 1 if lanes.failed or clusters.left else code
 
 
 if __name__ == "__main__":

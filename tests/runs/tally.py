@@ -30,19 +30,47 @@ class Result:
 
 
 def read_results(path: Path) -> list[Result]:
-    """Read a file that pytest wrote with --junitxml. It has a test that passed, but for its teardown, as an error."""
+    """Read a file that pytest wrote with --junitxml. It has a test that passed, but for its teardown, as an error.
+
+    Returns no results if pytest ended before it wrote the whole file.
+    """
+    try:
+        cases = list(ET.parse(path).iter("testcase"))
+    except (FileNotFoundError, ET.ParseError):
+        return []
     return [
         Result(
-            name=f"{case.get('classname', '').replace('.', '/')}::{case.get('name')}",
+            name=_name(case),
             outcome=next((_OUTCOMES[part.tag] for part in case if part.tag in _OUTCOMES), "passed"),
             duration_s=float(case.get("time", 0)),
         )
-        for case in ET.parse(path).iter("testcase")
+        for case in cases
     ]
+
+
+def _name(case: ET.Element) -> str:
+    """Return the name that pytest takes for this test."""
+    file, name = case.get("file", ""), case.get("name", "")
+    module = file.removesuffix(".py").replace("/", ".")
+    classes = [part for part in case.get("classname", "").removeprefix(module).split(".") if part]
+    return "::".join([file, *classes, name]) if file else name
+
+
+def write_crash(path: Path, file: str, message: str) -> list[Result]:
+    """Write the results of a file whose process left none: one error. Returns them."""
+    suite = ET.Element("testsuite")
+    case = ET.SubElement(suite, "testcase", file=file, name="(all)", time="0")
+    ET.SubElement(case, "error", message=message)
+    ET.ElementTree(suite).write(path)
+    return read_results(path)
 
 
 def count(results: Iterable[Result]) -> Counter[str]:
     return Counter(result.outcome for result in results)
+
+
+def has_failed(results: Iterable[Result]) -> bool:
+    return any(result.outcome in FAILED for result in results)
 
 
 def closing_line(counts: Mapping[str, int], elapsed_s: float) -> str:

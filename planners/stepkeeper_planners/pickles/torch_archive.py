@@ -118,8 +118,8 @@ class SeekableArchive(TorchArchive):
     def locate_record(self, name: str) -> tuple[int, int]:
         """Return the offset of a record's first byte, and the number of its bytes."""
         entry = self.entry(name)
-        if entry.header_offset < 0:
-            raise PickleRefusedError(f"record {name} is said to begin before the file does")
+        if not 0 <= entry.header_offset <= self._size_bytes:
+            raise PickleRefusedError(f"record {name} is said to begin outside of the file")
         self._file.seek(entry.header_offset)
         header = self._file.read(LOCAL_HEADER_BYTES)
         if len(header) < LOCAL_HEADER_BYTES or not header.startswith(ZIP_MAGIC):
@@ -127,5 +127,5 @@ class SeekableArchive(TorchArchive):
         name_bytes, extra_bytes = struct.unpack_from("<HH", header, 26)
         start = entry.header_offset + LOCAL_HEADER_BYTES + name_bytes + extra_bytes
         if start + entry.file_size > self._size_bytes:
-            raise PickleRefusedError(f"record {name} goes on behind the end of the file")
+            raise PickleRefusedError(f"record {name} extends past the end of the file")
         return start, entry.file_size

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 __all__ = ["build", "train"]
 
-PAUSE_S = 0.1
+PAUSE_S = 0.3
 """After each step."""
 
 

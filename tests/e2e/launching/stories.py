@@ -110,7 +110,7 @@ def example_story(cluster: Cluster, example: str, nodes: Sequence[str], *, name:
     spec["totalSteps"] = ENDLESS
     spec["checkpoint"]["uri"] = f"gs://checkpoints/{name}"
     (trainer,) = spec["template"]["spec"]["containers"]
-    trainer["args"] = [*trainer["args"][:-1], f"--steps={ENDLESS}", "--pause-seconds=0.1"]
+    trainer["args"] = [*trainer["args"][:-1], f"--steps={ENDLESS}", "--pause-seconds=0.3"]
     # As the undisturbed run has it, for the same bits.
     trainer["env"] = [{"name": "OMP_NUM_THREADS", "value": "1"}]
     return Story(cluster=cluster, name=name, job=for_test_cluster(job, nodes=nodes, torch_xla=False))

@@ -44,8 +44,16 @@ def find(test: str) -> tuple[str, frozenset[str]] | None:
         return None
     for node in module_of(path).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == names[0]:
+            if isinstance(node, ast.ClassDef) and not may_have(node, names[1:]):
+                return None
             return path.split("/")[1], marks_of_module(path) | marks_in(node.decorator_list)
     return None
+
+
+def may_have(node: ast.ClassDef, methods: list[str]) -> bool:
+    """Return True if the class has these methods, or can inherit them."""
+    own = {each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return bool(node.bases) or own >= set(methods)
 
 
 def runs_for_every_change(folder: str, marks: frozenset[str]) -> bool:
