@@ -80,9 +80,10 @@ test-e2e: build ## Run the tests on real clusters and on a Cloud Storage emulato
 
 .PHONY: test-all
 test-all: build $(NEWEST_STAMP) ## Run all tests: more random cases, the exhaustive ones, the newest torch (root; 100 minutes on 2 cores)
-	@code=0; \
-	$(BIN)/python -m pytest $(WORKERS) -m "gate or full" --hypothesis-profile=thorough --junitxml=$(RESULTS)/full.xml $(ARGS) || code=1; \
-	$(MAKE) test-e2e || code=1; \
+	@trap 'exit 130' INT; code=0; \
+	$(BIN)/python -m pytest $(WORKERS) -m "(gate or full) and not cluster" --hypothesis-profile=thorough \
+		--junitxml=$(RESULTS)/full.xml $(ARGS) || code=1; \
+	$(BIN)/python tests/runs/side_by_side.py -m "e2e or (full and cluster)" $(ARGS) || code=1; \
 	$(MAKE) test-newest || code=1; \
 	exit $$code
 

@@ -10,8 +10,10 @@ from fork_server import TORCH, ForkServer
 from hypothesis import settings
 
 # No example is timed: this machine may stop any of them for a while.
-settings.register_profile("quick", deadline=None, max_examples=25)
-settings.register_profile("thorough", deadline=None, max_examples=100)
+# Each run tries other ones, also where hypothesis finds that it is CI: a failure prints how to repeat it.
+_ALIKE = settings(deadline=None, derandomize=False, print_blob=True)
+settings.register_profile("quick", _ALIKE, max_examples=25)
+settings.register_profile("thorough", _ALIKE, max_examples=100)
 settings.load_profile("quick")
 
 TESTS = Path(__file__).parent
@@ -27,7 +29,7 @@ TIERS = {
 
 
 def pytest_configure() -> None:
-    """SIGINT means something, here and in what tests start: a shell that runs this behind it has it ignored by all."""
+    """Restore SIGINT, which a shell ignores in background jobs and their children."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -48,11 +50,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _tier(item: pytest.Item) -> str:
     if item.get_closest_marker("long"):
         return "full"
+    folder = item.path.relative_to(TESTS).parts[0]
     if item.get_closest_marker("built"):
+        if folder != "contract":
+            raise pytest.UsageError(
+                f"{item.nodeid}: only contract tests are marked `built`; no run would have it"
+            )
         return "e2e"
     if item.get_closest_marker("smoke"):
         return "gate"
-    return TIERS[item.path.relative_to(TESTS).parts[0]]
+    return TIERS[folder]
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,5 @@ def apply_patch(patch: Path, folder: Path, *options: str) -> None:
         check=False,
     )
     assert done.returncode == 0, (
-        f"{patch.name} applies no longer: write it anew, so that it takes the same mechanism from the code as it is "
-        f"now\n{done.stderr}"
+        f"{patch.name} no longer applies: rewrite it for the current code\n{done.stderr}"
     )

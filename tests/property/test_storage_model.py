@@ -282,6 +282,7 @@ FOR_TEST_ALL = {
     "saves-before-what-comes-after-commits-and-a-fault",
 }
 """Of the quick ones, those that take ten seconds."""
+assert QUICK.keys() >= FOR_TEST_ALL
 
 
 @pytest.mark.parametrize(

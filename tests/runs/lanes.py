@@ -21,8 +21,8 @@ class Workplace(Protocol):
 
     def run(self, file: Path, lane: int) -> Attempt: ...
 
-    def renew(self, lane: int) -> None:
-        """Replace what the lane's files share, or make it."""
+    def renew(self, lane: int) -> bool:
+        """Replace what the lane's files share, or make it. Returns False if that failed."""
 
     def clear(self, lane: int) -> None:
         """Remove what the lane's files share."""
@@ -78,8 +78,8 @@ class Lanes:
         if first.passed:
             return
         if self.workplace.has_second_chance(file) and not self.stopping.is_set():
-            self.workplace.renew(lane)
-            if not self.stopping.is_set() and self.workplace.run(file, lane).passed:
+            is_fresh = self.workplace.renew(lane)
+            if is_fresh and not self.stopping.is_set() and self.workplace.run(file, lane).passed:
                 self.flaky += first.failed_tests or [str(file)]
                 return
         self.failed.append(file)

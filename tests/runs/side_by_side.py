@@ -21,6 +21,7 @@ import tally
 from lanes import Attempt, Lanes
 
 from stepcluster import state
+from stepcluster.machine import require_root
 
 ROOT = Path(__file__).parents[2]
 E2E = ROOT / "tests" / "e2e"
@@ -43,9 +44,6 @@ class Clusters:
     """Runs files with pytest, each lane's on its cluster."""
 
     arguments: Sequence[str]
-    left: list[str] = field(default_factory=list)
-    """Clusters that could not be taken down."""
-
     is_stopped: bool = False
     _running: set["subprocess.Popen[bytes]"] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -71,18 +69,25 @@ class Clusters:
         failed = tuple(result.name for result in results if result.outcome in tally.FAILED)
         return Attempt(passed=passed, failed_tests=failed)
 
-    def renew(self, lane: int) -> None:
+    def renew(self, lane: int) -> bool:
         self.clear(lane)
-        if self._call_stepcluster("up", "--name", _name(lane)) and not self.is_stopped:
-            # The tests fail then: there is no cluster of that name.
+        if self._call_stepcluster("up", "--name", _name(lane)) == 0:
+            return True
+        if not self.is_stopped:
+            # The tests report then that there is no cluster of that name.
             print((OUTPUT / "clusters.txt").read_text(encoding="utf-8"), flush=True)
+        return False
 
     def clear(self, lane: int) -> None:
-        if _name(lane) in state.names() and self._call_stepcluster("down", "--name", _name(lane)):
-            self.left.append(_name(lane))
+        if _name(lane) in state.names():
+            self._call_stepcluster("down", "--name", _name(lane), is_ending=True)
 
     def clear_abandoned(self) -> None:
-        self._call_stepcluster("down", "--abandoned")
+        self._call_stepcluster("down", "--abandoned", is_ending=True)
+
+    def list_left(self) -> list[str]:
+        """Return the lanes' clusters that could not be taken down."""
+        return [name for name in map(_name, range(N_LANES)) if name in state.names()]
 
     def has_second_chance(self, file: Path) -> bool:
         return file.is_relative_to(E2E)
@@ -90,16 +95,24 @@ class Clusters:
     def interrupt(self) -> None:
         """End what runs, but for what ends clusters."""
         with self._lock:
+            if self.is_stopped:
+                # A second signal would end pytest before it has taken down what tests started.
+                return
             self.is_stopped = True
             for process in self._running:
                 process.send_signal(signal.SIGINT)
 
-    def _call_stepcluster(self, *command: str) -> int:
+    def _call_stepcluster(self, *command: str, is_ending: bool = False) -> int:
         with (OUTPUT / "clusters.txt").open("ab") as log:
-            return self._call("stepcluster", *command, stream=log)
+            return self._call("stepcluster", *command, stream=log, is_ending=is_ending)
 
-    def _call(self, *command: str, stream: IO[bytes], variables: Mapping[str, str] | None = None) -> int:
-        is_ending = "down" in command
+    def _call(
+        self,
+        *command: str,
+        stream: IO[bytes],
+        variables: Mapping[str, str] | None = None,
+        is_ending: bool = False,
+    ) -> int:
         with self._lock:
             if self.is_stopped and not is_ending:
                 return _INTERRUPTED
@@ -140,6 +153,7 @@ def plan() -> list[list[Path]]:
 
 
 def main(arguments: Sequence[str]) -> int:
+    require_root()
     started_s = time.monotonic()
     shutil.rmtree(OUTPUT, ignore_errors=True)
     OUTPUT.mkdir(parents=True)
@@ -154,16 +168,20 @@ def main(arguments: Sequence[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
     clusters.clear_abandoned()
-    lanes.run_all(plan())
+    try:
+        lanes.run_all(plan())
+    finally:
+        clusters.clear_abandoned()
     (OUTPUT / tally.FLAKY).write_text("".join(f"flaky: {name}\n" for name in lanes.flaky), encoding="utf-8")
-    for name in clusters.left:
+    left = clusters.list_left()
+    for name in left:
         print(f"cluster {name} could not be taken down: see {OUTPUT / 'clusters.txt'}")
     for file in lanes.failed:
         print(f"failed: {file.relative_to(ROOT)}")
     code = tally.main([str(time.monotonic() - started_s), *map(str, OUTPUT.glob("*.xml"))])
     if lanes.stopping.is_set():
         return _INTERRUPTED
-    return 1 if lanes.failed or clusters.left else code
+    return 1 if lanes.failed or left else code
 
 
 if __name__ == "__main__":

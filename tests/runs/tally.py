@@ -49,17 +49,20 @@ def read_results(path: Path) -> list[Result]:
 
 
 def _name(case: ET.Element) -> str:
-    """Return the name that pytest takes for this test."""
-    file, name = case.get("file", ""), case.get("name", "")
-    module = file.removesuffix(".py").replace("/", ".")
-    classes = [part for part in case.get("classname", "").removeprefix(module).split(".") if part]
-    return "::".join([file, *classes, name]) if file else name
+    """Return the name that pytest takes for this test. Its classname is module.Class, with dots for slashes."""
+    parts = case.get("classname", "").split(".")
+    n_module = next((number for number, part in enumerate(parts, 1) if part.startswith("test_")), 0)
+    if not n_module:
+        # A module that could not be imported has its own name, and no class.
+        return case.get("name", "")
+    return "::".join(["/".join(parts[:n_module]) + ".py", *parts[n_module:], case.get("name", "")])
 
 
 def write_crash(path: Path, file: str, message: str) -> list[Result]:
     """Write the results of a file whose process left none: one error. Returns them."""
     suite = ET.Element("testsuite")
-    case = ET.SubElement(suite, "testcase", file=file, name="(all)", time="0")
+    classname = file.removesuffix(".py").replace("/", ".")
+    case = ET.SubElement(suite, "testcase", classname=classname, name="(all)", time="0")
     ET.SubElement(case, "error", message=message)
     ET.ElementTree(suite).write(path)
     return read_results(path)

@@ -1,5 +1,6 @@
 """The images of the cluster and of the product, each built once for its content."""
 
+import contextlib
 import hashlib
 import shutil
 import subprocess
@@ -212,9 +213,11 @@ def _image(name: str, layers: list[Layer], settings: Settings) -> Path:
 
 def _forget_older(name: str) -> None:
     """Delete all but the newest few archives of one image: each change of the tree makes one."""
-    archives = sorted(_images_folder().glob(f"{name}-*.tar"), key=lambda path: path.stat().st_mtime)
-    for path in archives[:-KEPT_ARCHIVES]:
-        path.unlink(missing_ok=True)
+    # Another process may be doing the same.
+    with contextlib.suppress(FileNotFoundError):
+        archives = sorted(_images_folder().glob(f"{name}-*.tar"), key=lambda path: path.stat().st_mtime)
+        for path in archives[:-KEPT_ARCHIVES]:
+            path.unlink()
 
 
 def _images_folder() -> Path:

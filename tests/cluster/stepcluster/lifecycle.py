@@ -1,5 +1,6 @@
 """Starting a cluster and ending it."""
 
+import contextlib
 import json
 import time
 from collections.abc import Iterable, Mapping
@@ -80,7 +81,9 @@ def stop(name: str) -> None:
 def stop_abandoned() -> None:
     """Remove the clusters that runs of tests have left, since they were killed."""
     for name in filter(is_abandoned, state.names()):
-        stop(name)
+        # Another run may be doing the same.
+        with contextlib.suppress(NoClusterError):
+            stop(name)
 
 
 def is_abandoned(name: str) -> bool:

@@ -42,18 +42,16 @@ def find(test: str) -> tuple[str, frozenset[str]] | None:
     path, *names = test.split("::")
     if not (ROOT / path).is_file():
         return None
-    for node in module_of(path).body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == names[0]:
-            if isinstance(node, ast.ClassDef) and not may_have(node, names[1:]):
-                return None
-            return path.split("/")[1], marks_of_module(path) | marks_in(node.decorator_list)
-    return None
-
-
-def may_have(node: ast.ClassDef, methods: list[str]) -> bool:
-    """Return True if the class has these methods, or can inherit them."""
-    own = {each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
-    return bool(node.bases) or own >= set(methods)
+    named = [node for node in module_of(path).body if getattr(node, "name", None) == names[0]]
+    for name in names[1:] if named else ():
+        methods = [node for node in getattr(named[0], "body", ()) if getattr(node, "name", None) == name]
+        if not methods and not getattr(named[0], "bases", ()):
+            return None
+        named += methods
+    if not named:
+        return None
+    decorators = [each for node in named for each in getattr(node, "decorator_list", ())]
+    return path.split("/")[1], marks_of_module(path) | marks_in(decorators)
 
 
 def runs_for_every_change(folder: str, marks: frozenset[str]) -> bool:

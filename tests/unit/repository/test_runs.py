@@ -44,8 +44,9 @@ class Site:
         self.after()
         return Attempt(passed=passed, failed_tests=() if passed else (f"{file.stem}::test",))
 
-    def renew(self, lane: int) -> None:
+    def renew(self, lane: int) -> bool:
         self.calls.append(f"{lane}: renew")
+        return True
 
     def clear(self, lane: int) -> None:
         self.calls.append(f"{lane}: clear")
@@ -155,3 +156,38 @@ def test_outcomes_are_counted_as_pytest_counts_them(
 def test_a_run_of_no_tests_is_no_success() -> None:
     assert tally.exit_code(tally.count([])) == 5
     assert "no tests ran" in tally.closing_line({}, 1.0)
+
+
+def test_tests_are_named_as_pytest_takes_them(tmp_path: Path) -> None:
+    (tmp_path / "results.xml").write_text(
+        '<testsuite><testcase classname="tests.e2e.test_x" name="test_a[1.5]" time="1"/>'
+        '<testcase classname="tests.contract.test_y.TestStore" name="test_b" time="1"/>'
+        '<testcase classname="" name="tests.e2e.test_z" time="0"><error/></testcase></testsuite>'
+    )
+    assert [result.name for result in tally.read_results(tmp_path / "results.xml")] == [
+        "tests/e2e/test_x.py::test_a[1.5]",
+        "tests/contract/test_y.py::TestStore::test_b",
+        "tests.e2e.test_z",
+    ]
+
+
+@pytest.mark.parametrize("left", [None, "<testsuite><testcase"])
+def test_a_file_whose_process_crashed_is_an_error(tmp_path: Path, left: str | None) -> None:
+    xml = tmp_path / "test_x.xml"
+    if left is not None:
+        xml.write_text(left)
+    assert tally.read_results(xml) == []
+    (crash,) = tally.write_crash(xml, "tests/e2e/test_x.py", "pytest ended with -11")
+    assert (crash.name, crash.outcome) == ("tests/e2e/test_x.py::(all)", "error")
+    assert tally.main(["1", str(xml)]) == 1
+
+
+def test_where_nothing_fresh_can_be_had_there_is_no_second_run() -> None:
+    class Broken(Site):
+        @override
+        def renew(self, lane: int) -> bool:
+            return False
+
+    site = Broken(bad=[False, True])
+    assert run(site, ["bad"]).failed == [Path("bad.py")]
+    assert site.script == {"bad": [True]}
