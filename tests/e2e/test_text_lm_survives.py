@@ -187,6 +187,7 @@ def test_without_an_operator_a_preempted_job_resumes_and_status_is_right_again_l
     assert status["restarts"]["total"] == 1
 
 
+@pytest.mark.long  # test_launching.py goes on with fewer workers; this is the same for a mesh of torch_xla
 def test_a_job_goes_on_with_half_of_its_devices(site: Cluster, tmp_path: Path) -> None:
     """Its tensors lie on a mesh of other sizes then: the losses are the same, up to the order of sums."""
     n_steps = 60
