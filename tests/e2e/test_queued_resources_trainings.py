@@ -203,7 +203,10 @@ def test_machines_come_are_taken_away_and_come_again_and_the_training_goes_on_ex
         "total": 1,
         "byCause": [{"cause": "SpotPreemption", "count": 1, "countedTowardsLimit": 0}],
     }
-    assert {"WaitingForResources", "Provisioning", "Active", "Preempted"} <= set(resource.events())
+    events = set(resource.events())
+    assert {"WaitingForResources", "Provisioning", "Active"} <= events
+    # By what the operator saw first: the node's state, or that of the whole resource a few seconds later.
+    assert {"Preempted", "Suspended"} & events
 
 
 def test_two_trainings_on_one_resource_save_wait_and_go_on_exactly_whatever_becomes_of_it(
