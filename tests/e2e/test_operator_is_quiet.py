@@ -138,7 +138,8 @@ def test_it_runs_as_nobody_and_can_write_nowhere(operator: Cluster) -> None:
 def test_it_is_refused_nothing_and_writes_nothing_when_nothing_happens(
     operator: Cluster, quiet_s: int
 ) -> None:
-    """The log covers everything that the tests before this one made the operator do."""
+    """The log has what other tests did, too: some restart the API server, which refuses requests as it begins."""
+    start = len(requests(operator))
     operator.load_shell_image()
     operator.kubectl("apply", "-f", "-", stdin=FINISHED_JOB)
     complete = ("--for=condition=Complete", "ctj/quiet", "--timeout=200s")
@@ -147,7 +148,7 @@ def test_it_is_refused_nothing_and_writes_nothing_when_nothing_happens(
     before = len(requests(operator))
     time.sleep(quiet_s)
     seen = requests(operator)
-    refused = [told(entry) for entry in seen if not is_allowed(entry)]
+    refused = [told(entry) for entry in seen[start:] if not is_allowed(entry)]
     written = {told(entry) for entry in seen[before:] if entry["verb"] in WRITES}
     polled = {told(entry) for entry in seen[before:] if entry["verb"] == "get"}
     assert refused == []
