@@ -75,11 +75,11 @@ test: setup ## Run the tests that need no root and no cluster (10 minutes on 2 c
 	$(BIN)/python -m pytest $(WORKERS) -m gate --junitxml=$(RESULTS)/gate.xml tests/unit tests/contract tests/property tests/integration $(ARGS)
 
 .PHONY: test-e2e
-test-e2e: build ## Run the tests on real clusters and on a Cloud Storage emulator (root; 20 minutes on 2 cores)
+test-e2e: build ## Run the tests on real clusters and on a Cloud Storage emulator (root; about 25 minutes on 2 cores)
 	$(BIN)/python tests/runs/side_by_side.py $(ARGS)
 
 .PHONY: test-all
-test-all: build $(NEWEST_STAMP) ## Run all tests: more random cases, the exhaustive ones, the newest torch (root; 100 minutes on 2 cores)
+test-all: build $(NEWEST_STAMP) ## Run all tests: more random cases, the exhaustive ones, the newest torch (root; some hours on 2 cores)
 	@trap 'exit 130' INT; code=0; \
 	$(BIN)/python -m pytest $(WORKERS) -m "(gate or full) and not cluster" --hypothesis-profile=thorough \
 		--junitxml=$(RESULTS)/full.xml $(ARGS) || code=1; \
