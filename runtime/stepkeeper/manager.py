@@ -26,6 +26,7 @@ from stepkeeper.save.request import SaveRequest, validate_step
 from stepkeeper.torch_xla_api import TorchXlaApi
 from stepkeeper.training.calls import training_call
 from stepkeeper.training.environment import Environment, PodPaths, check_world_size, read_environment
+from stepkeeper_planners.loading.load_request import LoadTarget
 from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["CheckpointManager"]
@@ -231,6 +232,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             RestoreError: The root has commits, but none of them can be used.
             LoadMismatchError: `state` has other names, shapes or dtypes than the commit.
             TypeError: `state` is no state, or a function.
+            UnsupportedValueError: Nothing was ever committed, and something in `state` can't be saved.
             ValueError: `state` is empty.
 
         Ranks:
@@ -247,16 +249,11 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             parts.shutdown.raise_failure()
             parts.progress.set_phase(ReportPhase.RESTORING)
             began_s = time.monotonic()
-            if rules.is_whole:
-                parts.saver.state_watch.note_target(state)
-            record = parts.latest_restore.restore(state, rules=rules)
+            target = LoadTarget(state)
+            record = parts.latest_restore.restore(target, rules=rules)
         parts.saver.mark_latest_restored(record, state, rules)
         parts.controller.last_step.forget()
-        if record is not None:
-            # The state is whole: an optimizer that has yet to make its own could not have been restored.
-            parts.saver.prepare(state)
-        elif rules.is_whole:
-            parts.saver.state_watch.note_unfilled(state)
+        parts.prepare_saves(target, is_restored=record is not None)
         parts.save_hooks.log_restore(record, parts.store.uri, time.monotonic() - began_s)
         parts.progress.record_restore(
             None if record is None else CommitPoint(sequence=record.slot, step=record.step)

@@ -11,22 +11,26 @@ from stepkeeper.contract import Directive
 from stepkeeper.coordination.companion_links import link_companions
 from stepkeeper.coordination.rank_group import open_rank_group
 from stepkeeper.coordination.waits import Waits
-from stepkeeper.loggers import identify
+from stepkeeper.loggers import identify, logger
 from stepkeeper.manager_arguments import OwnArguments, TorchXlaArguments, build_claim_request
 from stepkeeper.restore import LatestRestore, Restorer
 from stepkeeper.save.hooks import SaveHooks
 from stepkeeper.save.saver import Saver
 from stepkeeper.stacks.meeting import StackMeeting
-from stepkeeper.storage import open_store, root_uri
+from stepkeeper.storage import check_is_shared, open_store, root_uri
 from stepkeeper.tier import CachedStore, LocalTier
 from stepkeeper.training.closing import Closing
 from stepkeeper.training.environment import attempt_name, build_open_request
 from stepkeeper.training.shutdown import Shutdown
 from stepkeeper.training.step_controller import StepController
+from stepkeeper_planners.errors import UnsupportedValueError
+from stepkeeper_planners.loading.load_request import LoadTarget
 
 __all__ = ["ManagerParts"]
 
 Given = TypeVar("Given")
+
+_log: Final = logger(__name__)
 
 
 class ManagerParts:
@@ -41,6 +45,7 @@ class ManagerParts:
 
         """
         self.store: Final = open_store(root_uri(given.path), unsafe_single_writer=own.unsafe_single_writer)
+        check_is_shared(self.store)
         self.waits: Final = Waits()
         self.rank_group: Final = open_rank_group(given.process_group, self.waits)
         identify(rank=self.rank_group.rank, attempt=attempt_name(own.environment))
@@ -136,6 +141,33 @@ class ManagerParts:
         if self.closing.is_closed:
             said.append("closed")
         return ", ".join(said)
+
+    def prepare_saves(self, target: LoadTarget, *, is_restored: bool) -> None:
+        """Compile what saves need, and note how the state was before the restore.
+
+        This looks at the state as it was before: another call of state_dict() could disturb what was loaded. What
+        saves compile is the same.
+
+        Args:
+            target: What was filled, or would have been.
+            is_restored: Whether there was something to restore.
+
+        Raises:
+            UnsupportedValueError: Something in the state can't be saved, and no restore has replaced it.
+
+        Ranks: all ranks call this.
+
+        """
+        self.saver.state_watch.note_start(target)
+        if not self.saver.state_watch.has_start:
+            return
+        try:
+            self.saver.prepare(target.flat.tree)
+        except (UnsupportedValueError, ValueError) as error:
+            if isinstance(error, UnsupportedValueError) and not is_restored:
+                raise
+            # The restore, or the training's first step, may mend that. If not, the first save raises it.
+            _log.info("saves are not prepared: %s", error)
 
     def follow_directive(self, directive: Directive) -> None:
         """Do what the operator asks for. Runs in the thread that listens to the companion."""

@@ -105,7 +105,8 @@ class TorchXlaApi:
             metrics: Numbers to store with the commit, by name.
 
         Returns:
-            True if the step was due, or forced, and is committed.
+            True if the step was due, or forced, and is committed. False if it wasn't due: nothing was saved, which
+            `force=True` would do.
 
         Raises:
             StepkeeperError: This save failed, or an earlier one in the background did.
@@ -144,7 +145,8 @@ class TorchXlaApi:
             metrics: Numbers to store with the commit, by name.
 
         Returns:
-            True if the step was due, or forced, and its snapshot is taken.
+            True if the step was due, or forced, and its snapshot is taken. False if it wasn't due: nothing is saved,
+            which `force=True` would do.
 
         Raises:
             StepkeeperError: A save in the background failed since the last call.

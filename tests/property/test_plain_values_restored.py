@@ -11,12 +11,11 @@ from thoroughness import scaled
 from stepkeeper.save.watch.next_start import Outline, foresee
 from stepkeeper_planners.errors import DuplicateNameError, LoadMismatchError
 from stepkeeper_planners.geometry.layout import Ranks
-from stepkeeper_planners.loading.load_request import build_load_request
+from stepkeeper_planners.loading.load_request import LoadTarget, build_load_request
 from stepkeeper_planners.loading.matching import compare
 from stepkeeper_planners.loading.stored_state import StoredState
 from stepkeeper_planners.state.filling import fill_state
 from stepkeeper_planners.state.nesting import encode_nesting
-from stepkeeper_planners.state.resizable import find_resizable
 from stepkeeper_planners.state.tree import flatten_state
 
 ALONE = Ranks(rank=0, world_size=1)
@@ -53,14 +52,15 @@ STARTS: st.SearchStrategy[Any] = st.one_of(
 def restore(start: object, saved: object) -> tuple[object, bool, bool]:
     """Return what a restore makes of `start`, whether it refuses, and whether the save has told of something."""
     stored, state = {"n": 1, "v": saved}, {"n": 0, "v": copy.deepcopy(start)}
-    flat, wanted = flatten_state(stored), flatten_state(state)
+    flat, target = flatten_state(stored), LoadTarget(state)
+    wanted = target.flat
     paths = flat.paths | encode_nesting(flat.tree)
     reads, differences = compare(
-        build_load_request(wanted, ALONE, state),
+        build_load_request(target, ALONE),
         StoredState(tensors={}, values=tuple(flat.values), read_paths=lambda: paths),
         ALONE,
     )
-    told = foresee(Outline.of_state(wanted), find_resizable(state, wanted), Outline.of_state(flat), ALONE)
+    told = foresee(Outline.of_state(wanted), target.resizable, Outline.of_state(flat), ALONE)
     if differences:
         return None, True, bool(told)
     try:

@@ -178,7 +178,7 @@ def test_whatever_is_where_all_ranks_get_what_they_ask_for_and_each_block_is_rea
             places.append(place)
             states.append(state)
         network = Network()
-        network.fillings = [Filling(objects, contents.table, each) for each in places]  # type: ignore[arg-type]  # it reads blocks, too
+        network.fillings = [Filling(objects, contents.table, each) for each in places]
         deliver(contents.table, places, contents, network)
     for rank, state in enumerate(states):
         for layout in layouts:

@@ -13,8 +13,11 @@ from stepkeeper_planners.loading.name_suggestions import find_rename, suggest_na
 _NEAR: Final = 8
 """For how many missing names similar names are searched; a message shows no more."""
 
-_MOMENTS: Final = re.compile(r"(^|\.)state\.\d+\.")
+_MOMENTS: Final = re.compile(r"(?:(?P<optimizer>.*)\.)?state\.(?P<number>\d+)\.")
 """Matches the flat names of an optimizer's per-parameter state."""
+
+_GROUP_ENTRY: Final = re.compile(r"(?:(?P<optimizer>.*)\.)?param_groups\.\d+\.(?P<entry>[^.]+)")
+"""Matches the flat names of the entries of an optimizer's groups."""
 
 _SENT: Final = 1000
 """Most names of each kind that a rank sends to the others."""
@@ -33,6 +36,10 @@ class Differences:
     """The top-level names that the state asks for."""
     changing: tuple[str, ...] = ()
     """The top-level names below which both sides have values, and no tensors, under names that the other side lacks."""
+    primed: tuple[str, ...] = ()
+    """The optimizers in the state that have state for a parameter."""
+    partly_primed: tuple[str, ...] = ()
+    """Those of them that have none for a parameter that has some in the checkpoint."""
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.unexpected or self.mismatched)
@@ -46,6 +53,8 @@ class Differences:
             castable=self.castable[:_SENT],
             asked=self.asked,
             changing=self.changing,
+            primed=self.primed,
+            partly_primed=self.partly_primed,
         )
 
 
@@ -108,6 +117,8 @@ def build_mismatch_error(by_rank: Sequence[Differences | None]) -> LoadMismatchE
         castable=tuple(sorted({name for each in found.values() for name in each.castable})),
         asked=tuple(sorted({name for each in found.values() for name in each.asked})),
         changing=tuple(sorted({name for each in found.values() for name in each.changing})),
+        primed=tuple(sorted({name for each in found.values() for name in each.primed})),
+        partly_primed=tuple(sorted({name for each in found.values() for name in each.partly_primed})),
     )
     some = {**missing, **unexpected, **mismatched}
     return LoadMismatchError(
@@ -152,15 +163,51 @@ def _causes(differences: Differences) -> Iterator[str]:
                 + ", ".join(f"{mine!r} may be {theirs!r}" for mine, theirs in near.items())
                 + "."
             )
-    if any(map(_MOMENTS.search, unexpected)) and not any(map(_MOMENTS.search, missing)):
-        yield (
-            "An optimizer has no state before its first step: prime_optimizer(optimizer), before the load, makes one "
-            "to fill."
-        )
+    if not list_with_state(missing):
+        yield from _advise_priming(differences)
+    yield from _advise_groups(missing, unexpected)
     for name in differences.changing if rename is None else ():
         yield (
             f"If the names below {name!r} change from one start to the next, as a data loader's may, save it as "
             "Whole, or as PerRank where the ranks have their own: that is one value, whatever is in it."
+        )
+
+
+def list_with_state(names: Iterable[str]) -> set[tuple[str, str]]:
+    """List the optimizers and the numbers of their parameters that these names are state of; "" if the state is one."""
+    return {(found["optimizer"] or "", found["number"]) for found in map(_MOMENTS.match, names) if found}
+
+
+def _advise_priming(differences: Differences) -> Iterator[str]:
+    stored = {name for name, _ in list_with_state(differences.unexpected)}
+    if stored.difference(differences.primed):
+        yield (
+            "An optimizer has no state before its first step: prime_optimizer(optimizer), before the load, makes one "
+            "to fill."
+        )
+    for name in sorted(stored.intersection(differences.partly_primed)):
+        yield (
+            f"{name or 'The optimizer'} has state, but none for these parameters. If they were frozen "
+            "(requires_grad=False) when it was primed: prime it first, then freeze them."
+        )
+
+
+def _advise_groups(missing: Sequence[str], unexpected: Sequence[str]) -> Iterator[str]:
+    """Advise on entries that an optimizer's groups have got since it was constructed."""
+    others = {found["optimizer"] for found in map(_GROUP_ENTRY.fullmatch, missing) if found}
+    entries: dict[str, set[str]] = {}
+    for found in filter(None, map(_GROUP_ENTRY.fullmatch, unexpected)):
+        # Where the state has other entries, or lacks the group, it is another optimizer.
+        if found["optimizer"] not in others:
+            entries.setdefault(found["optimizer"] or "the optimizer", set()).add(found["entry"])
+    for name, added in sorted(entries.items()):
+        if "params" in added:
+            continue
+        yield (
+            f"The param_groups of {name} have {', '.join(map(repr, sorted(added)))} in the checkpoint. If a scheduler "
+            "adds that, construct the scheduler before the restore. If the optimizer's step adds it, which "
+            "prime_optimizer() doesn't: add it with any value for this restore, and from then on put "
+            "Whole(optimizer) into the state."
         )
 
 

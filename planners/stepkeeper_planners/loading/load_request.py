@@ -2,18 +2,52 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
 
 from stepkeeper_planners import adapters
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 from stepkeeper_planners.state.nesting import encode_nesting
 from stepkeeper_planners.state.per_rank import Resize
 from stepkeeper_planners.state.resizable import Resizable, find_resizable
-from stepkeeper_planners.state.tree import FlatState
+from stepkeeper_planners.state.tree import FlatState, flatten_state
 
-__all__ = ["LoadRequest", "Path", "build_load_request"]
+__all__ = ["LoadRequest", "LoadTarget", "Path", "build_load_request"]
 
 Path = tuple[str | int, ...]
 """The keys that lead to an entry of the state."""
+
+
+class LoadTarget:
+    """A rank's state that is to be filled, as it is before the load.
+
+    state_dict() is called once, however many checkpoints are tried. It has side effects in some objects: a data loader
+    makes its iterator.
+    """
+
+    def __init__(self, state: Mapping[str, object]) -> None:
+        """Hold the state. Nothing in it is called yet.
+
+        Args:
+            state: a nested state; its tensors and containers are filled in place.
+        """
+        self.state: Final = state
+
+    @property
+    def flat(self) -> FlatState:
+        """The leaves of the state. The first access calls state_dict() of every Stateful: see `flatten_state`."""
+        return self._looked_at[0]
+
+    @property
+    def resizable(self) -> Mapping[str, Resizable]:
+        """The parts that may get another number of items than they have now, by name."""
+        return self._looked_at[1]
+
+    @cached_property
+    def _looked_at(self) -> tuple[FlatState, Mapping[str, Resizable]]:
+        # Both at once: a load changes the containers.
+        flat = flatten_state(self.state)
+        return flat, find_resizable(self.state, flat)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,24 +72,20 @@ class LoadRequest:
 
 
 def build_load_request(
-    flat: FlatState,
-    ranks: Ranks,
-    state: Mapping[str, object],
-    shardings: Mapping[str, str] | None = None,
+    target: LoadTarget, ranks: Ranks, shardings: Mapping[str, str] | None = None
 ) -> LoadRequest:
     """Describe everything that the state asks for. No tensor is computed or moved.
 
     Args:
-        flat: the flat state.
+        target: the state.
         ranks: this rank among those that load.
-        state: the nested state from which `flat` was made.
         shardings: the shardings that tensors get when they are filled, by name; see `choose_shardings`.
 
     Raises:
         UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
         DuplicateNameError: two keys of a dict have one name.
     """
-    placed = shardings or {}
+    placed, flat = shardings or {}, target.flat
     return LoadRequest(
         layouts=[
             adapters.describe(fqn, tensor, ranks, placed.get(fqn)) for fqn, tensor in flat.tensors.items()
@@ -67,7 +97,7 @@ def build_load_request(
             fqn for fqn, tensor in flat.tensors.items() if adapters.has_overlapping_elements(tensor)
         ),
         containers=frozenset(_containers(flat.tree, "")),
-        resizable=find_resizable(state, flat),
+        resizable=target.resizable,
         marks=encode_nesting(flat.tree).keys(),
     )
 

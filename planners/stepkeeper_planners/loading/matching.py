@@ -7,7 +7,7 @@ import torch
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.errors import LayoutError, PerRankError
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-from stepkeeper_planners.loading.differences import Differences
+from stepkeeper_planners.loading.differences import Differences, list_with_state
 from stepkeeper_planners.loading.load_request import LoadRequest, Path
 from stepkeeper_planners.loading.resharding import PieceRead, plan_tensor_reads
 from stepkeeper_planners.loading.resizing import match_resizable
@@ -85,6 +85,7 @@ class _Comparison:
 
     def _build_differences(self, unread: list[str]) -> Differences:
         # With nothing in common, strict=False would load nothing; nobody means that.
+        present = list_with_state(self._requested_names())
         raised = self._rules.strict or (self._missing and not self._pieces and not self._values)
         return Differences(
             missing=tuple(sorted(self._missing)) if raised else (),
@@ -93,6 +94,8 @@ class _Comparison:
             castable=tuple(self._castable),
             asked=tuple(sorted({name.partition(".")[0] for name in self._requested_names()})),
             changing=tuple(self._find_changing(unread)) if raised else (),
+            primed=tuple(sorted({name for name, _ in present})),
+            partly_primed=tuple(sorted({name for name, _ in list_with_state(unread) - present})),
         )
 
     def _find_changing(self, unread: Collection[str]) -> list[str]:

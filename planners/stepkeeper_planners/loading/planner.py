@@ -21,7 +21,7 @@ from stepkeeper_planners.loading.differences import (
     build_mismatch_error,
     intersect_unexpected,
 )
-from stepkeeper_planners.loading.load_request import build_load_request
+from stepkeeper_planners.loading.load_request import LoadTarget, build_load_request
 from stepkeeper_planners.loading.matching import compare
 from stepkeeper_planners.loading.pending_reads import PendingReads
 from stepkeeper_planners.loading.read_items import LocalReads
@@ -30,7 +30,7 @@ from stepkeeper_planners.loading.state_reads import StateReads
 from stepkeeper_planners.loading.stored_state import collect_stored_state
 from stepkeeper_planners.process_groups import current_ranks, single_rank
 from stepkeeper_planners.state.filling import finish_load
-from stepkeeper_planners.state.tree import FlatState, flatten_state
+from stepkeeper_planners.state.tree import FlatState
 from stepkeeper_planners.state.values import decode_value
 
 
@@ -95,6 +95,7 @@ class SPMDLoadPlanner(LoadPlanner):
         """Names of the state that keep their old content; known once there is a plan."""
         self.unread: tuple[str, ...] = ()
         """Names of the checkpoint that the state doesn't ask for; known once there is a plan."""
+        self._target = LoadTarget({})
         self._flat = FlatState(tensors={}, values={})
         self._ranks = Ranks(rank=0, world_size=1)
         self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
@@ -121,7 +122,8 @@ class SPMDLoadPlanner(LoadPlanner):
         self.metadata = metadata
         self.is_coordinator = is_coordinator
         self.original_state_dict = state_dict
-        self._flat = flatten_state(state_dict)
+        self._target = LoadTarget(state_dict)
+        self._flat = self._target.flat
         tensors = self._flat.tensors
         self.mappings = dict(self._flat.paths)
         self.sharded_state_dict = adapters.select_sharded(tensors)
@@ -144,7 +146,7 @@ class SPMDLoadPlanner(LoadPlanner):
     def _plan(self) -> LoadPlan:
         assert self.metadata is not None
         request, stored = (
-            build_load_request(self._flat, self._ranks, self.original_state_dict),
+            build_load_request(self._target, self._ranks),
             collect_stored_state(self.metadata),
         )
         self._reads, self._differences = compare(request, stored, self._ranks, self.rules, self._owner)

@@ -1,4 +1,4 @@
-"""Hold what one rank reads to fill its state."""
+"""Hold what one rank reads to fill its state, and build the state's values from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,9 @@ from typing import Any, Final
 
 from stepkeeper_planners.errors import LoadMismatchError
 from stepkeeper_planners.geometry.layout import Ranks
-from stepkeeper_planners.loading.load_request import Path
+from stepkeeper_planners.loading.differences import Differences
+from stepkeeper_planners.loading.load_request import LoadTarget, Path
+from stepkeeper_planners.loading.optimizer_groups import find_other_groups
 from stepkeeper_planners.loading.resharding import PieceRead
 from stepkeeper_planners.state.nesting import rebuild_nesting
 from stepkeeper_planners.state.per_rank import Resize, resize_value
@@ -83,3 +85,32 @@ class StateReads:
     """Names of the checkpoint that nothing in the state asks for."""
     tied_copies: tuple[PieceRead, ...] = ()
     """Reads of a tied tensor's further names, if only their elements tell whether they are the same tensor."""
+
+    def build_values(
+        self, read: Mapping[str, object], target: LoadTarget, ranks: Ranks, *, strict: bool
+    ) -> tuple[dict[str, object], Differences]:
+        """Build the state's values from the stored values, and list what only these show not to fit.
+
+        Args:
+            read: the stored values that were read, by name.
+            target: the state that is to be filled.
+            ranks: the rank that gets the values.
+            strict: whether a value that its stored container lacks is a difference; else it keeps its present value.
+
+        Returns:
+            The values by their names in the state, and the differences. The values mean nothing if there are any.
+
+        Raises:
+            SourceError: the checkpoint's keys contradict each other.
+        """
+        values: dict[str, object] = {}
+        missing: list[str] = []
+        for each in self.values:
+            try:
+                values[each.fqn] = each.build_value(read, target.flat.resizers.get(each.fqn), ranks)
+            except LoadMismatchError as error:
+                missing += error.missing
+        return values, Differences(
+            missing=tuple(sorted(missing)) if strict else (),
+            mismatched=find_other_groups(target.state, values),
+        )

@@ -141,7 +141,14 @@ def _load_stateful(node: object, tree: Any, path: Path, values: Mapping[str, obj
     assert isinstance(node, Stateful)
     loaded = _rebuild(tree, path, values)
     with self_copies_left_out(), filled_tensors_kept(node, loaded):
-        node.load_state_dict(loaded)
+        try:
+            node.load_state_dict(loaded)
+        except Exception as error:
+            where = f"for {join_path(path)!r}" if path else "for the state"
+            error.add_note(
+                f"raised by {type(node).__name__}.load_state_dict() {where}; parts of the state are loaded already"
+            )
+            raise
 
 
 def _rebuild(tree: object, path: Path, values: Mapping[str, object]) -> Any:

@@ -14,7 +14,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-__all__ = ["filled_tensors_kept"]
+__all__ = ["filled_tensors_kept", "has_torchs_load"]
 
 _PLACING = ("capturable", "fused")
 """The settings that say on which device an optimizer of torch has its numbers."""
@@ -30,7 +30,7 @@ def filled_tensors_kept(optimizer: object, loaded: Any) -> Iterator[None]:
         optimizer: an object with state_dict() and load_state_dict().
         loaded: what its load_state_dict() is called with, with the tensors that its state_dict() gave.
     """
-    if not isinstance(optimizer, Optimizer) or _is_loaded_by_the_user(optimizer):
+    if not isinstance(optimizer, Optimizer) or not has_torchs_load(optimizer):
         yield
         return
     given = {id(leaf) for leaf in tree_leaves(loaded) if isinstance(leaf, torch.Tensor)}
@@ -48,10 +48,15 @@ def filled_tensors_kept(optimizer: object, loaded: Any) -> Iterator[None]:
                 )
 
 
-def _is_loaded_by_the_user(optimizer: Optimizer) -> bool:
-    # Every optimizer of torch has these, and there is no public way to ask for them.
-    hooks = optimizer._optimizer_load_state_dict_pre_hooks, optimizer._optimizer_load_state_dict_post_hooks  # noqa: SLF001
-    return type(optimizer).load_state_dict is not Optimizer.load_state_dict or any(hooks)
+def has_torchs_load(optimizer: Optimizer) -> bool:
+    """Return True if load_state_dict() is torch's own, without hooks, and not one of the user's."""
+    # Asked first: a wrapper may never have called Optimizer.__init__(), and has no hooks then.
+    if type(optimizer).load_state_dict is not Optimizer.load_state_dict:
+        return False
+    # Every other optimizer has these, and there is no public way to ask for them.
+    return not (
+        optimizer._optimizer_load_state_dict_pre_hooks or optimizer._optimizer_load_state_dict_post_hooks  # noqa: SLF001
+    )
 
 
 def _with_those_given(before: Any, after: Any, given: set[int]) -> Any:

@@ -57,7 +57,7 @@ def flatten_state(state: Mapping[str, object]) -> FlatState:
     Raises:
         DuplicateNameError: two entries get the same name.
         UnsupportedValueError: a Stateful holds itself, a container stands in the state again and again, a Stateful or
-            PerRank is in a tuple, or a parameter is lazy.
+            PerRank is in a tuple, a parameter is lazy, or a tensor is nested.
     """
     return flatten_resolved(resolve_state(state))
 
@@ -77,6 +77,7 @@ def flatten_resolved(tree: Any) -> FlatState:
 
     Raises:
         DuplicateNameError: two entries get the same name.
+        UnsupportedValueError: a tensor is nested.
     """
     leaves = list(_iterate_leaves(tree, ()))
     wholes = frozenset(join_path(path) for path, leaf in leaves if isinstance(leaf, Whole))
@@ -96,6 +97,11 @@ def flatten_resolved(tree: Any) -> FlatState:
         if not isinstance(leaf, torch.Tensor):
             flat.values[fqn] = leaf.value if isinstance(leaf, Whole) else leaf
             continue
+        if _may_be_nested(leaf) and leaf.is_nested:
+            # Here, because a strided one has no shape, which its identity and its structure are made of.
+            raise UnsupportedValueError(
+                f"{fqn}: a nested tensor can't be stored; store the list of its parts, list(tensor.unbind())"
+            )
         tied.setdefault(identity(leaf) or fqn, {})[fqn] = leaf
     for named in tied.values():
         first = min(named)
@@ -240,6 +246,12 @@ def is_stateful(node: object) -> bool:
         getattr(kind, "load_state_dict", None)
     )
     return of_class or isinstance(node, Stateful)
+
+
+def _may_be_nested(tensor: torch.Tensor) -> bool:
+    # Other subclasses may answer a question for an attribute with a warning or an error of their own.
+    kind = type(tensor)
+    return kind in _PLAIN_LEAVES or kind.__module__.startswith("torch.nested.")
 
 
 def _check_stored_names(flat: FlatState) -> None:

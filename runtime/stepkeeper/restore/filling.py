@@ -8,13 +8,13 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from stepkeeper.checkpoint import BlockReader
 from stepkeeper.checkpoint.blocks import BlockTable
 from stepkeeper.coordination.rank_group import RankGroup, SoloRankGroup
 from stepkeeper.coordination.waits import SilenceLimit, Waits
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError, StorageError
-from stepkeeper.restore.placing import Bytes, Piece, Places, StoredValue
+from stepkeeper.restore.placing import Bytes, Piece, Places, StoredBytes
 from stepkeeper.restore.progress import RestoreProgress
+from stepkeeper.storage.base import Buffer
 
 __all__ = ["Filling", "Peers"]
 
@@ -25,7 +25,7 @@ _WAITING: Final = 8
 """The number of blocks whose finished parts may wait for the thread that moves them to devices."""
 
 _LOOK_S: Final = 0.2
-_Found = Sequence[Piece | StoredValue]
+_Found = Sequence[Piece | StoredBytes]
 
 
 class Peers(Protocol):
@@ -40,12 +40,20 @@ class Peers(Protocol):
         ...
 
 
+class Blocks(Protocol):
+    """The blocks of a checkpoint."""
+
+    def read_block(self, path: str, block: int, /) -> Buffer:
+        """Read the whole block, verified. Any thread calls this."""
+        ...
+
+
 class Filling:
     """Fill tensors and collect values, once. Any thread may call `put_bytes` from the start until `run` has ended."""
 
     def __init__(
         self,
-        reader: BlockReader,
+        reader: Blocks,
         table: BlockTable,
         places: Places,
         *,
@@ -94,8 +102,7 @@ class Filling:
 
         """
         waiting = iter(list(reads.items()))
-        lacking_bytes = sum(piece.n_lacking for piece in self._places.pieces)
-        lacking_bytes += sum(value.n_lacking for value in self._places.values.values())
+        lacking_bytes = sum(place.n_lacking for place in self._places.all)
         total_bytes = self._done_bytes + lacking_bytes
         progress = RestoreProgress(
             self._what, total_bytes, step=self._step, rank_group=self._rank_group, began_s=self._began_s
@@ -152,7 +159,7 @@ class Filling:
 
     def _put(self, number: int, first: int, data: Bytes) -> None:
         start = self._table.blocks[number].start + first
-        found: list[Piece | StoredValue] = []
+        found: list[Piece | StoredBytes] = []
         for place in self._places.by_block.get(number, ()):
             n_bytes = place.copy_bytes(start, data)
             with self._lock:
@@ -171,7 +178,7 @@ class Filling:
 
     def _pieces(self, n_threads: int, progress: RestoreProgress, peers: Peers | None) -> Iterator[Piece]:
         """Yield each piece once it is whole, until all are and every thread has done its part."""
-        n_open = len(self._places.pieces) + len(self._places.values)
+        n_open = len(self._places.all)
         since_s = time.monotonic()
         silence = SilenceLimit(self._rank_group.limits.silence_s, since_s)
         while n_open or n_threads:

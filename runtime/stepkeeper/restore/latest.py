@@ -1,6 +1,5 @@
 """Claim a root and restore its latest checkpoint; if that is torn, condemn it and restore the one before it."""
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from stepkeeper.log.foreign_steps import ForeignRecord, Restorable, find_steps, 
 from stepkeeper.loggers import logger
 from stepkeeper.restore.foreign.choosing import choose_foreign_step, choose_newest, find_fault
 from stepkeeper.restore.restorer import WHOLE, Restorer
+from stepkeeper_planners.loading.load_request import LoadTarget
 from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["LatestRestore"]
@@ -34,14 +34,14 @@ class LatestRestore:
         companion.choose_foreign_step_by(partial(choose_foreign_step, restorer.store, restorer.reopen))
 
     def restore(
-        self, state: Mapping[str, object], *, take_over: str | None = None, rules: LoadRules = WHOLE
+        self, target: LoadTarget, *, take_over: str | None = None, rules: LoadRules = WHOLE
     ) -> Restorable | None:
-        """Claim the root and restore HEAD's commit into `state`, or its parent if HEAD's commit is torn.
+        """Claim the root and restore HEAD's commit into the target's state, or its parent if HEAD's commit is torn.
 
         Where nothing is committed, restore the newest complete step of another writer, if there is one.
 
         Args:
-            state: This rank's state, filled in place.
+            target: This rank's state, filled in place.
             take_over: Name of the job whose root this one takes over.
             rules: Which parts to load, and how strictly.
 
@@ -59,7 +59,7 @@ class LatestRestore:
         half_filled: frozenset[str] = frozenset()
         base = choose_base(partial(self._claim_and_choose, take_over))
         while base is not None:
-            torn = self._restorer.load(base, state, rules, half_filled=half_filled)
+            torn = self._restorer.load(base, target, rules, half_filled=half_filled)
             if torn is None:
                 if rules.is_whole:
                     # It counts as verified: all of it was read.

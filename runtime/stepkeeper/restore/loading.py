@@ -2,30 +2,31 @@
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from stepkeeper.checkpoint import BlockReader
 from stepkeeper.checkpoint.blocks import Contents
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
-from stepkeeper.checkpoint.manifest import Manifest
+from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest
 from stepkeeper.checkpoint.reading import prove_manifests, read_manifest_bytes
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.log import CommitRecord
-from stepkeeper.restore.filling import Filling
+from stepkeeper.restore.filling import Blocks, Filling
 from stepkeeper.restore.fit import check_refilled, tell_findings
 from stepkeeper.restore.peers.duties import Duties
 from stepkeeper.restore.peers.exchange import Exchange
-from stepkeeper.restore.placing import Places, stored_tensor
+from stepkeeper.restore.placing import Places, StoredBytes, stored_tensor
 from stepkeeper.storage import Store
-from stepkeeper.storage.base import CopiedStore
+from stepkeeper.storage.base import Buffer, CopiedStore
 from stepkeeper_planners.adapters.open_shardings import (
     collect_shardings,
     count_devices,
     is_inferred,
 )
 from stepkeeper_planners.geometry.layout import Ranks
-from stepkeeper_planners.loading.load_request import LoadRequest, Path, build_load_request
+from stepkeeper_planners.loading.load_request import LoadRequest, LoadTarget, Path, build_load_request
 from stepkeeper_planners.loading.matching import compare
 from stepkeeper_planners.loading.saved_shardings import PresentSharding, SavedShardings, choose_shardings
 from stepkeeper_planners.loading.selection import LoadRules
@@ -33,24 +34,27 @@ from stepkeeper_planners.loading.state_reads import StateReads
 from stepkeeper_planners.loading.stored_state import StoredState, read_key_paths
 from stepkeeper_planners.pickles.dcp_metadata import read_metadata
 from stepkeeper_planners.state.filling import finish_load
-from stepkeeper_planners.state.tree import FlatState, flatten_state
+from stepkeeper_planners.state.tree import FlatState
 from stepkeeper_planners.state.values import decode_value
 
 __all__ = ["Loading"]
+
+_HELD: Final = 8
+"""The most blocks that are held in memory because they have both values and elements. Others are read for each."""
 
 
 class Loading:
     """Load one commit into one rank's state.
 
-    Call `compare_state` first; once all ranks have, `share_reads` and `fill_tensors`; once all ranks have,
-    `scatter_values`.
+    Call `compare_state` first; once all ranks have, `share_values` and `read_values`; once all ranks have,
+    `share_tensors` and `fill_tensors`; once all ranks have, `scatter_values`.
     """
 
     def __init__(
         self,
         store: Store,
         record: CommitRecord,
-        state: Mapping[str, object],
+        target: LoadTarget,
         ranks: Ranks,
         *,
         exchange: Exchange,
@@ -58,12 +62,12 @@ class Loading:
         half_filled: Collection[str] = (),
         waits: Waits,
     ) -> None:
-        """Prepare to load `record` into `state`.
+        """Prepare to load `record` into the target's state.
 
         Args:
             store: The root, or the root with copies on a local disk.
             record: The commit.
-            state: This rank's state, a tree of tensors, Statefuls and plain values.
+            target: This rank's state.
             ranks: This rank and its world.
             exchange: The way to the other ranks of this restore.
             rules: Which parts to load, and how strictly.
@@ -74,16 +78,16 @@ class Loading:
         self._waits = waits
         self._began_s = time.monotonic()
         self._half_filled = half_filled
-        self._store, self._record, self._state, self._ranks = store, record, state, ranks
+        self._store, self._record, self._target, self._ranks = store, record, target, ranks
         self._exchange, self._rules = exchange, rules
         self._flat = FlatState(tensors={}, values={})
         self._request = LoadRequest(layouts=())
         self._shardings: Mapping[str, str] = {}
         self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
         self._contents = Contents.from_manifests(())
-        self._places = Places()
-        self._filling: Filling | None = None
-        self._duties = Duties(reads={}, receives={})
+        self._values: _Share | None = None
+        self._tensors: _Share | None = None
+        self._loaded: Mapping[str, object] = {}
 
     @property
     def stored_names(self) -> tuple[str, ...]:
@@ -113,9 +117,9 @@ class Loading:
             lambda stored: prove_manifests(stored, self._record, self._store.uri),
         )
         self._contents = contents = Contents.from_manifests(manifests)
-        self._flat = flatten_state(self._state)
+        self._flat = self._target.flat
         self._shardings = self._choose_shardings()
-        self._request = build_load_request(self._flat, self._ranks, self._state, self._shardings)
+        self._request = build_load_request(self._target, self._ranks, self._shardings)
         stored = StoredState(
             tensors={fqn: stored_tensor(tensor) for fqn, tensor in contents.tensors.items()},
             values=tuple(contents.values),
@@ -129,25 +133,36 @@ class Loading:
         return tell_findings(differences, self.stored_names, rank=self._ranks.rank)
 
     def _plan_filling(self, manifests: Sequence[Manifest]) -> None:
-        """Find out where what is read goes. The state fits."""
-        self._places = Places.of(
-            self._contents,
-            self._reads,
-            self._request,
-            self._flat.tensors,
-            self._ranks,
-            shardings=self._shardings,
+        """Find out where what is read goes. The state's names and shapes fit."""
+        values, tensors = (
+            Places.of(
+                self._contents,
+                reads,
+                self._request,
+                self._flat.tensors,
+                self._ranks,
+                shardings=self._shardings,
+            )
+            for reads in (replace(self._reads, pieces=()), replace(self._reads, values=()))
         )
-        self._filling = Filling(
-            BlockReader(self._store, manifests),
+        for number in sorted(values.by_block.keys() & tensors.by_block.keys())[:_HELD]:
+            values.hold_block(self._contents.table.blocks[number])
+        reader = BlockReader(self._store, manifests)
+        self._values = self._plan_share(reader, values, {})
+        self._tensors = self._plan_share(_HeldBlocks(reader, values.held), tensors, frozenset(values.held))
+
+    def _plan_share(self, reader: Blocks, places: Places, held: Collection[int]) -> "_Share":
+        filling = Filling(
+            reader,
             self._contents.table,
-            self._places,
+            places,
             what=f"step {self._record.step}",
             step=self._record.step,
             waits=self._waits,
             rank_group=self._exchange.rank_group,
             began_s=self._began_s,
         )
+        return _Share(places=places, filling=filling, held=held)
 
     def _read_key_paths(self, manifests: Sequence[Manifest]) -> Mapping[str, Path]:
         """Read from `.metadata` which keys led to each name. Manifests don't say it, and few restores ask for it."""
@@ -171,17 +186,26 @@ class Loading:
             SavedShardings(n_devices=saved.n_devices, by_name=saved.by_name), present, count_devices()
         )
 
-    def share_reads(self, name: str) -> None:
-        """Agree with the other ranks who reads which block for whom; the states of all ranks fit.
-
-        Raises PeerLostError.
+    def share_values(self, name: str) -> None:
+        """Agree with the other ranks who reads which of the values' blocks for whom. Raises PeerLostError.
 
         Ranks: all ranks call this.
         """
-        assert self._filling is not None
-        needs = self._places.by_block
-        self._duties = self._exchange.agree_on_duties(
-            name, needs, self._contents, self._filling, at_hand=self._at_hand(needs)
+        assert self._values is not None
+        self._agree(name, self._values)
+
+    def share_tensors(self, name: str) -> None:
+        """Agree with the other ranks who reads which of the tensors' blocks for whom. Raises PeerLostError.
+
+        Ranks: all ranks call this.
+        """
+        assert self._tensors is not None
+        self._agree(name, self._tensors)
+
+    def _agree(self, name: str, share: "_Share") -> None:
+        needs = share.places.by_block.keys() - share.held
+        share.duties = self._exchange.agree_on_duties(
+            name, needs, self._contents, share.filling, at_hand=self._at_hand(needs)
         )
 
     def _at_hand(self, needs: Collection[int]) -> Sequence[int]:
@@ -193,8 +217,35 @@ class Loading:
         blocks = self._contents.table.blocks
         return [number for number in needs if folder + blocks[number].path in copied]
 
+    def read_values(self) -> dict[str, Any]:
+        """Read this rank's values. Nothing in the state is changed: what they show not to fit is refused in time.
+
+        Returns:
+            What this rank tells the others about where its state doesn't fit.
+
+        Raises:
+            TornCheckpointError: Bytes of the commit are bad.
+            ValueDecodeError: A value is of a type that isn't read.
+            PerRankError: The values of other ranks can't be converted.
+            PeerStoppedError: Another rank can't go on, and says why.
+            PeerLostError: Another rank is lost.
+            StorageError: The store gave no answer, or refused.
+
+        """
+        assert self._values is not None
+        self._values.fill(self._exchange)
+        read = {
+            name: decode_value(name, blob.data.tobytes()) for name, blob in self._values.places.values.items()
+        }
+        # Blocks that are held go as soon as they are read.
+        self._values = None
+        self._loaded, differences = self._reads.build_values(
+            read, self._target, self._ranks, strict=self._rules.strict
+        )
+        return tell_findings(differences, self.stored_names, rank=self._ranks.rank)
+
     def fill_tensors(self) -> dict[str, Any]:
-        """Read this rank's blocks and fill its tensors in place. Values are read too, but not yet set in the state.
+        """Read this rank's blocks and fill its tensors in place.
 
         Raises:
             TornCheckpointError: Bytes of the commit are bad. The tensors are part old, part new then.
@@ -203,18 +254,38 @@ class Loading:
             StorageError: The store gave no answer, or refused.
 
         """
-        assert self._filling is not None
-        self._filling.run(self._duties.reads, self._exchange.links)
+        assert self._tensors is not None
+        self._tensors.fill(self._exchange)
         return {}
 
     def scatter_values(self) -> dict[str, Any]:
         """Set the values in the state, and call load_state_dict() of every Stateful with its part."""
-        blobs = self._places.values
-        read = {name: decode_value(name, blob.data.tobytes()) for name, blob in blobs.items()}
-        resizers = self._flat.resizers
-        loaded = {
-            each.fqn: each.build_value(read, resizers.get(each.fqn), self._ranks)
-            for each in self._reads.values
-        }
-        finish_load(self._state, self._flat, loaded)
+        finish_load(self._target.state, self._flat, self._loaded)
         return {}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Share:
+    """The part of a commit that is read at once: the values, or the tensors."""
+
+    places: Places
+    filling: Filling
+    held: Collection[int]
+    """The blocks that are in memory already."""
+
+    duties: Duties = field(default_factory=lambda: Duties(reads={}, receives={}))
+
+    def fill(self, exchange: Exchange) -> None:
+        self.filling.run({**dict.fromkeys(self.held, ()), **self.duties.reads}, exchange.links)
+
+
+class _HeldBlocks:
+    """Give the blocks that were read with the values from memory, each once, and the others from the store."""
+
+    def __init__(self, reader: BlockReader, held: Mapping[int, StoredBytes]) -> None:
+        self._reader = reader
+        self._held = {(each.path, each.start // BLOCK_BYTES): each for each in held.values()}
+
+    def read_block(self, path: str, block: int) -> Buffer:
+        held = self._held.pop((path, block), None)
+        return self._reader.read_block(path, block) if held is None else held.data.data

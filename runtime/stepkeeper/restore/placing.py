@@ -23,7 +23,7 @@ from stepkeeper_planners.loading.resharding import ChunkRead, PieceRead
 from stepkeeper_planners.loading.state_reads import StateReads
 from stepkeeper_planners.loading.stored_state import StoredTensor
 
-__all__ = ["Bytes", "Piece", "Places", "StoredValue", "stored_tensor"]
+__all__ = ["Bytes", "Piece", "Places", "StoredBytes", "stored_tensor"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -110,20 +110,24 @@ class Piece:
 
 
 @dataclass(slots=True, kw_only=True)
-class StoredValue:
-    """A value's blob while it is put together."""
+class StoredBytes:
+    """A value's blob, or a block, while it is put together."""
 
-    record: ValueRecord
+    path: str
+    start: int
+    """The place of its first byte in the object."""
+
     data: Bytes
     n_lacking: int
 
-    @property
-    def path(self) -> str:
-        return self.record.path
+    @classmethod
+    def empty(cls, path: str, start: int, size_bytes: int) -> Self:
+        """Make memory for these bytes of an object."""
+        return cls(path=path, start=start, data=np.empty(size_bytes, dtype=np.uint8), n_lacking=size_bytes)
 
     def copy_bytes(self, first: int, data: Bytes) -> int:
-        """Copy into place what the value wants of these bytes, as `Piece.copy_bytes` does."""
-        begin = self.record.offset_bytes
+        """Copy into place what it wants of these bytes, as `Piece.copy_bytes` does."""
+        begin = self.start
         low, high = max(first, begin), min(first + data.size, begin + self.data.size)
         if low >= high:
             return 0
@@ -135,9 +139,16 @@ class StoredValue:
 class Places:
     """The places in one rank's memory that each block's bytes go to."""
 
-    by_block: dict[int, list[Piece | StoredValue]] = field(default_factory=dict)
+    by_block: dict[int, list[Piece | StoredBytes]] = field(default_factory=dict)
     pieces: list[Piece] = field(default_factory=list)
-    values: dict[str, StoredValue] = field(default_factory=dict)
+    values: dict[str, StoredBytes] = field(default_factory=dict)
+    held: dict[int, StoredBytes] = field(default_factory=dict)
+    """Whole blocks that are held in memory, by their numbers, since they are needed again."""
+
+    @property
+    def all(self) -> list[Piece | StoredBytes]:
+        """All places, those of one block and those of several."""
+        return [*self.pieces, *self.values.values(), *self.held.values()]
 
     @classmethod
     def of(
@@ -178,11 +189,15 @@ class Places:
 
     def add_value(self, record: ValueRecord, table: BlockTable) -> None:
         """Make memory for a value's blob, and add it to the blocks that hold bytes of it."""
-        data = np.empty(record.length_bytes, dtype=np.uint8)
-        value = StoredValue(record=record, data=data, n_lacking=record.length_bytes)
+        value = StoredBytes.empty(record.path, record.offset_bytes, record.length_bytes)
         self.values[record.fqn] = value
         for number in table.find_blocks(record.path, record.offset_bytes, record.length_bytes):
             self.by_block.setdefault(number, []).append(value)
+
+    def hold_block(self, block: Block) -> None:
+        """Hold all of a block too, which has bytes for a place here."""
+        self.held[block.number] = held = StoredBytes.empty(block.path, block.start, block.size_bytes)
+        self.by_block[block.number].append(held)
 
 
 def _pieces(

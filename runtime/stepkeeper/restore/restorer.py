@@ -18,6 +18,7 @@ from stepkeeper.restore.second_read import Host, confirm_bad, this_host
 from stepkeeper.restore.votes import Votes
 from stepkeeper.storage import Store, open_store
 from stepkeeper.tier import CachedStore
+from stepkeeper_planners.loading.load_request import LoadTarget
 from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["WHOLE", "Restorer", "TornLoad"]
@@ -93,7 +94,10 @@ class Restorer:
 
         """
         torn = self.load(
-            record, state, rules, was_deleted=partial(was_deleted, self.store, record, is_pinned=is_pinned)
+            record,
+            LoadTarget(state),
+            rules,
+            was_deleted=partial(was_deleted, self.store, record, is_pinned=is_pinned),
         )
         if torn is not None:
             raise TornCheckpointError(torn.reason)
@@ -101,19 +105,19 @@ class Restorer:
     def load(
         self,
         record: Restorable,
-        state: Mapping[str, object],
+        target: LoadTarget,
         rules: LoadRules,
         *,
         half_filled: frozenset[str] = frozenset(),
         was_deleted: Callable[[], bool] = lambda: False,
     ) -> TornLoad | None:
-        """Load `record` into `state`, or find out why its bytes are bad.
+        """Load `record` into the target's state, or find out why its bytes are bad.
 
         No rank changes anything in its state before all ranks have voted that the checkpoint fits theirs.
 
         Args:
             record: A checkpoint of the root, the same one on all ranks.
-            state: This rank's state, filled in place.
+            target: This rank's state, filled in place.
             rules: Which parts to load, and how strictly.
             half_filled: Names of tensors that hold parts of a torn checkpoint; this load must fill all of
                 them.
@@ -127,11 +131,15 @@ class Restorer:
         name, together = self.votes.new_name(), self.votes.act_together
         self._count_cached_bytes()
         with exchange_among(self.rank_group, name, self.waits) as exchange:
-            loading = self._loading(record, state, rules, exchange, half_filled)
+            loading = self._loading(record, target, rules, exchange, half_filled)
             torn = together(f"{name}/fit", loading.compare_state, partial(judge_mismatch, loading))
             if torn is None:
                 if isinstance(loading, Loading):
-                    loading.share_reads(name)
+                    loading.share_values(f"{name}/values")
+                torn = together(f"{name}/read", loading.read_values, partial(judge_mismatch, loading))
+            if torn is None:
+                if isinstance(loading, Loading):
+                    loading.share_tensors(f"{name}/tensors")
                 torn = together(f"{name}/filled", loading.fill_tensors)
                 if torn is not None:
                     half_filled = loading.names
@@ -160,7 +168,7 @@ class Restorer:
     def _loading(
         self,
         record: Restorable,
-        state: Mapping[str, object],
+        target: LoadTarget,
         rules: LoadRules,
         exchange: Exchange,
         half_filled: frozenset[str],
@@ -170,7 +178,7 @@ class Restorer:
             return ForeignLoading(
                 self.store,
                 record.folder,
-                state,
+                target,
                 ranks,
                 rules=rules,
                 half_filled=half_filled,
@@ -180,7 +188,7 @@ class Restorer:
         return Loading(
             self.store if self._cached_store is None else self._cached_store,
             record,
-            state,
+            target,
             ranks,
             exchange=exchange,
             rules=rules,

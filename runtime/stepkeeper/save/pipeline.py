@@ -91,8 +91,6 @@ class SavePipeline:
             return
         self.prepared = True
         size_bytes = self._snapshots.prepare(state)
-        if self._snapshots.plan is not None:
-            self.state_watch.note_prepared(state, self._snapshots.plan)
         region = self._pending.next_region
         region.reserve(size_bytes)
         self._transfers.submit(region.populate, size_bytes)

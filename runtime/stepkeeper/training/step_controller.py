@@ -15,7 +15,6 @@ from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError
 from stepkeeper.loggers import logger, tell_briefly
 from stepkeeper.policy.save import AnyOf, Disruptions, OnPreemption, SavePolicy, parts_of
-from stepkeeper.save.given_state import build_state, is_function
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
@@ -162,12 +161,9 @@ class StepController:
         return self.decider.should_stop_at(step)
 
     def on_step_finished(self, request: SaveRequest) -> None:
-        """Record a finished step for reports, and prepare to save its state."""
+        """Record a finished step for reports."""
         self.start()
         self._progress.record_step(request.step, request.metrics)
-        # What a save needs compiled is compiled now: the first one may be a notice's. A function waits for its save.
-        if not is_function(request.state):
-            self._saver.prepare(build_state(request.state, request.step))
 
     def is_save_due(self, step: int) -> bool:
         """Return True if the policy or a request asks to save `step`. Call `should_stop_at` for the same step first."""

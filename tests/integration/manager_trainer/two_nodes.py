@@ -22,6 +22,7 @@ from stepkeeper.restore import LatestRestore, Restorer
 from stepkeeper.restore.second_read import Host
 from stepkeeper.storage import ObjectStat, Store, open_store
 from stepkeeper.storage.base import Buffer
+from stepkeeper_planners.loading.load_request import LoadTarget
 
 RANK, WORLD_SIZE, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 
@@ -101,7 +102,7 @@ def restored(
     host = Host(name=f"node-{RANK}", machine="one" if one_machine else str(RANK))
     restorer = Restorer(BadNode(store) if bad else store, rank_group, host=host, reopen=reopen)
     try:
-        return LatestRestore(restorer, companion).restore(state)
+        return LatestRestore(restorer, companion).restore(LoadTarget(state))
     finally:
         dist.barrier()
         companion.close(10)

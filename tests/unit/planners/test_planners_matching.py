@@ -350,3 +350,39 @@ def test_an_optimizer_without_state_is_told_of_by_what_makes_one(
 ) -> None:
     text = str(refused(LoadRequest(layouts=tensors(*mine)), checkpoint(*theirs)))
     assert ("prime_optimizer(optimizer), before the load" in text) == hinted
+
+
+def test_parameters_that_were_frozen_before_priming_are_named_as_the_cause() -> None:
+    theirs = ["optimizer.state.0.exp_avg", "optimizer.state.1.exp_avg", "other.state.0.exp_avg"]
+    text = str(refused(LoadRequest(layouts=tensors("optimizer.state.1.exp_avg")), checkpoint(*theirs)))
+    assert "optimizer has state, but none for these parameters" in text
+    assert "prime it first, then freeze them" in text
+    assert "prime_optimizer(optimizer), before the load" in text, "the other one has no state at all"
+
+
+def test_entries_that_a_step_adds_to_an_optimizers_groups_are_saved_in_a_whole() -> None:
+    groups = [f"optimizer.param_groups.0.{entry}" for entry in ("lr", "params")]
+    values = {name: tuple(name.split(".")) for name in groups}
+    wanted = LoadRequest(layouts=tensors("model.w"), values=values)
+    stored = checkpoint("model.w", values=[*groups, "optimizer.param_groups.0.step"])
+    text = str(refused(wanted, stored))
+    assert "The param_groups of optimizer have 'step' in the checkpoint" in text
+    assert "Whole(optimizer)" in text
+
+
+def test_an_optimizer_that_keeps_more_for_each_parameter_is_not_taken_for_a_frozen_one() -> None:
+    theirs = ["optimizer.state.0.exp_avg", "optimizer.state.0.max_exp_avg_sq"]
+    text = str(refused(LoadRequest(layouts=tensors(theirs[0])), checkpoint(*theirs)))
+    assert "prime" not in text
+
+
+def test_another_class_of_optimizer_is_none_that_a_step_has_changed() -> None:
+    mine, theirs = "optimizer.param_groups.0.momentum", "optimizer.param_groups.0.betas"
+    wanted = LoadRequest(layouts=(), values={mine: tuple(mine.split("."))})
+    assert "The param_groups of" not in str(refused(wanted, checkpoint(values=[theirs])))
+
+
+def test_a_group_that_the_state_lacks_is_none_that_a_step_added() -> None:
+    groups = [f"optimizer.param_groups.{n}.{entry}" for n in (0, 1) for entry in ("lr", "params")]
+    wanted = LoadRequest(layouts=(), values={name: tuple(name.split(".")) for name in groups[:2]})
+    assert "Whole" not in str(refused(wanted, checkpoint(values=groups)))

@@ -96,3 +96,39 @@ def test_a_hook_says_what_the_state_is_after_a_load() -> None:
     optimizer.register_load_state_dict_post_hook(lambda it: it.state[parameter].update(momentum_buffer=mine))
     load_from(optimizer, optimizer)
     assert optimizer.state[parameter]["momentum_buffer"] is mine
+
+
+class Wrapper(Optimizer):
+    """Wrap an optimizer as Accelerate and Lookahead do: it never calls Optimizer.__init__()."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    @override
+    def param_groups(self) -> Any:  # type: ignore[override]  # an attribute of Optimizer
+        return self.optimizer.param_groups
+
+    @override
+    def step(self, closure: Any = None) -> Any:
+        self.optimizer.step()
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state_dict)
+
+
+def test_a_wrapped_optimizer_goes_on_to_the_bit() -> None:
+    first, second = weights(), weights()
+    undisturbed, resumed = trained(Wrapper(AdamW(first)), 3), Wrapper(AdamW(second))
+    prime_optimizer(resumed.optimizer)
+    with torch.no_grad():
+        second[0].copy_(first[0])
+    load_from(undisturbed, resumed)
+    trained(undisturbed, 4)
+    trained(resumed, 4)
+    assert torch.equal(first[0], second[0])

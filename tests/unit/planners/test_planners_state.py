@@ -259,6 +259,17 @@ def test_a_lazy_parameter_is_refused_by_name() -> None:
         flatten_state({"m": {"weight": torch.nn.UninitializedParameter()}})
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_nested_tensor_is_refused_by_name(layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+    with pytest.raises(
+        UnsupportedValueError, match=r"m\.rows: a nested tensor can't be stored; .*unbind\(\)"
+    ):
+        flatten_state({"m": {"rows": nested, "w": torch.ones(2)}})
+    assert list(flatten_state({"m": {"rows": list(nested.unbind())}}).tensors) == ["m.rows.0", "m.rows.1"]
+
+
 class Keeper:
     """Gives one thing, and remembers what it got."""
 

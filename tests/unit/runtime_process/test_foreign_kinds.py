@@ -19,6 +19,7 @@ from stepkeeper.restore.foreign.loading import ForeignLoading
 from stepkeeper.restore.second_read import confirm_bad, this_host
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.loading.load_request import LoadTarget
 from stepkeeper_planners.loading.selection import LoadRules
 
 pytestmark = [
@@ -75,9 +76,10 @@ def load(bucket: MemoryBucket, rules: LoadRules | None = None) -> dict[str, Any]
     assert base is not None
     state: dict[str, Any] = {"w": torch.zeros(4, 4), "b": torch.zeros(100)}
     loading = ForeignLoading(
-        MemoryStore(bucket), base.folder, state, Ranks(rank=0, world_size=1), rules=rules
+        MemoryStore(bucket), base.folder, LoadTarget(state), Ranks(rank=0, world_size=1), rules=rules
     )
     loading.compare_state()
+    loading.read_values()
     loading.fill_tensors()
     loading.scatter_values()
     return state

@@ -23,6 +23,7 @@ from stepkeeper.storage.retry import Patience
 from stepkeeper_planners import adapters
 from stepkeeper_planners.errors import ValueDecodeError
 from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.loading.load_request import LoadTarget
 from stepkeeper_planners.loading.selection import LoadRules
 
 pytestmark = [
@@ -136,8 +137,9 @@ def test_no_answer_is_no_incomplete_step(bucket: MemoryBucket) -> None:
 
 
 def filled(store: Store, state: dict[str, Any], rules: LoadRules | None = None) -> None:
-    loading = ForeignLoading(store, "step-200", state, Ranks(rank=0, world_size=1), rules=rules)
+    loading = ForeignLoading(store, "step-200", LoadTarget(state), Ranks(rank=0, world_size=1), rules=rules)
     assert loading.compare_state() == {}
+    assert loading.read_values() == {}
     loading.fill_tensors()
     loading.scatter_values()
 

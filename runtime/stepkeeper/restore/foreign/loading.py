@@ -20,7 +20,7 @@ from stepkeeper_planners import adapters
 from stepkeeper_planners.dtypes import cast_elements, dtype_of, itemsize_bytes
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-from stepkeeper_planners.loading.load_request import LoadRequest, build_load_request
+from stepkeeper_planners.loading.load_request import LoadRequest, LoadTarget, build_load_request
 from stepkeeper_planners.loading.matching import compare
 from stepkeeper_planners.loading.resharding import PieceRead
 from stepkeeper_planners.loading.selection import LoadRules
@@ -28,7 +28,7 @@ from stepkeeper_planners.loading.state_reads import StateReads
 from stepkeeper_planners.loading.stored_state import StoredState
 from stepkeeper_planners.loading.tied_tensors import build_tied_copies, check_tied_copies
 from stepkeeper_planners.state.filling import finish_load
-from stepkeeper_planners.state.tree import FlatState, flatten_state
+from stepkeeper_planners.state.tree import FlatState
 
 __all__ = ["COPIES", "ForeignLoading"]
 
@@ -57,14 +57,15 @@ class _Load:
 class ForeignLoading:
     """Load one step of another writer into one rank's state.
 
-    Call `compare_state` first; once all ranks have, `fill_tensors`; once all ranks have, `scatter_values`.
+    Call `compare_state` first; once all ranks have, `read_values`; once all ranks have, `fill_tensors`; once all ranks
+    have, `scatter_values`.
     """
 
     def __init__(
         self,
         store: Store,
         folder: str,
-        state: Mapping[str, object],
+        target: LoadTarget,
         ranks: Ranks,
         *,
         rules: LoadRules | None = None,
@@ -72,12 +73,12 @@ class ForeignLoading:
         waits: Waits | None = None,
         rank_group: RankGroup | None = None,
     ) -> None:
-        """Prepare to load the step in `folder` into `state`.
+        """Prepare to load the step in `folder` into the target's state.
 
         Args:
             store: The root.
             folder: The step's folder, relative to the root.
-            state: This rank's state, a tree of tensors, Statefuls and plain values.
+            target: This rank's state.
             ranks: This rank and its world.
             rules: Which parts to load, and how strictly; by default all of it.
             half_filled: Names of tensors that hold parts of another checkpoint, and must be filled by this
@@ -90,13 +91,13 @@ class ForeignLoading:
         self._rank_group = rank_group
         self._began_s = time.monotonic()
         self._half_filled = half_filled
-        self._store, self._folder, self._state, self._ranks = store, folder, state, ranks
+        self._store, self._folder, self._target, self._ranks = store, folder, target, ranks
         self._rules = rules
         self._flat = FlatState(tensors={}, values={})
         self._request = LoadRequest(layouts=())
         self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
         self._content: ForeignContent | None = None
-        self._values: dict[str, object] = {}
+        self._loaded: Mapping[str, object] = {}
 
     @property
     def stored_names(self) -> tuple[str, ...]:
@@ -122,8 +123,8 @@ class ForeignLoading:
 
         """
         self._content = content = self._waits.run(partial(open_content, self._store, self._folder))
-        self._flat = flatten_state(self._state)
-        self._request = build_load_request(self._flat, self._ranks, self._state)
+        self._flat = self._target.flat
+        self._request = build_load_request(self._target, self._ranks)
         stored = StoredState(
             tensors=self._content.tensors,
             values=self._content.values,
@@ -136,15 +137,35 @@ class ForeignLoading:
         self._waits.run(partial(content.check_kinds, pieces, names))
         return tell_findings(differences, self.stored_names, rank=self._ranks.rank)
 
+    def read_values(self) -> dict[str, Any]:
+        """Read this rank's values. Nothing in the state is changed: what they show not to fit is refused in time.
+
+        Returns:
+            What this rank tells the others about where its state doesn't fit.
+
+        Raises:
+            TornCheckpointError: Bytes of the step are bad.
+            ValueDecodeError: A value is of a type that isn't read.
+            PerRankError: The values of other ranks can't be converted.
+            StorageError: The store gave no answer, or refused.
+
+        """
+        assert self._content is not None
+        content = self._content
+        names = dict.fromkeys(name for read in self._reads.values for name in read.stored_names)
+        read = self._waits.run(lambda: {name: content.read_value(name) for name in names})
+        strict = self._rules is None or self._rules.strict
+        self._loaded, differences = self._reads.build_values(read, self._target, self._ranks, strict=strict)
+        return tell_findings(differences, self.stored_names, rank=self._ranks.rank)
+
     def fill_tensors(self) -> dict[str, Any]:
-        """Read this rank's tensors and fill them in place. Values are read too, but not yet set in the state.
+        """Read this rank's tensors and fill them in place.
 
         Raises:
             TornCheckpointError: Bytes of the step are bad. The tensors are part old, part new then.
             LoadMismatchError: Tensors that are one in the state have different elements in the step.
             CastError: Elements don't fit the state's dtype.
             RestoreError: A tensor is of a kind that isn't read.
-            ValueDecodeError: A value is of a type that isn't read.
             StorageError: The store gave no answer, or refused.
 
         """
@@ -167,8 +188,6 @@ class ForeignLoading:
 
         read_ahead(iter(loads), lambda load: _read_shards(content, load), fill, waits=self._waits)
         self._waits.run(partial(self._check_tied_copies, content))
-        names = dict.fromkeys(name for read in self._reads.values for name in read.stored_names)
-        self._values = self._waits.run(lambda: {name: content.read_value(name) for name in names})
         return {}
 
     def _check_tied_copies(self, content: ForeignContent) -> None:
@@ -186,12 +205,7 @@ class ForeignLoading:
 
     def scatter_values(self) -> dict[str, Any]:
         """Set the values in the state, and call load_state_dict() of every Stateful with its part."""
-        resizers = self._flat.resizers
-        loaded = {
-            each.fqn: each.build_value(self._values, resizers.get(each.fqn), self._ranks)
-            for each in self._reads.values
-        }
-        finish_load(self._state, self._flat, loaded)
+        finish_load(self._target.state, self._flat, self._loaded)
         return {}
 
     def _loads(self) -> Iterator[_Load]:

@@ -133,8 +133,6 @@ class SnapshotTaker:
             partial(plan_snapshot, ranks=ranks), large_value_bytes=large_value_bytes
         )
         self._copies = device.DeviceCopies(device_budget_bytes, waits, limits)
-        self.plan: SnapshotPlan | None = None
-        """The plan of the last state that was looked up."""
 
     def prepare(self, state: Mapping[str, object]) -> int:
         """Compile what a snapshot of `state` needs, and return how many bytes of a region it takes.
@@ -206,7 +204,6 @@ class SnapshotTaker:
 
     def _look_up(self, state: Mapping[str, object]) -> LookUpResult[SnapshotPlan]:
         found = self._structures.look_up(state)
-        self.plan = found.derived
         check_not_empty(found.flat.tensors, found.flat.values, found.flat.per_rank)
         return found
 

@@ -11,8 +11,8 @@ from stepkeeper.save.watch.next_start import Outline, foresee
 from stepkeeper.save.watch.unchanged_values import UnchangedValues
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.loading.differences import Differences
-from stepkeeper_planners.state.resizable import Resizable, find_resizable, list_resizable
-from stepkeeper_planners.state.tree import flatten_state
+from stepkeeper_planners.loading.load_request import LoadTarget
+from stepkeeper_planners.state.resizable import Resizable, list_resizable
 
 __all__ = ["StateWatch"]
 
@@ -53,18 +53,19 @@ class StateWatch:
 
         self._unchanged_values = UnchangedValues()
 
-    def note_target(self, state: Mapping[str, object]) -> None:
-        """Note that a restore of a whole commit is about to fill `state`. Nothing in it is called."""
-        self._start, self._resizable = None, list_resizable(state)
+    @property
+    def has_start(self) -> bool:
+        """True once the state at the start of this process is known."""
+        return self._start is not None
 
-    def note_unfilled(self, state: Mapping[str, object]) -> None:
-        """Note `state`, which would have been filled if there had been a commit.
+    def note_start(self, target: LoadTarget) -> None:
+        """Note the state that a restore has filled, or would have filled if there had been a commit.
 
-        Ranks: all ranks call this, as state_dict() may be collective.
+        Ranks: all ranks call this, as state_dict() may be collective where nothing was restored.
         """
+        self._start = None
         try:
-            flat = flatten_state(state)
-            self._start, self._resizable = Outline.of_state(flat), find_resizable(state, flat)
+            self._start, self._resizable = Outline.of_state(target.flat), target.resizable
         except Exception as error:  # the training can go on; the next restore would raise it
             if self._speaks:
                 _log.warning(
@@ -72,13 +73,6 @@ class StateWatch:
                     "%r",
                     error,
                 )
-
-    def note_prepared(self, state: Mapping[str, object], plan: SnapshotPlan) -> None:
-        """Note the state that saves are prepared for, unless that at the start is known."""
-        if self._resizable is None:
-            self._resizable = list_resizable(state)
-        if self._start is None:
-            self._start = Outline.of_plan(plan)
 
     def check_save(
         self, step: int, state: Mapping[str, object], plan: SnapshotPlan, *, is_built: bool
@@ -99,8 +93,10 @@ class StateWatch:
             _log.warning("%s", unchanged, extra={"step": step})
         if plan is not self._plan:
             self._plan = plan
-            self.note_prepared(state, plan)
-            self._check_entries(step, Outline.of_plan(plan))
+            saved = Outline.of_plan(plan)
+            if self._start is None:
+                self._start, self._resizable = saved, list_resizable(state)
+            self._check_entries(step, saved)
 
     def _check_entries(self, step: int, saved: Outline) -> None:
         assert self._start is not None

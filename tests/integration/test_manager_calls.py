@@ -1,0 +1,168 @@
+"""How often a manager calls state_dict(), which has side effects in some objects: a data loader makes its iterator."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stepkeeper import CheckpointManager, PerRank, Whole
+from stepkeeper_planners.errors import UnsupportedValueError
+
+Given = Callable[["Recorder"], Any]
+Save = Callable[[CheckpointManager, int, dict[str, Any]], object]
+
+GIVEN: dict[str, Given] = {
+    "plain": lambda part: part,
+    "PerRank": PerRank,
+    "Whole": Whole,
+    "in a PerRank's dict": lambda part: PerRank({"a": part}),
+}
+SAVES: dict[str, Save] = {
+    "step": lambda manager, step, state: manager.step(step, state),
+    "save": lambda manager, step, state: manager.save(step, state),
+    "save_async": lambda manager, step, state: manager.save_async(step, state),
+    "forced": lambda manager, step, state: manager.save(step, state, force=True),
+}
+
+
+class Recorder:
+    """Record its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.tensor = torch.ones(2)
+
+    def take_calls(self) -> list[str]:
+        calls, self.calls = self.calls, []
+        return calls
+
+    def state_dict(self) -> dict[str, Any]:
+        self.calls.append("state_dict")
+        return {"n": 1, "t": self.tensor}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert torch.equal(state["t"], torch.ones(2))
+        self.calls.append("load_state_dict")
+
+
+def open_manager(root: Path, interval: int = 1) -> CheckpointManager:
+    return CheckpointManager(root, interval, chkpt_on_preemption=False)
+
+
+@pytest.mark.parametrize("save", SAVES.values(), ids=SAVES)
+def test_a_save_calls_state_dict_once(tmp_path: Path, save: Save) -> None:
+    part = Recorder()
+    state = {"part": part}
+    with open_manager(tmp_path) as manager:
+        for step in (1, 2, 3):
+            save(manager, step, state)
+            manager.wait()
+            assert part.take_calls() == ["state_dict"]
+    assert not part.take_calls()
+
+
+@pytest.mark.parametrize("way", ["step", "save", "save_async"])
+def test_a_step_that_is_not_due_calls_nothing(tmp_path: Path, way: str) -> None:
+    save = SAVES[way]
+    part = Recorder()
+    with open_manager(tmp_path, 3) as manager:
+        save(manager, 1, {"part": part})
+        save(manager, 2, {"part": part})
+        assert not part.take_calls()
+        save(manager, 3, {"part": part})
+        assert part.take_calls() == ["state_dict"]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN)
+def test_a_restore_calls_state_dict_before_load_state_dict_and_never_after_it(
+    tmp_path: Path, given: Given
+) -> None:
+    with open_manager(tmp_path) as manager:
+        manager.save(1, {"part": given(Recorder())})
+    part = Recorder()
+    part.tensor.zero_()
+    with open_manager(tmp_path) as manager:
+        assert manager.restore_latest({"part": given(part)})
+        assert part.take_calls() == ["state_dict", "load_state_dict"]
+        manager.restore(1, {"part": given(part)})
+        assert part.take_calls() == ["state_dict", "load_state_dict"]
+    assert not part.take_calls()
+
+
+def test_a_torn_checkpoint_and_the_one_before_it_are_restored_with_one_call(tmp_path: Path) -> None:
+    with open_manager(tmp_path) as manager:
+        manager.save(1, {"part": Recorder()})
+        manager.save(2, {"part": Recorder()})
+    for path in (tmp_path / "2").glob("*/*.distcp"):
+        path.write_bytes(bytes(path.stat().st_size))
+    part = Recorder()
+    with open_manager(tmp_path) as manager:
+        restored = manager.restore_latest({"part": part})
+    assert restored is not None
+    assert restored.step == 1
+    assert part.take_calls() == ["state_dict", "load_state_dict"]
+
+
+def test_a_first_start_calls_state_dict_once_and_then_at_each_save(tmp_path: Path) -> None:
+    part = Recorder()
+    with open_manager(tmp_path) as manager:
+        assert manager.restore_latest({"part": part}) is None
+        assert part.take_calls() == ["state_dict"]
+        manager.step(1, {"part": part})
+        manager.wait()
+        assert part.take_calls() == ["state_dict"]
+
+
+@pytest.mark.parametrize(
+    "unready",
+    [{}, [torch.nn.Linear(2, 2, device="meta")], torch.nn.LazyLinear(2)],
+    ids=["empty", "on no device", "lazy"],
+)
+def test_a_first_start_takes_a_state_that_cannot_be_saved_before_its_first_step(
+    tmp_path: Path, unready: Any
+) -> None:
+    state = {"part": unready}
+    with open_manager(tmp_path) as manager:
+        assert manager.restore_latest(state) is None
+        state["part"] = torch.ones(2)
+        manager.step(1, state)
+        manager.wait()
+        assert manager.all_steps() == [1]
+
+
+def test_a_first_start_refuses_what_is_never_stored(tmp_path: Path) -> None:
+    with (
+        open_manager(tmp_path) as manager,
+        pytest.raises(UnsupportedValueError, match=r"seen: a builtins\.set"),
+    ):
+        manager.restore_latest({"w": torch.ones(2), "seen": {1, 2}})
+
+
+@pytest.mark.parametrize("placeholder", [{}, object()], ids=["an empty dict", "an object"])
+def test_a_restore_takes_what_could_not_be_saved_before_it(tmp_path: Path, placeholder: object) -> None:
+    with open_manager(tmp_path) as manager:
+        manager.save(1, {"value": {"loss": 1.0} if placeholder == {} else 5})
+    state = {"value": placeholder}
+    with open_manager(tmp_path) as manager:
+        assert manager.restore_latest(state)
+        assert state["value"] in ({"loss": 1.0}, 5)
+        assert manager.save(2, state)
+
+
+def test_an_optimizer_that_a_partial_restore_leaves_unprimed_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    with open_manager(tmp_path) as manager:
+        manager.save(1, {"w": weight})
+    optimizer = torch.optim.AdamW([weight])
+    state = {"w": weight, "optimizer": optimizer}
+    with open_manager(tmp_path) as manager:
+        manager.restore_latest(state, items=["w"])
+        torch.autograd.backward(weight.sum())
+        optimizer.step()
+        manager.save(2, state)
+    assert "prime_optimizer(optimizer) before restore_latest" in caplog.text
