@@ -13,7 +13,7 @@ from stepkeeper.companion.messages import ClaimRequest
 from stepkeeper.errors import BadUriError
 from stepkeeper.policy.keep import KeepPolicy
 from stepkeeper.policy.save import AnyOf, AtSteps, Auto, EveryNSteps, SavePolicy, parts_of
-from stepkeeper.storage import check_slashes
+from stepkeeper.storage import check_slashes, expand_home
 from stepkeeper.tier import TierPlace
 from stepkeeper.training.environment import Environment
 
@@ -48,12 +48,13 @@ class TorchXlaArguments:
         """Convert and check the constructor's arguments, in its order.
 
         Raises:
+            BadUriError: `path` is in a home folder that doesn't exist.
             TypeError: A number isn't whole, or `save_interval` is neither a number nor a policy.
             ValueError: `max_pending_async` or `total_steps` is less than 1.
 
         """
         given = cls(
-            path=os.fspath(path),
+            path=expand_home(os.fspath(path)),
             save_interval=_interval(save_interval),
             max_to_keep=operator.index(max_to_keep),
             max_pending_async=operator.index(max_pending_async),
@@ -120,7 +121,7 @@ def build_tier_place(folder: str | os.PathLike[str] | None, most_bytes: int | No
     """Build the place of the local tier from `local_tier` and `local_tier_bytes`; None if there is no local tier.
 
     Raises:
-        BadUriError: `folder` is a URI.
+        BadUriError: `folder` is a URI, or in a home folder that doesn't exist.
         ValueError: `most_bytes` is less than 1, or given without a folder.
 
     """
@@ -132,7 +133,7 @@ def build_tier_place(folder: str | os.PathLike[str] | None, most_bytes: int | No
     check_slashes(path)
     if "://" in path:
         raise BadUriError(f"local_tier is the path of a folder on this host's own disk, got {path!r}")
-    return TierPlace(folder=str(Path(path).absolute()), most_bytes=most_bytes)
+    return TierPlace(folder=str(Path(expand_home(path)).absolute()), most_bytes=most_bytes)
 
 
 def build_claim_request(policy: SavePolicy, take_over: str | bool) -> ClaimRequest:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from stepkeeper.companion.channel import Channel
+from stepkeeper.companion.outbox import Outbox
 from stepkeeper.companion.processes import ParentProcess
 from stepkeeper.companion.server import Server
 from stepkeeper.process_end.kernel_record import KernelRecord
@@ -31,7 +32,7 @@ def serve(socket_fd: int, trainer_pid: int) -> None:
     channel = Channel(socket.socket(fileno=socket_fd))
     # The socket alone doesn't tell: a worker that the trainer has forked may hold the other end, and outlive it.
     trainer, record = ParentProcess(trainer_pid), KernelRecord(trainer_pid)
-    server = Server(channel, trainer.send_signal)
+    server = Server(Outbox(channel), trainer.send_signal)
     threading.Thread(target=server.run_forever, name="requests", daemon=True).start()
     while (packet := channel.receive(trainer)) is not None:
         server.receive_packet(packet)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from stepkeeper.companion.background import BackgroundTask, TaskQueue
-from stepkeeper.companion.channel import Channel, Packet
+from stepkeeper.companion.channel import Packet
 from stepkeeper.companion.messages import (
     ClaimRequest,
     CloseRequest,
@@ -23,6 +23,7 @@ from stepkeeper.companion.messages import (
     VoidRequest,
     WriteRequest,
 )
+from stepkeeper.companion.outbox import Outbox
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.companion.session import Session
 from stepkeeper.contract import ContractError, Directive, ReportPhase
@@ -54,17 +55,15 @@ _MOST_BEHIND: Final = 8
 class Server:
     """Answer requests one at a time, in one thread. Another thread receives them."""
 
-    def __init__(
-        self, channel: Channel, signal_trainer: Callable[[int], None] = lambda _number: None
-    ) -> None:
+    def __init__(self, outbox: Outbox, signal_trainer: Callable[[int], None] = lambda _number: None) -> None:
         """Answer nothing yet.
 
         Args:
-            channel: This end of the channel to the trainer.
+            outbox: Sends messages to the trainer.
             signal_trainer: Sends the trainer's process a signal.
 
         """
-        self._channel = channel
+        self._outbox = outbox
         self._signal_trainer = signal_trainer
         self._stacks: SharedStacks | None = None
         self._link: dict[str, Any] | None = None
@@ -176,7 +175,7 @@ class Server:
         self._postponed = None
         for fd in packet.fds:
             os.close(fd)
-        self._send({"id": packet.message["id"], **answer})
+        self._outbox.send({"id": packet.message["id"], **answer})
         if after is not None:
             self._tasks.add_task(after)
 
@@ -244,7 +243,7 @@ class Server:
                 opening.stacks,
                 opening.rank,
                 fds,
-                ask=lambda number: self._send({"stacks": number}),
+                ask=lambda number: self._outbox.offer({"stacks": number}),
                 signal_trainer=self._signal_trainer,
                 on_dumped=self._report_stacks,
             )
@@ -272,23 +271,17 @@ class Server:
     def _tell_end(self, task: BackgroundTask, slot: int) -> BackgroundTask:
         """Run the work after a commit, and tell the trainer that it has ended."""
         yield from task
-        self._send({"upkept": slot})
+        self._outbox.send({"upkept": slot})
 
     def _send_complaint(self, text: str | None) -> None:
-        self._send({"complaint": text})
+        self._outbox.send({"complaint": text})
 
     def _send_directive(self, directive: Directive) -> None:
         if directive.dump_stacks and self._stacks is not None:
             # The trainer may be unable to follow: that is when they are wanted.
             self._stacks.ask("the operator asks for them")
-        self._send({"directive": encode(directive)})
-
-    def _send(self, message: dict[str, Any]) -> None:
-        try:
-            self._channel.send(message)
-        except OSError:
-            # The trainer is gone, and this process ends as soon as the other thread sees that.
-            return
+        # The operator answers each report with it as long as it holds.
+        self._outbox.offer({"directive": encode(directive)})
 
 
 def _step_of(state: TrainerState) -> int | None:

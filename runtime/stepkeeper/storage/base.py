@@ -13,6 +13,7 @@ __all__ = [
     "CopiedStore",
     "ObjectStat",
     "PagedStore",
+    "PrivateStore",
     "ReopenableStore",
     "Store",
     "StreamedStore",
@@ -160,6 +161,16 @@ class ReopenableStore(Store, Protocol):
 
     def reopen(self) -> Store:
         """Open the same root over connections of its own. The caller closes it."""
+        ...
+
+
+@runtime_checkable
+class PrivateStore(Store, Protocol):
+    """A store whose objects may be in the memory of one process."""
+
+    @property
+    def is_private(self) -> bool:
+        """True if no other process can see the objects."""
         ...
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, final
 
 import fsspec
+from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from stepkeeper.errors import (
@@ -53,12 +54,21 @@ def open_fsspec(uri: str, *, unsafe_single_writer: bool = False) -> "FsspecStore
 
     Its options are fsspec's own: configuration files, environment.
 
-    Raises BadUriError if there is no such file system, or its package isn't installed.
+    Raises BadUriError if there is no such file system, its package isn't installed, or it takes more than a URI; and
+    StorageError if it asks a host at once, and gets no answer.
     """
     try:
         filesystem, root = fsspec.core.url_to_fs(uri, use_listings_cache=False, skip_instance_cache=True)
     except (ValueError, ImportError) as error:
         raise BadUriError(f"{uri!r}: fsspec has no file system for it: {error}") from error
+    except OSError as error:
+        raise StorageError(error.errno, f"{uri}: fsspec can't open it: {error}") from error
+    except Exception as error:  # whatever the file system's class does without arguments that a URI lacks
+        scheme = uri.partition("://")[0]
+        raise BadUriError(
+            f"{uri!r}: fsspec can't open a {scheme}:// file system by this URI alone ({error!r}); "
+            "write the path of a folder, 'gs://bucket/prefix' or 's3://bucket/prefix'"
+        ) from error
     return FsspecStore(filesystem, root, uri=uri.rstrip("/"), unsafe_single_writer=unsafe_single_writer)
 
 
@@ -89,6 +99,14 @@ class FsspecStore:
     @property
     def uri(self) -> str:
         return self._uri
+
+    @property
+    def is_private(self) -> bool:
+        """True if the file system is memory of this process, or wraps such a one."""
+        filesystem = self._filesystem
+        while filesystem is not None and not isinstance(filesystem, MemoryFileSystem):
+            filesystem = getattr(filesystem, "fs", None) or getattr(filesystem, "sync_fs", None)
+        return filesystem is not None
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """Put an object if there is none, as `Store` has it.
@@ -237,7 +255,8 @@ class FsspecStore:
             ) from error
         except NotImplementedError as error:
             raise StorageError(
-                f"{where}: {type(self._filesystem).__name__} can't do that: {error}"
+                f"{where}: fsspec's {type(self._filesystem).__name__} can't do that ({error!r}). A root needs a store "
+                "that objects are put into, such as gs://, s3:// or a folder"
             ) from error
         except OSError as error:
             kind = TransientStorageError if error.errno in _TRANSIENT else StorageError

@@ -7,12 +7,12 @@ from typing import Final
 from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from stepkeeper.errors import BadUriError
-from stepkeeper.storage.base import Store
+from stepkeeper.storage.base import PrivateStore, Store
 from stepkeeper.storage.memory import MemoryStore, named_bucket
 from stepkeeper.storage.mounts import gcsfuse_uri, read_mountinfo
 from stepkeeper.storage.posix import PosixStore
 
-__all__ = ["check_slashes", "open_store", "root_uri"]
+__all__ = ["check_is_shared", "check_slashes", "expand_home", "open_store", "root_uri"]
 
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{1,220}[a-z0-9]")
 _LOST_SLASH: Final = re.compile(r"[a-z][a-z0-9+.-]+:/[^/]")
@@ -26,11 +26,37 @@ def check_slashes(path: str) -> None:
         raise BadUriError(f"{path!r}: pathlib removes a slash of a URI; pass {whole!r}, a str")
 
 
-def root_uri(path: str) -> str:
-    """Return the URI of a root: a folder's path as a file:// URI, and a URI unchanged.
+def check_is_shared(store: Store) -> None:
+    """Check that other processes see the objects of `store`. Raises BadUriError."""
+    if isinstance(store, PrivateStore) and store.is_private:
+        raise BadUriError(
+            f"{store.uri!r} is in the memory of one process, and another process writes the checkpoints: nothing "
+            "would be saved. In a test, use the path of a temporary folder"
+        )
+
+
+def expand_home(path: str) -> str:
+    """Return `path` with a home folder in place of a leading '~' or '~user', as in a shell.
 
     Raises:
-        BadUriError: The path is empty, or what pathlib makes of a URI ("gs:/bucket").
+        BadUriError: There is no such home folder; the path would be taken for a folder with that name.
+
+    """
+    expanded = os.path.expanduser(path)  # noqa: PTH111  # pathlib takes './~' for '~'
+    if expanded.startswith("~"):
+        raise BadUriError(
+            f"{path!r}: there is no home folder for {path.partition('/')[0]!r}; write the whole path, or './{path}' "
+            "for a folder of that name"
+        )
+    return expanded
+
+
+def root_uri(path: str) -> str:
+    """Return the URI of a root: a folder's path, which may begin with '~', as a file:// URI, and a URI unchanged.
+
+    Raises:
+        BadUriError: The path is empty, what pathlib makes of a URI ("gs:/bucket"), or in a home folder that doesn't
+            exist.
 
     """
     if not path:
@@ -38,7 +64,7 @@ def root_uri(path: str) -> str:
     if "://" in path:
         return path
     check_slashes(path)
-    return Path(path).absolute().as_uri()
+    return Path(expand_home(path)).absolute().as_uri()
 
 
 def open_store(uri: str, *, unsafe_single_writer: bool = False) -> Store:
@@ -81,14 +107,21 @@ def open_store(uri: str, *, unsafe_single_writer: bool = False) -> Store:
 
 
 def _open_file(uri: str, parts: SplitResult) -> PosixStore:
+    if parts.netloc.startswith((".", "~")):
+        raise BadUriError(f"{uri!r}: write '{parts.netloc}{parts.path}', without 'file://'")
     if parts.netloc not in ("", "localhost"):
         raise BadUriError(
             f"{uri!r} names a host ({parts.netloc!r}); for a folder write three slashes: 'file:///{parts.netloc}{parts.path}'"
         )
     # Names that aren't UTF-8 stand percent-encoded in a URI, byte by byte.
     path = Path(os.fsdecode(unquote_to_bytes(os.fsencode(parts.path))))
-    if not path.is_absolute() or ".." in path.parts or path == Path("/"):
-        raise BadUriError(f"{uri!r}: a folder's URI is 'file:///' and its absolute path, without '..'")
+    if ".." in path.parts:
+        path = _follow_up(path)
+    if not path.is_absolute() or path == Path("/"):
+        raise BadUriError(f"{uri!r}: a folder's URI is 'file:///' and its absolute path")
+    file = next((each for each in (path, *path.parents) if os.path.isfile(each)), None)  # noqa: PTH113  # False where permissions forbid a look
+    if file is not None:
+        raise BadUriError(f"{file} is a file; a root is a folder")
     bucket = gcsfuse_uri(read_mountinfo(), PurePosixPath(path.resolve()))
     if bucket is not None:
         raise BadUriError(
@@ -97,6 +130,12 @@ def _open_file(uri: str, parts: SplitResult) -> PosixStore:
             "if it has one, behind the bucket's name"
         )
     return PosixStore(path)
+
+
+def _follow_up(path: Path) -> Path:
+    """Return `path` without '..'. After a symbolic link, '..' leads up from the link's target, as in open()."""
+    n_up = len(path.parts) - path.parts[::-1].index("..")
+    return Path(os.path.realpath(Path(*path.parts[:n_up])), *path.parts[n_up:])
 
 
 def _open_gcs(uri: str, parts: SplitResult) -> Store:

@@ -36,7 +36,7 @@ def test_a_path_is_as_good_as_a_uri(
     root.save(10)
     by_uri = run(*command, root.url)
     monkeypatch.chdir(tmp_path)
-    for path in (tmp_path / "run", "run", "./run/"):
+    for path in (tmp_path / "run", "run", "./run/", f"../{tmp_path.name}/run"):
         by_path = run(*command, path)
         assert (by_path.exit_code, by_path.stdout) == (by_uri.exit_code, by_uri.stdout)
     assert by_uri.exit_code == 0
@@ -85,7 +85,7 @@ def test_a_mistyped_path_is_no_empty_root(
         mistyped.write_text(there)
     result = run(*command, mistyped)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert f"{mistyped}: no such folder" in result.stderr
+    assert f"{mistyped}{' is a file' if there else ': no such folder'}" in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ([mistyped.name] if there else [])
 
@@ -94,7 +94,7 @@ def test_a_file_becomes_no_root_that_could_be_watched(run: Run, tmp_path: Path) 
     (tmp_path / "run").write_text("a file")
     result = run("watch", tmp_path / "run")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert f"{tmp_path / 'run'}: no such folder" in result.stderr
+    assert f"{tmp_path / 'run'} is a file" in result.stderr
 
 
 def test_a_folder_that_a_run_is_yet_to_write_to_is_a_root(run: Run, tmp_path: Path) -> None:

@@ -4,11 +4,20 @@ import os
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+from fsspec.implementations.cached import SimpleCacheFileSystem
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractFileSystem
+from typing_extensions import override
 
-from stepkeeper.errors import BadUriError
-from stepkeeper.storage import open_store
+from stepkeeper.errors import BadUriError, StorageError
+from stepkeeper.storage import open_store, root_uri
+from stepkeeper.storage.fsspec import FsspecStore
 from stepkeeper.storage.gcs import GcsStore
 from stepkeeper.storage.retry import Patience
 
@@ -29,10 +38,76 @@ def test_a_folder_whose_name_is_no_utf_8(tmp_path: Path) -> None:
     assert open_store(f"file://{tmp_path}/grün").uri == (tmp_path / "grün").as_uri()
 
 
+def test_a_path_leads_where_open_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, home = tmp_path / "disk" / "job", tmp_path / "home"
+    job.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(job)
+    monkeypatch.chdir(job)
+    monkeypatch.setenv("HOME", str(home))
+    expected = {
+        "../runs": tmp_path / "disk" / "runs",
+        "new/../../runs": tmp_path / "disk" / "runs",
+        f"{tmp_path}/link/../runs/a": tmp_path / "disk" / "runs" / "a",
+        f"{job}/..": tmp_path / "disk",
+        "..runs": job / "..runs",
+        "~": home,
+        "~/runs": home / "runs",
+        "~root/runs": Path("~root").expanduser() / "runs",
+        "./~/runs": job / "~" / "runs",
+        "runs~": job / "runs~",
+        "$HOME/runs": job / "$HOME" / "runs",
+        f"file://{tmp_path}/link/../runs": tmp_path / "disk" / "runs",
+        f"file://{tmp_path}/link/runs": tmp_path / "link" / "runs",
+        f"file://{tmp_path}/~/runs": tmp_path / "~" / "runs",
+    }
+    assert {path: open_store(root_uri(path)).uri for path in expected} == {
+        path: folder.as_uri() for path, folder in expected.items()
+    }
+
+
+def test_a_home_folder_that_nobody_has_is_no_folder_of_that_name() -> None:
+    with pytest.raises(BadUriError, match=r"'~nobody-has-this-name/runs': .* write the whole path"):
+        root_uri("~nobody-has-this-name/runs")
+
+
+@pytest.mark.parametrize("path", ["model.pt", "model.pt/runs/a"])
+def test_a_file_is_no_root(tmp_path: Path, path: str) -> None:
+    (tmp_path / "model.pt").write_bytes(b"weights")
+    with pytest.raises(BadUriError, match=f"^{tmp_path}/model.pt is a file; a root is a folder"):
+        open_store((tmp_path / path).as_uri())
+
+
 def test_memory_of_one_name_is_shared() -> None:
     open_store("memory://one").write("x", [b"1"])
     assert open_store("memory://one/").read("x") == b"1"
     assert open_store("memory://two").list("") == []
+
+
+def test_memory_of_this_process_is_known_below_file_systems_that_wrap_it() -> None:
+    memory = MemoryFileSystem()
+    for filesystem in (
+        memory,
+        DirFileSystem("/run", memory),
+        SimpleCacheFileSystem(fs=DirFileSystem("/run", memory)),
+        AsyncFileSystemWrapper(memory),
+    ):
+        assert FsspecStore(filesystem, "run", uri="any://run").is_private
+    for filesystem in (LocalFileSystem(), DirFileSystem("/run", LocalFileSystem())):
+        assert not FsspecStore(filesystem, "run", uri="any://run").is_private
+
+
+class OnlyRead(AbstractFileSystem):  # type: ignore[misc]  # fsspec ships no types
+    """Takes no objects, as those of GitHub and of archives."""
+
+    @override
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        raise NotImplementedError
+
+
+def test_a_file_system_that_takes_no_objects_is_no_root() -> None:
+    store = FsspecStore(OnlyRead(), "run", uri="any://run")
+    with pytest.raises(StorageError, match=r"run/x: fsspec's OnlyRead can't do that .* A root needs a store"):
+        store.write("x", [b"1"])
 
 
 def test_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +137,9 @@ def test_without_fsspec_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPat
         ("", "has no scheme; for a folder write 'file:///folder'"),
         ("file://mnt/runs", "names a host .* write three slashes: 'file:///mnt/runs'"),
         ("file:///", "is 'file:///' and its absolute path"),
-        ("file:///a/../b", "without '..'"),
+        ("file:///a/..", "is 'file:///' and its absolute path"),
+        ("file://../runs", "write '../runs', without 'file://'"),
+        ("file://~/runs", "write '~/runs', without 'file://'"),
         ("gs:///x", "names no bucket; write 'gs://bucket/prefix'"),
         ("gs://Bucket/x", "names no bucket"),
         ("gs://bucket/a//b", "leave them out"),
@@ -75,6 +152,11 @@ def test_without_fsspec_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPat
         ("sftp://me:secret@host/x", "a sftp:// URI with a password"),
         ("s3:///x", "names no bucket or host; write 's3://bucket/prefix'"),
         ("s3://bucket/a/../b", "leave out"),
+        ("dir://runs/x", r"fsspec can't open a dir:// file system by this URI alone \(AttributeError"),
+        (
+            "github://org/repo",
+            r"fsspec can't open a github:// file system by this URI alone \(TypeError.*'org'",
+        ),
     ],
 )
 def test_what_names_no_store_is_told_what_to_write(uri: str, message: str) -> None:

@@ -40,7 +40,7 @@ Predicate = Callable[[Operation, str], bool]
 
 @final
 class Answers:
-    """In a channel's place: what was answered, by the number of the request."""
+    """In an outbox's place: what was answered, by the number of the request."""
 
     def __init__(self) -> None:
         self.by_id: dict[int, dict[str, Any]] = {}
@@ -64,7 +64,7 @@ class Trainer:
         self.uri = uri or f"memory://{secrets.token_hex(4)}"
         self.bucket = named_bucket(self.uri.removeprefix("memory://"))
         self.answers = Answers()
-        self.server = Server(self.answers)  # type: ignore[arg-type]  # what a server needs of a channel
+        self.server = Server(self.answers)  # type: ignore[arg-type]  # what a server needs of an outbox
         self.n_asked = 0
         self.nonces: dict[int, str] = {}
         keep, tier = Keep(last=(LastN(last),)), None if disk is None else TierPlace(folder=str(disk))

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
+import torch
 
 import stepkeeper
 from stepkeeper import CheckpointManager
@@ -55,6 +57,22 @@ def test_a_uri_that_lost_a_slash_is_no_folder(path: str | Path, whole: str) -> N
         CheckpointManager(path, 10)
     with pytest.raises(BadUriError, match=f"pass '{whole}', a str"):
         stepkeeper.follow(str(path))
+
+
+def test_a_root_in_the_memory_of_this_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(fsspec.config.conf, "dir", {"path": "/run", "target_protocol": "memory"})
+    for uri in ("memory://run", "dir://run/a"):
+        with pytest.raises(BadUriError, match=f"{uri!r} is in the memory of one process.* temporary folder"):
+            CheckpointManager(uri, 10)
+
+
+def test_a_home_folder_is_written_as_in_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with CheckpointManager("~/root", 10, local_tier="~/disk") as manager:
+        assert manager.base_path == f"{tmp_path}/root/"
+        manager.save(1, {"w": torch.ones(2)}, force=True)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["disk", "root"]
 
 
 @pytest.mark.parametrize("name", ["base_path", "save_interval", "max_to_keep", "chkpt_on_preemption", "pg"])
