@@ -37,7 +37,7 @@ class OperatorSettings(BaseSettings):
     endpoint_url: str | None = None
     """Base URL that pods report to. Unset: the Service's."""
 
-    endpoint_host: str = "0.0.0.0"  # noqa: S104  # a server in a pod: the NetworkPolicy says who reaches it
+    endpoint_host: str = "0.0.0.0"  # noqa: S104  # a server for pods on all nodes
     endpoint_port: int = 8443
     health_port: int = 8080
 

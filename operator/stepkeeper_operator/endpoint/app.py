@@ -72,6 +72,8 @@ class ReportEndpoint:
                 503, "this operator is not, or not yet, the acting one: report again later"
             )
         token = _read_token(request)
+        # Anybody can send a body. It is read before the API server is asked, for which its sender may not wait.
+        self._authenticator.check_claims(key, token)
         body = await _read_body(request)
         try:
             attempt = await self._authenticator.authenticate(key, token)
@@ -101,3 +103,5 @@ async def _read_body(request: web.Request) -> bytes:
         return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise ReportRefusedError(413, f"a report has at most {REPORT_LIMIT_BYTES} bytes") from error
+    except (OSError, web.RequestPayloadError) as error:
+        raise ReportRefusedError(400, f"the report ended before all of it was there: {error}") from error

@@ -13,6 +13,7 @@ from stepkeeper_operator.endpoint.allowance import Allowance
 from stepkeeper_operator.endpoint.tokens import TokenPod, TokenVerifier
 from stepkeeper_operator.errors import ReportRefusedError
 from stepkeeper_operator.facts import BatchJob, JobSet, Pod, read_batch_job, read_jobset, read_pod
+from stepkeeper_operator.facts.raw import RawObject
 
 __all__ = ["ReportAuthenticator", "ReportingAttempt"]
 
@@ -52,6 +53,16 @@ class ReportAuthenticator:
         self._tokens = tokens
         self._unknown_jobs = Allowance(_UNKNOWN_JOBS, _UNKNOWN_JOB_EACH_S, clock)
 
+    def check_claims(self, key: ObjectKey, token: str) -> None:
+        """Check what is known without the API server: whether the token claims to be one for the job.
+
+        Raises:
+            ReportRefusedError: It doesn't, with 401. A job that the cache doesn't have is left to `authenticate`.
+        """
+        raw = self._cache.get_training_job(key)
+        if raw is not None and not self._tokens.claims(token, token_audience(_read_uid(raw))):
+            raise _not_of_this_job()
+
     async def authenticate(self, key: ObjectKey, token: str) -> ReportingAttempt:
         """Find out which attempt of the job reports.
 
@@ -62,8 +73,7 @@ class ReportAuthenticator:
         uid = await self._find_job_uid(key)
         bound = await self._tokens.verify(token, token_audience(uid))
         if bound is None:
-            # The audience has the job's uid in it: who knows it can use up what is allowed to bad tokens.
-            raise ReportRefusedError(401, "the token is not valid for the audience of this job")
+            raise _not_of_this_job()
         if bound.namespace != key.namespace:
             raise ReportRefusedError(
                 403, f"a pod of namespace {bound.namespace} reports for none of {key.namespace}"
@@ -88,7 +98,7 @@ class ReportAuthenticator:
             raw = await self._cluster.get(TRAINING_JOBS, key.namespace, key.name)
         if raw is None:
             raise ReportRefusedError(404, f"there is no CheckpointedTrainingJob {key.namespace}/{key.name}")
-        return str(raw["metadata"]["uid"])
+        return _read_uid(raw)
 
     async def _find_pod(self, bound: TokenPod) -> Pod:
         pod = self._cache.get_pod(bound.namespace, bound.name)
@@ -123,6 +133,15 @@ class ReportAuthenticator:
         if jobset is None or jobset.uid != batch_job.owner_uid:
             raise ReportRefusedError(409, f"Job {batch_job.name} is of an earlier JobSet: stop reporting")
         return jobset
+
+
+def _read_uid(raw: RawObject) -> str:
+    return str(raw["metadata"]["uid"])
+
+
+def _not_of_this_job() -> ReportRefusedError:
+    # The audience has the job's uid in it: who knows it can use up what is allowed to bad tokens.
+    return ReportRefusedError(401, "the token is not valid for the audience of this job")
 
 
 def _check_attempt(pod: Pod, jobset: JobSet) -> tuple[int, int]:

@@ -10,7 +10,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-__all__ = ["KeyPair", "TlsMaterial", "make_tls", "needs_renewal", "renew_tls"]
+__all__ = ["CA_NAME", "KeyPair", "TlsMaterial", "make_tls", "needs_renewal", "renew_tls"]
+
+CA_NAME: Final = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "stepkeeper operator CA")])
+"""Subject of each CA that an operator has made."""
 
 _CA_LIFE: Final = timedelta(days=3650)
 _SERVING_LIFE: Final = timedelta(days=90)
@@ -95,7 +98,6 @@ def needs_renewal(tls: TlsMaterial, names: tuple[str, ...], *, now: datetime | N
 
 def _make_ca(now: datetime) -> KeyPair:
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "stepkeeper operator CA")])
     usage = x509.KeyUsage(
         digital_signature=True,
         key_cert_sign=True,
@@ -108,7 +110,7 @@ def _make_ca(now: datetime) -> KeyPair:
         decipher_only=False,
     )
     certificate = (
-        _builder(name, name, key.public_key(), now, _CA_LIFE)
+        _builder(CA_NAME, CA_NAME, key.public_key(), now, _CA_LIFE)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)

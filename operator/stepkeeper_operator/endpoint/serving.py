@@ -1,16 +1,23 @@
 """Run the two servers: HTTPS for pods, plain HTTP for probes and metrics."""
 
+import logging
 import ssl
 import tempfile
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from stepkeeper_operator.endpoint.certificates import KeyPair
+from stepkeeper_operator.endpoint.connections import Limits, Listener
 
 __all__ = ["Servers", "load_certificate", "server_tls"]
 
 _SHUTDOWN_S = 3.0
+_MAX_HEADERS = 32
+"""Headers of a request, of 8 KiB at most each. They are held before anybody can look at them."""
+
+_log = logging.getLogger(__name__)
 
 
 def server_tls() -> ssl.SSLContext:
@@ -31,22 +38,42 @@ def load_certificate(context: ssl.SSLContext, serving: KeyPair) -> None:
         context.load_cert_chain(certificate, key)
 
 
+def _is_about_the_server(record: logging.LogRecord) -> bool:
+    """Return False for a request that is no HTTP: its sender gets 400, and anybody can send any number of them."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_log.addFilter(_is_about_the_server)
+
+
 class Servers:
     """Run servers in this event loop until `close`."""
 
-    def __init__(self) -> None:
-        self._runners: list[web.AppRunner] = []
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._servers: list[tuple[Listener, web.AppRunner]] = []
 
     async def start(
         self, app: web.Application, *, host: str, port: int, tls: ssl.SSLContext | None = None
     ) -> int:
         """Serve the app. Return the port; port 0 picks a free one."""
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            logger=_log,
+            shutdown_timeout=_SHUTDOWN_S,
+            auto_decompress=False,
+            max_headers=_MAX_HEADERS,
+        )
         await runner.setup()
-        self._runners.append(runner)
-        await web.TCPSite(runner, host, port, ssl_context=tls).start()
-        return int(runner.addresses[0][1])
+        assert runner.server is not None  # made by its setup
+        listener = Listener(runner.server, host=host, port=port, tls=tls, limits=self._limits)
+        self._servers.append((listener, runner))
+        return listener.port
 
     async def close(self) -> None:
-        for runner in self._runners:
+        while self._servers:
+            listener, runner = self._servers.pop(0)
+            await listener.stop()
             await runner.cleanup()
+            await listener.close()

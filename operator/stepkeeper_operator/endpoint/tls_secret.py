@@ -10,7 +10,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from stepkeeper_operator.endpoint.certificates import KeyPair, TlsMaterial
+from stepkeeper_operator.endpoint.certificates import CA_NAME, KeyPair, TlsMaterial
 from stepkeeper_operator.errors import CertificateError
 from stepkeeper_operator.facts.raw import RawObject
 
@@ -38,7 +38,8 @@ def read_secret(secret: RawObject) -> TlsMaterial:
     """
     meta, data = secret["metadata"], secret.get("data") or {}
     where = f"Secret {meta['namespace']}/{meta['name']}"
-    if not (meta.get("labels") or {}).items() >= _MADE_BY.items():
+    labelled = (meta.get("labels") or {}).items() >= _MADE_BY.items()
+    if not labelled and not _is_from_older_release(data):
         raise CertificateError(f"{where} {_NOT_OURS}")
     try:
         tls = TlsMaterial(
@@ -72,6 +73,15 @@ def secret_manifest(tls: TlsMaterial, *, namespace: str, name: str) -> RawObject
         "type": "kubernetes.io/tls",
         "data": {key: base64.b64encode(data).decode() for key, data in parts.items()},
     }
+
+
+def _is_from_older_release(data: Mapping[str, str]) -> bool:
+    """Return True for a Secret with a CA of the operator and its key. Early releases set no label."""
+    try:
+        ca = _read_pair(data, _CA_CERT, _CA_KEY)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return False
+    return x509.load_pem_x509_certificate(ca.certificate_pem).subject == CA_NAME
 
 
 def _read_part(data: Mapping[str, str], key: str) -> bytes:

@@ -36,6 +36,9 @@ class TokenPod:
 
 
 class TokenVerifier(Protocol):
+    def claims(self, token: str, audience: str) -> bool:
+        """Return whether the token looks like one for the audience, without asking anybody."""
+
     async def verify(self, token: str, audience: str) -> TokenPod | None:
         """Return the pod that the token is bound to.
 
@@ -60,8 +63,19 @@ class KubernetesTokens:
         self._cache: dict[bytes, tuple[float, TokenPod | None]] = {}
         self._bad_tokens = Allowance(_BAD_TOKENS, _BAD_TOKEN_EACH_S, clock)
 
+    def claims(self, token: str, audience: str) -> bool:
+        # Its signature is for the API server to check.
+        _, _, rest = token.partition(".")
+        payload, _, signature = rest.partition(".")
+        try:
+            claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+            said = claims["aud"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return False
+        return bool(signature) and audience in (said if isinstance(said, list) else [said])
+
     async def verify(self, token: str, audience: str) -> TokenPod | None:
-        if not _claims_audience(token, audience):
+        if not self.claims(token, audience):
             return None
         digest = hashlib.sha256(f"{audience}\n{token}".encode()).digest()
         until, pod = self._cache.get(digest, (float("-inf"), None))
@@ -100,15 +114,3 @@ class KubernetesTokens:
         self._cache = {digest: entry for digest, entry in self._cache.items() if entry[0] > now}
         if len(self._cache) >= _MAX_CACHED:
             self._cache.clear()
-
-
-def _claims_audience(token: str, audience: str) -> bool:
-    """Tell whether the token looks like one for the audience. Its signature is for the API server to check."""
-    _, _, rest = token.partition(".")
-    payload, _, signature = rest.partition(".")
-    try:
-        claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
-        said = claims["aud"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return False
-    return bool(signature) and audience in (said if isinstance(said, list) else [said])

@@ -3,6 +3,7 @@
 import base64
 import ssl
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -96,14 +97,46 @@ async def test_a_damaged_secret_is_named_with_what_to_do_and_left_as_it_is(why: 
     assert cluster.writes == []
 
 
-async def test_a_secret_of_somebody_else_is_left_alone() -> None:
+def unlabelled(tls: TlsMaterial) -> dict[str, Any]:
+    """Make a Secret as the first releases did, which set no label."""
+    return {
+        **secret_manifest(tls, namespace="ns", name="tls"),
+        "metadata": {"name": "tls", "namespace": "ns"},
+    }
+
+
+def without_key_of_ca(secret: dict[str, Any]) -> dict[str, Any]:
+    return secret | {"data": {key: value for key, value in secret["data"].items() if key != "ca.key"}}
+
+
+THEIRS = {
+    "a CA of another name": unlabelled(TlsMaterial(ca=OTHER.serving, serving=OTHER.serving)),
+    "no key of the CA": without_key_of_ca(unlabelled(OTHER)),
+    "no data": {"metadata": {"name": "tls", "namespace": "ns"}, "type": "Opaque"},
+}
+
+
+@pytest.mark.parametrize("secret", THEIRS.values(), ids=THEIRS)
+async def test_a_secret_of_somebody_else_is_left_alone(secret: dict[str, Any]) -> None:
     cluster = FakeCluster(lambda: 0.0)
-    manifest = secret_manifest(make_tls(NAMES), namespace="ns", name="tls")
-    given = {**manifest} | {"metadata": {"name": "tls", "namespace": "ns", "labels": {"team": "a"}}}
-    cluster.put("secrets", given)
+    cluster.put("secrets", secret)
     with pytest.raises(CertificateError, match="Secret ns/tls was not made by this operator"):
         await keeper(cluster, *NAMES).renew()
     assert cluster.writes == []
+
+
+async def test_the_secret_of_a_release_that_set_no_label_is_taken_over() -> None:
+    cluster = FakeCluster(lambda: 0.0)
+    older = make_tls(("a.svc",))
+    cluster.put("secrets", unlabelled(older))
+    first, renewing = keeper(cluster, "a.svc"), keeper(cluster, "b.svc")
+    await first.renew()
+    assert first.ca_pem.encode() == older.ca.certificate_pem
+    assert cluster.writes == []
+    await renewing.renew()
+    assert renewing.ca_pem == first.ca_pem
+    labels = cluster.objects["secrets", "ns", "tls"]["metadata"]["labels"]
+    assert labels == {"app.kubernetes.io/managed-by": "stepkeeper-operator"}
 
 
 def shakes_hands(serving: TlsMaterial, trusted_pem: bytes) -> bool:

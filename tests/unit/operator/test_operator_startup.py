@@ -9,8 +9,6 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from stepkeeper_operator import readiness
-from stepkeeper_operator.endpoint.certificates import make_tls
-from stepkeeper_operator.endpoint.tls_secret import secret_manifest
 from stepkeeper_operator.lease import LeaseGuard
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.startup import Operator
@@ -60,8 +58,7 @@ async def wait_until_told(operator: Operator, text: str) -> None:
 async def test_a_secret_of_somebody_else_keeps_the_operator_waiting_until_it_is_gone(
     cluster: FakeCluster, starting: Operator
 ) -> None:
-    manifest = dict(secret_manifest(make_tls(("a",)), namespace="ns", name="tls"))
-    cluster.put("secrets", manifest | {"metadata": {"name": "tls", "namespace": "ns"}})
+    cluster.put("secrets", {"metadata": {"name": "tls", "namespace": "ns"}, "data": {"tls.crt": "aGVycw=="}})
     ready = asyncio.create_task(starting._readiness.get_ready())
     await wait_until_told(starting, "Secret ns/tls was not made by this operator")
     assert not ready.done()

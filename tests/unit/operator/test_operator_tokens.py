@@ -1,0 +1,129 @@
+"""Test which tokens are reviewed, and whose pod's they are."""
+
+import base64
+import json
+
+import pytest
+from typing_extensions import override
+
+from stepkeeper_operator.cluster import TOKEN_REVIEWS, Resource
+from stepkeeper_operator.endpoint import KubernetesTokens, TokenPod
+from stepkeeper_operator.errors import ReportRefusedError
+from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.testing import FakeCluster
+
+
+class Reviewer(FakeCluster):
+    """Answer TokenReviews as an API server does."""
+
+    def __init__(self, status: RawObject) -> None:
+        super().__init__(lambda: 0.0)
+        self.status = status
+        self.asked = 0
+
+    @override
+    async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
+        assert resource is TOKEN_REVIEWS
+        self.asked += 1
+        return {"status": self.status}
+
+
+def reviewed(**more: object) -> dict[str, object]:
+    extra = {
+        "authentication.kubernetes.io/pod-name": ["lm-w-0-0-abc"],
+        "authentication.kubernetes.io/pod-uid": ["u1"],
+    }
+    user = {"username": "system:serviceaccount:team-a:default", "extra": extra}
+    return {"authenticated": True, "audiences": ["stepkeeper.dev/jobs/1"], "user": user} | more
+
+
+def jwt(claims: object) -> str:
+    payload = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=").decode()
+    return f"e30.{payload}.c2ln"
+
+
+AUDIENCE = "stepkeeper.dev/jobs/1"
+TOKEN = jwt({"aud": [AUDIENCE], "sub": "system:serviceaccount:team-a:default"})
+
+
+async def test_the_pod_of_a_token_is_the_one_that_the_review_names() -> None:
+    reviewer = Reviewer(reviewed())
+    tokens = KubernetesTokens(reviewer)
+    assert tokens.claims(TOKEN, AUDIENCE)
+    pod = TokenPod(namespace="team-a", name="lm-w-0-0-abc", uid="u1")
+    assert await tokens.verify(TOKEN, AUDIENCE) == pod
+    assert await tokens.verify(TOKEN, AUDIENCE) == pod
+    assert reviewer.asked == 1
+    assert await tokens.verify(jwt({"aud": AUDIENCE}), AUDIENCE) == pod, "one audience needs no list"
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "garbage",
+        "a.b.c",
+        "e30..c2ln",
+        jwt({"aud": ["https://kubernetes.default.svc"]}),
+        jwt({"aud": None}),
+        jwt({"sub": "me"}),
+        jwt([AUDIENCE]),
+        jwt({"aud": [AUDIENCE]}).rpartition(".")[0] + ".",
+        "e30." + base64.urlsafe_b64encode(b"[" * 100_000).decode() + ".c2ln",
+        "\udcff.\udcff.x",
+    ],
+)
+async def test_what_does_not_even_look_like_a_token_for_the_job_costs_no_review(token: str) -> None:
+    reviewer = Reviewer(reviewed())
+    tokens = KubernetesTokens(reviewer)
+    assert not tokens.claims(token, AUDIENCE)
+    assert await tokens.verify(token, AUDIENCE) is None
+    assert reviewer.asked == 0
+
+
+async def test_refused_tokens_are_reviewed_seldom_and_good_ones_are_believed_meanwhile() -> None:
+    now = [0.0]
+    reviewer = Reviewer({"authenticated": False})
+    tokens = KubernetesTokens(reviewer, clock=lambda: now[0])
+    forged = jwt({"aud": AUDIENCE, "n": 0})
+
+    async def ask(token: str) -> int | None:
+        """Return the status of a refusal that is more than that the token is none."""
+        try:
+            assert await tokens.verify(token, AUDIENCE) is None
+        except ReportRefusedError as error:
+            return error.status
+        return None
+
+    for _ in range(100):
+        assert await tokens.verify(forged, AUDIENCE) is None
+    assert reviewer.asked == 1
+    statuses = [await ask(jwt({"aud": AUDIENCE, "n": n})) for n in range(1, 1000)]
+    assert (reviewer.asked, statuses.count(429)) == (20, 980)
+    reviewer.status = reviewed(audiences=["stepkeeper.dev/jobs/2"])
+    other = jwt({"aud": "stepkeeper.dev/jobs/2"})
+    assert await tokens.verify(other, "stepkeeper.dev/jobs/2") is not None, (
+        "another job's pods aren't held up"
+    )
+    now[0] += 11
+    reviewer.status = reviewed()
+    for n in range(30):
+        assert await tokens.verify(jwt({"aud": AUDIENCE, "good": n}), AUDIENCE) is not None
+    assert await tokens.verify(forged, AUDIENCE) is not None, "a refusal isn't believed for long"
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"authenticated": False},
+        reviewed(audiences=["https://kubernetes.default.svc"]),
+        reviewed(user={"username": "admin", "extra": {}}),
+        reviewed(user={"username": "system:serviceaccount:team-a:default"}),
+    ],
+    ids=["not authenticated", "another audience", "a person", "a service account without a pod"],
+)
+async def test_any_other_token_is_none(status: RawObject) -> None:
+    reviewer = Reviewer(status)
+    tokens = KubernetesTokens(reviewer)
+    assert await tokens.verify(TOKEN, AUDIENCE) is None
+    assert await tokens.verify(TOKEN, AUDIENCE) is None
+    assert reviewer.asked == 1
