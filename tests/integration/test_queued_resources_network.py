@@ -210,6 +210,18 @@ async def test_a_creation_whose_answer_is_lost_is_found_again(make_site: MakeSit
     await site.vanish()
 
 
+async def test_an_object_is_gone_soon_after_what_a_lost_answer_made_was_listed(
+    make_site: MakeSite, tpu: FakeTpu
+) -> None:
+    site = await make_site()
+    tpu.inject_error("CreateQueuedResource", "UNAVAILABLE", 1, after_commit=True)
+    await site.run(3)
+    assert site.world.status.state is QueuedResourceState.PROVISIONING
+    deleted_at = site.world.now
+    await site.vanish()
+    assert site.world.now - deleted_at <= 30
+
+
 async def test_an_operator_that_is_killed_during_the_creation_makes_no_second(make_site: MakeSite) -> None:
     site = await make_site()
     site.world.kill_at = 3
@@ -276,3 +288,63 @@ async def test_maintenance_of_spot_machines_is_told_too(make_site: MakeSite, tpu
     tpu.announce_maintenance("team-v5e", starts_in_s=3600, lasts_s=600)
     await site.run(10)
     assert site.world.condition("MaintenanceScheduled") == ("True", "Pending")
+
+
+@pytest.mark.parametrize("method", ["DeleteQueuedResource", "GetQueuedResource"])
+@pytest.mark.parametrize("code", ["PERMISSION_DENIED", "INVALID_ARGUMENT"])
+async def test_a_deletion_that_was_refused_once_is_asked_for_again_soon(
+    make_site: MakeSite, tpu: FakeTpu, method: str, code: str
+) -> None:
+    site = await make_site()
+    await site.become_active()
+    began_at = site.world.now
+    tpu.inject_error(method, code, 1)
+    await site.vanish()
+    assert site.world.now - began_at <= 300
+    assert tpu.count("DeleteQueuedResource") == (2 if method == "DeleteQueuedResource" else 1)
+
+
+@pytest.mark.parametrize("method", ["DeleteQueuedResource", "GetQueuedResource"])
+async def test_a_recreation_whose_deletion_was_refused_says_so_and_goes_on(
+    make_site: MakeSite, tpu: FakeTpu, method: str
+) -> None:
+    site = await make_site()
+    await site.become_active()
+    tpu.preempt("team-v5e")
+    tpu.inject_error(method, "PERMISSION_DENIED", None)
+    await site.run(30, until=lambda: site.world.condition("Degraded") == ("True", "DeletionBlocked"))
+    assert site.world.condition("Degraded") == ("True", "DeletionBlocked")
+    await site.run(60)
+    assert await site.list_ids() == ["team-v5e"]
+    tpu.clear_faults()
+    lifted_at = site.world.now
+    await site.run(60, until=lambda: site.world.status.bookkeeping.number == 1)
+    assert site.world.now - lifted_at <= 360
+    await site.become_active()
+    assert site.world.condition("Degraded") == ("False", "AsExpected")
+    assert await site.list_ids() == ["team-v5e-r1"]
+
+
+UNKNOWN_NUMBERS: dict[str, Callable[[FakeTpu], None]] = {
+    "state of a node": lambda tpu: tpu.show_node("team-v5e", state=77),
+    "health of a node": lambda tpu: tpu.show_node("team-v5e", health=77),
+    "status of maintenance": lambda tpu: tpu.show_node(
+        "team-v5e", upcoming_maintenance={"maintenance_status": 77}
+    ),
+    "kind of maintenance": lambda tpu: tpu.show_node("team-v5e", upcoming_maintenance={"type_": 77}),
+    "state of a queued resource": lambda tpu: tpu.show_queued_resource("team-v5e", state={"state": 77}),
+}
+
+
+@pytest.mark.parametrize("tier", [{"guaranteed": {}}, {"spot": {}}])
+@pytest.mark.parametrize("what", UNKNOWN_NUMBERS)
+async def test_a_number_that_google_s_client_does_not_know_is_shown_and_keeps_no_machine(
+    make_site: MakeSite, tpu: FakeTpu, what: str, tier: dict[str, Any]
+) -> None:
+    site = await make_site(tier=tier)
+    await site.become_active()
+    UNKNOWN_NUMBERS[what](tpu)
+    await site.run(8)
+    assert "UNKNOWN(77)" in str(site.world.raw)
+    assert await site.list_ids() == ["team-v5e"]
+    await site.vanish()

@@ -135,7 +135,7 @@ class CloudNode:
     place: Place
     id: str
     state: str
-    """The proto's name of the value: READY, PREEMPTED."""
+    """The proto's name of the value: READY, PREEMPTED. Of all enums, a value that has none there is UNKNOWN(77)."""
 
     health: str = ""
     """The proto's name of the value; empty: unspecified."""

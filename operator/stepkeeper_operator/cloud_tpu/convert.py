@@ -94,7 +94,23 @@ def read_node(message: Any, version: ApiVersion) -> CloudNode:
 
 def _to_dict(message: Any) -> dict[str, Any]:
     raw: dict[str, Any] = json_format.MessageToDict(message, preserving_proto_field_name=True)
-    return raw
+    return _name_numbers(raw, message.DESCRIPTOR)
+
+
+def _name_numbers(raw: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """Write UNKNOWN(77) for each number of an enum that google's package is too old to know: it leaves them numbers."""
+    return {
+        name: _name_number(value, kind.fields_by_name[name]) if name in kind.fields_by_name else value
+        for name, value in raw.items()
+    }
+
+
+def _name_number(value: Any, field: Any) -> Any:
+    if isinstance(value, list):
+        return [_name_number(each, field) for each in value]
+    if isinstance(value, dict) and field.message_type is not None:
+        return _name_numbers(value, field.message_type)
+    return f"UNKNOWN({value})" if field.enum_type is not None and isinstance(value, int) else value
 
 
 def _split_name(name: str) -> tuple[Place, str]:

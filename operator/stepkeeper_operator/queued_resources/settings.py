@@ -55,7 +55,8 @@ class CloudSettings:
     """Wait after a first refusal for lack of quota. It doubles with each further one, to half an hour."""
 
     refused_retry_s: float = 3600.0
-    """Wait after an error that stays until somebody changes something: a permission, a project."""
+    """Wait after an error that stays until somebody changes something: a permission, a project. A deletion doesn't wait
+    so long."""
 
     @classmethod
     def from_settings(cls, settings: OperatorSettings) -> Self:

@@ -34,6 +34,8 @@ ACTIONS = (
     "set_quota",
     "set_timings",
     "set_unreachable",
+    "show_node",
+    "show_queued_resource",
     "step",
     "step_to_next",
 )

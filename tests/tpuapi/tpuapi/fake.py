@@ -133,6 +133,11 @@ class FakeTpu(NodeControls, FaultControls):
         error = status_of(code, message, reason, None)
         self.engine.change(lambda w: queued.fail(w, name, error, w.now))
 
+    def show_queued_resource(self, queued_resource: str, **fields: Any) -> None:
+        """Answer with these fields of it, such as a state's number that no client knows; with none: its own."""
+        found = self.queued_resource(queued_resource)
+        self.engine.change(lambda w: w.with_queued(replace(w.queued[found.name], shown=fields)))
+
     def add_reservation(self, project: str, zone: str, reservation: str, accelerator: str, cores: int) -> str:
         """Add a reservation that requests may name; return its name."""
         name = Location(project, zone).name(RESERVATIONS, reservation)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tpuapi.core.names import NODES
 from tpuapi.core.values import Health, Maintenance, Node, NodeState, Symptom
@@ -93,6 +93,10 @@ class NodeControls:
                 )
             ),
         )
+
+    def show_node(self, node: str, **fields: Any) -> None:
+        """Answer with these fields of the node, such as a state's number that no client knows; with none: its own."""
+        self._change_node(node, lambda w, n: w.with_node(replace(n, shown=fields)))
 
     def _change_node(self, name: str, change: Callable[[World, Node], World]) -> None:
         full_name = self.node(name).name

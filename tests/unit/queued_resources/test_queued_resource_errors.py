@@ -4,19 +4,27 @@ from dataclasses import replace
 
 import pytest
 
+from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     CloudOperation,
     QueuedResourceState,
     QueuedResourceStatus,
 )
-from stepkeeper_operator.cloud_tpu.cloud import CloudOperationState, CloudTPUError, ErrorKind
+from stepkeeper_operator.cloud_tpu.cloud import (
+    CloudOperationState,
+    CloudQueuedResource,
+    CloudTPUError,
+    ErrorKind,
+)
 from stepkeeper_operator.queued_resources.decision import (
     CreateCloudResource,
+    Decision,
     DeleteCloudResource,
 )
 from stepkeeper_operator.queued_resources.observed import Observed, Outcome, Verb
 from stepkeeper_operator.queued_resources.pacing import compute_retry_s
 from stepkeeper_operator.testing.queued_resources import (
+    CLUSTER_ID,
     NOW,
     SETTINGS,
     after,
@@ -24,6 +32,7 @@ from stepkeeper_operator.testing.queued_resources import (
     decide,
     find,
     kinds,
+    list_cloud,
     make_cloud_resource,
     make_resource,
     noted,
@@ -127,6 +136,67 @@ def test_a_request_without_an_answer_may_still_be_carried_out(kind: ErrorKind) -
     assert (told.status.bookkeeping.asked_at is not None) is (kind is ErrorKind.TRANSIENT)
     done = decide(resource, observe(outcome=replace(outcome, error=None, operation="op")))
     assert done.status.bookkeeping.asked_at is None
+
+
+def lose_answer(
+    resource: QueuedResource, *shown: CloudQueuedResource, listed_at: float = NOW + 1
+) -> Decision:
+    """Decide after a creation at NOW that got no answer, with a list of `listed_at` that shows this."""
+    error = CloudTPUError(ErrorKind.TRANSIENT, "UNAVAILABLE", "words")
+    outcome = Outcome(verb=Verb.CREATE, cloud_id="team-v5e", at=NOW, error=error)
+    listing = list_cloud(shown, asked_at=listed_at)
+    return decide(resource, Observed(cluster_id=CLUSTER_ID, listing=listing, outcome=outcome), now=NOW + 1)
+
+
+def test_a_creation_without_an_answer_is_awaited_no_longer_once_a_list_shows_what_it_made() -> None:
+    resource = after(make_resource(), decide(make_resource(), observe()))
+    made = make_cloud_resource(resource, "CREATING")
+    told = lose_answer(resource, made)
+    assert told.status.bookkeeping.asked_at is None
+    later = after(resource, lose_answer(resource))
+    assert later.status.bookkeeping.asked_at == int(NOW)
+    listing = list_cloud([made], asked_at=NOW + 11)
+    seen = decide(later, Observed(cluster_id=CLUSTER_ID, listing=listing), now=NOW + 11)
+    assert seen.status.bookkeeping.asked_at is None
+
+
+def test_a_creation_that_an_operator_has_not_lived_to_see_answered_is_awaited_until_it_is_listed() -> None:
+    resource = after(make_resource(), decide(make_resource(), observe()))
+    listing = list_cloud([make_cloud_resource(resource, "CREATING")], asked_at=NOW + 11)
+    seen = decide(resource, Observed(cluster_id=CLUSTER_ID, listing=listing), now=NOW + 11)
+    assert seen.status.bookkeeping.asked_at is None
+
+
+def test_a_creation_that_was_sent_again_after_a_restart_is_awaited_though_one_is_listed() -> None:
+    resource = after(make_resource(), decide(make_resource(), observe()))
+    again = decide(resource, observe())
+    assert kinds(again) == [CreateCloudResource]
+    resource = after(resource, again)
+    made = make_cloud_resource(resource, "CREATING")
+    listing = list_cloud([made], asked_at=NOW + 11)
+    seen = decide(resource, Observed(cluster_id=CLUSTER_ID, listing=listing), now=NOW + 11)
+    for told in (lose_answer(resource, made), seen):
+        assert told.status.bookkeeping.asked_at == int(NOW)
+
+
+def test_a_creation_is_awaited_while_a_list_does_not_prove_that_nothing_more_comes_of_it() -> None:
+    resource = after(make_resource(), decide(make_resource(), observe()))
+    made = make_cloud_resource(resource, "CREATING")
+    nobodys = replace(made, node={**made.node, "labels": {}})
+    another = noted(resource, retries=1)
+    for told in (
+        lose_answer(resource),
+        lose_answer(resource, made, listed_at=NOW - 1),
+        lose_answer(resource, nobodys),
+        lose_answer(noted(resource, adopted=True), nobodys),
+        lose_answer(another, made),
+    ):
+        assert told.status.bookkeeping.asked_at == int(NOW)
+    # Two requests were sent, and one of them may still be on its way: what the list shows later is no news.
+    twice = after(another, lose_answer(another, made))
+    listing = list_cloud([made], asked_at=NOW + 11)
+    seen = decide(twice, Observed(cluster_id=CLUSTER_ID, listing=listing), now=NOW + 11)
+    assert seen.status.bookkeeping.asked_at == int(NOW)
 
 
 def test_a_changed_spec_waits_for_a_request_without_an_answer() -> None:

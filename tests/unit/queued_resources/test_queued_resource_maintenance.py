@@ -1,4 +1,4 @@
-"""Test which of several announced maintenances is told: the next one, whatever has begun already."""
+"""Test what is told of announced maintenance: the next one, whatever has begun already, and what is over."""
 
 from dataclasses import replace
 
@@ -7,6 +7,7 @@ import pytest
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance
+from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.queued_resources.decision import Decision
 from stepkeeper_operator.testing.queued_resources import (
     NOW,
@@ -22,8 +23,8 @@ from stepkeeper_operator.testing.queued_resources import (
 START = int(NOW)
 
 
-def window(status: str, start: int | None) -> CloudMaintenance:
-    return CloudMaintenance(type="SCHEDULED", status=status, window_start=start)
+def window(status: str, start: int | None, end: int | None = None) -> CloudMaintenance:
+    return CloudMaintenance(type="SCHEDULED", status=status, window_start=start, window_end=end)
 
 
 def judge(resource: QueuedResource, *windows: CloudMaintenance | None, now: float = NOW) -> Decision:
@@ -73,3 +74,59 @@ def test_each_window_is_told_by_an_event_of_its_own() -> None:
     assert len([event for event in second.events if "team-v5e-1" in event.message]) == 1
     again = judge(after(resource, second), window("ONGOING", START - 600), window("PENDING", START + 900))
     assert (again.events, again.write_status) == ((), False)
+
+
+@pytest.mark.parametrize("status", ["PENDING", "ONGOING", "UNKNOWN(9)"])
+def test_what_has_begun_says_since_when_and_promises_no_save(status: str) -> None:
+    resource = created(QueuedResourceState.ACTIVE)
+    decision = judge(resource, window(status, START - 600, START + 3000))
+    condition = find(decision, "MaintenanceScheduled")
+    assert (condition.status, condition.reason) == ("True", "Ongoing" if status == "ONGOING" else "Pending")
+    assert f"began at {render_time(START - 600)} and ends at {render_time(START + 3000)}" in condition.message
+    assert "save" not in condition.message
+
+
+@pytest.mark.parametrize("start", [None, START - 600])
+def test_a_save_is_promised_only_before_a_window_whose_beginning_is_ahead(start: int | None) -> None:
+    resource = created(QueuedResourceState.ACTIVE)
+    assert "save" not in find(judge(resource, window("PENDING", start)), "MaintenanceScheduled").message
+    ahead = find(judge(resource, window("PENDING", START + 600)), "MaintenanceScheduled").message
+    assert "Jobs on it save before it begins" in ahead
+
+
+def test_a_window_that_is_over_is_no_longer_scheduled_though_it_is_still_listed() -> None:
+    resource = created(QueuedResourceState.ACTIVE)
+    listed = window("PENDING", START - 7200, START - 3600)
+    pending = judge(resource, listed, now=START - 5000)
+    assert find(pending, "MaintenanceScheduled").status == "True"
+    over = judge(after(resource, pending), listed)
+    condition = find(over, "MaintenanceScheduled")
+    assert (condition.status, condition.reason) == ("False", "Over")
+    times = f"began at {render_time(START - 7200)} and ended at {render_time(START - 3600)}"
+    assert times in condition.message
+    assert not [event for event in over.events if "maintenance" in event.message.lower()]
+    assert not judge(after(resource, over), listed).write_status
+
+
+def test_maintenance_that_takes_longer_than_its_window_goes_on() -> None:
+    decision = judge(created(QueuedResourceState.ACTIVE), window("ONGOING", START - 7200, START - 3600))
+    condition = find(decision, "MaintenanceScheduled")
+    assert (condition.status, condition.reason) == ("True", "Ongoing")
+    times = f"began at {render_time(START - 7200)} and ended at {render_time(START - 3600)}"
+    assert condition.message.endswith(f"maintenance is Ongoing, though its window {times}")
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [("PENDING", ", its window"), ("ONGOING", ", though its window")]
+)
+def test_a_window_of_which_only_the_end_is_known_says_that_it_has_ended(status: str, words: str) -> None:
+    decision = judge(created(QueuedResourceState.ACTIVE), window(status, None, START - 3600))
+    message = find(decision, "MaintenanceScheduled").message
+    assert message.endswith(f"{status.capitalize()}{words} ended at {render_time(START - 3600)}")
+
+
+def test_what_is_over_on_one_node_hides_nothing_on_another() -> None:
+    resource = created(QueuedResourceState.ACTIVE, node={"count": 2})
+    decision = judge(resource, window("PENDING", START - 7200, START - 3600), window("PENDING", START + 900))
+    message = find(decision, "MaintenanceScheduled").message
+    assert message.startswith("node team-v5e-1: ")

@@ -96,14 +96,14 @@ ERRORS: tuple[tuple[str, str, str, str, float], ...] = (
     ("asked for", ANEW, "operation Create: Terminal", "Accepted=False/Refused", 3600),
     ("asked for", ANEW, "operation Create: Busy", "Active=False/Pending", 5),
     ("asked for", ANEW, "operation Create: Transient", "Active=False/Pending", 5),
-    ("being replaced", ANEW, "Delete: Quota", "Active=False/Suspended", 300),
-    ("being replaced", ANEW, "Delete: Terminal", "Active=False/Suspended", 3600),
-    ("being replaced", ANEW, "Delete: NotFound", "Active=False/Suspended", 3600),
+    ("being replaced", ANEW, "Delete: Quota", "Active=False/Suspended", 5),
+    ("being replaced", ANEW, "Delete: Terminal", "Degraded=True/DeletionBlocked", 5),
+    ("being replaced", ANEW, "Delete: NotFound", "Degraded=True/DeletionBlocked", 5),
     ("being replaced", ANEW, "Delete: Busy", "Active=False/Suspended", 5),
     ("being replaced", ANEW, "Delete: Transient", "Active=False/Suspended", 5),
-    ("being replaced", ANEW, "Delete: Credentials", "Active=False/Suspended", 300),
+    ("being replaced", ANEW, "Delete: Credentials", "Degraded=True/DeletionBlocked", 5),
     ("being replaced", ANEW, "operation Delete: Busy", "Active=False/Suspended", 5),
-    ("being replaced", ANEW, "operation Delete: Terminal", "Active=False/Suspended", 3600),
+    ("being replaced", ANEW, "operation Delete: Terminal", "Degraded=True/DeletionBlocked", 5),
     ("asked for", ANEW, "list: Terminal", "Accepted=False/Refused", ACTIVE_S),
     ("asked for", ANEW, "list: NotFound", "Accepted=False/Refused", ACTIVE_S),
     ("asked for", ANEW, "list: Credentials", "Accepted=False/NoCredentials", ACTIVE_S),
@@ -170,7 +170,7 @@ def test_an_error_is_told_though_another_condition_changes_with_it() -> None:
 
 def test_a_stray_that_may_not_be_deleted_is_told_with_the_clouds_words() -> None:
     cell = make_cell("a stray", "no error", _WISHES[ANEW], "spot, 1")
-    assert "tried again" not in find(decide(cell.resource, cell.observed), "Degraded").message
+    assert "next request" not in find(decide(cell.resource, cell.observed), "Degraded").message
     error = CloudError(
         code="PERMISSION_DENIED", message="may not delete", kind="Terminal", verb="Delete", time=9000
     )

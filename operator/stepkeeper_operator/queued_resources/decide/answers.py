@@ -9,11 +9,12 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceStatus,
 )
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPUError, ErrorKind
+from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.queued_resources.observed import Outcome, Verb
 from stepkeeper_operator.queued_resources.pacing import compute_retry_s
 from stepkeeper_operator.queued_resources.sight import Presence, Scene, Sight
 
-__all__ = ["book", "error_kind", "fold_answers", "record_error"]
+__all__ = ["book", "describe_error", "error_kind", "fold_answers", "record_error", "waits_to_delete"]
 
 _MESSAGE_LIMIT: Final = 2048
 _LASTING: Final = {ErrorKind.TERMINAL, ErrorKind.NOT_FOUND, ErrorKind.CREDENTIALS}
@@ -45,17 +46,35 @@ def record_error(
 ) -> QueuedResourceStatus:
     """Return the status with the error, and with the time of the next try."""
     bookkeeping = status.bookkeeping
+    # Machines cost money until they are deleted: a refused deletion doesn't wait for somebody to change something.
+    kind = ErrorKind.TRANSIENT if verb is Verb.DELETE else error.kind
     retries, n_quota = bookkeeping.retries + 1, bookkeeping.quota_failures
-    if error.kind is ErrorKind.QUOTA:
+    if kind is ErrorKind.QUOTA:
         n_quota += 1
-    n_tries = n_quota if error.kind is ErrorKind.QUOTA else retries
+    n_tries = n_quota if kind is ErrorKind.QUOTA else retries
     if verb is Verb.DELETE:
-        n_failed = bookkeeping.failed_deletions + 1
-        status = book(status, failed_deletions=n_failed)
-        n_tries = max(n_tries, n_failed)
-    not_before = int(scene.now + compute_retry_s(error.kind, n_tries, scene.settings))
+        n_tries = bookkeeping.failed_deletions + 1
+        status = book(status, failed_deletions=n_tries)
+    not_before = int(scene.now + compute_retry_s(kind, n_tries, scene.settings))
     status = _show_error(status, error, verb, now=scene.now)
     return book(status, retries=retries, quota_failures=n_quota, not_before=not_before)
+
+
+def describe_error(status: QueuedResourceStatus) -> str:
+    """Describe the last error in the API's words, and of a deletion when it is asked for again."""
+    error, due = status.error, status.bookkeeping.not_before
+    if error is None:
+        return "an error"
+    text = f"{error.code}: {error.message}"
+    if error.verb != Verb.DELETE or due is None:
+        return text
+    return f"the next request is sent at {render_time(due)}, after {text}"  # texts are cut at their ends
+
+
+def waits_to_delete(status: QueuedResourceStatus, *, now: float) -> bool:
+    """Return True until the time at which a deletion that has failed is asked for again."""
+    error, due = status.error, status.bookkeeping.not_before
+    return error is not None and error.verb == Verb.DELETE and due is not None and now < due
 
 
 def _fold_listing(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceStatus:
@@ -63,11 +82,13 @@ def _fold_listing(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceS
     if observed.listing is None:
         # A passing error of a list isn't told: it would be written to each of the place's resources.
         lasting = observed.error is not None and observed.error.kind in _LASTING
-        if lasting and observed.error is not None:
+        if lasting and observed.error is not None and not waits_to_delete(status, now=scene.now):
             return _show_error(status, observed.error, Verb.LIST, now=scene.now)
         return status
     if not sight.strays and not status.bookkeeping.removing:
         status = book(status, failed_deletions=0)
+    if _is_request_carried_out(status, scene):
+        status = book(status, asked_at=None)
     verb = None if status.error is None else status.error.verb
     if verb == Verb.LIST:  # the time of the next creation stands
         return status.model_copy(update={"error": None})
@@ -77,6 +98,21 @@ def _fold_listing(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceS
     labelled = verb == Verb.LABEL and not sight.unlabelled
     deleted = verb == Verb.DELETE and (kept or sight.presence is Presence.ABSENT)
     return _clear_error(status) if created or deleted or labelled else status
+
+
+def _is_request_carried_out(status: QueuedResourceStatus, scene: Scene) -> bool:
+    """Return True where a list shows for the first time what was asked for, and it was asked for only once.
+
+    Of two requests without an answer, the other one may yet be carried out. After a deletion, nobody would delete what
+    it makes.
+    """
+    bookkeeping, listing = status.bookkeeping, scene.observed.listing
+    if bookkeeping.asked_at is None or listing is None or listing.asked_at < bookkeeping.asked_at:
+        return False
+    unseen = status.state in {None, QueuedResourceState.PENDING}
+    # The last request counts among the retries, and the next one has its time, once it has failed.
+    n_sent = bookkeeping.retries + (bookkeeping.not_before is None)
+    return scene.sight.is_ours and not bookkeeping.adopted and unseen and n_sent <= 1
 
 
 def _fold_outcome(status: QueuedResourceStatus, outcome: Outcome, scene: Scene) -> QueuedResourceStatus:

@@ -10,7 +10,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceState,
     QueuedResourceStatus,
 )
-from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudMaintenance, ErrorKind
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudMaintenance, CloudNode, ErrorKind
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.queued_resources.decide.answers import error_kind
 from stepkeeper_operator.queued_resources.decide.joining import derive_joined
@@ -52,6 +52,7 @@ _ADVICE: Final = {
     ErrorKind.CREDENTIALS: "Give the operator credentials that are accepted: cloudTPU.credentialsSecret in the"
     " chart's values (examples/queued_resource/README.md)",
 }
+_ONGOING: Final = "ONGOING"
 _QUOTA_IS_ENOUGH: Final = {
     QueuedResourceState.WAITING,
     QueuedResourceState.PROVISIONING,
@@ -133,9 +134,14 @@ def _derive_active(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> Fi
         return None
     if state is QueuedResourceState.ACTIVE:
         return Finding(type=kind, status=True, reason="Active", message=_STATE_TEXTS[state])
-    text = plan.waiting or _STATE_TEXTS.get(state, "")
-    if sight.resource is not None and sight.is_ours and sight.resource.error_code:
-        text = f"{sight.resource.error_code}: {sight.resource.error_message}"
+    text, found = plan.waiting or _STATE_TEXTS.get(state, ""), sight.resource if sight.is_ours else None
+    if state is QueuedResourceState.UNKNOWN and found is not None:
+        text = (
+            f"the cloud says {found.state}, which this version of the operator doesn't know: jobs wait, and nothing is "
+            "done to it until that changes or this object is deleted. Upgrade the operator if it lasts"
+        )
+    if found is not None and found.error_code:
+        text = f"{found.error_code}: {found.error_message}"
     elif status.error is not None:
         text = f"{text}{'; ' if text else ''}{status.error.code}: {status.error.message}"
     return Finding(type=kind, status=False, reason=state.value, message=text)
@@ -152,11 +158,20 @@ def _derive_maintenance(status: QueuedResourceStatus, scene: Scene) -> Finding |
     if found is None:
         known = any(condition.type == kind for condition in status.conditions)
         return None if known and not listing.refusal else _say_untold(listing.refusal)
-    first, maintenance = found
-    announced = [node for node in sight.nodes if node.maintenance is not None]
-    ongoing = [n.id for n in announced if n.maintenance is not None and n.maintenance.status == "ONGOING"]
-    more = f", and {len(announced) - 1} more" if len(announced) > 1 else ""
-    text = f"node {first.id}{more}: {_describe_window(maintenance)}. Jobs on it save before it begins"
+    return _tell_maintenance(sight.nodes, found, told=told, now=scene.now)
+
+
+def _tell_maintenance(
+    nodes: tuple[CloudNode, ...], found: tuple[CloudNode, CloudMaintenance], *, told: bool, now: float
+) -> Finding:
+    kind = _TYPES.MAINTENANCE_SCHEDULED
+    current = tuple(n for n in nodes if n.maintenance is not None and not _is_over(n.maintenance, now=now))
+    first, maintenance = find_next_maintenance(current, now=now) or found
+    more = f", and {len(current) - 1} more" if len(current) > 1 else ""
+    text = f"node {first.id}{more}: {_describe_window(maintenance, now=now)}"
+    if not current:
+        return Finding(type=kind, status=False, reason="Over", message=text)
+    ongoing = [n.id for n in current if n.maintenance is not None and n.maintenance.status == _ONGOING]
     if ongoing and first.id not in ongoing:
         text += f"; {name_some(ongoing)} has maintenance now"
     if not told:
@@ -170,19 +185,35 @@ def _say_untold(refusal: str) -> Finding:
     return Finding(type=_TYPES.MAINTENANCE_SCHEDULED, status=None, reason="NotTold", message=text)
 
 
-def _describe_window(maintenance: CloudMaintenance) -> str:
+def _is_over(maintenance: CloudMaintenance, *, now: float) -> bool:
+    """Return True once its window has ended, unless the cloud says that it goes on. The cloud may list it longer."""
+    end = maintenance.window_end
+    return maintenance.status != _ONGOING and end is not None and end <= now
+
+
+def _describe_window(maintenance: CloudMaintenance, *, now: float) -> str:
     start, end = maintenance.window_start, maintenance.window_end
-    window = "at an unknown time" if start is None else f"from {render_time(start)}"
+    ongoing = maintenance.status == _ONGOING
+    text = f"{to_word(maintenance.type)} maintenance is {to_word(maintenance.status)}, "
+    began = [] if start is None else [f"began at {render_time(start)}"]
+    if end is not None and end <= now:
+        times = " and ".join([*began, f"ended at {render_time(end)}"])
+        return f"{text}{'though ' if ongoing else ''}its window {times}"
+    if start is not None and start <= now:
+        ends = [] if end is None else [f"ends at {render_time(end)}"]
+        return f"{text}its window {' and '.join([*began, *ends])}"
+    text += "at an unknown time" if start is None else f"from {render_time(start)}"
     if end is not None:
-        window += f" to {render_time(end)}"
-    return f"{to_word(maintenance.type)} maintenance is {to_word(maintenance.status)}, {window}"
+        text += f" to {render_time(end)}"
+    asked = start is not None and not ongoing
+    return f"{text}. Jobs on it save before it begins" if asked else text
 
 
 def _derive_quota(sight: Sight, status: QueuedResourceStatus) -> Finding | None:
     kind, known = _TYPES.QUOTA_EXHAUSTED, {condition.type for condition in status.conditions}
-    text = ""
-    if status.error is not None and error_kind(status) is ErrorKind.QUOTA:
-        text = status.error.message
+    text, error = "", status.error
+    if error is not None and error.verb != "Delete" and error_kind(status) is ErrorKind.QUOTA:
+        text = error.message
     elif sight.resource is not None and sight.is_ours and sight.resource.error_code == "RESOURCE_EXHAUSTED":
         text = sight.resource.error_message
     if text:

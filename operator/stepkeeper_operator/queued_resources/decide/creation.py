@@ -75,7 +75,10 @@ def plan_creation(resource: QueuedResource, status: QueuedResourceStatus, scene:
         script=observed.script,
     )
     status = _claim(resource, status, adopted=False)
-    status = book(status, asked_at=int(now), not_before=None)
+    retries = status.bookkeeping.retries
+    if status.bookkeeping.asked_at is not None:  # of the request before it, nobody knows an answer
+        retries = max(1, retries)
+    status = book(status, asked_at=int(now), not_before=None, retries=retries)
     action = CreateCloudResource(request=request)
     return Plan(status=status, actions=(action,), look_s=0.0, waiting="asks the cloud for it")
 

@@ -8,19 +8,21 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceState,
     QueuedResourceStatus,
 )
-from stepkeeper_operator.cloud_tpu.cloud import ErrorKind
 from stepkeeper_operator.events import ObjectEvent
-from stepkeeper_operator.queued_resources.decide.answers import error_kind, fold_answers
+from stepkeeper_operator.queued_resources.decide.answers import fold_answers
 from stepkeeper_operator.queued_resources.decide.conditions import merge_conditions
 from stepkeeper_operator.queued_resources.decide.events import derive_events
 from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud
-from stepkeeper_operator.queued_resources.decide.problems import degraded, find_refusals
+from stepkeeper_operator.queued_resources.decide.problems import (
+    degraded,
+    find_blocked_deletion,
+    find_refusals,
+)
 from stepkeeper_operator.queued_resources.decide.removal import Removal, begin_removal, plan_removal
 from stepkeeper_operator.queued_resources.decision import (
     Action,
     Decision,
     Finding,
-    Problem,
     SetFinalizer,
     Uncordon,
 )
@@ -34,7 +36,6 @@ from stepkeeper_operator.queued_resources.subject import has_nothing
 __all__ = ["decide_deletion"]
 
 _REASON: Final = "Deleted"
-_BLOCKED: Final = {ErrorKind.TERMINAL, ErrorKind.NOT_FOUND, ErrorKind.CREDENTIALS}
 
 
 def decide_deletion(
@@ -103,33 +104,10 @@ def _describe(
     findings = [
         Finding(type=kinds.ACTIVE, status=False, reason=_REASON, message=text),
         Finding(type=kinds.NODES_JOINED, status=False, reason=_REASON, message="it is being deleted"),
-        degraded((*_find_obstacles(meta, status, observed), *find_refusals(observed))),
+        degraded((*find_blocked_deletion(meta, status), *find_refusals(observed))),
     ]
     conditions = merge_conditions(meta, status.conditions, tuple(findings), now=now)
     return status.model_copy(update={"conditions": conditions, "observed_generation": meta.generation})
-
-
-def _find_obstacles(
-    meta: ObjectMeta, status: QueuedResourceStatus, observed: Observed
-) -> tuple[Problem, ...]:
-    error, kind = status.error, error_kind(status)
-    if error is None and observed.error is not None and observed.error.kind in _BLOCKED:
-        return (Problem(reason="DeletionBlocked", message=_advise(meta, status, str(observed.error))),)
-    if error is None or kind not in _BLOCKED:
-        return ()
-    return (
-        Problem(reason="DeletionBlocked", message=_advise(meta, status, f"{error.code}: {error.message}")),
-    )
-
-
-def _advise(meta: ObjectMeta, status: QueuedResourceStatus, why: str) -> str:
-    what = status.cloud_name or "its cloud resource"
-    patch = f"kubectl -n {meta.namespace} patch qr {meta.name} --type merge -p"
-    return (
-        f"{what} can't be deleted, and costs money while it exists: {why}. Give the operator its credentials and "
-        "permissions back and it goes on by itself. To let go of it without deleting it: "
-        f'{patch} \'{{"spec":{{"deletionPolicy":"Retain"}}}}\''
-    )
 
 
 def _tell_retained(status: QueuedResourceStatus) -> tuple[ObjectEvent, ...]:

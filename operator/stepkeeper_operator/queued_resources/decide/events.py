@@ -9,6 +9,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceStatus,
 )
 from stepkeeper_operator.events import ObjectEvent
+from stepkeeper_operator.queued_resources.decide.answers import describe_error
 
 __all__ = ["derive_events"]
 
@@ -76,7 +77,7 @@ def _derive_error_event(before: QueuedResourceStatus, after: QueuedResourceStatu
     earlier, now = before.error, after.error
     if now is None or (earlier is not None and (earlier.code, earlier.verb) == (now.code, now.verb)):
         return ()
-    text = f"{now.verb}: {now.code}: {now.message}"
+    text = f"{now.verb}: {describe_error(after)}"
     return (ObjectEvent(warning=True, reason="CloudError", message=text),)
 
 

@@ -30,7 +30,7 @@ from stepkeeper_operator.queued_resources.decide.ends import (
     find_objection,
 )
 from stepkeeper_operator.queued_resources.decide.mirror import to_state
-from stepkeeper_operator.queued_resources.decide.problems import find_refusals
+from stepkeeper_operator.queued_resources.decide.problems import find_blocked_deletion, find_refusals
 from stepkeeper_operator.queued_resources.decide.removal import begin_removal, plan_removal
 from stepkeeper_operator.queued_resources.decision import Action, Plan, Problem, Uncordon
 from stepkeeper_operator.queued_resources.pacing import compute_backoff_s, compute_poll_s, compute_retry_s
@@ -104,7 +104,7 @@ def plan_replacement(resource: QueuedResource, status: QueuedResourceStatus, sce
             actions=removal.actions,
             look_s=removal.look_s,
             waiting=f"it is removed ({why}): {removal.waiting}",
-            problems=find_refusals(scene.observed),
+            problems=(*find_blocked_deletion(scene.meta, status), *find_refusals(scene.observed)),
         )
     return Plan(status=_finish(resource, status, scene), look_s=0.0, waiting="it is removed")
 

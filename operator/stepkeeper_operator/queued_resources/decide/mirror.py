@@ -49,8 +49,11 @@ def to_state(state: str) -> QueuedResourceState:
 
 
 def to_word(name: str) -> str:
-    """Write a name of the cloud's as Kubernetes writes such words: UNHEALTHY_MAINTENANCE, UnhealthyMaintenance."""
-    return "".join(part.capitalize() for part in name.split("_"))
+    """Write a name of the cloud's as Kubernetes writes such words: UNHEALTHY_MAINTENANCE, UnhealthyMaintenance.
+
+    UNKNOWN(77) stays as it is.
+    """
+    return name if "(" in name else "".join(part.capitalize() for part in name.split("_"))
 
 
 def mirror_cloud(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceStatus:

@@ -2,16 +2,22 @@
 
 from typing import Final
 
+from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceConditionType
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
+    QueuedResourceConditionType,
+    QueuedResourceStatus,
+)
+from stepkeeper_operator.cloud_tpu.cloud import ErrorKind
+from stepkeeper_operator.queued_resources.decide.answers import describe_error, error_kind
 from stepkeeper_operator.queued_resources.decide.ends import find_lost_states
 from stepkeeper_operator.queued_resources.decide.mirror import to_word
 from stepkeeper_operator.queued_resources.decision import Finding, Problem
-from stepkeeper_operator.queued_resources.observed import Observed
+from stepkeeper_operator.queued_resources.observed import Observed, Verb
 from stepkeeper_operator.queued_resources.request import wants_autocheckpoint
 from stepkeeper_operator.queued_resources.sight import Scene, Sight
 
-__all__ = ["degraded", "find_problems", "find_refusals", "name_some"]
+__all__ = ["degraded", "find_blocked_deletion", "find_problems", "find_refusals", "name_some"]
 
 _NAMED: Final = 3
 _SILENT_S: Final = 300
@@ -19,6 +25,10 @@ _SILENT_S: Final = 300
 
 _ON_ITS_WAY: Final = {"READY", "CREATING", "DELETING", "STATE_UNSPECIFIED"}
 """States of nodes that need no word of their own, besides those for which the resource is made anew."""
+
+_BLOCKING: Final = {ErrorKind.TERMINAL, ErrorKind.NOT_FOUND, ErrorKind.CREDENTIALS}
+_REMOVING: Final = {Verb.LIST, Verb.DELETE}
+"""Requests that a removal needs."""
 
 
 def find_problems(resource: QueuedResource, scene: Scene) -> tuple[Problem, ...]:
@@ -45,6 +55,21 @@ def name_some(names: list[str]) -> str:
     """Name the first few, and count the others."""
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def find_blocked_deletion(meta: ObjectMeta, status: QueuedResourceStatus) -> tuple[Problem, ...]:
+    """Find why the cloud refuses to delete what is being removed, and what somebody has to do about it."""
+    error = status.error
+    if error is None or error.verb not in _REMOVING or error_kind(status) not in _BLOCKING:
+        return ()
+    text = (
+        f"{status.cloud_name or 'its cloud resource'} can't be deleted, and costs money while it exists: "
+        f"{describe_error(status)}. Give the operator its credentials and permissions back and it goes on by itself"
+    )
+    if meta.deletion_timestamp is not None:
+        patch = f"kubectl -n {meta.namespace} patch qr {meta.name} --type merge -p"
+        text += f'. To let go of it without deleting it: {patch} \'{{"spec":{{"deletionPolicy":"Retain"}}}}\''
+    return (Problem(reason="DeletionBlocked", message=text),)
 
 
 def find_refusals(observed: Observed) -> tuple[Problem, ...]:

@@ -8,7 +8,12 @@ from stepkeeper_operator.api.v1alpha1.queuedresource import DeletionPolicy, Queu
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState, QueuedResourceStatus
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource
 from stepkeeper_operator.events import ObjectEvent
-from stepkeeper_operator.queued_resources.decide.answers import book, fold_answers
+from stepkeeper_operator.queued_resources.decide.answers import (
+    book,
+    describe_error,
+    fold_answers,
+    waits_to_delete,
+)
 from stepkeeper_operator.queued_resources.decide.conditions import derive_conditions, merge_conditions
 from stepkeeper_operator.queued_resources.decide.creation import plan_adoption, plan_creation, plan_recovery
 from stepkeeper_operator.queued_resources.decide.deletion import decide_deletion
@@ -147,14 +152,14 @@ def _plan_strays(resource: QueuedResource, status: QueuedResourceStatus, scene: 
     meta, bookkeeping, strays = scene.meta, status.bookkeeping, scene.sight.strays
     numbers = {stray.id: parse_number(meta.namespace, meta.name, stray.id) for stray in strays}
     stray = max(strays, key=lambda each: numbers[each.id] or 0)
-    number, not_before = numbers[stray.id], bookkeeping.not_before
+    number = numbers[stray.id]
     empty = status.observed_generation is None and not bookkeeping.created
     is_newer = number is not None and (empty or number > bookkeeping.number)
     if is_newer and scene.sight.presence is Presence.ABSENT:
         return plan_recovery(resource, status, replace(scene, sight=replace(scene.sight, resource=stray)))
     problem = Problem(reason="Stray", message=_describe_stray(stray, status))
     fast_s = scene.settings.poll_fast_s
-    if stray.state == "DELETING" or (not_before is not None and scene.now < not_before):
+    if stray.state == "DELETING" or waits_to_delete(status, now=scene.now):
         return Plan(status=status, look_s=fast_s, problems=(problem,))
     action = delete_resource(meta, status, stray)
     return Plan(status=status, actions=(action,), look_s=fast_s, problems=(problem,))
@@ -164,7 +169,7 @@ def _describe_stray(stray: CloudQueuedResource, status: QueuedResourceStatus) ->
     error, text = status.error, f"{stray.id} is an earlier one of this object; it is deleted"
     if error is None or error.verb != Verb.DELETE or stray.state == "DELETING":
         return text
-    return f"{text}, and costs money until then: tried again after {error.code}: {error.message}"
+    return f"{text}, and costs money until then: {describe_error(status)}"
 
 
 def _compose(resource: QueuedResource, plan: Plan, scene: Scene) -> Decision:
@@ -183,7 +188,10 @@ def _compose(resource: QueuedResource, plan: Plan, scene: Scene) -> Decision:
     generation = meta.generation if looked else None
     status = status.model_copy(update={"conditions": conditions, "observed_generation": generation})
     look_s = None if plan.look_s is None else spread(plan.look_s, meta.uid)
-    draft = Decision(status=status, actions=plan.actions, requeue_after_s=find_soonest(look_s, deadline_s))
+    due = status.bookkeeping.not_before
+    due_s = due - scene.now if due is not None and due > scene.now else None  # people are told this time
+    soonest_s = find_soonest(look_s, deadline_s, due_s)
+    draft = Decision(status=status, actions=plan.actions, requeue_after_s=soonest_s)
     return _pace_write(before, draft, plan, since_s=scene.now - scene.observed.last_write_at)
 
 

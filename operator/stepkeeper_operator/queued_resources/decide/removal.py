@@ -10,7 +10,7 @@ from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudQueuedResource
 from stepkeeper_operator.facts.raw import render_time
-from stepkeeper_operator.queued_resources.decide.answers import book
+from stepkeeper_operator.queued_resources.decide.answers import book, describe_error
 from stepkeeper_operator.queued_resources.decide.problems import name_some
 from stepkeeper_operator.queued_resources.decision import (
     Action,
@@ -130,8 +130,7 @@ def _plan_delete(status: QueuedResourceStatus, scene: Scene, present: list[Cloud
     if not staying or (operation is not None and operation.verb == Verb.DELETE):
         return Removal(look_s=fast_s, waiting=f"the cloud deletes {names}")
     if not_before is not None and scene.now < not_before:
-        why = "an error" if status.error is None else f"{status.error.code}: {status.error.message}"
-        text = f"the deletion of {names} is tried again after {why}"
+        text = f"the deletion of {names} has failed: {describe_error(status)}"
         return Removal(look_s=not_before - scene.now, waiting=text)
     action = delete_resource(scene.meta, status, staying[0])
     text = f"the cloud deletes {names}"

@@ -1,7 +1,7 @@
 """What the service knows of queued resources, nodes and operations. Values are frozen; bodies are never changed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -112,6 +112,8 @@ class QueuedResource:
     """When the state ends by itself, or None: something else ends it."""
     initiator: Initiator = Initiator.NOBODY
     error: Status | None = None
+    shown: Json = field(default_factory=dict)
+    """Fields that are answered in place of what the service has in them."""
 
     @property
     def n_cores(self) -> int:
@@ -167,6 +169,8 @@ class Node:
     addresses: tuple[str, ...] = ()
     symptoms: tuple[Symptom, ...] = ()
     maintenance: Maintenance | None = None
+    shown: Json = field(default_factory=dict)
+    """Fields that are answered in place of what the service has in them."""
 
     @property
     def metadata(self) -> Mapping[str, str]:

@@ -20,6 +20,7 @@ def view_queued(resource: QueuedResource) -> Json:
         "name": resource.name,
         "create_time": write_time(resource.create_time),
         "state": state,
+        **resource.shown,
     }
 
 
@@ -52,7 +53,7 @@ def view_node(node: Node) -> Json:
         view["scheduling_config"] = {**node.body.get("scheduling_config", {}), "spot": True}
     if node.maintenance is not None:
         view["upcoming_maintenance"] = _view_maintenance(node.maintenance)
-    return view
+    return {**view, **node.shown}
 
 
 def _view_maintenance(maintenance: Maintenance) -> Json:
