@@ -25,6 +25,9 @@ echo 'ValueError: bad batch in shard 7' >&2
 exit 1
 """
 EXITS_0 = f"trap 'exit 0' TERM; {HOLD}"
+DONE = """printf %s '{"code":0}' > /dev/termination-log; exit 0"""
+"""Ends as a training does that is done."""
+
 FEW_STARTS = {"maxFailures": 2, "maxStartsWithoutCheckpoint": 3}
 
 NO_JOBSETS_ALLOWED = {
@@ -36,11 +39,13 @@ NO_JOBSETS_ALLOWED = {
 
 
 def all_jobs(cluster: Cluster) -> Iterator[ShellJob]:
-    def job(name: str, script: str, **fields: Any) -> ShellJob:
-        trainer = container("trainer", script)
-        return ShellJob(cluster=cluster, name=PREFIX + name, containers=[trainer], **fields)
+    def job(name: str, script: str, *more: Mapping[str, Any], **fields: Any) -> ShellJob:
+        trainer = container("trainer", script, **fields.pop("trainer", {}))
+        return ShellJob(cluster=cluster, name=PREFIX + name, containers=[trainer, *more], **fields)
 
     slow = {"pod": {"terminationGracePeriodSeconds": 20}}
+    token = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "late", "key": "token"}}}
+    begins_late = {"initContainers": [container("fetch-data", "sleep 10")]}
     yield job("raises", RAISES, max_failures=1)
     yield job("suspended", SAVES, n_hosts=2, **slow)
     yield job("edited", SAVES, n_hosts=2, **slow)
@@ -48,6 +53,8 @@ def all_jobs(cluster: Cluster) -> Iterator[ShellJob]:
     yield job("again", SAVES, n_hosts=2, **slow)
     yield job("always-75", "exit 75", restarts=FEW_STARTS)
     yield job("always-78", "exit 78", max_failures=1)
+    yield job("late-secret", HOLD, trainer={"env": [token]}, pod=begins_late)
+    yield job("sidecar-fails", DONE, container("ship-logs", "exit 7"))
     yield job("exits-0", EXITS_0, max_failures=0, **slow)
     yield job("quota", SAVES, **slow)
     yield job("unwatched", HOLD, n_hosts=2)
@@ -112,6 +119,30 @@ def test_a_crash_loop_ends_failed_with_the_last_line_of_its_traceback(jobs: dict
     assert "ValueError: bad batch in shard 7" in failed["message"]
     assert causes(status) == ["ApplicationError", "ApplicationError"]
     assert all("ValueError: bad batch in shard 7" in attempt["message"] for attempt in status["attempts"])
+
+
+def test_what_a_pod_waits_for_is_said_when_nothing_but_the_pod_has_changed(jobs: dict[str, ShellJob]) -> None:
+    """No Job or JobSet changes when an init container ends, nor when the trainer then lacks a Secret."""
+    job, missing = jobs["late-secret"], 'secret "late" not found'
+    status = job.until(
+        lambda status: missing in condition(status, "Running").get("message", ""), timeout_s=60
+    )
+    assert condition(status, "Running")["reason"] == "CreateContainerConfigError"
+    job.kubectl("create", "secret", "generic", "late", "--from-literal=token=x")
+    job.until_phase("Running")
+    complete(job)
+
+
+def test_a_training_that_is_done_is_complete_though_its_sidecar_failed(jobs: dict[str, ShellJob]) -> None:
+    job = jobs["sidecar-fails"]
+    status = job.until_phase("Complete")
+    assert condition(status, "Complete")["reason"] == "TrainingDone"
+    assert causes(status)[0] is None
+    assert status["restarts"]["total"] == 0
+    (warning,) = warnings(job, "Complete")
+    assert "container 'ship-logs' of pod story-sidecar-fails-w-0-0-" in warning
+    assert "exited with code 7" in warning
+    until(lambda: not [pod for pod in job.pods() if pod["status"]["phase"] == "Running"])
 
 
 def test_a_suspended_job_runs_down_and_goes_on_when_it_is_resumed(jobs: dict[str, ShellJob]) -> None:

@@ -12,12 +12,12 @@ from stepkeeper_operator.api.v1alpha1.conditions import (
 )
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ProgressStatus
+from stepkeeper_operator.decide.missing_pods import NO_PODS, compute_missing_s, describe_missing
 from stepkeeper_operator.decide.progressing import derive_progressing
 from stepkeeper_operator.decide.quota import derive_quota
 from stepkeeper_operator.decide.refusals import add_refusals
 from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.facts import JobSet, Pod
-from stepkeeper_operator.labels import JOB_NAME_LABEL
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.attempt_evidence import find_done
 from stepkeeper_operator.policy.history import JobHistory
@@ -29,8 +29,6 @@ from stepkeeper_operator.settings import OperatorSettings
 
 __all__ = [
     "NO_NEW_CHECKPOINT",
-    "NO_PODS",
-    "NO_PODS_S",
     "derive_conditions",
     "derive_phase",
     "update_conditions",
@@ -40,9 +38,7 @@ _MESSAGE_LIMIT: Final = 2048
 _NOT_RUNNING: Final = "NotRunning"
 _NOT_SUSPENDED: Final = "NotSuspended"
 NO_NEW_CHECKPOINT: Final = "NoNewCheckpoint"
-NO_PODS: Final = "NoPods"
-NO_PODS_S: Final = 30
-"""Seconds without pods that are normal after a start."""
+_STARTING: Final = "Starting"
 _STOPPING: Final = "Stopping"
 """A pod of the running attempt is being deleted, so the attempt is about to end."""
 
@@ -190,12 +186,9 @@ def _derive_running(
             type=kind, status=False, reason=_TRAINER_ENDED, message=_describe_outlived(outlived)
         )
     reason, detail = _find_obstacle(present)
-    if not present and history.last_attempt is not None and now >= history.last_attempt.start + NO_PODS_S:
-        reason, name, describe = NO_PODS, job.metadata.name, f"kubectl -n {job.metadata.namespace} describe"
-        detail = (
-            f", and none was made for {NO_PODS_S} s. The events of its JobSet and Jobs say why: {describe} jobset "
-            f"{name}; {describe} jobs -l {JOB_NAME_LABEL}={name}"
-        )
+    missing_s = compute_missing_s(job, observed, history, now=now)
+    if reason == _STARTING and missing_s is not None and missing_s <= 0:
+        reason, detail = NO_PODS, describe_missing(job, len(present), n_hosts)
     message = f"{len(running)} of {n_hosts} pods run{detail}"
     return ConditionUpdate(type=kind, status=False, reason=reason, message=message)
 
@@ -217,7 +210,7 @@ def _find_obstacle(pods: list[Pod]) -> tuple[str, str]:
         if pod.waiting:
             reason = pod.waiting.partition(":")[0]
             return reason if reason.isalnum() else "Waiting", f"; {pod.name} waits: {pod.waiting}"
-    return "Starting", ""
+    return _STARTING, ""
 
 
 def _derive_suspended(
@@ -263,8 +256,8 @@ def _derive_reporting(
         return unknown, since + silence_s - now
     message = (
         f"no report for {silence_s} s. Training goes on without reports; status shows what was last known. Likely: "
-        "the training code doesn't use stepkeeper.from_env(), it still starts, a NetworkPolicy keeps the pods from "
-        "the operator's Service, or the trainer stands still"
+        "the training code doesn't use CheckpointManager.from_env(), it still starts, a NetworkPolicy keeps the pods "
+        "from the operator's Service, or the trainer stands still"
     )
     return ConditionUpdate(type=kind, status=False, reason="NoReports", message=message), None
 

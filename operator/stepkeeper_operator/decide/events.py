@@ -2,15 +2,18 @@
 
 from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, TrainingJobStatus
-from stepkeeper_operator.decide.conditions import NO_NEW_CHECKPOINT, NO_PODS
+from stepkeeper_operator.decide.conditions import NO_NEW_CHECKPOINT
 from stepkeeper_operator.decide.grace import TOO_SHORT
+from stepkeeper_operator.decide.missing_pods import NO_PODS
 from stepkeeper_operator.decide.progressing import is_stalled
 from stepkeeper_operator.decide.stuck_pods import is_pod_stuck
 from stepkeeper_operator.events import ObjectEvent
+from stepkeeper_operator.policy.planning.judgement import TRAINING_DONE
 
 __all__ = ["derive_events"]
 
 _BAD_PHASES = {Phase.FAILED, Phase.RESTARTING}
+_BAD_REASONS = {NO_NEW_CHECKPOINT, TRAINING_DONE}
 
 
 def derive_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
@@ -41,9 +44,8 @@ def _derive_attempt_events(before: TrainingJobStatus, after: TrainingJobStatus) 
         if attempt.end is not None and (earlier is None or earlier.end is None):
             events.append(_describe_end(attempt))
         elif earlier is not None and earlier.cause != attempt.cause:
-            text = (
-                f"attempt {attempt.number} ended by {attempt.cause}, not {earlier.cause}: {attempt.message}"
-            )
+            how = "as done" if attempt.cause is None else f"by {attempt.cause}"
+            text = f"attempt {attempt.number} ended {how}, not by {earlier.cause}: {attempt.message}"
             events.append(ObjectEvent(warning=False, reason="CauseCorrected", message=text))
         if attempt.from_step is not None and (earlier is None or earlier.from_step is None):
             restored = after.checkpoint.restored if after.checkpoint is not None else None
@@ -62,7 +64,9 @@ def _derive_withdrawal_event(before: TrainingJobStatus, after: TrainingJobStatus
         return ()
     quota = _find_condition(after, "QuotaReserved")
     why = "" if quota is None else f": {quota.message}"
-    text = f"start {number} counts for nothing, since not all of its pods ever ran{why}"
+    done = after.phase is Phase.COMPLETE
+    since = "the training was done before" if done else f"not all of its pods ever ran{why}"
+    text = f"start {number} counts for nothing, since {since}"
     return (ObjectEvent(warning=True, reason="StartWithdrawn", message=text),)
 
 
@@ -82,7 +86,7 @@ def _derive_phase_event(before: TrainingJobStatus, after: TrainingJobStatus) -> 
     condition = _find_explaining_condition(after)
     why = "" if condition is None else f": {condition.message or condition.reason}"
     text = f"phase {before.phase or 'none'} to {after.phase}{why}"
-    bad = after.phase in _BAD_PHASES or (condition is not None and condition.reason == NO_NEW_CHECKPOINT)
+    bad = after.phase in _BAD_PHASES or (condition is not None and condition.reason in _BAD_REASONS)
     return (ObjectEvent(warning=bad, reason=after.phase.value, message=text),)
 
 

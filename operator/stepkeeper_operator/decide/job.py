@@ -13,14 +13,10 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     TrainingJobStatus,
 )
 from stepkeeper_operator.build import build_config_map
-from stepkeeper_operator.decide.conditions import (
-    NO_PODS_S,
-    derive_conditions,
-    derive_phase,
-    update_conditions,
-)
+from stepkeeper_operator.decide.conditions import derive_conditions, derive_phase, update_conditions
 from stepkeeper_operator.decide.events import derive_events
 from stepkeeper_operator.decide.grace import derive_grace
+from stepkeeper_operator.decide.missing_pods import compute_missing_s
 from stepkeeper_operator.decide.refusals import tell_after_end
 from stepkeeper_operator.decide.status import (
     clear_previous_attempt,
@@ -94,7 +90,8 @@ def _decide_running(
     config = () if over else _plan_config_map(job, observed, settings)
     ending = stop_jobset(jobset, queued=observed.is_queued) if plan.end is not None else ()
     recheck_s = None if jobset is None or plan.end is not None else compute_recheck_s(job, jobset, now=now)
-    again_s = _compute_pods_wait_s(plan, observed, now=now) if recheck_s is None else recheck_s
+    missing_s = compute_missing_s(job, observed, plan.history, now=now)
+    pods_s = None if missing_s is None or missing_s <= 0 else missing_s
     # An edit of the spec comes by its watch; no watch tells that a name is free.
     name_s = _NAME_AGAIN_S if accepted.reason in NAME_TAKEN else None
     checkpoint = clear_previous_attempt(mirror.checkpoint, job, observed, plan.history)
@@ -105,7 +102,7 @@ def _decide_running(
         save_request=find_open_request(checkpoint, plan.history),
         actions=(*config, *plan.actions, *lost, *orphans, *ending),
         requeue_after_s=_find_soonest(
-            plan.look_again_s, look_s, lost_s, orphans_s, again_s, request_s, name_s, stuck_s
+            plan.look_again_s, look_s, lost_s, orphans_s, recheck_s, pods_s, request_s, name_s, stuck_s
         ),
     )
     since_s = now - observed.last_write_at
@@ -141,16 +138,6 @@ def _compose_status(
         resources=resources,
         bookkeeping=plan.history.bookkeeping,
     )
-
-
-def _compute_pods_wait_s(plan: Plan, observed: Observed, *, now: float) -> float | None:
-    """Compute the seconds until pods that are missing after a start count as a problem."""
-    last = plan.history.last_attempt
-    present = any(pod.ordinal == plan.history.ordinal for pod in observed.pods)
-    if last is None or last.end is not None or present:
-        return None
-    left_s = last.start + NO_PODS_S - now
-    return left_s if left_s > 0 else None
 
 
 def _plan_config_map(

@@ -93,7 +93,9 @@ def _register_watch(
     @kopf.index(*selector, registry=registry, id=f"list-{resource.plural}")
     async def listed(body: Any, **_: Any) -> None:
         # kopf delivers events only after the objects of all kinds have passed here: the cache is complete then.
-        cache.record(resource, dict(body))
+        # It calls this before `changed` for every later event too, to which a change recorded here would be none.
+        if not synced.is_set():
+            cache.record(resource, dict(body))
 
     @kopf.on.event(*selector, registry=registry, id=f"watch-{resource.plural}")
     async def changed(event: Any, **_: Any) -> None:

@@ -119,7 +119,7 @@ def tell_decision(message: str, evidence: AttemptEvidence | None) -> str:
 
 
 def withdraw_attempt(history: JobHistory) -> JobHistory:
-    """Take back the running attempt, and the restart that it counted for: it never ran on all its hosts."""
+    """Take back the running attempt, and the restart that it counted for: it came to nothing, or had nothing to do."""
     before = history.attempts[-2] if len(history.attempts) > 1 else None
     restarts = history.restarts
     if before is not None and before.cause is not None:

@@ -35,6 +35,9 @@ class Circumstances:
     rule: str | None
     """Name of the JobSet rule that matched."""
 
+    n_hosts: int
+    """The number of pods that an attempt has."""
+
     loss: MachinesLoss | None = None
     """Set if the machines of the job's QueuedResource are gone."""
 
@@ -72,6 +75,7 @@ def gather_circumstances(
         fatal_codes=frozenset(job.spec.restarts.fatal_exit_codes),
         counted=counted,
         rule=rule,
+        n_hosts=observed.count_hosts(job),
     )
 
 

@@ -18,7 +18,7 @@ from stepkeeper_operator.policy.attempts import (
     was_asked_for,
     was_suspended,
 )
-from stepkeeper_operator.policy.budgets import move_restart
+from stepkeeper_operator.policy.budgets import move_restart, take_back_restart
 from stepkeeper_operator.policy.causes.counts import ended_unseen
 from stepkeeper_operator.policy.causes.find_cause import find_cause
 from stepkeeper_operator.policy.causes.finding import Finding
@@ -179,12 +179,19 @@ def _replace_cause(history: JobHistory, attempt: Attempt, finding: Finding) -> J
     """Replace the attempt's cause, and count the restart after it for the new cause."""
     assert attempt.cause is not None  # the caller has looked at it
     corrected = attempt.model_copy(
-        update={"cause": finding.cause, "node": finding.node, "message": finding.message[:MESSAGE_LIMIT]}
+        update={
+            "cause": finding.cause or None,
+            "node": finding.node,
+            "message": finding.message[:MESSAGE_LIMIT],
+        }
     )
     attempts = tuple(corrected if known is attempt else known for known in history.attempts)
     if attempts[-1] is corrected:
         return replace(history, attempts=attempts)
-    restarts = move_restart(history.restarts, source=attempt.cause, target=finding.cause)
+    if corrected.cause is None:
+        restarts = take_back_restart(history.restarts, attempt.cause)
+    else:
+        restarts = move_restart(history.restarts, source=attempt.cause, target=corrected.cause)
     return replace(history, attempts=attempts, restarts=restarts)
 
 

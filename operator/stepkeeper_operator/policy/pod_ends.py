@@ -11,6 +11,7 @@ __all__ = [
     "SIGNAL_CODES",
     "describe_eviction",
     "describe_failure",
+    "describe_other_failure",
     "died_of_signal",
     "ended_by_deletion",
     "is_masked",
@@ -99,6 +100,16 @@ def describe_failure(pod: Pod) -> str:
         text += f" {_OUT_OF_MEMORY}"
     detail = last_error_line(pod) or pod.last_words
     return f"{text}: {detail}" if detail else text
+
+
+def describe_other_failure(pod: Pod) -> str:
+    """Describe how another container than the trainer failed: its exit code, the kubelet's reason, its last words."""
+    other = pod.other_failure
+    assert other is not None  # the caller has looked at it
+    text = f"container {other.name!r} of pod {pod.name} exited with code {other.code}"
+    why = f" ({other.reason})" if other.reason not in _OWN_WORDS else ""
+    said = f": {other.last_words}" if other.last_words else ""
+    return text + why + said
 
 
 def describe_eviction(pod: Pod) -> str:

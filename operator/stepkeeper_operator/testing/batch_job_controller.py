@@ -23,6 +23,8 @@ class FakeBatchJobController:
         self._objects = objects
         self._choose_node = choose_node
         self._made = 0
+        self.most_pods: int | None = None
+        """As many pods as a quota allows at a time; None: any number."""
 
     def sync(self, job: Raw) -> None:
         """Do for one Job what one reconcile does."""
@@ -88,6 +90,8 @@ class FakeBatchJobController:
     def _make_missing(self, job: Raw, present: set[int]) -> None:
         template, labels = job["spec"]["template"], job["metadata"]["labels"]
         for index in set(range(job["spec"]["completions"])) - present:
+            if self.most_pods is not None and len(self._objects.list_owned("pods", job)) >= self.most_pods:
+                return
             self._made += 1
             node = self._choose_node(int(labels[JOB_INDEX_LABEL]) * job["spec"]["completions"] + index)
             own = template["metadata"]["labels"] | labels | {COMPLETION_INDEX_LABEL: str(index)}

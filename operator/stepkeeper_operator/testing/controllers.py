@@ -34,7 +34,7 @@ class FakeControllers:
         self._node_names = node_names
         self._objects = OwnedObjects(cluster, clock)
         self._jobsets = FakeJobSetController(self._objects)
-        self._jobs = FakeBatchJobController(self._objects, choose_node=self._choose_node)
+        self.jobs = FakeBatchJobController(self._objects, choose_node=self._choose_node)
         self.kubelets = FakeKubelets(cluster, self._objects, clock)
         self.kueue = FakeKueue(cluster, self._objects)
         self.stuck = self.kubelets.stuck
@@ -57,14 +57,14 @@ class FakeControllers:
         for jobset in self._cluster.list_objects("jobsets"):
             self._jobsets.sync(jobset)
         for job in self._cluster.list_objects("jobs"):
-            self._jobs.sync(job)
+            self.jobs.sync(job)
         self.kubelets.sync()
         self._collect_garbage()
 
     def notice_failures(self) -> None:
         """Let Jobs see which of their pods have failed, and do nothing about it yet."""
         for job in self._cluster.list_objects("jobs"):
-            self._jobs.note_failure(job)
+            self.jobs.note_failure(job)
 
     def delete_job(self, name: str) -> None:
         """Delete a Job as `kubectl delete job` does: it is gone at once, and its pods end afterwards."""

@@ -54,6 +54,7 @@ def found(*pods: Pod, **more: Any) -> Finding:
         "fatal_codes": frozenset({42}),
         "counted": None,
         "rule": None,
+        "n_hosts": 1,
     }
     return find_cause(AttemptEvidence(ordinal=(0, 0), pods=pods), Circumstances(**(base | more)))
 
@@ -313,6 +314,7 @@ def test_a_job_that_is_left_says_what_its_pods_did(code: int, verdict: Verdict) 
         fatal_codes=frozenset({42}),
         counted=True,
         rule=None,
+        n_hosts=1,
     )
     assert find_cause(evidence, known).verdict is verdict
 

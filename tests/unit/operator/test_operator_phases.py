@@ -104,6 +104,7 @@ async def test_a_job_whose_pods_have_exited_0_is_complete_whatever_is_edited_mea
     world.controllers.sync()
     world.edit(**edit)
     await world.run_until_settled()
+    assert world.condition("Complete") == (ConditionStatus.TRUE, "AllPodsSucceeded")
     assert world.phase() is Phase.COMPLETE
     assert world.causes == [None]
     assert world.status.bookkeeping.job_sets == 1

@@ -11,6 +11,7 @@ from stepkeeper_operator.policy.pod_ends import (
     SIGNAL_CODES,
     describe_eviction,
     describe_failure,
+    describe_other_failure,
     died_of_signal,
     ended_by_deletion,
     last_error_line,
@@ -103,10 +104,7 @@ def _check_other_container(pods: tuple[Pod, ...]) -> Finding | None:
         alone = pod.phase == "Failed" and pod.code in {None, ExitCode.DONE}
         if other is None or not alone or ended_by_deletion(pod, other.code, other.reason, other.finished_at):
             continue
-        text = f"container {other.name!r} of pod {pod.name} exited with code {other.code}"
-        why = f" ({other.reason})" if other.reason not in {None, "Error"} else ""
-        said = f": {other.last_words}" if other.last_words else ""
-        return Finding(cause=Cause.APPLICATION_ERROR, message=text + why + said, node=pod.node)
+        return Finding(cause=Cause.APPLICATION_ERROR, message=describe_other_failure(pod), node=pod.node)
     return None
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import Pod
+from stepkeeper_operator.policy.causes.completion import check_done
 from stepkeeper_operator.policy.causes.counts import check_job_message, guess_from_jobset
 from stepkeeper_operator.policy.causes.decisions import add_decision
 from stepkeeper_operator.policy.causes.disruptions import (
@@ -35,7 +36,8 @@ def find_cause(evidence: AttemptEvidence | None, circumstances: Circumstances) -
     """
     pods = () if evidence is None else tuple(sorted(evidence.pods, key=_sort_key))
     finding = (
-        _check_fenced(pods)
+        check_done(pods, circumstances)
+        or _check_fenced(pods)
         or check_hang(pods)
         or check_disrupted(pods, circumstances)
         or check_node_lost(pods, circumstances)

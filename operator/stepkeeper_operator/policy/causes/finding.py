@@ -6,10 +6,12 @@ from typing import Final
 
 from stepkeeper.contract import Cause
 
-__all__ = ["CAUSE_DISRUPTION", "CAUSE_FENCED", "Finding", "Verdict"]
+__all__ = ["CAUSE_DISRUPTION", "CAUSE_FENCED", "NO_CAUSE", "Finding", "Verdict"]
 
 CAUSE_FENCED: Final = "Fenced"
 CAUSE_DISRUPTION: Final = Cause.DISRUPTION.value
+NO_CAUSE: Final = ""
+"""The training is done: the end needs no cause, and has no restart."""
 
 
 class Verdict(Enum):

@@ -1,5 +1,7 @@
 """Judge whether the newest end of a job leaves it a restart."""
 
+from typing import Final
+
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
@@ -12,7 +14,15 @@ from stepkeeper_operator.policy.causes.finding import CAUSE_FENCED, Verdict
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.pod_ends import tells_own_limits
 
-__all__ = ["has_unrecorded_end", "is_provisional", "judge_last_end"]
+__all__ = ["TRAINING_DONE", "has_unrecorded_end", "is_provisional", "judge_done", "judge_last_end"]
+
+TRAINING_DONE: Final = "TrainingDone"
+
+
+def judge_done(history: JobHistory) -> JobEnd | None:
+    """Return the end of the job if an attempt has ended without a cause: its training is done."""
+    done = next((each for each in history.attempts if each.end is not None and each.cause is None), None)
+    return None if done is None else JobEnd(complete=True, reason=TRAINING_DONE, message=done.message or "")
 
 
 def judge_last_end(job: CheckpointedTrainingJob, history: JobHistory, *, restarted: bool) -> JobEnd | None:

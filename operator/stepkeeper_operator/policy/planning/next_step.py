@@ -8,7 +8,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import JobSetRef
 from stepkeeper_operator.decision import DeleteJobSet
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempts import NOT_ALLOWED, close_as_requested
+from stepkeeper_operator.policy.attempts import NOT_ALLOWED, close_as_requested, withdraw_attempt
 from stepkeeper_operator.policy.causes.finding import Verdict
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import find_wait
@@ -18,7 +18,7 @@ from stepkeeper_operator.policy.planning.finished import (
     plan_after_completion,
     plan_after_failure,
 )
-from stepkeeper_operator.policy.planning.judgement import has_unrecorded_end, judge_last_end
+from stepkeeper_operator.policy.planning.judgement import has_unrecorded_end, judge_done, judge_last_end
 from stepkeeper_operator.policy.planning.making import plan_without_jobset
 from stepkeeper_operator.policy.planning.plan import Plan, set_suspend
 from stepkeeper_operator.policy.planning.waits import hold_next_start
@@ -41,9 +41,27 @@ def plan_next(
 ) -> Plan:
     """Plan the next step from this history. The observed JobSet is the job's own."""
     jobset = observed.jobset
+    plan = Plan(
+        history=history, job_set=None if jobset is None else JobSetRef(name=jobset.name, uid=jobset.uid)
+    )
+    if (jobset is None or not jobset.completed) and (end := judge_done(history)):
+        # JobSet may have begun one more start before the operator saw that.
+        return replace(plan, end=end, history=withdraw_attempt(history) if history.is_running else history)
     if jobset is None:
         return plan_without_jobset(job, observed, history, settings=settings, now=now)
-    plan = Plan(history=history, job_set=JobSetRef(name=jobset.name, uid=jobset.uid))
+    return _plan_with_jobset(job, observed, jobset, plan, settings=settings, now=now)
+
+
+def _plan_with_jobset(
+    job: CheckpointedTrainingJob,
+    observed: Observed,
+    jobset: JobSet,
+    plan: Plan,
+    *,
+    settings: OperatorSettings,
+    now: float,
+) -> Plan:
+    history = plan.history
     failed = failed_unseen(job, observed, jobset, history)
     completion = (
         plan_after_completion(job, observed, jobset, plan) if jobset.completed and not failed else None
