@@ -8,9 +8,9 @@ from stepkeeper_planners.errors import LoadMismatchError
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.loading.differences import Differences
 from stepkeeper_planners.loading.load_request import LoadTarget, Path
-from stepkeeper_planners.loading.optimizer_groups import find_other_groups
 from stepkeeper_planners.loading.resharding import PieceRead
 from stepkeeper_planners.state.nesting import rebuild_nesting
+from stepkeeper_planners.state.optimizer_groups import find_other_groups
 from stepkeeper_planners.state.per_rank import Resize, resize_value
 
 __all__ = ["StateReads", "ValueRead"]

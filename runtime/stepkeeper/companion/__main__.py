@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from stepkeeper.companion.channel import Channel
-from stepkeeper.companion.outbox import Outbox
+from stepkeeper.companion.channel import Channel, Outbox
 from stepkeeper.companion.processes import ParentProcess
 from stepkeeper.companion.server import Server
 from stepkeeper.process_end.kernel_record import KernelRecord

@@ -7,14 +7,16 @@ import mmap
 import os
 import select
 import socket
+import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, final
 
 from stepkeeper.fork_guard import MemoryFile
 
-__all__ = ["Channel", "Packet", "Peer"]
+__all__ = ["Channel", "Outbox", "Packet", "Peer"]
 
 _INLINE_LIMIT_BYTES: Final = 32 * 1024
 """A longer body travels in a memfd, because a packet has to fit into a socket's buffer whole."""
@@ -155,3 +157,57 @@ class Channel:
     def close(self) -> None:
         """Close the socket. No other thread may be using it: call `shut_down` first."""
         self._socket.close()
+
+
+@final
+class Outbox:
+    """Send messages without waiting for the trainer. Any thread may send.
+
+    A trainer that hangs receives nothing, and the socket to it fills up. Reports have to go on all the same: they
+    are how the operator learns of it.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        """Send nothing yet.
+
+        Args:
+            channel: This end of the channel to the trainer.
+
+        """
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._kept: deque[dict[str, Any]] = deque()
+
+    def offer(self, message: dict[str, Any]) -> None:
+        """Send a message that is of no use later. It is dropped while the trainer is behind with receiving."""
+        with contextlib.suppress(OSError):
+            self._channel.send(message, timeout_s=0.0)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message that has to arrive. It is kept while the trainer is behind with receiving.
+
+        The trainer makes no request while it hangs, so only a few such messages, which follow from its last requests,
+        are ever kept.
+        """
+        with self._lock:
+            if self._kept:
+                self._kept.append(message)
+                return
+            try:
+                self._channel.send(message, timeout_s=0.0)
+            except TimeoutError:
+                self._kept.append(message)
+                threading.Thread(target=self._send_kept, name="outbox", daemon=True).start()
+            except OSError:
+                # The trainer is gone, and this process ends as soon as the thread that receives sees that.
+                return
+
+    def _send_kept(self) -> None:
+        """Send the kept messages in order, however long the trainer takes."""
+        while True:
+            with contextlib.suppress(OSError):  # as above
+                self._channel.send(self._kept[0])
+            with self._lock:
+                self._kept.popleft()
+                if not self._kept:
+                    return

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from stepkeeper.companion.background import BackgroundTask, TaskQueue
-from stepkeeper.companion.channel import Packet
+from stepkeeper.companion.channel import Outbox, Packet
 from stepkeeper.companion.messages import (
     ClaimRequest,
     CloseRequest,
@@ -23,7 +23,6 @@ from stepkeeper.companion.messages import (
     VoidRequest,
     WriteRequest,
 )
-from stepkeeper.companion.outbox import Outbox
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.companion.session import Session
 from stepkeeper.contract import ContractError, Directive, ReportPhase

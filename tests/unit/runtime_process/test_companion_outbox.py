@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stepkeeper.companion.channel import Channel
-from stepkeeper.companion.outbox import Outbox
+from stepkeeper.companion.channel import Channel, Outbox
 
 
 @pytest.fixture
