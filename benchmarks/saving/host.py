@@ -62,7 +62,7 @@ class Stepkeeper(Way):
 
     @override
     def prepare(self, state: State) -> None:
-        self.manager.step(1, state)
+        self.manager.restore_latest(state)
         # A training is longer at its first step.
         time.sleep(1)
 
