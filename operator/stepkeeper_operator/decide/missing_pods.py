@@ -33,7 +33,7 @@ def compute_missing_s(
     n_done, done = find_done(observed, history)
     present = [pod for pod in observed.pods if pod.ordinal == history.ordinal]
     made = {pod.rank for pod in (*present, *done)}
-    n_forgotten = max(0, n_done - len(done))  # only their Jobs' counts tell of them
+    n_forgotten = max(0, n_done - len(done))  # only their Jobs count them
     if len(made) + n_forgotten >= observed.count_hosts(job):
         return None
     running = next((c for c in job.status.conditions if c.type == ConditionType.RUNNING), None)

@@ -175,7 +175,7 @@ class Listener:
         self._accepting = asyncio.create_task(self._accept())
 
     async def stop(self) -> None:
-        """Accept no more connections. Those that are open go on."""
+        """Accept no more connections. Open ones continue."""
         self._accepting.cancel()
         await asyncio.gather(self._accepting, return_exceptions=True)
         self._socket.close()

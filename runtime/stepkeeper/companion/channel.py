@@ -163,8 +163,8 @@ class Channel:
 class Outbox:
     """Send messages without waiting for the trainer. Any thread may send.
 
-    A trainer that hangs receives nothing, and the socket to it fills up. Reports have to go on all the same: they
-    are how the operator learns of it.
+    A trainer that hangs receives nothing, and the socket to it fills up. Reports must continue: they are how
+    the operator learns of it.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -179,12 +179,12 @@ class Outbox:
         self._kept: deque[dict[str, Any]] = deque()
 
     def offer(self, message: dict[str, Any]) -> None:
-        """Send a message that is of no use later. It is dropped while the trainer is behind with receiving."""
+        """Send a message that is of no use later. It is dropped while the trainer receives nothing."""
         with contextlib.suppress(OSError):
             self._channel.send(message, timeout_s=0.0)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message that has to arrive. It is kept while the trainer is behind with receiving.
+        """Send a message that has to arrive. It is kept while the trainer receives nothing.
 
         The trainer makes no request while it hangs, so only a few such messages, which follow from its last requests,
         are ever kept.

@@ -103,7 +103,7 @@ class Loading:
         """Compare the state with the commit, and find out what to read. Nothing in the state is changed.
 
         Returns:
-            What this rank tells the others about where its state doesn't fit.
+            This rank's report to the others: where its state doesn't fit.
 
         Raises:
             TornCheckpointError: Bytes of the commit's manifests are bad.
@@ -221,13 +221,13 @@ class Loading:
         """Read this rank's values. Nothing in the state is changed: what they show not to fit is refused in time.
 
         Returns:
-            What this rank tells the others about where its state doesn't fit.
+            This rank's report to the others: where its state doesn't fit.
 
         Raises:
             TornCheckpointError: Bytes of the commit are bad.
             ValueDecodeError: A value is of a type that isn't read.
             PerRankError: The values of other ranks can't be converted.
-            PeerStoppedError: Another rank can't go on, and says why.
+            PeerStoppedError: Another rank can't continue; the error has its reason.
             PeerLostError: Another rank is lost.
             StorageError: The store gave no answer, or refused.
 
@@ -249,7 +249,7 @@ class Loading:
 
         Raises:
             TornCheckpointError: Bytes of the commit are bad. The tensors are part old, part new then.
-            PeerStoppedError: Another rank can't go on, and says why.
+            PeerStoppedError: Another rank can't continue; the error has its reason.
             PeerLostError: Another rank is lost.
             StorageError: The store gave no answer, or refused.
 

@@ -103,7 +103,7 @@ def _fold_listing(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceS
 def _is_request_carried_out(status: QueuedResourceStatus, scene: Scene) -> bool:
     """Return True where a list shows for the first time what was asked for, and it was asked for only once.
 
-    Of two requests without an answer, the other one may yet be carried out. After a deletion, nobody would delete what
+    Of two requests without an answer, the other one may yet be carried out. After a deletion, nothing would delete what
     it makes.
     """
     bookkeeping, listing = status.bookkeeping, scene.observed.listing

@@ -158,10 +158,10 @@ def _derive_maintenance(status: QueuedResourceStatus, scene: Scene) -> Finding |
     if found is None:
         known = any(condition.type == kind for condition in status.conditions)
         return None if known and not listing.refusal else _say_untold(listing.refusal)
-    return _tell_maintenance(sight.nodes, found, told=told, now=scene.now)
+    return _describe_maintenance(sight.nodes, found, told=told, now=scene.now)
 
 
-def _tell_maintenance(
+def _describe_maintenance(
     nodes: tuple[CloudNode, ...], found: tuple[CloudNode, CloudMaintenance], *, told: bool, now: float
 ) -> Finding:
     kind = _TYPES.MAINTENANCE_SCHEDULED
@@ -186,7 +186,7 @@ def _say_untold(refusal: str) -> Finding:
 
 
 def _is_over(maintenance: CloudMaintenance, *, now: float) -> bool:
-    """Return True once its window has ended, unless the cloud says that it goes on. The cloud may list it longer."""
+    """Return True once its window has ended, unless the cloud says that it continues. The cloud may list it longer."""
     end = maintenance.window_end
     return maintenance.status != _ONGOING and end is not None and end <= now
 

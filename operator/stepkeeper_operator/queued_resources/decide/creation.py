@@ -76,7 +76,7 @@ def plan_creation(resource: QueuedResource, status: QueuedResourceStatus, scene:
     )
     status = _claim(resource, status, adopted=False)
     retries = status.bookkeeping.retries
-    if status.bookkeeping.asked_at is not None:  # of the request before it, nobody knows an answer
+    if status.bookkeeping.asked_at is not None:  # the request before it has no known answer
         retries = max(1, retries)
     status = book(status, asked_at=int(now), not_before=None, retries=retries)
     action = CreateCloudResource(request=request)

@@ -189,7 +189,7 @@ def _compose(resource: QueuedResource, plan: Plan, scene: Scene) -> Decision:
     status = status.model_copy(update={"conditions": conditions, "observed_generation": generation})
     look_s = None if plan.look_s is None else spread(plan.look_s, meta.uid)
     due = status.bookkeeping.not_before
-    due_s = due - scene.now if due is not None and due > scene.now else None  # people are told this time
+    due_s = due - scene.now if due is not None and due > scene.now else None  # the status shows this time
     soonest_s = find_soonest(look_s, deadline_s, due_s)
     draft = Decision(status=status, actions=plan.actions, requeue_after_s=soonest_s)
     return _pace_write(before, draft, plan, since_s=scene.now - scene.observed.last_write_at)

@@ -113,7 +113,7 @@ class ForeignLoading:
         """Compare the state with the step, and find out what to read. Nothing in the state is changed.
 
         Returns:
-            What this rank tells the others about where its state doesn't fit.
+            This rank's report to the others: where its state doesn't fit.
 
         Raises:
             TornCheckpointError: `.metadata` is missing, damaged, or contradicts itself.
@@ -141,7 +141,7 @@ class ForeignLoading:
         """Read this rank's values. Nothing in the state is changed: what they show not to fit is refused in time.
 
         Returns:
-            What this rank tells the others about where its state doesn't fit.
+            This rank's report to the others: where its state doesn't fit.
 
         Raises:
             TornCheckpointError: Bytes of the step are bad.
