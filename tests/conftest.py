@@ -22,7 +22,6 @@ TIERS = {
     "contract": "gate",
     "property": "gate",
     "integration": "full",
-    "mutations": "full",
     "e2e": "e2e",
 }
 """Where the tests of a folder belong, unless a mark says otherwise."""

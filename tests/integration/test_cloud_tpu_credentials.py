@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from fake_cluster.resource_world import ResourceWorld
 from grpc import aio, ssl_server_credentials
 
 from stepkeeper_operator.cloud_tpu.client import GoogleCloudTPU
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudTPUError, ErrorKind, Place
 from stepkeeper_operator.endpoint.certificates import make_tls
 from stepkeeper_operator.queued_resources.naming import FINALIZER
-from stepkeeper_operator.testing.resource_world import ResourceWorld
 from tpuapi.core.values import Version
 from tpuapi.fake import FakeTpu
 from tpuapi.wire.services import tpu_service

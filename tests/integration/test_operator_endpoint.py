@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from fake_cluster.world import World
 
 from stepkeeper.contract import Directive, Report, ReportPhase, token_audience
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import SaveRequest
@@ -21,7 +22,6 @@ from stepkeeper_operator.endpoint.connections import Limits
 from stepkeeper_operator.endpoint.serving import Servers, load_certificate, server_tls
 from stepkeeper_operator.labels import JOB_UID_LABEL
 from stepkeeper_operator.metrics import Metrics
-from stepkeeper_operator.testing import World
 
 RECORDS = Path(__file__).parents[1] / "data/wire"
 PATH = "/v1/namespaces/default/jobs/lm/report"

@@ -5,12 +5,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from fake_cluster.resource_world import ResourceWorld
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.client import GoogleCloudTPU
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudRequest, Place
 from stepkeeper_operator.queued_resources.naming import make_labels
-from stepkeeper_operator.testing.resource_world import ResourceWorld
 from tpuapi.core.values import Version
 from tpuapi.fake import FakeTpu
 from tpuapi.server import serving

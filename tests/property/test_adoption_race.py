@@ -6,14 +6,14 @@ from dataclasses import replace
 from itertools import count, cycle
 from typing import Any
 
+from fake_cluster.cloud.small_cloud import SmallCloud
+from fake_cluster.queued_resources import PLACE, make_cloud_resource, make_resource
+from fake_cluster.resource_world import ResourceWorld
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from thoroughness import scaled
 
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, Place
-from stepkeeper_operator.testing.cloud.small_cloud import SmallCloud
-from stepkeeper_operator.testing.queued_resources import PLACE, make_cloud_resource, make_resource
-from stepkeeper_operator.testing.resource_world import ResourceWorld
 
 TICK_S = 5.0
 N_TICKS = 80

@@ -5,6 +5,16 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import pytest
+from fake_cluster.queued_resources import (
+    CLUSTER_ID,
+    PLACE,
+    created,
+    decide,
+    deleting,
+    find,
+    kinds,
+    observe,
+)
 from google.cloud import tpu_v2, tpu_v2alpha1
 from google.protobuf import json_format
 from hypothesis import given, settings
@@ -17,16 +27,6 @@ from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudNode, CloudQueu
 from stepkeeper_operator.cloud_tpu.convert import build_queued_resource, read_node, read_queued_resource
 from stepkeeper_operator.queued_resources.decision import DeleteCloudResource
 from stepkeeper_operator.queued_resources.request import build_request
-from stepkeeper_operator.testing.queued_resources import (
-    CLUSTER_ID,
-    PLACE,
-    created,
-    decide,
-    deleting,
-    find,
-    kinds,
-    observe,
-)
 
 MODULES = {ApiVersion.V2: tpu_v2, ApiVersion.V2ALPHA1: tpu_v2alpha1}
 SHOWN = {

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fake_cluster.world import World
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from thoroughness import scaled
 
 from stepkeeper.contract import ExitCode, Head, Report, ReportedCommit, ReportPhase, Termination
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
-from stepkeeper_operator.testing import World
 
 
 def _end(world: World, index: int, code: int, message: str = "") -> None:

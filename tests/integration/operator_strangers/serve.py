@@ -9,6 +9,8 @@ import json
 import sys
 from pathlib import Path
 
+from fake_cluster.cluster import FakeCluster
+from fake_cluster.world import World
 from typing_extensions import override
 
 import stepkeeper_operator.startup  # noqa: F401  # all that an operator has in memory
@@ -20,7 +22,6 @@ from stepkeeper_operator.endpoint.health import make_health_app
 from stepkeeper_operator.endpoint.serving import Servers, load_certificate, server_tls
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.metrics import Metrics
-from stepkeeper_operator.testing import FakeCluster, World
 
 HOST = "127.0.0.1"
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Final
 
 from cloud_stories.world import StoryWorld
+from fake_cluster.queued_resources import PLACE
 from hypothesis import strategies as st
 
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion
 from stepkeeper_operator.errors import ApiError as ClusterError
-from stepkeeper_operator.testing.queued_resources import PLACE
 from tpuapi.core.errors import ApiError
 from tpuapi.core.values import Initiator, NodeState, Version
 from tpuapi.machine.queued import suspend

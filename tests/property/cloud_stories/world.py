@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from cloud_stories.cloud import EngineCloud
+from fake_cluster.queued_resources import PLACE, make_resource
+from fake_cluster.resource_world import Killed, ResourceWorld
 from typing_extensions import override
 
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
@@ -17,8 +19,6 @@ from stepkeeper_operator.labels import CLOUD_NODE_LABEL
 from stepkeeper_operator.queued_resources.naming import UID_LABEL, make_request_id
 from stepkeeper_operator.queued_resources.request import build_request
 from stepkeeper_operator.queued_resources.settings import CloudSettings
-from stepkeeper_operator.testing.queued_resources import PLACE, make_resource
-from stepkeeper_operator.testing.resource_world import Killed, ResourceWorld
 from tpuapi.core.values import Node, QueuedState
 
 __all__ = ["OURS", "THEIRS", "StoryWorld"]

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any, Final
 
+from fake_cluster.messages import saved_message, termination_message
 from operator_stories.teller import Teller
 
 from stepkeeper.contract import ExitCode
-from stepkeeper_operator.testing import saved_message, termination_message
 
 __all__ = ["HAPPENINGS", "mend_the_spec"]
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Final
 
+from fake_cluster.messages import training_report
 from operator_stories.teller import Teller
 
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
-from stepkeeper_operator.testing import training_report
 
 __all__ = [
     "PROPERTIES",

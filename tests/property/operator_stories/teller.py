@@ -4,8 +4,10 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+from fake_cluster.messages import training_report
+from fake_cluster.world import World
+
 from stepkeeper.contract import ExitCode, Report
-from stepkeeper_operator.testing import World, training_report
 
 __all__ = ["Teller"]
 

@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
+from fake_cluster.queued_resources import make_resource
 from google.cloud import tpu_v2, tpu_v2alpha1
 from google.protobuf import json_format
 
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudMaintenance, CloudRequest, Place
 from stepkeeper_operator.cloud_tpu.convert import build_queued_resource, read_node, read_queued_resource
 from stepkeeper_operator.queued_resources.request import build_request
-from stepkeeper_operator.testing.queued_resources import make_resource
 
 PLACE = Place(project="lab-tpus", zone="us-central2-b")
 MODULES = {ApiVersion.V2: tpu_v2, ApiVersion.V2ALPHA1: tpu_v2alpha1}

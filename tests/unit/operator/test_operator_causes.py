@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from fake_cluster.facts import make_pod
 
 from stepkeeper.contract import CommitPoint, ExitCode, Termination
 from stepkeeper_operator.cache.evidence import AttemptEvidence, EvidenceCache
@@ -11,7 +12,6 @@ from stepkeeper_operator.facts.pod import ContainerEnd, read_pod
 from stepkeeper_operator.policy.causes.find_cause import find_cause
 from stepkeeper_operator.policy.causes.finding import Finding, Verdict
 from stepkeeper_operator.policy.circumstances import Circumstances
-from stepkeeper_operator.testing.facts import make_pod
 
 
 def pod(name: str = "p0", **more: Any) -> Pod:

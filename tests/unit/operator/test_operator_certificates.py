@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
+from fake_cluster.cluster import FakeCluster
 
 from stepkeeper_operator.endpoint.certificates import TlsMaterial, make_tls, needs_renewal, renew_tls
 from stepkeeper_operator.endpoint.serving import load_certificate, server_tls
 from stepkeeper_operator.endpoint.tls import ServingCertificate
 from stepkeeper_operator.endpoint.tls_secret import read_secret, secret_manifest
 from stepkeeper_operator.errors import CertificateError
-from stepkeeper_operator.testing import FakeCluster
 
 NAMES = ("stepkeeper-operator.stepkeeper-system.svc", "10.0.0.1")
 NOW = datetime(2027, 1, 1, tzinfo=UTC)

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
+from fake_cluster.world import World
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.errors import ApiError
-from stepkeeper_operator.testing import World
 
 MOST = 16
 QUOTA = ApiError(403, 'jobsets "lm" is forbidden: exceeded quota: objects')

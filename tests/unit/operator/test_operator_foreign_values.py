@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from fake_cluster.world import World
 
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
-from stepkeeper_operator.testing import World
 
 
 async def running() -> World:

@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
+from fake_cluster.job_machines import change, machines, world_of
+from fake_cluster.world import World
 
 from stepkeeper.contract import Head, Report, ReportedCommit, ReportPhase
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus
-from stepkeeper_operator.testing import World
-from stepkeeper_operator.testing.job_machines import change, machines, world_of
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 TEMPLATE: dict[str, Any] = {"spec": {"containers": [{"name": "trainer", "image": "t"}]}}

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from fake_cluster.world import World, training_job
 
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey, job_key, queued_resource_key
@@ -11,7 +12,6 @@ from stepkeeper_operator.cache.kinds import list_watched_kinds
 from stepkeeper_operator.cluster import NODES, QUEUED_RESOURCES, SECRETS, TRAINING_JOBS
 from stepkeeper_operator.facts import read_node
 from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL
-from stepkeeper_operator.testing import World, training_job
 
 QR = queued_resource_key("default", "slice")
 JOB = job_key("default", "lm")

@@ -3,6 +3,9 @@
 from typing import Any
 
 import pytest
+from fake_cluster.cluster import FakeCluster
+from fake_cluster.messages import saved_message, training_report
+from fake_cluster.world import World
 from typing_extensions import override
 
 from stepkeeper.contract import ExitCode
@@ -15,7 +18,6 @@ from stepkeeper_operator.facts import read_jobset
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.startup import Operator
-from stepkeeper_operator.testing import FakeCluster, World, saved_message, training_report
 
 
 class WithoutKueue(FakeCluster):

@@ -5,13 +5,13 @@ import random
 import time
 
 import pytest
+from fake_cluster.cluster import FakeCluster
 from typing_extensions import override
 
 from stepkeeper_operator.cluster import CONFIG_MAPS, GuardedCluster, Resource
 from stepkeeper_operator.errors import ApiError, LeaseLostError
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.lease import LeaseGuard
-from stepkeeper_operator.testing import FakeCluster
 
 
 class Time:

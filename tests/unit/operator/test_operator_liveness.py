@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
+from fake_cluster.messages import saved_message, training_report
+from fake_cluster.world import World
 
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
-from stepkeeper_operator.testing import World, saved_message, training_report
 
 TWO_SLICES: dict[str, Any] = {"tpu": {"accelerator": "v5p", "topology": "2x2x2", "slices": 2}}
 

@@ -4,10 +4,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from fake_cluster.messages import termination_message
+from fake_cluster.world import World
 
 from stepkeeper.contract import CommitPoint
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
-from stepkeeper_operator.testing import World, termination_message
 
 BACKOFF = {"maxFailures": 3, "backoff": {"initialSeconds": 600, "maxSeconds": 3600}}
 

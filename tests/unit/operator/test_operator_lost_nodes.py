@@ -4,6 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fake_cluster.messages import training_report
+from fake_cluster.world import World
 
 from stepkeeper.contract import Report, ReportPhase
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
@@ -13,7 +15,6 @@ from stepkeeper_operator.facts import Node, Pod, read_pod
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.lost_pods import find_lost_pods
-from stepkeeper_operator.testing import World, training_report
 
 NOW = 10_000.0
 

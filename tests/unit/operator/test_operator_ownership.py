@@ -4,12 +4,12 @@ from itertools import permutations
 from typing import Any
 
 import pytest
+from fake_cluster.world import World
 
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import job_key
-from stepkeeper_operator.testing import World
 
 
 async def running() -> World:

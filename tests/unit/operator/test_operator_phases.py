@@ -4,6 +4,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
+from fake_cluster.messages import training_report
+from fake_cluster.world import World
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.decision import DeleteJobSet
@@ -11,7 +13,6 @@ from stepkeeper_operator.facts import read_jobset
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.planning.next_step import plan_next
-from stepkeeper_operator.testing import World, training_report
 
 OTHER_IMAGE: Final = {"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}}
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
+from fake_cluster.cluster import FakeCluster
+from fake_cluster.world import training_job
 from typing_extensions import override
 
 from stepkeeper_operator.cache.cache import Cache
@@ -20,7 +22,6 @@ from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.reconcile import Reconciler
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.startup import Operator
-from stepkeeper_operator.testing import FakeCluster, training_job
 
 QR = queued_resource_key("default", "slice")
 JOB = job_key("default", "lm")

@@ -3,12 +3,13 @@
 from typing import Any
 
 import pytest
+from fake_cluster.messages import training_report
+from fake_cluster.world import World, training_job
 
 from stepkeeper_operator.api.reading import read_object
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.errors import ApiError, InvalidObjectError
-from stepkeeper_operator.testing import World, training_job, training_report
 
 REFUSED = (ConditionStatus.FALSE, "UnknownField")
 

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from fake_cluster.messages import termination_message, training_report
+from fake_cluster.world import World
+
 from stepkeeper.contract import CommitPoint, ExitCode, Head, Report, ReportPhase
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
-from stepkeeper_operator.testing import World, termination_message, training_report
 
 
 async def running(**spec: Any) -> World:

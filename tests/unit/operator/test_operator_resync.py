@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 
 import pytest
+from fake_cluster.cluster import FakeCluster
 from typing_extensions import override
 
 from stepkeeper_operator.cache.cache import Cache
@@ -12,7 +13,6 @@ from stepkeeper_operator.cache.sweep import forget_deleted_objects
 from stepkeeper_operator.cluster import JOBSETS, WORKLOADS, Resource
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.handlers.resync import Resync
-from stepkeeper_operator.testing import FakeCluster
 
 PERIOD_S = 600
 KINDS = list_watched_kinds(cloud_tpu=False, kueue=True)

@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
+from fake_cluster.world import World, training_job
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.facts import read_job_root
 from stepkeeper_operator.facts.raw import render_time
-from stepkeeper_operator.testing import World, training_job
 
 URI = "gs://bucket/runs/lm"  # that of the world's job
 

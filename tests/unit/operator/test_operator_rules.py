@@ -4,6 +4,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
+from fake_cluster.facts import make_ended_pod as ended
+from fake_cluster.facts import make_failed_job as failed_job
+from fake_cluster.facts import make_jobset as jobset
+from fake_cluster.facts import make_pod as pod
+from fake_cluster.messages import training_report
 
 from stepkeeper.contract import Cause, Termination
 from stepkeeper_operator.api.v1alpha1.trainingjob import BackoffSpec, RestartsSpec
@@ -22,11 +27,6 @@ from stepkeeper_operator.policy import attempt_evidence, attempts, budgets
 from stepkeeper_operator.policy.causes.finding import Finding
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.resumptions import open_if_started
-from stepkeeper_operator.testing import training_report
-from stepkeeper_operator.testing.facts import make_ended_pod as ended
-from stepkeeper_operator.testing.facts import make_failed_job as failed_job
-from stepkeeper_operator.testing.facts import make_jobset as jobset
-from stepkeeper_operator.testing.facts import make_pod as pod
 
 NOW: Final = 1000.0
 ENDED: Final = Attempt(number=1, start=100, end=500, cause="Eviction", message="evicted")

@@ -3,6 +3,8 @@
 from typing import Any, Final
 
 import pytest
+from fake_cluster.facts import make_ended_pod as ended
+from fake_cluster.facts import make_pod as pod
 
 from stepkeeper.contract import Termination
 from stepkeeper_operator.cache.evidence import AttemptEvidence
@@ -11,8 +13,6 @@ from stepkeeper_operator.facts.pod import ContainerEnd
 from stepkeeper_operator.policy.causes.find_cause import find_cause
 from stepkeeper_operator.policy.causes.finding import Finding
 from stepkeeper_operator.policy.circumstances import Circumstances
-from stepkeeper_operator.testing.facts import make_ended_pod as ended
-from stepkeeper_operator.testing.facts import make_pod as pod
 
 
 def find(*pods: Pod, n_hosts: int = 1) -> Finding:

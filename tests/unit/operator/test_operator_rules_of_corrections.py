@@ -4,6 +4,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
+from fake_cluster.facts import make_ended_pod as ended
+from fake_cluster.facts import make_failed_job as failed_job
+from fake_cluster.facts import make_history as history
+from fake_cluster.facts import make_job, make_machines
+from fake_cluster.facts import make_pod as pod
 
 from stepkeeper.contract import Termination
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
@@ -15,11 +20,6 @@ from stepkeeper_operator.policy.attempts import DELETED, EDITED, MESSAGE_LIMIT, 
 from stepkeeper_operator.policy.causes.finding import Verdict
 from stepkeeper_operator.policy.corrections import correct_cause
 from stepkeeper_operator.policy.history import JobHistory
-from stepkeeper_operator.testing.facts import make_ended_pod as ended
-from stepkeeper_operator.testing.facts import make_failed_job as failed_job
-from stepkeeper_operator.testing.facts import make_history as history
-from stepkeeper_operator.testing.facts import make_job, make_machines
-from stepkeeper_operator.testing.facts import make_pod as pod
 
 NOW: Final = 1000.0
 OPEN_S: Final = 120

@@ -3,6 +3,9 @@
 from typing import Any, Final
 
 import pytest
+from fake_cluster.facts import make_ended_pod as ended
+from fake_cluster.facts import make_failed_job as failed_job
+from fake_cluster.facts import make_pod as pod
 
 from stepkeeper.contract import Cause, CommitPoint, Termination
 from stepkeeper_operator.cache.evidence import AttemptEvidence
@@ -15,9 +18,6 @@ from stepkeeper_operator.policy.causes.finding import Finding, Verdict
 from stepkeeper_operator.policy.causes.losses import attribute_to_loss
 from stepkeeper_operator.policy.circumstances import Circumstances
 from stepkeeper_operator.policy.machines import MachinesLoss
-from stepkeeper_operator.testing.facts import make_ended_pod as ended
-from stepkeeper_operator.testing.facts import make_failed_job as failed_job
-from stepkeeper_operator.testing.facts import make_pod as pod
 
 ASKED_AT: Final = 400.0
 TOLD: Final[dict[str, Any]] = {"deadline": 430.0}

@@ -4,6 +4,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
+from fake_cluster.facts import make_ended_pod as ended
+from fake_cluster.facts import make_failed_job as failed_job
+from fake_cluster.facts import make_history as history
+from fake_cluster.facts import make_job, make_machines
+from fake_cluster.facts import make_jobset as jobset
+from fake_cluster.facts import make_pod as pod
+from fake_cluster.messages import training_report
 
 from stepkeeper.contract import CommitPoint, Termination
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
@@ -23,13 +30,6 @@ from stepkeeper_operator.policy.attempts import (
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.history_update import update_history
 from stepkeeper_operator.policy.restarts_in_place import came_too_late, record_restarts
-from stepkeeper_operator.testing import training_report
-from stepkeeper_operator.testing.facts import make_ended_pod as ended
-from stepkeeper_operator.testing.facts import make_failed_job as failed_job
-from stepkeeper_operator.testing.facts import make_history as history
-from stepkeeper_operator.testing.facts import make_job, make_machines
-from stepkeeper_operator.testing.facts import make_jobset as jobset
-from stepkeeper_operator.testing.facts import make_pod as pod
 
 NOW: Final = 1000.0
 RUNNING: Final = Attempt(number=1, start=100)

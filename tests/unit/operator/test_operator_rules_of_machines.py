@@ -4,6 +4,15 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
+from fake_cluster.facts import (
+    ON_MACHINES,
+    make_ended_pod,
+    make_job,
+    make_jobset,
+    make_machines,
+    make_pod,
+)
+from fake_cluster.messages import training_report
 
 from stepkeeper.contract import CommitPoint, Termination
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
@@ -25,15 +34,6 @@ from stepkeeper_operator.policy.circumstances import Circumstances, gather_circu
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.lost_pods import find_lost_pods, find_orphans
 from stepkeeper_operator.policy.save_requests import compute_lead_s, find_open_request, update_request
-from stepkeeper_operator.testing import training_report
-from stepkeeper_operator.testing.facts import (
-    ON_MACHINES,
-    make_ended_pod,
-    make_job,
-    make_jobset,
-    make_machines,
-    make_pod,
-)
 
 NOW: Final = 10_000.0
 RUNNING: Final = Attempt(number=3, start=9000, to_step=70)

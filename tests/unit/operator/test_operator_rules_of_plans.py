@@ -4,6 +4,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
+from fake_cluster.facts import ON_MACHINES, make_job, make_jobset, make_machines
+from fake_cluster.facts import make_ended_pod as ended
+from fake_cluster.facts import make_history as history
+from fake_cluster.facts import make_observed as seen
+from fake_cluster.facts import make_unedited_jobset as jobset
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
@@ -25,11 +30,6 @@ from stepkeeper_operator.policy.planning.making import plan_without_jobset
 from stepkeeper_operator.policy.planning.next_step import plan_next
 from stepkeeper_operator.policy.planning.plan import Plan, set_suspend, stop_jobset
 from stepkeeper_operator.settings import OperatorSettings
-from stepkeeper_operator.testing.facts import ON_MACHINES, make_job, make_jobset, make_machines
-from stepkeeper_operator.testing.facts import make_ended_pod as ended
-from stepkeeper_operator.testing.facts import make_history as history
-from stepkeeper_operator.testing.facts import make_observed as seen
-from stepkeeper_operator.testing.facts import make_unedited_jobset as jobset
 
 NOW: Final = 1000.0
 

@@ -3,6 +3,14 @@
 from dataclasses import replace
 from typing import Any, Final
 
+from fake_cluster.facts import ON_MACHINES, make_job, make_machines, make_pod
+from fake_cluster.facts import make_ended_pod as ended
+from fake_cluster.facts import make_failed_job as failed_job
+from fake_cluster.facts import make_history as history
+from fake_cluster.facts import make_observed as seen
+from fake_cluster.facts import make_unedited_jobset as jobset
+from fake_cluster.messages import training_report
+
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     Attempt,
@@ -18,13 +26,6 @@ from stepkeeper_operator.policy.attempts import DELETED
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.planning import waits
 from stepkeeper_operator.policy.planning.plan import Plan
-from stepkeeper_operator.testing import training_report
-from stepkeeper_operator.testing.facts import ON_MACHINES, make_job, make_machines, make_pod
-from stepkeeper_operator.testing.facts import make_ended_pod as ended
-from stepkeeper_operator.testing.facts import make_failed_job as failed_job
-from stepkeeper_operator.testing.facts import make_history as history
-from stepkeeper_operator.testing.facts import make_observed as seen
-from stepkeeper_operator.testing.facts import make_unedited_jobset as jobset
 
 NOW: Final = 1000.0
 

@@ -1,9 +1,9 @@
 """Test that what one slice shows of an end decides nothing that another slice can still explain."""
 
 import pytest
+from fake_cluster.world import World
 
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
-from stepkeeper_operator.testing import World
 
 
 async def fail_one_slice_beside_a_silent_node() -> World:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fake_cluster.messages import termination_message, training_report
+from fake_cluster.world import World, training_job
 
 from stepkeeper.contract import CommitPoint
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
@@ -13,7 +15,6 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Bookkeeping
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.starts import was_edited
-from stepkeeper_operator.testing import World, termination_message, training_job, training_report
 
 SUSPENDED = (ConditionStatus.TRUE, "NoNewCheckpoint")
 SHORT_WAITS = {"backoff": {"initialSeconds": 1, "maxSeconds": 8}}
@@ -35,9 +36,8 @@ def stop_with_75(world: World, **last_word: Any) -> None:
 
 def exceed_limits(world: World) -> None:
     """Let the kubelet end a pod that used more ephemeral storage than its limit: no node lacks anything."""
-    pod = world.pods[0]
-    world.controllers.end_pod(pod, 137)
-    dead = world.cluster.objects["pods", "default", pod["metadata"]["name"]]
+    world.controllers.end_pod(world.pods[0], 137)
+    dead = world.cluster.objects["pods", "default", world.pods[0]["metadata"]["name"]]
     text = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi."
     world.cluster.put("pods", dead | {"status": dead["status"] | {"reason": "Evicted", "message": text}})
 

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
+from fake_cluster.cluster import FakeCluster
 
 from stepkeeper_operator import readiness
 from stepkeeper_operator.lease import LeaseGuard
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.startup import Operator
-from stepkeeper_operator.testing import FakeCluster
 
 SETTINGS = OperatorSettings(namespace="ns", identity="a", tls_secret_name="tls", lease_duration_s=3)
 

@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 import pytest
+from fake_cluster.world import training_job
 
 from stepkeeper.contract import (
     CommitPoint,
@@ -19,7 +20,6 @@ from stepkeeper_operator.cache.reports import LastReport, ReportCache
 from stepkeeper_operator.decide.status import Mirror, derive_progress, mirror_storage
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.history import JobHistory
-from stepkeeper_operator.testing import training_job
 
 NO_HISTORY: Final = JobHistory(attempts=(), restarts=RestartsStatus(), bookkeeping=Bookkeeping())
 

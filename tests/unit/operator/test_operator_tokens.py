@@ -4,13 +4,13 @@ import base64
 import json
 
 import pytest
+from fake_cluster.cluster import FakeCluster
 from typing_extensions import override
 
 from stepkeeper_operator.cluster import TOKEN_REVIEWS, Resource
 from stepkeeper_operator.endpoint import KubernetesTokens, TokenPod
 from stepkeeper_operator.errors import ReportRefusedError
 from stepkeeper_operator.facts.raw import RawObject
-from stepkeeper_operator.testing import FakeCluster
 
 
 class Reviewer(FakeCluster):

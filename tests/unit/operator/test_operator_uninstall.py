@@ -5,12 +5,12 @@ import os
 from typing import Any
 
 import pytest
+from fake_cluster.cluster import FakeCluster
 
 from stepkeeper_operator.__main__ import main
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.queued_resources.naming import FINALIZER
 from stepkeeper_operator.queued_resources.uninstall import OBSTACLE, check_uninstall
-from stepkeeper_operator.testing.cluster import FakeCluster
 
 
 @pytest.fixture

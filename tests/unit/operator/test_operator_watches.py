@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import kopf
 import pytest
+from fake_cluster.world import World
 from kopf._cogs.aiokits.aiotoggles import ToggleSet
 from kopf._cogs.structs.ephemera import AnyMemo, Memo
 from kopf._cogs.structs.references import Resource as KopfResource
@@ -17,7 +18,6 @@ from stepkeeper_operator.cache.keys import ObjectKey, job_key
 from stepkeeper_operator.cache.kinds import list_watched_kinds
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.handlers.watch import make_kopf_settings, make_registry
-from stepkeeper_operator.testing import World
 
 Kind = Literal["ADDED", "MODIFIED", "DELETED"]
 JOB = job_key("default", "lm")

@@ -4,13 +4,13 @@ import logging
 from typing import Any
 
 import pytest
+from fake_cluster.cluster import FakeCluster
 
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.cluster import PODS, QUEUED_RESOURCES
 from stepkeeper_operator.errors import ApiError, ConflictError
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.metrics import Metrics
-from stepkeeper_operator.testing import FakeCluster
 from stepkeeper_operator.writing import ObjectWriter
 
 EVENT = ObjectEvent(warning=True, reason="QuotaExhausted", message="no quota" + "!" * 2000)

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from fake_cluster.job_machines import change, running
+from fake_cluster.world import World
+
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
-from stepkeeper_operator.testing import World
-from stepkeeper_operator.testing.job_machines import change, running
 
 SPOT: dict[str, Any] = {"spot": {}}
 GONE: dict[str, Any] = {"tier": SPOT, "active": False, "joined": False, "state": "Suspended"}

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from fake_cluster.job_machines import machines, world_of
+from fake_cluster.world import World
+
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
-from stepkeeper_operator.testing import World
-from stepkeeper_operator.testing.job_machines import machines, world_of
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 READY = machines()

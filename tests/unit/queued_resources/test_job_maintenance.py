@@ -2,10 +2,11 @@
 
 import re
 
+from fake_cluster.job_machines import change, running
+from fake_cluster.world import World
+
 from stepkeeper.contract import Head, Report, ReportedCommit, ReportPhase
 from stepkeeper_operator.facts.raw import render_time
-from stepkeeper_operator.testing import World
-from stepkeeper_operator.testing.job_machines import change, running
 
 
 def report_of(sequence: int, step: int, *, now: float, at_step: int | None = None) -> Report:

@@ -5,13 +5,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import CloudOperation, QueuedResourceState
-from stepkeeper_operator.cloud_tpu.cloud import CloudTPUError, ErrorKind
-from stepkeeper_operator.labels import CLOUD_NODE_LABEL
-from stepkeeper_operator.queued_resources.decision import DeleteCloudResource, SetFinalizer
-from stepkeeper_operator.queued_resources.observed import Observed
-from stepkeeper_operator.testing.queued_resources import (
+from fake_cluster.queued_resources import (
     PLACE,
     created,
     decide,
@@ -22,7 +16,13 @@ from stepkeeper_operator.testing.queued_resources import (
     observe,
     with_status,
 )
-from stepkeeper_operator.testing.resource_world import ResourceWorld
+from fake_cluster.resource_world import ResourceWorld
+
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import CloudOperation, QueuedResourceState
+from stepkeeper_operator.cloud_tpu.cloud import CloudTPUError, ErrorKind
+from stepkeeper_operator.labels import CLOUD_NODE_LABEL
+from stepkeeper_operator.queued_resources.decision import DeleteCloudResource, SetFinalizer
+from stepkeeper_operator.queued_resources.observed import Observed
 
 
 def play(story: Coroutine[Any, Any, None]) -> None:

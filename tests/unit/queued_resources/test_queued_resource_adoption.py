@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fake_cluster.cloud.small_cloud import SmallCloud
+from fake_cluster.queued_resources import PLACE, make_cloud_resource, make_resource
+from fake_cluster.resource_world import ResourceWorld
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudQueuedResource, ErrorKind, Place
 from stepkeeper_operator.facts.queued_resource import read_queued_machines
 from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL
 from stepkeeper_operator.queued_resources.naming import CLUSTER_LABEL, UID_LABEL
-from stepkeeper_operator.testing.cloud.small_cloud import SmallCloud
-from stepkeeper_operator.testing.queued_resources import PLACE, make_cloud_resource, make_resource
-from stepkeeper_operator.testing.resource_world import ResourceWorld
 
 BY_HAND = {"team": "blue"}
 SLICES = {"count": 2}

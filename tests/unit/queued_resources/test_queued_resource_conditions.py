@@ -4,6 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fake_cluster.queued_resources import (
+    make_cloud_resource,
+    make_node,
+    make_resource,
+    observe,
+)
 
 from stepkeeper_operator.api.v1alpha1.conditions import Condition
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
@@ -31,12 +37,6 @@ from stepkeeper_operator.queued_resources.naming import (
 from stepkeeper_operator.queued_resources.observed import Member, Observed
 from stepkeeper_operator.queued_resources.request import build_request, choose_api_version, hash_spec
 from stepkeeper_operator.queued_resources.settings import CloudSettings
-from stepkeeper_operator.testing.queued_resources import (
-    make_cloud_resource,
-    make_node,
-    make_resource,
-    observe,
-)
 
 NOW = 10_000.0
 

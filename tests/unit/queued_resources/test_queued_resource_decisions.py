@@ -3,21 +3,7 @@
 from typing import Any
 
 import pytest
-
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
-    QueuedResourceState,
-    QueuedResourceStatus,
-)
-from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudQueuedResource, CloudTPUError, ErrorKind
-from stepkeeper_operator.queued_resources.decision import (
-    CreateCloudResource,
-    DeleteCloudResource,
-    LabelNodes,
-    SetFinalizer,
-)
-from stepkeeper_operator.queued_resources.naming import make_labels
-from stepkeeper_operator.queued_resources.observed import Observed
-from stepkeeper_operator.testing.queued_resources import (
+from fake_cluster.queued_resources import (
     CLUSTER_ID,
     NOW,
     SETTINGS,
@@ -33,6 +19,20 @@ from stepkeeper_operator.testing.queued_resources import (
     noted,
     observe,
 )
+
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
+    QueuedResourceState,
+    QueuedResourceStatus,
+)
+from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudQueuedResource, CloudTPUError, ErrorKind
+from stepkeeper_operator.queued_resources.decision import (
+    CreateCloudResource,
+    DeleteCloudResource,
+    LabelNodes,
+    SetFinalizer,
+)
+from stepkeeper_operator.queued_resources.naming import make_labels
+from stepkeeper_operator.queued_resources.observed import Observed
 
 STATES = (
     "CREATING",

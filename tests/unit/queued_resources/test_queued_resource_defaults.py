@@ -4,11 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
-from stepkeeper_operator.queued_resources.compare import find_differences
-from stepkeeper_operator.queued_resources.request import build_request, hash_spec
-from stepkeeper_operator.testing.queued_resources import (
+from fake_cluster.queued_resources import (
     created,
     decide,
     make_cloud_resource,
@@ -16,6 +12,10 @@ from stepkeeper_operator.testing.queued_resources import (
     make_resource,
     observe,
 )
+
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
+from stepkeeper_operator.queued_resources.compare import find_differences
+from stepkeeper_operator.queued_resources.request import build_request, hash_spec
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 SPEC_DEFAULTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

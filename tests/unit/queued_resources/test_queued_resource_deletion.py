@@ -3,6 +3,22 @@
 from dataclasses import replace
 
 import pytest
+from fake_cluster.queued_resources import (
+    NOW,
+    SETTINGS,
+    after,
+    created,
+    decide,
+    deleting,
+    find,
+    kinds,
+    make_cloud_resource,
+    make_node,
+    make_resource,
+    noted,
+    observe,
+    with_status,
+)
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     CloudOperation,
@@ -19,22 +35,6 @@ from stepkeeper_operator.queued_resources.decision import (
 )
 from stepkeeper_operator.queued_resources.observed import Member, MemberPod, Observed, Outcome, Verb
 from stepkeeper_operator.queued_resources.subject import read_subject
-from stepkeeper_operator.testing.queued_resources import (
-    NOW,
-    SETTINGS,
-    after,
-    created,
-    decide,
-    deleting,
-    find,
-    kinds,
-    make_cloud_resource,
-    make_node,
-    make_resource,
-    noted,
-    observe,
-    with_status,
-)
 
 STATES = (
     "CREATING",

@@ -3,6 +3,22 @@
 from dataclasses import replace
 
 import pytest
+from fake_cluster.queued_resources import (
+    CLUSTER_ID,
+    NOW,
+    SETTINGS,
+    after,
+    created,
+    decide,
+    find,
+    kinds,
+    list_cloud,
+    make_cloud_resource,
+    make_resource,
+    noted,
+    observe,
+    with_status,
+)
 
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
@@ -23,22 +39,6 @@ from stepkeeper_operator.queued_resources.decision import (
 )
 from stepkeeper_operator.queued_resources.observed import Observed, Outcome, Verb
 from stepkeeper_operator.queued_resources.pacing import compute_retry_s
-from stepkeeper_operator.testing.queued_resources import (
-    CLUSTER_ID,
-    NOW,
-    SETTINGS,
-    after,
-    created,
-    decide,
-    find,
-    kinds,
-    list_cloud,
-    make_cloud_resource,
-    make_resource,
-    noted,
-    observe,
-    with_status,
-)
 
 ERRORS = {
     ErrorKind.QUOTA: ("RESOURCE_EXHAUSTED", 300, ("QuotaExhausted", "True")),

@@ -4,6 +4,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from fake_cluster.queued_resources import NOW, after, decide, list_cloud
+from fake_cluster.resource_cells import (
+    WORDS,
+    Cell,
+    lay_out,
+    requests_of,
+)
+from fake_cluster.resource_situations import SITUATIONS
 
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
@@ -22,14 +30,6 @@ from stepkeeper_operator.queued_resources.decision import (
 )
 from stepkeeper_operator.queued_resources.naming import FINALIZER
 from stepkeeper_operator.queued_resources.observed import Observed, Outcome, Verb
-from stepkeeper_operator.testing.queued_resources import NOW, after, decide, list_cloud
-from stepkeeper_operator.testing.resource_cells import (
-    WORDS,
-    Cell,
-    lay_out,
-    requests_of,
-)
-from stepkeeper_operator.testing.resource_situations import SITUATIONS
 
 NOT_GONE = "its deletion is over, but the resource still exists"
 MOST_ROUNDS = 8

@@ -3,6 +3,16 @@
 from itertools import product
 
 import pytest
+from fake_cluster.queued_resources import NOW, SETTINGS, decide, find
+from fake_cluster.resource_cells import (
+    ANSWERS,
+    SHAPES,
+    WISHES,
+    Cell,
+    lay_out,
+    requests_of,
+)
+from fake_cluster.resource_situations import SITUATIONS
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource
@@ -17,16 +27,6 @@ from stepkeeper_operator.queued_resources.decision import (
     SetFinalizer,
 )
 from stepkeeper_operator.queued_resources.naming import UID_LABEL
-from stepkeeper_operator.testing.queued_resources import NOW, SETTINGS, decide, find
-from stepkeeper_operator.testing.resource_cells import (
-    ANSWERS,
-    SHAPES,
-    WISHES,
-    Cell,
-    lay_out,
-    requests_of,
-)
-from stepkeeper_operator.testing.resource_situations import SITUATIONS
 
 REMOVALS = {
     "Suspended",

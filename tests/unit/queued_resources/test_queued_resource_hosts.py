@@ -3,13 +3,7 @@
 from dataclasses import replace
 
 import pytest
-
-from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
-from stepkeeper_operator.facts.queued_resource import read_queued_machines
-from stepkeeper_operator.queued_resources.decision import Decision
-from stepkeeper_operator.queued_resources.observed import Member
-from stepkeeper_operator.testing.queued_resources import (
+from fake_cluster.queued_resources import (
     NOW,
     after,
     created,
@@ -20,6 +14,12 @@ from stepkeeper_operator.testing.queued_resources import (
     noted,
     observe,
 )
+
+from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
+from stepkeeper_operator.facts.queued_resource import read_queued_machines
+from stepkeeper_operator.queued_resources.decision import Decision
+from stepkeeper_operator.queued_resources.observed import Member
 
 HOST = Member(name="host-0", uid="n0", cloud_node="team-v5e", addresses=("10.0.0.0",))
 SILENT = replace(HOST, ready=False)

@@ -3,13 +3,7 @@
 from dataclasses import replace
 
 import pytest
-
-from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
-from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance
-from stepkeeper_operator.facts.raw import render_time
-from stepkeeper_operator.queued_resources.decision import Decision
-from stepkeeper_operator.testing.queued_resources import (
+from fake_cluster.queued_resources import (
     NOW,
     after,
     created,
@@ -19,6 +13,12 @@ from stepkeeper_operator.testing.queued_resources import (
     make_node,
     observe,
 )
+
+from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
+from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance
+from stepkeeper_operator.facts.raw import render_time
+from stepkeeper_operator.queued_resources.decision import Decision
 
 START = int(NOW)
 

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from fake_cluster.resource_world import ResourceWorld
 from prometheus_client.parser import text_string_to_metric_families
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import ErrorKind
-from stepkeeper_operator.testing.resource_world import ResourceWorld
 
 OBJECT = (("namespace", "team"), ("queued_resource", "v5e"))
 PLACE = (("project", "my-project"), ("zone", "us-central2-b"))

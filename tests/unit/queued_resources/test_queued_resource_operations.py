@@ -5,11 +5,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import CloudOperation, QueuedResourceState
-from stepkeeper_operator.cloud_tpu.cloud import ErrorKind
-from stepkeeper_operator.queued_resources.settings import CloudSettings
-from stepkeeper_operator.testing.queued_resources import (
+from fake_cluster.queued_resources import (
     created,
     decide,
     deleting,
@@ -19,7 +15,11 @@ from stepkeeper_operator.testing.queued_resources import (
     observe,
     with_status,
 )
-from stepkeeper_operator.testing.resource_world import ResourceWorld
+from fake_cluster.resource_world import ResourceWorld
+
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import CloudOperation, QueuedResourceState
+from stepkeeper_operator.cloud_tpu.cloud import ErrorKind
+from stepkeeper_operator.queued_resources.settings import CloudSettings
 
 CREATION = CloudOperation(name="op", verb="Create", start_time=0)
 

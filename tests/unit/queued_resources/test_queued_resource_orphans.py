@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fake_cluster.resource_world import ResourceWorld
 
 from stepkeeper_operator.queued_resources.naming import CLUSTER_LABEL, NAME_LABEL, UID_LABEL
-from stepkeeper_operator.testing.resource_world import ResourceWorld
 
 GAUGE = 'stepkeeper_queued_resource_orphans{project="my-project",zone="us-central2-b"}'
 

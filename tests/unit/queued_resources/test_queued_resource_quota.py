@@ -1,11 +1,6 @@
 """Test that lack of quota is tried again ever more slowly, however the cloud tells of it."""
 
-from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
-from stepkeeper_operator.cloud_tpu.cloud import CloudOperationState, CloudTPUError, ErrorKind
-from stepkeeper_operator.queued_resources.decision import CreateCloudResource
-from stepkeeper_operator.queued_resources.observed import Outcome, Verb
-from stepkeeper_operator.testing.queued_resources import (
+from fake_cluster.queued_resources import (
     after,
     created,
     decide,
@@ -16,6 +11,12 @@ from stepkeeper_operator.testing.queued_resources import (
     noted,
     observe,
 )
+
+from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
+from stepkeeper_operator.cloud_tpu.cloud import CloudOperationState, CloudTPUError, ErrorKind
+from stepkeeper_operator.queued_resources.decision import CreateCloudResource
+from stepkeeper_operator.queued_resources.observed import Outcome, Verb
 
 EXPECTED_WAITS_S = [300, 600, 1200, 1800, 1800]
 NO_QUOTA = CloudTPUError(ErrorKind.QUOTA, "RESOURCE_EXHAUSTED", "no quota")

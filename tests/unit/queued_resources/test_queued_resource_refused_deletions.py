@@ -1,14 +1,7 @@
 """Test that a refused deletion, while machines cost money, is asked for again within five minutes, and says so."""
 
 import pytest
-
-from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
-from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource, CloudTPUError, ErrorKind
-from stepkeeper_operator.facts.raw import render_time
-from stepkeeper_operator.queued_resources.decision import Decision, DeleteCloudResource
-from stepkeeper_operator.queued_resources.observed import Observed, Outcome, Verb
-from stepkeeper_operator.testing.queued_resources import (
+from fake_cluster.queued_resources import (
     CLUSTER_ID,
     NOW,
     after,
@@ -21,6 +14,13 @@ from stepkeeper_operator.testing.queued_resources import (
     noted,
     observe,
 )
+
+from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
+from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource, CloudTPUError, ErrorKind
+from stepkeeper_operator.facts.raw import render_time
+from stepkeeper_operator.queued_resources.decision import Decision, DeleteCloudResource
+from stepkeeper_operator.queued_resources.observed import Observed, Outcome, Verb
 
 REFUSALS = (ErrorKind.TERMINAL, ErrorKind.NOT_FOUND, ErrorKind.CREDENTIALS)
 WAITS_S = [5, 10, 20, 40, 80, 160, 300, 300]

@@ -6,9 +6,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from fake_cluster.resource_world import ResourceWorld
 
 from stepkeeper_operator.errors import ApiError, InvalidObjectError
-from stepkeeper_operator.testing.resource_world import ResourceWorld
 
 
 def play(story: Coroutine[Any, Any, None]) -> None:

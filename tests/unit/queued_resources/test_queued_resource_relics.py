@@ -6,11 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
-from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL
-from stepkeeper_operator.queued_resources.naming import make_labels
-from stepkeeper_operator.testing.queued_resources import (
+from fake_cluster.queued_resources import (
     CLUSTER_ID,
     after,
     decide,
@@ -20,7 +16,11 @@ from stepkeeper_operator.testing.queued_resources import (
     make_resource,
     observe,
 )
-from stepkeeper_operator.testing.resource_world import ResourceWorld
+from fake_cluster.resource_world import ResourceWorld
+
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
+from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL
+from stepkeeper_operator.queued_resources.naming import make_labels
 
 NOT_ADOPTABLE = {
     "another cluster": {"stepkeeper-cluster": "another"},

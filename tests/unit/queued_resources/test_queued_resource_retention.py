@@ -6,11 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import CloudOperation, QueuedResourceState
-from stepkeeper_operator.queued_resources.decision import SetFinalizer, Uncordon
-from stepkeeper_operator.queued_resources.observed import Member
-from stepkeeper_operator.testing.queued_resources import (
+from fake_cluster.queued_resources import (
     PLACE,
     decide,
     deleting,
@@ -19,7 +15,11 @@ from stepkeeper_operator.testing.queued_resources import (
     observe,
     with_status,
 )
-from stepkeeper_operator.testing.resource_world import ResourceWorld
+from fake_cluster.resource_world import ResourceWorld
+
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import CloudOperation, QueuedResourceState
+from stepkeeper_operator.queued_resources.decision import SetFinalizer, Uncordon
+from stepkeeper_operator.queued_resources.observed import Member
 
 OURS = Member(name="host-0", uid="n0", cloud_node="team-v5e", cordoned=True, cordoned_by_us=True)
 

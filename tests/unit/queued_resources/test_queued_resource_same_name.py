@@ -5,13 +5,13 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from fake_cluster.queued_resources import PLACE
+from fake_cluster.resource_world import ResourceWorld
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, ErrorKind
 from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL
 from stepkeeper_operator.queued_resources.naming import UID_LABEL
-from stepkeeper_operator.testing.queued_resources import PLACE
-from stepkeeper_operator.testing.resource_world import ResourceWorld
 
 ACTIVE = QueuedResourceState.ACTIVE
 

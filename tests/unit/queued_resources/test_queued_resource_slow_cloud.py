@@ -4,6 +4,10 @@ import asyncio
 from typing import Any
 
 import pytest
+from fake_cluster.cloud.small_cloud import SmallCloud
+from fake_cluster.cluster import FakeCluster
+from fake_cluster.queued_resources import CLUSTER_ID, PLACE, make_resource
+from fake_cluster.resource_world import ResourceWorld
 from typing_extensions import override
 
 from stepkeeper_operator.cache.cache import Cache
@@ -25,10 +29,6 @@ from stepkeeper_operator.queued_resources.controller import make_queued_resource
 from stepkeeper_operator.queued_resources.memory import ResourceMemory
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.reconcile import Reconciler
-from stepkeeper_operator.testing.cloud.small_cloud import SmallCloud
-from stepkeeper_operator.testing.cluster import FakeCluster
-from stepkeeper_operator.testing.queued_resources import CLUSTER_ID, PLACE, make_resource
-from stepkeeper_operator.testing.resource_world import ResourceWorld
 from stepkeeper_operator.work_queue import KindQueues
 
 N_HUNG = 40

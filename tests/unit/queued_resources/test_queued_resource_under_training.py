@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 from cloud_stories.cloud import EngineCloud
+from fake_cluster.job_machines import world_of
+from fake_cluster.messages import saved_message
+from fake_cluster.queued_resources import make_resource
+from fake_cluster.world import World
 
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
@@ -16,10 +20,6 @@ from stepkeeper_operator.labels import CLOUD_NODE_LABEL, QUEUED_RESOURCE_UID_LAB
 from stepkeeper_operator.queued_resources.controller import make_queued_resource_controller
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.reconcile import Reconciler
-from stepkeeper_operator.testing import saved_message
-from stepkeeper_operator.testing.job_machines import world_of
-from stepkeeper_operator.testing.queued_resources import make_resource
-from stepkeeper_operator.testing.world import World
 from stepkeeper_operator.training_jobs.controller import make_job_controller
 
 JOB, MACHINES = job_key("default", "lm"), queued_resource_key("default", "pod-a")

@@ -5,9 +5,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from fake_cluster.resource_world import ResourceWorld
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
-from stepkeeper_operator.testing.resource_world import ResourceWorld
 
 NEWER_STATUSES: dict[str, dict[str, Any]] = {
     "a state": {"state": "Repairing"},

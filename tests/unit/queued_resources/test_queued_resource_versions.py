@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fake_cluster.queued_resources import make_cloud_resource, make_resource
+from fake_cluster.resource_world import ResourceWorld
 
 from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudTPUError, ErrorKind
 from stepkeeper_operator.facts.queued_resource import read_queued_machines
-from stepkeeper_operator.testing.queued_resources import make_cloud_resource, make_resource
-from stepkeeper_operator.testing.resource_world import ResourceWorld
 
 REFUSED = CloudTPUError(ErrorKind.TERMINAL, "PERMISSION_DENIED", "no v2alpha1 here")
 DOWN = CloudTPUError(ErrorKind.TRANSIENT, "UNAVAILABLE", "down")

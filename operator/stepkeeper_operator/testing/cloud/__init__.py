@@ -1,1 +1,0 @@
-"""A cloud in memory."""

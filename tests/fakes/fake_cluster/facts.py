@@ -1,0 +1,172 @@
+"""Make the values that rules judge: jobs with their histories, pods, Jobs, JobSets and machines."""
+
+from typing import Any, Final
+
+from fake_cluster.world import training_job
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
+    Attempt,
+    Bookkeeping,
+    CauseCount,
+    RestartsStatus,
+)
+from stepkeeper_operator.build import template_hash
+from stepkeeper_operator.cache.evidence import AttemptEvidence
+from stepkeeper_operator.facts import BatchJob, JobSet, Pod, QueuedMachines
+from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.causes.finding import Finding
+from stepkeeper_operator.policy.history import JobHistory
+
+__all__ = [
+    "ON_MACHINES",
+    "make_ended_pod",
+    "make_failed_job",
+    "make_history",
+    "make_job",
+    "make_jobset",
+    "make_machines",
+    "make_observed",
+    "make_pod",
+    "make_unedited_jobset",
+]
+
+ON_MACHINES: Final[dict[str, Any]] = {
+    "placement": {"tpu": {"accelerator": "v5p", "topology": "2x2x1", "queuedResourceName": "tpu"}}
+}
+"""What the spec of a job says that has one host, on the machines of a QueuedResource."""
+
+
+def make_job(
+    *, status: dict[str, Any] | None = None, labels: dict[str, str] | None = None, **spec: Any
+) -> CheckpointedTrainingJob:
+    """Make job lm. `spec` overrides or adds fields of the spec."""
+    raw = training_job(**spec)
+    meta = raw["metadata"] | {"uid": "j", "labels": labels or {}}
+    return CheckpointedTrainingJob.model_validate(raw | {"metadata": meta, "status": status or {}})
+
+
+def make_history(
+    *attempts: Attempt, finding: Finding | None = None, failures: int = 0, evictions: int = 0, **more: Any
+) -> JobHistory:
+    """Make the history of a job that runs on its first JobSet. `more` replaces any field of its bookkeeping."""
+    counts = {"ApplicationError": failures, "Eviction": evictions}
+    by_cause = tuple(
+        CauseCount(cause=cause, count=n, counted_towards_limit=n if cause == "ApplicationError" else 0)
+        for cause, n in counts.items()
+        if n
+    )
+    return JobHistory(
+        attempts=attempts,
+        restarts=RestartsStatus(total=failures + evictions, by_cause=by_cause),
+        bookkeeping=Bookkeeping(**({"job_sets": 1, "started": True} | more)),
+        finding=finding,
+    )
+
+
+def make_pod(rank: int = 0, uid: str = "", **more: Any) -> Pod:
+    """Make a pod that runs, of the host with that rank. `more` replaces any of its fields."""
+    base: dict[str, Any] = {
+        "namespace": "default",
+        "name": f"p{rank}",
+        "uid": uid or f"p{rank}",
+        "job_uid": "j",
+        "owner_uid": "b",
+        "ordinal": (0, 0),
+        "rank": (0, rank),
+        "created_at": 100.0,
+        "node": "n1",
+        "phase": "Running",
+        "reason": None,
+        "started": True,
+        "deadline": None,
+        "grace_s": 30,
+        "disruption": None,
+        "hang": False,
+        "exit_code": None,
+        "exit_reason": None,
+        "finished_at": None,
+        "termination": None,
+        "waiting": None,
+    }
+    return Pod(**(base | more))
+
+
+def make_ended_pod(code: int, rank: int = 0, uid: str = "", *, at: float | None = 400.0, **more: Any) -> Pod:
+    """Make a pod whose trainer ended with that exit code."""
+    phase = "Failed" if code else "Succeeded"
+    return make_pod(rank, uid, **({"exit_code": code, "phase": phase, "finished_at": at} | more))
+
+
+def make_failed_job(uid: str = "b", message: str = "it has reached its backoff limit") -> BatchJob:
+    """Make a Job that has failed."""
+    return BatchJob(
+        namespace="default",
+        name="lm-w-0",
+        uid=uid,
+        job_uid="j",
+        owner_uid="s",
+        ordinal=(0, 0),
+        failure_reason="BackoffLimitExceeded",
+        failure_message=message,
+    )
+
+
+def make_jobset(**more: Any) -> JobSet:
+    """Make the first JobSet of job lm, which runs."""
+    base: dict[str, Any] = {
+        "namespace": "default",
+        "name": "lm",
+        "uid": "s",
+        "job_uid": "j",
+        "owner_uid": "j",
+        "owner_job": "lm",
+        "number": 0,
+        "template_hash": "t1",
+        "machines_hash": "",
+        "born_suspended": False,
+        "suspend": False,
+        "suspended": False,
+        "resumed_at": None,
+        "restarts": 0,
+        "restarts_counted": 0,
+        "rule": None,
+        "completed": False,
+        "failure_reason": None,
+        "failure_message": "",
+        "deleting": False,
+    }
+    return JobSet(**(base | more))
+
+
+def make_unedited_jobset(job: CheckpointedTrainingJob | None = None, **more: Any) -> JobSet:
+    """Make the first JobSet of a job, by default `make_job()`, of whose template nothing was changed since."""
+    return make_jobset(**({"template_hash": template_hash(job or make_job())} | more))
+
+
+def make_observed(*pods: Pod, jobs: tuple[BatchJob, ...] = (), **more: Any) -> Observed:
+    """Make what is observed of a job of which these pods and failed Jobs were seen. Its template is unedited."""
+    evidence = AttemptEvidence(ordinal=(0, 0), pods=pods, failed_batch_jobs=jobs)
+    base: dict[str, Any] = {"evidence": (evidence,), "pods": pods, "jobset": make_unedited_jobset()}
+    return Observed(**(base | more))
+
+
+def make_machines(**more: Any) -> QueuedMachines:
+    """Make the machines of QueuedResource tpu, on which a job can start."""
+    base: dict[str, Any] = {
+        "name": "tpu",
+        "namespace": "default",
+        "uid": "q",
+        "deleting": False,
+        "spot": False,
+        "best_effort": False,
+        "autocheckpoint_setting": "Off",
+        "n_nodes": 1,
+        "active": True,
+        "joined": True,
+        "join_deadline": None,
+        "join_timed_out": False,
+        "state": "Active",
+        "obstacle": "",
+        "replaced": False,
+    }
+    return QueuedMachines(**(base | more))

@@ -1,0 +1,113 @@
+"""Simulate kubelets, and the controllers that delete pods from nodes that went silent."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from fake_cluster.cluster import FakeCluster
+from fake_cluster.owned_objects import OwnedObjects
+from stepkeeper_operator.facts.raw import condition_of, parse_time, render_time
+
+__all__ = ["FakeKubelets"]
+
+_UNREACHABLE: Final = "node.kubernetes.io/unreachable"
+
+Raw = dict[str, Any]
+
+
+class FakeKubelets:
+    """Start pods, and end them when they are told to."""
+
+    def __init__(self, cluster: FakeCluster, objects: OwnedObjects, clock: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._objects = objects
+        self._clock = clock
+        self.stuck: set[str] = set()
+        """Nodes whose kubelet does nothing any more."""
+        self.gone: set[str] = set()
+        """Nodes that aren't there: pods that are meant for them wait."""
+        self.stop_s = 0.0
+        """Seconds that trainers take to end once they are told."""
+        self.stop_code = 143
+        """The exit code of trainers that are told to end."""
+        self.stop_message = ""
+        """Their termination message."""
+
+    def sync(self) -> None:
+        """Let every kubelet do what it has to do now."""
+        for pod in self._cluster.list_objects("pods"):
+            node = pod["spec"].get("nodeName")
+            if "deletionTimestamp" in pod["metadata"]:
+                self._end_deleted(pod, silent=node in self.stuck)
+            elif pod["status"]["phase"] == "Pending" and node not in self.gone | self.stuck:
+                running = [{"name": "trainer", "state": {"running": {}}}]
+                self._set_status(pod, phase="Running", containerStatuses=running)
+            elif node in self.stuck:
+                self._evict_unreachable(pod)
+
+    def end_pod(
+        self, pod: Raw, code: int, *, reason: str = "", message: str = "", finished_at: float | None = None
+    ) -> None:
+        """End the trainer of the pod with that exit code."""
+        ended = {
+            "exitCode": code,
+            "reason": reason or ("Completed" if code == 0 else "Error"),
+            "finishedAt": render_time(self._clock() if finished_at is None else finished_at),
+            "message": message,
+        }
+        status = pod["status"] | {
+            "phase": "Succeeded" if code == 0 else "Failed",
+            "containerStatuses": [{"name": "trainer", "state": {"terminated": ended}}],
+        }
+        self._set_status(pod, **status)
+
+    def disrupt(self, pod: Raw, reason: str, *, grace_s: int = 30) -> None:
+        """Give the pod a DisruptionTarget and delete it. A kubelet that shuts down deletes no pod."""
+        when = render_time(self._clock())
+        condition = {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": reason,
+            "lastTransitionTime": when,
+        }
+        self._set_status(pod, conditions=[condition])
+        if reason != "TerminationByKubelet":
+            self._objects.delete("pods", pod, grace_s=grace_s)
+
+    def _set_status(self, pod: Raw, **status: Any) -> None:
+        self._objects.change("pods", pod, "status", **status)
+
+    def _end_deleted(self, pod: Raw, *, silent: bool) -> None:
+        """End a pod that was told to, and let its object go once it has ended and its Job has counted it."""
+        meta, phase = pod["metadata"], pod["status"]["phase"]
+        over = phase in {"Failed", "Succeeded"}
+        if silent and meta["deletionGracePeriodSeconds"] > 0:
+            return
+        if over or silent:
+            if not meta.get("finalizers"):
+                self._objects.remove("pods", pod)
+        elif phase == "Pending":  # nobody but the garbage collector of pods ends one that no kubelet has
+            self._set_status(pod, phase="Failed")
+        else:
+            asked_at = (parse_time(meta["deletionTimestamp"]) or 0.0) - meta["deletionGracePeriodSeconds"]
+            if self._clock() >= asked_at + min(self.stop_s, meta["deletionGracePeriodSeconds"]):
+                self.end_pod(pod, self.stop_code, message=self.stop_message)
+
+    def _evict_unreachable(self, pod: Raw) -> None:
+        """Evict a pod from a node that has been silent for as long as the pod tolerates it."""
+        node = self._cluster.objects.get(("nodes", None, pod["spec"]["nodeName"]))
+        ready = {} if node is None else condition_of(node, "Ready")
+        since = parse_time(ready.get("lastTransitionTime"))
+        if ready.get("status") != "Unknown" or since is None:
+            return
+        stays_s = _compute_stay_s(pod["spec"].get("tolerations", ()))
+        if stays_s is not None and self._clock() >= since + stays_s:
+            self.disrupt(pod, "DeletionByTaintManager")
+
+
+def _compute_stay_s(tolerations: Iterable[Raw]) -> float | None:
+    """Compute how long the first toleration that fits lets a pod stay on an unreachable node. None: for ever."""
+    for each in tolerations:
+        if each.get("key") in {_UNREACHABLE, None, ""} and each.get("effect") in {"NoExecute", None, ""}:
+            limit_s: float | None = each.get("tolerationSeconds")
+            return limit_s
+    return 0.0
