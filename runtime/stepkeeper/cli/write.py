@@ -3,7 +3,6 @@
 import socket
 import time
 from collections.abc import Collection
-from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -31,10 +30,11 @@ from stepkeeper.cli.terminal import (
 )
 from stepkeeper.errors import PinLostError, RefusedError
 from stepkeeper.log import BeginEntry, CommitRecord, LogState
+from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.quantities import size_text
 from stepkeeper.retention.garbage import Garbage, GcReport, sweep
 from stepkeeper.retention.garbage import gc as collect
-from stepkeeper.retention.leases import CommitTimes, PinReport, Times, report_pins
+from stepkeeper.retention.leases import IsOver, PinReport, leases_by, report_pins
 from stepkeeper.retention.pins import remove_pin
 
 __all__ = ["gc", "rm"]
@@ -179,16 +179,16 @@ def _remove_commits(
 
     deleted = root.log.delete(claim, choose)
     garbage = [Garbage(folder=record.folder, slot=record.slot) for record in deleted]
-    return deleted, sweep(root.store, garbage, times_unix_s=_put_times(root), patience=root.patience)
+    return deleted, sweep(root.store, garbage, is_over=_leases(root), patience=root.patience)
 
 
-def _put_times(root: Root) -> Times:
-    return partial(CommitTimes(root.store, patience=root.patience).read, root.log.state)
+def _leases(root: Root) -> IsOver:
+    return leases_by(StoreTimes(root.store, patience=root.patience), root.log.state.tail)
 
 
 def _report_pins(root: Root) -> tuple[LogState, tuple[PinReport, ...]]:
     state = root.open_log()
-    return state, report_pins(root.store, _put_times(root), patience=root.patience)
+    return state, report_pins(root.store, _leases(root), patience=root.patience)
 
 
 def _show_pins(root: Root, *, as_json: bool) -> None:

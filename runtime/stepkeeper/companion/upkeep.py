@@ -12,7 +12,7 @@ from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.policy.keep_message import Keep
 from stepkeeper.retention.deletable import choose_deletable
 from stepkeeper.retention.garbage import Garbage, collect, sweep
-from stepkeeper.retention.leases import CommitTimes
+from stepkeeper.retention.leases import leases_by
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import Patience
 
@@ -59,7 +59,6 @@ class CommitUpkeep:
         """The newest failure of the work after commits; None once it went well again."""
 
         self._verified: set[int] = set()
-        self._commit_times = CommitTimes(store, patience=patience)
         self._folders: dict[int, str] = {}
         """Folders by slot, of commits whose data exists as far as this process knows, also after their deletion in
         the log.
@@ -127,9 +126,9 @@ class CommitUpkeep:
         commits = self._log.state.commits
         deleted = [Garbage(folder=f, slot=slot) for slot, f in self._folders.items() if slot not in commits]
         # Whatever is committed meanwhile, these stay deleted, and a later pin finds that it is too late.
-        put_times = partial(self._commit_times.read, self._log.state)
+        is_over = leases_by(self._times, self._log.state.tail)
         left = yield from run_in_thread(
-            partial(sweep, self._store, deleted, times_unix_s=put_times, patience=self._patience)
+            partial(sweep, self._store, deleted, is_over=is_over, patience=self._patience)
         )
         for slot in {each.slot for each in deleted} - {each.slot for each in left}:
             assert slot is not None
@@ -144,7 +143,7 @@ class CommitUpkeep:
                 state,
                 self._log.entry,
                 self._store,
-                times_unix_s=partial(self._commit_times.read, state),
+                is_over=leases_by(self._times, state.tail),
                 patience=self._patience,
             )
         )

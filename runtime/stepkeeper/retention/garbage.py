@@ -1,7 +1,7 @@
 """Delete the data that the log has deleted or never had, unless it is pinned. Nothing that isn't ours is touched."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -11,8 +11,9 @@ from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
 from stepkeeper.checkpoint.manifest import is_object_name
 from stepkeeper.errors import DamagedEntryError, MissingObjectError
 from stepkeeper.log import CommitEntry, Entry, Log, LogState
+from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.log.tail import slot_of
-from stepkeeper.retention.leases import CommitTimes, HeldSlots, Times, drop_over
+from stepkeeper.retention.leases import HeldSlots, IsOver, drop_over, leases_by
 from stepkeeper.retention.pins import PIN_PREFIX
 from stepkeeper.storage.base import (
     LOG_PREFIX,
@@ -62,15 +63,15 @@ class GcReport:
     """Paths that killed processes had left of proofs and puts. They were deleted; in a dry run they would be."""
 
 
-def _no_times(_: Collection[int]) -> Mapping[int, float]:
-    return {}
+def _never(_: int | None) -> bool:
+    return False
 
 
 def sweep(
     store: Store,
     garbage: Iterable[Garbage],
     *,
-    times_unix_s: Times = _no_times,
+    is_over: IsOver = _never,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> tuple[Garbage, ...]:
     """Delete the data of commits that the log has deleted, and return those that are left because they have a pin.
@@ -81,14 +82,14 @@ def sweep(
     Args:
         store: The root.
         garbage: The deleted commits.
-        times_unix_s: Returns when commits were put into the log; without it no lease ends.
+        is_over: Says which leases of pins are over; without it none is.
         patience: How long to wait for answers.
 
     """
     doomed = tuple(garbage)
     if not doomed:
         return ()
-    pinned = drop_over(store, times_unix_s, patience=patience).slots
+    pinned = drop_over(store, is_over, patience=patience).slots
     for each in doomed:
         if each.slot not in pinned:
             _delete_folder(store, each.folder, patience)
@@ -108,7 +109,7 @@ def gc(log: Log, store: Store, *, dry_run: bool = False, patience: Patience = DE
         state,
         log.entry,
         store,
-        times_unix_s=partial(CommitTimes(store, patience=patience).read, state),
+        is_over=leases_by(StoreTimes(store, patience=patience), state.tail),
         dry_run=dry_run,
         patience=patience,
     )
@@ -119,7 +120,7 @@ def collect(
     entry: Callable[[int], Entry],
     store: Store,
     *,
-    times_unix_s: Times = _no_times,
+    is_over: IsOver = _never,
     dry_run: bool = False,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> GcReport:
@@ -131,7 +132,7 @@ def collect(
         state: The log at that time.
         entry: Reads an entry whose commit is gone from the state.
         store: The root.
-        times_unix_s: Returns when commits were put into the log; without it no lease ends.
+        is_over: Says which leases of pins are over; without it none is.
         dry_run: Only report what would be deleted.
         patience: How long to wait for answers.
 
@@ -142,7 +143,7 @@ def collect(
     found = _garbage(state, state.claim, listed)
     held = HeldSlots(slots=frozenset())
     if found or any(stat.path.startswith(PIN_PREFIX) for stat in listed):
-        held = drop_over(store, times_unix_s, dry_run=dry_run, patience=patience)
+        held = drop_over(store, is_over, dry_run=dry_run, patience=patience)
     slots = _folders_of(entry, held.slots - set(state.commits), found) if found else {}
     pinned = tuple(
         Garbage(

@@ -55,7 +55,7 @@ class Buckets:
         if found is None:
             store = MemoryStore(MemoryBucket())
             store.bucket.objects = dict(self.contents[bucket])
-            # Time is whatever it may be: any number of seconds lies between two objects, so any commits span a lease.
+            # Time is whatever it may be: any number of seconds lies between two objects, so any entries span a lease.
             store.bucket.times_unix_s = dict.fromkeys(store.bucket.objects, 0.0)
             answer = self.answers.number(_ask(store, op))
             changed = op.kind in ("put", "write", "delete", "damage")

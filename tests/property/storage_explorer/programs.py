@@ -37,7 +37,7 @@ from stepkeeper.log.claims import is_continued, must_branch
 from stepkeeper.policy.keep import LastN
 from stepkeeper.policy.keep_message import Keep
 from stepkeeper.retention.garbage import gc
-from stepkeeper.retention.leases import LEASE_COMMITS
+from stepkeeper.retention.leases import LEASE_ENTRIES
 from stepkeeper.retention.pinning import pin_commit, renew_pin
 from stepkeeper.retention.pins import Pin, remove_pin
 from stepkeeper.testing.background import jobs
@@ -209,7 +209,7 @@ def _read_held(process: Process, record: CommitRecord, pin: Pin) -> None:
     except TornCheckpointError:
         state = _until_answered(Log(process, patience=IMPATIENT).open)
         assert pin.seen is not None
-        assert state.tail - pin.seen >= LEASE_COMMITS
+        assert state.tail - pin.seen >= LEASE_ENTRIES
         process.note("away")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from storage_explorer.oracle import Reading, ViolationError, check_data, check_forgetful
 
-from stepkeeper.retention.leases import LEASE_COMMITS
+from stepkeeper.retention.leases import LEASE_ENTRIES
 
 __all__ = ["check_told"]
 
@@ -39,5 +39,5 @@ def check_told(reading: Reading, objects: Mapping[str, bytes], notes: Sequence[t
 
 
 def _lease_may_be_over(reading: Reading, seen: int) -> bool:
-    """Tell whether so many commits came since the holder has read the log, that they may span its lease."""
-    return sum(slot > seen for slot in reading.bodies) >= LEASE_COMMITS
+    """Return whether so many entries came after the holder read the log that they may span its lease."""
+    return sum(slot > seen for slot in reading.bodies) >= LEASE_ENTRIES

@@ -1,17 +1,17 @@
 """Test when the lease of a pin is over, and that who renews in time, or comes back at once, loses no data unseen."""
 
-from collections.abc import Collection, Mapping
-from functools import partial
+from collections.abc import Mapping
 
 import pytest
 
 from stepkeeper.checkpoint.manifest import checkpoint_folder
 from stepkeeper.errors import PinLostError
-from stepkeeper.log import Claim, CommitEntry, CommitRecord, Log, LogState, ManifestRef
+from stepkeeper.log import Claim, CommitRecord, Log, LogState, ManifestRef
+from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.log.tail import slot_path
 from stepkeeper.retention import leases
 from stepkeeper.retention.garbage import Garbage, gc, sweep
-from stepkeeper.retention.leases import CommitTimes, Times, drop_over, is_over, report_pins
+from stepkeeper.retention.leases import IsOver, drop_over, lease_is_over, leases_by, report_pins
 from stepkeeper.retention.pinning import pin_commit, renew_pin
 from stepkeeper.retention.pins import PIN_PREFIX, Pin, list_pin_names, pin_path, put_pin
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
@@ -31,28 +31,26 @@ def save(log: Log, claim: Claim, step: int) -> CommitRecord:
 @pytest.mark.parametrize(
     ("seen", "times_unix_s", "over"),
     [
-        pytest.param(10, {}, False, id="nothing was committed since"),
-        pytest.param(10, {11: 0.0, 12: HOUR_S}, False, id="two commits are not enough, however far apart"),
+        pytest.param(10, {10: 0.0}, False, id="nothing was put since"),
+        pytest.param(10, {11: 0.0, 12: HOUR_S}, False, id="two entries are not enough, however far apart"),
         pytest.param(10, {11: 0.0, 12: 1.0, 13: HOUR_S}, False, id="the last two within the lease"),
         pytest.param(10, {11: 0.0, 12: 1.0, 13: HOUR_S + 1}, True, id="the last two span the lease"),
         pytest.param(
             10,
             {11: 0.0, 12: HOUR_S, 13: HOUR_S + 1},
             False,
-            id="the first was written long before it was committed",
-        ),
-        pytest.param(
-            10, {9: 0.0, 11: 1.0, 12: 2.0, 13: HOUR_S}, False, id="what came before counts for nothing"
+            id="the first was written long before it was put",
         ),
         pytest.param(13, {11: 0.0, 12: 1.0, 13: HOUR_S + 1}, False, id="the holder has read them all"),
         pytest.param(10, {11: HOUR_S, 12: HOUR_S, 13: 0.0}, False, id="a store whose clock went back"),
+        pytest.param(10, {11: 0.0, 13: HOUR_S + 1}, False, id="a store that lost the second"),
         pytest.param(None, {1: 0.0, 2: 1.0, 3: HOUR_S + 1}, False, id="a pin without a lease"),
     ],
 )
-def test_a_lease_runs_by_commits_and_by_the_stores_times_of_them(
+def test_a_lease_runs_by_entries_and_by_the_stores_times_of_them(
     seen: int | None, times_unix_s: Mapping[int, float], over: bool
 ) -> None:
-    assert is_over(seen, times_unix_s) is over
+    assert lease_is_over(seen, max(times_unix_s), times_unix_s.get) is over
 
 
 def after_a_pin(bucket: MemoryBucket, *starts: int, minutes: float) -> tuple[Log, Pin]:
@@ -76,7 +74,7 @@ def after_a_pin(bucket: MemoryBucket, *starts: int, minutes: float) -> tuple[Log
 
 
 def is_listed(store: MemoryStore, pin: Pin) -> bool:
-    (report,) = report_pins(store, partial(CommitTimes(store).read, Log(store).open()))
+    (report,) = report_pins(store, leases_by(StoreTimes(store), Log(store).open().tail))
     return report.name.path == pin.path and not report.is_over
 
 
@@ -90,7 +88,7 @@ def test_a_lease_goes_on_over_starts_and_ends_whoever_looks(
     store = MemoryStore(bucket)
     if looks == "a later start":
         garbage = Garbage(folder=f"1/0-{1:032x}", slot=1)
-        assert sweep(store, [garbage], times_unix_s=partial(CommitTimes(store).read, log.state)) == ()
+        assert sweep(store, [garbage], is_over=leases_by(StoreTimes(store), log.state.tail)) == ()
     elif looks == "a person":
         assert not is_listed(store, pin)
         return
@@ -103,7 +101,7 @@ def test_a_lease_goes_on_over_starts_and_ends_whoever_looks(
     assert not [path for path in bucket.objects if path.startswith("1/")]
 
 
-@pytest.mark.parametrize(("starts", "minutes"), [((2, 2), 15), ((1,) * 8, 7), ((2,), 120)])
+@pytest.mark.parametrize(("starts", "minutes"), [((2, 2), 15), ((1,) * 8, 7), ((1,), 120)])
 def test_a_lease_that_isnt_over_by_the_stores_clock_holds(
     bucket: MemoryBucket, starts: tuple[int, ...], minutes: float
 ) -> None:
@@ -120,33 +118,26 @@ def test_where_the_store_tells_no_times_no_lease_ends(bucket: MemoryBucket) -> N
     assert is_listed(MemoryStore(bucket), pin)
 
 
-def test_a_damaged_entry_after_it_makes_a_lease_longer_and_fails_nothing(bucket: MemoryBucket) -> None:
+def test_a_damaged_entry_after_it_changes_no_lease(bucket: MemoryBucket) -> None:
     log, pin = after_a_pin(bucket, 8, minutes=15)
-    first = next(slot for slot in range(2, 9) if isinstance(log.entry(slot).body, CommitEntry))
-    times = CommitTimes(MemoryStore(bucket))
-    whole = times.read(log.state, [pin.slot])
-    bucket.objects[slot_path(first)] = b""
-    (_, second, newest) = sorted(whole)
-    found = sorted(CommitTimes(MemoryStore(bucket)).read(log.state, [pin.slot]))
-    assert (found[0], found[-1]) == (second, newest)
-    assert is_over(pin.slot, CommitTimes(MemoryStore(bucket)).read(log.state, [pin.slot]))
+    bucket.objects[slot_path(pin.slot + 2)] = b""
+    assert gc(Log(MemoryStore(bucket)), MemoryStore(bucket)).over == (pin.path,)
+    assert log.state.tail > pin.slot + 2
 
 
-def test_only_the_entries_that_decide_are_read_and_each_once(bucket: MemoryBucket) -> None:
+def test_a_lease_costs_two_requests_however_long_the_log_is(bucket: MemoryBucket) -> None:
     log, pin = after_a_pin(bucket, 200, minutes=1)
     asked: list[str] = []
-    store = MemoryStore(bucket, hook=lambda moment, operation, path: asked.append(path))
-    times = CommitTimes(store)
-    first = times.read(log.state, [pin.slot, log.state.tail, 10**9])
-    assert len(asked) < 30
-    asked.clear()
-    assert times.read(log.state, [pin.slot]) == first
-    assert asked == []
+    store = MemoryStore(bucket, hook=lambda moment, operation, path: asked.append(f"{moment} {path}"))
+    is_over = leases_by(StoreTimes(store), log.state.tail)
+    assert is_over(pin.seen)
+    assert is_over(pin.seen)
+    assert sum(each.startswith("before") for each in asked) == 2
 
 
-def hours(*slots: int) -> Times:
-    """Return that these slots are commits, an hour apart."""
-    return lambda _: {slot: HOUR_S * number for number, slot in enumerate(slots)}
+def before(slot: int) -> IsOver:
+    """Let the leases be over of holders that had read less than `slot`."""
+    return lambda seen: seen is not None and seen < slot
 
 
 def put(store: MemoryStore, slot: int, seen: int | None, nonce: str = "a") -> Pin:
@@ -162,23 +153,14 @@ def test_pins_that_are_over_go_with_all_their_names_and_the_others_hold(bucket: 
     alive = put(store, 6, 9, nonce="b")
     fork = put(store, 2, None, nonce="c")
     beside = put(store, 3, 9, nonce="d")
-    seen = drop_over(store, hours(6, 7, 8, 9), dry_run=True)
+    seen = drop_over(store, before(6), dry_run=True)
     assert seen.slots == {2, 3, 6}
     assert seen.over == tuple(pin.path for pin in stale)
     assert len(list_pin_names(store)) == 6
-    assert drop_over(store, hours(6, 7, 8, 9)) == seen
+    assert drop_over(store, before(6)) == seen
     assert {pin.path for pin in (alive, fork, beside)} < set(bucket.objects)
     assert not {pin.path for pin in stale} & set(bucket.objects)
-    assert drop_over(store, hours(6, 7, 8, 9)).over == ()
-
-
-def test_where_no_pin_has_a_lease_no_times_are_asked_for(bucket: MemoryBucket) -> None:
-    def ask(_: Collection[int]) -> Mapping[int, float]:
-        raise AssertionError
-
-    store = MemoryStore(bucket)
-    put(store, 2, None)
-    assert drop_over(store, ask).slots == {2}
+    assert drop_over(store, before(6)).over == ()
 
 
 def latest(state: LogState) -> CommitRecord:
@@ -207,11 +189,10 @@ def has_data(bucket: MemoryBucket, record: CommitRecord) -> bool:
 def test_who_never_renews_holds_its_data_for_a_lease_and_no_longer(log: Log, bucket: MemoryBucket) -> None:
     _, _, record, garbage = pinned_and_passed(log, bucket)
     store = MemoryStore(bucket)
-    assert sweep(store, [garbage], times_unix_s=hours(2, 3)) == (garbage,)
-    assert sweep(store, [garbage], times_unix_s=hours()) == (garbage,)
+    assert sweep(store, [garbage], is_over=before(0)) == (garbage,)
     assert sweep(store, [garbage]) == (garbage,)
     assert has_data(bucket, record)
-    assert sweep(store, [garbage], times_unix_s=hours(2, 3, 4)) == ()
+    assert sweep(store, [garbage], is_over=before(4)) == ()
     assert not has_data(bucket, record)
     assert list_pin_names(store) == []
 
@@ -220,8 +201,8 @@ def test_who_is_slow_and_renews_keeps_its_data(log: Log, bucket: MemoryBucket) -
     pin, readers, record, garbage = pinned_and_passed(log, bucket)
     store = MemoryStore(bucket)
     pin = renew_pin(readers, store, pin)
-    assert sweep(store, [garbage], times_unix_s=hours(2, 3, 4)) == (garbage,)
-    assert sweep(store, [garbage], times_unix_s=hours(2, 3, 4, 6, 7)) == (garbage,)
+    assert sweep(store, [garbage], is_over=before(4)) == (garbage,)
+    assert sweep(store, [garbage], is_over=before(4)) == (garbage,)
     assert has_data(bucket, record)
 
 
@@ -235,7 +216,7 @@ def test_who_renews_while_its_pin_is_removed_keeps_its_data(log: Log, bucket: Me
             renewals.pop()()
 
     store = MemoryStore(bucket, hook=hook)
-    assert sweep(store, [garbage], times_unix_s=hours(2, 3, 4)) == (garbage,)
+    assert sweep(store, [garbage], is_over=before(4)) == (garbage,)
     assert not renewals
     assert has_data(bucket, record)
 
@@ -250,7 +231,7 @@ def test_who_renews_after_its_pin_was_removed_is_told(log: Log, bucket: MemoryBu
                 renew_pin(readers, MemoryStore(bucket), pin)
             lost.append(raised.value)
 
-    assert sweep(MemoryStore(bucket, hook=hook), [garbage], times_unix_s=hours(2, 3, 4)) == ()
+    assert sweep(MemoryStore(bucket, hook=hook), [garbage], is_over=before(4)) == ()
     assert lost
     assert not has_data(bucket, record)
 
@@ -261,11 +242,11 @@ def test_a_collection_removes_what_is_over_and_says_so(
     pin, _, record, _ = pinned_and_passed(log, bucket)
     log.begin()
     store = MemoryStore(bucket)
-    for number, kept in enumerate(reversed(log.state.line)):
-        bucket.times_unix_s[slot_path(kept.slot)] = number * HOUR_S / 4
+    for slot in range(log.state.tail + 1):
+        bucket.times_unix_s[slot_path(slot)] = slot * HOUR_S / 4
     assert gc(Log(store), store).over == ()
     assert has_data(bucket, record)
-    bucket.times_unix_s[slot_path(latest(log.state).slot)] = 1.25 * HOUR_S
+    bucket.times_unix_s[slot_path(log.state.tail)] = 1.75 * HOUR_S
     would = gc(Log(store), store, dry_run=True)
     assert (would.over, [each.folder for each in would.collected]) == ((pin.path,), [record.folder])
     assert has_data(bucket, record)
@@ -280,7 +261,7 @@ def test_people_are_told_of_every_pin(bucket: MemoryBucket) -> None:
     current = put(store, 6, 9, nonce="b")
     bucket.objects[pin_path(7, "e" * 32)] = b"{}"
     bucket.times_unix_s[current.path] = 12.5
-    reports = report_pins(store, hours(6, 7, 8))
+    reports = report_pins(store, before(6))
     assert [(each.name.slot, each.pin and each.pin.holder, each.is_over) for each in reports] == [
         (3, "an evaluation", True),
         (6, "an evaluation", False),
