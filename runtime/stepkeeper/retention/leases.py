@@ -30,8 +30,8 @@ _log: Final = logger(__name__)
 LEASE_S: Final = 3600.0
 """How far apart the store must have the second and the last entry that came since a pin was renewed."""
 
-LEASE_ENTRIES: Final = 3
-"""The least number of entries in a lease: the one before it, and the two that span it at least."""
+LEASE_ENTRIES: Final = 4
+"""The least number of entries in a lease, so that one save and its deletion never end one."""
 
 RENEW_EVERY_S: Final = LEASE_S / 6
 """How often a holder renews its pin, by its own clock. Five renewals in a row may fail."""

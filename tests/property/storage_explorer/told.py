@@ -5,6 +5,7 @@ from typing import Any
 
 from storage_explorer.oracle import Reading, ViolationError, check_data, check_forgetful
 
+from stepkeeper.log.tail import slot_of
 from stepkeeper.retention.leases import LEASE_ENTRIES
 
 __all__ = ["check_told"]
@@ -31,13 +32,13 @@ def check_told(reading: Reading, objects: Mapping[str, bytes], notes: Sequence[t
                 held = None
             case _:
                 continue
-    if held is not None and not _lease_may_be_over(reading, held[1]):
+    if held is not None and not _lease_may_be_over(objects, held[1]):
         try:
             check_data(objects, reading.bodies[reading.commits[held[0]]])
         except ViolationError as violation:
             raise ViolationError(f"pinned: {violation}") from violation
 
 
-def _lease_may_be_over(reading: Reading, seen: int) -> bool:
+def _lease_may_be_over(objects: Mapping[str, bytes], seen: int) -> bool:
     """Return whether so many entries came after the holder read the log that they may span its lease."""
-    return sum(slot > seen for slot in reading.bodies) >= LEASE_ENTRIES
+    return max(slot_of(path) or 0 for path in objects) >= seen + LEASE_ENTRIES

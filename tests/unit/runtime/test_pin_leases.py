@@ -32,19 +32,25 @@ def save(log: Log, claim: Claim, step: int) -> CommitRecord:
     ("seen", "times_unix_s", "over"),
     [
         pytest.param(10, {10: 0.0}, False, id="nothing was put since"),
-        pytest.param(10, {11: 0.0, 12: HOUR_S}, False, id="two entries are not enough, however far apart"),
-        pytest.param(10, {11: 0.0, 12: 1.0, 13: HOUR_S}, False, id="the last two within the lease"),
-        pytest.param(10, {11: 0.0, 12: 1.0, 13: HOUR_S + 1}, True, id="the last two span the lease"),
+        pytest.param(
+            10, {11: 0.0, 12: 0.0, 13: HOUR_S}, False, id="three entries are not enough, however far apart"
+        ),
+        pytest.param(
+            10, {11: 0.0, 12: 1.0, 14: HOUR_S}, False, id="the second and the last within the lease"
+        ),
+        pytest.param(
+            10, {11: 0.0, 12: 1.0, 14: HOUR_S + 1}, True, id="the second and the last span the lease"
+        ),
         pytest.param(
             10,
-            {11: 0.0, 12: HOUR_S, 13: HOUR_S + 1},
+            {11: 0.0, 12: HOUR_S, 14: HOUR_S + 1},
             False,
             id="the first was written long before it was put",
         ),
-        pytest.param(13, {11: 0.0, 12: 1.0, 13: HOUR_S + 1}, False, id="the holder has read them all"),
-        pytest.param(10, {11: HOUR_S, 12: HOUR_S, 13: 0.0}, False, id="a store whose clock went back"),
-        pytest.param(10, {11: 0.0, 13: HOUR_S + 1}, False, id="a store that lost the second"),
-        pytest.param(None, {1: 0.0, 2: 1.0, 3: HOUR_S + 1}, False, id="a pin without a lease"),
+        pytest.param(14, {11: 0.0, 12: 1.0, 14: HOUR_S + 1}, False, id="the holder has read them all"),
+        pytest.param(10, {11: HOUR_S, 12: HOUR_S, 14: 0.0}, False, id="a store whose clock went back"),
+        pytest.param(10, {11: 0.0, 14: HOUR_S + 1}, False, id="a store that lost the second"),
+        pytest.param(None, {1: 0.0, 2: 1.0, 4: HOUR_S + 1}, False, id="a pin without a lease"),
     ],
 )
 def test_a_lease_runs_by_entries_and_by_the_stores_times_of_them(
