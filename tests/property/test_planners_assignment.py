@@ -15,7 +15,7 @@ from stepkeeper_planners.dtypes import itemsize_bytes
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout
 from stepkeeper_planners.saving.assignment import Assignment, assign, plan_save
-from stepkeeper_planners.saving.balance import Group, level_shares
+from stepkeeper_planners.saving.cutting import Group, level_shares
 
 GRAIN_BYTES = 8
 """Small enough that the tensors drawn here are cut."""

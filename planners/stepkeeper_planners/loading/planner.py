@@ -23,8 +23,7 @@ from stepkeeper_planners.loading.differences import (
 )
 from stepkeeper_planners.loading.load_request import LoadTarget, build_load_request
 from stepkeeper_planners.loading.matching import compare
-from stepkeeper_planners.loading.pending_reads import PendingReads
-from stepkeeper_planners.loading.read_items import LocalReads
+from stepkeeper_planners.loading.pending_reads import LocalReads, PendingReads
 from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.loading.state_reads import StateReads
 from stepkeeper_planners.loading.stored_state import collect_stored_state

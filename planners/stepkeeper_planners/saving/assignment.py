@@ -17,7 +17,7 @@ from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_layout
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 from stepkeeper_planners.geometry.mesh_slices import keep_one_slice
-from stepkeeper_planners.saving.balance import Group, level_shares
+from stepkeeper_planners.saving.cutting import Group, level_shares
 from stepkeeper_planners.saving.distribution import (
     Piece,
     WriteTask,

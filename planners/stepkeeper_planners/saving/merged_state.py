@@ -6,9 +6,10 @@ Ranks with equal states form a group. Each group is compared with the largest, w
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from stepkeeper_planners.geometry.layout import TensorLayout
+from stepkeeper_planners.errors import LayoutError
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Chunk, Owner, TensorLayout
 from stepkeeper_planners.saving.fingerprints import are_mergeable
-from stepkeeper_planners.saving.joining import join_layouts, select_part
 from stepkeeper_planners.state.tree import FlatState, Path
 
 __all__ = [
@@ -17,7 +18,9 @@ __all__ = [
     "StateDifference",
     "compare_with_base",
     "find_names_to_merge",
+    "join_layouts",
     "merge_states",
+    "select_part",
     "select_partial_state",
 ]
 
@@ -142,3 +145,45 @@ def merge_states(
         },
         paths={name: path for each in (first, *differences) for name, path in each.partial.paths.items()},
     )
+
+
+def select_part(layout: TensorLayout, ranks: Collection[int]) -> TensorLayout:
+    """Return the layout with only the chunks and owners of these ranks, as an incomplete one."""
+    among = frozenset(ranks)
+    chunks = []
+    # The tuple of chunks is kept if it is of these ranks only: many tensors share it.
+    if all(owner.rank in among for chunk in layout.chunks for owner in chunk.owners):
+        return replace(layout, complete=False)
+    for chunk in layout.chunks:
+        own = tuple(owner for owner in chunk.owners if owner.rank in among)
+        if own:
+            chunks.append(Chunk(box=chunk.box, owners=own))
+    return replace(layout, chunks=tuple(chunks), complete=False)
+
+
+def join_layouts(parts: Mapping[int, TensorLayout]) -> TensorLayout:
+    """Join the parts of one tensor's layout. Equal boxes on different ranks are copies of one chunk.
+
+    The result is not checked for gaps and overlaps: `check_cover` does that.
+
+    Args:
+        parts: at least one part, by rank, or by the first of several ranks that hold a part together.
+
+    Raises:
+        LayoutError: the parts differ in dtype or shape; the message names the tensor, the ranks, and what differs.
+    """
+    ranks = sorted(parts)
+    first = parts[ranks[0]]
+    owners: dict[Box, list[Owner]] = {}
+    for rank in ranks:
+        part = parts[rank]
+        for attribute in ("dtype", "global_shape"):
+            expected, found = getattr(first, attribute), getattr(part, attribute)
+            if found != expected:
+                raise LayoutError(
+                    f"{first.fqn}: its {attribute} is {expected} on rank {ranks[0]}, {found} on rank {rank}"
+                )
+        for chunk in part.chunks:
+            owners.setdefault(chunk.box, []).extend(chunk.owners)
+    chunks = tuple(Chunk(box=box, owners=tuple(sorted(owners[box]))) for box in sorted(owners))
+    return replace(first, chunks=chunks, complete=True)

@@ -20,18 +20,17 @@ from stepkeeper_planners.saving.fingerprints import (
     fingerprint,
 )
 from stepkeeper_planners.saving.global_metadata import GlobalMetadata, build_tensor_metadata
-from stepkeeper_planners.saving.joining import join_layouts
 from stepkeeper_planners.saving.merged_state import (
     MergedState,
     PartialState,
     StateDifference,
     compare_with_base,
     find_names_to_merge,
+    join_layouts,
     merge_states,
     select_partial_state,
 )
-from stepkeeper_planners.saving.proposals import Proposal
-from stepkeeper_planners.saving.rules import describe_rules
+from stepkeeper_planners.saving.proposals import Proposal, describe_rules
 from stepkeeper_planners.saving.write_items import make_tensor_item, make_value_item
 from stepkeeper_planners.state.nesting import encode_nesting
 from stepkeeper_planners.state.per_rank import stored_name

@@ -23,9 +23,13 @@ from stepkeeper_planners.saving.proposals import (
     check_proposals,
     group_by_fingerprint,
 )
-from stepkeeper_planners.saving.write_data import WriteData
-from stepkeeper_planners.saving.write_items import LazyItems, OwnItems
-from stepkeeper_planners.saving.writer_limits import check_safetensors_plan, is_safetensors_plan
+from stepkeeper_planners.saving.write_items import (
+    LazyItems,
+    OwnItems,
+    WriteData,
+    check_safetensors_plan,
+    is_safetensors_plan,
+)
 from stepkeeper_planners.state.tree import FlatState, flatten_state
 from stepkeeper_planners.state.values import encode_value
 

@@ -1,13 +1,56 @@
-"""Define what a rank's plan of a save tells the coordinator, and what the coordinator answers."""
+"""Define what a rank's plan of a save tells the coordinator, its rules included, and what the coordinator answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 
-from stepkeeper_planners.errors import WrongRanksError
+from stepkeeper_planners.errors import ReleasesDifferError, WrongRanksError, format_ranks
 from stepkeeper_planners.geometry.layout import TensorLayout
-from stepkeeper_planners.saving.rules import check_rules
+from stepkeeper_planners.saving.assignment import ASSIGNMENT_VERSION, BALANCE
 
-__all__ = ["Proposal", "StatesDiffer", "StatesEqual", "check_proposals", "group_by_fingerprint"]
+__all__ = [
+    "Proposal",
+    "StatesDiffer",
+    "StatesEqual",
+    "check_proposals",
+    "check_rules",
+    "describe_rules",
+    "group_by_fingerprint",
+]
+
+
+def describe_rules(world_size: int) -> str:
+    """Describe the rules in words for people. Ranks with equal descriptions assign equal layouts alike."""
+    balance = ", ".join(f"{name} {number}" for name, number in BALANCE.items())
+    return f"stepkeeper {_release()}, assignment {ASSIGNMENT_VERSION}, {world_size} ranks, {balance}"
+
+
+def check_rules(rules: Sequence[str]) -> None:
+    """Check that all ranks have the same rules, which are given by rank.
+
+    Raises:
+        ReleasesDifferError: they differ. Two ranks might write the same element, or none might write it, and the
+            checkpoint would be wrong without an error.
+    """
+    ranks_of: dict[str, list[int]] = {}
+    for rank, text in enumerate(rules):
+        ranks_of.setdefault(text, []).append(rank)
+    if len(ranks_of) > 1:
+        listed = "; ".join(f"{format_ranks(ranks)}: {text}" for text, ranks in ranks_of.items())
+        raise ReleasesDifferError(
+            "the ranks divide a save in different ways, so nothing was written: run one release of stepkeeper on all. "
+            f"{listed[0].upper()}{listed[1:]}"
+        )
+
+
+@lru_cache(maxsize=1)
+def _release() -> str:
+    try:
+        return version("stepkeeper")
+    except PackageNotFoundError:
+        # The package runs from its sources. Ranks that don't have another description.
+        return "without a version"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

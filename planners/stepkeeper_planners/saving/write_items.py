@@ -1,18 +1,30 @@
-"""Make the write items of plans for torch.distributed.checkpoint. Items of other ranks are never sent."""
+"""Make what torch's storage writers get: items, the tensors on the CPU, once each, and no more than a writer holds."""
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import SupportsIndex, overload
+from typing import Final, SupportsIndex, overload
 
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from typing_extensions import override
 
+from stepkeeper_planners import adapters
 from stepkeeper_planners.dtypes import dtype_of
-from stepkeeper_planners.saving.assignment import TensorWrite
+from stepkeeper_planners.errors import UnsupportedWriterError
+from stepkeeper_planners.saving.assignment import Assignment, TensorWrite
 
-__all__ = ["LazyItems", "OwnItems", "make_tensor_item", "make_value_item"]
+__all__ = [
+    "LazyItems",
+    "OwnItems",
+    "WriteData",
+    "check_safetensors_plan",
+    "is_safetensors_plan",
+    "make_tensor_item",
+    "make_value_item",
+]
 
 
 class OwnItems(list[WriteItem]):
@@ -77,3 +89,105 @@ def make_tensor_item(write: TensorWrite, *, is_sharded: bool) -> WriteItem:
 def make_value_item(name: str) -> WriteItem:
     """Make the write item for a value."""
     return WriteItem(index=MetadataIndex(name), type=WriteItemType.BYTE_IO)
+
+
+class WriteData:
+    """Hold the tensors of one save until their pieces are written. Storage writers may call it from several threads."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], copied: Mapping[str, torch.Tensor]) -> None:
+        self.tensors = {**tensors, **copied}
+        """The tensors by name. A copy that was made for this save is removed once it isn't needed."""
+        self.shards: dict[str, list[torch.Tensor]] = {}
+        """The local shards on the CPU of tensors that still have pieces to write."""
+        self._copied = set(copied)
+        self._writes: dict[MetadataIndex, TensorWrite] = {}
+        self._n_unwritten: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def set_writes(self, writes: Mapping[MetadataIndex, TensorWrite]) -> None:
+        """Set the writes for which pieces will be loaded."""
+        self._writes = dict(writes)
+        self._n_unwritten = Counter(write.fqn for write in writes.values())
+        self.shards = {}
+
+    def drop_copies_without_writes(self) -> None:
+        """Release the device memory of copies of which this rank writes nothing."""
+        self._drop_copies(self._copied - self._n_unwritten.keys())
+
+    def __contains__(self, index: MetadataIndex) -> bool:
+        return index in self._writes
+
+    def load_piece(self, index: MetadataIndex) -> torch.Tensor:
+        """Return the elements of a write, on the CPU. Move all local shards of the tensor from the devices together."""
+        write = self._writes[index]
+        with self._lock:
+            if write.fqn not in self.shards:
+                self.shards[write.fqn] = adapters.local_shards(self.tensors[write.fqn])
+            shard = self.shards[write.fqn][write.local_index]
+        # torch.save writes all memory of a tensor, so a part gets memory of its own.
+        return shard if write.box.sizes == tuple(shard.shape) else shard[write.shard_box.slices].clone()
+
+    def release_piece(self, index: MetadataIndex) -> None:
+        """Mark a piece as taken. After a tensor's last piece, release its shards and its copy."""
+        fqn = self._writes[index].fqn
+        with self._lock:
+            self._n_unwritten[fqn] -= 1
+            if self._n_unwritten[fqn] <= 0:
+                self.shards.pop(fqn, None)
+                self._drop_copies([fqn])
+
+    def _drop_copies(self, names: Iterable[str]) -> None:
+        for fqn in self._copied.intersection(names):
+            self._copied.remove(fqn)
+            del self.tensors[fqn]
+
+
+_KEYS: Final = {"shard_index", "fqn_to_index_mapping"}
+"""The keys that torch's HuggingFaceStorageWriter adds to a plan, by which it is recognized."""
+
+
+def is_safetensors_plan(storage_data: object) -> bool:
+    """Tell whether the plan went through torch's HuggingFaceStorageWriter."""
+    return isinstance(storage_data, dict) and not set(storage_data) - _KEYS
+
+
+def check_safetensors_plan(
+    storage_data: Collection[str],
+    assignment: Assignment,
+    *,
+    values: Collection[str],
+    partial_names: Collection[str],
+) -> None:
+    """Check that HuggingFaceStorageWriter can write the whole plan.
+
+    Args:
+        storage_data: what the writer added to this rank's plan.
+        assignment: the writes of all ranks.
+        values: the names of values and of PerRank entries.
+        partial_names: the names that only some of the ranks have.
+
+    Raises:
+        UnsupportedWriterError: the writer can't; the message names what would be lost, and what to do.
+    """
+    if partial_names:
+        raise UnsupportedWriterError(
+            f"HuggingFaceStorageWriter was told of all names, and has none of those that only some ranks have: "
+            f"{', '.join(sorted(partial_names)[:5])}. Save with FileSystemWriter, and convert"
+        )
+    world_size = len(assignment.by_rank)
+    if world_size > 1 and "shard_index" not in storage_data:
+        raise UnsupportedWriterError(
+            f"{world_size} ranks would write one file of HuggingFaceStorageWriter: give it save_distributed=True"
+        )
+    if values:
+        raise UnsupportedWriterError(
+            f"safetensors files hold tensors only; leave out of this save: {', '.join(sorted(values))}"
+        )
+    for rank in range(world_size):
+        pieces = Counter(write.fqn for write in assignment.list_writes(rank))
+        twice = next((fqn for fqn, n_pieces in pieces.items() if n_pieces > 1), None)
+        if twice is not None:
+            raise UnsupportedWriterError(
+                f"{twice}: rank {rank} writes {pieces[twice]} parts of it, and HuggingFaceStorageWriter keeps one "
+                "of a tensor in a file: save with FileSystemWriter, and convert"
+            )

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from stepkeeper.companion.messages import CloseRequest, Kind
-from stepkeeper.companion.starting import companion_environment, start_companion
+from stepkeeper.companion.processes import companion_environment, start_companion
 from stepkeeper.contract import Directive
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.error_codec import decode_error

@@ -1,4 +1,4 @@
-"""Start a process and know at once when it has ended; know as well when the process that started this one has.
+"""Start the companion's process, and know at once when it, or the process that started this one, has ended.
 
 Neither waits for the end of a pipe or socket, because workers that the training forks may hold copies of both ends.
 """
@@ -6,14 +6,20 @@ Neither waits for the end of a pipe or socket, because workers that the training
 import os
 import select
 import signal
+import socket
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
-__all__ = ["ChildProcess", "ParentProcess", "start_process"]
+from stepkeeper.companion.channel import Channel
+
+__all__ = ["ChildProcess", "ParentProcess", "companion_environment", "start_companion", "start_process"]
 
 _LOOK_AGAIN_S: Final = 0.05
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -183,3 +189,44 @@ def _await_readable(fd: int, timeout_s: float) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(timeout_s * 1000))
+
+
+_END_NUMBERS: Final = (3, 4)
+"""File descriptors that the process may get its end of the socket as."""
+
+
+def companion_environment() -> dict[str, str]:
+    """Build the environment of a companion process: this one's, in which it finds the same packages."""
+    python_path = os.pathsep.join(filter(None, [*_package_folders(), os.environ.get("PYTHONPATH", "")]))
+    # With arenas of their own, its threads would keep freed memory: as much again as the process needs.
+    return {**os.environ, "PYTHONPATH": python_path, "MALLOC_ARENA_MAX": "1"}
+
+
+def start_companion(env: Mapping[str, str]) -> tuple[Channel, ChildProcess]:
+    """Start a companion process, and return this end of its channel.
+
+    Args:
+        env: All of its environment, from `companion_environment`.
+
+    Raises:
+        OSError: It can't be started.
+
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    number = next(number for number in _END_NUMBERS if number != theirs.fileno())
+    command = [sys.executable, "-P", "-m", "stepkeeper.companion", str(number), str(os.getpid())]
+    with theirs:
+        try:
+            return Channel(ours), start_process(command, env, theirs.fileno(), number)
+        except BaseException:
+            ours.close()
+            raise
+
+
+def _package_folders() -> list[str]:
+    """List the folders that the trainer imports the packages from, however it found them."""
+    folders = [Path(__file__).parents[2]]
+    planners = find_spec("stepkeeper_planners")
+    if planners is not None and planners.origin is not None:
+        folders.append(Path(planners.origin).parents[1])
+    return list(dict.fromkeys(map(str, folders)))

@@ -1,12 +1,14 @@
-"""Form the process group."""
+"""Form the process group, and describe the place of this process in it."""
 
 import importlib
 import os
 import sys
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+import torch
 import torch.distributed as dist
 from torch.distributed import DistNetworkError, HashStore  # type: ignore[attr-defined]  # torch does not list it
 from torch.distributed.distributed_c10d import PrefixStore
@@ -16,13 +18,32 @@ from stepkeeper.contract import ContractError, ExitCode, Identity, Termination
 from stepkeeper.distributed.devices import Hardware, find_hardware
 from stepkeeper.distributed.launchers import Launcher, choose_launcher, is_launched, read_local_rank
 from stepkeeper.distributed.meeting import meet
-from stepkeeper.distributed.membership import Membership
 from stepkeeper.errors import PeerLostError, ProcessGroupError
 from stepkeeper.loggers import logger
 from stepkeeper.process_end.last_words import count_restarts, leave_last_word
 from stepkeeper.training.notices.early_notice import heed_early_notices
 
-__all__ = ["init"]
+__all__ = ["Membership", "init"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """The place of this process among those that train together."""
+
+    device: torch.device
+    """The device to train on: `cuda:1` for the second process of a host with GPUs, `xla` for all that torch_xla has,
+    `cpu` where there is nothing else.
+    """
+
+    rank: int
+    """The number of this process, from 0 on."""
+
+    world_size: int
+    """The number of processes."""
+
+    local_rank: int
+    """The number of this process on its host, from 0 on."""
+
 
 _log: Final = logger(__name__)
 _TIMEOUT_S: Final = 1800.0

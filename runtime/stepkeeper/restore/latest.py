@@ -1,5 +1,6 @@
-"""Claim a root and restore its latest checkpoint; if that is torn, condemn it and restore the one before it."""
+"""Restore one step, or claim a root and restore its latest commit. If that is torn, condemn it and take its parent."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -12,11 +13,12 @@ from stepkeeper.log import CommitRecord, ForeignBase
 from stepkeeper.log.foreign_steps import ForeignRecord, Restorable, find_steps, name_record
 from stepkeeper.loggers import logger
 from stepkeeper.restore.foreign.choosing import choose_foreign_step, choose_newest, find_fault
+from stepkeeper.restore.listing import find_settled_step
 from stepkeeper.restore.restorer import WHOLE, Restorer
 from stepkeeper_planners.loading.load_request import LoadTarget
 from stepkeeper_planners.loading.selection import LoadRules
 
-__all__ = ["LatestRestore"]
+__all__ = ["LatestRestore", "restore_step"]
 
 _log: Final = logger(__name__)
 
@@ -157,3 +159,28 @@ class LatestRestore:
         claimed = self._companion.claimed_root
         assert claimed is not None
         return ForeignRecord(slot=claimed.claim.slot, step=base.step, folder=base.folder)
+
+
+def restore_step(
+    restorer: Restorer,
+    companion: Companion,
+    step: int,
+    state: Mapping[str, object],
+    *,
+    rules: LoadRules = WHOLE,
+) -> Restorable:
+    """Restore the newest commit of `step` on HEAD's line into `state`. Nothing is appended to the log.
+
+    Returns:
+        What was restored: the commit, or another writer's step.
+
+    Raises:
+        RestoreError: There is no such commit; or it was deleted meanwhile, and parts of it are in `state`.
+        TornCheckpointError: Bytes of it are bad.
+        BadNodeError: One node reads bad bytes where another one reads good ones.
+
+    """
+    record = restorer.votes.choose_in_rank_0(partial(find_settled_step, restorer.store, companion, step))
+    assert record is not None
+    restorer.restore(record, state, rules=rules)
+    return record

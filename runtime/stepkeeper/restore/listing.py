@@ -1,15 +1,26 @@
-"""List the steps that can be restored from a root, and find one of them."""
+"""List the steps that can be restored from a root, find one of them, and describe what it holds."""
 
 from collections.abc import Callable
 from functools import partial
 
+from stepkeeper.checkpoint import read_manifests
+from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors, merge_values
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.errors import RestoreError
+from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.log import Log, LogState
-from stepkeeper.log.foreign_steps import ForeignRecord, ForeignStep, Restorable, find_steps, find_steps_below
+from stepkeeper.log.foreign_steps import (
+    ForeignRecord,
+    ForeignStep,
+    Restorable,
+    find_steps,
+    find_steps_below,
+    name_record,
+)
+from stepkeeper.restore.foreign.content import open_content
+from stepkeeper.restore.results import CheckpointInfo, TensorInfo
 from stepkeeper.storage import Store
 
-__all__ = ["find_settled_step", "find_step", "list_steps", "record_uri", "was_deleted"]
+__all__ = ["describe_step", "find_settled_step", "find_step", "list_steps", "record_uri", "was_deleted"]
 
 
 def list_steps(store: Store) -> list[int]:
@@ -60,3 +71,49 @@ def record_uri(store: Store, record: Restorable) -> str:
 
 def _steps_in(state: LogState, found: tuple[ForeignStep, ...]) -> list[int]:
     return sorted({record.step for record in state.line} | {each.step for each in found if each.is_finished})
+
+
+def describe_step(store: Store, step: int) -> CheckpointInfo:
+    """Describe the newest commit of `step` on HEAD's line from its manifests, or another writer's step.
+
+    Raises:
+        RestoreError: There is no such commit; or it was deleted meanwhile.
+        TornCheckpointError: A manifest is missing or bad.
+
+    """
+    record = find_step(store, step)
+    if isinstance(record, ForeignRecord):
+        return _describe_foreign(store, record)
+    try:
+        manifests = read_manifests(store, record)
+    except TornCheckpointError as error:
+        if error.missing and was_deleted(store, record):
+            raise RestoreError(f"{name_record(record)} was deleted just now: {error}") from error
+        raise
+    return CheckpointInfo(
+        sequence=record.slot,
+        step=record.step,
+        uri=record_uri(store, record),
+        size_bytes=record.size_bytes,
+        tensors={
+            fqn: TensorInfo(dtype=tensor.dtype, shape=tensor.global_shape)
+            for fqn, tensor in merge_tensors(manifests).items()
+        },
+        values=tuple(merge_values(manifests)),
+    )
+
+
+def _describe_foreign(store: Store, record: ForeignRecord) -> CheckpointInfo:
+    content = open_content(store, record.folder)
+    objects = store.list(f"{record.folder}/")
+    return CheckpointInfo(
+        sequence=None,
+        step=record.step,
+        uri=record_uri(store, record),
+        size_bytes=sum(stat.size_bytes for stat in objects),
+        tensors={
+            fqn: TensorInfo(dtype=tensor.dtype, shape=tensor.global_shape)
+            for fqn, tensor in content.tensors.items()
+        },
+        values=content.values,
+    )

@@ -9,7 +9,7 @@ from stepkeeper.errors import SaveError
 from stepkeeper.save.snapshot.summary import StateSummary
 from stepkeeper_planners.errors import RanksDifferError, ReleasesDifferError
 from stepkeeper_planners.saving.fingerprints import build_ranks_differ_error, fingerprint
-from stepkeeper_planners.saving.rules import check_rules, describe_rules
+from stepkeeper_planners.saving.proposals import check_rules, describe_rules
 
 __all__ = ["check_same_state"]
 

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from stepkeeper_planners import PerRank, SPMDLoadPlanner, SPMDSavePlanner
 from stepkeeper_planners.errors import CastError, LoadMismatchError
-from stepkeeper_planners.loading.read_items import LocalReads
+from stepkeeper_planners.loading.pending_reads import LocalReads
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),

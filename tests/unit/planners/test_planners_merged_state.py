@@ -8,12 +8,13 @@ from stepkeeper_planners.geometry.layout import Chunk, Owner, TensorLayout
 from stepkeeper_planners.loading.differences import Differences, Findings, intersect_unexpected
 from stepkeeper_planners.saving.assignment import assign
 from stepkeeper_planners.saving.fingerprints import digest_names, digest_value
-from stepkeeper_planners.saving.joining import join_layouts, select_part
 from stepkeeper_planners.saving.merged_state import (
     MergedState,
     compare_with_base,
     find_names_to_merge,
+    join_layouts,
     merge_states,
+    select_part,
     select_partial_state,
 )
 from stepkeeper_planners.state.tree import FlatState

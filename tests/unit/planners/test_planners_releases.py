@@ -13,7 +13,7 @@ from stepkeeper_planners.errors import ReleasesDifferError, WrongRanksError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
 from stepkeeper_planners.saving import planner as save_module
-from stepkeeper_planners.saving import rules
+from stepkeeper_planners.saving import proposals
 from stepkeeper_planners.saving.assignment import ASSIGNMENT_VERSION, assign
 
 
@@ -40,7 +40,7 @@ def test_a_rank_with_other_rules_is_named_with_them(
 ) -> None:
     coordinator, first = proposed(monkeypatch, 0)
     _, second = proposed(monkeypatch, 1)
-    monkeypatch.setattr(rules, name, other)
+    monkeypatch.setattr(proposals, name, other)
     _, third = proposed(monkeypatch, 2)
     with pytest.raises(ReleasesDifferError, match="run one release") as caught:
         coordinator.create_global_plan([first, second, third])

@@ -2,8 +2,7 @@
 
 import pytest
 
-from stepkeeper.stacks.dumping import shorten_stacks
-from stepkeeper.stacks.pace import Pace
+from stepkeeper.stacks.dumping import Pace, shorten_stacks
 
 
 def paced(*finished_s: float) -> Pace:

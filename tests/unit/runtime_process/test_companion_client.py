@@ -203,8 +203,8 @@ def test_a_companion_finds_the_packages_wherever_the_trainer_found_them(tmp_path
     shutil.copytree(Path(stepkeeper_planners.__path__[0]), elsewhere / "stepkeeper_planners")
     script = (
         f"import sys; sys.path.insert(0, {str(elsewhere)!r})\n"
-        "from stepkeeper.companion import starting\n"
-        "print(starting._package_folders())\n"
+        "from stepkeeper.companion import processes\n"
+        "print(processes._package_folders())\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ast.literal_eval(done.stdout) == [str(Path(stepkeeper.__path__[0]).parent), str(elsewhere)]
