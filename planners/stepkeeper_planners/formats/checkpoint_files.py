@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
-from stepkeeper_planners.errors import SourceError
-from stepkeeper_planners.formats.reporting import printable
+from stepkeeper_planners.errors import SourceError, printable
 
 __all__ = ["CheckpointFiles", "LocalFolder", "as_checkpoint_files", "open_source_file"]
 
