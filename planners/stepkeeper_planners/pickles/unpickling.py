@@ -9,6 +9,7 @@ import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, final
 
 from typing_extensions import override
@@ -94,7 +95,8 @@ def unpickle(
     try:
         tree = reader.load()
         reader.check_finished()
-        places = "" if reader.first_stranger is None else _describe_places(tree)
+        if reader.first_stranger is not None:
+            places = "".join(islice(_describe_places(tree, (), set()), _MAX_PLACES))
     except _NONSENSE as error:
         failure = error
     if reader.first_stranger is not None:
@@ -240,21 +242,11 @@ def _dotted(stranger: _Stranger) -> str:
     return printable(".".join(stranger.name))
 
 
-def _describe_places(tree: object) -> str:
-    """Describe the first places of strangers, by their keys. Each object is visited once."""
-    found: list[str] = []
-    seen: set[int] = set()
-    waiting: list[tuple[tuple[str, ...], object]] = [((), tree)]
-    while waiting and len(found) < _MAX_PLACES:
-        keys, node = waiting.pop()
-        if isinstance(node, _Stranger):
-            found.append(f"; at {printable('.'.join(keys))}: {_dotted(node)}")
-        elif isinstance(node, dict | list | tuple) and id(node) not in seen and len(keys) < _MAX_PLACE_DEPTH:
-            seen.add(id(node))
-            below = [((*keys, str(key)), value) for key, value in _items(node)]
-            waiting.extend(reversed(below))
-    return "".join(found)
-
-
-def _items(node: Any) -> Iterator[tuple[object, object]]:
-    return iter(node.items()) if isinstance(node, dict) else enumerate(node)
+def _describe_places(node: object, keys: tuple[str, ...], seen: set[int]) -> Iterator[str]:
+    """Describe where strangers are, by their keys. Each object is visited once."""
+    if isinstance(node, _Stranger):
+        yield f"; at {printable('.'.join(keys))}: {_dotted(node)}"
+    elif isinstance(node, dict | list | tuple) and id(node) not in seen and len(keys) < _MAX_PLACE_DEPTH:
+        seen.add(id(node))
+        for key, part in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from _describe_places(part, (*keys, str(key)), seen)

@@ -8,7 +8,7 @@ import torch
 from typing_extensions import override
 
 from stepkeeper_planners.errors import PickleRefusedError, SourceError, UnknownNameError
-from stepkeeper_planners.formats.memory_map import map_file
+from stepkeeper_planners.formats.checkpoint_files import map_file
 from stepkeeper_planners.pickles.torch_archive import ZIP_MAGIC, TorchArchive
 from stepkeeper_planners.pickles.torch_files import load_archive
 
