@@ -8,6 +8,8 @@ from typing_extensions import override
 
 _LISTED: Final = 12
 """Most names that a message shows; longer lists are cut."""
+_MOST_SHOWN: Final = 300
+"""Most characters of a name that a message shows."""
 
 
 class PlannerError(Exception):
@@ -197,3 +199,10 @@ class DestinationExistsError(PlannerError, FileExistsError):
 def format_ranks(ranks: Sequence[int]) -> str:
     """Return "rank 3" or "ranks 0, 1" for a message; cut a long list."""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(_shortened(list(map(str, ranks))))}"
+
+
+def printable(name: str) -> str:
+    """Return the name for a message, shortened, and escaped if it has unprintable characters."""
+    if len(name) > _MOST_SHOWN:
+        name = f"{name[:_MOST_SHOWN]}…"
+    return name if name.isprintable() else ascii(name)

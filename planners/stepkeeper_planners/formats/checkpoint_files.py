@@ -1,18 +1,18 @@
-"""Open the files of a checkpoint: in a folder on this machine, or wherever a caller can read them."""
+"""Open and map the files of a checkpoint: in a folder on this machine, or wherever a caller can read them."""
 
 import errno
 import io
+import mmap
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Protocol
+from typing import BinaryIO, Final, Protocol
 
-from stepkeeper_planners.errors import SourceError
-from stepkeeper_planners.formats.reporting import printable
+from stepkeeper_planners.errors import SourceError, printable
 
-__all__ = ["CheckpointFiles", "LocalFolder", "as_checkpoint_files", "open_source_file"]
+__all__ = ["CheckpointFiles", "LocalFolder", "as_checkpoint_files", "map_file", "open_source_file"]
 
 _NO_SUCH_FILE: Final = {
     errno.EISDIR,
@@ -22,6 +22,8 @@ _NO_SUCH_FILE: Final = {
     errno.EILSEQ,
 }
 """The error codes for a name that can't be a file's. Any other error is not the source's fault."""
+# Python names it since 3.13.
+_NO_RESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 class CheckpointFiles(Protocol):
@@ -122,3 +124,16 @@ def open_source_file(
         raise SourceError(f"{where} is no file: {error.strerror}") from error
     with file:
         yield file
+
+
+def map_file(file: BinaryIO, size_bytes: int) -> mmap.mmap:
+    """Map the file, privately: what is written to the memory stays in this process.
+
+    No memory is reserved for writes, so the file may be larger than the memory.
+    """
+    return mmap.mmap(
+        file.fileno(),
+        size_bytes,
+        flags=mmap.MAP_PRIVATE | _NO_RESERVE,
+        prot=mmap.PROT_READ | mmap.PROT_WRITE,
+    )

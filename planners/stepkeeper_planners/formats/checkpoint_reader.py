@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from stepkeeper_planners.errors import SourceError, ValueDecodeError
+from stepkeeper_planners.errors import SourceError, ValueDecodeError, printable
 from stepkeeper_planners.formats.checkpoint_files import CheckpointFiles, open_source_file
 from stepkeeper_planners.formats.chunk_location import ChunkLocation, FileWindow, locate_chunk
-from stepkeeper_planners.formats.reporting import BUFFER_BYTES, printable
+from stepkeeper_planners.formats.reporting import BUFFER_BYTES
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.pickles.dcp_metadata import check_metadata, read_metadata
 from stepkeeper_planners.state.tree import Path as KeyPath

@@ -14,9 +14,9 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
-from stepkeeper_planners.errors import PlannerError, SourceError
+from stepkeeper_planners.errors import PlannerError, SourceError, printable
 from stepkeeper_planners.formats.destination import new_folder
-from stepkeeper_planners.formats.reporting import Conversion, Progress, ProgressMeter, printable
+from stepkeeper_planners.formats.reporting import Conversion, Progress, ProgressMeter
 from stepkeeper_planners.saving.planner import SPMDSavePlanner
 from stepkeeper_planners.state.tree import flatten_state
 

@@ -12,12 +12,10 @@ from typing import BinaryIO, final
 import torch
 from typing_extensions import Buffer, override
 
-from stepkeeper_planners.errors import PickleRefusedError, SourceError
+from stepkeeper_planners.errors import PickleRefusedError, SourceError, printable
 from stepkeeper_planners.formats.checkpoint_files import CheckpointFiles, open_source_file
-from stepkeeper_planners.formats.reporting import printable
-from stepkeeper_planners.pickles.torch_archive import SeekableArchive
-from stepkeeper_planners.pickles.torch_files import torch_vocabulary
-from stepkeeper_planners.pickles.unpickling import unpickle
+from stepkeeper_planners.pickles.torch_archive import TorchArchive
+from stepkeeper_planners.pickles.torch_files import load_archive
 
 __all__ = ["ChunkLocation", "FileWindow", "locate_chunk"]
 
@@ -96,7 +94,7 @@ def locate_chunk(
     with open_source_file(files, name, printable(fqn)) as file:
         try:
             archive = _MetaArchive(io.BufferedReader(FileWindow(file, offset_bytes, n_bytes)), n_bytes)
-            tensor = unpickle(archive.record("data.pkl"), torch_vocabulary(archive))
+            tensor = load_archive(archive)
         except PickleRefusedError as error:
             raise SourceError(
                 f"{where} are no stored tensor: the file is damaged or cut off, or another writer's ({error})"
@@ -116,7 +114,7 @@ def locate_chunk(
 
 
 @final
-class _MetaArchive(SeekableArchive):
+class _MetaArchive(TorchArchive):
     """Make tensors without elements, and note where their elements begin."""
 
     def __init__(self, file: BinaryIO, size_bytes: int) -> None:

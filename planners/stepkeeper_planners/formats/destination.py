@@ -1,5 +1,7 @@
 """Write a file or folder under a temporary name, and rename it when it is complete and durable."""
 
+import ctypes
+import errno
 import os
 import secrets
 import shutil
@@ -9,12 +11,15 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from stepkeeper_planners.errors import DestinationExistsError
-from stepkeeper_planners.formats.rename_exchange import exchange_paths
 
-__all__ = ["new_file", "new_folder"]
+__all__ = ["exchange_paths", "new_file", "new_folder"]
 
 _MOST_KEPT: Final = 200
 """Most bytes of a name that are kept in the temporary names beside it."""
+_AT_FDCWD: Final = -100
+_RENAME_EXCHANGE: Final = 2
+_CANNOT_EXCHANGE: Final = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
+"""The error codes of file systems and kernels that can't exchange two paths in one step, such as NFS and FUSE."""
 
 
 @contextmanager
@@ -136,6 +141,19 @@ def _rename_folder(partial: Path, dst: Path) -> None:
         raise
     _sync_folder(dst.parent)
     shutil.rmtree(old)
+
+
+def exchange_paths(one: Path, other: Path) -> bool:
+    """Exchange what is at the two paths, in one step. Return False, with nothing done, if it can't be done here."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _CANNOT_EXCHANGE:
+        return False
+    raise OSError(code, os.strerror(code), str(one), None, str(other))
 
 
 def _sync(path: Path) -> None:

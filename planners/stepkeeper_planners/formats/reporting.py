@@ -1,20 +1,19 @@
-"""Report a conversion's progress and result, and print names in its messages."""
+"""Report a conversion's progress and result."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-__all__ = ["BUFFER_BYTES", "Conversion", "Progress", "ProgressMeter", "join_names", "printable"]
+from stepkeeper_planners.errors import printable
+
+__all__ = ["BUFFER_BYTES", "Conversion", "Progress", "ProgressMeter", "join_names"]
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of tensors that are done, and with those of all tensors."""
 
 BUFFER_BYTES: Final = 16 << 20
 """Number of bytes that are read and written at a time."""
-
-_MOST_SHOWN: Final = 300
-"""Most characters of a name that a message shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +49,3 @@ def join_names(names: Sequence[str], most: int = 8) -> str:
     """Return the names for a message: the first `most` of them, and how many more there are."""
     rest = len(names) - most
     return ", ".join(map(printable, names[:most])) + (f" and {rest} more" if rest > 0 else "")
-
-
-def printable(name: str) -> str:
-    """Return the name for a message, shortened, and escaped if it has unprintable characters."""
-    if len(name) > _MOST_SHOWN:
-        name = f"{name[:_MOST_SHOWN]}…"
-    return name if name.isprintable() else ascii(name)

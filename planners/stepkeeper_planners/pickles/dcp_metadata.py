@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -22,12 +22,9 @@ from stepkeeper_planners.dtypes import all_dtypes
 from stepkeeper_planners.errors import LayoutError, MetadataDecodeError, PickleRefusedError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_cover
-from stepkeeper_planners.pickles.unpickling import unpickle
-from stepkeeper_planners.pickles.vocabulary import GlobalName, Vocabulary
+from stepkeeper_planners.pickles.unpickling import Draft, Maker, Name, unpickle
 
 __all__ = ["check_metadata", "read_metadata"]
-
-_T = TypeVar("_T")
 
 
 def read_metadata(data: bytes, *, name: str) -> Metadata:
@@ -41,7 +38,7 @@ def read_metadata(data: bytes, *, name: str) -> Metadata:
         MetadataDecodeError: the bytes are damaged, or name something that doesn't belong in metadata.
     """
     try:
-        metadata = unpickle(data, _VOCABULARY)
+        metadata = unpickle(data, _NAMES, key_types=frozenset({MetadataIndex}))
     except PickleRefusedError as error:
         raise MetadataDecodeError(f"{name}: this is no metadata of a checkpoint: {error}") from error
     if type(metadata) is not Metadata:
@@ -94,21 +91,22 @@ def _indices(fqn: str, stored: TensorStorageMetadata | BytesStorageMetadata) -> 
         yield MetadataIndex(fqn, chunk.offsets)
 
 
-def _field_setter(**checks: Callable[[Any], bool]) -> Callable[[_T, object], _T]:
-    """Return a function that sets an instance's fields and checks these. A newer torch may have more fields."""
+def _with_fields(kind: type, **checks: Callable[[Any], bool]) -> Callable[[], Draft]:
+    """Return the maker of instances whose fields are checked like this. A newer torch may have more fields."""
 
-    def fill(instance: _T, state: object) -> _T:
+    def fill(state: object) -> object:
         if type(state) is not dict or not all(type(key) is str for key in state):
-            raise PickleRefusedError(f"the fields of a {type(instance).__name__} are no dict")
+            raise PickleRefusedError(f"the fields of a {kind.__name__} are no dict")
         for key, is_right in checks.items():
             # Optional fields have their default on the class.
-            value = state[key] if key in state else getattr(type(instance), key)
+            value = state[key] if key in state else getattr(kind, key)
             if not is_right(value):
-                raise PickleRefusedError(f"{key} of a {type(instance).__name__} is a {type(value).__name__}")
+                raise PickleRefusedError(f"{key} of a {kind.__name__} is a {type(value).__name__}")
+        instance: object = object.__new__(kind)
         vars(instance).update(state)
         return instance
 
-    return fill
+    return lambda: Draft(fill)
 
 
 def _is(*kinds: type) -> Callable[[Any], bool]:
@@ -141,18 +139,19 @@ def _is_length(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
-def _properties(instance: TensorProperties, state: object) -> TensorProperties:
-    """Fill the properties of a tensor. torch 2.15 has strides behind the others, and a newer one may have more."""
+def _properties(state: object) -> TensorProperties:
+    """Make the properties of a tensor. torch 2.15 has strides behind the others, and a newer one may have more."""
     kinds = (torch.dtype, torch.layout, bool, _MEM_FORMAT_ENCODING, bool)
     if type(state) is not tuple or [type(part) for part in state[: len(kinds)]] != list(kinds):
         raise PickleRefusedError("the properties of a tensor are none")
+    instance = object.__new__(TensorProperties)
     instance.__setstate__(state[:_N_PROPERTIES])  # type: ignore[no-untyped-call]  # torch's own way of filling one
     return instance
 
 
 def _member(enum: object, name: object) -> _MEM_FORMAT_ENCODING:
     """Return the enum's member. Python 3.11's first releases wrote it as getattr(the class, a name)."""
-    if type(enum) is not GlobalName or enum.name not in _FORMATS or type(name) is not str:
+    if type(enum) is not Maker or enum.name not in _FORMATS or type(name) is not str:
         raise PickleRefusedError("it gets an attribute of something; it was not run")
     return _MEM_FORMAT_ENCODING[name]
 
@@ -169,54 +168,38 @@ _METADATA: Final = "torch.distributed.checkpoint.metadata"
 _BEFORE_2_3: Final = "torch.distributed._shard.sharded_tensor.metadata"
 _FORMATS: Final = {(_METADATA, "_MEM_FORMAT_ENCODING"), (_BEFORE_2_3, "MEM_FORMAT_ENCODING")}
 
-_VOCABULARY: Final = Vocabulary(
-    constants={("torch", name): dtype for name, dtype in all_dtypes().items()},
-    calls={
-        **dict.fromkeys(_FORMATS, _MEM_FORMAT_ENCODING),
-        ("builtins", "getattr"): _member,
-        ("__builtin__", "getattr"): _member,
-        ("torch", "Size"): torch.Size,
-        ("torch.serialization", "_get_layout"): _layout,
-        # The path where it was written: it is never opened, and may be of another operating system.
-        **{
-            (module, f"{pure}{system}Path"): kind
-            for module in ("pathlib", "pathlib._local")
-            for system, kind in (("Posix", pathlib.PurePosixPath), ("Windows", pathlib.PureWindowsPath))
-            for pure in ("", "Pure")
-        },
+_NAMES: Final[dict[Name, object]] = {
+    **{("torch", name): dtype for name, dtype in all_dtypes().items()},
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): _layout,
+    **dict.fromkeys(_FORMATS, _MEM_FORMAT_ENCODING),
+    **{(module, "getattr"): _member for module in ("builtins", "__builtin__")},
+    # The path where it was written: it is never opened, and may be of another operating system.
+    **{
+        (module, f"{pure}{system}Path"): kind
+        for module in ("pathlib", "pathlib._local")
+        for system, kind in (("Posix", pathlib.PurePosixPath), ("Windows", pathlib.PureWindowsPath))
+        for pure in ("", "Pure")
     },
-    classes={
-        (_BEFORE_2_3, "TensorProperties"): TensorProperties,
-        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _StorageInfo,
-        **{
-            (_METADATA, kind.__name__): kind
-            for kind in (
-                BytesStorageMetadata,
-                ChunkStorageMetadata,
-                Metadata,
-                MetadataIndex,
-                StorageMeta,
-                TensorProperties,
-                TensorStorageMetadata,
-            )
-        },
-    },
-    builds={
-        ChunkStorageMetadata: _field_setter(offsets=_is(torch.Size), sizes=_is(torch.Size)),
-        Metadata: _field_setter(
-            state_dict_metadata=_are_tensors,
-            storage_meta=_is(StorageMeta, type(None)),
-            version=_is(str, type(None)),
-        ),
-        MetadataIndex: _field_setter(
-            fqn=_is(str), offset=_is(torch.Size, type(None)), index=_is(int, type(None))
-        ),
-        StorageMeta: _field_setter(),
-        TensorProperties: _properties,
-        TensorStorageMetadata: _field_setter(
-            properties=_is(TensorProperties), size=_is(torch.Size), chunks=_are_chunks
-        ),
-        _StorageInfo: _field_setter(relative_path=_is_place, offset=_is_length, length=_is_length),
-    },
-    key_types=frozenset({MetadataIndex}),
-)
+    **{(module, "TensorProperties"): lambda: Draft(_properties) for module in (_METADATA, _BEFORE_2_3)},
+    (_METADATA, "BytesStorageMetadata"): BytesStorageMetadata,
+    (_METADATA, "ChunkStorageMetadata"): _with_fields(
+        ChunkStorageMetadata, offsets=_is(torch.Size), sizes=_is(torch.Size)
+    ),
+    (_METADATA, "Metadata"): _with_fields(
+        Metadata,
+        state_dict_metadata=_are_tensors,
+        storage_meta=_is(StorageMeta, type(None)),
+        version=_is(str, type(None)),
+    ),
+    (_METADATA, "MetadataIndex"): _with_fields(
+        MetadataIndex, fqn=_is(str), offset=_is(torch.Size, type(None)), index=_is(int, type(None))
+    ),
+    (_METADATA, "StorageMeta"): _with_fields(StorageMeta),
+    (_METADATA, "TensorStorageMetadata"): _with_fields(
+        TensorStorageMetadata, properties=_is(TensorProperties), size=_is(torch.Size), chunks=_are_chunks
+    ),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _with_fields(
+        _StorageInfo, relative_path=_is_place, offset=_is_length, length=_is_length
+    ),
+}

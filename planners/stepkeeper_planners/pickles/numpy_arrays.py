@@ -1,17 +1,16 @@
 """Make numpy's arrays, scalars and dtypes from their bytes alone, as they stand in a pickle."""
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, Final
 
 import numpy as np
 
 from stepkeeper_planners.errors import PickleRefusedError
-from stepkeeper_planners.pickles.vocabulary import Name
+from stepkeeper_planners.pickles.unpickling import Draft, Name
 
-__all__ = ["NUMPY_BUILDS", "NUMPY_CALLS", "NUMPY_CONSTANTS", "explain_unstorable"]
+__all__ = ["NUMPY_NAMES", "explain_unstorable"]
 
 _PLAIN: Final = re.compile(r"[?biufc](?:1|2|4|8|16|32)|[SUV][0-9]+|[mM]8")
 _UNIT: Final = re.compile(r"[A-Za-zμ]+")
@@ -29,29 +28,18 @@ def explain_unstorable(dtype: np.dtype[Any]) -> str | None:
     return None
 
 
-@dataclass(slots=True, eq=False)
-class _DtypeDraft:
-    """A dtype that has no byte order and no fields yet."""
-
-    code: str
-
-
-class _ArrayDraft:
-    """An array that has no content yet."""
-
-
 _ARRAY_CLASS: Final = object()
 
 
-def _new_dtype(code: object, align: object, copy: object) -> _DtypeDraft:
+def _new_dtype(code: object, align: object, copy: object) -> Draft:
     if type(code) is not str or type(align) is not bool or type(copy) is not bool:
         raise PickleRefusedError("a numpy dtype is made of other things than its name")
     if not _PLAIN.fullmatch(code):
         raise PickleRefusedError(f"it holds numpy data of dtype {code!r}")
-    return _DtypeDraft(code)
+    return Draft(partial(_build_dtype, code))
 
 
-def _build_dtype(draft: _DtypeDraft, state: object) -> np.dtype[Any]:
+def _build_dtype(code: str, state: object) -> np.dtype[Any]:
     """Build the dtype from the parts of the state alone: numpy would trust sizes and offsets that don't match."""
     if type(state) is not tuple or len(state) not in (8, 9):
         raise PickleRefusedError("the state of a numpy dtype is none")
@@ -70,10 +58,10 @@ def _build_dtype(draft: _DtypeDraft, state: object) -> np.dtype[Any]:
                 "itemsize": item_bytes,
             }
         )
-    elif draft.code in ("M8", "m8"):
-        dtype = np.dtype(draft.code + _unit(state)).newbyteorder(_order(order))
+    elif code in ("M8", "m8"):
+        dtype = np.dtype(code + _unit(state)).newbyteorder(_order(order))
     else:
-        dtype = np.dtype(draft.code).newbyteorder(_order(order))
+        dtype = np.dtype(code).newbyteorder(_order(order))
     if dtype.hasobject:
         raise PickleRefusedError("it holds a numpy array of Python objects")
     return dtype
@@ -107,16 +95,16 @@ def _shape(value: object) -> tuple[int, ...]:
     return value
 
 
-def _new_array(cls: object, shape: object, kind: object) -> _ArrayDraft:
+def _new_array(cls: object, shape: object, kind: object) -> Draft:
     if cls is not _ARRAY_CLASS or shape != (0,) or kind not in (b"b", "b"):
         raise PickleRefusedError("it holds a numpy array of an unknown kind")
-    return _ArrayDraft()
+    return Draft(_build_array)
 
 
-def _build_array(_: _ArrayDraft, state: object) -> np.ndarray[Any, Any]:
+def _build_array(state: object) -> np.ndarray[Any, Any]:
     if type(state) is not tuple or len(state) != 5:
         raise PickleRefusedError("the state of a numpy array is none")
-    dtype, shape, is_fortran, content = _dtype(state[1 + 1]), _shape(state[1]), state[3], state[4]
+    dtype, shape, is_fortran, content = _dtype(state[2]), _shape(state[1]), state[3], state[4]
     n_items = prod(shape)
     if type(content) is not bytes or n_items * dtype.itemsize != len(content):
         raise PickleRefusedError(f"a numpy array of {n_items} {dtype} doesn't have their bytes")
@@ -140,13 +128,9 @@ def _scalar(dtype: object, content: object) -> Any:
 # numpy 2 renamed its core.
 _CORES: Final = ("numpy._core.multiarray", "numpy.core.multiarray")
 
-NUMPY_CONSTANTS: Final[dict[Name, object]] = {("numpy", "ndarray"): _ARRAY_CLASS}
-NUMPY_CALLS: Final[dict[Name, Callable[..., object]]] = {
+NUMPY_NAMES: Final[dict[Name, object]] = {
+    ("numpy", "ndarray"): _ARRAY_CLASS,
     ("numpy", "dtype"): _new_dtype,
     **{(core, "_reconstruct"): _new_array for core in _CORES},
     **{(core, "scalar"): _scalar for core in _CORES},
-}
-NUMPY_BUILDS: Final[dict[type, Callable[[Any, Any], object]]] = {
-    _DtypeDraft: _build_dtype,
-    _ArrayDraft: _build_array,
 }

@@ -11,11 +11,11 @@ import torch
 
 from stepkeeper_planners.errors import PickleRefusedError
 
-__all__ = ["LOCAL_HEADER_BYTES", "ZIP_MAGIC", "SeekableArchive", "Storage", "StorageKind", "TorchArchive"]
+__all__ = ["ZIP_MAGIC", "Storage", "StorageKind", "TorchArchive"]
 
 ZIP_MAGIC: Final = b"PK\x03\x04"
 """The first bytes of a record, and so of the file."""
-LOCAL_HEADER_BYTES: Final = 30
+_LOCAL_HEADER_BYTES: Final = 30
 """The size of what comes before a record's name."""
 
 # zipfile raises these on bytes that are no archive, or a broken one.
@@ -48,6 +48,7 @@ class TorchArchive:
     """Read the records of a zip file that torch wrote: uncompressed, in one folder."""
 
     def __init__(self, file: BinaryIO, size_bytes: int) -> None:
+        self._file, self._size_bytes = file, size_bytes
         self._storages: dict[str, tuple[StorageKind, Storage]] = {}
         try:
             self._zip = zipfile.ZipFile(file)
@@ -69,19 +70,37 @@ class TorchArchive:
         if f"{self.root}byteorder" in self.names and self.record("byteorder") != sys.byteorder.encode():
             raise PickleRefusedError(f"it was written by a machine that isn't {sys.byteorder}-endian")
 
-    def record(self, name: str) -> bytes:
-        """Read the bytes of a record."""
-        try:
-            return self._zip.read(self.root + name)
-        except _NO_ARCHIVE as error:
-            raise PickleRefusedError(f"record {name} can't be read ({error})") from error
-
     def entry(self, name: str) -> zipfile.ZipInfo:
         """Return the zip entry of a record."""
         try:
             return self._zip.getinfo(self.root + name)
         except KeyError as error:
             raise PickleRefusedError(f"record {name} is missing") from error
+
+    def locate_record(self, name: str) -> tuple[int, int]:
+        """Return the offset of a record's first byte, and the number of its bytes."""
+        entry = self.entry(name)
+        if not 0 <= entry.header_offset <= self._size_bytes:
+            raise PickleRefusedError(f"record {name} can't be read: it is said to begin outside of the file")
+        self._file.seek(entry.header_offset)
+        header = self._file.read(_LOCAL_HEADER_BYTES)
+        if len(header) < _LOCAL_HEADER_BYTES or not header.startswith(ZIP_MAGIC):
+            raise PickleRefusedError(f"record {name} isn't where it should be")
+        name_bytes, extra_bytes = struct.unpack_from("<HH", header, 26)
+        start = entry.header_offset + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes
+        if start + entry.file_size > self._size_bytes:
+            raise PickleRefusedError(f"record {name} extends past the end of the file")
+        return start, entry.file_size
+
+    def record(self, name: str) -> bytes | memoryview:
+        """Read the bytes of a record."""
+        # Newer Pythons' zipfile refuses an entry for fields of it that nothing here relies on.
+        start, n_bytes = self.locate_record(name)
+        self._file.seek(start)
+        read = self._file.read(n_bytes)
+        if zlib.crc32(read) != self.entry(name).CRC:
+            raise PickleRefusedError(f"record {name} can't be read: it has another checksum than it says")
+        return read
 
     def content(self, name: str) -> torch.Tensor:
         """Read the bytes of a record into a tensor."""
@@ -106,26 +125,3 @@ class TorchArchive:
         if kind != first_kind or length != storage.content.numel() // kind.dtype.itemsize:
             raise PickleRefusedError(f"storage {key} isn't as long as it should be")
         return storage
-
-
-class SeekableArchive(TorchArchive):
-    """Locate records in the file, without reading them."""
-
-    def __init__(self, file: BinaryIO, size_bytes: int) -> None:
-        self._file, self._size_bytes = file, size_bytes
-        super().__init__(file, size_bytes)
-
-    def locate_record(self, name: str) -> tuple[int, int]:
-        """Return the offset of a record's first byte, and the number of its bytes."""
-        entry = self.entry(name)
-        if not 0 <= entry.header_offset <= self._size_bytes:
-            raise PickleRefusedError(f"record {name} is said to begin outside of the file")
-        self._file.seek(entry.header_offset)
-        header = self._file.read(LOCAL_HEADER_BYTES)
-        if len(header) < LOCAL_HEADER_BYTES or not header.startswith(ZIP_MAGIC):
-            raise PickleRefusedError(f"record {name} isn't where it should be")
-        name_bytes, extra_bytes = struct.unpack_from("<HH", header, 26)
-        start = entry.header_offset + LOCAL_HEADER_BYTES + name_bytes + extra_bytes
-        if start + entry.file_size > self._size_bytes:
-            raise PickleRefusedError(f"record {name} extends past the end of the file")
-        return start, entry.file_size

@@ -12,35 +12,30 @@ import torch
 
 from stepkeeper_planners.dtypes import all_dtypes
 from stepkeeper_planners.errors import PickleRefusedError
-from stepkeeper_planners.pickles.numpy_arrays import NUMPY_BUILDS, NUMPY_CALLS, NUMPY_CONSTANTS
+from stepkeeper_planners.pickles.numpy_arrays import NUMPY_NAMES
 from stepkeeper_planners.pickles.torch_archive import StorageKind, TorchArchive
 from stepkeeper_planners.pickles.torch_tensors import TENSOR_CLASS, TENSOR_MAKERS, make_with_attributes
-from stepkeeper_planners.pickles.unpickling import unpickle
-from stepkeeper_planners.pickles.vocabulary import Vocabulary
+from stepkeeper_planners.pickles.unpickling import Name, unpickle
 
-__all__ = ["load_torch_bytes", "torch_vocabulary"]
+__all__ = ["load_archive", "load_torch_bytes"]
 
 
-def load_torch_bytes(data: bytes) -> object:
+def load_torch_bytes(data: bytes) -> Any:
     """Read the object that torch.save was given. Tensors are on the CPU and need no gradient.
 
     Raises:
         PickleRefusedError: the bytes hold something other than plain data, or are damaged.
     """
-    archive = TorchArchive(io.BytesIO(data), len(data))
-    return unpickle(archive.record("data.pkl"), torch_vocabulary(archive))
+    return load_archive(TorchArchive(io.BytesIO(data), len(data)))
 
 
-def torch_vocabulary(archive: TorchArchive) -> Vocabulary:
-    """Return what the pickle in `archive`'s record "data.pkl" may name."""
-    return Vocabulary(
-        constants=_CONSTANTS,
-        calls=_CALLS,
-        builds=NUMPY_BUILDS,
-        # nn.Module.state_dict() keeps its modules' versions there; no load of a checkpoint uses them.
-        attributes=frozenset({OrderedDict}),
-        persistent=archive.storage,
-    )
+def load_archive(archive: TorchArchive) -> Any:
+    """Read the object that torch.save was given, with the tensors that the archive makes of its records.
+
+    Raises:
+        PickleRefusedError: the archive holds something other than plain data, or is damaged.
+    """
+    return unpickle(archive.record("data.pkl"), _NAMES, persistent=archive.storage)
 
 
 def _encoded(text: object, encoding: object) -> bytes:
@@ -97,16 +92,12 @@ _STORAGES: Final = {
     "ComplexFloatStorage": torch.complex64,
     "ComplexDoubleStorage": torch.complex128,
 }
-_CONSTANTS: Final = {
+_NAMES: Final[dict[Name, object]] = {
     **{("torch", name): dtype for name, dtype in all_dtypes().items()},
     **{("torch", name): StorageKind(dtype) for name, dtype in _STORAGES.items()},
     ("torch.storage", "UntypedStorage"): StorageKind(torch.uint8),
     ("torch", "Tensor"): TENSOR_CLASS,
     ("torch.nn.parameter", "Parameter"): TENSOR_CLASS,
-    **NUMPY_CONSTANTS,
-}
-_CALLS: Final = {
-    **TENSOR_MAKERS,
     ("torch._tensor", "_rebuild_from_type_v2"): make_with_attributes,
     ("torch", "Size"): _size,
     ("torch", "device"): _device,
@@ -115,5 +106,6 @@ _CALLS: Final = {
     ("_codecs", "encode"): _encoded,
     **{(module, "bytes"): _nothing(bytes) for module in ("builtins", "__builtin__")},
     **{(module, "complex"): _complex for module in ("builtins", "__builtin__")},
-    **NUMPY_CALLS,
+    **TENSOR_MAKERS,
+    **NUMPY_NAMES,
 }

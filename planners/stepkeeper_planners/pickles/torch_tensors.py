@@ -9,7 +9,7 @@ import torch
 
 from stepkeeper_planners.errors import PickleRefusedError
 from stepkeeper_planners.pickles.torch_archive import Storage
-from stepkeeper_planners.pickles.vocabulary import GlobalName
+from stepkeeper_planners.pickles.unpickling import Maker, Name
 
 __all__ = ["TENSOR_CLASS", "TENSOR_MAKERS", "make_with_attributes"]
 
@@ -85,7 +85,7 @@ def _device_tensor(data: object, dtype: object, _device: object, _requires_grad:
 
 def make_with_attributes(make: object, kind: object, arguments: object, _attributes: object) -> object:
     """Make a tensor that has Python attributes. A checkpoint doesn't keep them."""
-    if type(make) is not GlobalName or make.name not in TENSOR_MAKERS or type(arguments) is not tuple:
+    if type(make) is not Maker or make.name not in TENSOR_MAKERS or type(arguments) is not tuple:
         raise PickleRefusedError("a tensor with attributes isn't made as one")
     if kind is not TENSOR_CLASS:
         raise PickleRefusedError("it holds a tensor of a class of its own")
@@ -93,7 +93,7 @@ def make_with_attributes(make: object, kind: object, arguments: object, _attribu
 
 
 TENSOR_CLASS: Final = object()
-TENSOR_MAKERS: Final[dict[tuple[str, str], Callable[..., torch.Tensor]]] = {
+TENSOR_MAKERS: Final[dict[Name, Callable[..., torch.Tensor]]] = {
     ("torch._utils", "_rebuild_tensor_v2"): _tensor,
     ("torch._utils", "_rebuild_tensor_v3"): _typed_tensor,
     ("torch._utils", "_rebuild_parameter"): _parameter,

@@ -1,20 +1,29 @@
-"""Read a pickle without running it. Names in it stay names, and a vocabulary says what each of them may make.
+"""Read a pickle without running it: Python's own reader, with few opcodes, and with names that make only what they may.
 
 Only bytes that are in memory are looked at and kept: no memory is allocated for a length that a pickle claims.
 """
 
+import io
 import pickle
 import struct
-from collections.abc import Callable
-from typing import Any, Final
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final, final
 
-from stepkeeper_planners.errors import PickleRefusedError
-from stepkeeper_planners.pickles.pickle_machine import PickleMachine
-from stepkeeper_planners.pickles.vocabulary import Vocabulary
+from typing_extensions import override
 
-__all__ = ["unpickle"]
+from stepkeeper_planners.errors import PickleRefusedError, UnknownNameError, printable
 
-# The makers and Python's own containers raise these on nonsense.
+__all__ = ["Draft", "Maker", "Name", "unpickle"]
+
+Name = tuple[str, str]
+
+_SCALARS: Final = frozenset({str, int, bool, float, complex, bytes, type(None)})
+_MAX_PLACES: Final = 8
+_MAX_PLACE_DEPTH: Final = 32
+# The makers, Python's reader and its containers raise these on nonsense.
 _NONSENSE: Final = (
     LookupError,
     TypeError,
@@ -22,144 +31,222 @@ _NONSENSE: Final = (
     AttributeError,
     ArithmeticError,
     RuntimeError,
+    EOFError,
     struct.error,
+    pickle.UnpicklingError,
 )
 
 
-def unpickle(data: bytes, vocabulary: Vocabulary) -> object:
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Stands for a function or class of the names. Only the pickle's own calls use it."""
+
+    name: Name
+    make: Callable[..., object]
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Draft:
+    """Stands for an object until its state comes, which it does exactly once."""
+
+    finish: Callable[[Any], object]
+    """Makes the object of its state."""
+    made: object = None
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stranger:
+    """Stands for a name that isn't among the names, and for everything that the pickle makes of it."""
+
+    name: Name
+
+    def append(self, item: object) -> None:
+        pass
+
+    def extend(self, items: object) -> None:
+        pass
+
+
+def unpickle(
+    data: bytes | memoryview,
+    names: Mapping[Name, object],
+    *,
+    persistent: Callable[[object], object] | None = None,
+    key_types: frozenset[type] = frozenset(),
+) -> Any:
     """Read the object that the pickle holds.
 
     Args:
         data: the pickle.
-        vocabulary: what it may name.
+        names: what it may name. A callable makes objects or drafts, and checks the arguments. A callable among these
+            comes as its `Maker`.
+        persistent: returns the object outside of the pickle that has this id.
+        key_types: types of dict keys, in addition to plain scalars and tuples of these.
 
     Raises:
-        PickleRefusedError: it names something else, needs an opcode that data has no use for, or is damaged.
+        UnknownNameError: it names something else.
+        PickleRefusedError: it needs an opcode that data has no use for, or is damaged.
     """
-    machine = PickleMachine(data, vocabulary)
+    reader = _Reader(data, names, persistent, key_types)
+    tree: object = None
+    places, failure = "", None
     try:
-        return _run(machine)
-    except PickleRefusedError:
-        raise
+        tree = reader.load()
+        reader.check_finished()
+        if reader.first_stranger is not None:
+            places = "".join(islice(_describe_places(tree, (), set()), _MAX_PLACES))
     except _NONSENSE as error:
-        if machine.position >= len(data):
-            raise PickleRefusedError("it ends too early") from error
-        raise PickleRefusedError(f"it is damaged ({type(error).__name__}: {error})") from error
+        failure = error
+    if reader.first_stranger is not None:
+        raise UnknownNameError(
+            f"it names {_dotted(reader.first_stranger)}, which has no place in it; it was not run{places}"
+        ) from failure
+    if isinstance(failure, EOFError):
+        raise PickleRefusedError("it ends too early") from failure
+    if failure is not None and not isinstance(failure, PickleRefusedError):
+        raise PickleRefusedError(f"it is damaged ({type(failure).__name__}: {failure})") from failure
+    if failure is not None:
+        raise failure
+    return tree
 
 
-def _run(machine: PickleMachine) -> object:
-    methods, data, stop = _METHODS, machine.data, pickle.STOP[0]
-    while True:
-        if machine.position >= len(data):
-            machine.refuse("it ends too early")
-        code = data[machine.position]
-        machine.position += 1
-        if code == stop:
-            break
-        method = methods.get(code)
-        if method is None:
-            machine.refuse(f"it has opcode {bytes([code])!r}, which data has no use for")
-        method(machine)
-    if machine.unbuilt:
-        kinds = sorted({type(instance).__name__ for instance in machine.unbuilt.values()})
-        machine.refuse(f"it holds a {kinds[0]} without a state")
-    (result,) = machine.stack
-    return result
+@final
+class _Memo(dict[int, Any]):
+    """Return what was made of a draft, from then on."""
+
+    @override
+    def __getitem__(self, place: int) -> Any:
+        kept = super().__getitem__(place)
+        return kept.made if type(kept) is Draft and kept.made is not None else kept
 
 
-Method = Callable[[PickleMachine], None]
-_U1, _U2, _U4, _U8 = (struct.Struct(f"<{kind}") for kind in "BHIQ")
-_I4, _F8 = struct.Struct("<i"), struct.Struct(">d")
+@final
+class _Opcodes(dict[int, Callable[[Any], None]]):
+    def __missing__(self, code: int) -> Callable[[Any], None]:
+        raise PickleRefusedError(f"it has opcode {bytes([code])!r}, which data has no use for")
 
 
-def _constant(value: object) -> Method:
-    return lambda machine: machine.stack.append(value)
+# The reader in C believes a pickle's lengths and indexes, and gives states and items to any object.
+@final
+class _Reader(pickle._Unpickler):  # noqa: SLF001 — pickle.Unpickler has no table of opcodes
+    """Make nothing but containers, scalars, and what the names make."""
+
+    stack: list[Any]
+    metastack: list[list[Any]]
+    pop_mark: Callable[[], list[Any]]
+
+    def __init__(
+        self,
+        data: bytes | memoryview,
+        names: Mapping[Name, object],
+        persistent: Callable[[object], object] | None,
+        key_types: frozenset[type],
+    ) -> None:
+        super().__init__(io.BytesIO(data))
+        self.memo = _Memo()
+        self.first_stranger: _Stranger | None = None
+        self._names, self._persistent = names, persistent
+        self._key_types = _SCALARS | key_types
+        self._n_drafts = 0
+
+    def check_finished(self) -> None:
+        if self.stack or self.metastack:
+            raise PickleRefusedError("it leaves something on the stack")
+        if self._n_drafts:
+            raise PickleRefusedError("it holds an object without a state")
+
+    @override
+    def find_class(self, module: str, name: str) -> object:
+        known = self._names.get((module, name), self)
+        if known is self:
+            known = _Stranger((module, name))
+            self.first_stranger = self.first_stranger or known
+            return known
+        return Maker((module, name), known) if callable(known) else known
+
+    @override
+    def persistent_load(self, pid: object) -> object:
+        if self._persistent is None:
+            raise PickleRefusedError("it refers to something outside")
+        return self._persistent(pid)
+
+    def call(self) -> None:
+        arguments, function = self.stack.pop(), self.stack.pop()
+        if type(function) is _Stranger:
+            made: object = function
+        elif type(function) is Maker and type(arguments) is tuple:
+            made = function.make(*arguments)
+        else:
+            raise PickleRefusedError(f"it calls a {type(function).__name__}")
+        self._n_drafts += type(made) is Draft
+        self.stack.append(made)
+
+    def build(self) -> None:
+        state, instance = self.stack.pop(), self.stack.pop()
+        if type(instance) is Draft and instance.made is None:
+            instance.made = instance.finish(state)
+            self._n_drafts -= 1
+            self.stack.append(instance.made)
+        # nn.Module.state_dict() keeps its modules' versions on the dict; no load of a checkpoint uses them.
+        elif type(instance) in (OrderedDict, _Stranger):
+            self.stack.append(instance)
+        else:
+            raise PickleRefusedError(f"it gives a {type(instance).__name__} a state")
+
+    def set_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set([key, value])
+
+    def set_items(self) -> None:
+        self._set(self.pop_mark())
+
+    def _set(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if type(target) is _Stranger:
+            return
+        if type(target) not in (dict, OrderedDict):
+            raise PickleRefusedError(f"it sets an item of a {type(target).__name__}")
+        keys = items[::2]
+        for key in keys:
+            # Hashing an endlessly nested key would crash the process.
+            if type(key) not in self._key_types and not (
+                type(key) is tuple and all(type(part) in self._key_types for part in key)
+            ):
+                raise PickleRefusedError(f"a {type(key).__name__} is a key")
+        target.update(zip(keys, items[1::2], strict=True))
+
+    # fmt: off
+    dispatch = _Opcodes({
+        code[0]: pickle._Unpickler.dispatch[code[0]]  # noqa: SLF001 — as above
+        for code in (
+            pickle.PROTO, pickle.FRAME, pickle.MARK, pickle.STOP, pickle.POP, pickle.POP_MARK,
+            pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BINFLOAT,
+            pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1, pickle.LONG4,
+            pickle.SHORT_BINUNICODE, pickle.BINUNICODE, pickle.BINUNICODE8,
+            pickle.SHORT_BINBYTES, pickle.BINBYTES, pickle.BINBYTES8,
+            pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3,
+            pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT,
+            pickle.GLOBAL, pickle.STACK_GLOBAL, pickle.BINPERSID,
+            pickle.MEMOIZE, pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET,
+        )
+    } | {
+        pickle.SETITEM[0]: set_item, pickle.SETITEMS[0]: set_items,
+        pickle.REDUCE[0]: call, pickle.NEWOBJ[0]: call, pickle.BUILD[0]: build,
+    })
+    # fmt: on
 
 
-def _small_tuple(length: int) -> Method:
-    def add(machine: PickleMachine) -> None:
-        items = tuple(machine.stack[-length:])
-        if len(items) < length:
-            raise PickleRefusedError("it takes more from the stack than there is")
-        machine.stack[-length:] = [items]
-
-    return add
+def _dotted(stranger: _Stranger) -> str:
+    return printable(".".join(stranger.name))
 
 
-def _reading(form: struct.Struct, then: Callable[[PickleMachine, Any], None]) -> Method:
-    """Return a method that reads a number and passes it to `then`. Large metadata holds millions of these."""
-    unpack, size = form.unpack_from, form.size
-
-    def read(machine: PickleMachine) -> None:
-        position = machine.position
-        (number,) = unpack(machine.data, position)
-        machine.position = position + size
-        then(machine, number)
-
-    return read
-
-
-def _add(machine: PickleMachine, number: float) -> None:
-    machine.stack.append(number)
-
-
-def _keep(machine: PickleMachine, place: int) -> None:
-    machine.memo[place] = machine.stack[-1]
-
-
-def _add_kept(machine: PickleMachine, place: int) -> None:
-    machine.stack.append(machine.kept(place))
-
-
-def _methods() -> dict[int, Method]:
-    plain: dict[bytes, Method] = {
-        pickle.PROTO: PickleMachine.skip_protocol,
-        pickle.FRAME: PickleMachine.skip_frame,
-        pickle.MARK: PickleMachine.add_mark,
-        pickle.TUPLE: PickleMachine.add_tuple,
-        pickle.EMPTY_LIST: PickleMachine.add_list,
-        pickle.EMPTY_DICT: PickleMachine.add_dict,
-        pickle.APPEND: PickleMachine.append,
-        pickle.APPENDS: PickleMachine.extend,
-        pickle.SETITEM: PickleMachine.set_item,
-        pickle.SETITEMS: PickleMachine.set_items,
-        pickle.GLOBAL: PickleMachine.add_global,
-        pickle.STACK_GLOBAL: PickleMachine.add_stack_global,
-        pickle.REDUCE: PickleMachine.call,
-        pickle.NEWOBJ: PickleMachine.instantiate,
-        pickle.BUILD: PickleMachine.build,
-        pickle.BINPERSID: PickleMachine.add_persistent,
-        pickle.MEMOIZE: PickleMachine.keep_next,
-        pickle.POP: PickleMachine.drop,
-        pickle.POP_MARK: PickleMachine.drop_to_mark,
-        pickle.NONE: _constant(None),
-        pickle.NEWTRUE: _constant(True),
-        pickle.NEWFALSE: _constant(False),
-        pickle.EMPTY_TUPLE: _constant(()),
-        pickle.TUPLE1: _small_tuple(1),
-        pickle.TUPLE2: _small_tuple(2),
-        pickle.TUPLE3: _small_tuple(3),
-    }
-    reading: dict[bytes, tuple[struct.Struct, Callable[[PickleMachine, Any], None]]] = {
-        pickle.BININT: (_I4, _add),
-        pickle.BININT1: (_U1, _add),
-        pickle.BININT2: (_U2, _add),
-        pickle.BINFLOAT: (_F8, _add),
-        pickle.LONG1: (_U1, PickleMachine.add_long),
-        pickle.LONG4: (_I4, PickleMachine.add_long),
-        pickle.SHORT_BINUNICODE: (_U1, PickleMachine.add_text),
-        pickle.BINUNICODE: (_U4, PickleMachine.add_text),
-        pickle.BINUNICODE8: (_U8, PickleMachine.add_text),
-        pickle.SHORT_BINBYTES: (_U1, PickleMachine.add_bytes),
-        pickle.BINBYTES: (_U4, PickleMachine.add_bytes),
-        pickle.BINBYTES8: (_U8, PickleMachine.add_bytes),
-        pickle.BINPUT: (_U1, _keep),
-        pickle.LONG_BINPUT: (_U4, _keep),
-        pickle.BINGET: (_U1, _add_kept),
-        pickle.LONG_BINGET: (_U4, _add_kept),
-    }
-    methods = {code[0]: method for code, method in plain.items()}
-    return methods | {code[0]: _reading(form, then) for code, (form, then) in reading.items()}
-
-
-_METHODS: Final = _methods()
+def _describe_places(node: object, keys: tuple[str, ...], seen: set[int]) -> Iterator[str]:
+    """Describe where strangers are, by their keys. Each object is visited once."""
+    if isinstance(node, _Stranger):
+        yield f"; at {printable('.'.join(keys))}: {_dotted(node)}"
+    elif isinstance(node, dict | list | tuple) and id(node) not in seen and len(keys) < _MAX_PLACE_DEPTH:
+        seen.add(id(node))
+        for key, part in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from _describe_places(part, (*keys, str(key)), seen)

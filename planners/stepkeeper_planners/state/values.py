@@ -9,7 +9,7 @@ from typing import Any, Final, final
 import numpy as np
 import torch
 
-from stepkeeper_planners.errors import PickleRefusedError, UnsupportedValueError, ValueDecodeError
+from stepkeeper_planners.errors import UnsupportedValueError, ValueDecodeError
 from stepkeeper_planners.pickles.numpy_arrays import explain_unstorable
 from stepkeeper_planners.pickles.torch_files import load_torch_bytes
 
@@ -74,7 +74,7 @@ def decode_value(fqn: str, data: bytes) -> object:
     try:
         value = load_torch_bytes(data)
         _check(fqn, value)
-    except PickleRefusedError as error:
+    except ValueError as error:
         raise ValueDecodeError(
             f"{fqn}: the stored value can't be read: {error}. Stored are only: {_LIST}"
         ) from error

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepkeeper_planners.formats import destination
-from stepkeeper_planners.formats.rename_exchange import exchange_paths
+from stepkeeper_planners.formats.destination import exchange_paths
 
 OLD = {"model-00001-of-00002.safetensors": b"old 1", "model-00002-of-00002.safetensors": b"old 2"}
 NEW = {"model.safetensors": b"new"}

@@ -54,6 +54,7 @@ HOSTILE: dict[str, Any] = {
     "a meta tensor": (torch.ones(2, device="meta"),),
     "in a list": [1, RUN],
     "as a key": {RUN: 1},
+    "a number as a key that is too long to be printed": {10**5000: 1},
     "as an argument": Reduced(torch.Size, (RUN,)),
     "as a state": Reduced(ARRAY, EMPTY, RUN),
     "a set": {1},

@@ -6,15 +6,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from stepkeeper_planners.errors import (
-    DuplicateNameError,
-    SourceError,
-    UnsupportedValueError,
-)
+from stepkeeper_planners.errors import DuplicateNameError, SourceError, UnsupportedValueError, printable
 from stepkeeper_planners.formats.checkpoint_files import CheckpointFiles, as_checkpoint_files
 from stepkeeper_planners.formats.checkpoint_reader import CheckpointReader, open_checkpoint
 from stepkeeper_planners.formats.checkpoint_writer import write_checkpoint
-from stepkeeper_planners.formats.reporting import Conversion, Progress, ProgressMeter, join_names, printable
+from stepkeeper_planners.formats.reporting import Conversion, Progress, ProgressMeter, join_names
 from stepkeeper_planners.formats.safetensors.shard_files import make_entry, plan_shard_files
 from stepkeeper_planners.formats.safetensors.shard_writer import write_shards
 from stepkeeper_planners.formats.safetensors.source import open_safetensors

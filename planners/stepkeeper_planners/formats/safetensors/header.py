@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from stepkeeper_planners.errors import SourceError
-from stepkeeper_planners.formats.reporting import printable
+from stepkeeper_planners.errors import SourceError, printable
 from stepkeeper_planners.formats.safetensors.shard_files import DTYPES
 
 __all__ = ["MAX_HEADER_BYTES", "DuplicateKeys", "HeaderEntry", "parse_header", "parse_json"]

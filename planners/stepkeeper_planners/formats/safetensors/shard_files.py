@@ -9,8 +9,8 @@ from typing import Final
 
 import torch
 
-from stepkeeper_planners.errors import UnsupportedValueError
-from stepkeeper_planners.formats.reporting import join_names, printable
+from stepkeeper_planners.errors import UnsupportedValueError, printable
+from stepkeeper_planners.formats.reporting import join_names
 
 __all__ = [
     "DTYPES",

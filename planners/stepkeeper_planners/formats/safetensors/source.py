@@ -8,10 +8,9 @@ from typing import Final
 
 import torch
 
-from stepkeeper_planners.errors import SourceError
-from stepkeeper_planners.formats.checkpoint_files import LocalFolder, open_source_file
-from stepkeeper_planners.formats.memory_map import map_file
-from stepkeeper_planners.formats.reporting import join_names, printable
+from stepkeeper_planners.errors import SourceError, printable
+from stepkeeper_planners.formats.checkpoint_files import LocalFolder, map_file, open_source_file
+from stepkeeper_planners.formats.reporting import join_names
 from stepkeeper_planners.formats.safetensors.header import (
     MAX_HEADER_BYTES,
     DuplicateKeys,

@@ -1,21 +1,16 @@
 """Open a torch.save file. Nothing in it is run, and a tensor is read only when it is used."""
 
 import pickle
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final, final
 
 import torch
 from typing_extensions import override
 
-from stepkeeper_planners.errors import PickleRefusedError, SourceError
-from stepkeeper_planners.formats.memory_map import map_file
-from stepkeeper_planners.formats.reporting import printable
-from stepkeeper_planners.pickles.torch_archive import ZIP_MAGIC, SeekableArchive, TorchArchive
-from stepkeeper_planners.pickles.torch_files import torch_vocabulary
-from stepkeeper_planners.pickles.unpickling import unpickle
-from stepkeeper_planners.pickles.vocabulary import UnknownGlobal
+from stepkeeper_planners.errors import PickleRefusedError, SourceError, UnknownNameError
+from stepkeeper_planners.formats.checkpoint_files import map_file
+from stepkeeper_planners.pickles.torch_archive import ZIP_MAGIC, TorchArchive
+from stepkeeper_planners.pickles.torch_files import load_archive
 
 __all__ = ["open_torch_save"]
 
@@ -23,7 +18,6 @@ _LEGACY_MAGIC: Final = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)
 """The first bytes of files of torch before 1.6."""
 _ALIGNMENT_BYTES: Final = 16
 """The size of the widest elements."""
-_LISTED: Final = 8
 
 
 def open_torch_save(path: Path) -> dict[Any, Any]:
@@ -40,7 +34,13 @@ def open_torch_save(path: Path) -> dict[Any, Any]:
         try:
             archive = _MappedArchive(path, file)
             _check_records(path, archive)
-            state = _read_state(path, archive)
+            state = load_archive(archive)
+        except UnknownNameError as error:
+            raise SourceError(
+                f"{path} holds what is neither a dense tensor nor a plain value ({error}). "
+                "Nothing was run. Save the file again without, "
+                "as dense tensors, numbers, strings, numpy arrays, and lists and dicts of these"
+            ) from error
         except PickleRefusedError as error:
             raise SourceError(
                 f"{path} is damaged or cut off, or torch.save didn't write it: {error}"
@@ -54,7 +54,7 @@ def open_torch_save(path: Path) -> dict[Any, Any]:
 
 
 @final
-class _MappedArchive(SeekableArchive):
+class _MappedArchive(TorchArchive):
     """Map each storage as a part of the file, without reading it."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
@@ -87,46 +87,3 @@ def _check_records(path: Path, archive: TorchArchive) -> None:
         raise SourceError(
             f"{path} is a TorchScript program; save the state_dict() of the module it was made of"
         )
-
-
-def _read_state(path: Path, archive: TorchArchive) -> object:
-    vocabulary, pickled = torch_vocabulary(archive), archive.record("data.pkl")
-    try:
-        return unpickle(pickled, vocabulary)
-    except PickleRefusedError as error:
-        try:
-            found = _find_unknown(unpickle(pickled, replace(vocabulary, keeps_unknown=True)))
-        except PickleRefusedError:
-            # Their positions only improve the message.
-            found = {}
-        if not found and "which has no place in it" not in str(error):
-            raise
-        where = "".join(f"; at {printable(key)}: {printable(name)}" for key, name in found.items())
-        raise SourceError(
-            f"{path} holds what is neither a dense tensor nor a plain value ({error}{where}). "
-            "Nothing was run. Save the file again without, "
-            "as dense tensors, numbers, strings, numpy arrays, and lists and dicts of these"
-        ) from error
-
-
-def _find_unknown(tree: object) -> dict[str, str]:
-    """Return the first objects that the vocabulary doesn't know, by their keys. Each object is visited once."""
-    found: dict[str, str] = {}
-    seen: set[int] = set()
-    waiting: list[tuple[str, object]] = [("", tree)]
-    while waiting and len(found) < _LISTED:
-        key, node = waiting.pop()
-        if isinstance(node, UnknownGlobal):
-            found[key] = ".".join(node.name)
-        elif isinstance(node, dict | list | tuple) and id(node) not in seen:
-            seen.add(id(node))
-            below = [(f"{key}.{name}" if key else str(name), value) for name, value in _items(node)]
-            waiting.extend(reversed(below))
-    return found
-
-
-def _items(node: object) -> Iterator[tuple[object, object]]:
-    if isinstance(node, Mapping):
-        yield from node.items()
-    elif isinstance(node, list | tuple):
-        yield from enumerate(node)

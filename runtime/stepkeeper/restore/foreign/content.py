@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import (
 from stepkeeper.checkpoint.reread import read_if_present
 from stepkeeper.errors import BadItem, RestoreError, TornCheckpointError
 from stepkeeper.log.foreign_steps import METADATA
-from stepkeeper.restore.foreign.archive import HeldArchive, find_broken_record
+from stepkeeper.restore.foreign.archive import HeldArchive
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 from stepkeeper_planners.dtypes import dtype_name
@@ -29,8 +29,7 @@ from stepkeeper_planners.errors import (
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.loading.stored_state import StoredTensor, read_key_paths
 from stepkeeper_planners.pickles.dcp_metadata import check_metadata, read_metadata
-from stepkeeper_planners.pickles.torch_files import torch_vocabulary
-from stepkeeper_planners.pickles.unpickling import unpickle
+from stepkeeper_planners.pickles.torch_files import load_archive
 from stepkeeper_planners.state.values import decode_value
 
 __all__ = ["ForeignContent", "open_content"]
@@ -98,15 +97,9 @@ class ForeignContent:
         stored = self.tensors[fqn]
         box = stored.boxes[number]
         item = BadItem(folder=self._folder, name=fqn, chunk=number)
-        place = self._places[fqn, box.offsets]
+        archive = self._archive(self._places[fqn, box.offsets], item)
         try:
-            archive = HeldArchive(self._bytes(place, item))
-        except PickleRefusedError as error:
-            raise self._torn(item, f"it is no tensor: {error}") from error
-        if (damage := archive.find_damage()) is not None:
-            raise self._torn(item, f"at byte {place.offset_bytes} of {place.path}: {damage}")
-        try:
-            tensor = unpickle(archive.record("data.pkl"), torch_vocabulary(archive))
+            tensor = load_archive(archive)
         except PickleRefusedError as error:
             # The checksums of its records are right: it was written like this.
             raise RestoreError(self._unread(fqn, str(error))) from error
@@ -122,9 +115,9 @@ class ForeignContent:
         Raises TornCheckpointError as `read_chunk` does, and ValueDecodeError if its type isn't one that is
         read.
         """
-        data = self._read_archive(self._places[name, None], BadItem(folder=self._folder, name=name))
+        archive = self._archive(self._places[name, None], BadItem(folder=self._folder, name=name))
         try:
-            return decode_value(name, data)
+            return decode_value(name, archive.data)
         except ValueDecodeError as error:
             raise ValueDecodeError(self._unread(name, str(error))) from error
 
@@ -134,11 +127,15 @@ class ForeignContent:
             f"checkpoint: leave it out with exclude=[{name!r}], or {_INSTEAD}"
         )
 
-    def _read_archive(self, place: _Place, item: BadItem) -> bytes:
-        data = self._bytes(place, item)
-        if (broken := find_broken_record(data)) is not None:
-            raise self._torn(item, f"at byte {place.offset_bytes} of {place.path}: {broken}")
-        return data
+    def _archive(self, place: _Place, item: BadItem) -> HeldArchive:
+        try:
+            archive = HeldArchive(self._bytes(place, item))
+            damage = archive.find_damage()
+        except PickleRefusedError as error:
+            damage = str(error)
+        if damage is not None:
+            raise self._torn(item, f"at byte {place.offset_bytes} of {place.path}: {damage}")
+        return archive
 
     def _bytes(self, place: _Place, item: BadItem) -> bytes:
         path = f"{self._folder}/{place.path}"
