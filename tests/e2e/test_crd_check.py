@@ -1,4 +1,4 @@
-"""The chart refuses to be installed beside CRDs of another version: Helm upgrades none, and the policy knows more."""
+"""The chart refuses to be installed beside CRDs of another version: Helm upgrades none."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Write the CRDs, their admission policies, the chart's copies and the pages of the docs.
+"""Write the CRDs, the chart's copies and the pages of the docs.
 
 Run it in the root of the repository.
 """
@@ -16,7 +16,6 @@ from stepkeeper_operator.crds.kinds import KINDS
 from stepkeeper_operator.crds.pod_template import pod_template_schema
 from stepkeeper_operator.crds.reference import build_reference
 from stepkeeper_operator.crds.template_defaults import build_template_defaults
-from stepkeeper_operator.crds.unknown_fields import unknown_fields_manifests, unknown_fields_policy
 
 _HEADER: Final = (
     "# Made by `make generate` from operator/stepkeeper_operator/api; change the types, not this file.\n"
@@ -45,13 +44,9 @@ def generate(definition: ResourceDefinition) -> dict[Path, str]:
     crd = build_crd(definition)
     crd_text = _HEADER + _yaml(crd)
     name = f"{definition.full_name}.yaml"
-    manifests = unknown_fields_manifests(definition, crd)
-    policy = unknown_fields_policy(definition, crd)
     return {
         _CRDS / name: crd_text,
         _CHART / "crds" / name: crd_text,
-        _CRDS / f"{definition.policy_name}.yaml": _HEADER + "---\n".join(map(_yaml, manifests)),
-        _CHART / definition.policy_of_chart: _HEADER + _yaml(policy),
         definition.page: build_reference(definition, crd),
     }
 

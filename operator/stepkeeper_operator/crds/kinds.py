@@ -52,7 +52,6 @@ TRAINING_JOB: Final = ResourceDefinition(
     rules=rules.RULES,
     edit=_with_pod_template,
     opaque=frozenset({"spec.template"}),
-    policy_of_chart=Path("files/unknown-fields.yaml"),
     page=Path("docs/user/job-reference.md"),
     introduction="A training job that is started again from its latest committed checkpoint, whatever ends it.",
 )
@@ -89,7 +88,6 @@ QUEUED_RESOURCE: Final = ResourceDefinition(
     ),
     rules=queuedresource_rules.RULES,
     edit=_with_any_generation,
-    policy_of_chart=Path("files/unknown-fields.queuedresources.yaml"),
     page=Path("docs/operations/queued-resource-reference.md"),
     introduction="Cloud TPU VMs, requested through the queue of Cloud TPU, that join this cluster as nodes. The operator"
     " knows this kind where the chart's `cloudTPU.enabled` is true.",

@@ -20,14 +20,14 @@ def derive_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[
     """List the events between two statuses.
 
     There is one for each end of an attempt, start that counts for nothing, corrected cause, resume, change of phase, of
-    what a suspended job waits for, refusal, for missing pods, for a training that makes no steps, for pods that don't
-    end, and for a grace period that becomes too short or long enough again.
+    what a suspended job waits for, refusal, for fields that aren't known, for missing pods, for a training that makes
+    no steps, for pods that don't end, and for a grace period that becomes too short or long enough again.
     """
     return (
         *_derive_attempt_events(before, after),
         *_derive_phase_event(before, after),
         *_derive_wait_event(before, after),
-        *_derive_refusal_event(before, after),
+        *_derive_accepted_event(before, after),
         *_derive_missing_pods_event(before, after),
         *_derive_stall_event(before, after),
         *_derive_stuck_event(before, after),
@@ -99,13 +99,10 @@ def _derive_wait_event(before: TrainingJobStatus, after: TrainingJobStatus) -> t
     return (ObjectEvent(warning=False, reason=now.reason, message=now.message),)
 
 
-def _derive_refusal_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
+def _derive_accepted_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
+    """Warn of what keeps a job from running, and of fields that it runs without."""
     earlier, now = _find_condition(before, "Accepted"), _find_condition(after, "Accepted")
-    if (
-        now is None
-        or now.status is ConditionStatus.TRUE
-        or (earlier is not None and earlier.message == now.message)
-    ):
+    if now is None or not now.message or (earlier is not None and earlier.message == now.message):
         return ()
     return (ObjectEvent(warning=True, reason=now.reason, message=now.message),)
 

@@ -32,12 +32,13 @@ _REMOVING: Final = {Verb.LIST, Verb.DELETE}
 
 
 def find_problems(resource: QueuedResource, scene: Scene) -> tuple[Problem, ...]:
-    """Find the problems that the cloud's listing shows, or that there is none."""
+    """Find the problems that the cloud's listing or the spec shows, or that there is no listing."""
     return (
         *_find_autocheckpoint_problem(resource, scene.sight),
         *_find_unwell_nodes(scene.sight),
         *_find_unready_nodes(resource, scene.sight),
         *_find_silence(scene.observed, now=scene.now),
+        *_find_unknown_fields(resource),
     )
 
 
@@ -148,3 +149,8 @@ def _find_silence(observed: Observed, *, now: float) -> tuple[Problem, ...]:
         return ()
     text = f"the cloud can't be looked at, and this status may be old: {observed.error}"
     return (Problem(reason="CloudUnreachable", message=text),)
+
+
+def _find_unknown_fields(resource: QueuedResource) -> tuple[Problem, ...]:
+    unknown = resource.spec.describe_unknown_fields()
+    return (Problem(reason="UnknownFields", message=unknown),) if unknown else ()
