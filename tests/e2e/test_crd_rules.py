@@ -12,6 +12,7 @@ from stepcluster.errors import CommandError
 from stepkeeper_operator.crds.pod_template import pod_template_schema, trim_pod_template
 
 ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "charts/stepkeeper/crds"
 MANIFESTS = ROOT / "tests/data/crd"
 QUEUED_RESOURCES = MANIFESTS / "queuedresources"
 CRDS = ("checkpointedtrainingjobs.stepkeeper.dev", "queuedresources.stepkeeper.dev")
@@ -20,7 +21,7 @@ UNKNOWN_FIELD = MANIFESTS / "refused/unknown-field.yaml"
 
 @pytest.fixture(scope="module")
 def kubectl(cluster: Cluster) -> Cluster:
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(FOLDER))
     for crd in CRDS:
         cluster.wait_established(crd)
     return cluster
@@ -122,14 +123,14 @@ def test_defaults_are_in_the_object_so_that_an_upgrade_changes_no_job(kubectl: C
 
 @pytest.mark.cluster
 def test_client_side_apply_takes_the_crd_too(kubectl: Cluster) -> None:
-    assert "(server dry run)" in kubectl.kubectl("apply", "--dry-run=server", "-f", str(ROOT / "crds"))
+    assert "(server dry run)" in kubectl.kubectl("apply", "--dry-run=server", "-f", str(FOLDER))
 
 
 @pytest.mark.cluster
 def test_whoever_applies_the_crds_next_changes_nothing(kubectl: Cluster) -> None:
     """Helm refuses to install a CRD where it would change what another client has applied."""
     for crd in CRDS:
-        path = ROOT / f"crds/{crd}.yaml"
+        path = FOLDER / f"{crd}.yaml"
         kubectl.kubectl("apply", "--server-side", "--field-manager=another", "-f", str(path))
 
 

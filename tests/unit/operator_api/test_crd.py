@@ -10,7 +10,7 @@ import yaml
 
 from stepkeeper_operator.api.cel import CelRule
 from stepkeeper_operator.api.v1alpha1 import queuedresource_rules, rules
-from stepkeeper_operator.crds.__main__ import TEMPLATE_DEFAULTS_MODULE, generate, main
+from stepkeeper_operator.crds.__main__ import CRDS, TEMPLATE_DEFAULTS_MODULE, generate, main
 from stepkeeper_operator.crds.crd import build_crd
 from stepkeeper_operator.crds.definition import ResourceDefinition
 from stepkeeper_operator.crds.kinds import KINDS, QUEUED_RESOURCE, TRAINING_JOB
@@ -20,7 +20,6 @@ MANIFESTS = {
     TRAINING_JOB.kind: ROOT / "tests/data/crd",
     QUEUED_RESOURCE.kind: ROOT / "tests/data/crd/queuedresources",
 }
-FOLDERS = ("crds", "charts/stepkeeper/crds")
 
 
 def own_fields(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -70,11 +69,9 @@ def test_the_committed_file_is_the_one_that_make_generate_writes(file: str, gene
 
 
 def test_the_files_of_the_kinds_are_where_their_readers_look() -> None:
-    """Helm installs charts/*/crds, and people apply the folder crds."""
+    """Helm installs charts/*/crds."""
     files = {str(path) for definition in KINDS for path in generate(definition)}
     assert files == {
-        "crds/checkpointedtrainingjobs.stepkeeper.dev.yaml",
-        "crds/queuedresources.stepkeeper.dev.yaml",
         "charts/stepkeeper/crds/checkpointedtrainingjobs.stepkeeper.dev.yaml",
         "charts/stepkeeper/crds/queuedresources.stepkeeper.dev.yaml",
         "docs/user/job-reference.md",
@@ -84,7 +81,7 @@ def test_the_files_of_the_kinds_are_where_their_readers_look() -> None:
 
 def test_no_file_is_left_of_a_kind_that_is_not_generated_any_more() -> None:
     generated = {path for definition in KINDS for path in generate(definition)}
-    found = {path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).glob("*.yaml")}
+    found = {path.relative_to(ROOT) for path in (ROOT / CRDS).glob("*.yaml")}
     assert found <= generated
 
 
