@@ -21,7 +21,6 @@ from stepkeeper_operator.cluster import (
     GuardedCluster,
     connect,
 )
-from stepkeeper_operator.controller import Controller
 from stepkeeper_operator.endpoint import KubernetesTokens, ReportAuthenticator, ReportEndpoint
 from stepkeeper_operator.endpoint.health import make_health_app
 from stepkeeper_operator.endpoint.serving import Servers
@@ -33,7 +32,7 @@ from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.queued_resources.controller import make_queued_resource_controller
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.readiness import Readiness, is_kueue_installed
-from stepkeeper_operator.reconcile import Reconciler
+from stepkeeper_operator.reconcile import Controller, Reconciler
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.controller import make_job_controller
 from stepkeeper_operator.work_queue import KindQueues

@@ -4,10 +4,10 @@ from dataclasses import replace
 from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.conditions import (
-    MAX_CONDITIONS,
     Condition,
     ConditionStatus,
     ConditionType,
+    ConditionUpdate,
     Phase,
 )
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
@@ -16,7 +16,6 @@ from stepkeeper_operator.decide.missing_pods import NO_PODS, compute_missing_s, 
 from stepkeeper_operator.decide.progressing import derive_progressing
 from stepkeeper_operator.decide.quota import derive_quota
 from stepkeeper_operator.decide.refusals import add_refusals
-from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.facts import JobSet, Pod
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.attempt_evidence import find_done
@@ -31,10 +30,8 @@ __all__ = [
     "NO_NEW_CHECKPOINT",
     "derive_conditions",
     "derive_phase",
-    "update_conditions",
 ]
 
-_MESSAGE_LIMIT: Final = 2048
 _NOT_RUNNING: Final = "NotRunning"
 _NOT_SUSPENDED: Final = "NotSuspended"
 NO_NEW_CHECKPOINT: Final = "NoNewCheckpoint"
@@ -47,8 +44,6 @@ _TRAINER_ENDED: Final = "TrainerEnded"
 
 _FINISHING: Final = "Finishing"
 """Pods have exited 0, and the others run or have as well."""
-
-_STATUS: Final = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
 
 
 def derive_conditions(
@@ -92,32 +87,6 @@ def derive_conditions(
         updates.append(plan.end.to_condition_update())
     waits_s = [wait_s for wait_s in (look_s, step_s) if wait_s is not None]
     return tuple(updates), min(waits_s, default=None)
-
-
-def update_conditions(
-    job: CheckpointedTrainingJob, updates: tuple[ConditionUpdate, ...], *, now: float
-) -> tuple[Condition, ...]:
-    """Merge `updates` into the job's conditions. A transition time changes only with the status.
-
-    Those of other controllers come last, and have the room that the job's own leave them.
-    """
-    before = {condition.type: condition for condition in job.status.conditions}
-    after = dict(before)
-    for update in updates:
-        status = _STATUS[update.status]
-        known = before.get(update.type)
-        since = known.last_transition_time if known is not None and known.status is status else int(now)
-        after[update.type] = Condition(
-            type=update.type,
-            status=status,
-            reason=update.reason,
-            message=update.message[:_MESSAGE_LIMIT],
-            last_transition_time=since,
-            observed_generation=job.metadata.generation,
-        )
-    order = [kind.value for kind in ConditionType]
-    merged = sorted(after.values(), key=lambda c: order.index(c.type) if c.type in order else len(order))
-    return tuple(merged[:MAX_CONDITIONS])
 
 
 def derive_phase(conditions: tuple[Condition, ...], jobset: JobSet | None, history: JobHistory) -> Phase:

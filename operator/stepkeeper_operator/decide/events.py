@@ -1,6 +1,6 @@
 """Derive the Kubernetes events that tell a person how the status changed."""
 
-from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, Phase
+from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, Phase, find_condition
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, TrainingJobStatus
 from stepkeeper_operator.decide.conditions import NO_NEW_CHECKPOINT
 from stepkeeper_operator.decide.grace import TOO_SHORT
@@ -62,7 +62,7 @@ def _derive_withdrawal_event(before: TrainingJobStatus, after: TrainingJobStatus
     number = before.attempts[-1].number
     if any(attempt.number == number for attempt in after.attempts):
         return ()
-    quota = _find_condition(after, "QuotaReserved")
+    quota = find_condition(after.conditions, "QuotaReserved")
     why = "" if quota is None else f": {quota.message}"
     done = after.phase is Phase.COMPLETE
     since = "the training was done before" if done else f"not all of its pods ever ran{why}"
@@ -92,7 +92,10 @@ def _derive_phase_event(before: TrainingJobStatus, after: TrainingJobStatus) -> 
 
 def _derive_wait_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
     """Tell what a job that stays suspended is suspended for now."""
-    earlier, now = _find_condition(before, "Suspended"), _find_condition(after, "Suspended")
+    earlier, now = (
+        find_condition(before.conditions, "Suspended"),
+        find_condition(after.conditions, "Suspended"),
+    )
     stays = before.phase is after.phase is Phase.SUSPENDED
     if not stays or earlier is None or now is None or earlier.reason == now.reason:
         return ()
@@ -101,7 +104,7 @@ def _derive_wait_event(before: TrainingJobStatus, after: TrainingJobStatus) -> t
 
 def _derive_accepted_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
     """Warn of what keeps a job from running, and of fields that it runs without."""
-    earlier, now = _find_condition(before, "Accepted"), _find_condition(after, "Accepted")
+    earlier, now = find_condition(before.conditions, "Accepted"), find_condition(after.conditions, "Accepted")
     if now is None or not now.message or (earlier is not None and earlier.message == now.message):
         return ()
     return (ObjectEvent(warning=True, reason=now.reason, message=now.message),)
@@ -110,21 +113,21 @@ def _derive_accepted_event(before: TrainingJobStatus, after: TrainingJobStatus) 
 def _derive_missing_pods_event(
     before: TrainingJobStatus, after: TrainingJobStatus
 ) -> tuple[ObjectEvent, ...]:
-    earlier, now = _find_condition(before, "Running"), _find_condition(after, "Running")
+    earlier, now = find_condition(before.conditions, "Running"), find_condition(after.conditions, "Running")
     if now is None or now.reason != NO_PODS or (earlier is not None and earlier.reason == NO_PODS):
         return ()
     return (ObjectEvent(warning=True, reason=NO_PODS, message=now.message),)
 
 
 def _derive_stall_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
-    now = _find_condition(after, "Progressing")
+    now = find_condition(after.conditions, "Progressing")
     if now is None or not is_stalled(after) or is_stalled(before):
         return ()
     return (ObjectEvent(warning=True, reason=now.reason, message=now.message),)
 
 
 def _derive_stuck_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
-    earlier, now = _find_condition(before, "PodStuck"), _find_condition(after, "PodStuck")
+    earlier, now = find_condition(before.conditions, "PodStuck"), find_condition(after.conditions, "PodStuck")
     if now is None or not is_pod_stuck(after) or (earlier is not None and earlier.reason == now.reason):
         return ()
     return (ObjectEvent(warning=True, reason="PodStuck", message=now.message),)
@@ -143,7 +146,10 @@ def _derive_request_events(before: TrainingJobStatus, after: TrainingJobStatus) 
 
 
 def _derive_grace_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
-    earlier, now = _find_condition(before, "GraceSufficient"), _find_condition(after, "GraceSufficient")
+    earlier, now = (
+        find_condition(before.conditions, "GraceSufficient"),
+        find_condition(after.conditions, "GraceSufficient"),
+    )
     was_short = earlier is not None and earlier.reason == TOO_SHORT
     if now is None or was_short is (now.reason == TOO_SHORT):
         return ()
@@ -153,12 +159,8 @@ def _derive_grace_event(before: TrainingJobStatus, after: TrainingJobStatus) -> 
 def _find_explaining_condition(status: TrainingJobStatus) -> Condition | None:
     """Find the condition that explains the phase."""
     for kind in ("Failed", "Complete", "Suspended"):
-        condition = _find_condition(status, kind)
+        condition = find_condition(status.conditions, kind)
         if condition is not None and condition.status is ConditionStatus.TRUE:
             return condition
     by_phase = {Phase.SUSPENDING: "Suspended", Phase.QUEUED: "QuotaReserved"}
-    return _find_condition(status, by_phase.get(status.phase or Phase.PENDING, "Running"))
-
-
-def _find_condition(status: TrainingJobStatus, kind: str) -> Condition | None:
-    return next((condition for condition in status.conditions if condition.type == kind), None)
+    return find_condition(status.conditions, by_phase.get(status.phase or Phase.PENDING, "Running"))

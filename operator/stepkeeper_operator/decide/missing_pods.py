@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, ConditionType
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, ConditionType, find_condition
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.labels import JOB_NAME_LABEL
 from stepkeeper_operator.observed import Observed
@@ -36,7 +36,7 @@ def compute_missing_s(
     n_forgotten = max(0, n_done - len(done))  # only their Jobs count them
     if len(made) + n_forgotten >= observed.count_hosts(job):
         return None
-    running = next((c for c in job.status.conditions if c.type == ConditionType.RUNNING), None)
+    running = find_condition(job.status.conditions, ConditionType.RUNNING)
     lost_at = 0.0
     if running is not None:
         lost_at = now if running.status is ConditionStatus.TRUE else running.last_transition_time

@@ -1,8 +1,7 @@
 """Derive condition QuotaReserved of jobs that wait in a queue of Kueue."""
 
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.facts import Workload
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.history import JobHistory

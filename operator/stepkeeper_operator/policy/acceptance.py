@@ -3,10 +3,9 @@
 from typing import Final
 
 from stepkeeper.contract import CONTAINER_NAME, Identity
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.build import config_map_name
-from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.observed import Observed
 
 __all__ = ["NAME_TAKEN", "check_acceptance"]

@@ -12,12 +12,12 @@ from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.memory import Memory
 from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cluster import TRAINING_JOBS, Cluster, Resource
-from stepkeeper_operator.controller import RETRY_SOON_S
 from stepkeeper_operator.decide.job import decide_job
 from stepkeeper_operator.decide.progressing import is_stalled
 from stepkeeper_operator.decide.stuck_pods import is_pod_stuck
 from stepkeeper_operator.decision import Decision
 from stepkeeper_operator.metrics import Metrics
+from stepkeeper_operator.reconcile import RETRY_SOON_S
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.apply import Applier
 from stepkeeper_operator.training_jobs.observe import Observer

@@ -14,7 +14,6 @@ from stepkeeper_operator.queued_resources.decide.ends import find_lost_states
 from stepkeeper_operator.queued_resources.decide.mirror import to_word
 from stepkeeper_operator.queued_resources.decision import Finding, Problem
 from stepkeeper_operator.queued_resources.observed import Observed, Verb
-from stepkeeper_operator.queued_resources.request import wants_autocheckpoint
 from stepkeeper_operator.queued_resources.sight import Scene, Sight
 
 __all__ = ["degraded", "find_blocked_deletion", "find_problems", "find_refusals", "name_some"]
@@ -105,7 +104,7 @@ def _find_refused_cordons(observed: Observed) -> tuple[Problem, ...]:
 
 
 def _find_autocheckpoint_problem(resource: QueuedResource, sight: Sight) -> tuple[Problem, ...]:
-    wanted = wants_autocheckpoint(resource.spec)
+    wanted = resource.spec.autocheckpoint
     wrong = [
         node.id
         for node in sight.nodes
