@@ -12,9 +12,8 @@ import yaml
 from stepkeeper_operator.crds.crd import build_crd
 from stepkeeper_operator.crds.definition import ResourceDefinition
 from stepkeeper_operator.crds.kinds import KINDS
-from stepkeeper_operator.crds.pod_template import pod_template_schema
+from stepkeeper_operator.crds.pod_template import build_template_defaults, pod_template_schema
 from stepkeeper_operator.crds.reference import build_reference
-from stepkeeper_operator.crds.template_defaults import build_template_defaults
 
 _HEADER: Final = (
     "# Made by `make generate` from operator/stepkeeper_operator/api; change the types, not this file.\n"

@@ -4,8 +4,8 @@ from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStat
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, TrainingJobStatus
 from stepkeeper_operator.decide.conditions import NO_NEW_CHECKPOINT
 from stepkeeper_operator.decide.grace import TOO_SHORT
-from stepkeeper_operator.decide.missing_pods import NO_PODS
 from stepkeeper_operator.decide.progressing import is_stalled
+from stepkeeper_operator.decide.running import NO_PODS
 from stepkeeper_operator.decide.stuck_pods import is_pod_stuck
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.policy.planning.judgement import TRAINING_DONE

@@ -7,7 +7,7 @@ from stepkeeper.contract import END_RESERVE_S, OnDisruption
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import CheckpointStatus
-from stepkeeper_operator.build.grace import (
+from stepkeeper_operator.build.placement import (
     AUTOCHECKPOINT_GRACE_S,
     SPOT_GRACE_S,
     choose_grace_s,

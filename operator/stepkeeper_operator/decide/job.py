@@ -20,8 +20,8 @@ from stepkeeper_operator.build import build_config_map
 from stepkeeper_operator.decide.conditions import derive_conditions, derive_phase
 from stepkeeper_operator.decide.events import derive_events
 from stepkeeper_operator.decide.grace import derive_grace
-from stepkeeper_operator.decide.missing_pods import compute_missing_s
 from stepkeeper_operator.decide.refusals import tell_after_end
+from stepkeeper_operator.decide.running import compute_missing_s
 from stepkeeper_operator.decide.status import (
     clear_previous_attempt,
     derive_progress,

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from stepkeeper_operator.api.reading import read_object
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.cache import Cache
-from stepkeeper_operator.cache.directives import DirectiveCache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.memory import Memory
-from stepkeeper_operator.cache.reports import ReportCache
+from stepkeeper_operator.cache.reports import DirectiveCache, ReportCache
 from stepkeeper_operator.cluster import TRAINING_JOBS, Cluster, Resource
 from stepkeeper_operator.decide.job import decide_job
 from stepkeeper_operator.decide.progressing import is_stalled
