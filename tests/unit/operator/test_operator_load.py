@@ -77,7 +77,7 @@ async def test_a_job_that_is_over_asks_for_nothing() -> None:
 
 @pytest.mark.parametrize("has_run", [False, True])
 async def test_a_refused_job_asks_for_nothing_until_its_spec_changes(*, has_run: bool) -> None:
-    refusal = {"ttlSecondsAfterFinished": "soon"}
+    refusal: dict[str, Any] = {"ttlSecondsAfterFinished": "soon"}
     world = await running() if has_run else World(**refusal)
     world.edit(**refusal)
     if has_run:
