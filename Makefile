@@ -112,7 +112,7 @@ cluster-down: setup ## End what `make cluster` started (NAME=dev)
 	$(BIN)/python -m stepcluster down --name $(NAME)
 
 .PHONY: generate
-generate: setup ## Write the CRDs, from the types, and their copy in the chart
+generate: setup ## Write the CRDs of the chart, from the types
 	$(BIN)/python -m stepkeeper_operator.crds
 
 .PHONY: fmt

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import SaveRequest, TrainingJobStatus
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts import JobSet, Pod
@@ -13,7 +13,6 @@ __all__ = [
     "RELYING_ON_STATUS",
     "Action",
     "ApplyConfigMap",
-    "ConditionUpdate",
     "CreateJobSet",
     "Decision",
     "DeleteJobSet",
@@ -74,18 +73,6 @@ Action: TypeAlias = (
 
 RELYING_ON_STATUS: Final = (CreateJobSet, DeleteJobSet, SetSuspend)
 """Actions that start and end attempts. The status that numbers and explains those is written before."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConditionUpdate:
-    """The value that one condition gets now."""
-
-    type: ConditionType
-    status: bool | None
-    """None: nobody can tell, which is status Unknown."""
-
-    reason: str
-    message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

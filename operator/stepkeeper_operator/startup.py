@@ -8,20 +8,18 @@ from collections.abc import Coroutine, Mapping
 from aiohttp import web
 
 from stepkeeper_operator.cache.cache import Cache
-from stepkeeper_operator.cache.directives import DirectiveCache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.kinds import list_watched_kinds
-from stepkeeper_operator.cache.reports import ReportCache
+from stepkeeper_operator.cache.reports import DirectiveCache, ReportCache
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU
 from stepkeeper_operator.cloud_tpu.connection import connect_cloud
 from stepkeeper_operator.cluster import (
     QUEUED_RESOURCES,
     TRAINING_JOBS,
     Cluster,
-    GuardedCluster,
     connect,
+    guard_writes,
 )
-from stepkeeper_operator.controller import Controller
 from stepkeeper_operator.endpoint import KubernetesTokens, ReportAuthenticator, ReportEndpoint
 from stepkeeper_operator.endpoint.health import make_health_app
 from stepkeeper_operator.endpoint.serving import Servers
@@ -33,7 +31,7 @@ from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.queued_resources.controller import make_queued_resource_controller
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.readiness import Readiness, is_kueue_installed
-from stepkeeper_operator.reconcile import Reconciler
+from stepkeeper_operator.reconcile import Controller, Reconciler
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.controller import make_job_controller
 from stepkeeper_operator.work_queue import KindQueues
@@ -58,7 +56,7 @@ class Operator:
     def __init__(self, settings: OperatorSettings, cluster: Cluster) -> None:
         self._settings = settings
         self._api = cluster
-        self._cluster = GuardedCluster(cluster, acting=lambda: self._lease.held)
+        self._cluster = guard_writes(cluster, acting=lambda: self._lease.held)
         self._metrics = Metrics()
         self._cache = Cache()
         self._kinds = list_watched_kinds(cloud_tpu=settings.cloud_tpu_enabled)

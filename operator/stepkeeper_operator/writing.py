@@ -7,16 +7,22 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from stepkeeper_operator.api.v1alpha1.conditions import MAX_CONDITIONS
+from stepkeeper_operator.api.reading import read_object
+from stepkeeper_operator.api.v1alpha1.conditions import (
+    MAX_CONDITIONS,
+    Condition,
+    ConditionType,
+    ConditionUpdate,
+)
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cluster import EVENTS, Cluster, Resource
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.events import ObjectEvent
-from stepkeeper_operator.facts.raw import RawObject, condition_of, render_time
+from stepkeeper_operator.facts.raw import RawObject, condition_of
 from stepkeeper_operator.metrics import Metrics
 
-__all__ = ["UNREADABLE", "ObjectWriter", "event_manifest", "status_manifest"]
+__all__ = ["UNREADABLE", "ObjectWriter", "event_manifest", "renew_condition", "status_manifest"]
 
 _log = logging.getLogger(__name__)
 
@@ -26,12 +32,8 @@ _EVENT_LIMIT = 1024
 _EVENTS_PER_HOUR = 60
 """Events that one object gets in an hour. A job that restarts every few seconds would fill etcd with them."""
 
-_ACCEPTED = "Accepted"
 UNREADABLE = "UnreadableSpec"
 """Reason of conditions while the spec can't be read."""
-
-_MESSAGE_LIMIT = 2048
-"""Characters of a condition's message."""
 
 _HOUR_S = 3600.0
 _KEPT_COUNTS = 1024
@@ -135,7 +137,7 @@ class ObjectWriter:
         if condition is None:
             return None
         status = raw.get("status") or {}
-        others = [c for c in status.get("conditions") or () if c.get("type") != _ACCEPTED]
+        others = [c for c in status.get("conditions") or () if c.get("type") != ConditionType.ACCEPTED]
         told = await self.write_status(
             meta, {**initial, **status, "conditions": [condition, *others][:MAX_CONDITIONS]}
         )
@@ -173,21 +175,21 @@ class ObjectWriter:
         return ObjectKey(self._resource.kind, meta.namespace, meta.name)
 
 
-def _refuse(raw: RawObject, problems: Sequence[str], *, generation: int, now: float) -> dict[str, Any] | None:
+def renew_condition(known: RawObject, update: ConditionUpdate, *, generation: int, now: float) -> RawObject:
+    """Return the condition as it is now, or `known`, of whatever version, if that is the same."""
+    before = read_object(Condition, known).value
+    after = update.apply_to(before, generation=generation, now=now)
+    same = before is not None and before.model_copy(update={"observed_generation": generation}) == after
+    return known if same else after.to_raw()
+
+
+def _refuse(raw: RawObject, problems: Sequence[str], *, generation: int, now: float) -> RawObject | None:
     """Return condition Accepted that names the problems, or None if the object says so already."""
     text = f"this operator can't read {'; '.join(problems)}. Mend it; what already runs goes on"
-    known, text = condition_of(raw, _ACCEPTED), text[:_MESSAGE_LIMIT]
-    if (known.get("status"), known.get("reason"), known.get("message")) == ("False", UNREADABLE, text):
-        return None
-    since = known["lastTransitionTime"] if known.get("status") == "False" else render_time(now)
-    return {
-        "type": _ACCEPTED,
-        "status": "False",
-        "reason": UNREADABLE,
-        "message": text,
-        "lastTransitionTime": since,
-        "observedGeneration": generation,
-    }
+    known = condition_of(raw, ConditionType.ACCEPTED)
+    update = ConditionUpdate(type=ConditionType.ACCEPTED, status=False, reason=UNREADABLE, message=text)
+    condition = renew_condition(known, update, generation=generation, now=now)
+    return None if condition is known else condition
 
 
 def status_manifest(resource: Resource, meta: ObjectMeta, status: RawObject) -> dict[str, Any]:

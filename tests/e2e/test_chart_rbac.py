@@ -57,7 +57,7 @@ def namespace(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
     file = tmp_path_factory.mktemp("chart") / "namespace.yaml"
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     file.write_text(yaml.safe_dump(body))
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "charts/stepkeeper/crds"))
     cluster.kubectl("apply", "-f", str(file))
     yield cluster
     cluster.kubectl("delete", "-f", str(file), "--wait=false")

@@ -53,19 +53,7 @@ def test_the_chart_makes_these_objects(objects: dict[str, dict[str, Any]]) -> No
         "RoleBinding/stepkeeper-operator",
         "Service/stepkeeper-operator",
         "ServiceAccount/stepkeeper-operator",
-        "ValidatingAdmissionPolicy/stepkeeper-operator-unknown-fields",
-        "ValidatingAdmissionPolicyBinding/stepkeeper-operator-unknown-fields",
     ]
-
-
-def test_unknown_fields_are_refused_by_the_policy_that_was_made_for_the_crd(
-    objects: dict[str, dict[str, Any]],
-) -> None:
-    name = "stepkeeper-operator-unknown-fields"
-    policy = objects[f"ValidatingAdmissionPolicy/{name}"]["spec"]
-    assert policy == yaml.safe_load((CHART / "files/unknown-fields.yaml").read_text())
-    binding = objects[f"ValidatingAdmissionPolicyBinding/{name}"]["spec"]
-    assert binding == {"policyName": name, "validationActions": ["Deny"]}
 
 
 def test_one_operator_at_a_time(objects: dict[str, dict[str, Any]]) -> None:
@@ -199,14 +187,7 @@ def test_cloud_tpu_adds_these_objects(
     assert sorted(with_cloud.keys() - objects.keys()) == [
         "ClusterRole/stepkeeper-queued-resource-editor",
         "Job/stepkeeper-uninstall-check",
-        "ValidatingAdmissionPolicy/stepkeeper-operator-unknown-fields-queuedresources",
-        "ValidatingAdmissionPolicyBinding/stepkeeper-operator-unknown-fields-queuedresources",
     ]
-    name = "stepkeeper-operator-unknown-fields-queuedresources"
-    policy = with_cloud[f"ValidatingAdmissionPolicy/{name}"]["spec"]
-    assert policy == yaml.safe_load((CHART / "files/unknown-fields.queuedresources.yaml").read_text())
-    binding = with_cloud[f"ValidatingAdmissionPolicyBinding/{name}"]["spec"]
-    assert binding == {"policyName": name, "validationActions": ["Deny"]}
 
 
 def test_cloud_tpu_adds_these_rights_and_no_other(
@@ -364,9 +345,7 @@ def test_a_wrong_value_is_refused_by_name(helm: str, value: str, said: str) -> N
 def test_a_release_of_another_name_has_names_of_its_own(helm: str) -> None:
     text = run([helm, "template", "team-a", CHART, "--kube-version", "1.36.3"])
     names = {document["metadata"]["name"] for document in yaml.safe_load_all(text) if document}
-    assert {name.removesuffix("-unknown-fields").rpartition("-")[0] for name in names} == {
-        "team-a-stepkeeper"
-    }
+    assert {name.rpartition("-")[0] for name in names} == {"team-a-stepkeeper"}
 
 
 def test_an_older_kubernetes_is_refused(helm: str) -> None:

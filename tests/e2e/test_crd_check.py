@@ -1,4 +1,4 @@
-"""The chart refuses to be installed beside CRDs of another version: Helm upgrades none, and the policy knows more."""
+"""The chart refuses to be installed beside CRDs of another version: Helm upgrades none."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,10 +20,10 @@ pytestmark = pytest.mark.cluster
 @pytest.fixture
 def old_crd(cluster: Cluster) -> Iterator[Cluster]:
     """A cluster whose CRD is of another version of the chart."""
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / f"crds/{CRD}.yaml"))
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CHART / f"crds/{CRD}.yaml"))
     cluster.kubectl("annotate", "--overwrite", f"crd/{CRD}", f"{DIGEST}=another")
     yield cluster
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / f"crds/{CRD}.yaml"))
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CHART / f"crds/{CRD}.yaml"))
 
 
 def render(cluster: Cluster, *options: str) -> str:

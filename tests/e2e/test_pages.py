@@ -34,7 +34,7 @@ FEDERATED: Final = {
 @pytest.fixture(scope="module")
 def kinds(cluster: Cluster) -> Cluster:
     """The cluster with our kinds, and with the namespaces of the manifests."""
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", ROOT / "crds")
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", ROOT / "charts/stepkeeper/crds")
     namespace = '{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ml"}}'
     cluster.kubectl("apply", "-f", "-", stdin=namespace)
     return cluster

@@ -4,7 +4,17 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PlainSerializer, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    WithJsonSchema,
+    model_serializer,
+)
 from pydantic.alias_generators import to_camel
 
 __all__ = ["CONFIG", "SET", "ApiModel", "Count", "SpecPart", "StatusPart", "Timestamp", "map_by"]
@@ -36,10 +46,19 @@ class ApiModel(BaseModel):
 class SpecPart(ApiModel):
     """Base of the types that users write.
 
-    Unknown fields are kept, so that the operator can name them when it refuses a job.
+    Unknown fields are kept to be named, and left out of what is written or compared.
     """
 
     model_config = CONFIG | ConfigDict(extra="allow")
+
+    @model_serializer(mode="wrap")
+    def _leave_unknown_fields_out(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in write(self).items() if name not in (self.model_extra or ())}
+
+    def describe_unknown_fields(self) -> str:
+        """Name the fields of this spec that this version doesn't know in a sentence; empty if there are none."""
+        fields = ", ".join(f"spec.{path}" for path in self.unknown_fields())
+        return fields and f"this operator doesn't know {fields}, and runs without: upgrade it, or remove them"
 
     def unknown_fields(self) -> Iterator[str]:
         """Yield the paths, relative to this part, of the fields that this version doesn't know."""

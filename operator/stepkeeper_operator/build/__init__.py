@@ -1,7 +1,7 @@
 """Build the manifests of the operator's objects from the job alone. Nothing here reads a clock or a cluster."""
 
-from stepkeeper_operator.build.config_map import build_config_map, config_map_name
 from stepkeeper_operator.build.jobset import build_jobset, machines_hash, queue_labels, template_hash
+from stepkeeper_operator.build.objects import build_config_map, config_map_name
 
 __all__ = [
     "build_config_map",

@@ -1,11 +1,26 @@
-"""Build the parts that all manifests have in common."""
+"""Build the ConfigMap that is mounted into every pod, and what all manifests have in common."""
 
 from typing import Any
 
-from stepkeeper_operator.api.v1alpha1.trainingjob import API_VERSION, KIND, CheckpointedTrainingJob
+from stepkeeper.contract import (
+    CA_FILE_NAME,
+    SETTINGS_FILE_NAME,
+    Best,
+    Endpoint,
+    Interval,
+    Retention,
+    Settings,
+)
+from stepkeeper_operator.api.v1alpha1.trainingjob import (
+    API_VERSION,
+    KIND,
+    CheckpointedTrainingJob,
+    RetentionSpec,
+)
 from stepkeeper_operator.labels import JOB_NAME_LABEL, JOB_UID_LABEL
+from stepkeeper_operator.settings import OperatorSettings
 
-__all__ = ["job_labels", "owner_reference"]
+__all__ = ["build_config_map", "config_map_name", "job_labels", "owner_reference"]
 
 
 def owner_reference(job: CheckpointedTrainingJob) -> dict[str, Any]:
@@ -22,3 +37,51 @@ def owner_reference(job: CheckpointedTrainingJob) -> dict[str, Any]:
 
 def job_labels(job: CheckpointedTrainingJob) -> dict[str, str]:
     return {JOB_UID_LABEL: job.metadata.uid, JOB_NAME_LABEL: job.metadata.name}
+
+
+def config_map_name(job_name: str) -> str:
+    return f"{job_name}-stepkeeper"
+
+
+def build_config_map(job: CheckpointedTrainingJob, settings: OperatorSettings, ca_pem: str) -> dict[str, Any]:
+    """Build the manifest. An edit reaches running pods through the mount; they use it at their next start."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": config_map_name(job.metadata.name),
+            "namespace": job.metadata.namespace,
+            "labels": job_labels(job),
+            "ownerReferences": [owner_reference(job)],
+        },
+        "data": {SETTINGS_FILE_NAME: _settings(job, settings).to_json().decode(), CA_FILE_NAME: ca_pem},
+    }
+
+
+def _retention(spec: RetentionSpec) -> Retention:
+    best = spec.best
+    return Retention(
+        last=spec.last,
+        every_steps=spec.every_steps,
+        best=None if best is None else Best(metric=best.metric, mode=best.mode, count=best.count),
+        max_age_seconds=spec.max_age_seconds,
+    )
+
+
+def _settings(job: CheckpointedTrainingJob, settings: OperatorSettings) -> Settings:
+    checkpoint = job.spec.checkpoint
+    return Settings(
+        uri=checkpoint.uri,
+        interval=Interval(
+            type=checkpoint.interval.type,
+            steps=checkpoint.interval.steps,
+            seconds=checkpoint.interval.seconds,
+        ),
+        retention=_retention(checkpoint.retention),
+        on_disruption=checkpoint.on_disruption,
+        total_steps=job.spec.total_steps,
+        endpoint=Endpoint(
+            url=settings.report_url(job.metadata.namespace, job.metadata.name),
+            report_interval_s=settings.report_interval_s,
+        ),
+    )

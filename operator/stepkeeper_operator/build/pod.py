@@ -15,10 +15,8 @@ from stepkeeper.contract import (
     token_audience,
 )
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.build.config_map import config_map_name
-from stepkeeper_operator.build.grace import choose_grace_s, limit_grace_s
-from stepkeeper_operator.build.objects import job_labels
-from stepkeeper_operator.build.placement import node_selector, tolerations
+from stepkeeper_operator.build.objects import config_map_name, job_labels
+from stepkeeper_operator.build.placement import choose_grace_s, limit_grace_s, node_selector, tolerations
 from stepkeeper_operator.facts import QueuedMachines
 from stepkeeper_operator.labels import (
     COMPLETION_INDEX_LABEL,

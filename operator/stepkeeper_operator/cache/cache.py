@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stepkeeper_operator.cache.evidence import EvidenceCache
-from stepkeeper_operator.cache.job_objects import JobObjects
-from stepkeeper_operator.cache.job_roots import JobRoots
+from stepkeeper_operator.cache.job_indexes import JobRoots, QueuedResourceJobs
+from stepkeeper_operator.cache.job_objects import JobObjects, Workloads
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.nodes import NodeCache, NodeChange
-from stepkeeper_operator.cache.queued_resource_jobs import QueuedResourceJobs
 from stepkeeper_operator.cache.raw_objects import RawObjects
-from stepkeeper_operator.cache.workloads import Workloads
 from stepkeeper_operator.cluster import (
     BATCH_JOBS,
     JOBSETS,

@@ -1,8 +1,7 @@
 """Talk to the Kubernetes API in plain objects, with the operator's own errors."""
 
 from stepkeeper_operator.cluster.client import KubernetesCluster, connect
-from stepkeeper_operator.cluster.guarded import GuardedCluster
-from stepkeeper_operator.cluster.protocol import Cluster
+from stepkeeper_operator.cluster.protocol import Cluster, guard_writes
 from stepkeeper_operator.cluster.resources import (
     BATCH_JOBS,
     CONFIG_MAPS,
@@ -35,8 +34,8 @@ __all__ = [
     "TRAINING_JOBS",
     "WORKLOADS",
     "Cluster",
-    "GuardedCluster",
     "KubernetesCluster",
     "Resource",
     "connect",
+    "guard_writes",
 ]

@@ -1,12 +1,13 @@
-"""Define the requests that the operator sends to an API server: the real one, a guarded one or one of tests."""
+"""Define the requests that the operator sends to an API server, and look at the Lease before each that writes."""
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol, cast
 
 from stepkeeper_operator.cluster.resources import Resource
+from stepkeeper_operator.errors import LeaseLostError
 from stepkeeper_operator.facts.raw import RawObject
 
-__all__ = ["Cluster"]
+__all__ = ["Cluster", "guard_writes"]
 
 
 class Cluster(Protocol):
@@ -91,3 +92,35 @@ class Cluster(Protocol):
 
         With `at_once` a pod's object is deleted without waiting for its kubelet.
         """
+
+
+_READS: Final = frozenset({"get", "list_uids", "list_all", "list_pods_on"})
+
+
+def guard_writes(cluster: Cluster, *, acting: Callable[[], bool]) -> Cluster:
+    """Return the cluster with writes sent only while this operator acts.
+
+    Between two writes of one reconcile seconds can pass, and another operator may have taken over meanwhile. Each write
+    raises LeaseLostError then.
+    """
+    return cast("Cluster", _Guarded(cluster, acting))
+
+
+class _Guarded:
+    def __init__(self, cluster: Cluster, acting: Callable[[], bool]) -> None:
+        self._cluster = cluster
+        self._acting = acting
+
+    def __getattr__(self, name: str) -> Any:
+        request = getattr(self._cluster, name)
+        if name in _READS:
+            return request
+
+        async def send(*place: Any, **options: Any) -> Any:
+            if not self._acting():
+                raise LeaseLostError(
+                    "the lease is over: another operator may act, and nothing more is written"
+                )
+            return await request(*place, **options)
+
+        return send

@@ -1,35 +1,31 @@
-"""Write the CRDs, their admission policies, the chart's copies and the pages of the docs.
+"""Write the CRDs of the chart and the pages of the docs.
 
 Run it in the root of the repository.
 """
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import yaml
 
 from stepkeeper_operator.crds.crd import build_crd
 from stepkeeper_operator.crds.definition import ResourceDefinition
 from stepkeeper_operator.crds.kinds import KINDS
-from stepkeeper_operator.crds.pod_template import pod_template_schema
+from stepkeeper_operator.crds.pod_template import build_template_defaults, pod_template_schema
 from stepkeeper_operator.crds.reference import build_reference
-from stepkeeper_operator.crds.template_defaults import build_template_defaults
-from stepkeeper_operator.crds.unknown_fields import unknown_fields_manifests, unknown_fields_policy
 
 _HEADER: Final = (
     "# Made by `make generate` from operator/stepkeeper_operator/api; change the types, not this file.\n"
 )
-_CRDS: Final = Path("crds")
 TEMPLATE_DEFAULTS_MODULE: Final = Path("operator/stepkeeper_operator/api/template_defaults.py")
-_CHART: Final = Path("charts/stepkeeper")
+CRDS: Final = Path("charts/stepkeeper/crds")
 
 
 def main() -> int:
     """Write everything that is generated from the types. Return the exit status."""
     if not Path("pyproject.toml").is_file():
-        sys.stderr.write("run this in the root of the repository: it writes into crds/, charts/ and docs/\n")
+        sys.stderr.write("run this in the root of the repository: it writes into charts/ and docs/\n")
         return 2
     files = {TEMPLATE_DEFAULTS_MODULE: build_template_defaults(pod_template_schema())}
     for definition in KINDS:
@@ -43,21 +39,11 @@ def main() -> int:
 def generate(definition: ResourceDefinition) -> dict[Path, str]:
     """Return the files of one kind, by their paths from the root of the repository."""
     crd = build_crd(definition)
-    crd_text = _HEADER + _yaml(crd)
-    name = f"{definition.full_name}.yaml"
-    manifests = unknown_fields_manifests(definition, crd)
-    policy = unknown_fields_policy(definition, crd)
     return {
-        _CRDS / name: crd_text,
-        _CHART / "crds" / name: crd_text,
-        _CRDS / f"{definition.policy_name}.yaml": _HEADER + "---\n".join(map(_yaml, manifests)),
-        _CHART / definition.policy_of_chart: _HEADER + _yaml(policy),
+        CRDS / f"{definition.full_name}.yaml": _HEADER
+        + yaml.safe_dump(crd, sort_keys=False, width=110, allow_unicode=True),
         definition.page: build_reference(definition, crd),
     }
-
-
-def _yaml(value: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(value, sort_keys=False, width=110, allow_unicode=True)
 
 
 if __name__ == "__main__":

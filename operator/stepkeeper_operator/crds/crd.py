@@ -6,8 +6,14 @@ from typing import Any, Final
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import GROUP, VERSION
 from stepkeeper_operator.crds.definition import Column, ResourceDefinition
-from stepkeeper_operator.crds.schema import Schema, add_rules, replace_at, structural_schema, without_defaults
-from stepkeeper_operator.crds.unknown_fields import keep_unknown_fields
+from stepkeeper_operator.crds.schema import (
+    Schema,
+    add_rules,
+    keep_unknown_fields,
+    replace_at,
+    structural_schema,
+    without_defaults,
+)
 
 __all__ = ["build_crd", "build_schema"]
 
@@ -55,6 +61,8 @@ def build_schema(definition: ResourceDefinition) -> Schema:
     # The API server has a schema of its own for metadata and refuses so much as a description here.
     schema["properties"]["metadata"] = {"type": "object"}
     schema = definition.edit(schema)
-    schema = replace_at(schema, "status", without_defaults(schema["properties"]["status"]))
+    # An operator that is newer than its CRD writes fields of status that the CRD doesn't have.
+    status = keep_unknown_fields(without_defaults(schema["properties"]["status"]))
+    schema = replace_at(schema, "status", status)
     schema["required"] = ["spec"]
-    return keep_unknown_fields(add_rules(schema, definition.rules), definition.opaque)
+    return add_rules(schema, definition.rules)

@@ -44,11 +44,7 @@ class ResourceDefinition:
     """Changes the schema where it has to differ from the types."""
 
     opaque: frozenset[str] = frozenset()
-    """Paths of fields that others define: their inner fields are neither documented here nor held by the policy."""
-
-    policy_of_chart: Path
-    """File below the chart's folder with the spec of the admission policy. The chart renders it as a template: Helm
-    never upgrades what a chart has in its crds folder."""
+    """Paths of fields that others define: their inner fields aren't documented here."""
 
     page: Path
     """Page of the docs that lists the fields."""
@@ -60,8 +56,3 @@ class ResourceDefinition:
     def full_name(self) -> str:
         """The name of the CRD."""
         return f"{self.plural}.{GROUP}"
-
-    @property
-    def policy_name(self) -> str:
-        """The name of the admission policy that refuses unknown fields."""
-        return f"unknown-fields.{self.full_name}"

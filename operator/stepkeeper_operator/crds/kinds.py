@@ -29,12 +29,8 @@ TRAINING_JOB: Final = ResourceDefinition(
     short_names=trainingjob.SHORT_NAMES,
     model=trainingjob.CheckpointedTrainingJob,
     columns=(
-        Column(
-            name="Phase", type="string", path=".status.phase", description="One word for the conditions."
-        ),
-        Column(
-            name="Step", type="integer", path=".status.progress.step", description="Last finished step."
-        ),
+        Column(name="Phase", type="string", path=".status.phase", description="One word for the conditions."),
+        Column(name="Step", type="integer", path=".status.progress.step", description="Last finished step."),
         Column(
             name="Committed",
             type="integer",
@@ -52,7 +48,6 @@ TRAINING_JOB: Final = ResourceDefinition(
     rules=rules.RULES,
     edit=_with_pod_template,
     opaque=frozenset({"spec.template"}),
-    policy_of_chart=Path("files/unknown-fields.yaml"),
     page=Path("docs/user/job-reference.md"),
     introduction="A training job that is started again from its latest committed checkpoint, whatever ends it.",
 )
@@ -64,9 +59,7 @@ QUEUED_RESOURCE: Final = ResourceDefinition(
     short_names=queuedresource.SHORT_NAMES,
     model=queuedresource.QueuedResource,
     columns=(
-        Column(
-            name="State", type="string", path=".status.state", description="State of the cloud resource."
-        ),
+        Column(name="State", type="string", path=".status.state", description="State of the cloud resource."),
         Column(
             name="Nodes",
             type="string",
@@ -89,10 +82,9 @@ QUEUED_RESOURCE: Final = ResourceDefinition(
     ),
     rules=queuedresource_rules.RULES,
     edit=_with_any_generation,
-    policy_of_chart=Path("files/unknown-fields.queuedresources.yaml"),
     page=Path("docs/operations/queued-resource-reference.md"),
-    introduction="Cloud TPU VMs, requested through the queue of Cloud TPU, that join this cluster as nodes. The operator"
-    " knows this kind where the chart's `cloudTPU.enabled` is true.",
+    introduction="Cloud TPU VMs, requested through the queue of Cloud TPU, that join this cluster as nodes. The"
+    " operator knows this kind where the chart's `cloudTPU.enabled` is true.",
 )
 
 KINDS: Final = (TRAINING_JOB, QUEUED_RESOURCE)

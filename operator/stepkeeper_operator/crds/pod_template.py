@@ -1,17 +1,18 @@
-"""Read the schema of a pod template, which is a copy of the pinned JobSet's, from pod_template.yaml.
+"""Read the schema of a pod template, which is a copy of the pinned JobSet's, from pod_template.yaml; list its defaults.
 
 When another JobSet or Kubernetes is pinned, write that file again from the CRD in JobSet's Go module:
 ``python -m stepkeeper_operator.crds.pod_template $(go list -m -f '{{.Dir}}' sigs.k8s.io/jobset)/charts/jobset/crds/*``
 """
 
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
-__all__ = ["pod_template_schema", "trim_pod_template"]
+__all__ = ["build_template_defaults", "find_defaults", "pod_template_schema", "trim_pod_template"]
 
 _FILE: Final = Path(__file__).with_name("pod_template.yaml")
 _IN_JOBSET: Final = (
@@ -21,6 +22,21 @@ _MAX_CONTAINERS: Final = 32
 _MAX_VARIABLES: Final = 512
 _MAX_NAME: Final = 256
 """Bounds from which the API server estimates the cost of rules. Rules over env fit its budget up to these."""
+
+
+_DEFAULTS_HEAD: Final = '''\
+"""List the defaults that the API server puts into spec.template, by path; "[]" is any item of a list.
+
+Made by `make generate` from crds/pod_template.yaml.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+__all__ = ["TEMPLATE_DEFAULTS"]
+
+TEMPLATE_DEFAULTS: Final[Mapping[str, str | int | bool]] = {
+'''
 
 
 def pod_template_schema() -> dict[str, Any]:
@@ -49,6 +65,23 @@ def trim_pod_template(jobset_crd: Mapping[str, Any]) -> dict[str, Any]:
     return template
 
 
+def build_template_defaults(schema: Mapping[str, Any]) -> str:
+    """Build the text of the module that lists the defaults of the schema, so that the operator needn't read that."""
+    lines = (f"    {json.dumps(path)}: {_render(value)},\n" for path, value in sorted(find_defaults(schema)))
+    return _DEFAULTS_HEAD + "".join(lines) + "}\n"
+
+
+def find_defaults(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str | int | bool]]:
+    """Yield the path of each field with a default, and the default."""
+    for name, field in schema.get("properties", {}).items():
+        below = f"{path}.{name}" if path else name
+        if "default" in field:
+            yield below, field["default"]
+        yield from find_defaults(field, below)
+    if "items" in schema:
+        yield from find_defaults(schema["items"], f"{path}[]")
+
+
 def _bound_containers(containers: dict[str, Any]) -> None:
     containers["maxItems"] = _MAX_CONTAINERS
     properties = containers["items"]["properties"]
@@ -70,6 +103,10 @@ def _without_descriptions(node: Any) -> Any:
         for key, value in node.items()
         if key != "description"
     }
+
+
+def _render(value: str | int | bool) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def _main() -> None:

@@ -13,7 +13,7 @@ _INTRODUCTION: Final = """\
 <!-- Made by `make generate` from operator/stepkeeper_operator/api; change the types, not this file. -->
 
 {introduction} Short name: `{short}`.
-`kubectl explain {short}.spec --recursive` says the same as this page. A field that isn't listed is refused.
+`kubectl explain {short}.spec --recursive` says the same as this page.
 """
 
 

@@ -8,7 +8,14 @@ from pydantic import BaseModel
 from stepkeeper_operator.api.cel import CelRule
 from stepkeeper_operator.errors import GenerationError
 
-__all__ = ["Schema", "add_rules", "replace_at", "structural_schema", "without_defaults"]
+__all__ = [
+    "Schema",
+    "add_rules",
+    "keep_unknown_fields",
+    "replace_at",
+    "structural_schema",
+    "without_defaults",
+]
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -103,6 +110,19 @@ def without_defaults(schema: Schema) -> Schema:
     if "properties" in result:
         result["properties"] = {name: without_defaults(p) for name, p in result["properties"].items()}
     return result
+
+
+def keep_unknown_fields(schema: Schema) -> Schema:
+    """Return `schema` with the fields that it doesn't have kept, at every depth.
+
+    The API server refuses the whole of an apply with one field that the schema neither has nor keeps.
+    """
+    if "items" in schema:
+        return {**schema, "items": keep_unknown_fields(schema["items"])}
+    if schema["type"] != "object" or "additionalProperties" in schema:
+        return schema
+    fields = {name: keep_unknown_fields(field) for name, field in schema["properties"].items()}
+    return {**schema, "properties": fields, "x-kubernetes-preserve-unknown-fields": True}
 
 
 def replace_at(schema: Schema, path: str, new: Schema) -> Schema:

@@ -4,51 +4,41 @@ from dataclasses import replace
 from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.conditions import (
-    MAX_CONDITIONS,
     Condition,
     ConditionStatus,
     ConditionType,
+    ConditionUpdate,
     Phase,
 )
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ProgressStatus
-from stepkeeper_operator.decide.missing_pods import NO_PODS, compute_missing_s, describe_missing
 from stepkeeper_operator.decide.progressing import derive_progressing
-from stepkeeper_operator.decide.quota import derive_quota
 from stepkeeper_operator.decide.refusals import add_refusals
-from stepkeeper_operator.decision import ConditionUpdate
-from stepkeeper_operator.facts import JobSet, Pod
+from stepkeeper_operator.decide.running import FINISHING, STOPPING, TRAINER_ENDED, derive_running
+from stepkeeper_operator.facts import JobSet, Workload
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempt_evidence import find_done
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import find_wait
 from stepkeeper_operator.policy.planning.plan import Plan
-from stepkeeper_operator.policy.queueing import should_suspend
+from stepkeeper_operator.policy.queueing import NO_WORKLOAD, NOT_QUEUED, should_suspend
 from stepkeeper_operator.policy.starts import explain_limit
 from stepkeeper_operator.settings import OperatorSettings
 
-__all__ = [
-    "NO_NEW_CHECKPOINT",
-    "derive_conditions",
-    "derive_phase",
-    "update_conditions",
-]
+__all__ = ["NO_NEW_CHECKPOINT", "derive_conditions", "derive_phase"]
 
-_MESSAGE_LIMIT: Final = 2048
 _NOT_RUNNING: Final = "NotRunning"
 _NOT_SUSPENDED: Final = "NotSuspended"
 NO_NEW_CHECKPOINT: Final = "NoNewCheckpoint"
-_STARTING: Final = "Starting"
-_STOPPING: Final = "Stopping"
-"""A pod of the running attempt is being deleted, so the attempt is about to end."""
 
-_TRAINER_ENDED: Final = "TrainerEnded"
-"""A pod's trainer has ended, and another of its containers keeps the pod alive."""
-
-_FINISHING: Final = "Finishing"
-"""Pods have exited 0, and the others run or have as well."""
-
-_STATUS: Final = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
+_NO_WORKLOAD_TEXT: Final = (
+    "Kueue's Workload of the JobSet is not known: Kueue has not made it yet, or this operator doesn't watch "
+    "Workloads (kueue.enabled of its chart)"
+)
+_HELD_TEXT: Final = (
+    "its JobSet was suspended as it was made, by none of this operator: a queue manages it (Kueue's "
+    "manageJobsWithoutQueueName), whose Workload is not known yet. Whoever suspended it has to resume it"
+)
+_LEFT_TEXT: Final = "the job is in no queue: it has no JobSet, or no queue manages that"
 
 
 def derive_conditions(
@@ -67,10 +57,10 @@ def derive_conditions(
         The conditions, and the seconds until Reporting or Progressing has to be judged again; None if neither has.
 
     """
-    running = _derive_running(job, observed, plan.history, waiting=plan.waiting, now=now)
+    running = derive_running(job, observed, plan.history, waiting=plan.waiting, now=now)
     if plan.end is not None:
         running = replace(running, status=False, reason=plan.end.reason, message="the job is over")
-    goes_on = running.status is True or running.reason == _FINISHING
+    goes_on = running.status is True or running.reason == FINISHING
     reporting, look_s = _derive_reporting(
         observed, plan.history, running=goes_on, now=now, silence_s=settings.silence_s
     )
@@ -83,7 +73,7 @@ def derive_conditions(
         running,
         _derive_suspended(job, observed, plan, now=now),
     ]
-    updates += derive_quota(job, observed, plan.history)
+    updates += _derive_quota(job, observed, plan.history)
     # A restarted operator has no report yet: the judgement of the last one still stands.
     if reporting.status is not None or not _was_reported_before(job):
         updates.append(reporting)
@@ -92,32 +82,6 @@ def derive_conditions(
         updates.append(plan.end.to_condition_update())
     waits_s = [wait_s for wait_s in (look_s, step_s) if wait_s is not None]
     return tuple(updates), min(waits_s, default=None)
-
-
-def update_conditions(
-    job: CheckpointedTrainingJob, updates: tuple[ConditionUpdate, ...], *, now: float
-) -> tuple[Condition, ...]:
-    """Merge `updates` into the job's conditions. A transition time changes only with the status.
-
-    Those of other controllers come last, and have the room that the job's own leave them.
-    """
-    before = {condition.type: condition for condition in job.status.conditions}
-    after = dict(before)
-    for update in updates:
-        status = _STATUS[update.status]
-        known = before.get(update.type)
-        since = known.last_transition_time if known is not None and known.status is status else int(now)
-        after[update.type] = Condition(
-            type=update.type,
-            status=status,
-            reason=update.reason,
-            message=update.message[:_MESSAGE_LIMIT],
-            last_transition_time=since,
-            observed_generation=job.metadata.generation,
-        )
-    order = [kind.value for kind in ConditionType]
-    merged = sorted(after.values(), key=lambda c: order.index(c.type) if c.type in order else len(order))
-    return tuple(merged[:MAX_CONDITIONS])
 
 
 def derive_phase(conditions: tuple[Condition, ...], jobset: JobSet | None, history: JobHistory) -> Phase:
@@ -133,7 +97,7 @@ def derive_phase(conditions: tuple[Condition, ...], jobset: JobSet | None, histo
             return phase
     if any(c.type == ConditionType.SUSPENDED and c.reason != _NOT_SUSPENDED for c in conditions):
         return Phase.SUSPENDING
-    near_its_end = any(condition.reason in {_TRAINER_ENDED, _FINISHING} for condition in conditions)
+    near_its_end = any(condition.reason in {TRAINER_ENDED, FINISHING} for condition in conditions)
     if ConditionType.RUNNING in true or near_its_end:
         return Phase.RUNNING
     no_quota = any(
@@ -141,76 +105,10 @@ def derive_phase(conditions: tuple[Condition, ...], jobset: JobSet | None, histo
     )
     if no_quota and jobset is not None and jobset.suspend and not history.is_running:
         return Phase.QUEUED
-    stopping = any(condition.reason == _STOPPING for condition in conditions)
+    stopping = any(condition.reason == STOPPING for condition in conditions)
     if stopping or len(history.attempts) > 1 or (history.attempts and not history.is_running):
         return Phase.RESTARTING
     return Phase.PENDING if jobset is None else Phase.STARTING
-
-
-def _derive_running(
-    job: CheckpointedTrainingJob,
-    observed: Observed,
-    history: JobHistory,
-    *,
-    waiting: str | None,
-    now: float,
-) -> ConditionUpdate:
-    """Check whether all pods of the present attempt run. If not, the message says what they wait for."""
-    kind = ConditionType.RUNNING
-    if observed.jobset is None:
-        return ConditionUpdate(
-            type=kind, status=False, reason="NoJobSet", message=waiting or "its JobSet is being made"
-        )
-    n_hosts = observed.count_hosts(job)
-    present = [pod for pod in observed.pods if pod.ordinal == history.ordinal]
-    alive = [pod for pod in present if pod.phase == "Running" and pod.started and pod.deadline is None]
-    running = [pod for pod in alive if pod.exit_code is None]
-    n_done, _ = find_done(observed, history)
-    if n_done and n_done + len(running) >= n_hosts:
-        # The job is over when JobSet says so.
-        message = f"{n_done} of {n_hosts} pods have exited 0"
-        return ConditionUpdate(type=kind, status=False, reason=_FINISHING, message=message)
-    if not history.is_running:
-        last = history.last_attempt
-        ended = last.cause if last is not None and last.cause else "it has not started"
-        return ConditionUpdate(
-            type=kind, status=False, reason="Ended", message=waiting or f"the last attempt ended: {ended}"
-        )
-    if len(running) >= n_hosts:
-        return ConditionUpdate(
-            type=kind, status=True, reason="AllPodsRun", message=f"{n_hosts} of {n_hosts} pods run"
-        )
-    outlived = next((pod for pod in alive if pod.exit_code is not None and pod.others_running), None)
-    if outlived is not None:
-        return ConditionUpdate(
-            type=kind, status=False, reason=_TRAINER_ENDED, message=_describe_outlived(outlived)
-        )
-    reason, detail = _find_obstacle(present)
-    missing_s = compute_missing_s(job, observed, history, now=now)
-    if reason == _STARTING and missing_s is not None and missing_s <= 0:
-        reason, detail = NO_PODS, describe_missing(job, len(present), n_hosts)
-    message = f"{len(running)} of {n_hosts} pods run{detail}"
-    return ConditionUpdate(type=kind, status=False, reason=reason, message=message)
-
-
-def _describe_outlived(pod: Pod) -> str:
-    names = ", ".join(repr(name) for name in pod.others_running)
-    return (
-        f"the trainer of {pod.name} exited with code {pod.exit_code}, and container {names} still runs: the pod "
-        "ends only with all of them. Move what is to end with the trainer to initContainers with "
-        "restartPolicy: Always"
-    )
-
-
-def _find_obstacle(pods: list[Pod]) -> tuple[str, str]:
-    for pod in pods:
-        if pod.deadline is not None:
-            return _STOPPING, f"; {pod.name} on node {pod.node} is being stopped"
-    for pod in pods:
-        if pod.waiting:
-            reason = pod.waiting.partition(":")[0]
-            return reason if reason.isalnum() else "Waiting", f"; {pod.name} waits: {pod.waiting}"
-    return _STARTING, ""
 
 
 def _derive_suspended(
@@ -267,6 +165,38 @@ def _was_reported_before(job: CheckpointedTrainingJob) -> bool:
     conditions = {condition.type: condition for condition in job.status.conditions}
     running, reporting = conditions.get(ConditionType.RUNNING), conditions.get(ConditionType.REPORTING)
     was_running = running is not None and (
-        running.status is ConditionStatus.TRUE or running.reason == _FINISHING
+        running.status is ConditionStatus.TRUE or running.reason == FINISHING
     )
     return was_running and reporting is not None and reporting.reason != _NOT_RUNNING
+
+
+def _derive_quota(
+    job: CheckpointedTrainingJob, observed: Observed, history: JobHistory
+) -> tuple[ConditionUpdate, ...]:
+    """Derive condition QuotaReserved of a job whose JobSet Kueue manages. Others don't have it.
+
+    While pods of a JobSet that goes run down, the condition tells that it was Kueue's: their end is judged by that.
+    """
+    kind, jobset, workload = ConditionType.QUOTA_RESERVED, observed.jobset, observed.workload
+    if workload is not None:
+        reserved, message = workload.quota_reserved, _describe_quota(workload)
+        return (ConditionUpdate(type=kind, status=reserved, reason=workload.reason, message=message),)
+    going = jobset is None or jobset.deleting
+    if (going and not history.is_running) or (jobset is not None and not observed.is_queued):
+        known = any(condition.type == kind for condition in job.status.conditions)
+        return (
+            (ConditionUpdate(type=kind, status=None, reason=NOT_QUEUED, message=_LEFT_TEXT),) if known else ()
+        )
+    if jobset is None:
+        return ()
+    text = _HELD_TEXT if jobset.born_suspended and jobset.suspend else _NO_WORKLOAD_TEXT
+    return (ConditionUpdate(type=kind, status=None, reason=NO_WORKLOAD, message=text),)
+
+
+def _describe_quota(workload: Workload) -> str:
+    """Give Kueue's words on the quota and, until it has some again, on why it was taken back."""
+    evicted = workload.eviction
+    if evicted is None:
+        return workload.message
+    said = f"Kueue evicted it ({evicted})"
+    return said if workload.message in evicted else f"{workload.message}; {said}"

@@ -1,11 +1,11 @@
 """Derive the Kubernetes events that tell a person how the status changed."""
 
-from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, Phase
+from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, Phase, find_condition
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, TrainingJobStatus
 from stepkeeper_operator.decide.conditions import NO_NEW_CHECKPOINT
 from stepkeeper_operator.decide.grace import TOO_SHORT
-from stepkeeper_operator.decide.missing_pods import NO_PODS
 from stepkeeper_operator.decide.progressing import is_stalled
+from stepkeeper_operator.decide.running import NO_PODS
 from stepkeeper_operator.decide.stuck_pods import is_pod_stuck
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.policy.planning.judgement import TRAINING_DONE
@@ -20,14 +20,14 @@ def derive_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[
     """List the events between two statuses.
 
     There is one for each end of an attempt, start that counts for nothing, corrected cause, resume, change of phase, of
-    what a suspended job waits for, refusal, for missing pods, for a training that makes no steps, for pods that don't
-    end, and for a grace period that becomes too short or long enough again.
+    what a suspended job waits for, refusal, for fields that aren't known, for missing pods, for a training that makes
+    no steps, for pods that don't end, and for a grace period that becomes too short or long enough again.
     """
     return (
         *_derive_attempt_events(before, after),
         *_derive_phase_event(before, after),
         *_derive_wait_event(before, after),
-        *_derive_refusal_event(before, after),
+        *_derive_accepted_event(before, after),
         *_derive_missing_pods_event(before, after),
         *_derive_stall_event(before, after),
         *_derive_stuck_event(before, after),
@@ -62,7 +62,7 @@ def _derive_withdrawal_event(before: TrainingJobStatus, after: TrainingJobStatus
     number = before.attempts[-1].number
     if any(attempt.number == number for attempt in after.attempts):
         return ()
-    quota = _find_condition(after, "QuotaReserved")
+    quota = find_condition(after.conditions, "QuotaReserved")
     why = "" if quota is None else f": {quota.message}"
     done = after.phase is Phase.COMPLETE
     since = "the training was done before" if done else f"not all of its pods ever ran{why}"
@@ -92,20 +92,20 @@ def _derive_phase_event(before: TrainingJobStatus, after: TrainingJobStatus) -> 
 
 def _derive_wait_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
     """Tell what a job that stays suspended is suspended for now."""
-    earlier, now = _find_condition(before, "Suspended"), _find_condition(after, "Suspended")
+    earlier, now = (
+        find_condition(before.conditions, "Suspended"),
+        find_condition(after.conditions, "Suspended"),
+    )
     stays = before.phase is after.phase is Phase.SUSPENDED
     if not stays or earlier is None or now is None or earlier.reason == now.reason:
         return ()
     return (ObjectEvent(warning=False, reason=now.reason, message=now.message),)
 
 
-def _derive_refusal_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
-    earlier, now = _find_condition(before, "Accepted"), _find_condition(after, "Accepted")
-    if (
-        now is None
-        or now.status is ConditionStatus.TRUE
-        or (earlier is not None and earlier.message == now.message)
-    ):
+def _derive_accepted_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
+    """Warn of what keeps a job from running, and of fields that it runs without."""
+    earlier, now = find_condition(before.conditions, "Accepted"), find_condition(after.conditions, "Accepted")
+    if now is None or not now.message or (earlier is not None and earlier.message == now.message):
         return ()
     return (ObjectEvent(warning=True, reason=now.reason, message=now.message),)
 
@@ -113,21 +113,21 @@ def _derive_refusal_event(before: TrainingJobStatus, after: TrainingJobStatus) -
 def _derive_missing_pods_event(
     before: TrainingJobStatus, after: TrainingJobStatus
 ) -> tuple[ObjectEvent, ...]:
-    earlier, now = _find_condition(before, "Running"), _find_condition(after, "Running")
+    earlier, now = find_condition(before.conditions, "Running"), find_condition(after.conditions, "Running")
     if now is None or now.reason != NO_PODS or (earlier is not None and earlier.reason == NO_PODS):
         return ()
     return (ObjectEvent(warning=True, reason=NO_PODS, message=now.message),)
 
 
 def _derive_stall_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
-    now = _find_condition(after, "Progressing")
+    now = find_condition(after.conditions, "Progressing")
     if now is None or not is_stalled(after) or is_stalled(before):
         return ()
     return (ObjectEvent(warning=True, reason=now.reason, message=now.message),)
 
 
 def _derive_stuck_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
-    earlier, now = _find_condition(before, "PodStuck"), _find_condition(after, "PodStuck")
+    earlier, now = find_condition(before.conditions, "PodStuck"), find_condition(after.conditions, "PodStuck")
     if now is None or not is_pod_stuck(after) or (earlier is not None and earlier.reason == now.reason):
         return ()
     return (ObjectEvent(warning=True, reason="PodStuck", message=now.message),)
@@ -146,7 +146,10 @@ def _derive_request_events(before: TrainingJobStatus, after: TrainingJobStatus) 
 
 
 def _derive_grace_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
-    earlier, now = _find_condition(before, "GraceSufficient"), _find_condition(after, "GraceSufficient")
+    earlier, now = (
+        find_condition(before.conditions, "GraceSufficient"),
+        find_condition(after.conditions, "GraceSufficient"),
+    )
     was_short = earlier is not None and earlier.reason == TOO_SHORT
     if now is None or was_short is (now.reason == TOO_SHORT):
         return ()
@@ -156,12 +159,8 @@ def _derive_grace_event(before: TrainingJobStatus, after: TrainingJobStatus) -> 
 def _find_explaining_condition(status: TrainingJobStatus) -> Condition | None:
     """Find the condition that explains the phase."""
     for kind in ("Failed", "Complete", "Suspended"):
-        condition = _find_condition(status, kind)
+        condition = find_condition(status.conditions, kind)
         if condition is not None and condition.status is ConditionStatus.TRUE:
             return condition
     by_phase = {Phase.SUSPENDING: "Suspended", Phase.QUEUED: "QuotaReserved"}
-    return _find_condition(status, by_phase.get(status.phase or Phase.PENDING, "Running"))
-
-
-def _find_condition(status: TrainingJobStatus, kind: str) -> Condition | None:
-    return next((condition for condition in status.conditions if condition.type == kind), None)
+    return find_condition(status.conditions, by_phase.get(status.phase or Phase.PENDING, "Running"))

@@ -4,17 +4,16 @@ import math
 from typing import Final
 
 from stepkeeper.contract import END_RESERVE_S, OnDisruption
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import CheckpointStatus
-from stepkeeper_operator.build.grace import (
+from stepkeeper_operator.build.placement import (
     AUTOCHECKPOINT_GRACE_S,
     SPOT_GRACE_S,
     choose_grace_s,
     limit_grace_s,
     on_spot_machines,
 )
-from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.history import JobHistory
 

@@ -1,10 +1,14 @@
 """Decide what to do for one job. Pure and idempotent: once a decision is applied, the next one does nothing."""
 
-import math
 from dataclasses import replace
 from typing import Final
 
-from stepkeeper_operator.api.v1alpha1.conditions import Condition
+from stepkeeper_operator.api.v1alpha1.conditions import (
+    Condition,
+    ConditionType,
+    ConditionUpdate,
+    merge_conditions,
+)
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     CheckpointStatus,
@@ -13,11 +17,11 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     TrainingJobStatus,
 )
 from stepkeeper_operator.build import build_config_map
-from stepkeeper_operator.decide.conditions import derive_conditions, derive_phase, update_conditions
+from stepkeeper_operator.decide.conditions import derive_conditions, derive_phase
 from stepkeeper_operator.decide.events import derive_events
 from stepkeeper_operator.decide.grace import derive_grace
-from stepkeeper_operator.decide.missing_pods import compute_missing_s
 from stepkeeper_operator.decide.refusals import tell_after_end
+from stepkeeper_operator.decide.running import compute_missing_s
 from stepkeeper_operator.decide.status import (
     clear_previous_attempt,
     derive_progress,
@@ -29,11 +33,11 @@ from stepkeeper_operator.decision import (
     RELYING_ON_STATUS,
     Action,
     ApplyConfigMap,
-    ConditionUpdate,
     Decision,
     DeleteTrainingJob,
 )
 from stepkeeper_operator.observed import Observed, compute_recheck_s, find_end
+from stepkeeper_operator.pacing import compute_write_wait_s, find_soonest
 from stepkeeper_operator.policy.acceptance import NAME_TAKEN, check_acceptance
 from stepkeeper_operator.policy.history_update import update_history
 from stepkeeper_operator.policy.lost_pods import find_lost_pods, find_orphans
@@ -46,7 +50,6 @@ __all__ = ["decide_job"]
 
 _MIN_WRITE_INTERVAL_S: Final = 1.0
 _NAME_AGAIN_S: Final = 30.0
-_SHORTEST_WAIT_S: Final = 0.05
 
 
 def decide_job(
@@ -83,7 +86,7 @@ def _decide_running(
     updates, look_s = derive_conditions(job, observed, plan, accepted, settings, progress=progress, now=now)
     grace = () if plan.end is not None else derive_grace(job, observed, plan.history, mirror.checkpoint)
     stuck, stuck_s = derive_stuck(job, observed, now=now)
-    conditions = update_conditions(job, (*updates, *grace, *stuck), now=now)
+    conditions = _update_conditions(job, (*updates, *grace, *stuck), now=now)
     lost, lost_s = find_lost_pods(observed, now=now, uptime_s=settings.lost_node_uptime_s)
     orphans, orphans_s = find_orphans(observed, now=now)
     over = plan.end is not None or observed.held
@@ -101,14 +104,18 @@ def _decide_running(
         status=_compose_status(job, observed, plan, conditions, checkpoint, progress=progress),
         save_request=find_open_request(checkpoint, plan.history),
         actions=(*config, *plan.actions, *lost, *orphans, *ending),
-        requeue_after_s=_find_soonest(
+        requeue_after_s=find_soonest(
             plan.look_again_s, look_s, lost_s, orphans_s, recheck_s, pods_s, request_s, name_s, stuck_s
         ),
     )
-    since_s = now - observed.last_write_at
-    if since_s < 0:
-        since_s = math.inf  # the clock went back: nobody knows how long ago it was
-    return _pace_write(job, draft, since_s=since_s, progress_s=settings.progress_interval_s)
+    return _pace_write(job, observed, draft, progress_s=settings.progress_interval_s, now=now)
+
+
+def _update_conditions(
+    job: CheckpointedTrainingJob, updates: tuple[ConditionUpdate, ...], *, now: float
+) -> tuple[Condition, ...]:
+    before, generation = job.status.conditions, job.metadata.generation
+    return merge_conditions(before, updates, ConditionType, generation=generation, now=now)
 
 
 def _compose_status(
@@ -171,7 +178,7 @@ def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: f
     update = {
         "checkpoint": mirror.checkpoint,
         "observed_generation": job.metadata.generation,
-        "conditions": update_conditions(job, updates, now=now) if updates else job.status.conditions,
+        "conditions": _update_conditions(job, updates, now=now) if updates else job.status.conditions,
     }
     status = job.status.model_copy(update=update)
     ended_at, ttl_s = find_end(job), job.spec.ttl_seconds_after_finished
@@ -187,28 +194,24 @@ def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: f
         write_status=status != job.status,
         actions=actions,
         events=derive_events(job.status, status),
-        requeue_after_s=_find_soonest(look_s, stuck_s),
+        requeue_after_s=find_soonest(look_s, stuck_s),
     )
 
 
 def _pace_write(
-    job: CheckpointedTrainingJob, draft: Decision, *, since_s: float, progress_s: int
+    job: CheckpointedTrainingJob, observed: Observed, draft: Decision, *, progress_s: int, now: float
 ) -> Decision:
     """Postpone the write of the status if it comes too soon after the last one."""
     if draft.status == job.status:
         return draft
     minor = _without_progress(job.status) == _without_progress(draft.status)
-    wait_s = (progress_s if minor else _MIN_WRITE_INTERVAL_S) - since_s
+    interval_s = progress_s if minor else _MIN_WRITE_INTERVAL_S
+    wait_s = compute_write_wait_s(interval_s, last_write_at=observed.last_write_at, now=now)
     # It is written before actions that rely on it, however soon after the last write.
     relied_on = any(isinstance(action, RELYING_ON_STATUS) for action in draft.actions)
     if wait_s > 0 and not relied_on:
-        return replace(draft, requeue_after_s=_find_soonest(draft.requeue_after_s, wait_s))
+        return replace(draft, requeue_after_s=find_soonest(draft.requeue_after_s, wait_s))
     return replace(draft, write_status=True, events=derive_events(job.status, draft.status))
-
-
-def _find_soonest(*waits_s: float | None) -> float | None:
-    known = [wait_s for wait_s in waits_s if wait_s is not None]
-    return max(_SHORTEST_WAIT_S, min(known)) if known else None
 
 
 def _without_progress(status: TrainingJobStatus) -> TrainingJobStatus:

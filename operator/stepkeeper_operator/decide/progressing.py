@@ -6,11 +6,16 @@ Nothing is ended for it: a step that stands still looks the same in a hang, an e
 from typing import Final
 
 from stepkeeper.contract import ReportPhase
-from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, ConditionType
+from stepkeeper_operator.api.v1alpha1.conditions import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    ConditionUpdate,
+    find_condition,
+)
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ProgressStatus, TrainingJobStatus
 from stepkeeper_operator.cache.reports import LastReport
-from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.observed import Observed
@@ -75,7 +80,11 @@ def derive_progressing(
         said = _describe_done(n_hosts, n_done, done) if n_done else ""
         message = f"{said}{_describe_stall(last, progress, limit_s)}. {_advise(job)}"
         return (_update(reason, message, status=False),), None
-    known = _find_condition(job.status) if history.is_attempt_of(job.status) else None
+    known = (
+        find_condition(job.status.conditions, ConditionType.PROGRESSING)
+        if history.is_attempt_of(job.status)
+        else None
+    )
     unheard = heard is None and known is not None and known.reason != _NOT_RUNNING
     # Where all are done nobody is left to make a step.
     stands = unheard or (n_done != n_hosts and _still_stands(job, known, last, n_done))
@@ -84,7 +93,7 @@ def derive_progressing(
 
 def is_stalled(status: TrainingJobStatus) -> bool:
     """Return True while the training is known to make no steps."""
-    condition = _find_condition(status)
+    condition = find_condition(status.conditions, ConditionType.PROGRESSING)
     return condition is not None and condition.status is ConditionStatus.FALSE
 
 
@@ -173,10 +182,6 @@ def _advise(job: CheckpointedTrainingJob) -> str:
         f"shows any other program's. If it hangs, {kubectl} delete pod POD of one that runs starts all pods again "
         "from the latest commit"
     )
-
-
-def _find_condition(status: TrainingJobStatus) -> Condition | None:
-    return next((c for c in status.conditions if c.type == ConditionType.PROGRESSING), None)
 
 
 def _update(reason: str, message: str, *, status: bool | None) -> ConditionUpdate:

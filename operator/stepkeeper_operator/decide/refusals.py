@@ -5,13 +5,12 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import Final
 
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, ConditionUpdate, find_condition
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
 from stepkeeper_operator.cache.memory import Rejection
 from stepkeeper_operator.decision import (
     ApplyConfigMap,
-    ConditionUpdate,
     CreateJobSet,
     DeleteJobSet,
     DeletePod,
@@ -54,7 +53,7 @@ def add_refusals(
     """
     if not accepted.status:
         return accepted
-    known = next((c for c in job.status.conditions if c.type == ConditionType.ACCEPTED), None)
+    known = find_condition(job.status.conditions, ConditionType.ACCEPTED)
     if not observed.has_acted and known is not None and is_refused(job.status):
         same = known.observed_generation == job.metadata.generation
         return (

@@ -5,10 +5,9 @@ Only a person can tell whether its program still runs, unless its node is lost.
 
 from typing import Final
 
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, ConditionType
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, ConditionType, ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
-from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.observed import Observed

@@ -9,9 +9,8 @@ from aiohttp import web
 
 from stepkeeper.contract import ContractError, Directive, Report
 from stepkeeper.contract.report import REPORT_LIMIT_BYTES
-from stepkeeper_operator.cache.directives import DirectiveCache
 from stepkeeper_operator.cache.keys import ObjectKey, job_key
-from stepkeeper_operator.cache.reports import LastReport, ReportCache
+from stepkeeper_operator.cache.reports import DirectiveCache, LastReport, ReportCache
 from stepkeeper_operator.endpoint.authentication import ReportAuthenticator
 from stepkeeper_operator.errors import ApiError, ReportRefusedError
 from stepkeeper_operator.metrics import Metrics

@@ -1,13 +1,19 @@
 """Read objects of the API server into small frozen values that hold only what the operator uses."""
 
-from stepkeeper_operator.facts.batch_job import BatchJob, read_batch_job
 from stepkeeper_operator.facts.checkpoint_root import CheckpointRoot, JobRoot, read_job_root
-from stepkeeper_operator.facts.config_map import ConfigMap, read_config_map
-from stepkeeper_operator.facts.jobset import JobSet, read_jobset
+from stepkeeper_operator.facts.jobset import (
+    BatchJob,
+    ConfigMap,
+    JobSet,
+    Workload,
+    read_batch_job,
+    read_config_map,
+    read_jobset,
+    read_workload,
+)
 from stepkeeper_operator.facts.node import Node, read_node
 from stepkeeper_operator.facts.pod import Pod, read_pod
 from stepkeeper_operator.facts.queued_resource import MaintenanceWindow, QueuedMachines, read_queued_machines
-from stepkeeper_operator.facts.workload import Workload, read_workload
 
 __all__ = [
     "BatchJob",

@@ -1,22 +1,41 @@
-"""Read a JobSet: identity, restarts and terminal state."""
+"""Read what runs a job: its JobSet, the Jobs of that, Kueue's Workload of it, and the ConfigMap of its pods."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepkeeper_operator.facts.raw import RawObject, condition_of, controller_uid, controlling_job, parse_time
+from stepkeeper_operator.facts.raw import (
+    RawObject,
+    condition_of,
+    controller_of,
+    controller_uid,
+    controlling_job,
+    ordinal_of,
+    parse_time,
+)
 from stepkeeper_operator.labels import (
     JOB_UID_LABEL,
     JOBSET_NUMBER_LABEL,
     KUEUE_PREFIX,
     MACHINES_HASH_ANNOTATION,
     QUEUE_LABEL,
+    RESTART_ATTEMPT_LABEL,
     TEMPLATE_HASH_ANNOTATION,
 )
 
-__all__ = ["JobSet", "read_jobset"]
+__all__ = [
+    "BatchJob",
+    "ConfigMap",
+    "JobSet",
+    "Workload",
+    "read_batch_job",
+    "read_config_map",
+    "read_jobset",
+    "read_workload",
+]
 
 _RULE_PREFIX = "FailurePolicy_"
+_KUEUE_MESSAGE_LIMIT = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,4 +152,102 @@ def _count_pods(spec: Mapping[str, Any]) -> int:
     return sum(
         each.get("replicas", 1) * (each.get("template", {}).get("spec", {}).get("completions") or 0)
         for each in spec.get("replicatedJobs") or ()
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchJob:
+    namespace: str
+    name: str
+    uid: str
+    job_uid: str
+    owner_uid: str | None
+    """Uid of the JobSet that controls it."""
+
+    ordinal: tuple[int, int] | None
+    failure_reason: str | None
+    """Set from the condition FailureTarget on, before the last pod has ended."""
+
+    failure_message: str
+    n_succeeded: int = 0
+    """Pods that have exited 0, also those that were told to stop before. The Job makes no other ones for them."""
+
+
+def read_batch_job(raw: RawObject) -> BatchJob:
+    """Read the facts of a batch Job object."""
+    meta = raw["metadata"]
+    failure = next(
+        (c for kind in ("Failed", "FailureTarget") if (c := condition_of(raw, kind)).get("status") == "True"),
+        {},
+    )
+    return BatchJob(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        job_uid=(meta.get("labels") or {}).get(JOB_UID_LABEL, ""),
+        owner_uid=controller_uid(raw),
+        ordinal=ordinal_of(raw, JOBSET_NUMBER_LABEL, RESTART_ATTEMPT_LABEL),
+        failure_reason=failure.get("reason"),
+        failure_message=failure.get("message", ""),
+        n_succeeded=raw.get("status", {}).get("succeeded") or 0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A JobSet as Kueue sees it: its quota, and its eviction."""
+
+    namespace: str
+    name: str
+    uid: str
+    jobset_name: str
+    jobset_uid: str
+    """Uid of the JobSet that owns it. Empty: none does."""
+
+    quota_reserved: bool
+    reason: str
+    """Kueue's reason why it has its quota, or none."""
+
+    message: str
+    eviction: str | None
+    """Reason and message of its eviction, until it has quota again."""
+
+
+def read_workload(raw: RawObject) -> Workload:
+    """Read the facts of a Workload object."""
+    meta = raw["metadata"]
+    owner = controller_of(raw) or {}
+    owned = owner.get("kind") == "JobSet"
+    quota, evicted = condition_of(raw, "QuotaReserved"), condition_of(raw, "Evicted")
+    eviction = f"{evicted.get('reason', '')}: {evicted.get('message', '')}"[:_KUEUE_MESSAGE_LIMIT]
+    return Workload(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        jobset_name=str(owner["name"]) if owned else "",
+        jobset_uid=str(owner["uid"]) if owned else "",
+        quota_reserved=quota.get("status") == "True",
+        reason=quota.get("reason") or "Pending",
+        message=quota.get("message", "Kueue has not looked at it yet")[:_KUEUE_MESSAGE_LIMIT],
+        eviction=eviction if evicted.get("status") == "True" else None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigMap:
+    """The ConfigMap that has the name of the job's ConfigMap, whoever made it."""
+
+    owner_uid: str | None
+    """Uid of the object that controls it."""
+
+    owner_job: str | None
+    """Name of the training job that controls it; a job of before can have had the same name."""
+
+    data: Mapping[str, str]
+
+
+def read_config_map(raw: RawObject) -> ConfigMap:
+    """Read the facts of a ConfigMap object."""
+    return ConfigMap(
+        owner_uid=controller_uid(raw), owner_job=controlling_job(raw), data=raw.get("data") or {}
     )

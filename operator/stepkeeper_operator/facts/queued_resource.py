@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResourceSpec
+from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResourceSpec, choose_autocheckpoint
 from stepkeeper_operator.facts.raw import RawObject, condition_of, parse_time
 
 __all__ = ["MaintenanceWindow", "QueuedMachines", "read_queued_machines"]
@@ -131,8 +131,8 @@ def _find_autocheckpoint(read_back: str, node: Mapping[str, Any], tier: Mapping[
     """Find the setting of its nodes. While the cloud doesn't tell, what was asked for counts."""
     if read_back:
         return read_back
-    asked = node.get("autocheckpointEnabled")
-    return "On" if ("guaranteed" in tier if asked is None else asked) else "Off"
+    asked = choose_autocheckpoint(node.get("autocheckpointEnabled"), guaranteed="guaranteed" in tier)
+    return "On" if asked else "Off"
 
 
 def _find_obstacle(raw: RawObject, active: Mapping[str, Any], joined: Mapping[str, Any]) -> str:

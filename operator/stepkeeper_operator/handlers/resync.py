@@ -4,16 +4,17 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from http import HTTPStatus
 from typing import Final
 
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.kinds import WatchedKind
-from stepkeeper_operator.cache.sweep import forget_deleted_objects
 from stepkeeper_operator.cluster import Cluster
 from stepkeeper_operator.errors import ApiError
 
-__all__ = ["Resync"]
+__all__ = ["Resync", "forget_deleted_objects"]
+
 
 _log = logging.getLogger(__name__)
 
@@ -93,3 +94,23 @@ class Resync:
             for key in concerned:
                 self._enqueue(key, 0.0)
         return tuple(failed)
+
+
+async def forget_deleted_objects(cluster: Cluster, cache: Cache, kind: WatchedKind) -> tuple[ObjectKey, ...]:
+    """Remove from the cache every object of the kind that was gone before this call.
+
+    Returns:
+        The keys of the jobs and QueuedResources that it concerns.
+
+    Raises:
+        ApiError: The kind can't be listed.
+    """
+    # Take the known uids first: an object made while the API server lists is then in neither set.
+    known = cache.list_uids(kind.resource)
+    try:
+        present = await cluster.list_uids(kind.resource, kind.label_selector)
+    except ApiError as error:
+        if error.status != HTTPStatus.NOT_FOUND or not kind.removable:
+            raise
+        present = frozenset()
+    return cache.forget_objects(known - present)

@@ -3,10 +3,9 @@
 from typing import Final
 
 from stepkeeper.contract import CONTAINER_NAME, Identity
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.build import config_map_name
-from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.observed import Observed
 
 __all__ = ["NAME_TAKEN", "check_acceptance"]
@@ -23,10 +22,12 @@ _RESERVED_LABELS: Final = frozenset({"controller-uid", "job-name"})
 
 
 def check_acceptance(job: CheckpointedTrainingJob, observed: Observed) -> ConditionUpdate:
-    """Derive condition Accepted. The API server refuses most problems already; this finds those that it can't see."""
+    """Derive condition Accepted. The API server refuses most problems already; this finds those that it can't see.
+
+    A field that isn't known holds up nothing: an operator that was rolled back finds fields of newer CRDs in every job.
+    """
     problem = (
         _find_unreadable_parts(observed)
-        or _find_unknown_fields(job)
         or _find_template_problem(job)
         or _find_name_conflict(job, observed)
         or _find_root_conflict(job, observed)
@@ -34,7 +35,9 @@ def check_acceptance(job: CheckpointedTrainingJob, observed: Observed) -> Condit
     if problem is not None:
         reason, message = problem
         return ConditionUpdate(type=ConditionType.ACCEPTED, status=False, reason=reason, message=message)
-    return ConditionUpdate(type=ConditionType.ACCEPTED, status=True, reason="SpecAccepted")
+    unknown = job.spec.describe_unknown_fields()
+    reason = "UnknownFields" if unknown else "SpecAccepted"
+    return ConditionUpdate(type=ConditionType.ACCEPTED, status=True, reason=reason, message=unknown)
 
 
 def _find_unreadable_parts(observed: Observed) -> tuple[str, str] | None:
@@ -43,15 +46,6 @@ def _find_unreadable_parts(observed: Observed) -> tuple[str, str] | None:
         return None
     text = f"this operator can't read {'; '.join(observed.unreadable)}. Mend it; what already runs goes on"
     return "UnreadableSpec", text
-
-
-def _find_unknown_fields(job: CheckpointedTrainingJob) -> tuple[str, str] | None:
-    """Find unknown fields where the chart's admission policy is absent or knows a newer CRD than this operator."""
-    fields = ", ".join(f"spec.{path}" for path in job.spec.unknown_fields())
-    if not fields:
-        return None
-    text = f"this operator doesn't know {fields}: take it out, or upgrade the operator; what already runs goes on"
-    return "UnknownField", text
 
 
 def _find_template_problem(job: CheckpointedTrainingJob) -> tuple[str, str] | None:

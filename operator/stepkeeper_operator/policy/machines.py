@@ -5,7 +5,7 @@ from typing import Final
 
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.build.grace import AUTOCHECKPOINT_GRACE_S
+from stepkeeper_operator.build.placement import AUTOCHECKPOINT_GRACE_S
 from stepkeeper_operator.facts.queued_resource import QueuedMachines
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.observed import Observed

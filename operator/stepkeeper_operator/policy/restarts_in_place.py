@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from stepkeeper.contract import Cause
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, ConditionType
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, ConditionType, find_condition
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.facts import JobSet
@@ -106,7 +106,7 @@ def has_run_whole(history: JobHistory, job: CheckpointedTrainingJob, observed: O
 
 def _has_run(job: CheckpointedTrainingJob, attempt: Attempt) -> bool:
     """Tell by the status whether all pods of the attempt have run: an operator that restarted has seen none of them."""
-    running = next((c for c in job.status.conditions if c.type == ConditionType.RUNNING), None)
+    running = find_condition(job.status.conditions, ConditionType.RUNNING)
     if running is None:
         return False
     return running.status is ConditionStatus.TRUE or running.last_transition_time > attempt.start

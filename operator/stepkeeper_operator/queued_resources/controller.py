@@ -15,7 +15,6 @@ from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU
 from stepkeeper_operator.cloud_tpu.counting import CountingCloudTPU
 from stepkeeper_operator.cluster import QUEUED_RESOURCES, Cluster, Resource
-from stepkeeper_operator.controller import RETRY_SOON_S
 from stepkeeper_operator.metrics import Metrics, QueuedResourceMetrics
 from stepkeeper_operator.queued_resources.apply import Applier
 from stepkeeper_operator.queued_resources.decide.deletion import decide_deletion
@@ -26,6 +25,7 @@ from stepkeeper_operator.queued_resources.observe import Observer
 from stepkeeper_operator.queued_resources.observed import Observed
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.queued_resources.subject import Subject, read_subject
+from stepkeeper_operator.reconcile import RETRY_SOON_S
 from stepkeeper_operator.writing import ObjectWriter
 
 __all__ = ["QueuedResourceController", "make_queued_resource_controller"]

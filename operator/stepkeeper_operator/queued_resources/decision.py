@@ -4,10 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
-    QueuedResourceConditionType,
-    QueuedResourceStatus,
-)
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionUpdate
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudRequest, Place
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.queued_resources.observed import Member, MemberPod
@@ -113,16 +111,7 @@ Action: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """The value that one condition gets now."""
-
-    type: QueuedResourceConditionType
-    status: bool | None
-    """None: nobody can tell, which is status Unknown."""
-
-    reason: str
-    message: str = ""
+Finding: TypeAlias = ConditionUpdate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,12 +14,10 @@ __all__ = [
     "compute_poll_s",
     "compute_rest_s",
     "compute_retry_s",
-    "find_soonest",
     "spread",
 ]
 
 _QUOTA_LIMIT_S: Final = 1800.0
-_SHORTEST_S: Final = 0.05
 _SPREAD: Final = 0.1
 _MOST_DOUBLINGS: Final = 20
 
@@ -73,9 +71,3 @@ def spread(seconds: float, uid: str) -> float:
     """Stretch a wait by up to a tenth, always by the same share for one object: they don't all come together."""
     share = int.from_bytes(hashlib.sha256(uid.encode()).digest()[:2]) / 65_536
     return seconds * (1 + _SPREAD * share)
-
-
-def find_soonest(*waits_s: float | None) -> float | None:
-    """Return the shortest wait, but not less than a moment. None: there is nothing to wait for."""
-    known = [wait_s for wait_s in waits_s if wait_s is not None]
-    return max(_SHORTEST_S, min(known)) if known else None

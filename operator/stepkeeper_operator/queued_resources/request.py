@@ -23,7 +23,7 @@ from stepkeeper_operator.queued_resources.naming import (
     make_request_id,
 )
 
-__all__ = ["build_request", "choose_api_version", "hash_spec", "place_of", "wants_autocheckpoint"]
+__all__ = ["build_request", "choose_api_version", "hash_spec", "place_of"]
 
 _DEFAULT_NETWORKS: Final = {"default", "global/networks/default"}
 _DISK_MODES: Final = {DiskMode.READ_WRITE: "READ_WRITE", DiskMode.READ_ONLY: "READ_ONLY"}
@@ -41,7 +41,7 @@ def hash_spec(spec: QueuedResourceSpec) -> str:
     """
     script = spec.node.startup_script_secret_ref
     asked = [
-        _build_node(spec.node, autocheckpoint=wants_autocheckpoint(spec)),
+        _build_node(spec.node, autocheckpoint=spec.autocheckpoint),
         [spec.node.labels, spec.node.metadata, spec.node.count, spec.node.id_prefix],
         None if script is None else [script.name, script.key],
         [_build_tier(spec.tier), _build_queueing(spec.queueing), _build_reservation(spec)],
@@ -49,16 +49,10 @@ def hash_spec(spec: QueuedResourceSpec) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def wants_autocheckpoint(spec: QueuedResourceSpec) -> bool:
-    """Return the setting of the spec, or its default: on where machines are guaranteed."""
-    asked = spec.node.autocheckpoint_enabled
-    return spec.tier.guaranteed is not None if asked is None else asked
-
-
 def choose_api_version(spec: QueuedResourceSpec) -> tuple[ApiVersion, str]:
     """Choose the version of the Cloud TPU API that has what the spec asks for, and say why."""
     needs = []
-    if wants_autocheckpoint(spec):
+    if spec.autocheckpoint:
         needs.append("autocheckpoint")
     if spec.tier.best_effort is not None:
         needs.append("tier bestEffort")
@@ -76,7 +70,7 @@ def build_request(
     meta, spec = resource.metadata, resource.spec
     cloud_id = make_cloud_id(meta.namespace, meta.name, number)
     node_ids, prefix = make_node_ids(resource, cloud_id)
-    node = _build_node(spec.node, autocheckpoint=wants_autocheckpoint(spec))
+    node = _build_node(spec.node, autocheckpoint=spec.autocheckpoint)
     node["labels"] = {**spec.node.labels, **make_labels(meta, cluster_id)}
     node["metadata"] = {
         **spec.node.metadata,

@@ -7,17 +7,16 @@ from collections.abc import Callable
 from stepkeeper_operator.api.reading import read_object
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.cache import Cache
-from stepkeeper_operator.cache.directives import DirectiveCache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.memory import Memory
-from stepkeeper_operator.cache.reports import ReportCache
+from stepkeeper_operator.cache.reports import DirectiveCache, ReportCache
 from stepkeeper_operator.cluster import TRAINING_JOBS, Cluster, Resource
-from stepkeeper_operator.controller import RETRY_SOON_S
 from stepkeeper_operator.decide.job import decide_job
 from stepkeeper_operator.decide.progressing import is_stalled
 from stepkeeper_operator.decide.stuck_pods import is_pod_stuck
 from stepkeeper_operator.decision import Decision
 from stepkeeper_operator.metrics import Metrics
+from stepkeeper_operator.reconcile import RETRY_SOON_S
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.apply import Applier
 from stepkeeper_operator.training_jobs.observe import Observer

@@ -2,10 +2,10 @@
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from stepkeeper_operator.api.reading import read_object
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, ConditionType
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.cache import Cache
@@ -15,11 +15,11 @@ from stepkeeper_operator.cluster import JOBSETS, Cluster
 from stepkeeper_operator.decide.status import mirror_storage
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts import JobSet
-from stepkeeper_operator.facts.raw import RawObject, render_time
+from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.budgets import reset_failures
 from stepkeeper_operator.training_jobs.apply import suspend_manifest
-from stepkeeper_operator.writing import UNREADABLE, ObjectWriter
+from stepkeeper_operator.writing import UNREADABLE, ObjectWriter, renew_condition
 
 __all__ = ["UnreadableJobs"]
 
@@ -119,17 +119,17 @@ def stop_judging(raw: RawObject, *, now: float) -> RawObject:
     """Return the job with the conditions Unknown that nobody can judge without its spec: they would stay for ever."""
     status = raw.get("status") or {}
     before = status.get("conditions") or []
-    after = [_make_unknown(each, now=now) if each.get("type") in _BY_SPEC else each for each in before]
+    generation = ObjectMeta.model_validate(raw["metadata"]).generation
+    after = [_make_unknown(each, generation=generation, now=now) for each in before]
     return raw if after == before else {**raw, "status": {**status, "conditions": after}}
 
 
-def _make_unknown(condition: Mapping[str, Any], *, now: float) -> Mapping[str, Any]:
-    if condition.get("status") == ConditionStatus.UNKNOWN and condition.get("reason") == UNREADABLE:
+def _make_unknown(condition: RawObject, *, generation: int, now: float) -> RawObject:
+    kind = condition.get("type")
+    if kind not in _BY_SPEC:
         return condition
-    same = condition.get("status") == ConditionStatus.UNKNOWN
-    since = condition.get("lastTransitionTime") if same else render_time(now)
-    told = {"status": ConditionStatus.UNKNOWN.value, "reason": UNREADABLE, "message": _NOT_JUDGED}
-    return {**condition, **told, "lastTransitionTime": since}
+    update = ConditionUpdate(type=ConditionType(kind), status=None, reason=UNREADABLE, message=_NOT_JUDGED)
+    return renew_condition(condition, update, generation=generation, now=now)
 
 
 def _make_stand_in(spec: object) -> RawObject:

@@ -11,12 +11,11 @@ from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
 from stepkeeper_operator.cache.cache import Cache
-from stepkeeper_operator.cache.directives import DirectiveCache
 from stepkeeper_operator.cache.keys import ObjectKey, job_key
 from stepkeeper_operator.cache.kinds import list_watched_kinds
-from stepkeeper_operator.cache.reports import LastReport, ReportCache
-from stepkeeper_operator.cache.sweep import forget_deleted_objects
+from stepkeeper_operator.cache.reports import DirectiveCache, LastReport, ReportCache
 from stepkeeper_operator.facts.raw import RawObject, render_time
+from stepkeeper_operator.handlers.resync import forget_deleted_objects
 from stepkeeper_operator.labels import SPOT_LABEL
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.reconcile import Reconciler

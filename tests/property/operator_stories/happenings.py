@@ -12,11 +12,10 @@ __all__ = ["HAPPENINGS", "mend_the_spec"]
 
 _NODES: Final = ("n1", "n2", "n3", "n4")
 _REFUSED: Final[tuple[dict[str, Any], ...]] = (
-    {"livelyness": {}},
     {"ttlSecondsAfterFinished": "soon"},
     {"checkpoint": "somewhere"},
 )
-"""A field that isn't known, one that can't be read, and a spec that is none without the part that can't be read."""
+"""A field that can't be read, and a spec that is none without the part that can't be read."""
 
 
 def a_trainer_fails(teller: Teller) -> None:

@@ -8,7 +8,7 @@ import pytest
 from fake_cluster.cluster import FakeCluster
 from typing_extensions import override
 
-from stepkeeper_operator.cluster import CONFIG_MAPS, GuardedCluster, Resource
+from stepkeeper_operator.cluster import CONFIG_MAPS, Resource, guard_writes
 from stepkeeper_operator.errors import ApiError, LeaseLostError
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.lease import LeaseGuard
@@ -276,7 +276,7 @@ async def test_a_process_that_stood_still_stops_though_nobody_took_its_lease(
 
 async def test_the_lease_is_looked_at_before_each_write(cluster: FakeCluster) -> None:
     acting = True
-    guarded = GuardedCluster(cluster, acting=lambda: acting)
+    guarded = guard_writes(cluster, acting=lambda: acting)
     made = await guarded.create(CONFIG_MAPS, "ns", {"metadata": {"name": "a", "namespace": "ns"}})
     acting = False
     cluster.writes.clear()

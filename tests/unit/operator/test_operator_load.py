@@ -77,12 +77,13 @@ async def test_a_job_that_is_over_asks_for_nothing() -> None:
 
 @pytest.mark.parametrize("has_run", [False, True])
 async def test_a_refused_job_asks_for_nothing_until_its_spec_changes(*, has_run: bool) -> None:
-    world = await running() if has_run else World(livelyness={})
-    world.edit(livelyness={})
+    refusal: dict[str, Any] = {"ttlSecondsAfterFinished": "soon"}
+    world = await running() if has_run else World(**refusal)
+    world.edit(**refusal)
     if has_run:
         world.cluster.mark_deleted("jobsets", "default", "lm", grace_s=0)
     await world.run_until_settled()
-    assert world.condition("Accepted") == (ConditionStatus.FALSE, "UnknownField")
+    assert world.condition("Accepted") == (ConditionStatus.FALSE, "UnreadableSpec")
     assert world.jobset is None
     reads = await reads_during(world, 3600)
     assert reads["get", "jobsets"] <= 7, "at a resync, and then to be sure"

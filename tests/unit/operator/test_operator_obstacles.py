@@ -156,13 +156,3 @@ async def test_a_label_that_job_and_jobset_give_is_refused(label: str) -> None:
     await world.run_until_settled(rounds=2)
     assert world.condition("Accepted") == (ConditionStatus.FALSE, "ReservedLabel")
     assert world.jobset is None
-
-
-async def test_a_field_that_is_not_known_is_named_and_nothing_is_started() -> None:
-    checkpoint = {"uri": "gs://bucket/runs/lm", "interval": {"steps": 100}, "every": 5}
-    world = World(checkpoint=checkpoint, livelyness={})
-    await world.run_until_settled(rounds=2)
-    assert world.condition("Accepted") == (ConditionStatus.FALSE, "UnknownField")
-    (claim,) = [c for c in world.status.conditions if c.type == "Accepted"]
-    assert "spec.livelyness, spec.checkpoint.every: take it out" in claim.message
-    assert world.jobset is None

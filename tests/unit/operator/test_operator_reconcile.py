@@ -14,12 +14,11 @@ from typing_extensions import override
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey, job_key, queued_resource_key
 from stepkeeper_operator.cluster import JOBSETS, QUEUED_RESOURCES, Resource
-from stepkeeper_operator.controller import RETRY_SOON_S
 from stepkeeper_operator.endpoint.health import make_health_app
 from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictError
 from stepkeeper_operator.handlers.watch import make_kopf_settings, make_registry
 from stepkeeper_operator.metrics import Metrics
-from stepkeeper_operator.reconcile import Reconciler
+from stepkeeper_operator.reconcile import RETRY_SOON_S, Reconciler
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.startup import Operator
 

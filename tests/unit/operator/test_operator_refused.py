@@ -11,7 +11,8 @@ from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.errors import ApiError, InvalidObjectError
 
-REFUSED = (ConditionStatus.FALSE, "UnknownField")
+REFUSAL = {"ttlSecondsAfterFinished": "soon"}
+REFUSED = (ConditionStatus.FALSE, "UnreadableSpec")
 
 
 async def running(**spec: Any) -> World:
@@ -32,7 +33,7 @@ def raw_status(world: World) -> dict[str, Any]:
 
 async def test_the_commits_of_a_refused_job_that_runs_are_mirrored() -> None:
     world = await running()
-    world.edit(livelyness={})
+    world.edit(**REFUSAL)
     await world.run_until_settled(rounds=2)
     world.receive_report(training_report(sequence=9, step=90))
     world.now += 70
@@ -46,7 +47,7 @@ async def test_the_commits_of_a_refused_job_that_runs_are_mirrored() -> None:
 
 async def test_a_refused_job_is_suspended_and_not_resumed_before_it_is_accepted() -> None:
     world = await running()
-    world.edit(livelyness={}, suspend=True)
+    world.edit(**REFUSAL, suspend=True)
     await world.run_until_settled()
     assert world.phase() is Phase.SUSPENDED
     assert world.pods == []
@@ -57,7 +58,7 @@ async def test_a_refused_job_is_suspended_and_not_resumed_before_it_is_accepted(
     raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
     world.cluster.put(
         "checkpointedtrainingjobs",
-        raw | {"spec": {key: value for key, value in raw["spec"].items() if key != "livelyness"}},
+        raw | {"spec": {key: value for key, value in raw["spec"].items() if key not in REFUSAL}},
     )
     await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
@@ -74,6 +75,28 @@ async def test_a_refused_edit_of_the_template_ends_nothing_and_starts_nothing() 
     await world.run_until_settled()
     assert world.jobset is None
     assert "not accepted" in message_of(world, "Running")
+
+
+async def test_fields_of_a_newer_crd_hold_up_nothing_and_are_reported() -> None:
+    """After a rollback every job may have them, since the API server adds defaults and Helm rolls no CRDs back."""
+    world = await running()
+    pods = [pod["metadata"]["uid"] for pod in world.pods]
+    placement = {"hosts": {"count": 2, "futureShape": "ring"}, "futureZone": "a"}
+    world.edit(placement=placement, futureLimit=5)
+    await world.run_until_settled()
+    assert world.condition("Accepted") == (ConditionStatus.TRUE, "UnknownFields")
+    named = "spec.futureLimit, spec.placement.futureZone, spec.placement.hosts.futureShape"
+    assert f"this operator doesn't know {named}" in message_of(world, "Accepted")
+    assert world.events.count("UnknownFields") == 1
+    assert [pod["metadata"]["uid"] for pod in world.pods] == pods, "nothing was started anew"
+    world.controllers.end_pod(world.pods[0], 1)
+    await world.run_until_settled(rounds=20)
+    assert world.phase() is Phase.RUNNING
+    assert world.status.restarts.total == 1
+    world.edit(suspend=True)
+    await world.run_until_settled()
+    assert world.phase() is Phase.SUSPENDED
+    assert world.events.count("UnknownFields") == 1
 
 
 @pytest.mark.parametrize(
@@ -231,9 +254,9 @@ async def test_a_refused_edit_of_the_placement_changes_nothing_that_is_said_of_w
     n_hosts: int,
 ) -> None:
     world = await running()
-    world.edit(placement={"hosts": {"count": n_hosts}}, livelyness={})
+    world.edit(placement={"hosts": {"count": n_hosts}}, **REFUSAL)
     await world.run_until_settled()
-    assert world.condition("Accepted") == (ConditionStatus.FALSE, "UnknownField")
+    assert world.condition("Accepted") == REFUSED
     assert world.phase() is Phase.RUNNING
     assert message_of(world, "Running") == "2 of 2 pods run"
     world.controllers.end_pod(world.pods[0], 0)

@@ -9,10 +9,9 @@ from typing_extensions import override
 
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.kinds import list_watched_kinds
-from stepkeeper_operator.cache.sweep import forget_deleted_objects
 from stepkeeper_operator.cluster import JOBSETS, WORKLOADS, Resource
 from stepkeeper_operator.errors import ApiError
-from stepkeeper_operator.handlers.resync import Resync
+from stepkeeper_operator.handlers.resync import Resync, forget_deleted_objects
 
 PERIOD_S = 600
 KINDS = list_watched_kinds(cloud_tpu=False, kueue=True)

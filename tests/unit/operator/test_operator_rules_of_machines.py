@@ -50,7 +50,7 @@ TRAINER: Final[dict[str, Any]] = {"name": "trainer", "image": "trainer:1"}
     ("spec", "reason"),
     [
         ({}, "SpecAccepted"),
-        ({"livelyness": {}}, "UnknownField"),
+        ({"livelyness": {}}, "UnknownFields"),
         (template(TRAINER, labels={"batch.kubernetes.io/x": "1"}), "ReservedLabel"),
         (template(TRAINER, labels={"job-name": "1"}), "ReservedLabel"),
         (template(TRAINER, labels={"controller-uid": "1"}), "ReservedLabel"),

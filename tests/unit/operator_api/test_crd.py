@@ -1,4 +1,4 @@
-"""Test the CRDs that are generated from the types, and their admission policies and pages."""
+"""Test the CRDs that are generated from the types, and their pages."""
 
 import json
 from collections.abc import Iterator
@@ -10,18 +10,16 @@ import yaml
 
 from stepkeeper_operator.api.cel import CelRule
 from stepkeeper_operator.api.v1alpha1 import queuedresource_rules, rules
-from stepkeeper_operator.crds.__main__ import TEMPLATE_DEFAULTS_MODULE, generate, main
+from stepkeeper_operator.crds.__main__ import CRDS, TEMPLATE_DEFAULTS_MODULE, generate, main
 from stepkeeper_operator.crds.crd import build_crd
 from stepkeeper_operator.crds.definition import ResourceDefinition
 from stepkeeper_operator.crds.kinds import KINDS, QUEUED_RESOURCE, TRAINING_JOB
-from stepkeeper_operator.crds.unknown_fields import unknown_fields_policy
 
 ROOT = Path(__file__).parents[3]
 MANIFESTS = {
     TRAINING_JOB.kind: ROOT / "tests/data/crd",
     QUEUED_RESOURCE.kind: ROOT / "tests/data/crd/queuedresources",
 }
-FOLDERS = ("crds", "charts/stepkeeper/crds", "charts/stepkeeper/files")
 
 
 def own_fields(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -71,17 +69,11 @@ def test_the_committed_file_is_the_one_that_make_generate_writes(file: str, gene
 
 
 def test_the_files_of_the_kinds_are_where_their_readers_look() -> None:
-    """Helm installs charts/*/crds, the chart's templates read files/*, and people apply the folder crds."""
+    """Helm installs charts/*/crds."""
     files = {str(path) for definition in KINDS for path in generate(definition)}
     assert files == {
-        "crds/checkpointedtrainingjobs.stepkeeper.dev.yaml",
-        "crds/queuedresources.stepkeeper.dev.yaml",
-        "crds/unknown-fields.checkpointedtrainingjobs.stepkeeper.dev.yaml",
-        "crds/unknown-fields.queuedresources.stepkeeper.dev.yaml",
         "charts/stepkeeper/crds/checkpointedtrainingjobs.stepkeeper.dev.yaml",
         "charts/stepkeeper/crds/queuedresources.stepkeeper.dev.yaml",
-        "charts/stepkeeper/files/unknown-fields.yaml",
-        "charts/stepkeeper/files/unknown-fields.queuedresources.yaml",
         "docs/user/job-reference.md",
         "docs/operations/queued-resource-reference.md",
     }
@@ -89,7 +81,7 @@ def test_the_files_of_the_kinds_are_where_their_readers_look() -> None:
 
 def test_no_file_is_left_of_a_kind_that_is_not_generated_any_more() -> None:
     generated = {path for definition in KINDS for path in generate(definition)}
-    found = {path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).glob("*.yaml")}
+    found = {path.relative_to(ROOT) for path in (ROOT / CRDS).glob("*.yaml")}
     assert found <= generated
 
 
@@ -198,12 +190,6 @@ def test_accepted_manifests_ask_for_everything_that_can_be_asked_for(
     assert {path for path in fields if path.startswith("spec.")} <= asked
 
 
-def kept_at(fields: dict[str, dict[str, Any]]) -> set[str]:
-    """List the objects, and the lists of objects, that keep fields which the schema doesn't have."""
-    keep = "x-kubernetes-preserve-unknown-fields"
-    return {path for path, field in fields.items() if {**field, **field.get("items", {})}.get(keep)}
-
-
 def test_a_status_of_a_newer_operator_is_kept_whole(fields: dict[str, dict[str, Any]]) -> None:
     """An apply of one field that a schema neither has nor keeps is refused: no status would be written any more."""
     objects = {
@@ -213,39 +199,22 @@ def test_a_status_of_a_newer_operator_is_kept_whole(fields: dict[str, dict[str, 
     }
     in_status = {path for path in objects if path.partition(".")[0] == "status"}
     assert len(in_status) > 3
-    assert in_status <= kept_at(fields)
+    keep = "x-kubernetes-preserve-unknown-fields"
+    assert {
+        path for path, field in fields.items() if {**field, **field.get("items", {})}.get(keep)
+    } == in_status
 
 
-def test_what_the_schema_keeps_the_policy_looks_through(
-    definition: ResourceDefinition, fields: dict[str, dict[str, Any]]
-) -> None:
-    kept = {path for path in kept_at(fields) if not path.startswith("status")}
-    assert not {path for path in kept if path.startswith(("spec.template", "metadata"))}
-    policy = unknown_fields_policy(definition, build_crd(definition))
-    assert {variable["name"] for variable in policy["variables"]} == {path.replace(".", "_") for path in kept}
-    assert len(policy["validations"]) == len(kept)
-    (rule,) = policy["matchConstraints"]["resourceRules"]
-    assert rule["resources"] == [definition.plural]
-
-
-def test_the_policy_looks_into_lists_and_into_objects_without_fields() -> None:
-    policy = unknown_fields_policy(QUEUED_RESOURCE, build_crd(QUEUED_RESOURCE))
-    variables = {variable["name"]: variable["expression"] for variable in policy["variables"]}
-    assert "orValue([]).map(item, " in variables["spec_node_dataDisks"]
-    assert "!(name in [])" in variables["spec_tier_spot"]
-    messages = [validation["messageExpression"] for validation in policy["validations"]]
-    assert [m for m in messages if "variables.spec_node_dataDisks[0][0]" in m]
-    assert [m for m in messages if m.endswith("; the fields of spec.tier.spot are none'")]
+def test_of_a_spec_unknown_fields_are_kept_nowhere(definition: ResourceDefinition) -> None:
+    """So the API server refuses them, or drops them for clients that don't ask for validation."""
+    (version,) = build_crd(definition)["spec"]["versions"]
+    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    assert "x-kubernetes-preserve-unknown-fields" not in json.dumps(spec)
 
 
 def test_the_page_shows_placeholders_and_hides_none_as_html(definition: ResourceDefinition) -> None:
     page = (ROOT / definition.page).read_text(encoding="utf-8")
     assert [line for line in page.splitlines() if "<" in line and not line.startswith("<!--")] == []
-
-
-def test_the_policy_is_no_template_of_helm() -> None:
-    for definition in KINDS:
-        assert "{{" not in (ROOT / "charts/stepkeeper" / definition.policy_of_chart).read_text()
 
 
 def paths_of(value: object, path: str) -> Iterator[str]:

@@ -61,6 +61,7 @@ def test_a_field_of_the_spec_that_is_not_known_is_kept_to_be_named() -> None:
     raw["spec"]["budget"] = {}
     spec = CheckpointedTrainingJob.model_validate(raw).spec
     assert list(spec.unknown_fields()) == ["budget", "checkpoint.interval.every"]
+    assert spec.to_raw() == CheckpointedTrainingJob.model_validate(raw_job()).spec.to_raw()
 
 
 def test_a_field_of_the_status_that_a_newer_operator_wrote_is_passed_over() -> None:

@@ -65,6 +65,15 @@ def find(decision: Decision, kind: str) -> Condition:
     return next(condition for condition in decision.status.conditions if condition.type == kind)
 
 
+def test_fields_that_are_not_known_are_named_and_change_nothing_else() -> None:
+    resource = active(node={"futureDisk": 1}, futureBudget={})
+    decision = judge(resource, slices(resource))
+    degraded = find(decision, "Degraded")
+    assert (degraded.status, degraded.reason) == ("True", "UnknownFields")
+    assert "doesn't know spec.futureBudget, spec.node.futureDisk" in degraded.message
+    assert decision.actions == judge(active(), slices(active())).actions
+
+
 def member(index: int, **changes: Any) -> Member:
     made = Member(name=f"host-{index}", uid=f"n{index}", cloud_node=f"team-v5e-{index}")
     return replace(made, **changes)

@@ -15,11 +15,10 @@ from fake_cluster.world import World
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.cache.keys import job_key, queued_resource_key
-from stepkeeper_operator.controller import Controller
 from stepkeeper_operator.labels import CLOUD_NODE_LABEL, QUEUED_RESOURCE_UID_LABEL
 from stepkeeper_operator.queued_resources.controller import make_queued_resource_controller
 from stepkeeper_operator.queued_resources.settings import CloudSettings
-from stepkeeper_operator.reconcile import Reconciler
+from stepkeeper_operator.reconcile import Controller, Reconciler
 from stepkeeper_operator.training_jobs.controller import make_job_controller
 
 JOB, MACHINES = job_key("default", "lm"), queued_resource_key("default", "pod-a")

@@ -13,9 +13,8 @@ CI_RUN = Path(__file__).parents[3] / ".ci" / "run"
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     clone = tmp_path / "clone"
-    for folder in ("crds", "charts"):
-        (clone / folder).mkdir(parents=True)
-        (clone / folder / "known.yaml").write_text("kind: Known\n")
+    (clone / "charts").mkdir(parents=True)
+    (clone / "charts/known.yaml").write_text("kind: Known\n")
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
         identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
         subprocess.run(["git", *identity, *command], cwd=clone, check=True)
@@ -43,12 +42,10 @@ def check(clone: Path, generate: str) -> tuple[int, str]:
 
 
 def test_what_is_as_in_git_passes(clone: Path) -> None:
-    assert check(clone, "echo 'kind: Known' > crds/known.yaml") == (0, "")
+    assert check(clone, "echo 'kind: Known' > charts/known.yaml") == (0, "")
 
 
-@pytest.mark.parametrize(
-    "path", ["crds/known.yaml", "charts/known.yaml", "crds/new.yaml", "charts/crds/new.yaml"]
-)
+@pytest.mark.parametrize("path", ["charts/known.yaml", "charts/crds/new.yaml"])
 def test_what_is_not_as_in_git_is_named(clone: Path, path: str) -> None:
     code, said = check(clone, f"mkdir -p charts/crds; echo 'kind: Other' > {path}")
     assert code != 0

@@ -1,16 +1,29 @@
-"""Define the conditions of a CheckpointedTrainingJob, and the phase that sums them up in one word."""
+"""Define conditions of both kinds, how they change, and the phase that sums up those of a job in one word."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
 from stepkeeper_operator.api.base import Count, StatusPart, Timestamp
 
-__all__ = ["MAX_CONDITIONS", "Condition", "ConditionStatus", "ConditionType", "Phase"]
+__all__ = [
+    "MAX_CONDITIONS",
+    "Condition",
+    "ConditionStatus",
+    "ConditionType",
+    "ConditionUpdate",
+    "Phase",
+    "find_condition",
+    "merge_conditions",
+]
 
-MAX_CONDITIONS = 16
+MAX_CONDITIONS: Final = 16
 """Conditions that a status can hold, with those of other controllers."""
+
+_MESSAGE_LIMIT: Final = 2048
 
 
 class Phase(StrEnum):
@@ -75,7 +88,7 @@ class Condition(StatusPart):
     reason: Annotated[str, Field(min_length=1, max_length=128)]
     """One word that says why."""
 
-    message: Annotated[str, Field(max_length=2048)] = ""
+    message: Annotated[str, Field(max_length=_MESSAGE_LIMIT)] = ""
     """The reason in full, and what to do about it."""
 
     last_transition_time: Timestamp
@@ -83,3 +96,57 @@ class Condition(StatusPart):
 
     observed_generation: Count | None = None
     """Generation of the spec that the condition was found for."""
+
+
+_STATUS: Final = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionUpdate:
+    """The value that one condition gets now."""
+
+    type: StrEnum
+    status: bool | None
+    """None: nobody can tell, which is status Unknown."""
+
+    reason: str
+    message: str = ""
+
+    def apply_to(self, known: Condition | None, *, generation: int | None, now: float) -> Condition:
+        """Return the condition as it is now. Its transition time changes only with the status."""
+        status = _STATUS[self.status]
+        since = known.last_transition_time if known is not None and known.status is status else int(now)
+        return Condition(
+            type=self.type,
+            status=status,
+            reason=self.reason,
+            message=self.message[:_MESSAGE_LIMIT],
+            last_transition_time=since,
+            observed_generation=generation,
+        )
+
+
+def find_condition(conditions: Iterable[Condition], kind: str) -> Condition | None:
+    return next((condition for condition in conditions if condition.type == kind), None)
+
+
+def merge_conditions(
+    before: tuple[Condition, ...],
+    updates: Iterable[ConditionUpdate],
+    kinds: type[StrEnum],
+    *,
+    generation: int,
+    now: float,
+) -> tuple[Condition, ...]:
+    """Merge `updates` into the conditions of an object whose own conditions are `kinds`, in that order.
+
+    Those of other controllers come last, and have the room that the object's own leave them.
+    """
+    after = {condition.type: condition for condition in before}
+    for update in updates:
+        after[update.type] = update.apply_to(
+            find_condition(before, update.type), generation=generation, now=now
+        )
+    order = [kind.value for kind in kinds]
+    merged = sorted(after.values(), key=lambda c: order.index(c.type) if c.type in order else len(order))
+    return tuple(merged[:MAX_CONDITIONS])

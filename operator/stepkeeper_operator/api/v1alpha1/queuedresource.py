@@ -32,6 +32,7 @@ __all__ = [
     "TierSpec",
     "UpdatePolicy",
     "ValidInterval",
+    "choose_autocheckpoint",
 ]
 
 KIND: Final = "QueuedResource"
@@ -199,6 +200,18 @@ class QueuedResourceSpec(SpecPart):
         if self.reservation_name is None or "/" in self.reservation_name:
             return self.reservation_name
         return f"projects/{self.project}/locations/{self.zone}/reservations/{self.reservation_name}"
+
+    @property
+    def autocheckpoint(self) -> bool:
+        """The setting that is asked of the cloud."""
+        return choose_autocheckpoint(
+            self.node.autocheckpoint_enabled, guaranteed=self.tier.guaranteed is not None
+        )
+
+
+def choose_autocheckpoint(asked: bool | None, *, guaranteed: bool) -> bool:
+    """Return the setting that the user asks for, or its default: on where machines are guaranteed."""
+    return guaranteed if asked is None else asked
 
 
 class QueuedResource(ApiModel):

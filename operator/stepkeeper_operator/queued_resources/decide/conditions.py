@@ -2,8 +2,6 @@
 
 from typing import Final
 
-from stepkeeper_operator.api.v1alpha1.conditions import MAX_CONDITIONS, Condition, ConditionStatus
-from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceConditionType,
@@ -19,11 +17,9 @@ from stepkeeper_operator.queued_resources.decide.problems import degraded, find_
 from stepkeeper_operator.queued_resources.decision import Finding, Plan
 from stepkeeper_operator.queued_resources.sight import Presence, Scene, Sight
 
-__all__ = ["derive_conditions", "merge_conditions"]
+__all__ = ["derive_conditions"]
 
 _TYPES: Final = QueuedResourceConditionType
-_STATUS: Final = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
-_MESSAGE_LIMIT: Final = 2048
 
 _STATE_TEXTS: Final = {
     QueuedResourceState.CREATING: "the cloud is creating the request",
@@ -82,30 +78,6 @@ def derive_conditions(
         _derive_quota(sight, status),
     ]
     return tuple(finding for finding in findings if finding is not None), look_s
-
-
-def merge_conditions(
-    meta: ObjectMeta, before: tuple[Condition, ...], findings: tuple[Finding, ...], *, now: float
-) -> tuple[Condition, ...]:
-    """Merge what was found into the conditions. A transition time changes only with the status.
-
-    Those of other controllers come last, and have the room that the object's own leave them.
-    """
-    after = {condition.type: condition for condition in before}
-    for finding in findings:
-        status, known = _STATUS[finding.status], after.get(finding.type)
-        since = known.last_transition_time if known is not None and known.status is status else int(now)
-        after[finding.type] = Condition(
-            type=finding.type,
-            status=status,
-            reason=finding.reason,
-            message=finding.message[:_MESSAGE_LIMIT],
-            last_transition_time=since,
-            observed_generation=meta.generation,
-        )
-    order = [kind.value for kind in _TYPES]
-    merged = sorted(after.values(), key=lambda c: order.index(c.type) if c.type in order else len(order))
-    return tuple(merged[:MAX_CONDITIONS])
 
 
 def _derive_accepted(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> Finding | None:

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from stepkeeper_operator.api.v1alpha1.conditions import merge_conditions
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceConditionType,
@@ -9,8 +10,8 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceStatus,
 )
 from stepkeeper_operator.events import ObjectEvent
+from stepkeeper_operator.pacing import find_soonest
 from stepkeeper_operator.queued_resources.decide.answers import fold_answers
-from stepkeeper_operator.queued_resources.decide.conditions import merge_conditions
 from stepkeeper_operator.queued_resources.decide.events import derive_events
 from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud
 from stepkeeper_operator.queued_resources.decide.problems import (
@@ -28,7 +29,6 @@ from stepkeeper_operator.queued_resources.decision import (
 )
 from stepkeeper_operator.queued_resources.naming import FINALIZER, make_cloud_id, parse_cloud_name
 from stepkeeper_operator.queued_resources.observed import Observed, Verb
-from stepkeeper_operator.queued_resources.pacing import find_soonest
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.queued_resources.sight import Presence, Scene, Sight, look_at
 from stepkeeper_operator.queued_resources.subject import has_nothing
@@ -106,7 +106,7 @@ def _describe(
         Finding(type=kinds.NODES_JOINED, status=False, reason=_REASON, message="it is being deleted"),
         degraded((*find_blocked_deletion(meta, status), *find_refusals(observed))),
     ]
-    conditions = merge_conditions(meta, status.conditions, tuple(findings), now=now)
+    conditions = merge_conditions(status.conditions, findings, kinds, generation=meta.generation, now=now)
     return status.model_copy(update={"conditions": conditions, "observed_generation": meta.generation})
 
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, find_condition
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceConditionType,
     QueuedResourceState,
@@ -46,7 +46,7 @@ def derive_events(before: QueuedResourceStatus, after: QueuedResourceStatus) -> 
 def _derive_state_event(before: QueuedResourceStatus, after: QueuedResourceStatus) -> tuple[ObjectEvent, ...]:
     if after.state is None or before.state is after.state:
         return ()
-    active = _find(after, _TYPES.ACTIVE)
+    active = find_condition(after.conditions, _TYPES.ACTIVE)
     why = f": {active.message}" if active is not None and active.message else ""
     text = f"state {before.state or 'none'} to {after.state}{why}"
     return (ObjectEvent(warning=after.state in _BAD_STATES, reason=after.state.value, message=text),)
@@ -57,7 +57,7 @@ def _derive_condition_events(
 ) -> tuple[ObjectEvent, ...]:
     events = []
     for kind in _TYPES:
-        earlier, now = _find(before, kind), _find(after, kind)
+        earlier, now = find_condition(before.conditions, kind), find_condition(after.conditions, kind)
         if now is None:
             continue
         same = earlier is not None and (earlier.status, earlier.reason) == (now.status, now.reason)
@@ -79,7 +79,3 @@ def _derive_error_event(before: QueuedResourceStatus, after: QueuedResourceStatu
         return ()
     text = f"{now.verb}: {describe_error(after)}"
     return (ObjectEvent(warning=True, reason="CloudError", message=text),)
-
-
-def _find(status: QueuedResourceStatus, kind: str) -> Condition | None:
-    return next((condition for condition in status.conditions if condition.type == kind), None)

@@ -14,7 +14,6 @@ from stepkeeper_operator.queued_resources.decide.ends import find_lost_states
 from stepkeeper_operator.queued_resources.decide.mirror import to_word
 from stepkeeper_operator.queued_resources.decision import Finding, Problem
 from stepkeeper_operator.queued_resources.observed import Observed, Verb
-from stepkeeper_operator.queued_resources.request import wants_autocheckpoint
 from stepkeeper_operator.queued_resources.sight import Scene, Sight
 
 __all__ = ["degraded", "find_blocked_deletion", "find_problems", "find_refusals", "name_some"]
@@ -32,12 +31,13 @@ _REMOVING: Final = {Verb.LIST, Verb.DELETE}
 
 
 def find_problems(resource: QueuedResource, scene: Scene) -> tuple[Problem, ...]:
-    """Find the problems that the cloud's listing shows, or that there is none."""
+    """Find the problems that the cloud's listing or the spec shows, or that there is no listing."""
     return (
         *_find_autocheckpoint_problem(resource, scene.sight),
         *_find_unwell_nodes(scene.sight),
         *_find_unready_nodes(resource, scene.sight),
         *_find_silence(scene.observed, now=scene.now),
+        *_find_unknown_fields(resource),
     )
 
 
@@ -104,7 +104,7 @@ def _find_refused_cordons(observed: Observed) -> tuple[Problem, ...]:
 
 
 def _find_autocheckpoint_problem(resource: QueuedResource, sight: Sight) -> tuple[Problem, ...]:
-    wanted = wants_autocheckpoint(resource.spec)
+    wanted = resource.spec.autocheckpoint
     wrong = [
         node.id
         for node in sight.nodes
@@ -148,3 +148,8 @@ def _find_silence(observed: Observed, *, now: float) -> tuple[Problem, ...]:
         return ()
     text = f"the cloud can't be looked at, and this status may be old: {observed.error}"
     return (Problem(reason="CloudUnreachable", message=text),)
+
+
+def _find_unknown_fields(resource: QueuedResource) -> tuple[Problem, ...]:
+    unknown = resource.spec.describe_unknown_fields()
+    return (Problem(reason="UnknownFields", message=unknown),) if unknown else ()

@@ -3,18 +3,24 @@
 from dataclasses import replace
 from typing import Final
 
+from stepkeeper_operator.api.v1alpha1.conditions import merge_conditions
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.api.v1alpha1.queuedresource import DeletionPolicy, QueuedResource
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState, QueuedResourceStatus
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
+    QueuedResourceConditionType,
+    QueuedResourceState,
+    QueuedResourceStatus,
+)
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource
 from stepkeeper_operator.events import ObjectEvent
+from stepkeeper_operator.pacing import compute_write_wait_s, find_soonest
 from stepkeeper_operator.queued_resources.decide.answers import (
     book,
     describe_error,
     fold_answers,
     waits_to_delete,
 )
-from stepkeeper_operator.queued_resources.decide.conditions import derive_conditions, merge_conditions
+from stepkeeper_operator.queued_resources.decide.conditions import derive_conditions
 from stepkeeper_operator.queued_resources.decide.creation import plan_adoption, plan_creation, plan_recovery
 from stepkeeper_operator.queued_resources.decide.deletion import decide_deletion
 from stepkeeper_operator.queued_resources.decide.events import derive_events
@@ -32,7 +38,7 @@ from stepkeeper_operator.queued_resources.decide.removal import delete_resource
 from stepkeeper_operator.queued_resources.decision import Decision, Plan, Problem, SetFinalizer
 from stepkeeper_operator.queued_resources.naming import FINALIZER, make_cloud_id, parse_number
 from stepkeeper_operator.queued_resources.observed import Observed, Verb
-from stepkeeper_operator.queued_resources.pacing import compute_poll_s, find_soonest, spread
+from stepkeeper_operator.queued_resources.pacing import compute_poll_s, spread
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.queued_resources.sight import Presence, Scene, Sight, look_at
 
@@ -182,7 +188,9 @@ def _compose(resource: QueuedResource, plan: Plan, scene: Scene) -> Decision:
         status = status.model_copy(update={"state": QueuedResourceState.PENDING})
     status = note_missing(status, scene)
     findings, deadline_s = derive_conditions(resource, plan, status, scene)
-    conditions = merge_conditions(meta, before.conditions, findings, now=scene.now)
+    conditions = merge_conditions(
+        before.conditions, findings, QueuedResourceConditionType, generation=meta.generation, now=scene.now
+    )
     # Until the cloud was looked at, nobody knows whether an empty status is true.
     looked = scene.sight.presence is not Presence.UNKNOWN or status.observed_generation is not None
     generation = meta.generation if looked else None
@@ -192,17 +200,17 @@ def _compose(resource: QueuedResource, plan: Plan, scene: Scene) -> Decision:
     due_s = due - scene.now if due is not None and due > scene.now else None  # the status shows this time
     soonest_s = find_soonest(look_s, deadline_s, due_s)
     draft = Decision(status=status, actions=plan.actions, requeue_after_s=soonest_s)
-    return _pace_write(before, draft, plan, since_s=scene.now - scene.observed.last_write_at)
+    return _pace_write(before, draft, plan, scene)
 
 
-def _pace_write(before: QueuedResourceStatus, draft: Decision, plan: Plan, *, since_s: float) -> Decision:
+def _pace_write(before: QueuedResourceStatus, draft: Decision, plan: Plan, scene: Scene) -> Decision:
     """Postpone a write that only counts hosts, if it comes too soon after the last one."""
     if draft.status == before:
         return draft
     minor = not draft.actions and _without_counts(before) == _without_counts(draft.status)
-    if minor and 0 <= since_s < _MINOR_WRITE_S:  # negative: the clock went back
-        wait_s = find_soonest(draft.requeue_after_s, _MINOR_WRITE_S - since_s)
-        return replace(draft, status=before, requeue_after_s=wait_s)
+    wait_s = compute_write_wait_s(_MINOR_WRITE_S, last_write_at=scene.observed.last_write_at, now=scene.now)
+    if minor and wait_s > 0:
+        return replace(draft, status=before, requeue_after_s=find_soonest(draft.requeue_after_s, wait_s))
     events = (*plan.events, *derive_events(before, draft.status))
     return replace(draft, write_status=True, events=events)
 
