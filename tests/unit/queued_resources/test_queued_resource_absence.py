@@ -19,7 +19,7 @@ from fake_cluster.queued_resources import (
 from fake_cluster.resource_world import ResourceWorld
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import CloudOperation, QueuedResourceState
-from stepkeeper_operator.cloud_tpu.cloud import CloudTPUError, ErrorKind
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudNode, CloudTPUError, ErrorKind, Place
 from stepkeeper_operator.labels import CLOUD_NODE_LABEL
 from stepkeeper_operator.queued_resources.decision import DeleteCloudResource, SetFinalizer
 from stepkeeper_operator.queued_resources.observed import Observed
@@ -213,10 +213,14 @@ def test_a_label_that_can_name_no_slice_holds_nothing_up() -> None:
         known = world.cluster.objects["nodes", None, "team-v5e-w0"]
         labels = {**known["metadata"]["labels"], CLOUD_NODE_LABEL: "Not_An.Id"}
         world.cluster.put("nodes", {**known, "metadata": {**known["metadata"], "labels": labels}})
-        for _ in range(50):
-            world.cloud.fail_next(
-                "get_node", ErrorKind.TERMINAL, "INVALID_ARGUMENT", "no such name is possible"
-            )
+        get_node = world.cloud.get_node
+
+        async def get_possible(place: Place, node_id: str, version: ApiVersion) -> CloudNode | None:
+            if node_id == "Not_An.Id":
+                raise CloudTPUError(ErrorKind.TERMINAL, "INVALID_ARGUMENT", "no such name is possible")
+            return await get_node(place, node_id, version)
+
+        world.cloud.get_node = get_possible  # type: ignore[method-assign]
         world.delete()
         await world.run(20)
         assert world.raw is None

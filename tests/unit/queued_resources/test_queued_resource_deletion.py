@@ -183,7 +183,7 @@ def test_each_deletion_whose_operation_fails_is_followed_by_another_request_and_
     for index in range(5):
         asked = decide(resource, seen, now=now)
         ids += [a.request_id for a in asked.actions if isinstance(a, DeleteCloudResource)]
-        accepted = Outcome(verb=Verb.DELETE, cloud_id="team-v5e", at=now, operation=f"op-{index}")
+        accepted = Outcome(verb=Verb.DELETE, at=now, operation=f"op-{index}")
         running = decide(after(resource, asked), replace(seen, outcome=accepted), now=now)
         error = CloudTPUError(ErrorKind.TRANSIENT, "INTERNAL", "it broke")
         failed = CloudOperationState(name=f"op-{index}", done=True, error=error)

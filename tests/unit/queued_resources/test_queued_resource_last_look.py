@@ -28,7 +28,9 @@ def play(story: Coroutine[Any, Any, None]) -> None:
 
 async def settle(*, adopted: bool = False, **spec: Any) -> ResourceWorld:
     """Bring a resource to the state in which the cloud is looked at once a minute, without hosts in the cluster."""
-    world = ResourceWorld(settings=CloudSettings(poll_active_s=60), **spec)
+    world = ResourceWorld(
+        settings=CloudSettings(poll_active_s=60), adopt="team-v5e" if adopted else None, **spec
+    )
     world.sync_hosts = lambda *_: None  # type: ignore[method-assign]
     if adopted:
         cloud = make_cloud_resource(make_resource(**spec), "ACTIVE")
@@ -55,13 +57,16 @@ def take_name(world: ResourceWorld) -> None:
 
 
 @pytest.mark.parametrize("adopted", [True, False])
+@pytest.mark.parametrize("by_nodes", [True, False])
 @pytest.mark.parametrize("by", ["its own deletion", "a change of its spec"])
-def test_what_another_cluster_has_taken_since_the_last_list_is_not_deleted(*, adopted: bool, by: str) -> None:
+def test_what_another_cluster_has_taken_since_the_last_list_is_not_deleted(
+    *, adopted: bool, by_nodes: bool, by: str
+) -> None:
     async def story() -> None:
         world = await settle(adopted=adopted, update_policy="Recreate")
         asked: list[str] = []
         world.cloud.on_request = lambda verb, _: asked.append(verb)
-        (take_nodes if adopted else take_name)(world)
+        (take_nodes if by_nodes else take_name)(world)
         theirs = dict(world.cloud.resources)
         if by == "its own deletion":
             world.delete()
@@ -74,19 +79,6 @@ def test_what_another_cluster_has_taken_since_the_last_list_is_not_deleted(*, ad
         assert (world.raw is None) is (by == "its own deletion")
         if world.raw is not None:
             assert world.status.error is None
-
-    play(story())
-
-
-def test_an_unlabelled_nodes_machine_is_not_deleted_on_an_old_list() -> None:
-    async def story() -> None:
-        world = await settle(adopted=True)
-        for key, node in world.cloud.nodes.items():
-            world.cloud.nodes[key] = replace(node, labels={})
-        world.delete()
-        await world.run(12)
-        assert world.cloud.resources
-        assert "labels" in next(c.message for c in world.status.conditions if c.type == "Active")
 
     play(story())
 

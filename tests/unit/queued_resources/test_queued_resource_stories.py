@@ -3,11 +3,10 @@
 import asyncio
 import contextlib
 from collections.abc import Coroutine
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_cluster.queued_resources import PLACE, make_cloud_resource
+from fake_cluster.queued_resources import PLACE
 from fake_cluster.resource_world import ResourceWorld
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
@@ -185,24 +184,6 @@ def test_a_script_that_is_missing_is_told_and_waited_for() -> None:
         await world.run(10)
         (resource,) = world.cloud.resources.values()
         assert resource.node["metadata"]["startup-script"] == "#!/bin/sh\njoin"
-
-    play(story())
-
-
-def test_what_somebody_made_by_hand_is_adopted_and_removed_with_the_object() -> None:
-    async def story() -> None:
-        world = ResourceWorld()
-        made = make_cloud_resource(world.resource, "ACTIVE")
-        node = {key: value for key, value in made.node.items() if key not in {"labels", "metadata"}}
-        world.cloud.add(replace(made, node=node))
-        await world.run(14)
-        assert world.cloud.created == []
-        assert world.status.state is QueuedResourceState.ACTIVE
-        assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
-        world.delete()
-        await world.run(20)
-        assert world.raw is None
-        assert not world.cloud.resources
 
     play(story())
 

@@ -2,15 +2,12 @@
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_cluster.queued_resources import make_cloud_resource, make_resource
 from fake_cluster.resource_world import ResourceWorld
 
 from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudTPUError, ErrorKind
-from stepkeeper_operator.facts.queued_resource import read_queued_machines
 
 REFUSED = CloudTPUError(ErrorKind.TERMINAL, "PERMISSION_DENIED", "no v2alpha1 here")
 DOWN = CloudTPUError(ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
@@ -116,25 +113,5 @@ def test_a_mismatch_of_autocheckpoint_stays_known() -> None:
         await world.run(4)
         assert world.condition("Degraded") == ("True", "AutocheckpointMismatch")
         assert world.status.autocheckpoint == "Off"
-
-    play(story())
-
-
-def test_what_v2_cannot_show_is_not_compared() -> None:
-    async def story() -> None:
-        world = ResourceWorld(**GUARANTEED)
-        world.cloud.alpha_error = REFUSED
-        made = make_cloud_resource(make_resource(**GUARANTEED), "ACTIVE")
-        seen = {key: value for key, value in made.node.items() if key != "autocheckpoint_enabled"}
-        world.cloud.add(replace(made, node={**seen, "labels": {}, "metadata": {}}))
-        await world.run(4)
-        assert world.condition("Accepted") == ("Unknown", "NotTold")
-        assert world.raw is not None
-        assert "v2alpha1" in read_queued_machines(world.raw).obstacle
-        assert world.cloud.created == []
-        world.cloud.alpha_error = None
-        world.now += 300
-        await world.run(4)
-        assert world.condition("Accepted") == ("False", "Differs")
 
     play(story())
