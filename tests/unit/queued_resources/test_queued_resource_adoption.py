@@ -1,7 +1,7 @@
 """Test whose a cloud resource is: the object's whose uid its label is. Others are taken over by annotation alone."""
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -63,10 +63,6 @@ class LateCloud:
         self.asked.set()
         await self.go.wait()
         await self._cloud.set_node_labels(place, node_id, labels, version)
-
-
-def play(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(story)
 
 
 def made(
@@ -167,247 +163,217 @@ def test_an_annotation_that_names_nothing_there_is_told(adopt: str, *, exists: b
 
 
 @pytest.mark.parametrize("field", UNFIT)
-def test_other_machines_than_the_spec_asks_for_are_not_taken_over(field: str) -> None:
-    async def story() -> None:
-        world = ResourceWorld(adopt="team-v5e", **UNFIT[field])
-        world.cloud.add(made())
-        await world.run(4)
-        assert world.condition("Accepted") == ("False", "Differs")
-        assert f"{field}: asked for " in message(world)
-        assert owners(world) == {None}
-
-    play(story())
+async def test_other_machines_than_the_spec_asks_for_are_not_taken_over(field: str) -> None:
+    world = ResourceWorld(adopt="team-v5e", **UNFIT[field])
+    world.cloud.add(made())
+    await world.run(4)
+    assert world.condition("Accepted") == ("False", "Differs")
+    assert f"{field}: asked for " in message(world)
+    assert owners(world) == {None}
 
 
 @pytest.mark.parametrize("spec", [{}, SLICES], ids=["one slice", "two slices"])
 @pytest.mark.parametrize("whose", ["nobody's", "another cluster's", "retained", "retained, a later one"])
 @pytest.mark.parametrize("forgets", ["nothing", "its process", "its status"])
-def test_what_the_annotation_names_is_taken_over(whose: str, forgets: str, spec: dict[str, Any]) -> None:
-    async def story() -> None:
-        if whose.startswith("retained"):
-            world = await retained(int("later" in whose), **spec)
-            world.make_object("uid-2", **spec)
-        else:
-            world = ResourceWorld(uid="uid-2", **spec)
-            world.cloud.add(made(BY_HAND if whose == "nobody's" else THEIRS, **spec))
-        created, ((_, cloud_id),) = list(world.cloud.created), world.cloud.resources
+async def test_what_the_annotation_names_is_taken_over(
+    whose: str, forgets: str, spec: dict[str, Any]
+) -> None:
+    if whose.startswith("retained"):
+        world = await retained(int("later" in whose), **spec)
+        world.make_object("uid-2", **spec)
+    else:
+        world = ResourceWorld(uid="uid-2", **spec)
+        world.cloud.add(made(BY_HAND if whose == "nobody's" else THEIRS, **spec))
+    created, ((_, cloud_id),) = list(world.cloud.created), world.cloud.resources
+    await world.run(2)
+    assert world.condition("Accepted") == ("False", "NotOurs")
+    world.annotate(cloud_id)
+    for _ in range(6):
         await world.run(2)
-        assert world.condition("Accepted") == ("False", "NotOurs")
-        world.annotate(cloud_id)
-        for _ in range(6):
-            await world.run(2)
-            if forgets == "its process":
-                world.restart_operator()
-            if forgets == "its status" and world.raw is not None:
-                world.cluster.put("queuedresources", {k: v for k, v in world.raw.items() if k != "status"})
-        await world.run(4)
-        assert world.cloud.created == created
-        assert world.status.state is QueuedResourceState.ACTIVE
-        assert world.status.cloud_name.endswith(f"/{cloud_id}")
-        assert world.condition("Accepted") == ("True", "Accepted")
-        assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
-        assert world.events.count("Adopted") == 1 or forgets == "its status"
-        assert owners(world) == {"uid-2"}
-        assert (
-            all(node.labels.get("team") == "blue" for node in world.cloud.nodes.values())
-            or whose != "nobody's"
-        )
-        hosts = world.cluster.list_objects("nodes")
-        assert {host["metadata"]["labels"][QUEUED_RESOURCE_UID_LABEL] for host in hosts} == {"uid-2"}
-        assert await world.record_writes() == []
-        world.delete()
-        await world.run(20)
-        assert world.raw is None
-        assert not world.cloud.resources
-        assert not world.cluster.list_objects("nodes")
-
-    play(story())
+        if forgets == "its process":
+            world.restart_operator()
+        if forgets == "its status" and world.raw is not None:
+            world.cluster.put("queuedresources", {k: v for k, v in world.raw.items() if k != "status"})
+    await world.run(4)
+    assert world.cloud.created == created
+    assert world.status.state is QueuedResourceState.ACTIVE
+    assert world.status.cloud_name.endswith(f"/{cloud_id}")
+    assert world.condition("Accepted") == ("True", "Accepted")
+    assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
+    assert world.events.count("Adopted") == 1 or forgets == "its status"
+    assert owners(world) == {"uid-2"}
+    assert (
+        all(node.labels.get("team") == "blue" for node in world.cloud.nodes.values()) or whose != "nobody's"
+    )
+    hosts = world.cluster.list_objects("nodes")
+    assert {host["metadata"]["labels"][QUEUED_RESOURCE_UID_LABEL] for host in hosts} == {"uid-2"}
+    assert await world.record_writes() == []
+    world.delete()
+    await world.run(20)
+    assert world.raw is None
+    assert not world.cloud.resources
+    assert not world.cluster.list_objects("nodes")
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["not carried out", "carried out"])
 @pytest.mark.parametrize("then", ["stays", "is deleted"])
-def test_an_operator_that_is_killed_at_any_write_forgets_no_machine(then: str, *, before: bool) -> None:
-    async def story(kill_at: int) -> None:
-        world = ResourceWorld(adopt="team-v5e", **SLICES)
-        world.cloud.add(made(**SLICES))
-        world.kill_at, world.kill_before = kill_at, before
-        for _ in range(60):
-            if world.kill_at is None:
-                break
-            await world.reconcile()
-            if then == "stays":
-                world.step()
+@pytest.mark.parametrize("kill_at", range(8))
+async def test_an_operator_that_is_killed_at_any_write_forgets_no_machine(
+    kill_at: int, then: str, *, before: bool
+) -> None:
+    world = ResourceWorld(adopt="team-v5e", **SLICES)
+    world.cloud.add(made(**SLICES))
+    world.kill_at, world.kill_before = kill_at, before
+    for _ in range(60):
+        if world.kill_at is None:
+            break
+        await world.reconcile()
         if then == "stays":
-            await world.run(20)
-            assert world.status.bookkeeping.adopted
-            assert world.cloud.created == []
-        labelled = "uid-1" in owners(world)
-        world.delete()
+            world.step()
+    if then == "stays":
         await world.run(20)
-        assert world.raw is None
-        assert not world.cloud.resources or not labelled
+        assert world.status.bookkeeping.adopted
+        assert world.cloud.created == []
+    labelled = "uid-1" in owners(world)
+    world.delete()
+    await world.run(20)
+    assert world.raw is None
+    assert not world.cloud.resources or not labelled
 
-    for kill_at in range(8):
-        play(story(kill_at))
 
-
-def test_the_annotation_is_harmless_afterwards() -> None:
-    async def story() -> None:
-        world = await adopting()
-        world.cloud.set_nodes("PREEMPTED")
-        await world.run(40)
-        assert world.cloud.created == ["team-v5e-r1"]
-        assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
-        world.cloud.add(made())
-        world.annotate("team-v5e")
-        await world.run(8)
-        assert world.ours == ["team-v5e-r1"]
-        assert world.cloud.nodes[PLACE, "team-v5e"].labels == BY_HAND
-
-    play(story())
+async def test_the_annotation_is_harmless_afterwards() -> None:
+    world = await adopting()
+    world.cloud.set_nodes("PREEMPTED")
+    await world.run(40)
+    assert world.cloud.created == ["team-v5e-r1"]
+    assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
+    world.cloud.add(made())
+    world.annotate("team-v5e")
+    await world.run(8)
+    assert world.ours == ["team-v5e-r1"]
+    assert world.cloud.nodes[PLACE, "team-v5e"].labels == BY_HAND
 
 
 @pytest.mark.parametrize("spec", [{}, SLICES], ids=["one slice", "two slices"])
-def test_of_two_objects_that_name_it_the_last_label_has_it(spec: dict[str, Any]) -> None:
-    async def story() -> None:
-        first = ResourceWorld(adopt="team-v5e", **spec)
-        first.cloud.add(made(**spec))
-        late = LateCloud(first.cloud)
-        second = beside(first, late, adopt="team-v5e", **spec)
-        labelling = asyncio.create_task(second.run(1))
-        await asyncio.wait_for(late.asked.wait(), 10)
-        await run_both(4, first)
-        assert first.condition("Accepted") == ("True", "Accepted")
-        late.go.set()
-        await labelling
-        second.now = first.now
-        await run_both(16, first, second)
-        assert first.condition("Accepted") == ("False", "NotOurs")
-        assert "LetGo" in first.events
-        assert second.condition("Accepted") == ("True", "Accepted")
-        assert owners(first) == {"uid-2"}
-        assert await first.record_writes() == []
-        assert await second.record_writes() == []
-        first.delete()
-        await run_both(10, first, second)
-        assert first.raw is None
-        assert first.cloud.resources[PLACE, "team-v5e"].state == "ACTIVE"
-
-    play(story())
+async def test_of_two_objects_that_name_it_the_last_label_has_it(spec: dict[str, Any]) -> None:
+    first = ResourceWorld(adopt="team-v5e", **spec)
+    first.cloud.add(made(**spec))
+    late = LateCloud(first.cloud)
+    second = beside(first, late, adopt="team-v5e", **spec)
+    labelling = asyncio.create_task(second.run(1))
+    await asyncio.wait_for(late.asked.wait(), 10)
+    await run_both(4, first)
+    assert first.condition("Accepted") == ("True", "Accepted")
+    late.go.set()
+    await labelling
+    second.now = first.now
+    await run_both(16, first, second)
+    assert first.condition("Accepted") == ("False", "NotOurs")
+    assert "LetGo" in first.events
+    assert second.condition("Accepted") == ("True", "Accepted")
+    assert owners(first) == {"uid-2"}
+    assert await first.record_writes() == []
+    assert await second.record_writes() == []
+    first.delete()
+    await run_both(10, first, second)
+    assert first.raw is None
+    assert first.cloud.resources[PLACE, "team-v5e"].state == "ACTIVE"
 
 
 @pytest.mark.parametrize("adopted", [True, False], ids=["adopted", "made"])
 @pytest.mark.parametrize("leave", ["delete", "stay"])
-def test_what_somebody_else_takes_over_is_let_go_untouched(leave: str, *, adopted: bool) -> None:
-    async def story() -> None:
-        world = await adopting() if adopted else ResourceWorld()
-        await world.run(14)
-        requests: list[str] = []
-        world.cloud.on_request = lambda verb, _id: requests.append(verb)
-        relabel(world, THEIRS)
-        if leave == "delete":
-            world.delete()
-        await world.run(20)
-        assert requests == []
-        assert owners(world) == {"z"}
-        assert world.events.count("LetGo") == 1
-        if leave == "delete":
-            assert world.raw is None
-            return
-        assert world.condition("Accepted") == ("False", "NotOurs")
-        world.annotate(None)
-        await world.run(4)
-        world.annotate("team-v5e")
-        await world.run(8)
-        assert owners(world) == {"uid-1"}
-        assert world.condition("Accepted") == ("True", "Accepted")
-
-    play(story())
+async def test_what_somebody_else_takes_over_is_let_go_untouched(leave: str, *, adopted: bool) -> None:
+    world = await adopting() if adopted else ResourceWorld()
+    await world.run(14)
+    requests: list[str] = []
+    world.cloud.on_request = lambda verb, _id: requests.append(verb)
+    relabel(world, THEIRS)
+    if leave == "delete":
+        world.delete()
+    await world.run(20)
+    assert requests == []
+    assert owners(world) == {"z"}
+    assert world.events.count("LetGo") == 1
+    if leave == "delete":
+        assert world.raw is None
+        return
+    assert world.condition("Accepted") == ("False", "NotOurs")
+    world.annotate(None)
+    await world.run(4)
+    world.annotate("team-v5e")
+    await world.run(8)
+    assert owners(world) == {"uid-1"}
+    assert world.condition("Accepted") == ("True", "Accepted")
 
 
 @pytest.mark.parametrize("state", ["WAITING_FOR_RESOURCES", "FAILED", "SUSPENDED"])
 @pytest.mark.parametrize("deletes", [False, True])
-def test_what_has_no_nodes_is_adopted_once_it_has(state: str, *, deletes: bool) -> None:
-    async def story() -> None:
-        world = ResourceWorld(adopt="team-v5e")
-        world.cloud.resources[PLACE, "team-v5e"] = made(state=state)
-        await world.run(1)
-        assert world.condition("Accepted") == ("Unknown", "Adopting")
-        assert world.raw is not None
-        assert read_queued_machines(world.raw).obstacle == message(world)
-        assert state in message(world)
-        if deletes:
-            world.delete()
-        await world.run(25)
-        assert world.cloud.created == []
-        if deletes:
-            assert world.raw is None
-            assert world.cloud.resources[PLACE, "team-v5e"].state != "DELETING"
-        elif state == "WAITING_FOR_RESOURCES":
-            assert world.status.state is QueuedResourceState.ACTIVE
-            assert world.status.bookkeeping.adopted
-
-    play(story())
-
-
-def test_an_adopted_one_that_has_lost_its_nodes_is_made_anew() -> None:
-    async def story() -> None:
-        world = await adopting(FORMER)
-        world.cloud.set_state("team-v5e", "SUSPENDED")
-        world.cloud.nodes.clear()
-        await world.run(30)
-        assert list(world.cloud.resources) == [(PLACE, "team-v5e-r1")]
-        assert world.status.recreations == 1
-
-    play(story())
-
-
-def test_a_refusal_to_write_labels_is_told_in_the_clouds_words() -> None:
-    async def story() -> None:
-        world = ResourceWorld(adopt="team-v5e")
-        world.cloud.add(made())
-        world.cloud.fail_next("label", ErrorKind.TERMINAL, "PERMISSION_DENIED", "no tpu.nodes.update")
-        await world.run(4)
-        assert world.condition("Accepted") == ("False", "Refused")
-        assert "no tpu.nodes.update" in message(world)
-        assert not world.status.bookkeeping.adopted
-        await world.run(40, seconds=100)
+async def test_what_has_no_nodes_is_adopted_once_it_has(state: str, *, deletes: bool) -> None:
+    world = ResourceWorld(adopt="team-v5e")
+    world.cloud.resources[PLACE, "team-v5e"] = made(state=state)
+    await world.run(1)
+    assert world.condition("Accepted") == ("Unknown", "Adopting")
+    assert world.raw is not None
+    assert read_queued_machines(world.raw).obstacle == message(world)
+    assert state in message(world)
+    if deletes:
+        world.delete()
+    await world.run(25)
+    assert world.cloud.created == []
+    if deletes:
+        assert world.raw is None
+        assert world.cloud.resources[PLACE, "team-v5e"].state != "DELETING"
+    elif state == "WAITING_FOR_RESOURCES":
+        assert world.status.state is QueuedResourceState.ACTIVE
         assert world.status.bookkeeping.adopted
-        assert world.status.error is None
 
-    play(story())
+
+async def test_an_adopted_one_that_has_lost_its_nodes_is_made_anew() -> None:
+    world = await adopting(FORMER)
+    world.cloud.set_state("team-v5e", "SUSPENDED")
+    world.cloud.nodes.clear()
+    await world.run(30)
+    assert list(world.cloud.resources) == [(PLACE, "team-v5e-r1")]
+    assert world.status.recreations == 1
+
+
+async def test_a_refusal_to_write_labels_is_told_in_the_clouds_words() -> None:
+    world = ResourceWorld(adopt="team-v5e")
+    world.cloud.add(made())
+    world.cloud.fail_next("label", ErrorKind.TERMINAL, "PERMISSION_DENIED", "no tpu.nodes.update")
+    await world.run(4)
+    assert world.condition("Accepted") == ("False", "Refused")
+    assert "no tpu.nodes.update" in message(world)
+    assert not world.status.bookkeeping.adopted
+    await world.run(40, seconds=100)
+    assert world.status.bookkeeping.adopted
+    assert world.status.error is None
 
 
 @pytest.mark.parametrize("deletes", [False, True])
-def test_an_adoption_may_begin_with_a_refused_creation(*, deletes: bool) -> None:
-    async def story() -> None:
-        world = ResourceWorld()
-        world.cloud.add(made())
-        world.cloud.unlisted = {"team-v5e"}
-        await world.run(2)
-        assert world.status.error is not None
-        assert world.status.error.code == "ALREADY_EXISTS"
-        world.cloud.unlisted = set()
-        await world.run(4)
-        assert world.condition("Accepted") == ("False", "NotOurs")
-        if deletes:
-            world.delete()
-            await world.run(20)
-            assert world.raw is None
-            assert world.cloud.resources[PLACE, "team-v5e"].state == "ACTIVE"
-            return
-        world.annotate("team-v5e")
-        await world.run(14)
-        assert world.condition("Accepted") == ("True", "Accepted")
-        assert world.status.bookkeeping.adopted
-        assert world.status.error is None
-
-    play(story())
+async def test_an_adoption_may_begin_with_a_refused_creation(*, deletes: bool) -> None:
+    world = ResourceWorld()
+    world.cloud.add(made())
+    world.cloud.unlisted = {"team-v5e"}
+    await world.run(2)
+    assert world.status.error is not None
+    assert world.status.error.code == "ALREADY_EXISTS"
+    world.cloud.unlisted = set()
+    await world.run(4)
+    assert world.condition("Accepted") == ("False", "NotOurs")
+    if deletes:
+        world.delete()
+        await world.run(20)
+        assert world.raw is None
+        assert world.cloud.resources[PLACE, "team-v5e"].state == "ACTIVE"
+        return
+    world.annotate("team-v5e")
+    await world.run(14)
+    assert world.condition("Accepted") == ("True", "Accepted")
+    assert world.status.bookkeeping.adopted
+    assert world.status.error is None
 
 
-def test_labels_of_its_nodes_name_the_cluster_too() -> None:
-    async def story() -> None:
-        world = await adopting(THEIRS)
-        assert {node.labels[CLUSTER_LABEL] for node in world.cloud.nodes.values()} == {"cluster-uid"}
-
-    play(story())
+async def test_labels_of_its_nodes_name_the_cluster_too() -> None:
+    world = await adopting(THEIRS)
+    assert {node.labels[CLUSTER_LABEL] for node in world.cloud.nodes.values()} == {"cluster-uid"}
