@@ -81,8 +81,11 @@ def test_what_exists_is_adopted_where_an_annotation_names_it_and_else_is_not_tou
     somebody.create("default-differs", runtime_version="v2-alpha-tpuv5")
     resources.cloud.do("forget_calls")
     no_script = {"startupScriptSecretRef": None}
-    matches = resources.create("matches", adopt="default-matches", node=no_script)
-    differs = resources.create("differs", adopt="default-differs", node=no_script)
+    for name in ("matches", "differs"):
+        manifest = queued_resource(name, node=no_script)
+        manifest["metadata"]["annotations"] = {"stepkeeper.dev/adopt": f"default-{name}"}
+        resources.apply(manifest)
+    matches, differs = resources.find("matches"), resources.find("differs")
     unnamed = resources.create("unnamed", node=no_script)
     assert matches.until_state("Active")["bookkeeping"]["adopted"]
     differs.until_condition("Accepted", "False", "Differs")

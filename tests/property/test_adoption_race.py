@@ -30,7 +30,7 @@ class SlowCloud:
         self._delays_s = cycle(delays_s)
         self._passed = asyncio.Event()
         service: Any = self  # it passes on what it lacks
-        who = {"cluster_id": f"cluster-{index}", "uid": f"uid-{index}"}
+        who: dict[str, Any] = {"cluster_id": f"cluster-{index}", "uid": f"uid-{index}"}
         self.world = ResourceWorld(service=service, adopt="team-v5e", node={"count": n_slices}, **who)
 
     def __getattr__(self, name: str) -> Any:

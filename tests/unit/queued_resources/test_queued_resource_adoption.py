@@ -38,7 +38,7 @@ FORMER = {
     "stepkeeper-uid": "uid-0",
 }
 BY_HAND = {"team": "blue"}
-SLICES = {"node": {"count": 2}}
+SLICES: dict[str, Any] = {"node": {"count": 2}}
 UNFIT: dict[str, dict[str, Any]] = {
     "runtime_version": {"node": {"runtimeVersion": "x"}},
     "accelerator_type": {"node": {"acceleratorType": "v5litepod-16"}},

@@ -168,39 +168,27 @@ def test_the_recreate_policy_says_what_happens_at_an_end(
     assert (find(decision, "Degraded").status == "True") is not removed
 
 
-@pytest.mark.parametrize("state", ["PREEMPTED", "TERMINATED"])
-def test_a_lost_node_of_an_active_resource_ends_it(state: str) -> None:
-    resource = created(QueuedResourceState.ACTIVE)
+NODE_ENDS: tuple[tuple[str, dict[str, Any], str, str], ...] = (
+    ("PREEMPTED", {}, "Preempted", "AsExpected"),
+    ("TERMINATED", {}, "Preempted", "AsExpected"),
+    ("STOPPED", {}, "Preempted", "AsExpected"),
+    ("STOPPED", {"tier": {"bestEffort": {}}}, "Preempted", "AsExpected"),
+    ("STOPPED", {"tier": {"guaranteed": {}}}, "", "NodeNotReady"),
+    ("STOPPED", {"recreate_policy": {"onSuspended": "Keep"}}, "", "Preempted"),
+    ("STOPPING", {}, "", "NodeNotReady"),
+)
+
+
+@pytest.mark.parametrize(("state", "spec", "removing", "degraded"), NODE_ENDS)
+def test_a_node_that_does_not_come_back_ends_an_active_resource(
+    state: str, spec: dict[str, Any], removing: str, degraded: str
+) -> None:
+    resource = created(QueuedResourceState.ACTIVE, **spec)
     cloud = make_cloud_resource(resource, "ACTIVE")
     decision = decide(resource, observe(cloud, nodes=[make_node(cloud, state=state)]))
-    assert decision.status.bookkeeping.removing == "Preempted"
-    assert [event.reason for event in decision.events].count("Preempted") == 1
-
-
-@pytest.mark.parametrize(
-    ("tier", "ends"), [({"spot": {}}, True), ({"bestEffort": {}}, True), ({"guaranteed": {}}, False)]
-)
-def test_a_stopped_node_ends_what_the_cloud_may_take_away(tier: dict[str, Any], *, ends: bool) -> None:
-    resource = created(QueuedResourceState.ACTIVE, tier=tier)
-    cloud = make_cloud_resource(resource, "ACTIVE")
-    decision = decide(resource, observe(cloud, nodes=[make_node(cloud, state="STOPPED")]))
-    assert decision.status.bookkeeping.removing == ("Preempted" if ends else "")
-    assert find(decision, "Degraded").reason == ("AsExpected" if ends else "NodeNotReady")
-
-
-def test_a_node_that_is_being_stopped_ends_nothing_yet() -> None:
-    resource = created(QueuedResourceState.ACTIVE)
-    cloud = make_cloud_resource(resource, "ACTIVE")
-    decision = decide(resource, observe(cloud, nodes=[make_node(cloud, state="STOPPING")]))
-    assert not decision.status.bookkeeping.removing
-
-
-def test_a_stopped_spot_node_is_kept_where_the_policy_says_so() -> None:
-    resource = created(QueuedResourceState.ACTIVE, recreate_policy={"onSuspended": "Keep"})
-    cloud = make_cloud_resource(resource, "ACTIVE")
-    decision = decide(resource, observe(cloud, nodes=[make_node(cloud, state="STOPPED")]))
-    assert not decision.status.bookkeeping.removing
-    assert find(decision, "Degraded").reason == "Preempted"
+    assert decision.status.bookkeeping.removing == removing
+    assert find(decision, "Degraded").reason == degraded
+    assert [event.reason for event in decision.events].count("Preempted") == int(degraded != "NodeNotReady")
 
 
 def test_a_node_that_is_missing_for_long_ends_it() -> None:
@@ -292,14 +280,6 @@ def test_a_request_whose_interval_is_over_is_removed() -> None:
     cloud = make_cloud_resource(resource, "WAITING_FOR_RESOURCES", create_time=int(NOW))
     assert not decide(resource, observe(cloud)).status.bookkeeping.removing
     assert decide(resource, observe(cloud), now=NOW + 860).status.bookkeeping.removing == "Expired"
-
-
-def test_a_changed_spec_removes_the_resource_only_where_it_may() -> None:
-    for policy, removing in (("Recreate", "SpecChanged"), ("Refuse", "")):
-        resource = noted(created(QueuedResourceState.ACTIVE, update_policy=policy), spec_hash="other")
-        cloud = make_cloud_resource(resource, "ACTIVE")
-        decision = decide(resource, observe(cloud, nodes=[make_node(cloud)]))
-        assert decision.status.bookkeeping.removing == removing
 
 
 def test_a_later_number_that_somebody_has_taken_is_passed_over() -> None:

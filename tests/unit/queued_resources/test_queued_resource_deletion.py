@@ -217,13 +217,6 @@ def test_a_status_that_is_older_than_the_cloud_costs_no_machine() -> None:
     assert settled.status.state is QueuedResourceState.ACTIVE
 
 
-def test_a_late_answer_to_an_old_request_is_deleted() -> None:
-    old = make_cloud_resource(created(), "CREATING")
-    resource = noted(created(), number=1)
-    decision = decide(resource, observe(old, make_cloud_resource(resource, "ACTIVE")))
-    assert [a.cloud_id for a in decision.actions if isinstance(a, DeleteCloudResource)] == ["team-v5e"]
-
-
 def test_nodes_of_an_earlier_one_are_removed_before_the_next_is_asked_for() -> None:
     assert kinds(decide(noted(make_resource(), number=1), observe(members=(MEMBER,)))) == [DeleteNode]
     silent = replace(MEMBER, ready=False)

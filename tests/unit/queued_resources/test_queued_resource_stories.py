@@ -1,6 +1,5 @@
 """Test the controller of QueuedResources in stories: the shipped code, a cluster and a cloud in memory."""
 
-import asyncio
 import contextlib
 from typing import Any
 
@@ -9,7 +8,7 @@ from fake_cluster.queued_resources import PLACE
 from fake_cluster.resource_world import ResourceWorld
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
-from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, ErrorKind
+from stepkeeper_operator.cloud_tpu.cloud import ErrorKind
 from stepkeeper_operator.errors import ApiError, InvalidObjectError, LeaseLostError
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.settings import OperatorSettings
@@ -84,15 +83,6 @@ async def test_an_operator_killed_at_any_write_makes_no_second_resource(write: i
     assert not world.cloud.resources
 
 
-async def test_a_lost_answer_makes_no_second_resource() -> None:
-    world = ResourceWorld()
-    world.cloud.fail_next("create", ErrorKind.TRANSIENT, "DEADLINE_EXCEEDED", carried_out=True)
-    await world.run(12)
-    assert world.cloud.created == ["team-v5e"]
-    assert world.status.error is None
-    assert world.status.state is QueuedResourceState.ACTIVE
-
-
 async def test_a_preempted_node_brings_a_new_resource_after_the_old_one_is_gone() -> None:
     world = await active()
     world.cloud.quota = 1
@@ -104,18 +94,6 @@ async def test_a_preempted_node_brings_a_new_resource_after_the_old_one_is_gone(
     assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
     assert "Preempted" in world.events
     assert "QuotaExhausted" not in world.events
-
-
-async def test_quota_is_gone_and_comes_back() -> None:
-    world = ResourceWorld()
-    world.cloud.quota = 0
-    await world.run(30)
-    assert world.condition("QuotaExhausted") == ("True", "QuotaExhausted")
-    assert world.events.count("QuotaExhausted") == 1
-    world.cloud.quota = None
-    await world.run(60)
-    assert world.status.state is QueuedResourceState.ACTIVE
-    assert world.condition("QuotaExhausted") == ("False", "QuotaSuffices")
 
 
 async def test_a_refusal_is_told_in_the_apis_words_and_a_new_spec_is_tried_at_once() -> None:
@@ -177,19 +155,6 @@ async def test_an_unreadable_spec_is_deleted_between_two_cloud_resources_too() -
     assert world.raw is None
 
 
-async def test_maintenance_is_seen_and_passes() -> None:
-    world = await active(tier={"guaranteed": {}})
-    assert world.status.api_version == "v2alpha1"
-    assert world.status.autocheckpoint == "On"
-    window = CloudMaintenance(type="SCHEDULED", status="PENDING", window_start=int(world.now) + 3600)
-    world.cloud.set_nodes(maintenance=window)
-    await world.run(10)
-    assert world.condition("MaintenanceScheduled") == ("True", "Pending")
-    world.cloud.set_nodes(maintenance=None)
-    await world.run(10)
-    assert world.condition("MaintenanceScheduled") == ("False", "NotAnnounced")
-
-
 async def test_the_apis_silence_writes_nothing_for_a_while_and_loses_nothing() -> None:
     world = await active()
     for _ in range(100):
@@ -210,21 +175,6 @@ async def test_lists_from_before_a_request_of_ours_are_not_believed() -> None:
     before = world.cloud.n_lists
     await world.reconcile()
     assert world.cloud.n_lists == before + 1, "asked anew, though no time has passed"
-
-
-async def test_a_list_that_hangs_holds_no_worker_and_is_used_once_it_comes() -> None:
-    impatient = CloudSettings(list_wait_s=0.01, poll_fast_s=10, poll_active_s=20, poll_waiting_s=20)
-    world = ResourceWorld(settings=impatient)
-    world.cloud.answers.clear()
-    for _ in range(5):
-        assert await world.reconcile() is not None
-        world.now += 1
-    assert not world.cloud.created
-    world.cloud.answers.set()
-    await asyncio.sleep(0.01)
-    await world.run(12)
-    assert world.cloud.created == ["team-v5e"]
-    assert world.status.state is QueuedResourceState.ACTIVE
 
 
 async def test_many_looks_share_one_list() -> None:

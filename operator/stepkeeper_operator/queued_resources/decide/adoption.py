@@ -57,23 +57,24 @@ _DELETE: Final = "gcloud compute tpus queued-resources delete --force"
 def plan_blocked(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan | None:
     """Plan while nothing of the name is the object's: adopt what its annotation names, or say what blocks a creation.
 
-    None: nothing blocks it.
+    None: nothing blocks it. What is nowhere under its id, though it was asked for, isn't blocked.
     """
+    bookkeeping = status.bookkeeping
+    if scene.sight.presence is Presence.ABSENT and (bookkeeping.number or bookkeeping.created):
+        return None
     others, wanted = scene.sight.others, scene.meta.annotations.get(ADOPT_ANNOTATION, "")
     target = _find_target(status, scene, wanted)
     if target is not None:
         return _plan_adoption(resource, status, target, scene)
     status = book(status, adopting="", adopted=False)
-    if others and status.bookkeeping.number:  # only the first id is promised to people
+    if others and bookkeeping.number:  # only the first id is promised to people
         text = f"{others[0].id} isn't this object's: takes the next number"
-        number = status.bookkeeping.number + 1
-        return Plan(
-            status=book(status, number=number, created=False, asked_at=None), look_s=0.0, waiting=text
-        )
+        status = book(status, number=bookkeeping.number + 1, created=False, asked_at=None)
+        return Plan(status=status, look_s=0.0, waiting=text)
     if others:
         plan = _refuse(status, scene, "NotOurs", _describe_other(others[0], wanted, scene))
         return replace(plan, look_s=scene.settings.poll_fast_s) if others[0].state == "DELETING" else plan
-    if not wanted or status.bookkeeping.number or status.bookkeeping.created:
+    if not wanted:
         return None
     text = (
         f"annotation {ADOPT_ANNOTATION} names {wanted}, and the cloud has nothing of this object's name with that id. "
@@ -89,17 +90,16 @@ def is_lost(status: QueuedResourceStatus, sight: Sight) -> bool:
     return sight.presence is Presence.FOREIGN and status.bookkeeping.created and had
 
 
-def plan_release(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
+def plan_release(status: QueuedResourceStatus, scene: Scene) -> Plan:
     """Let go of what carries another label now. It isn't touched again, unless somebody asks for it again."""
     released: dict[str, Any] = {"removing": "", "removing_since": None, "active_since": None}
-    status = book(status, created=False, adopted=True, adopting="", missing_since=None, **released)
-    status = status.model_copy(
-        update={"state": QueuedResourceState.PENDING, "operation": None, "error": None}
-    )
-    plan = plan_blocked(resource, status, scene) or Plan(status=status, look_s=0.0)
+    after = book(status, created=False, adopted=True, adopting="", missing_since=None, **released)
+    pending = {"state": QueuedResourceState.PENDING, "operation": None, "error": None}
     text = f"{status.cloud_name} doesn't carry this object's label any more: it is left alone"
     event = ObjectEvent(warning=True, reason="LetGo", message=text)
-    return replace(plan, actions=(*plan.actions, *uncordon_members(scene)), events=(event,))
+    return Plan(
+        status=after.model_copy(update=pending), actions=uncordon_members(scene), look_s=0.0, events=(event,)
+    )
 
 
 def uncordon_members(scene: Scene) -> tuple[Uncordon, ...]:

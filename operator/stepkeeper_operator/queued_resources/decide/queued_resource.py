@@ -24,8 +24,7 @@ from stepkeeper_operator.queued_resources.decide.lifecycle import (
     plan_replacement,
     plan_vanished,
 )
-from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud
-from stepkeeper_operator.queued_resources.decide.recall import recall
+from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud, recall
 from stepkeeper_operator.queued_resources.decide.removal import delete_resource
 from stepkeeper_operator.queued_resources.decision import Decision, Plan, Problem, SetFinalizer
 from stepkeeper_operator.queued_resources.naming import FINALIZER, make_cloud_id, parse_number
@@ -59,7 +58,7 @@ def decide_queued_resource(
     if status.bookkeeping.number != before.bookkeeping.number:  # a failed creation: the next has another id
         scene = replace(scene, sight=_look(meta, status, observed))
     lost = is_lost(status, scene.sight)
-    plan = (plan_release if lost else _plan)(resource, status, scene)
+    plan = plan_release(status, scene) if lost else _plan(resource, status, scene)
     mine = plan.status.bookkeeping.created or plan.status.bookkeeping.adopting
     if mine and FINALIZER not in meta.finalizers:
         # Nothing may be in the cloud that nobody would remove: the plan is made again once the finalizer is seen.
@@ -103,9 +102,7 @@ def _plan_absent(resource: QueuedResource, status: QueuedResourceStatus, scene: 
         why = find_gone_reason(resource.spec, status)
         if why is not None:
             return Plan(status=status, problems=(why,))
-    first = not (status.bookkeeping.created or status.bookkeeping.number)
-    blocked = plan_blocked(resource, status, scene) if first else None
-    return blocked or plan_creation(resource, status, scene)
+    return plan_blocked(resource, status, scene) or plan_creation(resource, status, scene)
 
 
 def _plan_strays(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:

@@ -161,12 +161,9 @@ class QueuedResources:
         items = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
         self.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(items))
 
-    def create(self, name: str, *, adopt: str | None = None, **spec: Any) -> ClusterObject:
-        """Apply a QueuedResource that `queued_resource` describes; with `adopt`, one that takes that id over."""
-        manifest = queued_resource(name, **spec)
-        if adopt is not None:
-            manifest["metadata"]["annotations"] = {"stepkeeper.dev/adopt": adopt}
-        self.apply(manifest)
+    def create(self, name: str, **spec: Any) -> ClusterObject:
+        """Apply a QueuedResource that `queued_resource` describes."""
+        self.apply(queued_resource(name, **spec))
         return self.find(name)
 
     def find(self, name: str) -> ClusterObject:
