@@ -4,6 +4,7 @@ from typing import Final
 
 __all__ = [
     "ACCELERATOR_LABEL",
+    "ADOPT_ANNOTATION",
     "CLOUD_NODE_LABEL",
     "COMPLETION_INDEX_LABEL",
     "CORDONED_BY_ANNOTATION",
@@ -54,6 +55,9 @@ TEMPLATE_HASH_ANNOTATION: Final = "stepkeeper.dev/template-hash"
 
 MACHINES_HASH_ANNOTATION: Final = "stepkeeper.dev/machines-hash"
 """Annotation on the JobSet: digest of the facts about the QueuedResource's machines that it was made from."""
+
+ADOPT_ANNOTATION: Final = "stepkeeper.dev/adopt"
+"""Annotation on a QueuedResource, by its user: id of the cloud resource of its name that it takes over."""
 
 CORDONED_BY_ANNOTATION: Final = "stepkeeper.dev/cordoned-by"
 """Annotation on a node: uid of the QueuedResource for whose removal the operator has cordoned it."""

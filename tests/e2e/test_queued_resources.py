@@ -72,25 +72,32 @@ def test_an_expired_request_is_removed(resources: QueuedResources) -> None:
 
 
 @pytest.mark.usefixtures("machines_taken")
-def test_what_exists_is_adopted_if_it_matches_and_else_is_not_touched(resources: QueuedResources) -> None:
+def test_what_exists_is_adopted_where_an_annotation_names_it_and_else_is_not_touched(
+    resources: QueuedResources,
+) -> None:
     somebody = CloudUser(resources.cloud.address)
-    somebody.create("default-matches", labels={"team": "blue"})
-    somebody.create("default-differs", runtime_version="v2-alpha-tpuv5", tags=["web"])
+    for name in ("matches", "unnamed"):
+        somebody.create(f"default-{name}", labels={"team": "blue"})
+    somebody.create("default-differs", runtime_version="v2-alpha-tpuv5")
     resources.cloud.do("forget_calls")
     no_script = {"startupScriptSecretRef": None}
-    matches = resources.create("matches", node=no_script)
-    differs = resources.create("differs", node={**no_script, "tags": ["training"]})
+    for name in ("matches", "differs"):
+        manifest = queued_resource(name, node=no_script)
+        manifest["metadata"]["annotations"] = {"stepkeeper.dev/adopt": f"default-{name}"}
+        resources.apply(manifest)
+    matches, differs = resources.find("matches"), resources.find("differs")
+    unnamed = resources.create("unnamed", node=no_script)
     assert matches.until_state("Active")["bookkeeping"]["adopted"]
     differs.until_condition("Accepted", "False", "Differs")
-    for told in (
-        "node.runtimeVersion: asked for v2-alpha-tpuv5-lite, the cloud has v2-alpha-tpuv5",
-        "node.tags: asked for training, the cloud has web",
-    ):
-        assert told in differs.message("Accepted")
-    resources.delete(["matches", "differs"])
+    told = "runtime_version: asked for v2-alpha-tpuv5-lite, the cloud has v2-alpha-tpuv5"
+    assert told in differs.message("Accepted")
+    unnamed.until_condition("Accepted", "False", "NotOurs")
+    assert "stepkeeper.dev/adopt: default-unnamed" in unnamed.message("Accepted")
+    resources.delete(["matches", "differs", "unnamed"])
     left = {cloud_id: state for cloud_id, state in resources.in_cloud().items() if PAIR not in cloud_id}
-    somebody.delete("default-differs")
-    assert left == {"default-differs": "ACTIVE"}
+    for cloud_id in left:
+        somebody.delete(cloud_id)
+    assert left == {"default-differs": "ACTIVE", "default-unnamed": "ACTIVE"}
     # A list from just before they were made may lead to a request: the API refuses it, for the name is taken.
     answers = {call["code"] for call in resources.cloud.calls() if call["method"] == CREATE}
     assert answers <= {"ALREADY_EXISTS"}

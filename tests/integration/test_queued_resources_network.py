@@ -154,7 +154,7 @@ async def test_what_was_retained_is_taken_up_by_the_next_object_of_the_name(
     await site.run(2)
     assert site.world.raw is None
     assert await site.list_ids() == ["team-v5e"]
-    site.world.make_object("uid-2", **{**spec, "deletionPolicy": "Delete"})
+    site.world.make_object("uid-2", adopt="team-v5e", **{**spec, "deletionPolicy": "Delete"})
     await site.become_active()
     assert await site.list_ids() == ["team-v5e"]
     assert site.world.status.joined == "2/2"
@@ -178,9 +178,11 @@ async def make_by_hand(client: GoogleCloudTPU, *, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-async def test_of_two_clusters_one_adopts_what_nobody_has_labelled(make_site: MakeSite, count: int) -> None:
-    first = await make_site(node={"count": count})
-    second = await make_site(node={"count": count}, cluster_id="another-cluster")
+async def test_of_two_clusters_one_adopts_what_both_name(make_site: MakeSite, count: int) -> None:
+    first = await make_site(node={"count": count}, adopt="team-v5e")
+    second = await make_site(
+        node={"count": count}, adopt="team-v5e", cluster_id="another-cluster", uid="uid-2"
+    )
     await make_by_hand(first.client, count=count)
     for _ in range(25):
         await first.run(1)

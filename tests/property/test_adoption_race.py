@@ -1,4 +1,4 @@
-"""Test over random delays that of clusters that adopt the same machines one does, and no other touches them."""
+"""Test over random delays that of objects whose annotations name the same machines one has them in the end."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from thoroughness import scaled
 
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, Place
+from stepkeeper_operator.queued_resources.naming import UID_LABEL
 
 TICK_S = 5.0
 N_TICKS = 80
@@ -29,7 +30,8 @@ class SlowCloud:
         self._delays_s = cycle(delays_s)
         self._passed = asyncio.Event()
         service: Any = self  # it passes on what it lacks
-        self.world = ResourceWorld(service=service, cluster_id=f"cluster-{index}", node={"count": n_slices})
+        who: dict[str, Any] = {"cluster_id": f"cluster-{index}", "uid": f"uid-{index}"}
+        self.world = ResourceWorld(service=service, adopt="team-v5e", node={"count": n_slices}, **who)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cloud, name)
@@ -58,13 +60,14 @@ async def pass_time(clouds: list[SlowCloud], n_ticks: int) -> None:
                 tasks[index] = asyncio.create_task(cloud.world.reconcile())
         for _ in range(N_TURNS):
             await asyncio.sleep(0)
-        assert len(list_owners(clouds)) <= 1
         for cloud in clouds:
             cloud.tick()
 
 
 def list_owners(clouds: list[SlowCloud]) -> list[SlowCloud]:
-    return [c for c in clouds if c.world.raw is not None and c.world.status.bookkeeping.adopted]
+    return [
+        c for c in clouds if c.world.raw is not None and c.world.condition("Accepted") == ("True", "Accepted")
+    ]
 
 
 async def play(delays_s: list[list[int]], n_slices: int) -> None:
@@ -75,6 +78,7 @@ async def play(delays_s: list[list[int]], n_slices: int) -> None:
     clouds = [SlowCloud(cloud, index, delays, n_slices) for index, delays in enumerate(delays_s)]
     await pass_time(clouds, N_TICKS)
     (owner,) = list_owners(clouds)
+    assert {node.labels[UID_LABEL] for node in cloud.nodes.values()} == {owner.world.uid}
     others = [each for each in clouds if each is not owner]
     for other in others:
         assert other.world.condition("Accepted") == ("False", "NotOurs")
@@ -95,5 +99,5 @@ delays = st.lists(st.integers(0, 55), min_size=1, max_size=4)
 @example([[0], [0]], 2)
 @example([[0, 0], [10, 0]], 2)
 @example([[0], [55]], 1)
-def test_one_cluster_has_it_whatever_the_delays(delays_s: list[list[int]], n_slices: int) -> None:
+def test_one_object_has_it_whatever_the_delays(delays_s: list[list[int]], n_slices: int) -> None:
     asyncio.run(play(delays_s, n_slices))

@@ -168,6 +168,10 @@ class Cache:
         """List the nodes that exist and whose labels name the QueuedResource, by name."""
         return self._nodes.list_nodes_of(queued_resource_uid)
 
+    def list_queued_nodes(self) -> tuple[Node, ...]:
+        """List the present nodes whose labels name any QueuedResource, by name."""
+        return self._nodes.list_queued_nodes()
+
     def _make_kinds(self) -> dict[str, _Kind]:
         jobs, own, nodes = self._training_jobs, self._job_objects, self._nodes
         queued, workloads = self._queued_resources, self._workloads

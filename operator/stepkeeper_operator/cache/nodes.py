@@ -68,7 +68,11 @@ class NodeCache:
 
     def list_nodes_of(self, queued_resource_uid: str) -> tuple[Node, ...]:
         """List the present nodes whose labels name the QueuedResource, by name."""
-        nodes = [node for node in self._list_present() if node.queued_resource_uid == queued_resource_uid]
+        return tuple(n for n in self.list_queued_nodes() if n.queued_resource_uid == queued_resource_uid)
+
+    def list_queued_nodes(self) -> tuple[Node, ...]:
+        """List the present nodes whose labels name any QueuedResource, by name."""
+        nodes = [node for node in self._list_present() if node.queued_resource_uid is not None]
         return tuple(sorted(nodes, key=lambda node: node.name))
 
     def count(self) -> tuple[int, int]:

@@ -6,13 +6,12 @@ of an object that is gone is told.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cache.cache import Cache
-from stepkeeper_operator.cache.keys import queued_resource_key
 from stepkeeper_operator.cloud_tpu.cloud import (
     ApiVersion,
     CloudNode,
@@ -24,18 +23,18 @@ from stepkeeper_operator.cloud_tpu.cloud import (
 )
 from stepkeeper_operator.cloud_tpu.polling import Listing
 from stepkeeper_operator.cluster import QUEUED_RESOURCES
+from stepkeeper_operator.labels import ADOPT_ANNOTATION
 from stepkeeper_operator.metrics import QueuedResourceMetrics
 from stepkeeper_operator.queued_resources.memory import ResourceMemory
 from stepkeeper_operator.queued_resources.naming import (
     CLUSTER_LABEL,
-    NAME_LABEL,
-    NAMESPACE_LABEL,
     UID_LABEL,
     make_cloud_id,
     parse_cloud_name,
 )
 from stepkeeper_operator.queued_resources.observed import Member
 from stepkeeper_operator.queued_resources.settings import CloudSettings
+from stepkeeper_operator.queued_resources.sight import find_labels
 from stepkeeper_operator.queued_resources.subject import Subject
 
 __all__ = ["AbsenceCheck", "Expected", "OrphanWatch", "find_expected", "read_by_name"]
@@ -72,10 +71,12 @@ def find_expected(subject: Subject, members: Iterable[Member], listing: Listing)
     )
     if bookkeeping.created and named is not None:
         ids = (named[1],)
+    elif bookkeeping.adopting and leaving:  # its label may be there
+        ids = (subject.meta.annotations.get(ADOPT_ANNOTATION, ids[0]), *ids)
     found = listing.resources.get(ids[-1])
     if found is not None and bookkeeping.created:
         known = found.state == "ACTIVE" and bookkeeping.active_since is not None and not leaving
-        known = known or bookkeeping.adopted  # their labels say whose they are
+        known = known or bookkeeping.adopted  # the label is on its nodes
         return Expected(nodes=found.node_ids if known else (), twice=True)
     nodes = tuple(sorted({member.cloud_node for member in members if member.cloud_node}))
     if not (bookkeeping.created or leaving or nodes):
@@ -145,14 +146,13 @@ class AbsenceCheck:
 
 
 async def read_by_name(
-    cloud: CloudTPU, place: Place, cloud_id: str, version: ApiVersion, *, at: float, with_nodes: bool
+    cloud: CloudTPU, place: Place, cloud_id: str, version: ApiVersion, *, at: float
 ) -> Listing:
-    """Read a resource, and its nodes if they say whose it is: a listing of nothing else. Raises CloudTPUError."""
+    """Read a resource and its nodes: a listing of nothing else. Raises CloudTPUError."""
     found = await cloud.get_queued_resource(place, cloud_id, version)
     if found is None:
         return Listing(asked_at=at, version=version)
-    names = found.node_ids if with_nodes else ()
-    nodes = await _get_all(names, lambda name: cloud.get_node(place, name, version))
+    nodes = await _get_all(found.node_ids, lambda name: cloud.get_node(place, name, version))
     return Listing(
         asked_at=at,
         version=version,
@@ -187,7 +187,11 @@ class OrphanWatch:
             return
         self._seen[place] = listing
         uids = self._cache.list_uids(QUEUED_RESOURCES)
-        orphans = [each for each in listing.resources.values() if self._is_orphan(each, uids, cluster_id)]
+        orphans = [
+            each
+            for each in listing.resources.values()
+            if each.state != "DELETING" and _is_orphan(find_labels(each, listing), uids, cluster_id)
+        ]
         known = self._told.get(place, frozenset())
         for orphan in (each for each in orphans if each.name not in known):
             text = "cloud resource of this cluster whose object is gone: it costs money until somebody deletes it"
@@ -200,10 +204,6 @@ class OrphanWatch:
         self._seen.pop(place, None)
         self._told.pop(place, None)
 
-    def _is_orphan(self, resource: CloudQueuedResource, uids: frozenset[str], cluster_id: str) -> bool:
-        """Tell it by its labels. An object of the same name takes it up, or says why it doesn't."""
-        labels = resource.node.get("labels") or {}
-        if labels.get(CLUSTER_LABEL) != cluster_id or labels.get(UID_LABEL) in uids:
-            return False
-        key = queued_resource_key(labels.get(NAMESPACE_LABEL, ""), labels.get(NAME_LABEL, ""))
-        return resource.state != "DELETING" and self._cache.get_queued_resource(key) is None
+
+def _is_orphan(labels: Mapping[str, str], uids: frozenset[str], cluster_id: str) -> bool:
+    return labels.get(CLUSTER_LABEL) == cluster_id and labels.get(UID_LABEL) not in uids

@@ -10,7 +10,7 @@ from stepkeeper_operator.cloud_tpu.cloud import CloudTPU, CloudTPUError, ErrorKi
 from stepkeeper_operator.cluster import NODES, Cluster
 from stepkeeper_operator.errors import ApiError, InvalidObjectError, LeaseLostError
 from stepkeeper_operator.facts.raw import RawObject
-from stepkeeper_operator.labels import CORDONED_BY_ANNOTATION, QUEUED_RESOURCE_UID_LABEL
+from stepkeeper_operator.labels import CORDONED_BY_ANNOTATION
 from stepkeeper_operator.queued_resources.absence import read_by_name
 from stepkeeper_operator.queued_resources.decision import (
     Action,
@@ -26,7 +26,7 @@ from stepkeeper_operator.queued_resources.decision import (
     Uncordon,
 )
 from stepkeeper_operator.queued_resources.memory import Memory
-from stepkeeper_operator.queued_resources.naming import CLUSTER_LABEL, FINALIZER, Owner, find_owner
+from stepkeeper_operator.queued_resources.naming import FINALIZER, UID_LABEL, make_node_labels
 from stepkeeper_operator.queued_resources.observed import Member, Observed, Outcome, Refusal, Verb
 from stepkeeper_operator.queued_resources.sight import Presence, look_at
 from stepkeeper_operator.queued_resources.subject import Subject
@@ -123,17 +123,17 @@ class Applier:
                 await self._set_finalizer(meta, present=action.present)
             case CreateCloudResource():
                 creation = self._cloud.create_queued_resource(action.request)
-                await self._ask_cloud(meta, Verb.CREATE, action.request.id, creation)
+                await self._ask_cloud(meta, Verb.CREATE, creation)
             case DeleteCloudResource():
-                await self._ask_cloud(meta, Verb.DELETE, action.cloud_id, self._delete(meta, action))
+                await self._ask_cloud(meta, Verb.DELETE, self._delete(meta, action))
             case LabelNodes():
-                await self._ask_cloud(meta, Verb.LABEL, action.cloud_id, self._label(meta, action))
+                await self._ask_cloud(meta, Verb.LABEL, self._label(action))
             case Cordon():
                 await self._try_to_cordon(meta, action.member)
             case Uncordon():
                 await self._cordon(action.member, by=None)
             case Relabel():
-                await self._change(action.member, labels={QUEUED_RESOURCE_UID_LABEL: meta.uid})
+                await self._change(action.member, labels=make_node_labels(meta))
             case EvictPod():
                 await self._evict(action)
             case DeleteNode():
@@ -141,52 +141,44 @@ class Applier:
             case _:
                 assert_never(action)
 
-    async def _ask_cloud(
-        self, meta: ObjectMeta, verb: Verb, cloud_id: str, request: Awaitable[str | None]
-    ) -> None:
+    async def _ask_cloud(self, meta: ObjectMeta, verb: Verb, request: Awaitable[str | None]) -> None:
         memory, at = self._memory.get(meta.uid), self._clock()
         memory.last_cloud_write_at = at
         try:
             operation = await request
         except CloudTPUError as error:
-            memory.outcome = Outcome(verb=verb, cloud_id=cloud_id, at=at, error=error)
+            memory.outcome = Outcome(verb=verb, at=at, error=error)
         else:
-            memory.outcome = Outcome(verb=verb, cloud_id=cloud_id, at=at, operation=operation or "")
+            memory.outcome = Outcome(verb=verb, at=at, operation=operation or "")
         finally:
             memory.last_cloud_write_at = self._clock()
             memory.operation_read_at = 0.0
 
     async def _delete(self, meta: ObjectMeta, action: DeleteCloudResource) -> str | None:
-        """Delete it, after another look: since the list, another cluster may have taken its name or its nodes."""
+        """Delete it, after another look: since the list, somebody else may have taken it over."""
         place, cloud_id, version = action.place, action.cloud_id, action.version
-        listing = await read_by_name(
-            self._cloud, place, cloud_id, version, at=self._clock(), with_nodes=action.adopted
-        )
+        listing = await read_by_name(self._cloud, place, cloud_id, version, at=self._clock())
         observed = Observed(cluster_id=self._memory.cluster_id, listing=listing)
         sight = look_at(observed, meta, cloud_id, adopted=action.adopted)
         if sight.presence is Presence.ABSENT:
             return None
         if not sight.is_ours:
-            text = (
-                f"{cloud_id} or a node of it doesn't carry this object's labels any more, so it isn't deleted"
-            )
+            text = f"{cloud_id} doesn't carry this object's label any more, so it isn't deleted"
             raise CloudTPUError(ErrorKind.BUSY, "ABORTED", text)
         self._check_acting()
         return await self._cloud.delete_queued_resource(
             place, cloud_id, request_id=action.request_id, version=version
         )
 
-    async def _label(self, meta: ObjectMeta, action: LabelNodes) -> None:
-        """Label the nodes, each after another look: a list is older, and another cluster may label them, too."""
-        for node_id in action.node_ids:
+    async def _label(self, action: LabelNodes) -> None:
+        """Label the nodes, each after another look: a list is older, and somebody else may label them, too."""
+        for node_id, owner in action.owners.items():
             node = await self._cloud.get_node(action.place, node_id, action.version)
-            if node is None:
-                continue
-            owner = find_owner(node.labels, meta, cluster_id=action.labels[CLUSTER_LABEL])
-            if owner in {Owner.UNLABELLED, Owner.RELIC}:
-                self._check_acting()
-                labels = {**node.labels, **action.labels}
-                await self._cloud.set_node_labels(action.place, node_id, labels, action.version)
+            if node is None or node.labels.get(UID_LABEL, "") != owner:
+                return
+            self._check_acting()
+            labels = {**node.labels, **action.labels}
+            await self._cloud.set_node_labels(action.place, node_id, labels, action.version)
 
     async def _set_finalizer(self, meta: ObjectMeta, *, present: bool) -> None:
         others = [name for name in meta.finalizers if name != FINALIZER]

@@ -49,18 +49,17 @@ class DeleteCloudResource:
     request_id: str
     version: ApiVersion
     adopted: bool = False
-    """It is the object's by the labels of its nodes."""
+    """The object has adopted it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelNodes:
-    """Write this object's labels on live cloud nodes that nobody else's are on."""
+    """Write this object's labels on live cloud nodes, in this order."""
 
     place: Place
-    cloud_id: str
-    """Id of the queued resource."""
+    owners: Mapping[str, str]
+    """The uid that each node's label named when this was decided, by the node's id; empty: it had none."""
 
-    node_ids: tuple[str, ...]
     labels: Mapping[str, str]
     version: ApiVersion
 
@@ -79,7 +78,7 @@ class Uncordon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relabel:
-    """Let the node's label name this object: it names the one whose machines this one has adopted."""
+    """Let the node's labels name this object: they name one that is gone, whose machines this one has adopted."""
 
     member: Member
 

@@ -3,8 +3,6 @@
 import hashlib
 import re
 import uuid
-from collections.abc import Mapping
-from enum import StrEnum
 from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
@@ -24,8 +22,6 @@ __all__ = [
     "NODE_LABELS_KEY",
     "STARTUP_SCRIPT_KEY",
     "UID_LABEL",
-    "Owner",
-    "find_owner",
     "make_cloud_id",
     "make_cloud_name",
     "make_labels",
@@ -59,22 +55,10 @@ _MAX_BASE: Final = 44
 """Characters of an id before its number: with that and the index of a node, 63 suffice."""
 
 
-class Owner(StrEnum):
-    """The owner of a cloud resource, by the labels of its node spec."""
-
-    OURS = "Ours"
-    UNLABELLED = "Unlabelled"
-    RELIC = "Relic"
-    """Of an earlier object of this cluster with the same namespace and name. That one is gone: a name is unique."""
-
-    FOREIGN = "Foreign"
-
-
 def make_cloud_id(namespace: str, name: str, number: int) -> str:
     """Make the id of the `number`th cloud resource of an object.
 
-    The first is `<namespace>-<name>`: whoever wants it adopted can make one of that name. Later ones end in their
-    number, since the cloud may remember an id for a while.
+    The first is `<namespace>-<name>`. Later ones end in their number, since the cloud may remember an id for a while.
     """
     base = _make_base(namespace, name)
     return base if number == 0 else f"{base}-r{number}"
@@ -130,25 +114,13 @@ def make_labels(meta: ObjectMeta, cluster_id: str) -> dict[str, str]:
     }
 
 
-def make_node_labels(meta: ObjectMeta) -> str:
-    """Make the value of `NODE_LABELS_KEY`."""
-    labels = {
+def make_node_labels(meta: ObjectMeta) -> dict[str, str]:
+    """Make the labels that say on a node of the cluster whose machine it is."""
+    return {
         QUEUED_RESOURCE_UID_LABEL: meta.uid,
         QUEUED_RESOURCE_LABEL: meta.name,
         QUEUED_RESOURCE_NAMESPACE_LABEL: meta.namespace,
     }
-    return ",".join(f"{key}={value}" for key, value in labels.items())
-
-
-def find_owner(labels: Mapping[str, str], meta: ObjectMeta, *, cluster_id: str) -> Owner:
-    """Find whose a cloud resource is. One label of ours that names somebody else makes it foreign."""
-    cluster, owner = labels.get(CLUSTER_LABEL), labels.get(UID_LABEL)
-    if cluster is None and owner is None:
-        return Owner.UNLABELLED
-    if (cluster, owner) == (cluster_id, meta.uid):
-        return Owner.OURS
-    named = (cluster, labels.get(NAMESPACE_LABEL), labels.get(NAME_LABEL))
-    return Owner.RELIC if named == (cluster_id, meta.namespace, meta.name) else Owner.FOREIGN
 
 
 def _make_base(namespace: str, name: str) -> str:

@@ -16,9 +16,8 @@ from stepkeeper_operator.cloud_tpu.cloud import (
     CloudTPUError,
     Place,
 )
-from stepkeeper_operator.cloud_tpu.polling import Listing
 from stepkeeper_operator.cloud_tpu.slow_lists import ImpatientPoller, SlowListError
-from stepkeeper_operator.cluster import NAMESPACES, SECRETS, Cluster
+from stepkeeper_operator.cluster import NAMESPACES, QUEUED_RESOURCES, SECRETS, Cluster
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts import Node
 from stepkeeper_operator.facts.raw import RawObject
@@ -26,14 +25,7 @@ from stepkeeper_operator.metrics import QueuedResourceMetrics
 from stepkeeper_operator.queued_resources.absence import AbsenceCheck, OrphanWatch, find_expected
 from stepkeeper_operator.queued_resources.members import holds_up, read_member, read_pod
 from stepkeeper_operator.queued_resources.memory import Memory, ResourceMemory
-from stepkeeper_operator.queued_resources.naming import (
-    FINALIZER,
-    UID_LABEL,
-    Owner,
-    find_owner,
-    make_cloud_id,
-    parse_cloud_name,
-)
+from stepkeeper_operator.queued_resources.naming import FINALIZER, parse_cloud_name
 from stepkeeper_operator.queued_resources.observed import Member, MemberPod, Observed
 from stepkeeper_operator.queued_resources.pacing import compute_poll_s
 from stepkeeper_operator.queued_resources.request import choose_api_version, place_of
@@ -125,25 +117,21 @@ class Observer:
         self._orphans.look(memory.place, listing, cluster_id=observed.cluster_id)
         memory.listed_at = listing.asked_at
         self._metrics.record_list(memory.place.project, memory.place.zone, listing.asked_at)
-        former = self._find_former(subject, listing, observed.cluster_id)
         return replace(
-            observed, listing=complete, listed_at=listing.asked_at, operation=operation, former=former
+            observed,
+            listing=complete,
+            listed_at=listing.asked_at,
+            operation=operation,
+            former=self._find_former(subject),
         )
 
-    def _find_former(self, subject: Subject, listing: Listing, cluster_id: str) -> tuple[Member, ...]:
-        """Find the nodes that name an earlier object of this name, by the labels that it has left in the cloud."""
-        meta, bookkeeping = subject.meta, subject.status.bookkeeping
-        named = parse_cloud_name(subject.status.cloud_name) if bookkeeping.created else None
-        cloud_id = make_cloud_id(meta.namespace, meta.name, bookkeeping.number) if named is None else named[1]
-        found = listing.resources.get(cloud_id)
-        if found is None:
+    def _find_former(self, subject: Subject) -> tuple[Member, ...]:
+        """Find the cluster's nodes of objects that are gone: some may be of machines that this one has adopted."""
+        if not subject.status.bookkeeping.adopted:
             return ()
-        live = (node for node in listing.nodes.values() if node.queued_resource == found.name)
-        labels = [found.node.get("labels", {}), *(node.labels for node in live)]
-        relics = [each for each in labels if find_owner(each, meta, cluster_id=cluster_id) is Owner.RELIC]
-        uids = sorted({each[UID_LABEL] for each in relics if UID_LABEL in each})
-        nodes = (node for uid in uids for node in self._cache.list_nodes_of(uid))
-        return tuple(read_member(node, meta.uid) for node in nodes)
+        uids = self._cache.list_uids(QUEUED_RESOURCES)
+        nodes = self._cache.list_queued_nodes()
+        return tuple(read_member(n, subject.meta.uid) for n in nodes if n.queued_resource_uid not in uids)
 
     async def _read_operation(
         self, status: QueuedResourceStatus, memory: ResourceMemory, version: ApiVersion

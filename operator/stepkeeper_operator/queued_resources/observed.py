@@ -76,7 +76,6 @@ class Outcome:
     """The answer to a request of ours that the status doesn't tell of yet."""
 
     verb: Verb
-    cloud_id: str
     at: float
     """Unix time just before the request was sent."""
 
@@ -110,7 +109,7 @@ class Observed:
     outcome: Outcome | None = None
     members: tuple[Member, ...] = ()
     former: tuple[Member, ...] = ()
-    """Nodes of this cluster that still name an earlier object of this name, whose cloud resource exists."""
+    """Nodes of this cluster that name objects which are gone, where this one has adopted machines."""
 
     pods: tuple[MemberPod, ...] | None = None
     """The pods on the members; None: nobody has looked, for its machines aren't being removed."""

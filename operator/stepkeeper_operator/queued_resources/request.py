@@ -75,7 +75,7 @@ def build_request(
     node["metadata"] = {
         **spec.node.metadata,
         **({} if script is None else {STARTUP_SCRIPT_KEY: script}),
-        NODE_LABELS_KEY: make_node_labels(meta),
+        NODE_LABELS_KEY: ",".join(f"{key}={value}" for key, value in make_node_labels(meta).items()),
     }
     tier, queueing = _build_tier(spec.tier), _build_queueing(spec.queueing)
     digest = hashlib.sha256(

@@ -37,10 +37,6 @@ class CloudSettings:
     settle_s: float = 90.0
     """Time after which a request to create that got no answer isn't carried out any more: longer than its limit."""
 
-    claim_s: float = 90.0
-    """Time for which the labels on somebody's machines have to stand before the machines count as adopted: longer than
-    another operator can take from its look at unlabelled machines to its own labels on them."""
-
     confirm_s: float = 10.0
     """Least time between the two looks after which machines count as gone, and what is left of them is given up."""
 

@@ -3,15 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
 
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudQueuedResource
-from stepkeeper_operator.queued_resources.naming import Owner, find_owner
+from stepkeeper_operator.cloud_tpu.polling import Listing
+from stepkeeper_operator.queued_resources.naming import (
+    CLUSTER_LABEL,
+    NAME_LABEL,
+    NAMESPACE_LABEL,
+    UID_LABEL,
+)
 from stepkeeper_operator.queued_resources.observed import Observed
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 
-__all__ = ["Presence", "Scene", "Sight", "look_at"]
+__all__ = ["Presence", "Scene", "Sight", "find_labels", "list_live", "look_at"]
 
 
 class Presence(StrEnum):
@@ -22,22 +27,8 @@ class Presence(StrEnum):
 
     ABSENT = "Absent"
     OURS = "Ours"
-    UNLABELLED = "Unlabelled"
-    """Something whose request nobody has labelled, and whose nodes carry nobody's labels but ours. It isn't adopted."""
-
-    RELIC = "Relic"
-    """Something of an earlier object of the same name, which is gone. We haven't adopted it."""
-
     FOREIGN = "Foreign"
-    """Something of another cluster or another object, by its request or by its live nodes. It is never touched."""
-
-
-_PRESENCES: Final = {
-    Owner.OURS: Presence.OURS,
-    Owner.UNLABELLED: Presence.UNLABELLED,
-    Owner.RELIC: Presence.RELIC,
-    Owner.FOREIGN: Presence.FOREIGN,
-}
+    """Something that doesn't carry the object's label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,20 +42,17 @@ class Sight:
     nodes: tuple[CloudNode, ...] = ()
     """Nodes of it."""
 
-    live: tuple[CloudNode, ...] = ()
-    """All nodes of the resource, whoever's it is."""
-
     unlabelled: tuple[CloudNode, ...] = ()
-    """Those of them that don't carry our labels, where neither the request does."""
+    """Those of them that don't carry our label, where neither the request does."""
 
     leftovers: tuple[CloudNode, ...] = ()
-    """Other nodes that carry our labels."""
+    """Other nodes that carry our label."""
 
     strays: tuple[CloudQueuedResource, ...] = ()
-    """Resources under other ids that carry our labels: answers to requests that came later than anybody waited."""
+    """Resources under other ids that are ours: answers to requests that came later than anybody waited."""
 
-    relics: tuple[CloudQueuedResource, ...] = ()
-    """Resources under other ids that an earlier object of the same name has left."""
+    others: tuple[CloudQueuedResource, ...] = ()
+    """Resources of this name that aren't ours: first the one under the id, then those of former objects of the name."""
 
     @property
     def is_ours(self) -> bool:
@@ -83,81 +71,94 @@ class Scene:
 
 
 def look_at(observed: Observed, meta: ObjectMeta, cloud_id: str, *, adopted: bool) -> Sight:
-    """Find what is under `cloud_id`, and everything else that carries the object's labels."""
-    if observed.listing is None:
+    """Find what is under `cloud_id`, and everything else that carries the object's label.
+
+    Args:
+        observed: The listing, if there is one.
+        meta: The object.
+        cloud_id: Id of its present cloud resource.
+        adopted: The object has adopted that. Where it has no nodes any more, no label contradicts that.
+    """
+    listing = observed.listing
+    if listing is None:
         return Sight(presence=Presence.UNKNOWN)
-    found = observed.listing.resources.get(cloud_id)
-    presence = Presence.ABSENT if found is None else _judge(found, observed, meta, adopted=adopted)
-    live = () if found is None else _list_live(found, observed)
-    named = frozenset(found.node_ids) if found is not None and presence is Presence.OURS else frozenset()
-    mine = found is None or presence is Presence.OURS
-    nodes, leftovers = [], []
-    for node in sorted(observed.listing.nodes.values(), key=_natural):
-        owner = _owner(node.labels, observed, meta)
-        ours = owner is Owner.OURS or (adopted and owner is Owner.RELIC)
-        if mine and (node.queued_resource.rpartition("/")[2] == cloud_id or (ours and node.id in named)):
-            nodes.append(node)
-        elif ours and node not in live:
-            leftovers.append(node)
+    found = listing.resources.get(cloud_id)
+    live = () if found is None else list_live(found, listing)
+    presence = Presence.ABSENT
+    if found is not None:
+        ours = _is_ours(found, listing, meta) or (adopted and not live)
+        presence = Presence.OURS if ours else Presence.FOREIGN
+    nodes, leftovers = _sort_nodes(listing, meta, cloud_id, live, presence)
+    asked = found is not None and _uid_of(_labels_of(found)) == meta.uid
     return Sight(
         presence=presence,
         resource=found,
-        nodes=tuple(nodes),
-        live=live,
-        unlabelled=() if found is None else _list_unlabelled(found, live, observed, meta),
-        leftovers=tuple(leftovers),
-        strays=_list_others(observed, meta, cloud_id, Owner.OURS),
-        relics=_list_others(observed, meta, cloud_id, Owner.RELIC),
+        nodes=nodes,
+        unlabelled=() if asked else tuple(node for node in nodes if _uid_of(node.labels) != meta.uid),
+        leftovers=leftovers,
+        strays=tuple(
+            each
+            for each in listing.resources.values()
+            if each.id != cloud_id and _is_ours(each, listing, meta)
+        ),
+        others=_list_others(observed, listing, meta, found if presence is Presence.FOREIGN else None),
     )
 
 
+def find_labels(found: CloudQueuedResource, listing: Listing) -> Mapping[str, str]:
+    """Find the labels that say whose a resource is.
+
+    Those of its request can't be changed. So the label of its first labelled node counts, which adoption writes;
+    without one, the request's.
+    """
+    live = (node.labels for node in list_live(found, listing) if _uid_of(node.labels))
+    return next(live, _labels_of(found))
+
+
+def list_live(found: CloudQueuedResource, listing: Listing) -> tuple[CloudNode, ...]:
+    """List the nodes that exist of a resource, in the order of its request."""
+    listed = (listing.nodes.get(name) for name in found.node_ids)
+    owners = {"", found.id}
+    return tuple(n for n in listed if n is not None and n.queued_resource.rpartition("/")[2] in owners)
+
+
+def _is_ours(found: CloudQueuedResource, listing: Listing, meta: ObjectMeta) -> bool:
+    return _uid_of(find_labels(found, listing)) == meta.uid
+
+
+def _sort_nodes(
+    listing: Listing, meta: ObjectMeta, cloud_id: str, live: tuple[CloudNode, ...], presence: Presence
+) -> tuple[tuple[CloudNode, ...], tuple[CloudNode, ...]]:
+    """Find the nodes of the present resource, unless that is another's, and the other nodes that carry our label."""
+    nodes, leftovers = [], []
+    for node in sorted(listing.nodes.values(), key=_natural):
+        of_it = node.queued_resource.rpartition("/")[2] == cloud_id or node in live
+        if of_it and presence is not Presence.FOREIGN:
+            nodes.append(node)
+        elif not of_it and _uid_of(node.labels) == meta.uid:
+            leftovers.append(node)
+    return tuple(nodes), tuple(leftovers)
+
+
 def _list_others(
-    observed: Observed, meta: ObjectMeta, cloud_id: str, owner: Owner
+    observed: Observed, listing: Listing, meta: ObjectMeta, foreign: CloudQueuedResource | None
 ) -> tuple[CloudQueuedResource, ...]:
-    listed = () if observed.listing is None else observed.listing.resources.values()
-    mine = [r for r in listed if r.id != cloud_id and _owner(_labels_of(r), observed, meta) is owner]
-    return tuple(r for r in mine if _judge(r, observed, meta, adopted=False) is not Presence.FOREIGN)
+    name = {CLUSTER_LABEL: observed.cluster_id, NAMESPACE_LABEL: meta.namespace, NAME_LABEL: meta.name}
+    relics = []
+    for each in listing.resources.values():
+        labels = find_labels(each, listing)
+        former = name.items() <= labels.items() and _uid_of(labels) != meta.uid
+        if former and each != foreign:
+            relics.append(each)
+    return (*(() if foreign is None else (foreign,)), *relics)
 
 
-def _judge(found: CloudQueuedResource, observed: Observed, meta: ObjectMeta, *, adopted: bool) -> Presence:
-    """Judge by the request's labels, which nobody can change; where they name nobody who is there, by its nodes'."""
-    owner = _owner(_labels_of(found), observed, meta)
-    if owner in {Owner.OURS, Owner.FOREIGN}:
-        return _PRESENCES[owner]
-    on_nodes = {_owner(node.labels, observed, meta) for node in _list_live(found, observed)}
-    if Owner.FOREIGN in on_nodes:
-        return Presence.FOREIGN
-    # No other cluster takes for unlabelled what names this one, or what has a node that does.
-    certain = owner is Owner.RELIC or not on_nodes or Owner.OURS in on_nodes
-    return Presence.OURS if adopted and certain else _PRESENCES[owner]
+def _uid_of(labels: Mapping[str, str]) -> str:
+    return labels.get(UID_LABEL, "")
 
 
-def _list_live(found: CloudQueuedResource, observed: Observed) -> tuple[CloudNode, ...]:
-    listed = () if observed.listing is None else observed.listing.nodes.values()
-    mine = [node for node in listed if _is_of(node, found)]
-    return tuple(sorted(mine, key=_natural))
-
-
-def _is_of(node: CloudNode, found: CloudQueuedResource) -> bool:
-    if node.queued_resource:
-        return node.queued_resource.rpartition("/")[2] == found.id
-    return node.id in found.node_ids
-
-
-def _list_unlabelled(
-    found: CloudQueuedResource, live: tuple[CloudNode, ...], observed: Observed, meta: ObjectMeta
-) -> tuple[CloudNode, ...]:
-    if _owner(_labels_of(found), observed, meta) is Owner.OURS:
-        return ()
-    return tuple(node for node in live if _owner(node.labels, observed, meta) is not Owner.OURS)
-
-
-def _owner(labels: Mapping[str, str], observed: Observed, meta: ObjectMeta) -> Owner:
-    return find_owner(labels, meta, cluster_id=observed.cluster_id)
-
-
-def _labels_of(resource: CloudQueuedResource) -> Mapping[str, Any]:
-    labels: Mapping[str, Any] = resource.node.get("labels", {})
+def _labels_of(resource: CloudQueuedResource) -> Mapping[str, str]:
+    labels: Mapping[str, str] = resource.node.get("labels", {})
     return labels
 
 

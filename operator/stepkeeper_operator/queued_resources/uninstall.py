@@ -8,6 +8,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource import DeletionPolicy
 from stepkeeper_operator.cluster import QUEUED_RESOURCES, Cluster
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.labels import ADOPT_ANNOTATION
 from stepkeeper_operator.queued_resources.naming import FINALIZER
 
 __all__ = ["OBSTACLE", "check_uninstall"]
@@ -65,7 +66,7 @@ def _describe(needy: Sequence[RawObject]) -> str:
     lines.append(f"Delete them, wait until they are gone, and uninstall again. The first one: {delete}")
     lines.append(
         "Machines stay where spec.deletionPolicy is Retain, and a new object of the same namespace and name takes "
-        "them up. Set it before the deletion to keep them."
+        f"them up by annotation {ADOPT_ANNOTATION}. Set it before the deletion to keep them."
     )
     lines.append("To uninstall regardless: helm uninstall --no-hooks")
     return "\n".join(lines)

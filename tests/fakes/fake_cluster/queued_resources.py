@@ -13,6 +13,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 )
 from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudQueuedResource, Place
 from stepkeeper_operator.cloud_tpu.polling import Listing
+from stepkeeper_operator.labels import ADOPT_ANNOTATION
 from stepkeeper_operator.queued_resources.decide.queued_resource import decide_queued_resource
 from stepkeeper_operator.queued_resources.decision import Decision
 from stepkeeper_operator.queued_resources.naming import FINALIZER
@@ -52,10 +53,15 @@ def make_resource(
     node: Mapping[str, Any] | None = None,
     deleting: bool = False,
     finalizers: Iterable[str] = (FINALIZER,),
+    adopt: str | None = None,
     **spec: Any,
 ) -> QueuedResource:
-    """Make a QueuedResource of one v5e slice of Spot machines, with changes to its spec."""
-    meta = {"name": "v5e", "namespace": "team", "uid": "uid-1", "finalizers": list(finalizers)}
+    """Make a QueuedResource of one v5e slice of Spot machines, with changes to its spec, that may adopt something."""
+    meta: dict[str, Any] = {"name": "v5e", "namespace": "team", "uid": "uid-1"}
+    meta |= {
+        "finalizers": list(finalizers),
+        "annotations": {} if adopt is None else {ADOPT_ANNOTATION: adopt},
+    }
     if deleting:
         meta["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     fields = {

@@ -24,7 +24,6 @@ from stepkeeper_operator.cloud_tpu.cloud import (
     ErrorKind,
 )
 from stepkeeper_operator.queued_resources.decision import CreateCloudResource, Decision, DeleteCloudResource
-from stepkeeper_operator.queued_resources.naming import make_cloud_id
 from stepkeeper_operator.queued_resources.observed import Member, Observed, Outcome, Verb
 
 __all__ = [
@@ -110,7 +109,7 @@ def _error(kind: ErrorKind) -> CloudTPUError:
 
 
 def _request_answers(verb: Verb) -> dict[str, dict[str, Any]]:
-    taken = Outcome(verb=verb, cloud_id="", at=NOW - 1, operation="op-1")
+    taken = Outcome(verb=verb, at=NOW - 1, operation="op-1")
     refused = {
         f"{verb}: {kind}": {"outcome": replace(taken, operation="", error=_error(kind))} for kind in ErrorKind
     }
@@ -173,9 +172,6 @@ def make_cell(situation: str, answer: str, wish: Wish, shape: str) -> Cell:
         and node.labels == make_cloud_resource(resource, "").node["labels"]
     )
     observed = observe(*clouds, nodes=nodes, members=members, pods=(), listed_at=NOW - 1)
-    if "outcome" in changes:
-        cloud_id = make_cloud_id("team", "v5e", bookkeeping.number)
-        changes["outcome"] = replace(changes["outcome"], cloud_id=cloud_id)
     observed = replace(observed, **changes)
     return Cell(
         situation=situation, answer=answer, wish=wish, shape=shape, resource=resource, observed=observed

@@ -67,12 +67,14 @@ def _new(spec: dict[str, Any]) -> _Parts:
     return make_resource(**spec), (), ()
 
 
-def _found(labels: dict[str, str | None] | None, *, state: str = "ACTIVE", differs: bool = False) -> _Builder:
+def _found(
+    labels: dict[str, str | None] | None, *, adopt: str | None = None, differs: bool = False
+) -> _Builder:
     """Build one that is new, under whose name the cloud has something with other labels; None: without any."""
 
     def build(spec: dict[str, Any]) -> _Parts:
-        resource = make_resource(**spec)
-        made = make_cloud_resource(resource, state)
+        resource = make_resource(adopt=adopt, **spec)
+        made = make_cloud_resource(resource, "ACTIVE")
         known = {} if labels is None else {**made.node["labels"], **labels}
         node = {**made.node, "labels": {key: value for key, value in known.items() if value is not None}}
         if differs:
@@ -118,7 +120,10 @@ SITUATIONS: Final[dict[str, _Builder]] = {
     "somebody else's": _found({"stepkeeper-cluster": "another", "stepkeeper-uid": "another"}),
     "of an earlier object": _found({"stepkeeper-uid": "uid-0"}),
     "unlabelled": _found(None),
-    "unlabelled and different": _found(None, differs=True),
+    "of an earlier object, to be adopted": _found({"stepkeeper-uid": "uid-0"}, adopt="team-v5e"),
+    "unlabelled, to be adopted": _found(None, adopt="team-v5e"),
+    "different, to be adopted": _found(None, adopt="team-v5e", differs=True),
+    "unlabelled, another id to be adopted": _found(None, adopt="v5e"),
     "ours, the status lost": _found({}),
     "a stray": _stray,
 }

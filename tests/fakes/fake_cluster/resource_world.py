@@ -17,6 +17,7 @@ from stepkeeper_operator.cache.keys import queued_resource_key
 from stepkeeper_operator.cache.kinds import list_watched_kinds
 from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudTPU
 from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.labels import ADOPT_ANNOTATION
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.queued_resources.controller import make_queued_resource_controller
 from stepkeeper_operator.queued_resources.naming import UID_LABEL
@@ -51,12 +52,13 @@ class ResourceWorld:
         cluster_id: str = CLUSTER_ID,
         namespace: str = "team",
         name: str = "v5e",
+        uid: str = "uid-1",
         settings: CloudSettings = _SETTINGS,
         **spec: Any,
     ) -> None:
         """Make the world. With `service`, the operator asks that one, and `cloud` stays empty.
 
-        Several worlds with one service are several clusters, if each has a `cluster_id` of its own.
+        Several worlds with one service are several clusters, if each has a `cluster_id` and a `uid` of its own.
         """
         self._key = queued_resource_key(namespace, name)
         self.now = now
@@ -73,7 +75,7 @@ class ResourceWorld:
         self.kill_before = False
         """The write at which it is killed isn't carried out."""
 
-        self.uid = "uid-1"
+        self.uid = uid
         self._count_writes()
         self._start_operator()
         self.cluster.put("namespaces", {"metadata": {"name": "kube-system", "uid": cluster_id}})
@@ -84,7 +86,12 @@ class ResourceWorld:
         self.uid = uid
         raw = make_resource(finalizers=(), **spec).to_raw()
         place = {"name": self._key.name, "namespace": self._key.namespace}
-        raw["metadata"] = {**place, "uid": uid, "generation": 1}
+        raw["metadata"] = {
+            **place,
+            "uid": uid,
+            "generation": 1,
+            "annotations": raw["metadata"]["annotations"],
+        }
         del raw["status"]
         self.cluster.put(_PLURAL, raw)
 
@@ -147,6 +154,13 @@ class ResourceWorld:
         assert raw is not None
         meta = raw["metadata"] | {"generation": raw["metadata"]["generation"] + 1}
         self.cluster.put(_PLURAL, raw | {"metadata": meta, "spec": raw["spec"] | spec})
+
+    def annotate(self, adopt: str | None) -> None:
+        """Set the annotation that adopts a cloud resource, or remove it, as a user would."""
+        raw = self.raw
+        assert raw is not None
+        annotations = {} if adopt is None else {ADOPT_ANNOTATION: adopt}
+        self.cluster.put(_PLURAL, raw | {"metadata": raw["metadata"] | {"annotations": annotations}})
 
     def delete(self) -> None:
         """Ask for the object's deletion, as kubectl would."""

@@ -78,6 +78,7 @@ class StoryWorld(ResourceWorld):
             self._foreign[cloud_id] = made, node
         if adopted:
             await self.make_by_hand("team-v5e", self.resource, {})
+            self.annotate("team-v5e")
 
     async def make_by_hand(self, cloud_id: str, resource: QueuedResource, labels: dict[str, str]) -> None:
         """Make what a spec asks for as somebody else would, until it is active."""

@@ -1,7 +1,5 @@
 """Test that a list which leaves something out destroys nothing and lets go of nothing."""
 
-import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -19,14 +17,10 @@ from fake_cluster.queued_resources import (
 from fake_cluster.resource_world import ResourceWorld
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import CloudOperation, QueuedResourceState
-from stepkeeper_operator.cloud_tpu.cloud import CloudTPUError, ErrorKind
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudNode, CloudTPUError, ErrorKind, Place
 from stepkeeper_operator.labels import CLOUD_NODE_LABEL
 from stepkeeper_operator.queued_resources.decision import DeleteCloudResource, SetFinalizer
 from stepkeeper_operator.queued_resources.observed import Observed
-
-
-def play(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(story)
 
 
 async def active(**spec: Any) -> ResourceWorld:
@@ -42,137 +36,115 @@ def nodes_of(world: ResourceWorld) -> list[str]:
 
 
 @pytest.mark.parametrize("rounds", [1, 3, 40])
-def test_a_slice_that_lists_leave_out_is_asked_for_before_its_machines_are_given_up(rounds: int) -> None:
-    async def story() -> None:
-        world = await active(node={"count": 2})
-        world.cloud.unlisted.add("team-v5e-1")
-        await world.run(rounds)
-        assert "Preempted" not in world.events
-        assert world.cloud.created == ["team-v5e"]
-        assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
-
-    play(story())
-
-
-def test_a_slice_that_is_gone_ends_the_resource_after_it_was_missed_twice() -> None:
-    async def story() -> None:
-        world = await active(node={"count": 2})
-        gone = world.cloud.nodes.pop((PLACE, "team-v5e-1"))
-        asked = world.cloud.n_gets
-        while "Preempted" not in world.events:
-            await world.reconcile()
-            world.now += 1
-            assert world.cloud.n_gets < asked + 60
-        assert world.cloud.n_gets >= asked + 2
-        world.cloud.nodes[PLACE, gone.id] = gone  # the deletion takes it along
-        await world.run(40)
-        assert world.cloud.created == ["team-v5e", "team-v5e-r1"]
-
-    play(story())
+async def test_a_slice_that_lists_leave_out_is_asked_for_before_its_machines_are_given_up(
+    rounds: int,
+) -> None:
+    world = await active(node={"count": 2})
+    world.cloud.unlisted.add("team-v5e-1")
+    await world.run(rounds)
+    assert "Preempted" not in world.events
+    assert world.cloud.created == ["team-v5e"]
+    assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
 
 
-def test_one_answer_that_says_not_found_destroys_nothing() -> None:
-    async def story() -> None:
-        world = await active()
-        resource = world.cloud.resources.pop((PLACE, "team-v5e"))
-        node = world.cloud.nodes.pop((PLACE, "team-v5e"))
-        world.now += 60
+async def test_a_slice_that_is_gone_ends_the_resource_after_it_was_missed_twice() -> None:
+    world = await active(node={"count": 2})
+    gone = world.cloud.nodes.pop((PLACE, "team-v5e-1"))
+    asked = world.cloud.n_gets
+    while "Preempted" not in world.events:
         await world.reconcile()
-        await world.reconcile()
-        assert world.status.state is QueuedResourceState.ACTIVE
-        world.cloud.resources[PLACE, "team-v5e"] = resource
-        world.cloud.nodes[PLACE, "team-v5e"] = node
-        await world.run(20)
-        assert "Vanished" not in world.events
-        assert nodes_of(world) == ["team-v5e-w0"]
-        assert world.cloud.created == ["team-v5e"]
-
-    play(story())
+        world.now += 1
+        assert world.cloud.n_gets < asked + 60
+    assert world.cloud.n_gets >= asked + 2
+    world.cloud.nodes[PLACE, gone.id] = gone  # the deletion takes it along
+    await world.run(40)
+    assert world.cloud.created == ["team-v5e", "team-v5e-r1"]
 
 
-def test_what_somebody_deleted_is_made_anew_all_the_same() -> None:
-    async def story() -> None:
-        world = await active()
-        del world.cloud.resources[PLACE, "team-v5e"]
-        del world.cloud.nodes[PLACE, "team-v5e"]
-        await world.run(40)
-        assert world.events.count("Vanished") == 1
-        assert world.cloud.created == ["team-v5e", "team-v5e-r1"]
-        assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
+async def test_one_answer_that_says_not_found_destroys_nothing() -> None:
+    world = await active()
+    resource = world.cloud.resources.pop((PLACE, "team-v5e"))
+    node = world.cloud.nodes.pop((PLACE, "team-v5e"))
+    world.now += 60
+    await world.reconcile()
+    await world.reconcile()
+    assert world.status.state is QueuedResourceState.ACTIVE
+    world.cloud.resources[PLACE, "team-v5e"] = resource
+    world.cloud.nodes[PLACE, "team-v5e"] = node
+    await world.run(20)
+    assert "Vanished" not in world.events
+    assert nodes_of(world) == ["team-v5e-w0"]
+    assert world.cloud.created == ["team-v5e"]
 
-    play(story())
+
+async def test_what_somebody_deleted_is_made_anew_all_the_same() -> None:
+    world = await active()
+    del world.cloud.resources[PLACE, "team-v5e"]
+    del world.cloud.nodes[PLACE, "team-v5e"]
+    await world.run(40)
+    assert world.events.count("Vanished") == 1
+    assert world.cloud.created == ["team-v5e", "team-v5e-r1"]
+    assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
 
 
 @pytest.mark.parametrize("when", ["before the deletion", "during the deletion"])
-def test_a_deletion_lets_go_of_nothing_that_lists_leave_out(when: str) -> None:
-    async def story() -> None:
-        world = await active()
-        world.cloud.stays.add("team-v5e")
-        if when == "before the deletion":
-            world.cloud.unlisted.add("team-v5e")
-        world.delete()
-        await world.run(3)
+async def test_a_deletion_lets_go_of_nothing_that_lists_leave_out(when: str) -> None:
+    world = await active()
+    world.cloud.stays.add("team-v5e")
+    if when == "before the deletion":
         world.cloud.unlisted.add("team-v5e")
-        await world.run(10)
-        assert world.raw is not None, "the cloud still deletes it"
-        assert world.cloud.resources[PLACE, "team-v5e"].state == "DELETING"
-        world.cloud.stays.clear()
-        await world.run(10)
-        assert world.raw is None
-        assert not world.cloud.resources
-        assert nodes_of(world) == []
-
-    play(story())
-
-
-def test_a_slice_that_outlives_its_resource_unlisted_keeps_the_object() -> None:
-    async def story() -> None:
-        world = await active()
-        world.cloud.stays.add("team-v5e")
-        world.delete()
-        await world.run(3)
-        del world.cloud.resources[PLACE, "team-v5e"]
-        world.cloud.unlisted.add("team-v5e")
-        await world.run(10)
-        assert world.raw is not None
-        assert nodes_of(world) == ["team-v5e-w0"]
-        del world.cloud.nodes[PLACE, "team-v5e"]
-        await world.run(10)
-        assert world.raw is None
-
-    play(story())
+    world.delete()
+    await world.run(3)
+    world.cloud.unlisted.add("team-v5e")
+    await world.run(10)
+    assert world.raw is not None, "the cloud still deletes it"
+    assert world.cloud.resources[PLACE, "team-v5e"].state == "DELETING"
+    world.cloud.stays.clear()
+    await world.run(10)
+    assert world.raw is None
+    assert not world.cloud.resources
+    assert nodes_of(world) == []
 
 
-def test_an_emptied_status_and_a_short_list_cost_no_machine() -> None:
-    async def story() -> None:
-        world = await active()
-        world.cloud.set_nodes("PREEMPTED")
-        await world.run(40)
-        assert world.status.bookkeeping.number == 1
-        raw = world.raw
-        assert raw is not None
-        world.cloud.unlisted |= {"team-v5e-r1"}
-        world.cluster.put("queuedresources", {key: raw[key] for key in raw if key != "status"})
-        world.restart_operator()
-        await world.run(10)
-        assert world.cloud.created == ["team-v5e", "team-v5e-r1"]
-        assert nodes_of(world) == ["team-v5e-r1-w0"]
-        assert world.status.bookkeeping.number == 1
-
-    play(story())
+async def test_a_slice_that_outlives_its_resource_unlisted_keeps_the_object() -> None:
+    world = await active()
+    world.cloud.stays.add("team-v5e")
+    world.delete()
+    await world.run(3)
+    del world.cloud.resources[PLACE, "team-v5e"]
+    world.cloud.unlisted.add("team-v5e")
+    await world.run(10)
+    assert world.raw is not None
+    assert nodes_of(world) == ["team-v5e-w0"]
+    del world.cloud.nodes[PLACE, "team-v5e"]
+    await world.run(10)
+    assert world.raw is None
 
 
-def test_a_resource_that_cannot_be_asked_for_is_not_gone() -> None:
-    async def story() -> None:
-        world = await active()
-        world.cloud.unlisted.add("team-v5e")
-        for _ in range(50):
-            world.cloud.fail_next("get", ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
-        await world.run(30)
-        assert "Vanished" not in world.events
-        assert world.cloud.created == ["team-v5e"]
+async def test_an_emptied_status_and_a_short_list_cost_no_machine() -> None:
+    world = await active()
+    world.cloud.set_nodes("PREEMPTED")
+    await world.run(40)
+    assert world.status.bookkeeping.number == 1
+    raw = world.raw
+    assert raw is not None
+    world.cloud.unlisted |= {"team-v5e-r1"}
+    world.cluster.put("queuedresources", {key: raw[key] for key in raw if key != "status"})
+    world.restart_operator()
+    await world.run(10)
+    assert world.cloud.created == ["team-v5e", "team-v5e-r1"]
+    assert nodes_of(world) == ["team-v5e-r1-w0"]
+    assert world.status.bookkeeping.number == 1
 
-    play(story())
+
+async def test_a_resource_that_cannot_be_asked_for_is_not_gone() -> None:
+    world = await active()
+    world.cloud.unlisted.add("team-v5e")
+    for _ in range(50):
+        world.cloud.fail_next("get", ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
+    await world.run(30)
+    assert "Vanished" not in world.events
+    assert world.cloud.created == ["team-v5e"]
 
 
 def test_a_deletion_after_a_failed_creation_looks_whether_something_was_made_after_all() -> None:
@@ -186,40 +158,38 @@ def test_a_deletion_after_a_failed_creation_looks_whether_something_was_made_aft
     assert decide(resource, observe(pods=())).actions == (SetFinalizer(present=False),)
 
 
-def test_what_a_failed_creation_left_is_deleted_though_lists_leave_it_out() -> None:
-    async def story() -> None:
-        world = ResourceWorld()
-        world.cloud.unlisted.add("team-v5e")
-        world.cloud.operation_error = CloudTPUError(ErrorKind.TRANSIENT, "INTERNAL", "it broke")
-        for _ in range(6):
-            await world.reconcile()
-            world.now += 1
-        assert world.cloud.created == ["team-v5e"]
-        for _ in range(3):
-            world.cloud.finish_operations()
-            await world.reconcile()
-            world.now += 10
-        world.delete()
-        await world.run(20)
-        assert world.raw is None
-        assert not world.cloud.resources
-
-    play(story())
+async def test_what_a_failed_creation_left_is_deleted_though_lists_leave_it_out() -> None:
+    world = ResourceWorld()
+    world.cloud.unlisted.add("team-v5e")
+    world.cloud.operation_error = CloudTPUError(ErrorKind.TRANSIENT, "INTERNAL", "it broke")
+    for _ in range(6):
+        await world.reconcile()
+        world.now += 1
+    assert world.cloud.created == ["team-v5e"]
+    for _ in range(3):
+        world.cloud.finish_operations()
+        await world.reconcile()
+        world.now += 10
+    world.delete()
+    await world.run(20)
+    assert world.raw is None
+    assert not world.cloud.resources
 
 
-def test_a_label_that_can_name_no_slice_holds_nothing_up() -> None:
-    async def story() -> None:
-        world = await active()
-        known = world.cluster.objects["nodes", None, "team-v5e-w0"]
-        labels = {**known["metadata"]["labels"], CLOUD_NODE_LABEL: "Not_An.Id"}
-        world.cluster.put("nodes", {**known, "metadata": {**known["metadata"], "labels": labels}})
-        for _ in range(50):
-            world.cloud.fail_next(
-                "get_node", ErrorKind.TERMINAL, "INVALID_ARGUMENT", "no such name is possible"
-            )
-        world.delete()
-        await world.run(20)
-        assert world.raw is None
-        assert nodes_of(world) == []
+async def test_a_label_that_can_name_no_slice_holds_nothing_up() -> None:
+    world = await active()
+    known = world.cluster.objects["nodes", None, "team-v5e-w0"]
+    labels = {**known["metadata"]["labels"], CLOUD_NODE_LABEL: "Not_An.Id"}
+    world.cluster.put("nodes", {**known, "metadata": {**known["metadata"], "labels": labels}})
+    get_node = world.cloud.get_node
 
-    play(story())
+    async def get_possible(place: Place, node_id: str, version: ApiVersion) -> CloudNode | None:
+        if node_id == "Not_An.Id":
+            raise CloudTPUError(ErrorKind.TERMINAL, "INVALID_ARGUMENT", "no such name is possible")
+        return await get_node(place, node_id, version)
+
+    world.cloud.get_node = get_possible  # type: ignore[method-assign]
+    world.delete()
+    await world.run(20)
+    assert world.raw is None
+    assert nodes_of(world) == []

@@ -183,7 +183,7 @@ def test_each_deletion_whose_operation_fails_is_followed_by_another_request_and_
     for index in range(5):
         asked = decide(resource, seen, now=now)
         ids += [a.request_id for a in asked.actions if isinstance(a, DeleteCloudResource)]
-        accepted = Outcome(verb=Verb.DELETE, cloud_id="team-v5e", at=now, operation=f"op-{index}")
+        accepted = Outcome(verb=Verb.DELETE, at=now, operation=f"op-{index}")
         running = decide(after(resource, asked), replace(seen, outcome=accepted), now=now)
         error = CloudTPUError(ErrorKind.TRANSIENT, "INTERNAL", "it broke")
         failed = CloudOperationState(name=f"op-{index}", done=True, error=error)
@@ -215,13 +215,6 @@ def test_a_status_that_is_older_than_the_cloud_costs_no_machine() -> None:
     settled = decide(after(restored, taken), observe(late, present, nodes=[make_node(present)]))
     assert [a.cloud_id for a in settled.actions if isinstance(a, DeleteCloudResource)] == [late.id]
     assert settled.status.state is QueuedResourceState.ACTIVE
-
-
-def test_a_late_answer_to_an_old_request_is_deleted() -> None:
-    old = make_cloud_resource(created(), "CREATING")
-    resource = noted(created(), number=1)
-    decision = decide(resource, observe(old, make_cloud_resource(resource, "ACTIVE")))
-    assert [a.cloud_id for a in decision.actions if isinstance(a, DeleteCloudResource)] == ["team-v5e"]
 
 
 def test_nodes_of_an_earlier_one_are_removed_before_the_next_is_asked_for() -> None:

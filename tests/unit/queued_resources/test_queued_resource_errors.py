@@ -68,9 +68,7 @@ def test_an_error_of_the_creation_is_told_once_and_tried_again_in_its_time(kind:
     code, wait_s, (condition, value) = ERRORS[kind]
     asked = decide(make_resource(), observe())
     resource = after(make_resource(), asked)
-    outcome = Outcome(
-        verb=Verb.CREATE, cloud_id="team-v5e", at=NOW, error=CloudTPUError(kind, code, "the words")
-    )
+    outcome = Outcome(verb=Verb.CREATE, at=NOW, error=CloudTPUError(kind, code, "the words"))
     told = decide(resource, observe(outcome=outcome))
     assert told.actions == ()
     assert told.status.error is not None
@@ -90,7 +88,7 @@ def test_an_error_of_the_creation_is_told_once_and_tried_again_in_its_time(kind:
 
 @pytest.mark.parametrize("kind", [ErrorKind.TERMINAL, ErrorKind.QUOTA, ErrorKind.NOT_FOUND])
 def test_a_changed_spec_is_tried_at_once_after_an_error(kind: ErrorKind) -> None:
-    outcome = Outcome(verb=Verb.CREATE, cloud_id="team-v5e", at=NOW, error=CloudTPUError(kind, "X", "words"))
+    outcome = Outcome(verb=Verb.CREATE, at=NOW, error=CloudTPUError(kind, "X", "words"))
     resource = created()
     resource = after(resource, decide(resource, observe(outcome=outcome)))
     changed = make_resource(resource.status, node={"runtimeVersion": "another"})
@@ -131,7 +129,7 @@ def test_a_failure_for_lack_of_quota_frees_what_is_left_and_is_no_failure() -> N
 @pytest.mark.parametrize("kind", ErrorKind)
 def test_a_request_without_an_answer_may_still_be_carried_out(kind: ErrorKind) -> None:
     resource = after(make_resource(), decide(make_resource(), observe()))
-    outcome = Outcome(verb=Verb.CREATE, cloud_id="team-v5e", at=NOW, error=CloudTPUError(kind, "X", "words"))
+    outcome = Outcome(verb=Verb.CREATE, at=NOW, error=CloudTPUError(kind, "X", "words"))
     told = decide(resource, observe(outcome=outcome))
     assert (told.status.bookkeeping.asked_at is not None) is (kind is ErrorKind.TRANSIENT)
     done = decide(resource, observe(outcome=replace(outcome, error=None, operation="op")))
@@ -143,7 +141,7 @@ def lose_answer(
 ) -> Decision:
     """Decide after a creation at NOW that got no answer, with a list of `listed_at` that shows this."""
     error = CloudTPUError(ErrorKind.TRANSIENT, "UNAVAILABLE", "words")
-    outcome = Outcome(verb=Verb.CREATE, cloud_id="team-v5e", at=NOW, error=error)
+    outcome = Outcome(verb=Verb.CREATE, at=NOW, error=error)
     listing = list_cloud(shown, asked_at=listed_at)
     return decide(resource, Observed(cluster_id=CLUSTER_ID, listing=listing, outcome=outcome), now=NOW + 1)
 

@@ -105,16 +105,16 @@ def _see(observed: Observed, changed: CloudQueuedResource, verb: Verb) -> Observ
     assert observed.listing is not None
     resources = {**observed.listing.resources, changed.id: changed}
     listing = list_cloud(resources.values(), observed.listing.nodes.values())
-    outcome = Outcome(verb=verb, cloud_id=changed.id, at=NOW, operation=f"op-of-{changed.id}")
+    outcome = Outcome(verb=verb, at=NOW, operation=f"op-of-{changed.id}")
     return replace(observed, listing=listing, outcome=outcome)
 
 
 def _see_labels(observed: Observed, action: LabelNodes) -> Observed:
     assert observed.listing is not None
     nodes = dict(observed.listing.nodes)
-    for node_id in action.node_ids:
+    for node_id in action.owners:
         nodes[node_id] = replace(nodes[node_id], labels={**nodes[node_id].labels, **action.labels})
-    outcome = Outcome(verb=Verb.LABEL, cloud_id=action.cloud_id, at=NOW)
+    outcome = Outcome(verb=Verb.LABEL, at=NOW)
     return replace(observed, listing=replace(observed.listing, nodes=nodes), outcome=outcome)
 
 

@@ -154,14 +154,13 @@ def _check_others(cell: Cell, decision: Decision) -> None:
 
 
 def _check_labels(cell: Cell, action: LabelNodes) -> None:
-    """Labels are written on what nobody has, or an earlier object of the name had, and not for one that goes."""
-    assert cell.situation in {"unlabelled", "of an earlier object"}, cell.name
+    """Labels are written on what the annotation names, and not for one that goes."""
+    assert cell.situation in {"unlabelled, to be adopted", "of an earlier object, to be adopted"}, cell.name
     assert not cell.wish.deleted, cell.name
     assert action.labels[UID_LABEL] == cell.resource.metadata.uid, cell.name
     assert cell.observed.listing is not None
-    for node_id in action.node_ids:
-        owner = cell.observed.listing.nodes[node_id].labels.get(UID_LABEL)
-        assert owner in {None, "uid-0"}, f"{cell.name}: somebody else's"
+    for node_id, owner in action.owners.items():
+        assert cell.observed.listing.nodes[node_id].labels.get(UID_LABEL, "") == owner, cell.name
 
 
 def _check_next_look(cell: Cell, decision: Decision) -> None:

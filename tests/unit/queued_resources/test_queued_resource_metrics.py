@@ -1,9 +1,5 @@
 """Test the figures of QueuedResources in /metrics, as Prometheus reads them."""
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Any
-
 from fake_cluster.resource_world import ResourceWorld
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -13,10 +9,6 @@ from stepkeeper_operator.cloud_tpu.cloud import ErrorKind
 OBJECT = (("namespace", "team"), ("queued_resource", "v5e"))
 PLACE = (("project", "my-project"), ("zone", "us-central2-b"))
 Labels = tuple[tuple[str, str], ...]
-
-
-def play(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(story)
 
 
 def read(world: ResourceWorld) -> dict[str, dict[Labels, float]]:
@@ -29,103 +21,85 @@ def read(world: ResourceWorld) -> dict[str, dict[Labels, float]]:
     return found
 
 
-def test_state_and_hosts_are_shown_and_go_with_the_object() -> None:
-    async def story() -> None:
-        world = ResourceWorld(node={"count": 2})
-        seen = set()
-        for _ in range(12):
-            await world.run(1)
-            states = read(world)["stepkeeper_queued_resource_state"]
-            assert list(states.values()) == [1.0], "one series for each object, whatever it was before"
-            seen |= {dict(labels)["state"] for labels in states}
-        assert {"Pending", "Active"} <= seen
-        figures = read(world)
-        assert figures["stepkeeper_queued_resource_hosts"] == {OBJECT: 2.0}
-        assert figures["stepkeeper_queued_resource_joined_hosts"] == {OBJECT: 2.0}
-        assert figures["stepkeeper_queued_resource_recreations"] == {OBJECT: 0.0}
-        assert figures["stepkeeper_queued_resource_quota_exhausted"] == {OBJECT: 0.0}
-        world.delete()
-        await world.run(20)
+async def test_state_and_hosts_are_shown_and_go_with_the_object() -> None:
+    world = ResourceWorld(node={"count": 2})
+    seen = set()
+    for _ in range(12):
+        await world.run(1)
+        states = read(world)["stepkeeper_queued_resource_state"]
+        assert list(states.values()) == [1.0], "one series for each object, whatever it was before"
+        seen |= {dict(labels)["state"] for labels in states}
+    assert {"Pending", "Active"} <= seen
+    figures = read(world)
+    assert figures["stepkeeper_queued_resource_hosts"] == {OBJECT: 2.0}
+    assert figures["stepkeeper_queued_resource_joined_hosts"] == {OBJECT: 2.0}
+    assert figures["stepkeeper_queued_resource_recreations"] == {OBJECT: 0.0}
+    assert figures["stepkeeper_queued_resource_quota_exhausted"] == {OBJECT: 0.0}
+    world.delete()
+    await world.run(20)
+    await world.reconcile()
+    assert world.raw is None
+    left = {name: series for name, series in read(world).items() if "queued_resource" in name}
+    assert not any(left.values())
+    assert "stepkeeper_cloud_tpu_list_age_seconds" not in read(world), "nobody is in the place any more"
+
+
+async def test_recreations_are_counted_over_a_restart() -> None:
+    world = ResourceWorld()
+    await world.run(12)
+    world.cloud.set_nodes("PREEMPTED")
+    await world.run(40)
+    world.restart_operator()
+    await world.reconcile()
+    assert read(world)["stepkeeper_queued_resource_recreations"] == {OBJECT: 1.0}
+
+
+async def test_lack_of_quota_is_shown() -> None:
+    world = ResourceWorld()
+    world.cloud.quota = 0
+    await world.run(5)
+    figures = read(world)
+    assert figures["stepkeeper_queued_resource_quota_exhausted"] == {OBJECT: 1.0}
+    requests = figures["stepkeeper_cloud_tpu_requests_total"]
+    assert requests[("code", "RESOURCE_EXHAUSTED"), ("method", "CreateQueuedResource")] == 1.0
+
+
+async def test_requests_are_counted_by_method_and_code() -> None:
+    world = ResourceWorld()
+    world.cloud.fail_next("list", ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
+    for _ in range(20):  # its creation is looked at before the cloud goes on
         await world.reconcile()
-        assert world.raw is None
-        left = {name: series for name, series in read(world).items() if "queued_resource" in name}
-        assert not any(left.values())
-        assert "stepkeeper_cloud_tpu_list_age_seconds" not in read(world), "nobody is in the place any more"
-
-    play(story())
-
-
-def test_recreations_are_counted_over_a_restart() -> None:
-    async def story() -> None:
-        world = ResourceWorld()
-        await world.run(12)
-        world.cloud.set_nodes("PREEMPTED")
-        await world.run(40)
-        world.restart_operator()
-        await world.reconcile()
-        assert read(world)["stepkeeper_queued_resource_recreations"] == {OBJECT: 1.0}
-
-    play(story())
+        world.now += 1
+    await world.run(12)
+    world.delete()
+    await world.run(20)
+    requests = read(world)["stepkeeper_cloud_tpu_requests_total"]
+    by_key = {(dict(labels)["method"], dict(labels)["code"]): value for labels, value in requests.items()}
+    assert by_key["ListNodes", "UNAVAILABLE"] == 2.0, "v2 was asked, too"
+    assert by_key["ListQueuedResources", "OK"] == world.cloud.n_lists
+    assert by_key["CreateQueuedResource", "OK"] == 1.0
+    assert by_key["DeleteQueuedResource", "OK"] == 1.0
+    assert by_key["GetQueuedResource", "NOT_FOUND"] >= 1.0
+    assert by_key["GetOperation", "OK"] >= 1.0
 
 
-def test_lack_of_quota_is_shown() -> None:
-    async def story() -> None:
-        world = ResourceWorld()
-        world.cloud.quota = 0
-        await world.run(5)
-        figures = read(world)
-        assert figures["stepkeeper_queued_resource_quota_exhausted"] == {OBJECT: 1.0}
-        requests = figures["stepkeeper_cloud_tpu_requests_total"]
-        assert requests[("code", "RESOURCE_EXHAUSTED"), ("method", "CreateQueuedResource")] == 1.0
-
-    play(story())
-
-
-def test_requests_are_counted_by_method_and_code() -> None:
-    async def story() -> None:
-        world = ResourceWorld()
+async def test_the_age_of_the_last_list_grows_while_the_cloud_is_silent() -> None:
+    world = ResourceWorld()
+    await world.run(12)
+    assert world.status.state is QueuedResourceState.ACTIVE
+    for _ in range(100):
         world.cloud.fail_next("list", ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
-        for _ in range(20):  # its creation is looked at before the cloud goes on
-            await world.reconcile()
-            world.now += 1
-        await world.run(12)
-        world.delete()
-        await world.run(20)
-        requests = read(world)["stepkeeper_cloud_tpu_requests_total"]
-        by_key = {(dict(labels)["method"], dict(labels)["code"]): value for labels, value in requests.items()}
-        assert by_key["ListNodes", "UNAVAILABLE"] == 2.0, "v2 was asked, too"
-        assert by_key["ListQueuedResources", "OK"] == world.cloud.n_lists
-        assert by_key["CreateQueuedResource", "OK"] == 1.0
-        assert by_key["DeleteQueuedResource", "OK"] == 1.0
-        assert by_key["GetQueuedResource", "NOT_FOUND"] >= 1.0
-        assert by_key["GetOperation", "OK"] >= 1.0
-
-    play(story())
+    before = read(world)["stepkeeper_cloud_tpu_list_age_seconds"][PLACE]
+    await world.run(10, seconds=30)
+    assert read(world)["stepkeeper_cloud_tpu_list_age_seconds"][PLACE] == before + 300
+    world.cloud.faults.clear()
+    await world.run(4, seconds=30)
+    assert read(world)["stepkeeper_cloud_tpu_list_age_seconds"][PLACE] <= 60
 
 
-def test_the_age_of_the_last_list_grows_while_the_cloud_is_silent() -> None:
-    async def story() -> None:
-        world = ResourceWorld()
-        await world.run(12)
-        assert world.status.state is QueuedResourceState.ACTIVE
-        for _ in range(100):
-            world.cloud.fail_next("list", ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
-        before = read(world)["stepkeeper_cloud_tpu_list_age_seconds"][PLACE]
-        await world.run(10, seconds=30)
-        assert read(world)["stepkeeper_cloud_tpu_list_age_seconds"][PLACE] == before + 300
-        world.cloud.faults.clear()
-        await world.run(4, seconds=30)
-        assert read(world)["stepkeeper_cloud_tpu_list_age_seconds"][PLACE] <= 60
-
-    play(story())
-
-
-def test_hosts_that_nobody_counts_are_no_number() -> None:
-    async def story() -> None:
-        world = ResourceWorld(hosts_per_node=0)
-        await world.run(12)
-        figures = read(world)
-        assert "stepkeeper_queued_resource_hosts" not in figures
-        assert figures["stepkeeper_queued_resource_joined_hosts"] == {OBJECT: 0.0}
-
-    play(story())
+async def test_hosts_that_nobody_counts_are_no_number() -> None:
+    world = ResourceWorld(hosts_per_node=0)
+    await world.run(12)
+    figures = read(world)
+    assert "stepkeeper_queued_resource_hosts" not in figures
+    assert figures["stepkeeper_queued_resource_joined_hosts"] == {OBJECT: 0.0}

@@ -1,9 +1,5 @@
 """Test that an operation which nobody can read holds nothing up: what exists, or doesn't, tells what became of it."""
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Any
-
 import pytest
 from fake_cluster.queued_resources import (
     created,
@@ -24,10 +20,6 @@ from stepkeeper_operator.queued_resources.settings import CloudSettings
 CREATION = CloudOperation(name="op", verb="Create", start_time=0)
 
 
-def play(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(story)
-
-
 def unreadable_operations() -> ResourceWorld:
     world = ResourceWorld(settings=CloudSettings(poll_active_s=100))
     for _ in range(5000):
@@ -35,31 +27,25 @@ def unreadable_operations() -> ResourceWorld:
     return world
 
 
-def test_the_cloud_is_listed_at_the_idle_pace_though_no_operation_can_be_read() -> None:
-    async def story() -> None:
-        world = unreadable_operations()
-        await world.run(40)
-        assert world.status.state is QueuedResourceState.ACTIVE
-        assert world.status.operation is None
-        lists_before, ends_at = world.cloud.n_lists, world.now + 1000
-        while world.now < ends_at:
-            await world.reconcile()
-            world.now += 5
-        assert world.cloud.n_lists - lists_before <= 12
-
-    play(story())
+async def test_the_cloud_is_listed_at_the_idle_pace_though_no_operation_can_be_read() -> None:
+    world = unreadable_operations()
+    await world.run(40)
+    assert world.status.state is QueuedResourceState.ACTIVE
+    assert world.status.operation is None
+    lists_before, ends_at = world.cloud.n_lists, world.now + 1000
+    while world.now < ends_at:
+        await world.reconcile()
+        world.now += 5
+    assert world.cloud.n_lists - lists_before <= 12
 
 
-def test_a_deletion_ends_with_the_resource_though_no_operation_can_be_read() -> None:
-    async def story() -> None:
-        world = unreadable_operations()
-        await world.run(40)
-        world.delete()
-        await world.run(8)
-        assert world.raw is None
-        assert not world.cloud.resources
-
-    play(story())
+async def test_a_deletion_ends_with_the_resource_though_no_operation_can_be_read() -> None:
+    world = unreadable_operations()
+    await world.run(40)
+    world.delete()
+    await world.run(8)
+    assert world.raw is None
+    assert not world.cloud.resources
 
 
 @pytest.mark.parametrize(("state", "over"), [("CREATING", False), ("ACCEPTED", True), ("ACTIVE", True)])

@@ -27,7 +27,7 @@ def answer_creation(resource: QueuedResource, now: float) -> QueuedResource:
     asked = decide(resource, observe(), now=now)
     assert kinds(asked) == [CreateCloudResource]
     resource = after(resource, asked)
-    outcome = Outcome(verb=Verb.CREATE, cloud_id="x", at=now, operation="op")
+    outcome = Outcome(verb=Verb.CREATE, at=now, operation="op")
     return after(resource, decide(resource, observe(outcome=outcome), now=now))
 
 

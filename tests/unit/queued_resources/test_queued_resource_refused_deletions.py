@@ -53,7 +53,7 @@ def refuse(
     asked = decide(resource, observe(cloud, pods=()), now=now)
     assert kinds(asked) == [DeleteCloudResource]
     error = CloudTPUError(kind, "PERMISSION_DENIED", "the words")
-    outcome = Outcome(verb=Verb.DELETE, cloud_id=cloud.id, at=now, error=error)
+    outcome = Outcome(verb=Verb.DELETE, at=now, error=error)
     told = decide(after(resource, asked), observe(cloud, pods=(), outcome=outcome), now=now)
     assert told.actions == ()
     return after(resource, told), told
@@ -96,7 +96,7 @@ def test_a_blocked_deletion_is_a_problem_until_it_is_accepted(kind: ErrorKind, r
     assert "costs money" in degraded.message
     # To retain it lets go of a deleted object's resource; one that is made anew would be deleted all the same.
     assert ("Retain" in degraded.message) is (resource.metadata.deletion_timestamp is not None)
-    accepted = Outcome(verb=Verb.DELETE, cloud_id=removed[1].id, at=NOW + 5, operation="op")
+    accepted = Outcome(verb=Verb.DELETE, at=NOW + 5, operation="op")
     seen = observe(removed[1], pods=(), outcome=accepted)
     assert find(decide(resource, seen, now=NOW + 5), "Degraded").status == "False"
 
@@ -106,7 +106,7 @@ def test_the_deletion_of_an_earlier_one_says_when_it_is_asked_for_again() -> Non
     resource = noted(created(QueuedResourceState.ACTIVE), number=1)
     present = make_cloud_resource(resource, "ACTIVE")
     error = CloudTPUError(ErrorKind.TERMINAL, "PERMISSION_DENIED", "the words")
-    outcome = Outcome(verb=Verb.DELETE, cloud_id=old.id, at=NOW, error=error)
+    outcome = Outcome(verb=Verb.DELETE, at=NOW, error=error)
     told = decide(resource, observe(old, present, outcome=outcome))
     assert f"the next request is sent at {render_time(NOW + 5)}" in find(told, "Degraded").message
 
@@ -148,7 +148,7 @@ def test_an_earlier_one_is_deleted_at_once_though_the_next_creation_waits() -> N
     old = make_cloud_resource(created(), "ACTIVE")
     resource = noted(created(QueuedResourceState.PENDING), number=1)
     error = CloudTPUError(ErrorKind.TERMINAL, "PERMISSION_DENIED", "may not create")
-    outcome = Outcome(verb=Verb.CREATE, cloud_id="team-v5e-r1", at=NOW, error=error)
+    outcome = Outcome(verb=Verb.CREATE, at=NOW, error=error)
     refused = decide(resource, observe(outcome=outcome))
     assert refused.status.bookkeeping.not_before == NOW + 3600
     seen = decide(after(resource, refused), observe(old), now=NOW + 20)

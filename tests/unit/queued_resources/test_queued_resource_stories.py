@@ -1,24 +1,17 @@
 """Test the controller of QueuedResources in stories: the shipped code, a cluster and a cloud in memory."""
 
-import asyncio
 import contextlib
-from collections.abc import Coroutine
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_cluster.queued_resources import PLACE, make_cloud_resource
+from fake_cluster.queued_resources import PLACE
 from fake_cluster.resource_world import ResourceWorld
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
-from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, ErrorKind
+from stepkeeper_operator.cloud_tpu.cloud import ErrorKind
 from stepkeeper_operator.errors import ApiError, InvalidObjectError, LeaseLostError
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.settings import OperatorSettings
-
-
-def play(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(story)
 
 
 async def active(**spec: Any) -> ResourceWorld:
@@ -29,333 +22,204 @@ async def active(**spec: Any) -> ResourceWorld:
     return world
 
 
-def test_it_is_created_provided_joined_and_then_nothing_is_written() -> None:
-    async def story() -> None:
-        world = await active(node={"count": 2})
-        assert world.cloud.created == ["team-v5e"]
-        assert world.status.joined == "2/2"
-        assert await world.record_writes() == []
-        states = [reason for reason in world.events if reason in set(QueuedResourceState)]
-        assert (states[0], states[-1]) == ("Pending", "Active")
-        assert len(set(states)) == len(states), "each state is told once"
-
-    play(story())
+async def test_it_is_created_provided_joined_and_then_nothing_is_written() -> None:
+    world = await active(node={"count": 2})
+    assert world.cloud.created == ["team-v5e"]
+    assert world.status.joined == "2/2"
+    assert await world.record_writes() == []
+    states = [reason for reason in world.events if reason in set(QueuedResourceState)]
+    assert (states[0], states[-1]) == ("Pending", "Active")
+    assert len(set(states)) == len(states), "each state is told once"
 
 
-def test_once_the_lease_is_lost_nothing_more_is_asked_of_the_cloud() -> None:
-    async def story() -> None:
-        world = await active()
-        world.delete()
+async def test_once_the_lease_is_lost_nothing_more_is_asked_of_the_cloud() -> None:
+    world = await active()
+    world.delete()
+    looks = 0
+
+    def acting() -> bool:
+        """Hold the lease at the first look of each reconcile, and lose it before the first write."""
+        nonlocal looks
+        looks += 1
+        return looks == 1
+
+    world.acting = acting
+    for _ in range(20):
         looks = 0
-
-        def acting() -> bool:
-            """Hold the lease at the first look of each reconcile, and lose it before the first write."""
-            nonlocal looks
-            looks += 1
-            return looks == 1
-
-        world.acting = acting
-        for _ in range(20):
-            looks = 0
-            with contextlib.suppress(LeaseLostError):
-                await world.reconcile()
-            world.step(10)
-        assert world.cloud.resources, "its deletion is the next operator's"
-        world.acting = lambda: True
-        await world.run(20)
-        assert not world.cloud.resources
-
-    play(story())
+        with contextlib.suppress(LeaseLostError):
+            await world.reconcile()
+        world.step(10)
+    assert world.cloud.resources, "its deletion is the next operator's"
+    world.acting = lambda: True
+    await world.run(20)
+    assert not world.cloud.resources
 
 
-def test_a_deletion_lets_pods_end_and_leaves_nothing() -> None:
-    async def story() -> None:
-        world = await active()
-        world.add_pod("team-v5e-w0")
-        world.delete()
-        await world.run(1)
-        assert world.cluster.objects["nodes", None, "team-v5e-w0"]["spec"]["unschedulable"]
-        assert world.cloud.resources, "the machines stay while the pod saves"
-        await world.run(20)
-        assert world.raw is None
-        assert not world.cloud.resources
-        assert not world.cluster.list_objects("nodes")
-
-    play(story())
+async def test_a_deletion_lets_pods_end_and_leaves_nothing() -> None:
+    world = await active()
+    world.add_pod("team-v5e-w0")
+    world.delete()
+    await world.run(1)
+    assert world.cluster.objects["nodes", None, "team-v5e-w0"]["spec"]["unschedulable"]
+    assert world.cloud.resources, "the machines stay while the pod saves"
+    await world.run(20)
+    assert world.raw is None
+    assert not world.cloud.resources
+    assert not world.cluster.list_objects("nodes")
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before it", "after it"])
 @pytest.mark.parametrize("write", range(12))
-def test_an_operator_killed_at_any_write_makes_no_second_resource(write: int, *, before: bool) -> None:
-    async def story() -> None:
-        world = ResourceWorld()
-        world.kill_at, world.kill_before = write, before
-        await world.run(12)
-        assert world.cloud.created == ["team-v5e"]
-        assert world.status.state is QueuedResourceState.ACTIVE
-        world.kill_at = write
-        world.delete()
-        await world.run(30)
-        assert world.raw is None
-        assert not world.cloud.resources
-
-    play(story())
+async def test_an_operator_killed_at_any_write_makes_no_second_resource(write: int, *, before: bool) -> None:
+    world = ResourceWorld()
+    world.kill_at, world.kill_before = write, before
+    await world.run(12)
+    assert world.cloud.created == ["team-v5e"]
+    assert world.status.state is QueuedResourceState.ACTIVE
+    world.kill_at = write
+    world.delete()
+    await world.run(30)
+    assert world.raw is None
+    assert not world.cloud.resources
 
 
-def test_a_lost_answer_makes_no_second_resource() -> None:
-    async def story() -> None:
-        world = ResourceWorld()
-        world.cloud.fail_next("create", ErrorKind.TRANSIENT, "DEADLINE_EXCEEDED", carried_out=True)
-        await world.run(12)
-        assert world.cloud.created == ["team-v5e"]
-        assert world.status.error is None
-        assert world.status.state is QueuedResourceState.ACTIVE
-
-    play(story())
-
-
-def test_a_preempted_node_brings_a_new_resource_after_the_old_one_is_gone() -> None:
-    async def story() -> None:
-        world = await active()
-        world.cloud.quota = 1
-        world.cloud.set_nodes("PREEMPTED")
-        await world.run(40)
-        assert world.cloud.created == ["team-v5e", "team-v5e-r1"]
-        assert list(world.cloud.resources) == [(PLACE, "team-v5e-r1")]
-        assert world.status.recreations == 1
-        assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
-        assert "Preempted" in world.events
-        assert "QuotaExhausted" not in world.events
-
-    play(story())
+async def test_a_preempted_node_brings_a_new_resource_after_the_old_one_is_gone() -> None:
+    world = await active()
+    world.cloud.quota = 1
+    world.cloud.set_nodes("PREEMPTED")
+    await world.run(40)
+    assert world.cloud.created == ["team-v5e", "team-v5e-r1"]
+    assert list(world.cloud.resources) == [(PLACE, "team-v5e-r1")]
+    assert world.status.recreations == 1
+    assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
+    assert "Preempted" in world.events
+    assert "QuotaExhausted" not in world.events
 
 
-def test_quota_is_gone_and_comes_back() -> None:
-    async def story() -> None:
-        world = ResourceWorld()
-        world.cloud.quota = 0
-        await world.run(30)
-        assert world.condition("QuotaExhausted") == ("True", "QuotaExhausted")
-        assert world.events.count("QuotaExhausted") == 1
-        world.cloud.quota = None
-        await world.run(60)
-        assert world.status.state is QueuedResourceState.ACTIVE
-        assert world.condition("QuotaExhausted") == ("False", "QuotaSuffices")
-
-    play(story())
-
-
-def test_a_refusal_is_told_in_the_apis_words_and_a_new_spec_is_tried_at_once() -> None:
-    async def story() -> None:
-        world = ResourceWorld()
-        world.cloud.fail_next("create", ErrorKind.TERMINAL, "INVALID_ARGUMENT", "no such accelerator")
-        await world.run(10)
-        assert world.condition("Accepted") == ("False", "Refused")
-        assert world.events.count("Refused") == 1
-        assert not world.cloud.resources
-        node = {"acceleratorType": "v5litepod-4", "runtimeVersion": "v2-alpha-tpuv5-lite"}
-        world.edit(node=node)
-        await world.run(10)
-        assert world.status.state is QueuedResourceState.ACTIVE
-        assert world.condition("Accepted") == ("True", "Accepted")
-
-    play(story())
+async def test_a_refusal_is_told_in_the_apis_words_and_a_new_spec_is_tried_at_once() -> None:
+    world = ResourceWorld()
+    world.cloud.fail_next("create", ErrorKind.TERMINAL, "INVALID_ARGUMENT", "no such accelerator")
+    await world.run(10)
+    assert world.condition("Accepted") == ("False", "Refused")
+    assert world.events.count("Refused") == 1
+    assert not world.cloud.resources
+    node = {"acceleratorType": "v5litepod-4", "runtimeVersion": "v2-alpha-tpuv5-lite"}
+    world.edit(node=node)
+    await world.run(10)
+    assert world.status.state is QueuedResourceState.ACTIVE
+    assert world.condition("Accepted") == ("True", "Accepted")
 
 
-def test_a_changed_spec_is_recreated_where_it_may() -> None:
-    async def story() -> None:
-        world = await active(update_policy="Recreate")
-        world.edit(node={"acceleratorType": "v5litepod-4", "runtimeVersion": "v2-alpha-tpuv5-lite"})
-        await world.run(30)
-        assert world.cloud.created == ["team-v5e", "team-v5e-r1"]
-        (resource,) = world.cloud.resources.values()
-        assert resource.node["accelerator_type"] == "v5litepod-4"
-        assert world.events.count("SpecChanged") == 1
-
-    play(story())
+async def test_a_changed_spec_is_recreated_where_it_may() -> None:
+    world = await active(update_policy="Recreate")
+    world.edit(node={"acceleratorType": "v5litepod-4", "runtimeVersion": "v2-alpha-tpuv5-lite"})
+    await world.run(30)
+    assert world.cloud.created == ["team-v5e", "team-v5e-r1"]
+    (resource,) = world.cloud.resources.values()
+    assert resource.node["accelerator_type"] == "v5litepod-4"
+    assert world.events.count("SpecChanged") == 1
 
 
-def test_a_script_that_is_missing_is_told_and_waited_for() -> None:
-    async def story() -> None:
-        world = ResourceWorld(node={"startupScriptSecretRef": {"name": "join"}})
-        await world.run(5)
-        assert world.condition("Accepted") == ("False", "StartupScriptMissing")
-        assert not world.cloud.created
-        world.add_secret("#!/bin/sh\njoin")
-        await world.run(10)
-        (resource,) = world.cloud.resources.values()
-        assert resource.node["metadata"]["startup-script"] == "#!/bin/sh\njoin"
-
-    play(story())
+async def test_a_script_that_is_missing_is_told_and_waited_for() -> None:
+    world = ResourceWorld(node={"startupScriptSecretRef": {"name": "join"}})
+    await world.run(5)
+    assert world.condition("Accepted") == ("False", "StartupScriptMissing")
+    assert not world.cloud.created
+    world.add_secret("#!/bin/sh\njoin")
+    await world.run(10)
+    (resource,) = world.cloud.resources.values()
+    assert resource.node["metadata"]["startup-script"] == "#!/bin/sh\njoin"
 
 
-def test_what_somebody_made_by_hand_is_adopted_and_removed_with_the_object() -> None:
-    async def story() -> None:
-        world = ResourceWorld()
-        made = make_cloud_resource(world.resource, "ACTIVE")
-        node = {key: value for key, value in made.node.items() if key not in {"labels", "metadata"}}
-        world.cloud.add(replace(made, node=node))
-        await world.run(14)
-        assert world.cloud.created == []
-        assert world.status.state is QueuedResourceState.ACTIVE
-        assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
-        world.delete()
-        await world.run(20)
-        assert world.raw is None
-        assert not world.cloud.resources
-
-    play(story())
+async def test_an_unreadable_spec_is_deleted_all_the_same() -> None:
+    world = await active()
+    raw = world.raw
+    assert raw is not None
+    world.cluster.put("queuedresources", raw | {"spec": {"project": 1, "newField": {}}})
+    world.delete()
+    await world.run(20)
+    assert world.raw is None
+    assert not world.cloud.resources
 
 
-def test_an_unreadable_spec_is_deleted_all_the_same() -> None:
-    async def story() -> None:
-        world = await active()
-        raw = world.raw
-        assert raw is not None
-        world.cluster.put("queuedresources", raw | {"spec": {"project": 1, "newField": {}}})
-        world.delete()
-        await world.run(20)
-        assert world.raw is None
-        assert not world.cloud.resources
-
-    play(story())
-
-
-def test_an_unreadable_spec_is_deleted_between_two_cloud_resources_too() -> None:
-    async def story() -> None:
-        world = await active(recreate_policy={"backoff": {"initialSeconds": 5000, "maxSeconds": 5000}})
-        world.cloud.set_nodes("PREEMPTED")
-        await world.run(20)
-        assert (world.status.bookkeeping.number, world.status.bookkeeping.created) == (1, False)
-        raw = world.raw
-        assert raw is not None
-        world.cluster.put("queuedresources", raw | {"spec": {"project": 1, "newField": {}}})
-        world.delete()
-        await world.run(20)
-        assert world.raw is None
-
-    play(story())
+async def test_an_unreadable_spec_is_deleted_between_two_cloud_resources_too() -> None:
+    world = await active(recreate_policy={"backoff": {"initialSeconds": 5000, "maxSeconds": 5000}})
+    world.cloud.set_nodes("PREEMPTED")
+    await world.run(20)
+    assert (world.status.bookkeeping.number, world.status.bookkeeping.created) == (1, False)
+    raw = world.raw
+    assert raw is not None
+    world.cluster.put("queuedresources", raw | {"spec": {"project": 1, "newField": {}}})
+    world.delete()
+    await world.run(20)
+    assert world.raw is None
 
 
-def test_maintenance_is_seen_and_passes() -> None:
-    async def story() -> None:
-        world = await active(tier={"guaranteed": {}})
-        assert world.status.api_version == "v2alpha1"
-        assert world.status.autocheckpoint == "On"
-        window = CloudMaintenance(type="SCHEDULED", status="PENDING", window_start=int(world.now) + 3600)
-        world.cloud.set_nodes(maintenance=window)
-        await world.run(10)
-        assert world.condition("MaintenanceScheduled") == ("True", "Pending")
-        world.cloud.set_nodes(maintenance=None)
-        await world.run(10)
-        assert world.condition("MaintenanceScheduled") == ("False", "NotAnnounced")
-
-    play(story())
+async def test_the_apis_silence_writes_nothing_for_a_while_and_loses_nothing() -> None:
+    world = await active()
+    for _ in range(100):
+        world.cloud.fail_next("list", ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
+    world.now += 60
+    assert await world.record_writes(1) == []
+    await world.run(40)
+    world.cloud.faults.clear()
+    await world.run(20)
+    assert world.cloud.created == ["team-v5e"]
+    assert world.condition("Degraded") == ("False", "AsExpected")
 
 
-def test_the_apis_silence_writes_nothing_for_a_while_and_loses_nothing() -> None:
-    async def story() -> None:
-        world = await active()
-        for _ in range(100):
-            world.cloud.fail_next("list", ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
-        world.now += 60
-        assert await world.record_writes(1) == []
-        await world.run(40)
-        world.cloud.faults.clear()
-        await world.run(20)
-        assert world.cloud.created == ["team-v5e"]
-        assert world.condition("Degraded") == ("False", "AsExpected")
-
-    play(story())
-
-
-def test_lists_from_before_a_request_of_ours_are_not_believed() -> None:
-    async def story() -> None:
-        world = ResourceWorld()
-        while not world.cloud.created:
-            await world.reconcile()
-        before = world.cloud.n_lists
+async def test_lists_from_before_a_request_of_ours_are_not_believed() -> None:
+    world = ResourceWorld()
+    while not world.cloud.created:
         await world.reconcile()
-        assert world.cloud.n_lists == before + 1, "asked anew, though no time has passed"
-
-    play(story())
-
-
-def test_a_list_that_hangs_holds_no_worker_and_is_used_once_it_comes() -> None:
-    async def story() -> None:
-        impatient = CloudSettings(list_wait_s=0.01, poll_fast_s=10, poll_active_s=20, poll_waiting_s=20)
-        world = ResourceWorld(settings=impatient)
-        world.cloud.answers.clear()
-        for _ in range(5):
-            assert await world.reconcile() is not None
-            world.now += 1
-        assert not world.cloud.created
-        world.cloud.answers.set()
-        await asyncio.sleep(0.01)
-        await world.run(12)
-        assert world.cloud.created == ["team-v5e"]
-        assert world.status.state is QueuedResourceState.ACTIVE
-
-    play(story())
+    before = world.cloud.n_lists
+    await world.reconcile()
+    assert world.cloud.n_lists == before + 1, "asked anew, though no time has passed"
 
 
-def test_many_looks_share_one_list() -> None:
-    async def story() -> None:
-        world = await active()
-        before = world.cloud.n_lists
-        for _ in range(20):
-            await world.reconcile()
-        assert world.cloud.n_lists <= before + 1
-
-    play(story())
+async def test_many_looks_share_one_list() -> None:
+    world = await active()
+    before = world.cloud.n_lists
+    for _ in range(20):
+        await world.reconcile()
+    assert world.cloud.n_lists <= before + 1
 
 
 @pytest.mark.parametrize("tier", [{"spot": {}}, {"guaranteed": {}}], ids=["v2", "v2alpha1"])
-def test_the_cloud_is_listed_at_the_idle_pace_once_all_is_well(tier: dict[str, Any]) -> None:
-    async def story() -> None:
-        paces = OperatorSettings(cloud_tpu_poll_s=5, cloud_tpu_idle_poll_s=100)
-        world = ResourceWorld(settings=CloudSettings.from_settings(paces), tier=tier)
-        await world.run(60)
-        assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
-        lists_before, ends_at = world.cloud.n_lists, world.now + 2000
-        while world.now < ends_at:
-            wait_s = await world.reconcile()
-            assert wait_s is not None
-            world.now += min(wait_s, 7)  # something or other wakes it, more often than it wants
-        assert 15 <= world.cloud.n_lists - lists_before <= 23
-
-    play(story())
+async def test_the_cloud_is_listed_at_the_idle_pace_once_all_is_well(tier: dict[str, Any]) -> None:
+    paces = OperatorSettings(cloud_tpu_poll_s=5, cloud_tpu_idle_poll_s=100)
+    world = ResourceWorld(settings=CloudSettings.from_settings(paces), tier=tier)
+    await world.run(60)
+    assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
+    lists_before, ends_at = world.cloud.n_lists, world.now + 2000
+    while world.now < ends_at:
+        wait_s = await world.reconcile()
+        assert wait_s is not None
+        world.now += min(wait_s, 7)  # something or other wakes it, more often than it wants
+    assert 15 <= world.cloud.n_lists - lists_before <= 23
 
 
-def test_a_list_that_leaves_it_out_is_no_proof_that_it_is_gone() -> None:
-    async def story() -> None:
-        world = await active()
-        world.cloud.unlisted.add("team-v5e")
-        await world.run(10)
-        assert "Vanished" not in world.events
-        assert world.cloud.created == ["team-v5e"]
-        assert world.status.state is QueuedResourceState.ACTIVE
-
-    play(story())
+async def test_a_list_that_leaves_it_out_is_no_proof_that_it_is_gone() -> None:
+    world = await active()
+    world.cloud.unlisted.add("team-v5e")
+    await world.run(10)
+    assert "Vanished" not in world.events
+    assert world.cloud.created == ["team-v5e"]
+    assert world.status.state is QueuedResourceState.ACTIVE
 
 
-def test_a_deletion_goes_on_where_no_status_can_be_kept() -> None:
-    async def story() -> None:
-        world = await active()
-        world.add_pod("team-v5e-w0")
-        raw = world.raw
-        assert raw is not None
-        world.cluster.put("queuedresources", raw | {"spec": {"project": 1}})
-        world.cluster.refusals["apply", "queuedresources"] = InvalidObjectError(
-            422, "spec.project: not a string"
-        )
-        world.delete()
-        world.cluster.mark_deleted("pods", "team", "lm-w-0-0", grace_s=100_000)  # it never ends by itself
-        await world.run(80)
-        assert world.raw is None, "the time for its pods is bounded without a status, too"
-        assert not world.cloud.resources
-
-    play(story())
+async def test_a_deletion_goes_on_where_no_status_can_be_kept() -> None:
+    world = await active()
+    world.add_pod("team-v5e-w0")
+    raw = world.raw
+    assert raw is not None
+    world.cluster.put("queuedresources", raw | {"spec": {"project": 1}})
+    world.cluster.refusals["apply", "queuedresources"] = InvalidObjectError(422, "spec.project: not a string")
+    world.delete()
+    world.cluster.mark_deleted("pods", "team", "lm-w-0-0", grace_s=100_000)  # it never ends by itself
+    await world.run(80)
+    assert world.raw is None, "the time for its pods is bounded without a status, too"
+    assert not world.cloud.resources
 
 
 REFUSED_EVICTIONS = {
@@ -366,16 +230,13 @@ REFUSED_EVICTIONS = {
 
 
 @pytest.mark.parametrize("refusal", REFUSED_EVICTIONS.values(), ids=REFUSED_EVICTIONS)
-def test_an_eviction_that_is_refused_holds_nothing_up_for_ever(refusal: ApiError) -> None:
-    async def story() -> None:
-        world = await active()
-        world.add_pod("team-v5e-w0")
-        world.cluster.refusals["evict", "pods"] = refusal
-        world.delete()
-        await world.run(30)
-        assert world.cloud.resources, "it is waited for"
-        assert sum(write.verb == "evict" for write in world.cluster.writes) > 1, "it is asked for again"
-        await world.run(60)
-        assert world.raw is None
-
-    play(story())
+async def test_an_eviction_that_is_refused_holds_nothing_up_for_ever(refusal: ApiError) -> None:
+    world = await active()
+    world.add_pod("team-v5e-w0")
+    world.cluster.refusals["evict", "pods"] = refusal
+    world.delete()
+    await world.run(30)
+    assert world.cloud.resources, "it is waited for"
+    assert sum(write.verb == "evict" for write in world.cluster.writes) > 1, "it is asked for again"
+    await world.run(60)
+    assert world.raw is None

@@ -1,7 +1,5 @@
 """Test QueuedResources of another version: a status is read as far as it can be, and an unreadable spec is told."""
 
-import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -17,10 +15,6 @@ NEWER_STATUSES: dict[str, dict[str, Any]] = {
 NEWER_BOOKKEEPING = {"bookkeeping": {"number": "the third", "created": True}}
 
 
-def play(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(story)
-
-
 def change(world: ResourceWorld, part: str, changes: dict[str, Any]) -> None:
     raw = world.raw
     assert raw is not None
@@ -33,55 +27,46 @@ def accepted(world: ResourceWorld) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("newer", NEWER_STATUSES.values(), ids=NEWER_STATUSES)
-def test_a_status_of_a_newer_operator_keeps_nothing_from_being_managed(newer: dict[str, Any]) -> None:
-    async def story() -> None:
-        world = ResourceWorld()
-        await world.run(12)
-        change(world, "status", newer)
-        world.restart_operator()
-        await world.run(4)
-        assert world.status.state is QueuedResourceState.ACTIVE
-        assert len(world.cloud.created) == 1
-        world.delete()
-        await world.run(20)
-        assert world.raw is None
-        assert world.ours == []
-
-    play(story())
+async def test_a_status_of_a_newer_operator_keeps_nothing_from_being_managed(newer: dict[str, Any]) -> None:
+    world = ResourceWorld()
+    await world.run(12)
+    change(world, "status", newer)
+    world.restart_operator()
+    await world.run(4)
+    assert world.status.state is QueuedResourceState.ACTIVE
+    assert len(world.cloud.created) == 1
+    world.delete()
+    await world.run(20)
+    assert world.raw is None
+    assert world.ours == []
 
 
 @pytest.mark.parametrize(
     ("part", "changes", "said"),
     [("spec", {"node": {"acceleratorType": ["v9"]}}, "spec.node"), ("status", NEWER_BOOKKEEPING, "number")],
 )
-def test_what_can_not_be_read_is_told_and_its_machines_are_left_alone(
+async def test_what_can_not_be_read_is_told_and_its_machines_are_left_alone(
     part: str, changes: dict[str, Any], said: str
 ) -> None:
-    async def story() -> None:
-        world = ResourceWorld()
-        await world.run(12)
-        before = dict(world.cloud.resources)
-        change(world, part, changes)
-        await world.run(4)
-        assert (accepted(world)["status"], accepted(world)["reason"]) == ("False", "UnreadableSpec")
-        assert said in accepted(world)["message"]
-        assert world.events.count("UnreadableSpec") == 1
-        assert world.cloud.resources == before
-        assert await world.record_writes() == []
-
-    play(story())
+    world = ResourceWorld()
+    await world.run(12)
+    before = dict(world.cloud.resources)
+    change(world, part, changes)
+    await world.run(4)
+    assert (accepted(world)["status"], accepted(world)["reason"]) == ("False", "UnreadableSpec")
+    assert said in accepted(world)["message"]
+    assert world.events.count("UnreadableSpec") == 1
+    assert world.cloud.resources == before
+    assert await world.record_writes() == []
 
 
-def test_a_spec_that_can_be_read_again_is_accepted_again() -> None:
-    async def story() -> None:
-        world = ResourceWorld()
-        await world.run(12)
-        assert world.raw is not None
-        spec = world.raw["spec"]
-        change(world, "spec", {"node": "here"})
-        await world.run(2)
-        change(world, "spec", spec)
-        await world.run(4)
-        assert world.condition("Accepted") == ("True", "Accepted")
-
-    play(story())
+async def test_a_spec_that_can_be_read_again_is_accepted_again() -> None:
+    world = ResourceWorld()
+    await world.run(12)
+    assert world.raw is not None
+    spec = world.raw["spec"]
+    change(world, "spec", {"node": "here"})
+    await world.run(2)
+    change(world, "spec", spec)
+    await world.run(4)
+    assert world.condition("Accepted") == ("True", "Accepted")

@@ -1,24 +1,15 @@
 """Test what is known of maintenance and autocheckpoint, whatever version made a resource and whichever answers."""
 
-import asyncio
-from collections.abc import Coroutine
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_cluster.queued_resources import make_cloud_resource, make_resource
 from fake_cluster.resource_world import ResourceWorld
 
 from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudTPUError, ErrorKind
-from stepkeeper_operator.facts.queued_resource import read_queued_machines
 
 REFUSED = CloudTPUError(ErrorKind.TERMINAL, "PERMISSION_DENIED", "no v2alpha1 here")
 DOWN = CloudTPUError(ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
 GUARANTEED: dict[str, Any] = {"tier": {"guaranteed": {}}}
-
-
-def play(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(story)
 
 
 async def active(error: CloudTPUError | None = None, **spec: Any) -> ResourceWorld:
@@ -37,104 +28,69 @@ def announce(world: ResourceWorld, *, in_s: int, lasts_s: int | None = 600) -> i
     return start
 
 
-def test_maintenance_of_spot_machines_is_told_though_v2_made_them() -> None:
-    async def story() -> None:
-        world = await active()
-        assert world.status.api_version == "v2"
-        assert world.status.autocheckpoint == "Off"
-        assert world.condition("MaintenanceScheduled") == ("False", "NotAnnounced")
-        start = announce(world, in_s=3600)
-        await world.run(4)
-        assert world.condition("MaintenanceScheduled") == ("True", "Pending")
-        assert world.status.next_maintenance_time == start
-
-    play(story())
+async def test_maintenance_of_spot_machines_is_told_though_v2_made_them() -> None:
+    world = await active()
+    assert world.status.api_version == "v2"
+    assert world.status.autocheckpoint == "Off"
+    assert world.condition("MaintenanceScheduled") == ("False", "NotAnnounced")
+    start = announce(world, in_s=3600)
+    await world.run(4)
+    assert world.condition("MaintenanceScheduled") == ("True", "Pending")
+    assert world.status.next_maintenance_time == start
 
 
-def test_where_only_v2_answers_nobody_can_know() -> None:
-    async def story() -> None:
-        world = await active(REFUSED)
-        announce(world, in_s=3600)
-        await world.run(4)
-        assert world.condition("MaintenanceScheduled") == ("Unknown", "NotTold")
-        message = next(c.message for c in world.status.conditions if c.type == "MaintenanceScheduled")
-        assert "PERMISSION_DENIED" in message
-        assert world.status.autocheckpoint == ""
-        assert world.condition("Degraded") == ("False", "AsExpected")
-        assert await world.record_writes() == []
-
-    play(story())
+async def test_where_only_v2_answers_nobody_can_know() -> None:
+    world = await active(REFUSED)
+    announce(world, in_s=3600)
+    await world.run(4)
+    assert world.condition("MaintenanceScheduled") == ("Unknown", "NotTold")
+    message = next(c.message for c in world.status.conditions if c.type == "MaintenanceScheduled")
+    assert "PERMISSION_DENIED" in message
+    assert world.status.autocheckpoint == ""
+    assert world.condition("Degraded") == ("False", "AsExpected")
+    assert await world.record_writes() == []
 
 
 @pytest.mark.parametrize("lasts_s", [600, None])
-def test_a_window_that_is_not_told_any_more_is_not_over(lasts_s: int | None) -> None:
-    async def story() -> None:
-        world = await active()
-        start = announce(world, in_s=3600, lasts_s=lasts_s)
-        await world.run(4)
-        n_events = len(world.events)
-        world.cloud.alpha_error = REFUSED
-        await world.run(4)
-        assert world.condition("MaintenanceScheduled") == ("True", "Pending")
-        assert world.status.next_maintenance_time == start
-        assert len(world.events) == n_events
-        world.now = start + (lasts_s or 0)
-        await world.run(4)
-        assert world.condition("MaintenanceScheduled") == ("Unknown", "NotTold")
-        assert world.status.next_maintenance_time is None
-        world.cloud.alpha_error = None
-        world.cloud.set_nodes(maintenance=None)
-        world.now += 300
-        await world.run(4)
-        assert world.condition("MaintenanceScheduled") == ("False", "NotAnnounced")
-
-    play(story())
+async def test_a_window_that_is_not_told_any_more_is_not_over(lasts_s: int | None) -> None:
+    world = await active()
+    start = announce(world, in_s=3600, lasts_s=lasts_s)
+    await world.run(4)
+    n_events = len(world.events)
+    world.cloud.alpha_error = REFUSED
+    await world.run(4)
+    assert world.condition("MaintenanceScheduled") == ("True", "Pending")
+    assert world.status.next_maintenance_time == start
+    assert len(world.events) == n_events
+    world.now = start + (lasts_s or 0)
+    await world.run(4)
+    assert world.condition("MaintenanceScheduled") == ("Unknown", "NotTold")
+    assert world.status.next_maintenance_time is None
+    world.cloud.alpha_error = None
+    world.cloud.set_nodes(maintenance=None)
+    world.now += 300
+    await world.run(4)
+    assert world.condition("MaintenanceScheduled") == ("False", "NotAnnounced")
 
 
-def test_a_short_silence_of_v2alpha1_changes_nothing_and_a_long_one_is_told() -> None:
-    async def story() -> None:
-        world = await active()
-        world.cloud.alpha_error = DOWN
-        for _ in range(10):
-            world.step(20)
-            assert await world.record_writes(2) == []
-        await world.run(20)
-        assert world.condition("MaintenanceScheduled") == ("Unknown", "NotTold")
-        assert world.condition("Active") == ("True", "Active")
-
-    play(story())
+async def test_a_short_silence_of_v2alpha1_changes_nothing_and_a_long_one_is_told() -> None:
+    world = await active()
+    world.cloud.alpha_error = DOWN
+    for _ in range(10):
+        world.step(20)
+        assert await world.record_writes(2) == []
+    await world.run(20)
+    assert world.condition("MaintenanceScheduled") == ("Unknown", "NotTold")
+    assert world.condition("Active") == ("True", "Active")
 
 
-def test_a_mismatch_of_autocheckpoint_stays_known() -> None:
-    async def story() -> None:
-        world = await active(**GUARANTEED)
-        assert world.status.autocheckpoint == "On"
-        world.cloud.set_nodes(autocheckpoint=False)
-        await world.run(4)
-        assert world.condition("Degraded") == ("True", "AutocheckpointMismatch")
-        world.cloud.alpha_error = REFUSED
-        await world.run(4)
-        assert world.condition("Degraded") == ("True", "AutocheckpointMismatch")
-        assert world.status.autocheckpoint == "Off"
-
-    play(story())
-
-
-def test_what_v2_cannot_show_is_not_compared() -> None:
-    async def story() -> None:
-        world = ResourceWorld(**GUARANTEED)
-        world.cloud.alpha_error = REFUSED
-        made = make_cloud_resource(make_resource(**GUARANTEED), "ACTIVE")
-        seen = {key: value for key, value in made.node.items() if key != "autocheckpoint_enabled"}
-        world.cloud.add(replace(made, node={**seen, "labels": {}, "metadata": {}}))
-        await world.run(4)
-        assert world.condition("Accepted") == ("Unknown", "NotTold")
-        assert world.raw is not None
-        assert "v2alpha1" in read_queued_machines(world.raw).obstacle
-        assert world.cloud.created == []
-        world.cloud.alpha_error = None
-        world.now += 300
-        await world.run(4)
-        assert world.condition("Accepted") == ("False", "Differs")
-
-    play(story())
+async def test_a_mismatch_of_autocheckpoint_stays_known() -> None:
+    world = await active(**GUARANTEED)
+    assert world.status.autocheckpoint == "On"
+    world.cloud.set_nodes(autocheckpoint=False)
+    await world.run(4)
+    assert world.condition("Degraded") == ("True", "AutocheckpointMismatch")
+    world.cloud.alpha_error = REFUSED
+    await world.run(4)
+    assert world.condition("Degraded") == ("True", "AutocheckpointMismatch")
+    assert world.status.autocheckpoint == "Off"

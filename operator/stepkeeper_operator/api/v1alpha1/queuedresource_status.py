@@ -170,12 +170,13 @@ class QueuedResourceBookkeeping(StatusPart):
     created: bool = False
     """A creation of the present one was begun: from then on it may exist in the cloud."""
 
-    adopted: bool = False
-    """The present one was not made for this object: the labels of its request don't say that it is the object's."""
+    adopting: Annotated[str, Field(max_length=64)] = ""
+    """Set while the label of something that the annotation names is rewritten: the uid that it named before, or
+    nobody."""
 
-    claimed_at: Timestamp | None = None
-    """Time since when the first node of what somebody else made has carried this object's labels; absent once it is
-    adopted."""
+    adopted: bool = False
+    """The present one was not made for this object, which has its label on the nodes; or has had it, if created is
+    false."""
 
     asked_at: Timestamp | None = None
     """When the present one was asked for, while a request may still be on its way."""

@@ -95,7 +95,7 @@ def _fold_listing(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceS
     created = verb == Verb.CREATE and sight.is_ours
     # Nobody wants it gone any more where somebody has emptied the status in the midst of a removal.
     kept = sight.is_ours and not sight.strays and not status.bookkeeping.removing
-    labelled = verb == Verb.LABEL and not sight.unlabelled
+    labelled = verb == Verb.LABEL and not sight.unlabelled and not sight.others
     deleted = verb == Verb.DELETE and (kept or sight.presence is Presence.ABSENT)
     return _clear_error(status) if created or deleted or labelled else status
 
@@ -112,7 +112,9 @@ def _is_request_carried_out(status: QueuedResourceStatus, scene: Scene) -> bool:
     unseen = status.state in {None, QueuedResourceState.PENDING}
     # The last request counts among the retries, and the next one has its time, once it has failed.
     n_sent = bookkeeping.retries + (bookkeeping.not_before is None)
-    return scene.sight.is_ours and not bookkeeping.adopted and unseen and n_sent <= 1
+    return (
+        scene.sight.is_ours and not (bookkeeping.adopted or bookkeeping.adopting) and unseen and n_sent <= 1
+    )
 
 
 def _fold_outcome(status: QueuedResourceStatus, outcome: Outcome, scene: Scene) -> QueuedResourceStatus:

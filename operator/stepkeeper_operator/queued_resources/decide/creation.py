@@ -1,4 +1,4 @@
-"""Plan what happens while the cloud has nothing of ours under the present id: create, adopt, or say why not. Pure."""
+"""Plan what happens while the cloud has nothing of ours under the present id: create, or say why not. Pure."""
 
 from typing import Final
 
@@ -8,22 +8,15 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceState,
     QueuedResourceStatus,
 )
-from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudQueuedResource, CloudRequest
+from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts.raw import render_time
-from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL
-from stepkeeper_operator.queued_resources.compare import find_differences
+from stepkeeper_operator.labels import ADOPT_ANNOTATION, QUEUED_RESOURCE_UID_LABEL
 from stepkeeper_operator.queued_resources.decide.answers import book
-from stepkeeper_operator.queued_resources.decide.claim import plan_claim
 from stepkeeper_operator.queued_resources.decide.problems import find_refusals
 from stepkeeper_operator.queued_resources.decide.removal import delete_nodes
 from stepkeeper_operator.queued_resources.decision import CreateCloudResource, Finding, Plan
 from stepkeeper_operator.queued_resources.naming import (
-    CLUSTER_LABEL,
-    NAME_LABEL,
-    NAMESPACE_LABEL,
     UID_LABEL,
-    Owner,
-    find_owner,
     make_cloud_id,
     make_cloud_name,
     parse_number,
@@ -34,9 +27,9 @@ from stepkeeper_operator.queued_resources.request import (
     hash_spec,
     place_of,
 )
-from stepkeeper_operator.queued_resources.sight import Presence, Scene
+from stepkeeper_operator.queued_resources.sight import Scene
 
-__all__ = ["compute_wait_s", "plan_adoption", "plan_creation", "plan_recovery"]
+__all__ = ["compute_wait_s", "plan_creation", "plan_recovery"]
 
 _MESSAGE_LIMIT: Final = 2048
 _NO_SCRIPT: Final = "StartupScriptMissing"
@@ -114,57 +107,19 @@ def _find_refusal(resource: QueuedResource, status: QueuedResourceStatus, scene:
     return Plan(status=status, accepted=_refuse("Expired", text))
 
 
-def plan_adoption(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
-    """Plan for something that the operator didn't make for this object: adopt it if it matches, else say why not."""
-    observed, settings, found = scene.observed, scene.settings, scene.sight.resource
-    assert found is not None  # the caller has seen it
-    if status.bookkeeping.number > 0:  # only the first id is promised to people
-        number = status.bookkeeping.number + 1
-        status = book(status, number=number, created=False, asked_at=None)
-        return Plan(
-            status=status, look_s=0.0, waiting=f"{found.id} is somebody else's: takes the next number"
-        )
-    if scene.sight.presence is Presence.FOREIGN:
-        return Plan(
-            status=book(status, claimed_at=None),
-            look_s=settings.poll_waiting_s,
-            accepted=_refuse("NotOurs", _describe_foreign(found, scene)),
-        )
-    relic = scene.sight.presence is Presence.RELIC
-    number = parse_number(scene.meta.namespace, scene.meta.name, found.id) or 0
-    # Machines that joined long ago need no script any more, and its token is another one by now.
-    script = None if relic else observed.script
-    asked = build_request(resource, number=number, cluster_id=observed.cluster_id, script=script)
-    doubt = _find_doubt(asked, scene, relic=relic)
-    if doubt is not None:
-        return Plan(status=status, look_s=settings.poll_active_s, accepted=doubt)
-    differences = find_differences(asked, found)
-    if not differences:
-        claim = None if relic else plan_claim(resource, status, scene)
-        if claim is not None:
-            return claim
-        status = _claim(resource, book(status, number=number, claimed_at=None), adopted=True)
-        return Plan(status=status, look_s=0.0, waiting="adopts what exists")
-    status = book(status, claimed_at=None)
-    whose = "is of an earlier object of this name" if relic else "has no labels of this operator"
-    text = (
-        f"{found.name} exists, {whose}, and isn't what the spec asks for: "
-        f"{'; '.join(differences)}. Change the spec to match it and it is adopted, delete it (gcloud compute tpus "
-        "queued-resources delete --force), or choose another metadata.name"
-    )
-    return Plan(status=status, look_s=settings.poll_waiting_s, accepted=_refuse("Differs", text))
-
-
 def plan_recovery(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
-    """Plan for a resource of ours that the status doesn't tell of: somebody has emptied the status. It is taken up."""
+    """Plan to take up a resource of ours that the status doesn't tell of: just adopted, or somebody has emptied it."""
     meta, found = resource.metadata, scene.sight.resource
     assert found is not None  # the caller has seen it
     number = parse_number(meta.namespace, meta.name, found.id)
     assert number is not None  # the caller has looked
-    status = book(status, number=number)
-    return Plan(
-        status=_claim(resource, status, adopted=False), look_s=0.0, waiting=f"takes {found.id} up again"
+    adopted = found.node.get("labels", {}).get(UID_LABEL) != meta.uid
+    text = f"{found.name} is this object's now, with its machines and costs, as annotation {ADOPT_ANNOTATION} says"
+    events = (
+        (ObjectEvent(warning=False, reason="Adopted", message=text),) if status.bookkeeping.adopting else ()
     )
+    status = _claim(resource, book(status, number=number, adopting=""), adopted=adopted)
+    return Plan(status=status, look_s=0.0, waiting=f"takes {found.id} up", events=events)
 
 
 def _claim(resource: QueuedResource, status: QueuedResourceStatus, *, adopted: bool) -> QueuedResourceStatus:
@@ -184,39 +139,6 @@ def _claim(resource: QueuedResource, status: QueuedResourceStatus, *, adopted: b
     return book(status, created=True, adopted=adopted, spec_hash=hash_spec(spec))
 
 
-def _find_doubt(asked: CloudRequest, scene: Scene, *, relic: bool) -> Finding | None:
-    """Find why nobody can tell whether what exists is what is asked for."""
-    listing = scene.observed.listing
-    if scene.observed.script_error and not relic:
-        return _refuse(_NO_SCRIPT, scene.observed.script_error)
-    if listing is None or listing.version is asked.api_version or listing.version is ApiVersion.V2ALPHA1:
-        return None
-    why = f" ({listing.refusal})" if listing.refusal else ""
-    text = (
-        f"{asked.id} exists. Whether it is what the spec asks for shows in v2alpha1 of the Cloud TPU API only, which "
-        f"doesn't answer{why}"
-    )
-    kind = QueuedResourceConditionType.ACCEPTED
-    return Finding(type=kind, status=None, reason="NotTold", message=text)
-
-
 def _refuse(reason: str, message: str) -> Finding:
     kind = QueuedResourceConditionType.ACCEPTED
     return Finding(type=kind, status=False, reason=reason, message=message[:_MESSAGE_LIMIT])
-
-
-def _describe_foreign(found: CloudQueuedResource, scene: Scene) -> str:
-    """Name the owner by the request's labels, else by those of a live node."""
-    named = [found.node.get("labels", {}), *(node.labels for node in scene.sight.live)]
-    owners = [find_owner(labels, scene.meta, cluster_id=scene.observed.cluster_id) for labels in named]
-    labels = named[owners.index(Owner.FOREIGN)]
-    owner = ", ".join(
-        f"{key}={labels[key]}"
-        for key in (CLUSTER_LABEL, NAMESPACE_LABEL, NAME_LABEL, UID_LABEL)
-        if key in labels
-    )
-    return (
-        f"{found.name} exists, and its labels say that it is another object's: {owner}. It is never touched. If that "
-        "object is gone, delete this (gcloud compute tpus queued-resources delete --force); else choose another "
-        "metadata.name"
-    )

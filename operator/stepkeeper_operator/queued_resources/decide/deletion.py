@@ -10,7 +10,9 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceStatus,
 )
 from stepkeeper_operator.events import ObjectEvent
+from stepkeeper_operator.labels import ADOPT_ANNOTATION
 from stepkeeper_operator.pacing import find_soonest
+from stepkeeper_operator.queued_resources.decide.adoption import is_lost
 from stepkeeper_operator.queued_resources.decide.answers import fold_answers
 from stepkeeper_operator.queued_resources.decide.events import derive_events
 from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud
@@ -30,8 +32,8 @@ from stepkeeper_operator.queued_resources.decision import (
 from stepkeeper_operator.queued_resources.naming import FINALIZER, make_cloud_id, parse_cloud_name
 from stepkeeper_operator.queued_resources.observed import Observed, Verb
 from stepkeeper_operator.queued_resources.settings import CloudSettings
-from stepkeeper_operator.queued_resources.sight import Presence, Scene, Sight, look_at
-from stepkeeper_operator.queued_resources.subject import has_nothing
+from stepkeeper_operator.queued_resources.sight import Scene, Sight, look_at
+from stepkeeper_operator.queued_resources.subject import has_nothing, is_adopted
 
 __all__ = ["decide_deletion"]
 
@@ -53,8 +55,8 @@ def decide_deletion(
     if retain:
         return _let_go(before, observed, *_tell_retained(before))
     sight = _look(meta, before, observed)
-    if before.bookkeeping.adopted and sight.presence is Presence.FOREIGN:
-        text = f"{before.cloud_name} stays in the cloud: its nodes carry somebody else's labels now"
+    if is_lost(before, sight):
+        text = f"{before.cloud_name} stays in the cloud: it doesn't carry this object's label any more"
         return _let_go(before, observed, ObjectEvent(warning=True, reason="LetGo", message=text))
     if has_nothing(before) and not _must_look(before, observed) and not sight.is_ours and not sight.strays:
         return Decision(status=before, actions=(SetFinalizer(present=False),))
@@ -93,7 +95,7 @@ def _look(meta: ObjectMeta, status: QueuedResourceStatus, observed: Observed) ->
     cloud_id = make_cloud_id(meta.namespace, meta.name, bookkeeping.number)
     if bookkeeping.created and named is not None:
         cloud_id = named[1]
-    return look_at(observed, meta, cloud_id, adopted=bookkeeping.adopted)
+    return look_at(observed, meta, cloud_id, adopted=is_adopted(status))
 
 
 def _describe(
@@ -118,5 +120,9 @@ def _tell_retained(status: QueuedResourceStatus) -> tuple[ObjectEvent, ...]:
     if going or (operation is not None and operation.verb == Verb.DELETE):
         text = f"{status.cloud_name} was being deleted before deletionPolicy was Retain, and the cloud goes on with it"
     else:
-        text = f"{status.cloud_name} and its machines stay in the cloud, and cost money, as deletionPolicy: Retain says"
+        cloud_id = status.cloud_name.rpartition("/")[2]
+        text = (
+            f"{status.cloud_name} and its machines stay in the cloud, and cost money, as deletionPolicy: Retain says. "
+            f"A new object takes them up by annotation {ADOPT_ANNOTATION}: {cloud_id}"
+        )
     return (ObjectEvent(warning=True, reason="Retained", message=text),)

@@ -15,8 +15,12 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 )
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource, ErrorKind
 from stepkeeper_operator.events import ObjectEvent
+from stepkeeper_operator.queued_resources.decide.adoption import (
+    judge_labels,
+    plan_labels,
+    uncordon_members,
+)
 from stepkeeper_operator.queued_resources.decide.answers import book
-from stepkeeper_operator.queued_resources.decide.claim import judge_labels, plan_labels
 from stepkeeper_operator.queued_resources.decide.ends import (
     EXPIRED,
     EXPIRED_GRACE_S,
@@ -32,13 +36,13 @@ from stepkeeper_operator.queued_resources.decide.ends import (
 from stepkeeper_operator.queued_resources.decide.mirror import to_state
 from stepkeeper_operator.queued_resources.decide.problems import find_blocked_deletion, find_refusals
 from stepkeeper_operator.queued_resources.decide.removal import begin_removal, plan_removal
-from stepkeeper_operator.queued_resources.decision import Action, Plan, Problem, Uncordon
+from stepkeeper_operator.queued_resources.decision import Action, Plan, Problem
 from stepkeeper_operator.queued_resources.pacing import compute_backoff_s, compute_poll_s, compute_retry_s
 from stepkeeper_operator.queued_resources.request import hash_spec
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.queued_resources.sight import Scene
 
-__all__ = ["find_gone_reason", "plan_present", "plan_replacement", "plan_vanished", "uncordon_members"]
+__all__ = ["find_gone_reason", "plan_present", "plan_replacement", "plan_vanished"]
 
 _STEADY_S: Final = 3600
 """Seconds of being active after which recreations are counted anew."""
@@ -63,7 +67,7 @@ def plan_present(resource: QueuedResource, status: QueuedResourceStatus, scene: 
     if end is None:
         look_s = _compute_look_s(spec, cloud, status, settings, now=now)
         actions: tuple[Action, ...] = (*plan_labels(resource, status, scene), *uncordon_members(scene))
-        accepted = judge_labels(status, scene)
+        accepted = judge_labels(status, sight.unlabelled)
         if accepted is not None:
             look_s = settings.poll_fast_s
         return Plan(status=status, actions=actions, look_s=look_s, problems=problems, accepted=accepted)
@@ -71,11 +75,6 @@ def plan_present(resource: QueuedResource, status: QueuedResourceStatus, scene: 
     if problem is not None:
         return Plan(status=status, look_s=settings.poll_waiting_s, problems=(*problems, problem))
     return _replace(resource, status, end, scene)
-
-
-def uncordon_members(scene: Scene) -> tuple[Uncordon, ...]:
-    """Take back the cordons of a removal that came to nothing, such as one that a lost status told of."""
-    return tuple(Uncordon(member=member) for member in scene.observed.members if member.cordoned_by_us)
 
 
 def plan_vanished(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
@@ -146,7 +145,7 @@ def _finish(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene
             "number": before.number + 1,
             "created": False,
             "adopted": False,
-            "claimed_at": None,
+            "adopting": "",
             "asked_at": None,
             "spec_hash": _keep_hash(resource.spec, before, why, stays_gone=stays_gone),
             "removing": "",

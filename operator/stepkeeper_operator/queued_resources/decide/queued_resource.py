@@ -12,16 +12,15 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceStatus,
 )
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource
-from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.pacing import compute_write_wait_s, find_soonest
+from stepkeeper_operator.queued_resources.decide.adoption import is_lost, plan_blocked, plan_release
 from stepkeeper_operator.queued_resources.decide.answers import (
-    book,
     describe_error,
     fold_answers,
     waits_to_delete,
 )
 from stepkeeper_operator.queued_resources.decide.conditions import derive_conditions
-from stepkeeper_operator.queued_resources.decide.creation import plan_adoption, plan_creation, plan_recovery
+from stepkeeper_operator.queued_resources.decide.creation import plan_creation, plan_recovery
 from stepkeeper_operator.queued_resources.decide.deletion import decide_deletion
 from stepkeeper_operator.queued_resources.decide.events import derive_events
 from stepkeeper_operator.queued_resources.decide.joining import note_missing
@@ -30,10 +29,8 @@ from stepkeeper_operator.queued_resources.decide.lifecycle import (
     plan_present,
     plan_replacement,
     plan_vanished,
-    uncordon_members,
 )
-from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud
-from stepkeeper_operator.queued_resources.decide.recall import recall
+from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud, recall
 from stepkeeper_operator.queued_resources.decide.removal import delete_resource
 from stepkeeper_operator.queued_resources.decision import Decision, Plan, Problem, SetFinalizer
 from stepkeeper_operator.queued_resources.naming import FINALIZER, make_cloud_id, parse_number
@@ -41,6 +38,7 @@ from stepkeeper_operator.queued_resources.observed import Observed, Verb
 from stepkeeper_operator.queued_resources.pacing import compute_poll_s, spread
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.queued_resources.sight import Presence, Scene, Sight, look_at
+from stepkeeper_operator.queued_resources.subject import is_adopted
 
 __all__ = ["decide_queued_resource"]
 
@@ -65,9 +63,10 @@ def decide_queued_resource(
     status = fold_answers(before, scene)
     if status.bookkeeping.number != before.bookkeeping.number:  # a failed creation: the next has another id
         scene = replace(scene, sight=_look(meta, status, observed))
-    lost = scene.sight.presence is Presence.FOREIGN and status.bookkeeping.adopted
-    plan = (_plan_release if lost else _plan)(resource, status, scene)
-    if plan.status.bookkeeping.created and FINALIZER not in meta.finalizers:
+    lost = is_lost(status, scene.sight)
+    plan = plan_release(status, scene) if lost else _plan(resource, status, scene)
+    mine = plan.status.bookkeeping.created or plan.status.bookkeeping.adopting
+    if mine and FINALIZER not in meta.finalizers:
         # Nothing may be in the cloud that nobody would remove: the plan is made again once the finalizer is seen.
         return Decision(status=before, actions=(SetFinalizer(present=True),))
     return _compose(resource, plan, scene)
@@ -75,7 +74,7 @@ def decide_queued_resource(
 
 def _look(meta: ObjectMeta, status: QueuedResourceStatus, observed: Observed) -> Sight:
     cloud_id = make_cloud_id(meta.namespace, meta.name, status.bookkeeping.number)
-    return look_at(observed, meta, cloud_id, adopted=status.bookkeeping.adopted)
+    return look_at(observed, meta, cloud_id, adopted=is_adopted(status))
 
 
 def _plan(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
@@ -90,39 +89,16 @@ def _plan(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) 
             return Plan(
                 status=status, look_s=compute_poll_s(status, settings) if failed else settings.poll_fast_s
             )
-        case Presence.FOREIGN | Presence.UNLABELLED | Presence.RELIC:
-            return plan_adoption(resource, status, scene)
+        case Presence.FOREIGN:
+            return plan_blocked(resource, status, scene) or plan_creation(resource, status, scene)
         case Presence.OURS:
-            known = status.bookkeeping.created
+            known = status.bookkeeping.created and not status.bookkeeping.adopting
             return (plan_present if known else plan_recovery)(resource, status, scene)
         case Presence.ABSENT:
             return _plan_absent(resource, status, scene)
 
 
-def _plan_release(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
-    """Let go of what was adopted: its nodes carry somebody else's labels now. It isn't touched again."""
-    status = book(
-        status,
-        created=False,
-        adopted=False,
-        removing="",
-        removing_since=None,
-        active_since=None,
-        missing_since=None,
-    )
-    status = status.model_copy(
-        update={"state": QueuedResourceState.PENDING, "operation": None, "error": None}
-    )
-    plan = plan_adoption(resource, status, scene)
-    text = (
-        f"{status.cloud_name} was adopted, and its nodes carry somebody else's labels now: it is left alone"
-    )
-    event = ObjectEvent(warning=True, reason="LetGo", message=text)
-    return replace(plan, actions=(*plan.actions, *uncordon_members(scene)), events=(event,))
-
-
 def _plan_absent(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
-    sight = scene.sight
     if status.operation is not None:
         text = "the cloud is working on the request"
         return Plan(status=status, look_s=scene.settings.poll_fast_s, waiting=text)
@@ -132,21 +108,7 @@ def _plan_absent(resource: QueuedResource, status: QueuedResourceStatus, scene: 
         why = find_gone_reason(resource.spec, status)
         if why is not None:
             return Plan(status=status, problems=(why,))
-    if sight.relics and not status.bookkeeping.created and not status.bookkeeping.number:
-        return _plan_relic(resource, status, scene)
-    return plan_creation(resource, status, scene)
-
-
-def _plan_relic(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
-    """Plan for what an earlier object of this name has left under a later number, before anything is asked for."""
-    meta, relics = scene.meta, scene.sight.relics
-    numbers = {relic.id: parse_number(meta.namespace, meta.name, relic.id) for relic in relics}
-    known = [relic for relic in relics if numbers[relic.id] is not None]
-    if not known:
-        return plan_creation(resource, status, scene)
-    newest = max(known, key=lambda relic: numbers[relic.id] or 0)
-    sight = replace(scene.sight, resource=newest, presence=Presence.RELIC)
-    return plan_adoption(resource, status, replace(scene, sight=sight))
+    return plan_blocked(resource, status, scene) or plan_creation(resource, status, scene)
 
 
 def _plan_strays(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
@@ -161,7 +123,7 @@ def _plan_strays(resource: QueuedResource, status: QueuedResourceStatus, scene: 
     number = numbers[stray.id]
     empty = status.observed_generation is None and not bookkeeping.created
     is_newer = number is not None and (empty or number > bookkeeping.number)
-    if is_newer and scene.sight.presence is Presence.ABSENT:
+    if is_newer and not scene.sight.is_ours:
         return plan_recovery(resource, status, replace(scene, sight=replace(scene.sight, resource=stray)))
     problem = Problem(reason="Stray", message=_describe_stray(stray, status))
     fast_s = scene.settings.poll_fast_s

@@ -19,7 +19,7 @@ from stepkeeper_operator.queued_resources.decision import (
     DeleteNode,
     EvictPod,
 )
-from stepkeeper_operator.queued_resources.naming import make_labels, make_request_id
+from stepkeeper_operator.queued_resources.naming import make_request_id
 from stepkeeper_operator.queued_resources.observed import Verb
 from stepkeeper_operator.queued_resources.pacing import compute_rest_s
 from stepkeeper_operator.queued_resources.sight import Presence, Scene
@@ -63,7 +63,7 @@ def plan_removal(status: QueuedResourceStatus, scene: Scene) -> Removal:
     present = [] if sight.resource is None or not sight.is_ours else [sight.resource]
     if present or sight.strays:
         return _plan_delete(status, scene, [*present, *sight.strays])
-    rest = _find_doubt(status, scene) or _find_rest(status, scene)
+    rest = _find_rest(status, scene)
     if rest is not None:
         return rest
     if observed.members:
@@ -152,20 +152,6 @@ def _find_rest(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
         text = "a request to create it may still be on its way"
         return Removal(look_s=min(fast_s, left_s), waiting=text)
     return None
-
-
-def _find_doubt(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
-    """Find adopted machines that nothing says to be the object's any more."""
-    if scene.sight.presence is not Presence.UNLABELLED or not status.bookkeeping.adopted:
-        return None
-    labels = ",".join(f"{k}={v}" for k, v in make_labels(scene.meta, scene.observed.cluster_id).items())
-    nodes = name_some([node.id for node in scene.sight.live])
-    text = (
-        "its nodes don't carry this object's labels any more, so they may be somebody else's: write the labels "
-        f"{labels} on {nodes} (gcloud compute tpus tpu-vm update --update-labels), delete the machines by hand, or "
-        "change deletionPolicy to Retain"
-    )
-    return Removal(look_s=scene.settings.poll_fast_s, waiting=text)
 
 
 def _cordon(scene: Scene) -> tuple[Cordon, ...]:
