@@ -153,17 +153,12 @@ class PeerWatch:
                 if self._board.read_proposal(f"{_UNLINKED}/{rank}") is None:
                     self._note_ended(rank, f"it hasn't connected with rank {self._rank}")
 
-    def find_end(self, waited_for: int, since_s: float) -> StepkeeperError | None:
-        """Find out why the wait for a rank, since that time, has to end; None if it hasn't."""
-        try:
-            self._waits.check(since_s)
-        except StepkeeperError as error:
-            return error
-        if (lost := self._board.read_proposal(_LOST)) is not None:
-            return _loss(lost)
+    def check_wait(self, waited_for: int, since_s: float) -> None:
+        """Check that the wait for a rank, since that time, may go on. Raises why it has to end."""
+        self.look_for_loss()
+        self._waits.check(since_s)
         if self._board.read_proposal(f"{_LEFT}/{waited_for}") is not None:
-            return PeerLostError(f"rank {waited_for} has left, and rank {self._rank} waits for it")
-        return None
+            raise PeerLostError(f"rank {waited_for} has left, and rank {self._rank} waits for it")
 
     def _note_ended(self, rank: int, why: str) -> None:
         """Take over that `rank` has ended without a word to this one, unless it told the reason in the store."""

@@ -3,7 +3,7 @@
 import itertools
 import random
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -26,6 +26,8 @@ class Board:
 
 class ThreadRankGroup:
     """One rank's end of a board that all ranks share."""
+
+    store_host = None
 
     def __init__(self, board: Board, rank: int, world_size: int) -> None:
         self.board = board
@@ -64,8 +66,8 @@ class ThreadRankGroup:
     def read_moved(self) -> int:
         return 0
 
-    def signs_of_life(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    def heartbeat(self) -> AbstractContextManager[Callable[[int], None]]:
+        return nullcontext(lambda _n_bytes: None)
 
     def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
         pass
