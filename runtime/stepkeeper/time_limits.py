@@ -63,8 +63,8 @@ class TimeLimits:
     def apart_s(self) -> float:
         """Seconds by which ranks may come apart to where they meet, such as a save.
 
-        A rank in a save may be without a heartbeat for as long. What it writes may stand still for longer, and it ends
-        that itself. But where all of its threads stand still, so does its training.
+        A rank in a save or a restore may be without a heartbeat for as long. What it writes may stand still for longer,
+        and it ends that itself. But where all of its threads stand still, so does its training.
         """
         if self._longest_meeting_s is None:
             return self.start_s

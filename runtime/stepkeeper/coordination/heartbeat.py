@@ -1,4 +1,4 @@
-"""Let the ranks that wait for this one see that it runs, and what it moves, however long its part of a save takes."""
+"""Let the ranks that wait for this one see that it runs, and what it moves, however long a save or restore takes."""
 
 import threading
 from collections.abc import Callable, Iterator

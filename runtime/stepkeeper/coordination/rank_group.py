@@ -62,10 +62,6 @@ class RankGroup(Protocol):
         """End all waits of this process if a rank was announced as lost. Raises PeerLostError without the store."""
         ...
 
-    def note_progress(self, n_bytes: int) -> None:
-        """Let the ranks that wait for this one know that a restore has moved `n_bytes` more."""
-        ...
-
     def read_moved(self) -> int:
         """Return how many bytes saves and restores of all ranks have moved. Raises PeerLostError without the store."""
         ...
@@ -133,9 +129,6 @@ class SoloRankGroup:
 
     def look_for_loss(self) -> None:
         """Do nothing: there is no peer."""
-
-    def note_progress(self, n_bytes: int) -> None:
-        """Do nothing: nobody waits."""
 
     def read_moved(self) -> int:
         return 0

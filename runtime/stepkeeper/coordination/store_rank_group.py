@@ -34,10 +34,12 @@ _MOVED: Final = "moved"
 """A name: how many bytes saves and restores have moved on all ranks."""
 
 _BEATS: Final = "beats"
-"""Names: how often each rank that is in a save has beaten; 0 for one that isn't."""
+"""Names: how often each rank that is in a save or a restore has beaten; 0 for one that isn't."""
 
-_ADDRESS_S: Final = 300.0
-"""The time in which a rank that has come to the start says how others reach it."""
+_LINKED_S: Final = 300.0
+"""The time in which a rank that has come to the start connects with its neighbours, or finds that there is no way. One
+that holds Python's lock, or is stopped, for this long is taken for lost.
+"""
 
 _READERS: Final = "#readers"
 """A suffix of names: how many ranks have read what rank 0 broadcast under the name."""
@@ -134,17 +136,13 @@ class StoreRankGroup:
     def watch_peers(self) -> None:
         self._watch.start(
             self.store_host,
-            lambda name, rank: self._await(
-                name, SilenceLimit(_ADDRESS_S, time.monotonic()), waiting_for=rank
-            ),
+            lambda name, rank: self._await(name, SilenceLimit(_LINKED_S, time.monotonic()), waiting_for=rank),
         )
+        # A rank that ends before it is connected leaves no connection that breaks.
+        self.gather("linked", {}, _LINKED_S)
 
     def look_for_loss(self) -> None:
         self._watch.look_for_loss()
-
-    def note_progress(self, n_bytes: int) -> None:
-        with suppress(PeerLostError):
-            self._ask(lambda client: client.add(_MOVED, n_bytes))
 
     def heartbeat(self) -> AbstractContextManager[Callable[[int], None]]:
         return beating(self.beat, self.end_beats)

@@ -31,7 +31,7 @@ def _pair() -> Iterator[tuple[PeerLinks, PeerLinks, Lost, Lost]]:
     first = PeerLinks(0, 2, lambda rank, why: first_lost.put((rank, why)))
     last = PeerLinks(1, 2, lambda rank, why: last_lost.put((rank, why)))
     last.connect_above(0, first.describe(None))
-    while first.missing():
+    while not first._socks:
         os.sched_yield()
     yield first, last, first_lost, last_lost
     for each in (first, last):
@@ -73,6 +73,15 @@ def test_a_forked_worker_does_not_hide_that_its_trainer_was_killed() -> None:
         os.close(writing)
         os.close(reading)
         first.close(bye=True)
+
+
+def test_a_rank_that_ends_before_it_is_connected_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    (first, last), _ = rank_groups(monkeypatch)
+    monkeypatch.setattr("stepkeeper.coordination.store_rank_group._LINKED_S", 0.05)
+    with pytest.raises(PeerLostError, match=r"rank 0 waited .* for rank 1 \(linked/1\)"):
+        first.watch_peers()
+    last.watch_peers()
+    first.watch_peers()
 
 
 def rank_groups(monkeypatch: pytest.MonkeyPatch) -> tuple[list[StoreRankGroup], list[Waits]]:

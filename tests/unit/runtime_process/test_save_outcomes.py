@@ -80,9 +80,6 @@ class FirstOfTwo:
     def look_for_loss(self) -> None:
         pass
 
-    def note_progress(self, n_bytes: int) -> None:
-        pass
-
     def read_moved(self) -> int:
         return 0
 

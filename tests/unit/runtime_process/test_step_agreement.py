@@ -60,9 +60,6 @@ class ThreadRankGroup:
     def look_for_loss(self) -> None:
         pass
 
-    def note_progress(self, n_bytes: int) -> None:
-        pass
-
     def read_moved(self) -> int:
         return 0
 
