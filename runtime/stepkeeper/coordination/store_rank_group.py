@@ -36,10 +36,8 @@ _MOVED: Final = "moved"
 _BEATS: Final = "beats"
 """Names: how often each rank that is in a save or a restore has beaten; 0 for one that isn't."""
 
-_LINKED_S: Final = 300.0
-"""The time in which a rank that has come to the start connects with its neighbours, or finds that there is no way. One
-that holds Python's lock, or is stopped, for this long is taken for lost.
-"""
+_ADDRESS_S: Final = 300.0
+"""The time in which a rank that has come to the start says how others reach it."""
 
 _READERS: Final = "#readers"
 """A suffix of names: how many ranks have read what rank 0 broadcast under the name."""
@@ -136,10 +134,10 @@ class StoreRankGroup:
     def watch_peers(self) -> None:
         self._watch.start(
             self.store_host,
-            lambda name, rank: self._await(name, SilenceLimit(_LINKED_S, time.monotonic()), waiting_for=rank),
+            lambda name, rank: self._await(
+                name, SilenceLimit(_ADDRESS_S, time.monotonic()), waiting_for=rank
+            ),
         )
-        # A rank that ends before it is connected leaves no connection that breaks.
-        self.gather("linked", {}, _LINKED_S)
 
     def look_for_loss(self) -> None:
         self._watch.look_for_loss()

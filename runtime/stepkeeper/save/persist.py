@@ -1,7 +1,7 @@
 """Persist one save of one rank: agree on a folder, write, vote, and commit."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from stepkeeper.companion.client import CompanionProcess
@@ -56,25 +56,17 @@ def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> C
     """
     snapshot = job.snapshot
     with rank_group.heartbeat() as tell_moved:
-
-        def note_moved(n_bytes: int) -> None:
-            job.note_progress()
-            tell_moved(n_bytes)
-
+        job = job.noting_moved(tell_moved)
         transfer_s = rank_group.limits.transfer_s(snapshot.transfer_bytes)
-        lost = await_transfer(job.transfer, snapshot, transfer_s, note_moved)
+        lost = await_transfer(job.transfer, snapshot, transfer_s, job.note_moved)
         check_same_state(
             job.name, job.step, snapshot.summary, rank_group, transfer_bytes=snapshot.transfer_bytes
         )
-        return _write_and_commit(job, lost, companion, rank_group, note_moved)
+        return _write_and_commit(job, lost, companion, rank_group)
 
 
 def _write_and_commit(
-    job: SaveJob,
-    lost: Exception | None,
-    companion: Companion,
-    rank_group: RankGroup,
-    note_moved: Callable[[int], None],
+    job: SaveJob, lost: Exception | None, companion: Companion, rank_group: RankGroup
 ) -> Committed:
     """Write this rank's share unless the snapshot is `lost`, vote, and let rank 0 commit. Raises as `persist_save`."""
     limits = rank_group.limits
@@ -87,8 +79,7 @@ def _write_and_commit(
         if lost is not None:
             raise lost
         process = companion.ensure_process()
-        staged = companion.has_tier and not job.is_last
-        written = write_share(job, process, place, limits, note_moved, staged=staged)
+        written = write_share(job, process, limits, place, staged=companion.has_tier and not job.is_last)
         job.in_flight.mark_share_durable(written.size_bytes)
         job.in_flight.set_state(SaveState.COMMITTING)
         vote = {"written": encode(written)}

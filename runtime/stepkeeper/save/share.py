@@ -1,7 +1,6 @@
 """Let the companion write one rank's share of a save, for as long as it makes progress."""
 
 import time
-from collections.abc import Callable
 from typing import Any, Final
 
 from stepkeeper.companion.client import CompanionProcess
@@ -21,12 +20,12 @@ _log: Final = logger(__name__)
 class _ShareProgress:
     """Follow how many bytes of a share the companion has moved, for one save."""
 
-    def __init__(self, size_bytes: int, limits: TimeLimits, note_moved: Callable[[int], None]) -> None:
+    def __init__(self, job: SaveJob, limits: TimeLimits) -> None:
         self._limits: Final = limits
         self._counter: Final = create_counter()
-        self.limit_s: Final = limits.share_silence_s(size_bytes)
+        self.limit_s: Final = limits.share_silence_s(job.region.size_bytes)
         self._began_s: Final = time.monotonic()
-        self._note_moved: Final = note_moved
+        self._note_moved: Final = job.note_moved
         self._moved_bytes = 0
 
     @property
@@ -52,23 +51,9 @@ class _ShareProgress:
 
 
 def write_share(
-    job: SaveJob,
-    process: CompanionProcess,
-    place: Place,
-    limits: TimeLimits,
-    note_moved: Callable[[int], None],
-    *,
-    staged: bool,
+    job: SaveJob, process: CompanionProcess, limits: TimeLimits, place: Place, *, staged: bool
 ) -> Written:
     """Let the companion make this rank's share durable, however long that takes while it makes progress.
-
-    Args:
-        job: The save.
-        process: The companion.
-        place: Where the share goes.
-        limits: How long it may make no progress.
-        note_moved: Called with how many more bytes were moved, for those that wait for this save.
-        staged: True if it goes over the local disk.
 
     Raises:
         CompanionLostError: The companion is gone, or made no progress for too long and was ended.
@@ -76,7 +61,7 @@ def write_share(
 
     """
     job.in_flight.set_state(SaveState.WRITING)
-    progress = _ShareProgress(job.region.size_bytes, limits, note_moved)
+    progress = _ShareProgress(job, limits)
     try:
         if staged and _stage_share(job, process, place, progress):
             job.release_region()

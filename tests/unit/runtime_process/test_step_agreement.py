@@ -270,7 +270,7 @@ def test_a_round_waits_for_a_rank_that_holds_pythons_lock_for_minutes() -> None:
 def test_an_error_of_any_kind_in_a_round_is_raised_in_the_train_thread() -> None:
     board = Board()
     agreement = StepAgreement(ThreadRankGroup(board, 0, 2))
-    board.values |= {"agreement/met/1": {}, "round/0": {"no": "name"}}
+    board.values |= {"agreement/met/1": {}, "agreement/linked/1": {}, "round/0": {"no": "name"}}
     agreement.start()
     with pytest.raises(KeyError, match="name"):
         train_for_ever(agreement)
