@@ -112,7 +112,7 @@ def _start(command: list[str], environ: Mapping[str, str], folder: Path, grace_s
 def _judge_early_stop(code: int, child: Child) -> Termination | None:
     """Return the last word for a command that died of SIGTERM: no rank was left below it that could have saved.
 
-    So does torchrun while it is loaded, and while it waits for those of other pods.
+    torchrun dies of it while it is loaded, and while it waits for those of other pods.
     """
     died = child.was_told and code == _DIED_OF_SIGTERM
     return Termination(code=ExitCode.SAVED, notice=SIGTERM) if died else None

@@ -91,10 +91,9 @@ def test_a_torchrun_without_a_training_says_that_it_was_stopped_or_has_lost_a_pe
 
 
 _RUN = """
-import os, signal, sys, tempfile, threading
+import os, signal, sys, tempfile
 from pathlib import Path
 from stepkeeper.launch.child import Child
-from stepkeeper.process_end.launcher_folder import list_ranks
 
 folder = Path(tempfile.mkdtemp())
 """
