@@ -61,19 +61,14 @@ class TimeLimits:
 
     @property
     def apart_s(self) -> float:
-        """Seconds by which ranks may come apart to where they meet, such as a save."""
+        """Seconds by which ranks may come apart to where they meet, such as a save.
+
+        A rank in a save or a restore may be without a heartbeat for as long. What it writes may stand still for longer,
+        and it ends that itself. But where all of its threads stand still, so does its training.
+        """
         if self._longest_meeting_s is None:
             return self.start_s
         return max(self._group_s, _SLOWER_BY * self._longest_meeting_s)
-
-    @property
-    def stillness_s(self) -> float:
-        """Seconds that a rank in a save may give no sign of life.
-
-        What it writes may stand still for longer, and the rank ends that itself. But where all of its threads stand
-        still, so does its training, which is waited for no longer than that.
-        """
-        return self.apart_s
 
     @property
     def store_answer_s(self) -> float:

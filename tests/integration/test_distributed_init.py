@@ -16,7 +16,6 @@ from free_ports import free_port
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
 from stepkeeper.contract import Interval, Settings, Termination
-from stepkeeper.launch.ranks import children_of
 from stepkeeper.testing.pod import pod_environ, pod_identity
 
 SCRIPTS = Path(__file__).parent / "distributed_init"
@@ -175,8 +174,8 @@ def test_sigterm_before_there_is_a_manager_ends_a_containers_first_process_with_
         while not sign.exists():
             assert unshare.poll() is None, output.read_text()
             time.sleep(0.05)
-        (process,) = children_of(unshare.pid)
-        os.kill(process, signal.SIGTERM)
+        process = Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text()
+        os.kill(int(process), signal.SIGTERM)
         assert unshare.wait(60) == 75, output.read_text()
     finally:
         unshare.kill()

@@ -1,5 +1,6 @@
 """`python -m stepkeeper.launch` ends with the code that the training meant, with a real torchrun and real signals."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,10 +10,8 @@ from pathlib import Path
 
 import pytest
 from launched_pods import PATIENCE_S, SCRIPTS, last_word, launched, lose, pods, torchrun, until_running
-from processor_waits import ProcessorWaits
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
-from stepkeeper.launch.ranks import children_of, find_ranks
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
 
@@ -43,40 +42,6 @@ def test_a_command_that_is_none_is_named(command: list[str], code: int, said: st
         output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == code
     assert f"stepkeeper.launch: {said}" in output
-
-
-def test_what_a_command_leaves_behind_is_awaited_until_the_kill_that_the_first_signal_announces(
-    tmp_path: Path,
-) -> None:
-    """The command dies of the signal 6 s after it, and its child doesn't heed it at all."""
-    ((_, env),) = pods(tmp_path, 1, grace_s=10)
-    child = "(trap '' TERM; echo up; exec sleep 60) &"
-    script = f"trap 'sleep 6; trap - TERM; kill -TERM $$' TERM; {child} wait; wait"
-    with launched("sh", "-c", script, env=env) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        with ProcessorWaits([process.pid]) as waits:
-            told_s = time.monotonic()
-            process.send_signal(signal.SIGTERM)
-            time.sleep(5)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE_S) == 143
-            ended_s = time.monotonic()
-        waited_s = ended_s - told_s
-    # It would be 15 s from the second signal on, and 16 s from the command's end on.
-    assert 9.5 < waited_s < 13 + waits.until_s(ended_s)
-
-
-def test_whom_those_leave_behind_that_a_command_has_left_is_told_too(tmp_path: Path) -> None:
-    """A server that forks the training's processes comes between them and the script, and dies of the signal too."""
-    ((folder, env),) = pods(tmp_path, 1, grace_s=30)
-    trains = f"(trap 'touch {folder}/told; exit 0' TERM; echo up; while :; do sleep 0.1; done) & wait; :"
-    with launched("sh", "-c", 'sh -c "$0" & wait; :', trains, env=env) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 143
-    assert (folder / "told").exists()
 
 
 def test_two_pods_of_two_workers_end_with_75_when_one_is_told_to_stop(tmp_path: Path) -> None:
@@ -140,8 +105,7 @@ def test_pods_of_one_worker_end_with_75_when_a_worker_alone_is_told_to_stop(tmp_
     ):
         until_running(one, [first / "runs-0"])
         until_running(other, [second / "runs-1"])
-        (worker,) = find_ranks(other.pid)
-        worker.tell()
+        os.kill(int((second / "runs-1").read_text()), signal.SIGTERM)
         codes = [process.wait(PATIENCE_S) for process in (one, other)]
     assert codes == [75, 75], [output.read_text() for output in outputs]
     latest = Log(open_store((tmp_path / "root").as_uri())).open().latest
@@ -293,35 +257,12 @@ def test_a_pod_that_is_told_to_stop_before_torchrun_has_started_workers_ends_wit
 def until_started(process: subprocess.Popen[str], port: int | None) -> None:
     """The launcher has started torchrun; and that waits for others at the store on `port`, if one is given."""
     deadline = time.monotonic() + PATIENCE_S
-    while not any(children_of(process.pid)):
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not children.read_text():
         assert (process.poll(), time.monotonic() < deadline) == (None, True)
         time.sleep(0.01)
     if port is not None:
         TCPStore("127.0.0.1", port, wait_for_workers=False)
-
-
-def test_a_torchrun_that_takes_long_to_end_is_left_behind_its_last_rank(tmp_path: Path) -> None:
-    """The pod would be killed meanwhile, and end with 137."""
-    ((folder, env),) = pods(tmp_path, 1, grace_s=120)
-    output = folder / "output"
-    with launched(
-        sys.executable, str(SCRIPTS / "slow_end.py"), str(folder), env=env, output=output
-    ) as process:
-        until_running(process, [folder / "runs-0"])
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 75, output.read_text()
-
-
-def test_what_a_shell_does_behind_its_torchrun_is_waited_for(tmp_path: Path) -> None:
-    ((folder, env),) = pods(tmp_path, 1, grace_s=120)
-    output = folder / "output"
-    slow_end = f"{sys.executable} {SCRIPTS / 'slow_end.py'} {folder} 7"
-    script = f"trap '' TERM; {slow_end}; code=$?; touch {folder}/uploaded; exit $code"
-    with launched("sh", "-c", script, env=env, output=output) as process:
-        until_running(process, [folder / "runs-0"])
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 75, output.read_text()
-    assert (folder / "uploaded").exists()
 
 
 def test_a_torchrun_whose_ranks_have_stopped_is_left_before_the_kill(tmp_path: Path) -> None:
@@ -332,8 +273,7 @@ def test_a_torchrun_whose_ranks_have_stopped_is_left_before_the_kill(tmp_path: P
         sys.executable, str(SCRIPTS / "slow_end.py"), str(folder), env=env, output=output
     ) as process:
         until_running(process, [folder / "runs-0"])
-        (rank,) = find_ranks(process.pid)
-        rank.tell()
+        os.kill(int((folder / "runs-0").read_text()), signal.SIGTERM)
         until_running(process, [folder / "ends"])
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 75, output.read_text()

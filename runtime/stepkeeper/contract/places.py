@@ -43,7 +43,9 @@ TOKEN_FILE: Final = "/var/run/secrets/stepkeeper/token"  # noqa: S105  # a path,
 """The projected service-account token for the endpoint."""
 
 LAUNCHER_VARIABLE: Final = "STEPKEEPER_LAUNCHER"
-"""Set in processes below `python -m stepkeeper.launch`, which tells them to stop before it tells their launcher."""
+"""Names the folder of `python -m stepkeeper.launch` in which the processes below it sign on that take SIGTERM. The
+launcher sends it to them before it sends it to their own launcher.
+"""
 
 TORCHRUN_VARIABLE: Final = "TORCHELASTIC_RUN_ID"
 """Set by torchrun in each of its processes, which hand it on to theirs."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from stepkeeper.coordination.rank_group import RankGroup, StoreRankGroup
+from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError
 from stepkeeper.loggers import logger
 from stepkeeper.stacks.meeting import StackMeeting
@@ -27,21 +27,12 @@ def link_companions(
         link: Connects this rank's companion; rank 0's, which is called, doesn't need it.
 
     """
-    towards = group.store_host if isinstance(group, StoreRankGroup) else None
+    # An empty dict says that there is no way: no rank is to wait for one.
+    own = (meeting.describe(group.store_host) or {}) if group.rank == 0 else None
     try:
-        own = _describe(meeting, towards) if group.rank == 0 else None
         address = group.broadcast("companions", own, _ADDRESS_S)
-    except (PeerLostError, NoticeDeadlineError, OSError) as error:
+    except (PeerLostError, NoticeDeadlineError) as error:
         _log.warning("a request for stacks doesn't reach all ranks: %s", error)
         return
     if group.rank != 0 and address:
         link(address)
-
-
-def _describe(meeting: StackMeeting, towards: str | None) -> dict[str, Any]:
-    """Describe the way to rank 0's companion. An empty dict says that there is none: nobody is to wait for one."""
-    try:
-        return meeting.describe(towards) or {}
-    except OSError as error:
-        _log.warning("a request for stacks reaches this rank alone, as its host has no address: %r", error)
-        return {}

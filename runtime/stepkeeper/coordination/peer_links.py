@@ -35,16 +35,15 @@ class PeerLinks:
         """
         self._rank = rank
         self._on_lost = on_lost
-        self.above, self._below = neighbours(rank, world_size)
+        self.above, below = neighbours(rank, world_size)
         self._secret = secrets.token_bytes(32)
         self._lock = threading.Lock()
         self._socks: list[socket.socket] = []
-        self._seen: set[int] = set()
         self._closed = False
         with forks_held_back():
             self._joining = Joining(rank, self._add_link)
             forget_in_forks(self)
-        if self._below:
+        if below:
             self._joining.start(self._secret)
 
     def describe(self, towards: str | None) -> dict[str, Any]:
@@ -59,11 +58,6 @@ class PeerLinks:
         """Connect to the rank above this one, which is `peer` and has described itself. Raises OSError."""
         secret = bytes.fromhex(address["secret"])
         self._add_link(peer, connect_to_rank(self._rank, peer, address, secret))
-
-    def missing(self) -> list[int]:
-        """List the ranks below this one that have never called."""
-        with self._lock:
-            return [rank for rank in self._below if rank not in self._seen]
 
     def close(self, *, bye: bool) -> None:
         """Close all connections. With `bye` the neighbours know that this rank leaves in order."""
@@ -91,7 +85,6 @@ class PeerLinks:
             if self._closed:
                 sock.close()
                 return
-            self._seen.add(rank)
             self._socks.append(sock)
         threading.Thread(target=self._listen, args=(rank, sock), name=f"peer-{rank}", daemon=True).start()
 

@@ -21,15 +21,9 @@ _log: Final = logger(__name__)
 _LOST: Final = "lost"
 _LEFT: Final = "left"
 _LINKS: Final = "links"
-_UNLINKED: Final = "unlinked"
 _WHY_LIMIT: Final = 500
 LAST_WORD_S: Final = 1.0
 """The time for what a rank says when it leaves, or of a rank that it has lost. The store may have gone with rank 0."""
-
-_LINKED_S: Final = 300.0
-"""The time in which all ranks have connected with their neighbours, or have said that there is no way. A rank that has
-come to the start and then holds Python's lock, or is stopped, for this long is taken for lost.
-"""
 
 
 class Board(Protocol):
@@ -61,7 +55,6 @@ class PeerWatch:
         self._world_size = world_size
         self._waits = waits
         self._links: PeerLinks | None = None
-        self._linked_by_s = 0.0
         self._has_left = False
         forget_in_forks(self)
 
@@ -83,13 +76,11 @@ class PeerWatch:
             self._links = links = PeerLinks(self._rank, self._world_size, self._note_ended)
             _watches.add(self)
             self._board.propose(f"{_LINKS}/{self._rank}", links.describe(towards))
-            self._linked_by_s = time.monotonic() + _LINKED_S
             if links.above is not None:
                 links.connect_above(links.above, await_value(f"{_LINKS}/{links.above}", links.above))
         except OSError as error:  # PeerLostError and NoticeDeadlineError are among these
             if isinstance(error, StepkeeperError):
                 raise
-            self._board.propose(f"{_UNLINKED}/{self._rank}", {})
             _log.warning(
                 "rank %d isn't connected with others, and notices late if one ends without a word: %s",
                 self._rank,
@@ -147,23 +138,13 @@ class PeerWatch:
             return
         if (lost := self._board.read_proposal(_LOST)) is not None:
             self._end_waits(lost)
-        elif self._links is not None and 0 < self._linked_by_s < time.monotonic():
-            self._linked_by_s = 0.0
-            for rank in self._links.missing():
-                if self._board.read_proposal(f"{_UNLINKED}/{rank}") is None:
-                    self._note_ended(rank, f"it hasn't connected with rank {self._rank}")
 
-    def find_end(self, waited_for: int, since_s: float) -> StepkeeperError | None:
-        """Find out why the wait for a rank, since that time, has to end; None if it hasn't."""
-        try:
-            self._waits.check(since_s)
-        except StepkeeperError as error:
-            return error
-        if (lost := self._board.read_proposal(_LOST)) is not None:
-            return _loss(lost)
+    def check_wait(self, waited_for: int, since_s: float) -> None:
+        """Check that the wait for a rank, since that time, may go on. Raises why it has to end."""
+        self.look_for_loss()
+        self._waits.check(since_s)
         if self._board.read_proposal(f"{_LEFT}/{waited_for}") is not None:
-            return PeerLostError(f"rank {waited_for} has left, and rank {self._rank} waits for it")
-        return None
+            raise PeerLostError(f"rank {waited_for} has left, and rank {self._rank} waits for it")
 
     def _note_ended(self, rank: int, why: str) -> None:
         """Take over that `rank` has ended without a word to this one, unless it told the reason in the store."""

@@ -1,6 +1,6 @@
 """Let the processes that train together talk to each other: the interface, and the group of one process."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Protocol
 
@@ -27,6 +27,11 @@ class RankGroup(Protocol):
     @property
     def ranks(self) -> Ranks:
         """This rank, the world size, and which processes the ranks are."""
+        ...
+
+    @property
+    def store_host(self) -> str | None:
+        """The host of the ranks' store, which all of them reach; None if the store is no server."""
         ...
 
     @property
@@ -57,16 +62,15 @@ class RankGroup(Protocol):
         """End all waits of this process if a rank was announced as lost. Raises PeerLostError without the store."""
         ...
 
-    def note_progress(self, n_bytes: int) -> None:
-        """Let the ranks that wait for this one know that a save has moved `n_bytes` more."""
-        ...
-
     def read_moved(self) -> int:
         """Return how many bytes saves and restores of all ranks have moved. Raises PeerLostError without the store."""
         ...
 
-    def signs_of_life(self) -> AbstractContextManager[None]:
-        """Give signs of life while the block runs. Who waits for this rank takes it for lost if they stay out."""
+    def heartbeat(self) -> AbstractContextManager[Callable[[int], None]]:
+        """Beat while the block runs. A rank that waits for this one takes it for lost if no beat comes.
+
+        The block gets a function that notes how many more bytes were moved, which the next beat tells.
+        """
         ...
 
     def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
@@ -103,6 +107,7 @@ class SoloRankGroup:
     rank: Final = 0
     world_size: Final = 1
     ranks: Final = Ranks(rank=0, world_size=1)
+    store_host: Final = None
 
     def __init__(self) -> None:
         self.limits: Final = TimeLimits()
@@ -125,14 +130,11 @@ class SoloRankGroup:
     def look_for_loss(self) -> None:
         """Do nothing: there is no peer."""
 
-    def note_progress(self, n_bytes: int) -> None:
-        """Do nothing: nobody waits."""
-
     def read_moved(self) -> int:
         return 0
 
-    def signs_of_life(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    def heartbeat(self) -> AbstractContextManager[Callable[[int], None]]:
+        return nullcontext(lambda _n_bytes: None)
 
     def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
         """Do nothing: nobody listens."""

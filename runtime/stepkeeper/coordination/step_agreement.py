@@ -162,6 +162,8 @@ class StepAgreement:
             self._meet()
             self._is_past_start.set()
             self._rank_group.watch_peers()
+            # A rank that ends before it is connected leaves no connection that breaks.
+            self._rank_group.gather("agreement/linked", {}, _ROUND_TIMEOUT_S)
             self._on_met()
             self._hold_rounds()
         except BaseException as error:  # it is raised in the train thread, which may be held just now

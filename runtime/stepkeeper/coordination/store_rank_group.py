@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from stepkeeper.coordination.heartbeat import beating
 from stepkeeper.coordination.peer_watch import PeerWatch
-from stepkeeper.coordination.signs_of_life import Stillness, give_signs
 from stepkeeper.coordination.store_callers import StoreCallers
 from stepkeeper.coordination.waits import SilenceLimit, Waits
 from stepkeeper.errors import PeerLostError, StepkeeperError
@@ -31,10 +31,10 @@ _LOOK_S: Final = 0.5
 """The interval at which a rank that waits for another one checks whether one is lost."""
 
 _MOVED: Final = "moved"
-"""A name: how many bytes saves have moved on all ranks."""
+"""A name: how many bytes saves and restores have moved on all ranks."""
 
-_SIGNS: Final = "signs"
-"""Names: how many signs of life each rank that is in a save has given; 0 for one that isn't."""
+_BEATS: Final = "beats"
+"""Names: how often each rank that is in a save or a restore has beaten; 0 for one that isn't."""
 
 _ADDRESS_S: Final = 300.0
 """The time in which a rank that has come to the start says how others reach it."""
@@ -142,20 +142,22 @@ class StoreRankGroup:
     def look_for_loss(self) -> None:
         self._watch.look_for_loss()
 
-    def note_progress(self, n_bytes: int) -> None:
-        with suppress(PeerLostError):
-            self._ask(lambda client: client.add(_MOVED, n_bytes))
+    def heartbeat(self) -> AbstractContextManager[Callable[[int], None]]:
+        return beating(self.beat, self.end_beats)
 
-    def signs_of_life(self) -> AbstractContextManager[None]:
-        return give_signs(self.give_sign_of_life, self.promise_no_more_signs)
+    def beat(self, moved_bytes: int) -> None:
+        """Let the ranks that wait for this one see that it runs, and has moved bytes. They expect more beats."""
 
-    def give_sign_of_life(self) -> None:
-        """Let the ranks that wait for this one see that it runs. They expect more of them."""
-        self._ask(lambda client: client.add(f"{_SIGNS}/{self._rank}", 1), self.limits.store_answer_s)
+        def add(client: Store) -> None:
+            client.add(f"{_BEATS}/{self._rank}", 1)
+            if moved_bytes:
+                client.add(_MOVED, moved_bytes)
 
-    def promise_no_more_signs(self) -> None:
-        """Let the other ranks expect no sign of life until the next one."""
-        self._ask(lambda client: client.set(f"{_SIGNS}/{self._rank}", "0"), self.limits.store_answer_s)
+        self._ask(add, self.limits.store_answer_s)
+
+    def end_beats(self) -> None:
+        """Let the other ranks expect no beat until the next one."""
+        self._ask(lambda client: client.set(f"{_BEATS}/{self._rank}", "0"), self.limits.store_answer_s)
 
     def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
         self._watch.announce_leave(error, timeout_s)
@@ -189,7 +191,6 @@ class StoreRankGroup:
 
     @property
     def store_host(self) -> str | None:
-        """The host of the ranks' store, which all of them reach; None if the store is no server."""
         store: Any = self._base
         while isinstance(store, PrefixStore):
             store = store.underlying_store
@@ -205,9 +206,8 @@ class StoreRankGroup:
 
         """
         since_s = time.monotonic()
-        look_s = since_s + _LOOK_S
-        pause_s = _SHORTEST_PAUSE_S
-        stillness = Stillness(self.limits.stillness_s)
+        look_s, pause_s = since_s + _LOOK_S, _SHORTEST_PAUSE_S
+        stillness = SilenceLimit(self.limits.apart_s, since_s)
         # Not the store's own wait: it is deaf to `abort`, and complains on stderr when its time is up.
         while (found := self.read_proposal(name)) is None:
             now_s = time.monotonic()
@@ -217,26 +217,37 @@ class StoreRankGroup:
                     "far behind"
                 )
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            if now_s > look_s:
-                look_s = now_s + _LOOK_S
-                if limit.has_moved(self.read_moved(), now_s):
-                    self._waits.note_progress()
-                if stillness.is_over_limit(self._count_signs(waiting_for), now_s):
-                    raise PeerLostError(
-                        f"rank {waiting_for} stands still: it gave no sign of life for "
-                        f"{self.limits.stillness_s:.1f} s, and rank {self._rank} waits for it ({name})"
-                    )
-                if (end := self._watch.find_end(waiting_for, since_s)) is not None:
-                    if (found := self.read_proposal(name)) is not None:
-                        return found
-                    raise end
+            if now_s <= look_s:
+                continue
+            look_s = now_s + _LOOK_S
+            if self._is_still(waiting_for, limit, stillness, now_s):
+                raise PeerLostError(
+                    f"rank {waiting_for} stands still: it gave no sign of life for {self.limits.apart_s:.1f} s, and "
+                    f"rank {self._rank} waits for it ({name})"
+                )
+            try:
+                self._watch.check_wait(waiting_for, since_s)
+            except StepkeeperError:
+                if (found := self.read_proposal(name)) is None:
+                    raise
+                return found
         return found
+
+    def _is_still(self, rank: int, limit: SilenceLimit, stillness: SilenceLimit, now_s: float) -> bool:
+        """Look at the beats. Return True if none has come of a rank that promises some, for too long."""
+        n_beats, moved = self._read_beats(rank)
+        if limit.has_moved(moved, now_s):
+            self._waits.note_progress()
+        if not n_beats or stillness.has_moved(n_beats, now_s):
+            stillness.restart(now_s)
+        return stillness.is_over(now_s)
 
     def read_moved(self) -> int:
         return int(self._ask(lambda client: client.add(_MOVED, 0)))
 
-    def _count_signs(self, rank: int) -> int:
-        return int(self._ask(lambda client: client.add(f"{_SIGNS}/{rank}", 0)))
+    def _read_beats(self, rank: int) -> tuple[int, int]:
+        """Read how often a rank has beaten, and how many bytes all ranks have moved."""
+        return self._ask(lambda client: (client.add(f"{_BEATS}/{rank}", 0), client.add(_MOVED, 0)))
 
     def _ask(self, call: Callable[[Store], T], within_s: float | None = None) -> T:
         """Ask the store, which is in rank 0.

@@ -217,6 +217,33 @@ class Waits:
                     raise
                 return True
 
+    @contextmanager
+    def in_turn(self, turn: threading.Lock, doing: str, timeout_s: float | None = None) -> Iterator[None]:
+        """Hold `turn` for the block. A plain wait for the lock would hold up the train thread, whatever it is told.
+
+        Args:
+            turn: What one thread at a time holds.
+            doing: What a thread does in its turn, for people.
+            timeout_s: Longest time to wait, in seconds; None waits until something ends the wait.
+
+        Raises:
+            TimeoutError: Another thread still has the turn after `timeout_s`.
+            NoticeDeadlineError: A notice came, and its time is over.
+            StepkeeperError: Another rank is lost.
+
+        """
+        since_s = time.monotonic()
+        left_s = _LOOK_S if timeout_s is None else timeout_s
+        while not turn.acquire(timeout=max(0.0, min(_LOOK_S, left_s))):
+            waited_s = time.monotonic() - since_s
+            if timeout_s is not None and (left_s := timeout_s - waited_s) <= 0:
+                raise TimeoutError(f"another thread was still {doing} after {waited_s:.1f} s")
+            self.check(since_s)
+        try:
+            yield
+        finally:
+            turn.release()
+
     def await_threads(self, threads: Iterable[threading.Thread]) -> None:
         """Wait until the threads have ended, those that were started. Raises what `check` raises."""
         since_s = time.monotonic()

@@ -6,19 +6,34 @@ torchrun is told the hosts of the job. When it ends, this process ends with the 
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Final
 
 from stepkeeper.contract import RUN_FOLDER, ContractError, ExitCode, Identity, Termination
-from stepkeeper.launch.child import CommandEnd, CommandError, run
-from stepkeeper.launch.last_word import SIGTERM, choose_exit_code, read_last_word, withdraw_last_word
-from stepkeeper.launch.torchrun import ERROR_FILE_VARIABLE, read_torchrun_error, torchrun_variables
+from stepkeeper.launch.child import Child
+from stepkeeper.launch.exit_code import (
+    SIGTERM,
+    choose_exit_code,
+    read_last_word,
+    read_torchrun_error,
+    withdraw_last_word,
+)
 from stepkeeper.process_end.last_words import leave_last_word
 
-_USAGE = "usage: python -m stepkeeper.launch COMMAND [ARGUMENT ...]"
-_BAD_USAGE = 2
-_GRACE_S = 30.0
+__all__ = ["main", "torchrun_variables"]
+
+_USAGE: Final = "usage: python -m stepkeeper.launch COMMAND [ARGUMENT ...]"
+_BAD_USAGE: Final = 2
+_NO_PROGRAM: Final = 127
+_NOT_STARTED: Final = 126
+_DIED_OF_SIGTERM: Final = 143
+_GRACE_S: Final = 30.0
 """Seconds that Kubernetes and Slurm leave by default."""
+
+_ERROR_FILE_VARIABLE: Final = "TORCHELASTIC_ERROR_FILE"
+"""Names the file into which torchrun writes the exception that ended it."""
 
 
 def main(command: list[str]) -> int:
@@ -27,51 +42,80 @@ def main(command: list[str]) -> int:
         del command[0]
     if not command:
         return _complain(_USAGE, _BAD_USAGE)
-    try:
-        if not Identity.present(os.environ):
-            return run(command, os.environ, grace_s=_GRACE_S).code
-        return _run_in_pod(command, Identity.from_env(os.environ))
-    except CommandError as error:
-        return _complain(str(error), error.code)
-    except ContractError as error:
-        return _complain(str(error), _BAD_USAGE)
-
-
-def _run_in_pod(command: list[str], pod: Identity) -> int:
-    last_word_file = Path(pod.termination_file)
     # It can be written to also where the root of the file system can't.
-    shared = RUN_FOLDER if Path(RUN_FOLDER).is_dir() else None
+    shared = RUN_FOLDER if os.access(RUN_FOLDER, os.W_OK) else None
     # A command that isn't waited for may still write there.
     with TemporaryDirectory(prefix="launch-", dir=shared, ignore_cleanup_errors=True) as folder:
-        error_file = os.environ.get(ERROR_FILE_VARIABLE) or f"{folder}/error.json"
-        told = torchrun_variables(os.environ) | {ERROR_FILE_VARIABLE: error_file}
+        try:
+            if Identity.present(os.environ):
+                return _run_in_pod(command, Identity.from_env(os.environ), Path(folder))
+            return _start(command, os.environ, Path(folder), _GRACE_S).wait(lambda: False)
+        except ContractError as error:
+            return _complain(str(error), _BAD_USAGE)
 
-        def has_stopped() -> bool:
-            word = read_last_word(last_word_file)
-            return word is not None and word.code != ExitCode.DONE
 
-        end = run(command, os.environ | told, grace_s=pod.grace_s, may_leave=has_stopped)
-        said = last_word = read_last_word(last_word_file)
-        if said is None and end.code != ExitCode.DONE:
-            last_word = read_torchrun_error(Path(error_file)) or _judge_early_stop(end)
-    meant = choose_exit_code(end.code, last_word, was_told=end.was_told)
+def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what torchrun has to know of the job's hosts, by the variables that it reads in place of options.
+
+    Args:
+        environ: The environment of an operator's container. What it has already stays.
+
+    Raises:
+        ContractError: The operator's variables aren't as the operator sets them.
+
+    """
+    identity = Identity.from_env(environ)
+    variables = {
+        "PET_NNODES": str(identity.n_hosts),
+        "PET_NODE_RANK": str(identity.rank),
+        "PET_MASTER_ADDR": identity.coordinator,
+        "PET_MASTER_PORT": str(identity.coordinator_port),
+    }
+    return {name: value for name, value in variables.items() if name not in environ}
+
+
+def _run_in_pod(command: list[str], pod: Identity, folder: Path) -> int:
+    last_word_file = Path(pod.termination_file)
+    error_file = os.environ.get(_ERROR_FILE_VARIABLE) or f"{folder}/error.json"
+    told = torchrun_variables(os.environ) | {_ERROR_FILE_VARIABLE: error_file}
+
+    def has_stopped() -> bool:
+        word = read_last_word(last_word_file)
+        return word is not None and word.code != ExitCode.DONE
+
+    child = _start(command, os.environ | told, folder, pod.grace_s)
+    code = child.wait(has_stopped)
+    said = last_word = read_last_word(last_word_file)
+    if said is None and code != ExitCode.DONE:
+        last_word = read_torchrun_error(Path(error_file)) or _judge_early_stop(code, child)
+    meant = choose_exit_code(code, last_word, was_told=child.was_told)
     if said is not None and said.code != meant:
         withdraw_last_word(last_word_file)
     elif said is None and last_word is not None and last_word.code == meant:
         leave_last_word(last_word_file, last_word)
-    if meant != end.code:
+    if meant != code:
         sys.stderr.write(
-            f"stepkeeper.launch: {command[0]} ended with code {end.code}, the training with {meant}\n"
+            f"stepkeeper.launch: {command[0]} ended with code {code}, the training with {meant}\n"
         )
     return meant
 
 
-def _judge_early_stop(end: CommandEnd) -> Termination | None:
-    """Return the last word for a command that died of being told to stop before it had started any process.
+def _start(command: list[str], environ: Mapping[str, str], folder: Path, grace_s: float) -> Child:
+    try:
+        return Child(command, environ, folder, grace_s)
+    except FileNotFoundError:
+        sys.exit(_complain(f"there is no program {command[0]!r}", _NO_PROGRAM))
+    except OSError as error:
+        sys.exit(_complain(f"{command[0]!r} can't be started: {error}", _NOT_STARTED))
 
-    So does torchrun while it is loaded, and while it waits for those of other pods.
+
+def _judge_early_stop(code: int, child: Child) -> Termination | None:
+    """Return the last word for a command that died of SIGTERM: no rank was left below it that could have saved.
+
+    torchrun dies of it while it is loaded, and while it waits for those of other pods.
     """
-    return Termination(code=ExitCode.SAVED, notice=SIGTERM) if end.died_alone else None
+    died = child.was_told and code == _DIED_OF_SIGTERM
+    return Termination(code=ExitCode.SAVED, notice=SIGTERM) if died else None
 
 
 def _complain(message: str, code: int) -> int:

@@ -1,146 +1,103 @@
-"""Run a command as the first process of a container does: hand signals on, and bury whom others leave behind."""
+"""Run a command as the first process of a container does, and hand on the signals that come to this process."""
 
-import ctypes
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from stepkeeper.contract import LAUNCHER_VARIABLE
-from stepkeeper.launch.heard import Signals
-from stepkeeper.launch.ranks import children_of, send_signal
-from stepkeeper.launch.stopping import Stop
+from stepkeeper.process_end.launcher_folder import list_ranks
 
-__all__ = ["CommandEnd", "CommandError", "run"]
+__all__ = ["Child"]
 
-_FORWARDED: Final = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
+_STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+"""Signals that ask for an end; Kubernetes sends SIGTERM, or the one that the image or the container names."""
+
+_FORWARDED: Final = _STOPS | {signal.SIGUSR1, signal.SIGUSR2}
 _BY_SIGNAL: Final = 128
-_PR_SET_CHILD_SUBREAPER: Final = 36
 _LOOK_S: Final = 0.05
+"""torchrun looks at its processes every 0.1 s, and may start them again when it finds that one has ended."""
+
+_MARGIN_S: Final = 0.15
+"""Seconds before the kubelet's SIGKILL in which the launcher still has to end with the training's code. The training's
+processes end themselves 0.3 s before it.
+"""
 
 
-class CommandError(Exception):
-    """A command that can't be started. `code` is what shells end with then."""
+class Child:
+    """A command that is stopped in order: the ranks below it get SIGTERM, and itself once all of these have ended."""
 
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code: Final = code
+    def __init__(self, command: list[str], environ: Mapping[str, str], folder: Path, grace_s: float) -> None:
+        """Start the command, in the main thread. Raises OSError.
 
+        Args:
+            command: The program and its arguments.
+            environ: Its environment.
+            folder: Where the ranks sign on.
+            grace_s: Seconds from SIGTERM until its sender kills all processes.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandEnd:
-    """The end of a command."""
+        """
+        self._folder = folder
+        self._time_s = grace_s - _MARGIN_S
+        self._came: list[int] = []
+        self._ends_s: float | None = None
+        """The end of the command's time after SIGTERM, by time.monotonic(); None before SIGTERM."""
 
-    code: int
-    """Its exit code; 128 and the signal's number if a signal ended it."""
+        self._told: set[int] = set()
+        for signum in _FORWARDED:
+            signal.signal(signum, lambda number, _: self._came.append(number))
+        self._process = subprocess.Popen(command, env={**environ, LAUNCHER_VARIABLE: str(folder)})
 
-    was_told: bool
-    """True if a signal that asks for an end came before, and was handed on to it."""
+    @property
+    def was_told(self) -> bool:
+        """True if a signal that asks for an end has come."""
+        return not _STOPS.isdisjoint(self._came)
 
-    died_alone: bool = False
-    """True if that signal ended it, and no process was left below it: nothing trained that could have saved."""
+    def wait(self, may_leave: Callable[[], bool]) -> int:
+        """Wait for the command's end and return its exit code; 128 and the signal's number if a signal ended it.
 
+        Args:
+            may_leave: Returns True if the command need not be waited for any longer, and counts as killed. It is asked
+                once, shortly before the kill that follows SIGTERM. The end of a container's first process ends it.
 
-def run(
-    command: Sequence[str],
-    environ: Mapping[str, str],
-    *,
-    grace_s: float,
-    may_leave: Callable[[], bool] = lambda: False,
-) -> CommandEnd:
-    """Run a command to its end, and return how it ended.
+        """
+        n_seen, has_asked = 0, False
+        while (code := self._process.poll()) is None:
+            for signum in self._came[n_seen:]:
+                n_seen += 1
+                self._forward(signum)
+            if self._stop() and not has_asked:
+                has_asked = True
+                if may_leave():
+                    code = -signal.SIGKILL
+                    break
+            time.sleep(_LOOK_S)
+        for signum in _FORWARDED:
+            # The interpreter resets handlers at its end, and a signal would replace the exit code.
+            signal.signal(signum, signal.SIG_IGN)
+        return code if code >= 0 else _BY_SIGNAL - code
 
-    A command that a signal ends at once, as a shell does or a script that has spawned the training's processes, may
-    leave these behind. They are told too, and awaited: they may be saving.
+    def _forward(self, signum: int) -> None:
+        """Hand a signal on to the command; SIGTERM is for `_stop`."""
+        if signum != signal.SIGTERM:
+            self._process.send_signal(signum)
+        elif self._ends_s is None:
+            self._ends_s = time.monotonic() + self._time_s
 
-    Args:
-        command: The program and its arguments.
-        environ: Its environment.
-        grace_s: Seconds from the first signal that asks for an end until whoever sent it kills all processes.
-        may_leave: Tells whether the command need not be waited for any longer, shortly before the kill that SIGTERM
-            announces, or when a torchrun takes long to end behind its last rank. This process's end is to end it then,
-            as that of a container's first process does.
-
-    Raises:
-        CommandError: It can't be started.
-
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    with Signals(_FORWARDED) as signals:
-        child = _start(command, {**environ, LAUNCHER_VARIABLE: "1"})
-        stop = Stop(child.pid, grace_s, may_leave)
-        code = _await_end(child.pid, signals, stop)
-        was_ended_by_it = code < 0 and stop.was_told(-code)
-        died_alone = was_ended_by_it and not any(children_of(os.getpid()))
-        if was_ended_by_it:
-            _end_orphans(-code, signals, stop.ends_s)
-    return CommandEnd(
-        code=code if code >= 0 else _BY_SIGNAL - code, was_told=stop.was_told(), died_alone=died_alone
-    )
-
-
-def _start(command: Sequence[str], environ: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    try:
-        return subprocess.Popen(list(command), env=environ)
-    except FileNotFoundError as error:
-        raise CommandError(f"there is no program {command[0]!r}", 127) from error
-    except OSError as error:
-        raise CommandError(f"{command[0]!r} can't be started: {error}", 126) from error
-
-
-def _await_end(pid: int, signals: Signals, stop: Stop) -> int:
-    """Wait for the command, hand signals on to it, and return its exit code; the signal's, negated, if one ended it.
-
-    One that is left is about to be killed, and counts as killed.
-    """
-    while (code := _bury(pid)) is None:
-        for signum in signals.wait(stop.look_s):
-            stop.hear(signum)
-        if stop.is_over():
-            return -signal.SIGKILL
-    # They may have come before the end.
-    for signum in signals.wait(0.0):
-        stop.note(signum)
-    return code
-
-
-def _bury(pid: int) -> int | None:
-    """Take note of all children that have ended, and return the exit code of that one; None if it runs.
-
-    The first process of a container is the parent of all that have lost theirs.
-    """
-    while True:
-        ended, status = os.waitpid(-1, os.WNOHANG)
-        if ended == pid:
-            return os.waitstatus_to_exitcode(status)
-        if ended == 0:
-            return None
-
-
-def _end_orphans(signum: int, signals: Signals, ends_s: float) -> None:
-    """Tell those that the child has left behind to end, and wait for that, until `ends_s` by time.monotonic().
-
-    Whoever these have started comes here when they have ended, and is told then.
-    """
-    told: set[int] = set()
-    with suppress(ChildProcessError):
-        while time.monotonic() < ends_s:
-            for pid in set(children_of(os.getpid())) - told:
-                send_signal(pid, signum)
-                told.add(pid)
-            ended, _ = os.waitpid(-1, os.WNOHANG)
-            if ended == 0:
-                signals.wait(_LOOK_S)
-            # Another process may get its number.
-            told.discard(ended)
+    def _stop(self) -> bool:
+        """Send SIGTERM, if it has come, where it is due now. Return True if the command's time is over."""
+        if self._ends_s is None:
+            return False
+        ranks, is_over = list_ranks(self._folder), time.monotonic() >= self._ends_s
+        due = set(ranks)
+        if is_over or not ranks:
+            due.add(self._process.pid)
+        for pid in due - self._told:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        self._told |= due
+        return is_over

@@ -104,9 +104,6 @@ class Filling:
         waiting = iter(list(reads.items()))
         lacking_bytes = sum(place.n_lacking for place in self._places.all)
         total_bytes = self._done_bytes + lacking_bytes
-        progress = RestoreProgress(
-            self._what, total_bytes, step=self._step, rank_group=self._rank_group, began_s=self._began_s
-        )
         threads = [
             threading.Thread(
                 target=self._read_blocks, args=(waiting, peers), name=f"restore-{number}", daemon=True
@@ -114,10 +111,14 @@ class Filling:
             for number in range(min(_STREAMS, len(reads)))
         ]
         try:
-            for thread in threads:
-                thread.start()
-            for piece in self._pieces(len(threads), progress, peers):
-                piece.finish()
+            with self._rank_group.heartbeat() as note_moved:
+                progress = RestoreProgress(
+                    self._what, total_bytes, step=self._step, note_moved=note_moved, began_s=self._began_s
+                )
+                for thread in threads:
+                    thread.start()
+                for piece in self._pieces(len(threads), progress, peers):
+                    piece.finish()
         except BaseException as error:
             self.fail(error)
             raise

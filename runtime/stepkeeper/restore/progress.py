@@ -1,10 +1,9 @@
-"""Tell how far a restore has come, while it takes long: the log, and the ranks that wait for this one."""
+"""Log how far a restore has come, while it takes long."""
 
 import time
 from collections.abc import Callable
 from typing import Final
 
-from stepkeeper.coordination.rank_group import RankGroup, SoloRankGroup
 from stepkeeper.loggers import logger
 from stepkeeper.quantities import size_text
 
@@ -16,7 +15,7 @@ _EVERY_S: Final = 5.0
 
 
 class RestoreProgress:
-    """Log one line for each 5 s that a rank reads, and tell the other ranks. Used by one thread."""
+    """Log one line for each 5 s that a rank reads. Used by one thread."""
 
     def __init__(
         self,
@@ -25,36 +24,35 @@ class RestoreProgress:
         *,
         step: int | None = None,
         doing: str = "restoring",
-        rank_group: RankGroup | None = None,
+        note_moved: Callable[[int], None] = lambda _n_bytes: None,
         began_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin to tell.
+        """Begin.
 
         Args:
             what: Name of what is restored, for people.
             total_bytes: Number of bytes that this rank fills.
             step: The step that is restored, if it is one.
             doing: What is done with it.
-            rank_group: The ranks that restore it together; None: this one alone.
+            note_moved: Called with how many more bytes are in place.
             began_s: When the restore began, by the clock; None: now.
             clock: The time in seconds.
 
         """
         self._what, self._total_bytes, self._step, self._clock = what, total_bytes, step, clock
-        self._doing, self._rank_group = doing, rank_group or SoloRankGroup()
-        self._began_s = self._told_s = clock() if began_s is None else began_s
-        self._told_bytes = 0
+        self._doing, self._note_moved = doing, note_moved
+        self._began_s = self._logged_s = clock() if began_s is None else began_s
+        self._done_bytes = 0
 
     def note_bytes(self, done_bytes: int) -> None:
-        """Note how many bytes are in place, and tell it if the last line is 5 s old."""
+        """Note how many bytes are in place, and log it if the last line is 5 s old."""
+        self._note_moved(done_bytes - self._done_bytes)
+        self._done_bytes = done_bytes
         now_s = self._clock()
-        if now_s - self._told_s < _EVERY_S:
+        if now_s - self._logged_s < _EVERY_S:
             return
-        self._told_s = now_s
-        if done_bytes > self._told_bytes:
-            self._rank_group.note_progress(done_bytes - self._told_bytes)
-            self._told_bytes = done_bytes
+        self._logged_s = now_s
         taken_s = now_s - self._began_s
         _log.info(
             "%s %s: %s of %s after %.0f s, %s/s",

@@ -128,14 +128,17 @@ class _Verifying:
 
         share = share_of(self._rank_group.rank, self._rank_group.world_size, table)
         done_bytes, total_bytes = 0, sum(table.blocks[number].size_bytes for number in share)
-        progress = RestoreProgress(
-            f"step {self._record.step}",
-            total_bytes,
-            step=self._record.step,
-            doing="verifying",
-            rank_group=self._rank_group,
-        )
-        with ReadingThreads(_STREAMS, self._waits, name="verify") as threads:
+        with (
+            self._rank_group.heartbeat() as note_moved,
+            ReadingThreads(_STREAMS, self._waits, name="verify") as threads,
+        ):
+            progress = RestoreProgress(
+                f"step {self._record.step}",
+                total_bytes,
+                step=self._record.step,
+                doing="verifying",
+                note_moved=note_moved,
+            )
             checks = [(number, threads.submit(check, table.blocks[number])) for number in share]
             for number, each in checks:
                 if (error := threads.await_result(each)) is not None:

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from stepkeeper.checkpoint.manifest import checkpoint_folder
 from stepkeeper.companion.supervisor import Origin
@@ -43,8 +44,8 @@ class SaveJob:
     metrics: Mapping[str, str] = field(default_factory=dict)
     """The training's metrics of the step, as numbers in text."""
 
-    note_progress: Callable[[], None] = lambda: None
-    """Called again and again while the share makes progress."""
+    note_moved: Callable[[int], None] = lambda _n_bytes: None
+    """Called with how many more bytes of it were moved, for those that wait for the save."""
 
     is_last: bool = False
     """True if no save comes after this one: see `SaveRequest`."""
@@ -52,6 +53,15 @@ class SaveJob:
     @property
     def step(self) -> int:
         return self.in_flight.step
+
+    def noting_moved(self, tell: Callable[[int], None]) -> Self:
+        """Return the same save, which also tells others how many bytes were moved."""
+
+        def note(n_bytes: int) -> None:
+            self.note_moved(n_bytes)
+            tell(n_bytes)
+
+        return replace(self, note_moved=note)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

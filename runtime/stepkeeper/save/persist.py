@@ -45,7 +45,7 @@ def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> C
     """Turn the snapshot into a commit in the log.
 
     A rank that fails says so in its vote, so that no other rank waits for it in vain. One failure voids the save. A
-    rank that is stopped can't say so: the others miss its signs of life.
+    rank that is stopped can't say so: the others miss its beats.
 
     Ranks: all ranks call this.
 
@@ -55,8 +55,10 @@ def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> C
 
     """
     snapshot = job.snapshot
-    with rank_group.signs_of_life():
-        lost = await_transfer(job.transfer, snapshot, rank_group, job.note_progress)
+    with rank_group.heartbeat() as tell_moved:
+        job = job.noting_moved(tell_moved)
+        transfer_s = rank_group.limits.transfer_s(snapshot.transfer_bytes)
+        lost = await_transfer(job.transfer, snapshot, transfer_s, job.note_moved)
         check_same_state(
             job.name, job.step, snapshot.summary, rank_group, transfer_bytes=snapshot.transfer_bytes
         )
@@ -77,7 +79,7 @@ def _write_and_commit(
         if lost is not None:
             raise lost
         process = companion.ensure_process()
-        written = write_share(job, process, rank_group, place, staged=companion.has_tier and not job.is_last)
+        written = write_share(job, process, limits, place, staged=companion.has_tier and not job.is_last)
         job.in_flight.mark_share_durable(written.size_bytes)
         job.in_flight.set_state(SaveState.COMMITTING)
         vote = {"written": encode(written)}

@@ -118,7 +118,7 @@ class SavePipeline:
         clock = clock or SaveClock()
         # In the train thread, and before this call holds anything that it would have to give back.
         metrics = self._metrics.select(request.metrics)
-        name = f"save/{self._number}"
+        name, waits = f"save/{self._number}", self._waits
         region = self._pending.take_region(timeout_s)
         in_flight, transfer = None, None
         try:
@@ -137,7 +137,7 @@ class SavePipeline:
                 release_region=partial(self._pending.release_region, region, in_flight),
                 metrics=metrics,
                 is_last=request.is_last,
-                note_progress=self._waits.note_progress,
+                note_moved=lambda _n_bytes: waits.note_progress(),
             )
             is_built = state is not request.state
             self.state_watch.check_save(request.step, state, snapshot.plan, is_built=is_built)

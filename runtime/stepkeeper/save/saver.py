@@ -1,5 +1,6 @@
 """Start and await the saves of this process, and judge their failures, for the train thread."""
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -7,7 +8,6 @@ from typing import Final
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import RankGroup
-from stepkeeper.coordination.turns import Turns
 from stepkeeper.coordination.upkeep_wait import UpkeepWait
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import FencedError
@@ -29,6 +29,7 @@ from stepkeeper_planners.loading.selection import LoadRules
 __all__ = ["Saver"]
 
 _CLOSE_S: Final = 60.0
+_STARTING: Final = "starting a save"
 
 
 class Saver:
@@ -55,7 +56,7 @@ class Saver:
         self._lineage = Lineage(companion)
         self._error: str | None = None
         self._newest_save: InFlight | None = None
-        self._turns = Turns(self._waits, "starting a save")
+        self._turn = threading.Lock()
         self._upkeep = UpkeepWait(rank_group, self._waits)
         self._pipeline = SavePipeline(
             companion,
@@ -157,7 +158,7 @@ class Saver:
         # Another thread may be starting a save, and wait with it for one that a slow store holds up.
         if self._pipeline.prepared:
             return
-        with self._turns.take_turn():
+        with self._waits.in_turn(self._turn, _STARTING):
             self._pipeline.prepare(state)
 
     @property
@@ -184,7 +185,7 @@ class Saver:
         """
         clock = SaveClock()
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._turns.take_turn(timeout_s):
+        with self._waits.in_turn(self._turn, _STARTING, timeout_s):
             self._root_proving.prove(_until(ends_s))
             save = self._newest_save = self._pipeline.start_save(request, _until(ends_s), clock=clock)
             self._progress.set_in_flight(request.step)

@@ -6,12 +6,11 @@ from typing import Any, Final
 from stepkeeper.companion.client import CompanionProcess
 from stepkeeper.companion.messages import Kind, Staged, UploadRequest, WriteRequest, Written
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.coordination.progress_telling import ProgressTeller
-from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.loggers import logger
 from stepkeeper.save.job import Place, SaveJob
 from stepkeeper.save.report import SaveState
 from stepkeeper.storage.moved import create_counter, read_counter
+from stepkeeper.time_limits import TimeLimits
 
 __all__ = ["write_share"]
 
@@ -21,14 +20,13 @@ _log: Final = logger(__name__)
 class _ShareProgress:
     """Follow how many bytes of a share the companion has moved, for one save."""
 
-    def __init__(self, job: SaveJob, rank_group: RankGroup) -> None:
-        self._limits: Final = rank_group.limits
+    def __init__(self, job: SaveJob, limits: TimeLimits) -> None:
+        self._limits: Final = limits
         self._counter: Final = create_counter()
-        self.limit_s: Final = self._limits.share_silence_s(job.region.size_bytes)
+        self.limit_s: Final = limits.share_silence_s(job.region.size_bytes)
         self._began_s: Final = time.monotonic()
-        self._teller: Final = ProgressTeller(
-            rank_group, lambda: read_counter(self._counter.fd), job.note_progress
-        )
+        self._note_moved: Final = job.note_moved
+        self._moved_bytes = 0
 
     @property
     def fd(self) -> int:
@@ -40,8 +38,12 @@ class _ShareProgress:
         self._counter.close()
 
     def has_moved(self) -> bool:
-        """Return True if bytes were moved since the last call, and tell the other ranks now and then."""
-        return self._teller.has_moved()
+        """Return True if bytes were moved since the last call, and note them."""
+        before, self._moved_bytes = self._moved_bytes, read_counter(self._counter.fd)
+        if self._moved_bytes == before:
+            return False
+        self._note_moved(self._moved_bytes - before)
+        return True
 
     def record_end(self, written: Written) -> None:
         """Record that the share is durable."""
@@ -49,7 +51,7 @@ class _ShareProgress:
 
 
 def write_share(
-    job: SaveJob, process: CompanionProcess, rank_group: RankGroup, place: Place, *, staged: bool
+    job: SaveJob, process: CompanionProcess, limits: TimeLimits, place: Place, *, staged: bool
 ) -> Written:
     """Let the companion make this rank's share durable, however long that takes while it makes progress.
 
@@ -59,7 +61,7 @@ def write_share(
 
     """
     job.in_flight.set_state(SaveState.WRITING)
-    progress = _ShareProgress(job, rank_group)
+    progress = _ShareProgress(job, limits)
     try:
         if staged and _stage_share(job, process, place, progress):
             job.release_region()

@@ -1,4 +1,4 @@
-"""A launcher that takes long to end behind its rank, as torchrun may on a busy machine: slow_end.py FOLDER [S]."""
+"""A launcher that doesn't end after its rank, as torchrun may on a busy machine: slow_end.py FOLDER."""
 
 import os
 import signal
@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from stepkeeper.contract import TORCHRUN_VARIABLE, ExitCode, Termination
+from stepkeeper.contract import ExitCode, Termination
+from stepkeeper.process_end.launcher_folder import sign_on
 
 FOLDER = Path(sys.argv[1])
 
@@ -18,19 +19,20 @@ def stop(*_: object) -> NoReturn:
     os._exit(ExitCode.SAVED)
 
 
+def train() -> None:
+    signal.signal(signal.SIGTERM, stop)
+    sign_on()
+    (FOLDER / "runs-0").write_text(str(os.getpid()))
+    time.sleep(600)
+
+
 def main() -> None:
-    if TORCHRUN_VARIABLE in os.environ:
-        signal.signal(signal.SIGTERM, stop)
-        (FOLDER / "runs-0").touch()
-        time.sleep(600)
-    environ = os.environ | {TORCHRUN_VARIABLE: "none"}
-    rank = subprocess.Popen([sys.executable, __file__, str(FOLDER)], env=environ)
+    rank = subprocess.Popen([sys.executable, __file__, str(FOLDER), "rank"])
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     rank.wait()
     (FOLDER / "ends").touch()
-    time.sleep(float(sys.argv[2]) if sys.argv[2:] else 600)
-    sys.exit(1)
+    time.sleep(600)
 
 
 if __name__ == "__main__":
-    main()
+    train() if sys.argv[2:] else main()

@@ -108,7 +108,7 @@ def main() -> None:
             save_slowly()
         batches = load() if CASE.startswith("loads") else repeat(None)
         next(batches)
-        (FOLDER / f"runs-{this.rank}").touch()
+        (FOLDER / f"runs-{this.rank}").write_text(str(os.getpid()))
         while CASE != "fails-once" or step < 3:
             step += 1
             next(batches)

@@ -5,14 +5,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
 from stepkeeper.contract import Termination
-from stepkeeper.launch.last_word import choose_exit_code
-from stepkeeper.launch.ranks import children_of
-from stepkeeper.launch.torchrun import read_torchrun_error, torchrun_variables
+from stepkeeper.launch.__main__ import torchrun_variables
+from stepkeeper.launch.exit_code import choose_exit_code, read_torchrun_error
+from stepkeeper.process_end.launcher_folder import list_ranks
 from stepkeeper.testing.pod import pod_environ, pod_identity
 
 POD = pod_environ(
@@ -91,86 +90,85 @@ def test_a_torchrun_without_a_training_says_that_it_was_stopped_or_has_lost_a_pe
     assert (None if word is None else word.code) == code
 
 
-def test_a_signal_after_the_end_of_the_command_changes_nothing() -> None:
-    script = (
-        "import os, signal; from stepkeeper.launch.child import run; "
-        "end = run(['sh', '-c', 'exit 3'], os.environ, grace_s=1)"
+_RUN = """
+import os, signal, sys, tempfile
+from pathlib import Path
+from stepkeeper.launch.child import Child
+
+folder = Path(tempfile.mkdtemp())
+"""
+
+
+def run_script(script: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN + script], capture_output=True, text=True, check=False, timeout=60
     )
-    late = f"{script}; os.kill(os.getpid(), signal.SIGTERM); print(end.code, end.was_told)"
-    done = subprocess.run([sys.executable, "-c", late], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "3 False\n"), done.stderr
+    return done.returncode, done.stdout + done.stderr
 
 
 def test_a_signal_while_the_interpreter_ends_changes_nothing() -> None:
     script = """
-import os, signal, sys
-from stepkeeper.launch.child import run
-
 class Last:
     def __del__(self, kill=os.kill, pid=os.getpid(), signum=signal.SIGTERM):
         kill(pid, signum)
 
 last = Last()
-sys.exit(run(["sh", "-c", "exit 3"], os.environ, grace_s=1).code)
+sys.exit(Child(["sh", "-c", "exit 3"], os.environ, folder, 1).wait(lambda: False))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 3, done.stderr
+    assert run_script(script) == (3, "")
 
 
-def test_a_process_that_ends_while_its_children_are_listed_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So do those that a shell has started: the launcher looks through all of them for the ranks of a torchrun."""
-
-    def end(path: object) -> NoReturn:
-        raise ProcessLookupError(path)
-
-    monkeypatch.setattr(os, "scandir", end)
-    assert list(children_of(os.getpid())) == []
-
-
-@pytest.mark.parametrize("how", ["in-another-thread", "blocked", "children-ignored", "after-the-look"])
-def test_a_signal_is_handed_on_however_it_comes(how: str) -> None:
-    """The command waits for SIGTERM, and the launcher gets that where a handler of Python's wouldn't be run for it."""
+@pytest.mark.parametrize(("name", "code"), [("TERM", 7), ("USR1", 8)])
+def test_a_signal_is_handed_on_to_a_command_without_ranks(name: str, code: int) -> None:
     script = f"""
-import os, signal, sys, threading
-from stepkeeper.launch import child
-
-def tell():
-    if {how == "in-another-thread"}:
-        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
-    else:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-def tell_when_ready():
-    os.read(ready, 1)
-    tell()
-
-def look_and_be_told(pid):
-    found = look(pid)
-    if found is None and os.get_blocking(ready) and os.read(ready, 1):
-        os.set_blocking(ready, False)
-        tell()
-    return found
-
-ready, write = os.pipe()
-if {how == "blocked"}:
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-if {how == "children-ignored"}:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-if {how == "after-the-look"}:
-    look, child._bury = child._bury, look_and_be_told
-else:
-    threading.Thread(target=tell_when_ready, daemon=True).start()
-os.set_inheritable(write, True)
-command = "trap 'exit 7' TERM; echo >&$FD; while :; do sleep 0.05; done"
-start = child.subprocess.Popen
-child.subprocess.Popen = lambda command, env: start(command, env=env, close_fds=False)
-end = child.run(["sh", "-c", command], os.environ | {{"FD": str(write)}}, grace_s=600)
-print(end.code, end.was_told)
+child = Child(["sh", "-c", "trap 'exit 7' TERM; trap 'exit 8' USR1; kill -{name} $PPID; while :; do sleep 0.05; done"],
+              os.environ, folder, 600)
+print(child.wait(lambda: False), child.was_told)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert (done.returncode, done.stdout) == (0, "7 True\n"), done.stderr
+    assert run_script(script) == (0, f"{code} {name == 'TERM'}\n")
+
+
+_RANK = """
+import os, signal, sys
+from stepkeeper.process_end.launcher_folder import sign_on
+signal.signal(signal.SIGTERM, lambda *_: (print("rank", flush=True), sys.exit(75)))
+sign_on()
+os.kill(int(sys.argv[1]), signal.SIGTERM)
+while True:
+    signal.pause()
+"""
+
+
+def test_sigterm_goes_to_the_ranks_and_to_the_command_once_they_have_ended() -> None:
+    script = f"""
+command = "trap 'echo command; exit 7' TERM; $0 -c \\"$RANK\\" $PPID; while :; do sleep 0.05; done"
+child = Child(["sh", "-c", command, sys.executable], os.environ | {{"RANK": {_RANK!r}}}, folder, 600)
+print(child.wait(lambda: False), child.was_told)
+"""
+    assert run_script(script) == (0, "rank\ncommand\n7 True\n")
+
+
+@pytest.mark.parametrize("may_leave", [True, False])
+def test_a_command_is_told_and_may_be_left_shortly_before_the_kill(may_leave: bool) -> None:
+    """A rank that doesn't end keeps SIGTERM from the command until then."""
+    script = f"""
+command = "trap 'sleep 0.5; exit 7' TERM; kill -TERM $PPID; while :; do sleep 0.05; done"
+(folder / str(os.getpid())).touch()
+kill, os.kill = os.kill, lambda pid, signum: pid == os.getpid() or kill(pid, signum)
+child = Child(["sh", "-c", command], os.environ, folder, 0.5)
+print(child.wait(lambda: {may_leave}))
+"""
+    assert run_script(script) == (0, "137\n" if may_leave else "7\n")
+
+
+def test_ranks_that_have_ended_are_none(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as process:
+        pass
+    for pid in (os.getpid(), process.pid):
+        (tmp_path / str(pid)).touch()
+    (tmp_path / "error.json").touch()
+    assert list_ranks(tmp_path) == {os.getpid()}
+    assert list_ranks(tmp_path / "gone") == frozenset()
 
 
 def test_torchrun_is_told_the_hosts_over_all_slices() -> None:
@@ -185,4 +183,3 @@ def test_torchrun_is_told_the_hosts_over_all_slices() -> None:
 def test_what_the_template_says_stays() -> None:
     told = torchrun_variables(POD | {"PET_MASTER_PORT": "1234"})
     assert sorted(told) == ["PET_MASTER_ADDR", "PET_NNODES", "PET_NODE_RANK"]
-    assert torchrun_variables({}) == {}

@@ -20,6 +20,8 @@ OPENING = OpenRequest(uri="memory://links", rank=0, world_size=2)
 class OfTwo:
     """One of two ranks. What rank 0 says is recorded, and is what the other one hears."""
 
+    store_host = None
+
     def __init__(self, rank: int, said: list[Mapping[str, Any] | None]) -> None:
         self.rank = rank
         self._said = said
@@ -68,19 +70,6 @@ def test_where_rank_0_cannot_listen_nobody_waits_for_it_and_its_own_stacks_are_r
     assert link_both(place) == []
     (record,) = caplog.records
     assert "it can't listen: OSError(24" in record.getMessage()
-
-
-def test_a_host_without_an_address_is_no_reason_to_wait(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(_: str | None) -> NoReturn:
-        raise socket.gaierror("no name")
-
-    monkeypatch.setattr(meeting, "addresses_of_host", fail)
-    place = StackMeeting(0, 2)
-    assert link_both(place) == []
-    assert "has no address: gaierror" in caplog.text
-    place.close()
 
 
 def test_a_companion_does_without_stacks_that_cannot_be_had(

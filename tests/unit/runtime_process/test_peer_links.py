@@ -4,14 +4,13 @@ import os
 import queue
 import threading
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
-from stepkeeper.coordination import store_rank_group
 from stepkeeper.coordination.peer_links import PeerLinks, neighbours
 from stepkeeper.coordination.rank_group import StoreRankGroup
+from stepkeeper.coordination.step_agreement import StepAgreement
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import FencedError, PeerLostError
 
@@ -33,7 +32,7 @@ def _pair() -> Iterator[tuple[PeerLinks, PeerLinks, Lost, Lost]]:
     first = PeerLinks(0, 2, lambda rank, why: first_lost.put((rank, why)))
     last = PeerLinks(1, 2, lambda rank, why: last_lost.put((rank, why)))
     last.connect_above(0, first.describe(None))
-    while first.missing():
+    while not first._socks:
         os.sched_yield()
     yield first, last, first_lost, last_lost
     for each in (first, last):
@@ -77,6 +76,18 @@ def test_a_forked_worker_does_not_hide_that_its_trainer_was_killed() -> None:
         first.close(bye=True)
 
 
+def test_a_rank_that_ends_before_it_is_connected_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    (first, last), _ = rank_groups(monkeypatch)
+    monkeypatch.setattr("stepkeeper.coordination.step_agreement._ROUND_TIMEOUT_S", 0.05)
+    agreement = StepAgreement(first)
+    agreement.start()
+    last.gather("agreement/met", {}, 30)
+    agreement._thread.join(30)
+    with pytest.raises(PeerLostError, match=r"rank 0 waited .* for rank 1 \(agreement/linked/1\)"):
+        agreement.pass_step(1)
+    agreement.close(30)
+
+
 def rank_groups(monkeypatch: pytest.MonkeyPatch) -> tuple[list[StoreRankGroup], list[Waits]]:
     monkeypatch.setattr("stepkeeper.coordination.store_rank_group._LOOK_S", 0)
     store, waits = HashStore(), [Waits(), Waits()]
@@ -109,52 +120,6 @@ def test_nobody_waits_for_a_rank_that_has_left_in_order_and_nobody_is_lost(
         first.gather("save/4/vote", {"rank": 0}, 30)
     first.look_for_loss()
     assert waits.loss is None
-
-
-def test_a_wait_for_a_rank_goes_on_while_a_save_makes_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    (first, last), _ = rank_groups(monkeypatch)
-    n_looks = 0
-    read_moved = StoreRankGroup.read_moved
-
-    def look(rank_group: StoreRankGroup) -> int:
-        nonlocal n_looks
-        n_looks += 1
-        if n_looks <= 20:
-            last.note_progress(10)
-        return read_moved(rank_group)
-
-    monkeypatch.setattr(StoreRankGroup, "read_moved", look)
-    with pytest.raises(PeerLostError, match="it is lost or far behind"):
-        first.gather("save/3/vote", {}, 0.2)
-    assert n_looks > 20
-
-
-def test_the_time_for_all_ranks_together_starts_anew_with_progress_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = SimpleNamespace(now_s=0.0)
-
-    def monotonic() -> float:
-        clock.now_s += 0.01
-        return float(clock.now_s)
-
-    monkeypatch.setattr(store_rank_group, "time", SimpleNamespace(monotonic=monotonic))
-    monkeypatch.setattr(store_rank_group, "_LOOK_S", 0)
-    monkeypatch.setattr(store_rank_group, "_LONGEST_PAUSE_S", 0)
-    store, read_moved = HashStore(), StoreRankGroup.read_moved
-    first, second, third = (StoreRankGroup(store, rank, 3) for rank in range(3))
-
-    def look(rank_group: StoreRankGroup) -> int:
-        if clock.now_s < 5.0:
-            second.note_progress(10)
-        elif clock.now_s < 5.5:
-            second.gather("save/3/vote", {"rank": 1}, 0)
-        else:
-            third.gather("save/3/vote", {"rank": 2}, 0)
-        return read_moved(rank_group)
-
-    monkeypatch.setattr(StoreRankGroup, "read_moved", look)
-    assert [vote["rank"] for vote in first.gather("save/3/vote", {"rank": 0}, 1.0)] == [0, 1, 2]
 
 
 def test_a_forked_child_that_ends_says_nothing_for_its_parents_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ from stepkeeper.checkpoint.blocks import BlockTable, Contents, decode_runs, enco
 from stepkeeper.checkpoint.inventory import ChunkRecord, Inventory, TensorRecord
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord
 from stepkeeper.restore.peers.duties import Sharing
-from stepkeeper.restore.peers.exchange import neighbours
 from stepkeeper.restore.verify import share_of
 
 
@@ -170,17 +169,6 @@ def test_a_tensor_that_comes_late_in_one_file_is_read_as_a_whole_where_it_comes_
 
     contents = Contents.from_manifests([manifest(0, ("a0", "a1", "a2", "both")), manifest(1, ("both", "b1"))])
     assert contents.reading_order == [0, 3, 4, 1, 5, 2]
-
-
-def test_the_ranks_of_a_tree_know_each_other() -> None:
-    assert neighbours(0, 1) == ((), ())
-    assert neighbours(0, 4) == ((), (1, 2, 3))
-    for world_size in (2, 9, 10, 100):
-        below = {rank: neighbours(rank, world_size)[1] for rank in range(world_size)}
-        assert sorted(child for children in below.values() for child in children) == list(
-            range(1, world_size)
-        )
-        assert all(neighbours(child, world_size)[0] == (rank,) for rank in below for child in below[rank])
 
 
 def test_a_verification_is_spread_by_bytes() -> None:

@@ -224,7 +224,7 @@ def test_a_step_does_not_wait_for_a_save_that_another_thread_starts(
     saver = manager._parts.saver
     manager.save(1, STATE)
     prepared = threading.Thread(target=saver.prepare, args=(STATE,), daemon=True)
-    with saver._turns.take_turn():
+    with saver._turn:
         prepared.start()
         prepared.join(60)
         assert not prepared.is_alive()

@@ -50,6 +50,7 @@ class FirstOfTwo:
 
     rank = 0
     world_size = 2
+    store_host = None
     ranks = Ranks(rank=0, world_size=2)
 
     def __init__(self, other: Exception) -> None:
@@ -79,14 +80,11 @@ class FirstOfTwo:
     def look_for_loss(self) -> None:
         pass
 
-    def note_progress(self, n_bytes: int) -> None:
-        pass
-
     def read_moved(self) -> int:
         return 0
 
-    def signs_of_life(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    def heartbeat(self) -> AbstractContextManager[Callable[[int], None]]:
+        return nullcontext(lambda _n_bytes: None)
 
     def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
         pass

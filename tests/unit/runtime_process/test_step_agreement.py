@@ -3,7 +3,7 @@
 import itertools
 import random
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -26,6 +26,8 @@ class Board:
 
 class ThreadRankGroup:
     """One rank's end of a board that all ranks share."""
+
+    store_host = None
 
     def __init__(self, board: Board, rank: int, world_size: int) -> None:
         self.board = board
@@ -58,14 +60,11 @@ class ThreadRankGroup:
     def look_for_loss(self) -> None:
         pass
 
-    def note_progress(self, n_bytes: int) -> None:
-        pass
-
     def read_moved(self) -> int:
         return 0
 
-    def signs_of_life(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    def heartbeat(self) -> AbstractContextManager[Callable[[int], None]]:
+        return nullcontext(lambda _n_bytes: None)
 
     def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
         pass
@@ -271,7 +270,7 @@ def test_a_round_waits_for_a_rank_that_holds_pythons_lock_for_minutes() -> None:
 def test_an_error_of_any_kind_in_a_round_is_raised_in_the_train_thread() -> None:
     board = Board()
     agreement = StepAgreement(ThreadRankGroup(board, 0, 2))
-    board.values |= {"agreement/met/1": {}, "round/0": {"no": "name"}}
+    board.values |= {"agreement/met/1": {}, "agreement/linked/1": {}, "round/0": {"no": "name"}}
     agreement.start()
     with pytest.raises(KeyError, match="name"):
         train_for_ever(agreement)

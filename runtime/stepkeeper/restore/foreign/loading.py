@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from stepkeeper.coordination.rank_group import RankGroup
+from stepkeeper.coordination.rank_group import RankGroup, SoloRankGroup
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.restore.fit import check_refilled, tell_findings
 from stepkeeper.restore.foreign.content import ForeignContent, open_content
@@ -88,7 +88,7 @@ class ForeignLoading:
 
         """
         self._waits = waits or Waits()
-        self._rank_group = rank_group
+        self._rank_group = rank_group or SoloRankGroup()
         self._began_s = time.monotonic()
         self._half_filled = half_filled
         self._store, self._folder, self._target, self._ranks = store, folder, target, ranks
@@ -172,21 +172,22 @@ class ForeignLoading:
         assert self._content is not None
         content, tensors = self._content, self._flat.tensors
         loads = list(self._loads())
-        progress = RestoreProgress(
-            f"step folder {self._folder}",
-            sum(load.filled_bytes for load in loads),
-            rank_group=self._rank_group,
-            began_s=self._began_s,
-        )
         done_bytes = 0
+        with self._rank_group.heartbeat() as note_moved:
+            progress = RestoreProgress(
+                f"step folder {self._folder}",
+                sum(load.filled_bytes for load in loads),
+                note_moved=note_moved,
+                began_s=self._began_s,
+            )
 
-        def fill(load: _Load, shards: Shards) -> None:
-            nonlocal done_bytes
-            adapters.fill(tensors[load.layout.fqn], shards)
-            done_bytes += load.filled_bytes
-            progress.note_bytes(done_bytes)
+            def fill(load: _Load, shards: Shards) -> None:
+                nonlocal done_bytes
+                adapters.fill(tensors[load.layout.fqn], shards)
+                done_bytes += load.filled_bytes
+                progress.note_bytes(done_bytes)
 
-        read_ahead(iter(loads), lambda load: _read_shards(content, load), fill, waits=self._waits)
+            read_ahead(iter(loads), lambda load: _read_shards(content, load), fill, waits=self._waits)
         self._waits.run(partial(self._check_tied_copies, content))
         return {}
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from stepkeeper.checkpoint.blocks import Contents, encode_runs
 from stepkeeper.checkpoint.manifest import Manifest
+from stepkeeper.coordination.peer_links import neighbours
 from stepkeeper.coordination.rank_group import RankGroup, StoreRankGroup
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError, TornCheckpointError
@@ -17,10 +18,9 @@ from stepkeeper.restore.filling import Filling
 from stepkeeper.restore.peers.duties import Duties, Sharing
 from stepkeeper.restore.peers.links import Links
 
-__all__ = ["Exchange", "exchange_among", "neighbours"]
+__all__ = ["Exchange", "exchange_among"]
 
 _log: Final = logger(__name__)
-_CHILDREN: Final = 8
 
 
 class Exchange:
@@ -165,7 +165,8 @@ def _open_links(rank_group: StoreRankGroup, links: Links, name: str, waits: Wait
     told = rank_group.broadcast(f"{name}/all-addresses", chosen, 2 * silence_s)
     above, below = neighbours(rank_group.rank, rank_group.world_size)
     links.start(bytes.fromhex(told["secret"]), below)
-    if _connect_all(rank_group, links, f"{name}/linked", (*above, *below), told["by_rank"]):
+    peers = below if above is None else (above, *below)
+    if _connect_all(rank_group, links, f"{name}/linked", peers, told["by_rank"]):
         return Exchange(rank_group, links, told["by_rank"], waits=waits)
     return Exchange(rank_group, waits=waits)
 
@@ -194,10 +195,3 @@ def _connect_all(
     if rank_group.rank == 0:
         _log.warning("each rank reads all that it needs from the store itself: %s", first["why_not"])
     return False
-
-
-def neighbours(rank: int, world_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Find the rank above this one, if there is one, and the ranks below it, in a tree of all ranks. Pure."""
-    above = () if rank == 0 else ((rank - 1) // _CHILDREN,)
-    first = rank * _CHILDREN + 1
-    return above, tuple(range(min(first, world_size), min(first + _CHILDREN, world_size)))

@@ -6,8 +6,6 @@ from concurrent.futures import Future
 from traceback import clear_frames
 from typing import Final
 
-from stepkeeper.coordination.progress_telling import ProgressTeller
-from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import SilenceLimit
 from stepkeeper.errors import SaveError, StepkeeperError
 from stepkeeper.save.report import SaveClock
@@ -47,22 +45,19 @@ def transfer_snapshot(snapshot: Snapshot, region: Region, clock: SaveClock, limi
 
 
 def await_transfer(
-    transfer: Future[None], snapshot: Snapshot, rank_group: RankGroup, note_progress: Callable[[], None]
+    transfer: Future[None], snapshot: Snapshot, limit_s: float, note_moved: Callable[[int], None]
 ) -> Exception | None:
     """Wait until the snapshot is in its region, as long as copies come. Return why it isn't; None if it is.
-
-    The other ranks, which wait for this one meanwhile, are told of the progress.
 
     Args:
         transfer: Resolved when the whole snapshot is in the region, or with the error of its transfer.
         snapshot: The snapshot, which counts what has come.
-        rank_group: All ranks.
-        note_progress: Called where something has come, for the waits of this process.
+        limit_s: Seconds for which nothing may come.
+        note_moved: Called with how many more bytes have come, for those that wait for this save.
 
     """
-    limit_s = rank_group.limits.transfer_s(snapshot.transfer_bytes)
     limit = SilenceLimit(limit_s, time.monotonic())
-    teller = ProgressTeller(rank_group, lambda: snapshot.moved_bytes, note_progress)
+    moved_bytes = 0
     while True:
         try:
             transfer.result(min(_LOOK_S, limit_s))
@@ -73,7 +68,9 @@ def await_transfer(
             return error
         else:
             return None
-        if teller.has_moved():
+        before, moved_bytes = moved_bytes, snapshot.moved_bytes
+        if moved_bytes != before:
+            note_moved(moved_bytes - before)
             limit.restart(time.monotonic())
         elif limit.is_over(time.monotonic()):
             return SaveError(

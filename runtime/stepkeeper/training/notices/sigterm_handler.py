@@ -8,6 +8,8 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any, Final
 
+from stepkeeper.process_end.launcher_folder import sign_off, sign_on
+
 __all__ = ["SigtermHandler", "is_raised_by_handler"]
 
 _Handler = Callable[[int, FrameType | None], object] | int | None
@@ -50,6 +52,7 @@ class SigtermHandler:
 
         self.before: Final[_Handler] = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, self)
+        sign_on()
         self._owner: Final = os.getpid()
         self._own_action: Final = _read_action()
         self._displaced: _Action | None = None
@@ -115,6 +118,7 @@ class SigtermHandler:
         if self._has_parents_end and os.getpid() == self._owner:
             _replace_parents_end(signal.SIGTERM, signal.SIGINT)
         if signal.getsignal(signal.SIGTERM) is self:
+            sign_off()
             signal.signal(signal.SIGTERM, before)
             if displaced is not None:
                 _LIBC.sigaction(signal.SIGTERM, ctypes.byref(displaced), None)

@@ -1,12 +1,13 @@
 """A rank that stops in the middle of a save is missed after the time for which ranks may be apart, not a store's."""
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
-from stepkeeper.coordination import store_rank_group
+from stepkeeper.coordination import heartbeat, store_rank_group
 from stepkeeper.coordination.rank_group import StoreRankGroup
 from stepkeeper.errors import PeerLostError
 from stepkeeper.time_limits import TimeLimits
@@ -49,7 +50,7 @@ def two_ranks() -> tuple[StoreRankGroup, StoreRankGroup]:
 
 def test_a_rank_that_stands_still_in_a_save_is_missed_soon(clock: Clock) -> None:
     first, last = two_ranks()
-    last.give_sign_of_life()
+    last.beat(0)
     with pytest.raises(PeerLostError, match="rank 1 stands still: it gave no sign of life for"):
         first.gather("save/3/vote", {}, VOTE_S)
     assert GROUP_S < clock.now_s < 2 * GROUP_S
@@ -58,55 +59,95 @@ def test_a_rank_that_stands_still_in_a_save_is_missed_soon(clock: Clock) -> None
 def test_rank_0_is_missed_as_soon(clock: Clock) -> None:
     """The store that still answers may be in another process than rank 0, as torchrun's is."""
     first, last = two_ranks()
-    first.give_sign_of_life()
+    first.beat(0)
     with pytest.raises(PeerLostError, match="rank 0 stands still"):
         last.broadcast("save/3/outcome", None, 2 * VOTE_S)
     assert clock.now_s < 2 * GROUP_S
 
 
+def looking(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """Have this done whenever a rank that waits looks at the beats."""
+    read_beats = StoreRankGroup._read_beats
+
+    def look(rank_group: StoreRankGroup, rank: int) -> tuple[int, int]:
+        act()
+        return read_beats(rank_group, rank)
+
+    monkeypatch.setattr(StoreRankGroup, "_read_beats", look)
+
+
 def test_a_rank_that_runs_is_waited_for(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     first, last = two_ranks()
-    read_moved = StoreRankGroup.read_moved
 
-    def look(rank_group: StoreRankGroup) -> int:
-        last.give_sign_of_life()
+    def run_on() -> None:
+        last.beat(0)
         if clock.now_s > 5 * GROUP_S:
             last.gather("save/3/vote", {"rank": 1}, VOTE_S)
-        return read_moved(rank_group)
 
-    monkeypatch.setattr(StoreRankGroup, "read_moved", look)
+    looking(monkeypatch, run_on)
     assert first.gather("save/3/vote", {"rank": 0}, VOTE_S) == [{"rank": 0}, {"rank": 1}]
+
+
+def test_a_rank_that_runs_and_moves_nothing_is_waited_for_until_the_limit(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, last = two_ranks()
+    looking(monkeypatch, lambda: last.beat(0 if clock.now_s > 2 * VOTE_S else 10))
+    with pytest.raises(PeerLostError, match="it is lost or far behind"):
+        first.gather("save/3/vote", {}, VOTE_S)
+    assert 3 * VOTE_S < clock.now_s < 4 * VOTE_S
+
+
+def test_the_time_for_all_ranks_together_starts_again_with_progress_too(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = HashStore()
+    first, second, third = (StoreRankGroup(store, rank, 3) for rank in range(3))
+
+    def move_on() -> None:
+        if clock.now_s < 5.0:
+            second.beat(10)
+        elif clock.now_s < 5.5:
+            second.gather("save/3/vote", {"rank": 1}, 0)
+        else:
+            third.gather("save/3/vote", {"rank": 2}, 0)
+
+    looking(monkeypatch, move_on)
+    assert [vote["rank"] for vote in first.gather("save/3/vote", {"rank": 0}, 1.0)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("was_in_a_save", [True, False])
 def test_a_rank_that_is_in_no_save_promises_nothing(clock: Clock, *, was_in_a_save: bool) -> None:
     first, last = two_ranks()
     if was_in_a_save:
-        last.give_sign_of_life()
-        last.promise_no_more_signs()
+        last.beat(0)
+        last.end_beats()
     with pytest.raises(PeerLostError, match="it is lost or far behind"):
         first.gather("save/3/vote", {}, 10 * GROUP_S)
     assert clock.now_s > 10 * GROUP_S
 
 
-def test_signs_are_given_for_as_long_as_the_block_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, last = two_ranks()
-    signs, second, ended = list[str](), threading.Event(), threading.Event()
+def test_beats_come_for_as_long_as_the_block_lasts_and_tell_what_has_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    beats, came, ended = list[int](), threading.Semaphore(0), threading.Event()
 
-    def sign() -> None:
-        signs.append("alive")
-        if len(signs) == 2:
-            second.set()
+    def beat(n_bytes: int) -> None:
+        beats.append(n_bytes)
+        came.release()
 
     def end() -> None:
-        signs.append("no more")
+        beats.append(-1)
         ended.set()
 
-    monkeypatch.setattr("stepkeeper.coordination.signs_of_life.EVERY_S", 0.0)
-    monkeypatch.setattr(last, "give_sign_of_life", sign)
-    monkeypatch.setattr(last, "promise_no_more_signs", end)
-    with last.signs_of_life():
-        assert second.wait(LONGEST_S)
+    monkeypatch.setattr(heartbeat, "EVERY_S", 0.0)
+    with heartbeat.beating(beat, end) as note_moved:
+        assert came.acquire(timeout=LONGEST_S)
+        note_moved(3)
+        note_moved(4)
+        while sum(beats) < 7:
+            assert came.acquire(timeout=LONGEST_S)
+        assert came.acquire(timeout=LONGEST_S)
     assert ended.wait(LONGEST_S)
-    assert signs[-1] == "no more"
-    assert set(signs[:-1]) == {"alive"}
+    assert beats[0] == 0
+    assert (sum(beats[:-1]), beats[-1]) == (7, -1)

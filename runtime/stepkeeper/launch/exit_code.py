@@ -1,15 +1,21 @@
 """Choose the exit code of the pod: the one that the training meant, whatever its launcher made of it."""
 
+import json
 import os
 from pathlib import Path
 from typing import Final
 
 from stepkeeper.contract import ContractError, ExitCode, Termination
 
-__all__ = ["SIGTERM", "choose_exit_code", "read_last_word", "withdraw_last_word"]
+__all__ = ["SIGTERM", "choose_exit_code", "read_last_word", "read_torchrun_error", "withdraw_last_word"]
 
 SIGTERM: Final = "sigterm"
 """The notice of a process that SIGTERM told to stop."""
+
+_STORE_LOST: Final = "DistNetworkError: "
+_STOPPED: Final = "SignalException: "
+_NEVER_CAME: Final = "timed out"
+"""In the message of that error where no connection was made. A host that never came isn't lost."""
 
 
 def choose_exit_code(code: int, last_word: Termination | None, *, was_told: bool) -> int:
@@ -44,3 +50,25 @@ def read_last_word(path: Path) -> Termination | None:
 def withdraw_last_word(path: Path) -> None:
     """Empty the termination message, which would be believed before the exit code."""
     os.truncate(path, 0)
+
+
+def read_torchrun_error(path: Path) -> Termination | None:
+    """Read why torchrun failed before its processes trained, if it was for the loss of another host or a notice.
+
+    The torchrun in rank 0's pod has the store by which they all find each other.
+
+    Args:
+        path: The file into which torchrun writes the exception that ended it.
+
+    """
+    try:
+        said = json.loads(path.read_bytes())["message"]
+    except (OSError, ValueError, KeyError, TypeError):
+        # None was written: it hasn't failed by an exception, or it is no torchrun.
+        return None
+    text = said.get("message") if isinstance(said, dict) else said
+    if not isinstance(text, str):
+        return None
+    if text.startswith(_STORE_LOST) and _NEVER_CAME not in text:
+        return Termination(code=ExitCode.PEER_LOST, error=text)
+    return Termination(code=ExitCode.SAVED, notice=SIGTERM) if text.startswith(_STOPPED) else None
