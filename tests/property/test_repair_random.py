@@ -204,7 +204,7 @@ def check_goes_on(story: Story, state: LogState) -> None:
     interval=intervals,
 )
 def test_random_damage(actions: list[str], found: list[Hit], again: list[Hit], interval: int) -> None:
-    with mock.patch("stepkeeper.log.indexes._INTERVAL", interval):
+    with mock.patch("stepkeeper.log.replay._INTERVAL", interval):
         check_damage(actions, found, again)
 
 

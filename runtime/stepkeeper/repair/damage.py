@@ -57,7 +57,7 @@ class DamagedLog:
             entry = self._entry(slot)
             if not isinstance(entry, str) and entry.index is not None:
                 try:
-                    return state_at(slot, self._needed, damaged=lambda _: None)
+                    return state_at(slot, self._needed)
                 except DamagedEntryError:
                     continue
         return LogState()

@@ -192,6 +192,20 @@ def test_what_a_readable_entry_condemned_stays_condemned(root: SmallRoot) -> Non
     assert state.commits[5].quarantined
 
 
+@pytest.mark.parametrize("how", DAMAGES)
+def test_an_index_inside_a_claim_is_rebuilt(root: SmallRoot, how: str) -> None:
+    while root.log.state.tail < 18:
+        root.log.void(root.claim, "nothing to save", f"{root.log.state.tail}/3-{'a' * 32}")
+    record = root.save(50)
+    root.log.mark_restored(root.claim, record.slot)
+    truth = root.log.state
+    assert truth.index == record.slot == 19
+    damage(root, [19], how)
+    state = repaired(root)
+    assert (state.commits, state.head, state.owner) == (truth.commits, truth.head, truth.owner)
+    goes_on(root, state)
+
+
 def test_what_is_below_the_newest_index_is_not_needed(root: SmallRoot) -> None:
     damage(root, [0, 1])
     assert Log(root.store, patience=IMPATIENT).open() == root.log.state
@@ -269,6 +283,6 @@ def test_a_start_from_scratch_that_saved_nothing_yet_stays_one(root: SmallRoot) 
 
 def test_a_log_of_a_newer_release_is_left_alone(root: SmallRoot) -> None:
     damage(root, [4])
-    root.change(slot_path(5), b'{"format":3}')
-    with pytest.raises(LogFormatError, match="has format 3"):
+    root.change(slot_path(5), b'{"format":4}')
+    with pytest.raises(LogFormatError, match="has format 4"):
         planned(root.store)
