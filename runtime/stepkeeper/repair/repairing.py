@@ -26,7 +26,7 @@ QUIET_S: Final = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is wrong with a log, and what is to stand for it."""
+    """The damage of a log, and what is to stand for it."""
 
     faults: Mapping[int, str]
     """What is wrong with each slot that a start needs and that can't be read."""

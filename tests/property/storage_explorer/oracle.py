@@ -191,9 +191,13 @@ class _Log:
                 raise ViolationError(f"slot {slot} repairs the log without commit {each}")
         for each in set(rows) - condemned:
             self.check_revived(slot, each, rows[each][3], was_live)
-        base, known = entry["begin"].get("base"), self.head in set(rows) - condemned
-        known = known and rows[self.head][3] == self.bodies[self.head]["folder"]
-        if slot - 1 not in self.lost and known and base != self.head:
+        base, head = entry["begin"].get("base"), self.head
+        known = (
+            head is not None
+            and head in set(rows) - condemned
+            and rows[head][3] == self.bodies[head]["folder"]
+        )
+        if slot - 1 not in self.lost and known and base != head:
             raise ViolationError(f"slot {slot} repairs the log and moves HEAD from {self.head} to {base}")
         kept = {self.bodies[each]["folder"] for each in was_live | self.quarantined}
         self.doubtful = {each for each, row in rows.items() if row[3] not in kept}
