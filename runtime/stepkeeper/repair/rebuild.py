@@ -119,30 +119,34 @@ def rebuild(
         folders: All folders in the root that hold an object of a save.
 
     """
+    state = _replayed(start, entries, placed)
+    last_lost = max((slot for slot, entry in entries.items() if entry is None), default=-1)
+    deleted = tuple(
+        record
+        for record in state.commits.values()
+        if record.folder not in folders and last_lost > record.slot
+    )
+    state = without(state, [record.slot for record in deleted], state.tail)
+    aside = dict(enumerate(rest, state.tail + 1))
+    quarantined = {slot: replace(save.record, slot=slot, quarantined=True) for slot, save in aside.items()}
+    return Rebuilt(
+        state=replace(state, tail=state.tail + len(rest), commits={**state.commits, **quarantined}),
+        found=tuple(record for record in state.live if record.slot in placed),
+        aside={slot: save.fault or _NO_SLOT for slot, save in aside.items()},
+        deleted=deleted,
+    )
+
+
+def _replayed(start: LogState, entries: Entries, placed: Mapping[int, FoundSave]) -> LogState:
     state, exact = start, True
-    end = max([*entries, *placed, start.tail]) + 1
-    for slot in range(start.tail + 1, end):
+    for slot in range(start.tail + 1, max([*entries, *placed, start.tail]) + 1):
         entry = entries.get(slot)
         exact = exact and entry is not None
         if entry is None:
             state = _lost(state, slot, placed.get(slot))
         else:
             state = apply(state, slot, entry) if exact else _past_damage(state, slot, entry)
-    lost_slots = [slot for slot, entry in entries.items() if entry is None]
-    deleted = tuple(
-        record
-        for record in state.commits.values()
-        if record.folder not in folders and max(lost_slots, default=-1) > record.slot
-    )
-    state = without(state, [record.slot for record in deleted], state.tail)
-    aside = dict(enumerate(rest, end))
-    quarantined = {slot: replace(save.record, slot=slot, quarantined=True) for slot, save in aside.items()}
-    return Rebuilt(
-        state=replace(state, tail=end + len(rest) - 1, commits={**state.commits, **quarantined}),
-        found=tuple(state.commits[slot] for slot in placed if slot in state.commits),
-        aside={slot: save.fault or _NO_SLOT for slot, save in aside.items()},
-        deleted=deleted,
-    )
+    return state
 
 
 def _lost(state: LogState, slot: int, save: FoundSave | None) -> LogState:
