@@ -16,8 +16,8 @@ import requests
 
 from stepkeeper.log import Log
 from stepkeeper.storage.gcs import GcsStore
+from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.testing.gcs import BUCKET
-from stepkeeper.testing.long_log import long_log
 
 pytestmark = pytest.mark.built
 
@@ -81,17 +81,20 @@ def test_an_entry_of_the_log_is_one_request_with_a_condition_and_a_checksum(
 
 
 def test_a_long_log_is_opened_with_few_requests(store: GcsStore, sent: list[Sent]) -> None:
-    """Two pages of names, the indexes that the newest stands on, what came after it, and a look whether more did."""
+    """Two pages of names, the newest entry and the one with its index, those between, and a look whether more came."""
+    bucket = MemoryBucket()
+    log = Log(MemoryStore(bucket))
+    claim = log.begin()
+    for step in range(1_599):
+        log.void(claim, "nothing to save", f"{step}/0-x")
     with ThreadPoolExecutor(16) as threads:
-        won = threads.map(lambda each: store.put_if_absent(*each), long_log(1_599))
+        won = threads.map(lambda each: store.put_if_absent(*each), bucket.objects.items())
         assert sum(won) == 1_600
     sent.clear()
-    state = Log(store).open()
-    assert (state.tail, len(state.line)) == (1_599, 1_599)
+    assert Log(store).open() == log.state
     listings = [request for request in sent if "maxResults" in request.query]
     assert len(listings) == 2
-    # 1,599 is 8 * 3013 to the base 4, and 7: three indexes and that of slot 0, seven entries, and the one after them.
-    assert len(sent) - len(listings) == 12
+    assert len(sent) - len(listings) == 17
 
 
 def test_nothing_is_put_together_copied_or_changed_by_the_server(store: GcsStore, sent: list[Sent]) -> None:

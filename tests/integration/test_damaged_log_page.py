@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +20,7 @@ from stepkeeper.log.tail import slot_path
 from stepkeeper.storage import open_store
 
 BLOCKS: Final = [block for block in read_blocks("docs/operations/damaged-log.md") if block.language == "bash"]
-FOUND, STOPPED, PUT_BACK, SEEN, REPAIRED, ADOPTED, CHECKED, STARTED, REMOVED = range(9)
+FOUND, STOPPED, PUT_BACK, SEEN, REPAIRED, CHECKED, STARTED, REMOVED = range(8)
 
 
 def state_at(step: int) -> dict[str, Any]:
@@ -94,24 +93,23 @@ def damage(root: Path, slots: Mapping[int, str]) -> None:
             path.write_bytes(data)
 
 
-CASES: Final[Mapping[str, tuple[Mapping[int, str], int]]] = {
-    "several in the middle": ({2: "empty", 5: "flipped", 6: "cut"}, 5),
-    "the newest, of no length": ({7: "empty"}, 4),
-    "the newest begin, which has the index": ({4: "flipped"}, 5),
-    "the first, and a gap where the index was": ({0: "empty", 4: "gone"}, 5),
-    "all of them": (dict.fromkeys(range(8), "empty"), 0),
+CASES: Final[Mapping[str, Mapping[int, str]]] = {
+    "several in the middle": {2: "empty", 5: "flipped", 6: "cut"},
+    "the newest, of no length": {7: "empty"},
+    "the newest begin, which has the index": {4: "flipped"},
+    "the first, and a gap where the index was": {0: "empty", 4: "gone"},
+    "all of them": dict.fromkeys(range(8), "empty"),
 }
-"""What is damaged, and the step that the job goes on from; 0: from none without a person's choice."""
+"""What is damaged."""
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_page_gets_a_training_going_again(person: Person, case: str) -> None:
-    slots, step = CASES[case]
     writer = Log(open_store(person.root.as_uri()))
     writer.open()
     assert writer.state.claim is not None
     claim = Claim(slot=writer.state.claim, nonce=writer.entry(writer.state.claim).nonce)
-    damage(person.root, slots)
+    damage(person.root, CASES[case])
     with (
         CheckpointManager(person.root.as_uri(), 1, chkpt_on_preemption=False) as manager,
         pytest.raises((DamagedEntryError, LogGapError), match="stepkeeper repair file://"),
@@ -121,15 +119,9 @@ def test_the_page_gets_a_training_going_again(person: Person, case: str) -> None
     before = contents(person.root)
     assert "BAD     log: " in person.does(FOUND)
     person.does(STOPPED)
-    said = person.does(SEEN)
+    assert "latest    step 5 " in person.does(SEEN)
     assert contents(person.root) == before
-    unproven = re.findall(r"--adopt (\S+)", said)
-    if step:
-        person.does(REPAIRED)
-    else:
-        (newest,) = (folder for folder in unproven if folder.startswith("5/"))
-        person.does(ADOPTED, FOLDER=newest)
-        step = 5
+    person.does(REPAIRED)
     after = contents(person.root)
     assert {path: after[path] for path in before} == before
     assert "latest" in person.does(CHECKED)
@@ -138,7 +130,7 @@ def test_the_page_gets_a_training_going_again(person: Person, case: str) -> None
     assert [json.loads(patch)["spec"] for patch in patches] == [{"suspend": True}, {"suspend": False}]
     with pytest.raises(FencedError):
         writer.void(claim, "late", "9/0-x")
-    goes_on(person.root, step)
+    goes_on(person.root, 5)
 
 
 def test_the_page_helps_where_another_process_took_an_emptied_slot(person: Person) -> None:
@@ -160,7 +152,7 @@ def test_the_page_helps_where_another_process_took_an_emptied_slot(person: Perso
     let_an_hour_pass(person.root)
     intruder = removed.read_bytes()
     assert "BAD     log: " in person.does(FOUND)
-    assert "isn't the entry that those behind it go on from" in person.does(SEEN)
+    assert "isn't the entry that slot 5 goes on from" in person.does(SEEN)
     person.does(REPAIRED)
     assert "latest" in person.does(CHECKED)
     assert removed.read_bytes() == intruder
@@ -188,15 +180,17 @@ def test_a_copy_that_is_put_back_loses_nothing(person: Person, whole: Path) -> N
     goes_on(person.root, 5)
 
 
-def test_a_save_that_a_person_chooses_and_one_that_is_removed(person: Person) -> None:
+def test_a_save_that_is_not_whole_is_kept_aside_and_then_removed(person: Person) -> None:
+    record = Log(open_store(person.root.as_uri())).open().commits[7]
+    next((person.root / record.folder).glob("*.distcp")).unlink()
     damage(person.root, {7: "empty"})
     let_an_hour_pass(person.root)
-    (folder,) = re.findall(r"--adopt (\S+)", person.does(SEEN))
+    assert f"aside     step 5 (sequence 8) in {record.folder}" in person.does(SEEN)
     person.does(REPAIRED)
     person.does(CHECKED)
-    assert (person.root / folder).is_dir()
-    person.does(REMOVED, SEQUENCE="7")
-    assert not (person.root / folder).exists()
+    assert (person.root / record.folder).is_dir()
+    person.does(REMOVED, SEQUENCE="8")
+    assert not (person.root / record.folder).exists()
     goes_on(person.root, 4)
 
 

@@ -1,8 +1,7 @@
 """Every byte of a root, damaged, and every object cut, lost or joined by a stranger: it is said of which one."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
-from unittest import mock
 
 import pytest
 
@@ -41,13 +40,6 @@ class Alone:
 
     def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
         return [dict(value)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _sparse_indexes() -> Iterator[None]:
-    """Put no index behind the root's commits and deletions: all of these entries are read."""
-    with mock.patch("stepkeeper.log.indexes._INTERVAL", 16):
-        yield
 
 
 @pytest.fixture(scope="module")

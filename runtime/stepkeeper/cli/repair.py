@@ -1,4 +1,4 @@
-"""Define the command repair: rebuild what can be proven of a damaged log. It appends, and changes nothing."""
+"""Define the command repair: claim a root whose log is damaged, with all saves that are whole. It only appends."""
 
 import socket
 from typing import Annotated, Any
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from stepkeeper.cli.removal import REPAIR_PREFIX
-from stepkeeper.cli.render import age_text
+from stepkeeper.cli.render import age_text, count_text
 from stepkeeper.cli.root import Root, Url, open_root
 from stepkeeper.cli.terminal import AsJson, ExitCode, print_message, show_document
 from stepkeeper.errors import RefusedError
@@ -25,22 +25,14 @@ def repair(
         bool,
         typer.Option("--yes", "-y", help="Repair. Without it, print what would be done, and do nothing."),
     ] = False,
-    adopt: Annotated[
-        str | None,
-        typer.Option(
-            "--adopt",
-            metavar="FOLDER",
-            help="Make this save, which no entry proves to have been committed, the latest commit.",
-        ),
-    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="The job that saved here is over. If it isn't, this stops it.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild what can be proven of a damaged log. Without --yes, only print it; exit code 1 if there is damage."""
+    """Let a damaged log go on with every save that is whole. Without --yes, only print it; exit code 1 if damaged."""
     with open_root(context, url) as root:
-        plan = plan_repair(root.store, adopt=adopt, patience=root.patience)
+        plan = plan_repair(root.store, patience=root.patience)
         if not plan.is_needed:
             root.open_log()
             _show(root, plan, None, as_json=as_json)
@@ -79,12 +71,11 @@ def _show(root: Root, plan: Plan, writing: Writing | None, *, as_json: bool) -> 
     if as_json:
         show_document(root.uri, _document(plan, writing))
         return
-    for fault in plan.log.faults.values():
-        typer.echo(f"damaged   {fault}")
     if not plan.is_needed:
-        says = "nothing that a start needs is damaged" if plan.log.faults else "nothing is damaged"
-        typer.echo(f"{says}: {len(plan.log.entries)} entries, nothing to repair")
+        typer.echo(f"nothing that a start needs is damaged: {plan.tail + 1} entries, nothing to repair")
         return
+    for fault in plan.faults.values():
+        typer.echo(f"damaged   {fault}")
     for label, text in _lines(plan):
         typer.echo(f"{label:<10}{text}")
     done = "repaired" if writing is None else "would"
@@ -99,15 +90,19 @@ def _show(root: Root, plan: Plan, writing: Writing | None, *, as_json: bool) -> 
 
 def _lines(plan: Plan) -> list[tuple[str, str]]:
     rebuilt, state = plan.rebuilt, plan.rebuilt.state
-    special = {record.slot for record in (*rebuilt.proven, *rebuilt.unproven, rebuilt.adopted) if record}
-    kept = [record for record in state.live if record.slot not in special]
+    kept = [record for record in state.live if record not in rebuilt.found]
     lines = [("kept", f"{len(kept)} commits" + (f": {', '.join(map(_name, kept))}" if kept else ""))]
-    lines += [("proven", f"{_name(record)} by its manifests and later entries") for record in rebuilt.proven]
-    if rebuilt.adopted is not None:
-        lines.append(("adopted", f"{_name(rebuilt.adopted)}, which nothing proves to have been committed"))
-    lines += [("unproven", _unproven(record)) for record in rebuilt.unproven]
+    lines += [
+        ("found", f"{_name(record)}, whole by its manifests: it counts as a commit")
+        for record in rebuilt.found
+    ]
+    lines += [("aside", _aside(state.commits[slot], why)) for slot, why in rebuilt.aside.items()]
     lines += [("deleted", f"{_name(record)}: no data of it is left") for record in rebuilt.deleted]
-    lines += [("unknown", doubt) for doubt in rebuilt.doubts]
+    if plan.unfinished:
+        saves = count_text(plan.unfinished, "save")
+        lines.append(
+            ("lost", f"{saves} without rank 0's manifest: the next start deletes what is there of it")
+        )
     latest = state.latest
     lines.append(("latest", "none" if latest is None else _name(latest)))
     return lines
@@ -117,11 +112,9 @@ def _name(record: CommitRecord) -> str:
     return f"step {record.step} (sequence {record.slot})"
 
 
-def _unproven(record: CommitRecord) -> str:
-    return (
-        f"{_name(record)} in {record.folder}, {size_text(record.size_bytes)}: kept as quarantined. If you know that it "
-        f"is the latest, --adopt {record.folder}"
-    )
+def _aside(record: CommitRecord, why: str) -> str:
+    size = size_text(record.size_bytes)
+    return f"{_name(record)} in {record.folder}, {size}: {why}; quarantined, so that its data stays"
 
 
 def _slots(slots: tuple[int, ...]) -> str:
@@ -134,13 +127,14 @@ def _document(plan: Plan, writing: Writing | None) -> dict[str, Any]:
     return {
         "needed": plan.is_needed,
         "repaired": plan.is_needed and writing is None,
-        "damaged": [{"slot": slot, "fault": fault} for slot, fault in plan.log.faults.items()],
+        "damaged": [{"slot": slot, "fault": fault} for slot, fault in plan.faults.items()],
         "live": [_record_document(record) for record in state.live],
-        "proven": [_record_document(record) for record in rebuilt.proven],
-        "unproven": [_record_document(record) for record in rebuilt.unproven],
+        "found": [_record_document(record) for record in rebuilt.found],
+        "aside": [
+            _record_document(state.commits[slot]) | {"fault": why} for slot, why in rebuilt.aside.items()
+        ],
         "deleted": [_record_document(record) for record in rebuilt.deleted],
-        "adopted": None if rebuilt.adopted is None else _record_document(rebuilt.adopted),
-        "doubts": list(rebuilt.doubts),
+        "unfinished": plan.unfinished,
         "head": state.head,
         "slot": plan.slot if plan.is_needed else None,
         "job_may_be_saving": None if writing is None else writing.is_recent,

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 from stepkeeper.errors import (
     ContradictedEntryError,
@@ -19,11 +18,8 @@ from stepkeeper.log.records import CommitRecord
 from stepkeeper.log.replay import apply, entry_for, state_at
 from stepkeeper.log.state import LogState
 from stepkeeper.log.tail import find_tail, gap_at, slot_path
-from stepkeeper.loggers import logger
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
-
-_log: Final = logger(__name__)
 
 __all__ = ["Appender", "Build", "PendingAppend"]
 
@@ -95,7 +91,7 @@ class Appender:
         tail = find_tail(self._store, self._patience)
         while True:
             try:
-                return state_at(tail, self._entry_below, damaged=_warn)
+                return state_at(tail, self._entry_below)
             except DamagedEntryError as error:
                 # A repair may have come behind what was listed.
                 listed, tail = tail, find_tail(self._store, self._patience)
@@ -206,7 +202,3 @@ class Appender:
         return UnknownOutcomeError(
             f"{self._store.uri}/{slot_path(slot)}: no answer; the entry may be in the log or come into it yet"
         )
-
-
-def _warn(error: DamagedEntryError) -> None:
-    _log.warning("%s. Others tell what it said: it isn't needed", error)

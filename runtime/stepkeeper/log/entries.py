@@ -1,11 +1,9 @@
 """Encode the entries of the log as JSON, and decode them. Pure; their order and the rules are in `state`."""
 
 import contextlib
-import gc
 import json
 import re
 import secrets
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,14 +27,14 @@ __all__ = [
     "new_nonce",
 ]
 
-FORMAT: Final = 2
-"""The format of entries. A reader refuses any other: an older stepkeeper must not guess at what a newer one wrote."""
+FORMAT: Final = 3
+"""The format of entries. A reader refuses any newer one: an older stepkeeper must not guess at what it means."""
+
+_READABLE: Final = (2, FORMAT)
+"""The formats that are read. In format 2 an index may hold only what has changed since an earlier one."""
 
 _LOST: Final = "lost"
 """The kind of what is no entry: a mark in a slot whose entry is gone."""
-
-_LARGE_BYTES: Final = 2**20
-"""An entry with so many bytes is one with the index of thousands of commits."""
 
 _SEALED: Final = re.compile(rb'(.*),"crc32c":([0-9]{1,10})\}', re.DOTALL)
 """Matches an entry, whose last key is the checksum of all bytes before it."""
@@ -190,14 +188,13 @@ class Entry:
             raise DamagedEntryError(
                 f"{where} is not what was written: its bytes have another checksum than it says"
             )
-        with _no_collection(data):
-            return cls._from_sealed(data, where)
+        return cls._from_sealed(data, where)
 
     @classmethod
     def _from_sealed(cls, data: bytes, where: str) -> "Entry":
         try:
             raw: Any = json.loads(data)
-            if raw["format"] != FORMAT:
+            if raw["format"] not in _READABLE:
                 raise _of_another_format(raw["format"], where)
             kind = raw["kind"]
             if kind == _LOST:
@@ -233,22 +230,6 @@ def lost_marker(nonce: str) -> bytes:
     return _seal(encode_json({"format": FORMAT, "kind": _LOST, "nonce": nonce}))
 
 
-@contextlib.contextmanager
-def _no_collection(data: bytes) -> Iterator[None]:
-    """Put off the collection of garbage while a large entry is decoded.
-
-    The objects of 100,000 commits are all needed; to look for garbage among them takes as long as to make them.
-    """
-    if len(data) < _LARGE_BYTES or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 def _seal(data: bytes) -> bytes:
     """Add the checksum of all bytes before it to this JSON object, as its last key."""
     return b'%b,"crc32c":%d}' % (data[:-1], crc32c(data[:-1]))
@@ -258,7 +239,7 @@ def _not_sealed(data: bytes, where: str) -> LogFormatError:
     """Make the error for an object that doesn't end with its checksum: damage, unless another format has none."""
     with contextlib.suppress(ValueError):  # no JSON: it was cut, or is no entry at all
         raw: Any = json.loads(data)
-        if isinstance(raw, dict) and isinstance(raw.get("format"), int) and raw["format"] != FORMAT:
+        if isinstance(raw, dict) and isinstance(raw.get("format"), int) and raw["format"] not in _READABLE:
             return _of_another_format(raw["format"], where)
     fault = f"it doesn't end with its checksum ({len(data)} bytes)" if data else "it is empty"
     return DamagedEntryError(f"{where} is not what was written: {fault}")

@@ -1,8 +1,8 @@
 """Hold what the entries of the log tell about: owners, manifests, commits, and the log's state after an entry."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-__all__ = ["CommitRecord", "ForeignBase", "Index", "IndexRef", "Link", "ManifestRef", "Owner", "StateAfter"]
+__all__ = ["CommitRecord", "ForeignBase", "Index", "IndexRef", "ManifestRef", "Owner", "StateAfter"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,34 +70,33 @@ class CommitRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexRef:
-    """The entry whose index another index goes on from."""
+    """The entry whose index another one goes on from, in format 2."""
 
     slot: int
     nonce: str
     """The entry's nonce: another entry in that slot isn't the one that is meant."""
 
     repair: bool | None = None
-    """True if that entry repairs the log. Its index is whole, and no entry before it can stand in for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """The changes since an earlier index, the base: with it a reader needs no entry between the two.
+    """The state after an entry: with it a reader needs no entry before.
 
-    A change of the base's own entry is in it once more. So the entry before the base can stand in for the base.
+    In format 2 most indexes hold only what has changed since an earlier one, the base. Such are read, not written.
     """
 
     base: IndexRef | None = None
-    """The index that this one goes on from. None: this index is whole, and nothing was before."""
+    """The index that this one goes on from. None: this index is whole."""
 
     commits: tuple[CommitRecord, ...] = ()
-    """The live and quarantined commits that came or changed since, by slot, as they are now."""
+    """The live and quarantined commits, by slot; those that came or changed since the base."""
 
-    gone: tuple[tuple[int, int], ...] = ()
-    """The commits that went since, as ranges of slots: none of the base's in a range, ends included, is there."""
+    gone: tuple[tuple[int, ...], ...] = ()
+    """The commits of the base that went since, as ranges of slots: the first and the last."""
 
     owners: tuple[Owner, ...] = ()
-    """The owners that began since, each with its greatest ordinal, in the order of their last begins."""
+    """Each owner (that began since the base) with its greatest ordinal, in the order of their last begins."""
 
     owner: Owner | None = None
     """The owner of the last begin, if that isn't before the base."""
@@ -110,15 +109,6 @@ class Index:
 
     branching: bool | None = None
     """The same as in the state; left out if False."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """An index of those that the state stands on, and what has changed from it to the next of them, or to the end."""
-
-    base: IndexRef
-    commits: frozenset[int] = field(default=frozenset())
-    owners: frozenset[str] = field(default=frozenset())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,12 @@
-"""Replay the log: entry by entry, or from the indexes that its end stands on. Pure but for the reading."""
+"""Replay the log: entry by entry, or from the newest index. Pure but for the reading."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from stepkeeper.errors import ContradictedEntryError, DamagedEntryError, LogFormatError
-from stepkeeper.log.entries import BeginEntry, Body, DeleteEntry, Entry, QuarantineEntry
-from stepkeeper.log.indexes import folded, is_indexed, named_in, noted, standing_on, with_index
-from stepkeeper.log.records import Index, IndexRef, StateAfter
+from stepkeeper.log.entries import BeginEntry, Body, Entry
+from stepkeeper.log.records import CommitRecord, Index, StateAfter
 from stepkeeper.log.state import LogState, applied
 
 __all__ = ["ReadEntry", "apply", "entry_for", "state_at"]
@@ -14,13 +14,19 @@ __all__ = ["ReadEntry", "apply", "entry_for", "state_at"]
 ReadEntry = Callable[[int], Entry]
 """Reads the entry in a slot. Raises DamagedEntryError if it is bad."""
 
+_INTERVAL: Final = 16
+"""An entry has an index if so many slots have gone by since the last one; so has every begin."""
+
 
 def entry_for(state: LogState, body: Body, *, claim: int | None, nonce: str) -> Entry:
     """Make the entry that says `body` in the slot after `state`; `claim` is None for a begin."""
     slot = state.tail + 1
     writer = slot if claim is None else claim
-    after, index = _advanced(state, slot, writer, nonce, body)
-    return Entry(claim=writer, nonce=nonce, body=body, after=_after(after), index=index)
+    after = applied(state, slot, writer, nonce, body)
+    if not isinstance(body, BeginEntry) and slot - state.index < _INTERVAL:
+        return Entry(claim=writer, nonce=nonce, body=body, after=_after(after))
+    after = replace(after, index=slot)
+    return Entry(claim=writer, nonce=nonce, body=body, after=_after(after), index=_index_of(after))
 
 
 def apply(state: LogState, slot: int, entry: Entry) -> LogState:
@@ -38,25 +44,26 @@ def _applied(state: LogState, slot: int, entry: Entry) -> LogState:
     if slot != state.tail + 1:
         raise LogFormatError(f"slot {slot} read after slot {state.tail}")
     if isinstance(entry.body, BeginEntry) and entry.body.lost is not None:
-        # A repair: what it could prove counts, also for who had read an entry before it was damaged.
+        # A repair: its index counts, also for who had read an entry before that was damaged.
         return _repaired(state, slot, entry, entry.body.lost)
-    after, index = _advanced(state, slot, entry.claim, entry.nonce, entry.body)
-    if _after(after) != entry.after or index != entry.index:
+    after = applied(state, slot, entry.claim, entry.nonce, entry.body)
+    index = entry.index
+    after = after if index is None else replace(after, index=slot)
+    if _after(after) != entry.after:
         raise LogFormatError(
             f"slot {slot} says {entry.after} after itself; the entries before it make it {_after(after)}"
         )
+    if index is not None and index.base is None and index != _index_of(after):
+        raise LogFormatError(f"slot {slot} has an index that the entries before it don't make")
     return after
 
 
-def state_at(slot: int, read: ReadEntry, *, damaged: Callable[[DamagedEntryError], None]) -> LogState:
-    """Compute the state after the entry in `slot` from the newest index up to there, and what that goes on from.
-
-    An index further down that is bad needn't be read: the entry before it stands in for it.
+def state_at(slot: int, read: ReadEntry) -> LogState:
+    """Compute the state after the entry in `slot` from the newest index up to there.
 
     Args:
         slot: The slot; -1 for the state before the first entry.
         read: Reads an entry.
-        damaged: Told of each entry that was bad and isn't needed.
 
     Raises:
         DamagedEntryError: An entry is bad that is needed.
@@ -69,72 +76,75 @@ def state_at(slot: int, read: ReadEntry, *, damaged: Callable[[DamagedEntryError
     start = last.after.index
     if not 0 <= start <= slot:
         raise LogFormatError(f"slot {slot} names slot {start} as that of its index")
-    state = _from_indexes(start, last if start == slot else read(start), read, damaged)
+    state = _from_index(start, last if start == slot else read(start), read)
     for between in range(start + 1, slot):
         state = apply(state, between, read(between))
     return state if start == slot else apply(state, slot, last)
 
 
-def _from_indexes(
-    slot: int, entry: Entry, read: ReadEntry, damaged: Callable[[DamagedEntryError], None]
-) -> LogState:
+def _from_index(slot: int, entry: Entry, read: ReadEntry) -> LogState:
+    """Compute the state after the entry in `slot` from its index, and from what that goes on from."""
     chain = [(slot, entry)]
-    state, stands_in = LogState(), False
     while (index := entry.index) is not None and (base := index.base) is not None:
         if base.slot >= slot:
             raise LogFormatError(f"slot {slot} has an index that goes on from slot {base.slot}")
-        try:
-            entry = _base_entry(slot, base, read)
-        except DamagedEntryError as error:
-            state, stands_in = _stand_in(base, error, read, damaged), True
-            break
-        slot = base.slot
+        slot, entry = base.slot, read(base.slot)
+        if entry.nonce != base.nonce:
+            raise DamagedEntryError(
+                f"slot {slot} holds the entry {entry.nonce}; the index of slot {chain[-1][0]} goes on from {base.nonce}"
+            )
         chain.append((slot, entry))
+    state = LogState()
     for at, each in reversed(chain):
-        state, stands_in = folded(state, at, each, stands_in=stands_in), False
+        state = _overlaid(state, at, each)
     return state
 
 
-def _base_entry(slot: int, base: IndexRef, read: ReadEntry) -> Entry:
-    entry = read(base.slot)
-    if entry.nonce != base.nonce:
-        raise DamagedEntryError(
-            f"slot {base.slot} holds the entry {entry.nonce}; the index of slot {slot} goes on from {base.nonce}"
-        )
-    return entry
+def _overlaid(below: LogState, slot: int, entry: Entry) -> LogState:
+    """Compute the state after `entry` from its index and the state that this goes on from; a whole one from nothing."""
+    index, after = entry.index, entry.after
+    if index is None or after.index != slot:
+        raise ContradictedEntryError(f"its index was in slot {slot}, which carries none", slot + 1)
+    commits = _commits_after(below, index)
+    named = {after.head, *(record.parent for record in index.commits)} - {None}
+    if missing := [each for each in named if each not in commits]:
+        raise LogFormatError(f"slot {slot} names commit {missing[0]}, which isn't there")
+    begun = index.base is None or after.claim >= index.base.slot
+    uids = {owner.uid for owner in index.owners}
+    owners = [owner for uid, owner in below.owners.items() if uid not in uids]
+    return LogState(
+        tail=slot,
+        root=after.root,
+        head=after.head,
+        claim=after.claim,
+        index=slot,
+        commits=commits,
+        legacy=index.legacy,
+        branching=bool(index.branching),
+        owner=index.owner if begun else below.owner,
+        host=index.host if begun else below.host,
+        owners={owner.uid: owner for owner in (*owners, *index.owners)},
+    )
 
 
-def _stand_in(
-    base: IndexRef,
-    error: DamagedEntryError,
-    read: ReadEntry,
-    damaged: Callable[[DamagedEntryError], None],
-) -> LogState:
-    """Compute what the bad entry at `base` went on from. Raises its error if that isn't possible either."""
-    if base.repair:
-        raise error
-    try:
-        state = state_at(base.slot - 1, read, damaged=damaged)
-    except DamagedEntryError:
-        raise error from None
-    damaged(error)
-    return standing_on(state, base)
+def _commits_after(below: LogState, index: Index) -> dict[int, CommitRecord]:
+    left = {
+        slot: record
+        for slot, record in below.commits.items()
+        if not any(span[0] <= slot <= span[-1] for span in index.gone)
+    }
+    return left | {record.slot: record for record in index.commits}
 
 
-def _advanced(
-    state: LogState, slot: int, claim: int, nonce: str, body: Body
-) -> tuple[LogState, Index | None]:
-    after = applied(state, slot, claim, nonce, body)
-    commits, owners = named_in(slot, body)
-    if isinstance(body, DeleteEntry | QuarantineEntry):
-        commits = _changed(state, after)
-    after = replace(after, chain=noted(state.chain, commits, owners))
-    return with_index(after, slot, nonce, body) if is_indexed(slot, body) else (after, None)
-
-
-def _changed(before: LogState, after: LogState) -> Collection[int]:
-    """Find the commits that went, or are others than before."""
-    return [slot for slot, record in before.commits.items() if after.commits.get(slot) is not record]
+def _index_of(state: LogState) -> Index:
+    return Index(
+        commits=tuple(state.commits.values()),
+        owners=tuple(state.owners.values()),
+        owner=state.owner,
+        host=state.host,
+        legacy=state.legacy,
+        branching=state.branching or None,
+    )
 
 
 def _after(state: LogState) -> StateAfter:
@@ -143,8 +153,8 @@ def _after(state: LogState) -> StateAfter:
     return StateAfter(root=state.root, claim=state.claim, index=state.index, head=state.head)
 
 
-def _repaired(state: LogState, slot: int, entry: Entry, lost: Collection[int]) -> LogState:
+def _repaired(state: LogState, slot: int, entry: Entry, lost: tuple[int, ...]) -> LogState:
     # The root's name is the nonce of slot 0. If nothing that names it could be read, it got another one.
     if state.root is not None and entry.after.root != state.root and 0 not in lost:
         raise LogFormatError(f"slot {slot} repairs the root {entry.after.root}, but this is {state.root}")
-    return folded(LogState(), slot, entry)
+    return _overlaid(LogState(), slot, entry)

@@ -13,7 +13,7 @@ from stepkeeper.log.entries import (
     RestoredEntry,
     VoidEntry,
 )
-from stepkeeper.log.records import CommitRecord, ForeignBase, Link, Owner
+from stepkeeper.log.records import CommitRecord, ForeignBase, Owner
 
 __all__ = ["CommitRecord", "LogState", "applied", "quarantined", "without"]
 
@@ -44,13 +44,8 @@ class LogState:
     """The host of the last begin."""
 
     owners: Mapping[str, Owner] = field(default_factory=dict)
-    chain: tuple[Link, ...] = field(default=(), compare=False)
-    """The indexes that the newest one goes on from, oldest first, and itself."""
-
-    @property
-    def index(self) -> int:
-        """The slot of the newest entry with an index; -1 if the log is empty."""
-        return self.chain[-1].base.slot if self.chain else -1
+    index: int = -1
+    """The slot of the newest entry with an index; -1 if the log is empty."""
 
     @property
     def live(self) -> tuple[CommitRecord, ...]:
@@ -103,7 +98,7 @@ class LogState:
 
 
 def applied(state: LogState, slot: int, claim: int, nonce: str, body: Body) -> LogState:
-    """Compute the state after `body`; its chain stays. Raises LogFormatError if it contradicts what was before."""
+    """Compute the state after `body`. Raises LogFormatError if it contradicts what was before."""
     if not isinstance(body, BeginEntry) and claim != state.claim:
         raise LogFormatError(f"slot {slot} is of claim {claim}, but claim {state.claim} owns the log there")
     moved = replace(state, tail=slot, root=nonce if state.root is None else state.root)

@@ -1,108 +1,119 @@
-"""Read every slot of a log, and tell which entries are damaged or gone."""
+"""Read a log of which entries are damaged or gone."""
 
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from stepkeeper.errors import DamagedEntryError, MissingObjectError, TransientStorageError
-from stepkeeper.log.entries import Entry
+from stepkeeper.log import BeginEntry, CommitEntry, Entry, LogState, VoidEntry
 from stepkeeper.log.reading import read_entry
+from stepkeeper.log.replay import state_at
 from stepkeeper.log.tail import LOG_PREFIX, listed_slots, slot_path
-from stepkeeper.repair.evidence import named_folders
-from stepkeeper.repair.intruders import find_intruder
+from stepkeeper.repair.rebuild import find_contradiction
+from stepkeeper.repair.saves import claim_of, sizes_by_folder
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import Patience
 
-__all__ = ["ReadLog", "read_log"]
+__all__ = ["DamagedLog"]
 
 _THREADS: Final = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadLog:
-    """A log as it is in the store."""
+class DamagedLog:
+    """A log as it is in the store, read from the newest index that a reader could open it from."""
 
-    entries: tuple[Entry | None, ...]
-    """The entries by slot; None for one that is damaged or gone. Indexes that a newer one stands for are left out."""
+    def __init__(self, store: Store, patience: Patience) -> None:
+        self._store, self._patience = store, patience
+        self._found: dict[int, Entry | str] = {}
+        self._listed = frozenset(listed_slots(patience.retry(lambda: store.list(LOG_PREFIX))))
+        self.tail = max(self._listed, default=-1)
+        self.sizes = sizes_by_folder(patience.retry(lambda: store.list("")))
+        """The sizes of the objects of each save's folder, as they were after the log was listed."""
+        # A claim that a save is of was there, also if no slot after it is.
+        self._end = 1 + max([self.tail, *map(claim_of, self.sizes)])
+        self.gone = tuple(slot for slot in range(self.tail + 1) if slot not in self._listed)
+        self._read()
+        while (found := find_contradiction(self.start, self.entries)) is not None:
+            # Who wrote that entry had read another one before it.
+            slot, fault = found
+            other = max(slot - 1, 0)
+            self._found[other] = (
+                f"{self._where(other)} isn't the entry that slot {slot} goes on from: {fault}"
+            )
+            self._read()
 
-    faults: Mapping[int, str]
-    """What is wrong with each slot that can't be read."""
+    def _read(self) -> None:
+        self.start = self._find_start()
+        """The state after the newest index; of an empty log if there is none."""
+        after = range(self.start.tail + 1, self._end)
+        found = {slot: self._entry(slot) for slot in after}
+        self.entries = {slot: None if isinstance(each, str) else each for slot, each in found.items()}
+        """The entries after it; None for one that can't be read."""
+        gone = {slot: self._entry(slot) for slot in self.gone}
+        self.faults = {slot: each for slot, each in sorted((gone | found).items()) if isinstance(each, str)}
 
-    gone: tuple[int, ...]
-    """Those slots that are empty though later ones aren't."""
+    def _find_start(self) -> LogState:
+        for slot in range(self.tail, -1, -1):
+            entry = self._entry(slot)
+            if not isinstance(entry, str) and entry.index is not None:
+                try:
+                    return state_at(slot, self._needed)
+                except DamagedEntryError:
+                    continue
+        return LogState()
 
-    folders: frozenset[str]
-    """The folders of all saves that an entry or an index tells of."""
+    def _needed(self, slot: int) -> Entry:
+        entry = self._entry(slot)
+        if isinstance(entry, str):
+            raise DamagedEntryError(entry)
+        return entry
 
-
-def read_log(store: Store, patience: Patience) -> ReadLog:
-    """Read every slot of the log. An entry that came into a slot whose own was gone counts as damaged.
-
-    Args:
-        store: The root's store.
-        patience: How long to retry while the store doesn't answer.
-
-    Raises:
-        LogFormatError: A newer release has written an entry: only that one may judge this log.
-        StorageError: The store gave no answer, or refused.
-
-    """
-    intruders = dict[int, str]()
-    while True:
-        found = _read_slots(store, patience, intruders)
-        slot = find_intruder(found.entries)
-        if slot is None:
-            return found
-        intruders[slot] = (
-            f"{store.uri}/{slot_path(slot)} isn't the entry that those behind it go on from: that one was removed, and "
-            "this one took its place"
+    @property
+    def claims(self) -> set[int]:
+        """The slots that are known to be claims."""
+        found = {entry.claim for entry in self.entries.values() if entry is not None} | set(
+            map(claim_of, self.sizes)
         )
+        return found if self.start.claim is None else found | {self.start.claim}
 
+    def named_folders(self) -> set[str | None]:
+        """Read the older entries of the claim of the newest index too, and return the folders that entries tell of."""
+        older = range((self.start.claim or 0) + 1, self.start.tail + 1)
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="stepkeeper-log") as threads:
+            found = set(threads.map(lambda slot: _folder_in(self._read_slot(slot)), older))
+        return (found | {_folder_in(entry) for entry in self.entries.values()}) - {None}
 
-def _read_slots(store: Store, patience: Patience, intruders: Mapping[int, str]) -> ReadLog:
-    """Read every slot of the log but those that are known not to hold their own entry."""
-    listed = listed_slots(patience.retry(lambda: store.list(LOG_PREFIX)))
-    tail = max(listed, default=-1)
-    read = partial(_read_slot, store, patience, frozenset(listed))
-    entries: list[Entry | None] = []
-    faults: dict[int, str] = {}
-    folders: set[str] = set()
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="stepkeeper-log") as threads:
-        for slot, found in enumerate(threads.map(read, range(tail + 1))):
-            found = intruders.get(slot, found)  # noqa: PLW2901 — that is what the slot tells
-            if isinstance(found, str):
-                faults[slot] = found
-                entries.append(None)
-                continue
-            folders |= named_folders(found)
-            if found.index is not None:
-                _drop_indexes(entries, 0 if found.index.base is None else found.index.base.slot + 1)
-            entries.append(found)
-    gone = tuple(slot for slot in faults if slot not in listed)
-    return ReadLog(entries=tuple(entries), faults=faults, gone=gone, folders=frozenset(folders))
+    def last_begin(self, state: LogState) -> BeginEntry | None:
+        """Return what the last claim said, if that can be read."""
+        if state.claim is None or isinstance(entry := self._entry(state.claim), str):
+            return None
+        return entry.body if isinstance(entry.body, BeginEntry) else None
 
+    def _entry(self, slot: int) -> Entry | str:
+        """Read the slot's entry once; return what is wrong with it if it can't be read."""
+        if slot not in self._found:
+            self._found[slot] = self._read_slot(slot)
+        return self._found[slot]
 
-def _read_slot(store: Store, patience: Patience, listed: frozenset[int], slot: int) -> Entry | str:
-    """Read the slot's entry; return what is wrong with it if it can't be read."""
-    path = slot_path(slot)
+    def _read_slot(self, slot: int) -> Entry | str:
+        return self._patience.retry(partial(self._try_slot, slot))
 
-    def read() -> Entry | str:
+    def _try_slot(self, slot: int) -> Entry | str:
         try:
-            return read_entry(store, slot)
+            return read_entry(self._store, slot)
         except DamagedEntryError as error:
             return str(error.__cause__ or error)
         except MissingObjectError as error:
-            if slot in listed:
-                raise TransientStorageError(f"{store.uri}/{path} is listed, but isn't found") from error
-            return f"{store.uri}/{path} is gone, later slots are there"
+            if slot in self._listed:
+                raise TransientStorageError(f"{self._where(slot)} is listed, but isn't found") from error
+            later = "later slots are" if slot < self.tail else "a save of its claim or a later one is"
+            return f"{self._where(slot)} is gone, {later} there"
 
-    return patience.retry(read)
+    def _where(self, slot: int) -> str:
+        return f"{self._store.uri}/{slot_path(slot)}"
 
 
-def _drop_indexes(entries: list[Entry | None], since: int) -> None:
-    """Forget the indexes from `since` on, which a newer one stands for: an old log has very many."""
-    for slot, entry in enumerate(entries[since:], since):
-        if entry is not None and entry.index is not None:
-            entries[slot] = replace(entry, index=None)
+def _folder_in(found: Entry | str | None) -> str | None:
+    """Return the folder of the save that this entry tells of; None if it tells of none, or can't be read."""
+    body = found.body if isinstance(found, Entry) else None
+    return body.folder if isinstance(body, CommitEntry | VoidEntry) else None

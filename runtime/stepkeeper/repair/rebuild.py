@@ -1,19 +1,36 @@
 """Rebuild the state of a log of which entries are damaged or gone. Pure.
 
-What the others and the saves in the root prove is in it, and nothing else is live.
+Up to the damage it is what the log says. A save without an entry that is whole counts as a commit if a lost slot can
+have been its own.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
 
-from stepkeeper.errors import RefusedError
-from stepkeeper.log.entries import BeginEntry, Entry
+from stepkeeper.errors import LogFormatError
+from stepkeeper.log.entries import (
+    BeginEntry,
+    Body,
+    CommitEntry,
+    DeleteEntry,
+    Entry,
+    QuarantineEntry,
+    RestoredEntry,
+    VoidEntry,
+)
 from stepkeeper.log.records import CommitRecord
-from stepkeeper.log.state import LogState, without
-from stepkeeper.repair.evidence import Entries, FoundSave, assign_saves, find_evidence, find_start
-from stepkeeper.repair.partial_replay import PartialReplay, record_of
+from stepkeeper.log.replay import apply
+from stepkeeper.log.state import LogState, applied, without
+from stepkeeper.repair.saves import FoundSave
 
-__all__ = ["Rebuilt", "rebuild", "repair_body"]
+__all__ = ["Rebuilt", "find_contradiction", "place_saves", "rebuild"]
+
+Entries = Mapping[int, Entry | None]
+"""The entries by slot, without a gap; None for one that is damaged or gone."""
+
+
+_NO_SLOT: Final = "no slot is left that it can have been committed in"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,178 +38,156 @@ class Rebuilt:
     """The known part of a damaged log."""
 
     state: LogState
-    """The state after its last slot: what is proven is live; what may have been a commit is quarantined."""
+    """The state after its last slot, and after those that are added for saves that have none of their own."""
 
-    start: int
-    """The newest entry with an index that can be read; -1 if there is none."""
+    found: tuple[CommitRecord, ...] = ()
+    """Commits of the state whose entries can't be read."""
 
-    lost: tuple[int, ...]
-    """The slots that can't be read."""
-
-    proven: tuple[CommitRecord, ...]
-    """Commits whose entry can't be read, and that other entries and their data prove."""
-
-    unproven: tuple[CommitRecord, ...]
-    """Saves that may have been commits. In the state they are quarantined, so that their data stays."""
-
-    reserved: tuple[int, ...] = ()
-    """Slots after the last one that such saves take, because there are more of them than lost slots."""
-
-    adopted: CommitRecord | None = None
-    """The one of those that somebody has chosen to be HEAD."""
+    aside: Mapping[int, str] = field(default_factory=dict)
+    """Why each of these commits of the state is quarantined, by slot: it isn't whole, or was hardly ever committed."""
 
     deleted: tuple[CommitRecord, ...] = ()
-    """Commits without any data left: an entry that can't be read has deleted them."""
+    """Commits that the log tells of without any data left: an entry that can't be read has deleted them."""
 
-    doubts: tuple[str, ...] = ()
-    """What can't be known, for people."""
 
-    @property
-    def is_needed(self) -> bool:
-        """True if a reader needs an entry that can't be read."""
-        return any(slot > self.start for slot in self.lost)
+def find_contradiction(state: LogState, entries: Entries) -> tuple[int, str] | None:
+    """Find the first entry after `state` that contradicts those before it, up to the first lost one, and say how."""
+    for slot, entry in entries.items():
+        if entry is None:
+            return None
+        try:
+            state = apply(state, slot, entry)
+        except LogFormatError as error:
+            return slot, str(error)
+    return None
+
+
+def place_saves(
+    saves: Iterable[FoundSave], entries: Entries, claims: Collection[int], tail: int
+) -> tuple[dict[int, FoundSave], list[FoundSave]]:
+    """Give each save that is whole a lost slot that may have been its commit's: by order, as they were made.
+
+    A claim's commits are in the slots before the next claim. If the claim itself is after the log's tail, the end of
+    the log is lost, and there were as many slots as it takes.
+
+    Args:
+        saves: The saves that no entry tells of.
+        entries: The entries.
+        claims: The slots that are known to be claims.
+        tail: The greatest slot that is there.
+
+    Returns:
+        The saves by slot, and those that may have been commits but aren't whole, or get no slot.
+
+    """
+    bodies = [entry.body for entry in entries.values() if entry is not None]
+    taken = {slot for body in bodies if isinstance(body, DeleteEntry) for slot in body.commits} | {*claims}
+    lost = [slot for slot, entry in entries.items() if entry is None]
+    placed: dict[int, FoundSave] = {}
+    rest = []
+    for save in sorted(saves, key=lambda each: (each.record.claim, each.record.step, each.record.folder)):
+        claim = save.record.claim
+        end = min((slot for slot in claims if slot > claim), default=None)
+        if not any(claim <= slot and (end is None or slot <= end) for slot in lost):
+            # Every slot that its commit could be in can be read, and so can the next claim: it never was committed.
+            continue
+        after = max(claim, *placed, -1)
+        slot = next((each for each in lost if each > after and each not in taken), end)
+        if slot is None and claim > tail:
+            slot = max(after, *entries) + 1
+        if save.fault is None and slot is not None and (end is None or slot < end):
+            placed[slot] = save
+        else:
+            rest.append(save)
+    return placed, rest
 
 
 def rebuild(
-    entries: Sequence[Entry | None],
-    saves: Collection[FoundSave],
+    start: LogState,
+    entries: Entries,
+    placed: Mapping[int, FoundSave],
+    rest: Sequence[FoundSave],
     folders: Collection[str],
-    *,
-    adopt: str | None = None,
 ) -> Rebuilt:
     """Rebuild the state after the last of `entries`.
 
     Args:
-        entries: The log by slot; None for what is damaged or gone.
-        saves: The saves in the root that no entry tells of.
+        start: The state before them.
+        entries: The entries.
+        placed: The saves that count as commits, by the slot that each gets.
+        rest: The saves to keep without counting them.
         folders: All folders in the root that hold an object of a save.
-        adopt: Folder of a save that isn't proven to have been committed, and that is to be HEAD all the same.
-
-    Raises:
-        LogFormatError: The entries contradict each other, which no damage explains.
-        RefusedError: `adopt` names none of the saves that may have been commits, or one that HEAD has come after.
 
     """
-    lost = tuple(slot for slot, entry in enumerate(entries) if entry is None)
-    start, known = find_start(entries)
-    doubtful = tuple(slot for slot in lost if slot > start)
-    evidence = find_evidence(entries, start)
-    possible = [save for save in saves if any(slot > save.claim for slot in doubtful)]
-    assigned = assign_saves(evidence, possible)
-    replay = PartialReplay(known, doubtful, assigned)
-    for slot in range(start + 1, len(entries)):
-        replay.read(slot, entries[slot])
-    state, deleted = _without_deleted(replay.state, doubtful, folders)
-    taken = {*evidence.begins, *assigned, *state.commits}
-    free = dict.fromkeys(slot for slot in (*doubtful, *lost) if slot not in taken)
-    rest = [save for save in possible if save not in assigned.values()]
-    places = _place_unproven(rest, tuple(free), len(entries), adopt=adopt)
-    if adopt is not None:
-        _check_adopted(places, adopt, -1 if state.head is None else state.head, len(entries))
-    reserved = tuple(range(len(entries), 1 + max(places, default=-1)))
-    unproven = tuple(record_of(slot, save, state) for slot, save in places.items())
-    adopted = next((record for record in unproven if record.folder == adopt), None)
-    return Rebuilt(
-        state=_with_unproven(replace(state, tail=len(entries) + len(reserved) - 1), unproven, adopted),
-        start=start,
-        lost=(*lost, *reserved),
-        reserved=reserved,
-        proven=tuple(state.commits[slot] for slot in assigned if slot in state.commits),
-        unproven=tuple(record for record in unproven if record is not adopted),
-        adopted=adopted,
-        deleted=deleted,
-        doubts=_doubts(
-            entries, doubtful, evidence.begins, set(evidence.commits) - set(assigned) - set(state.commits)
-        ),
-    )
-
-
-def repair_body(rebuilt: Rebuilt, entries: Sequence[Entry | None], host: str) -> BeginEntry:
-    """Make the begin that repairs the log: it goes on from where the log had come to, for the same owner."""
-    state = rebuilt.state
-    claim = None if state.claim is None else entries[state.claim]
-    begun = claim.body if claim is not None else None
-    anew = state.head is None and isinstance(begun, BeginEntry) and begun.scratch
-    return BeginEntry(
-        base=state.head,
-        legacy=None if state.head is not None else state.legacy,
-        scratch=anew or None,
-        owner=state.owner,
-        host=host,
-        lost=rebuilt.lost,
-    )
-
-
-def _without_deleted(
-    state: LogState, doubtful: Collection[int], folders: Collection[str]
-) -> tuple[LogState, tuple[CommitRecord, ...]]:
-    """Leave out what an entry that can't be read has deleted: nothing of its data is there.
-
-    HEAD too: the latest commit is never deleted, so there was a later one, whose entry can't be read either.
-    """
+    state = _replayed(start, entries, placed)
+    last_lost = max((slot for slot, entry in entries.items() if entry is None), default=-1)
     deleted = tuple(
         record
         for record in state.commits.values()
-        if record.folder not in folders and max(doubtful, default=-1) > record.slot
+        if record.folder not in folders and last_lost > record.slot
     )
-    return without(state, [record.slot for record in deleted], state.tail), deleted
+    state = without(state, [record.slot for record in deleted], state.tail)
+    aside = dict(enumerate(rest, state.tail + 1))
+    quarantined = {slot: replace(save.record, slot=slot, quarantined=True) for slot, save in aside.items()}
+    return Rebuilt(
+        state=replace(state, tail=state.tail + len(rest), commits={**state.commits, **quarantined}),
+        found=tuple(record for record in state.live if record.slot in placed),
+        aside={slot: save.fault or _NO_SLOT for slot, save in aside.items()},
+        deleted=deleted,
+    )
 
 
-def _place_unproven(
-    saves: Collection[FoundSave], free: Sequence[int], end: int, *, adopt: str | None
-) -> dict[int, FoundSave]:
-    """Give each save the slot of an entry that may have been its commit, or one from `end` on if there are too few.
-
-    The save that is to be HEAD gets the last one.
-    """
-    left, places = [*free, *range(end, end + len(saves))], dict[int, FoundSave]()
-    for save in sorted(saves, key=lambda save: (save.folder != adopt, save.claim, save.step, save.folder)):
-        slots = [slot for slot in left if slot > save.claim]
-        lost = [slot for slot in slots if slot < end]
-        slot = max(lost) if lost and save.folder == adopt else slots[0]
-        places[slot] = save
-        left.remove(slot)
-    return places
+def _replayed(start: LogState, entries: Entries, placed: Mapping[int, FoundSave]) -> LogState:
+    state, exact = start, True
+    for slot in range(start.tail + 1, max([*entries, *placed, start.tail]) + 1):
+        entry = entries.get(slot)
+        exact = exact and entry is not None
+        if entry is None:
+            state = _lost(state, slot, placed.get(slot))
+        else:
+            state = apply(state, slot, entry) if exact else _past_damage(state, slot, entry)
+    return state
 
 
-def _check_adopted(places: Mapping[int, FoundSave], adopt: str, head: int, end: int) -> None:
-    """Check that the save `adopt` can have been committed after `head`, before `end`. Raises RefusedError."""
-    slot = next((slot for slot, save in places.items() if save.folder == adopt), None)
-    fault = None if slot is None else places[slot].fault
-    if slot is None or fault is not None:
-        choice = ", ".join(save.folder for save in places.values() if save.fault is None)
-        why = f": {fault}" if fault else ""
-        raise RefusedError(
-            f"{adopt} is none of the whole saves to choose from ({choice or 'there are none'}){why}"
-        )
-    if not head < slot < end:
-        raise RefusedError(
-            f"{adopt} can't have been committed after slot {head}, the latest commit: no later slot is unreadable"
-        )
+def _lost(state: LogState, slot: int, save: FoundSave | None) -> LogState:
+    """Pass over a slot that can't be read; the save that counts as its commit goes on from what came before."""
+    if save is None:
+        return replace(state, tail=slot)
+    parent, legacy = state.next_base
+    record = replace(save.record, slot=slot, parent=parent, legacy=legacy)
+    commits = {**state.commits, slot: record}
+    return replace(
+        state, tail=slot, claim=record.claim, head=slot, legacy=None, branching=False, commits=commits
+    )
 
 
-def _with_unproven(
-    state: LogState, unproven: Sequence[CommitRecord], adopted: CommitRecord | None
-) -> LogState:
-    commits = dict(state.commits)
-    for record in unproven:
-        commits[record.slot] = record if record is adopted else replace(record, quarantined=True)
-    state = replace(state, commits=dict(sorted(commits.items())))
-    return state if adopted is None else replace(state, head=adopted.slot, legacy=None)
+def _past_damage(state: LogState, slot: int, entry: Entry) -> LogState:
+    """Apply an entry to what is known of the state before it."""
+    state = replace(state, tail=slot - 1, claim=entry.claim, root=entry.after.root)
+    live = {record.slot for record in state.live}
+    body = entry.body
+    if isinstance(body, CommitEntry):
+        # What it goes on from was HEAD; if that isn't known, the nearest one is that is.
+        parent = body.parent if body.parent is None or body.parent in live else state.head
+        legacy = body.legacy if body.parent is None else state.legacy if parent is None else None
+        state = replace(state, head=parent, legacy=legacy, branching=False)
+        body = replace(body, parent=parent, legacy=legacy)
+    state = applied(state, slot, entry.claim, entry.nonce, _known_part(body, state, live))
+    head = entry.after.head
+    if head is None or (head in state.commits and not state.commits[head].quarantined):
+        state = replace(state, head=head)
+    return state
 
 
-def _doubts(
-    entries: Entries, doubtful: Collection[int], begins: Collection[int], unassigned: Collection[int]
-) -> tuple[str, ...]:
-    last = max((slot for slot, entry in enumerate(entries) if entry is not None), default=-1)
-    found = []
-    for slot in doubtful:
-        if slot in begins:
-            found.append(
-                f"slot {slot} was a claim of the root; its owner, and what it went on from, aren't known"
-            )
-        elif slot in unassigned:
-            found.append(f"slot {slot} was a commit; of which save, and when, isn't known")
-        elif slot > last:
-            found.append(f"slot {slot}: no later entry tells what it was, perhaps the latest commit")
-    return tuple(found)
+def _known_part(body: Body, state: LogState, live: Collection[int]) -> Body:
+    """Leave out what the entry says of commits that aren't known."""
+    nothing = VoidEntry(folder="", reason="")
+    match body:
+        case BeginEntry() if body.base is not None and body.base not in live:
+            return replace(body, base=state.head, legacy=state.legacy if state.head is None else None)
+        case DeleteEntry():
+            return DeleteEntry(commits=tuple(slot for slot in body.commits if slot in state.commits))
+        case QuarantineEntry() | RestoredEntry() if body.commit not in live:
+            return nothing
+        case _:
+            return body

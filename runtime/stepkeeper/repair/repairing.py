@@ -1,19 +1,19 @@
 """Plan the repair of a log, and carry it out: by appending, never by changing what is there."""
 
 import time
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+from stepkeeper.checkpoint.manifest import manifest_name
 from stepkeeper.errors import RefusedError
-from stepkeeper.log import Claim, Log
+from stepkeeper.log import BeginEntry, Claim, Log, LogState
 from stepkeeper.log.entries import lost_marker, new_nonce
 from stepkeeper.log.tail import slot_path
-from stepkeeper.repair.damage import ReadLog, read_log
-from stepkeeper.repair.evidence import find_start
-from stepkeeper.repair.rebuild import Rebuilt, rebuild, repair_body
-from stepkeeper.repair.saves import find_saves, sizes_by_folder
+from stepkeeper.repair.damage import DamagedLog
+from stepkeeper.repair.rebuild import Rebuilt, place_saves, rebuild
+from stepkeeper.repair.saves import claim_of, look_at
 from stepkeeper.storage import ObjectStat, Store
 from stepkeeper.storage.base import PROBE_PREFIX
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
@@ -26,25 +26,31 @@ QUIET_S: Final = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A log as it was read, and what is to stand for it."""
+    """The damage of a log, and what is to stand for it."""
 
-    log: ReadLog
+    faults: Mapping[int, str]
+    """What is wrong with each slot that a start needs and that can't be read."""
+
+    tail: int
+    """The greatest slot that is there; -1 if none is."""
+
     rebuilt: Rebuilt
+    marked: tuple[int, ...]
+    """The empty slots that are marked as lost."""
+
+    body: BeginEntry
+    unfinished: int
+    """The number of saves that no entry tells of and that hadn't come to their end."""
 
     @property
     def is_needed(self) -> bool:
-        """True if a start needs an entry that is damaged, or an empty slot stops it."""
-        return bool(self.log.gone) or self.rebuilt.is_needed
+        """True if a start needs an entry that can't be read, or an empty slot stops it."""
+        return bool(self.faults)
 
     @property
     def slot(self) -> int:
         """The slot that the repair is appended to."""
         return self.rebuilt.state.tail + 1
-
-    @property
-    def marked(self) -> tuple[int, ...]:
-        """The empty slots that are marked as lost."""
-        return (*self.log.gone, *self.rebuilt.reserved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,28 +67,49 @@ class Writing:
         return self.age_s is None or self.age_s < QUIET_S
 
 
-def plan_repair(store: Store, *, adopt: str | None = None, patience: Patience = DEFAULT_PATIENCE) -> Plan:
-    """Read the whole log, and the manifests of saves that it doesn't tell of, and plan a repair. Nothing is written.
+def plan_repair(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> Plan:
+    """Read the log from its newest index on, and the manifests of saves that it doesn't tell of. Nothing is written.
 
     Args:
         store: The root's store.
-        adopt: Folder of a save that isn't proven to have been committed, and that is to be the latest commit.
         patience: How long to retry while the store doesn't answer.
 
     Raises:
-        LogFormatError: A newer release has written an entry, or the entries contradict each other.
-        RefusedError: `adopt` can't be the latest commit.
+        LogFormatError: A newer release has written an entry.
         StorageError: The store gave no answer, or refused.
 
     """
-    log = read_log(store, patience)
-    folders = sizes_by_folder(patience.retry(lambda: store.list("")))
-    _, known = find_start(log.entries)
-    since = known.claim or 0
-    saves = (
-        find_saves(store, folders, named=log.folders, since=since, patience=patience) if log.faults else ()
+    log = DamagedLog(store, patience)
+    sizes = log.sizes
+    unknown = {folder for folder in sizes if claim_of(folder) >= (log.start.claim or 0)}
+    unknown -= {record.folder for record in log.start.commits.values()}
+    if log.faults and unknown:
+        unknown -= log.named_folders()
+    ended = {folder for folder in unknown if manifest_name(0) in sizes[folder]} if log.faults else set()
+    saves = [look_at(store, folder, sizes[folder], patience) for folder in sorted(ended)]
+    placed, rest = place_saves(saves, log.entries, log.claims, log.tail)
+    rebuilt = rebuild(log.start, log.entries, placed, rest, sizes)
+    added = range(log.tail + 1, rebuilt.state.tail + 1)
+    return Plan(
+        faults=log.faults,
+        tail=log.tail,
+        rebuilt=rebuilt,
+        marked=(*log.gone, *added),
+        body=_begin(rebuilt.state, {*log.faults, *added}, log.last_begin(rebuilt.state)),
+        unfinished=len(unknown) - len(ended),
     )
-    return Plan(log=log, rebuilt=rebuild(log.entries, saves, folders, adopt=adopt))
+
+
+def _begin(state: LogState, lost: Collection[int], last: BeginEntry | None) -> BeginEntry:
+    """Make the begin that repairs the log: it goes on from where the log had come to, for the same owner."""
+    anew = state.head is None and state.legacy is None and last is not None and last.scratch
+    return BeginEntry(
+        base=state.head,
+        legacy=None if state.head is not None else state.legacy,
+        scratch=anew or None,
+        owner=state.owner,
+        lost=tuple(sorted(lost)),
+    )
 
 
 def find_writing(store: Store, slot: int, *, probe: bool, patience: Patience = DEFAULT_PATIENCE) -> Writing:
@@ -144,8 +171,7 @@ def carry_out(
     for slot in plan.marked:
         if not patience.retry(partial(store.put_if_absent, slot_path(slot), lost_marker(nonce))):
             _check_marked(store, slot, lost_marker(nonce), patience)
-    body = repair_body(plan.rebuilt, plan.log.entries, host)
-    return log.repair(plan.rebuilt.state, body, nonce)
+    return log.repair(plan.rebuilt.state, replace(plan.body, host=host), nonce)
 
 
 def _check_marked(store: Store, slot: int, marker: bytes, patience: Patience) -> None:

@@ -1,7 +1,8 @@
-"""Find the saves in a root that no entry of its log tells of."""
+"""Find the saves in a root whose objects are whole, by their manifests."""
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from stepkeeper.checkpoint import read_manifests
@@ -9,14 +10,24 @@ from stepkeeper.checkpoint.manifest import Manifest, manifest_name
 from stepkeeper.errors import ManifestError, MissingObjectError, TornCheckpointError, TransientStorageError
 from stepkeeper.log import CommitRecord, ManifestRef
 from stepkeeper.log.reading import read_afresh
-from stepkeeper.repair.evidence import FoundSave
 from stepkeeper.storage import ObjectStat, Store
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.retry import Patience
 
-__all__ = ["find_saves", "sizes_by_folder"]
+__all__ = ["FoundSave", "claim_of", "look_at", "sizes_by_folder"]
 
 _OBJECT: Final = re.compile(r"((?:0|[1-9][0-9]*)/(?:0|[1-9][0-9]*)-[0-9a-f]{32})/([^/]+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundSave:
+    """A save that came to its end: rank 0's manifest, which is written last, is in its folder."""
+
+    record: CommitRecord
+    """What its commit says of it, but for the slot, the parent and the metrics."""
+
+    fault: str | None = None
+    """What isn't there as its manifests have it. None: all objects are there, and as long as they should be."""
 
 
 def sizes_by_folder(listed: Collection[ObjectStat]) -> dict[str, dict[str, int]]:
@@ -29,64 +40,40 @@ def sizes_by_folder(listed: Collection[ObjectStat]) -> dict[str, dict[str, int]]
     return found
 
 
-def find_saves(
-    store: Store,
-    folders: Mapping[str, Mapping[str, int]],
-    *,
-    named: Collection[str],
-    since: int,
-    patience: Patience,
-) -> tuple[FoundSave, ...]:
-    """Find the saves of the claims from `since` on that had come to their end and that no entry tells of.
+def claim_of(folder: str) -> int:
+    """Return the slot of the claim that a save's folder is of."""
+    return int(folder.partition("/")[2].partition("-")[0])
 
-    A save that has come to its end has rank 0's manifest, which is written last. Tensor files aren't read.
+
+def look_at(store: Store, folder: str, sizes: Mapping[str, int], patience: Patience) -> FoundSave:
+    """Compare the objects of a save that came to its end with its manifests. Tensor files aren't read.
 
     Args:
         store: The root's store.
-        folders: The objects of each folder.
-        named: The folders that entries tell of.
-        since: The first claim to look at.
+        folder: The save's folder.
+        sizes: The sizes of the objects in it.
         patience: How long to retry while the store doesn't answer.
 
     Raises:
         StorageError: The store gave no answer, or refused.
 
     """
-    first = manifest_name(0)
-    return tuple(
-        _look_at(store, folder, sizes, patience)
-        for folder, sizes in sorted(folders.items())
-        if first in sizes and folder not in named and _claim_of(folder) >= since
-    )
-
-
-def _claim_of(folder: str) -> int:
-    return int(folder.partition("/")[2].partition("-")[0])
-
-
-def _look_at(store: Store, folder: str, sizes: Mapping[str, int], patience: Patience) -> FoundSave:
     path = manifest_name(0)
     data = patience.retry(lambda: _read_alike(store, f"{folder}/{path}"))
-    ref = ManifestRef(path=path, size_bytes=len(data), crc32c=crc32c(data))
-    # The commit's own record isn't known: this one names the manifest as it is there now.
     record = CommitRecord(
         slot=0,
-        claim=_claim_of(folder),
+        claim=claim_of(folder),
         step=int(folder.partition("/")[0]),
         folder=folder,
-        size_bytes=0,
-        manifest=ref,
+        size_bytes=sum(sizes.values()),
+        # The commit's own record isn't known: this one names the manifest as it is there now.
+        manifest=ManifestRef(path=path, size_bytes=len(data), crc32c=crc32c(data)),
     )
-    fault, size_bytes = None, sum(sizes.values())
     try:
-        manifests = read_manifests(store, record, patience=patience)
-        size_bytes = len(data) + manifests[0].size_bytes + sum(m.size_bytes for m in manifests[1:])
-        fault = _find_fault(manifests, folder, sizes)
+        fault = _find_fault(read_manifests(store, record, patience=patience), folder, sizes)
     except (TornCheckpointError, ManifestError) as error:
         fault = str(error)
-    return FoundSave(
-        folder=folder, step=record.step, claim=record.claim, size_bytes=size_bytes, manifest=ref, fault=fault
-    )
+    return FoundSave(record=record, fault=fault)
 
 
 def _read_alike(store: Store, path: str) -> bytes:

@@ -125,6 +125,7 @@ class _Log:
         self.claims: dict[int, int] = {}
         self.deletions: list[tuple[int, int, int]] = []
         self.commits: dict[str, int] = {}
+        self.voided: dict[str, int] = {}
         self.bodies: dict[int, Mapping[str, Any]] = {}
         self.parents: dict[int, int | None] = {}
         self.gone: set[int] = set()
@@ -176,7 +177,10 @@ class _Log:
             raise ViolationError(f"slot {slot} goes on from commit {self.head}, which is gone")
 
     def repair(self, slot: int, entry: Any) -> None:
-        """The index stands for all entries before it: no save that was live is missing, and nothing else is live."""
+        """The index stands for all entries before it: no save that was live is missing from it.
+
+        A save is live that was, or that no entry which can be read has ended.
+        """
         self.repairs.add(slot)
         rows = {row[0]: row for row in entry["index"].get("commits", [])}
         condemned = {each for each, row in rows.items() if row[9:] and row[9].get("quarantined")}
@@ -186,16 +190,14 @@ class _Log:
             if self.bodies[each]["folder"] not in folders:
                 raise ViolationError(f"slot {slot} repairs the log without commit {each}")
         for each in set(rows) - condemned:
-            if self.commits.get(rows[each][3]) != each:
-                raise ViolationError(
-                    f"slot {slot} makes {rows[each][3]} live at {each}, and it was no commit there"
-                )
-            if each not in was_live and self.ended[each] not in self.lost:
-                raise ViolationError(
-                    f"slot {slot} makes commit {each} live, which slot {self.ended[each]} ended"
-                )
-        base = entry["begin"].get("base")
-        if slot - 1 not in self.lost and self.head in set(rows) - condemned and base != self.head:
+            self.check_revived(slot, each, rows[each][3], was_live)
+        base, head = entry["begin"].get("base"), self.head
+        known = (
+            head is not None
+            and head in set(rows) - condemned
+            and rows[head][3] == self.bodies[head]["folder"]
+        )
+        if slot - 1 not in self.lost and known and base != head:
             raise ViolationError(f"slot {slot} repairs the log and moves HEAD from {self.head} to {base}")
         kept = {self.bodies[each]["folder"] for each in was_live | self.quarantined}
         self.doubtful = {each for each, row in rows.items() if row[3] not in kept}
@@ -210,6 +212,22 @@ class _Log:
             self.claims[each], self.parents[each] = claim, parent
         self.quarantined = condemned
         self.gone = (set(self.bodies) - set(rows)) | condemned
+
+    def check_revived(self, slot: int, at: int, folder: str, was_live: Collection[int]) -> None:
+        """Check that the repair in `slot` may make this save live as the commit `at`."""
+        known = self.commits.get(folder)
+        if known is None:
+            if self.voided.get(folder, slot) not in {*self.lost, slot}:
+                raise ViolationError(
+                    f"slot {slot} makes {folder} live, which slot {self.voided[folder]} gave up"
+                )
+            return
+        if known in self.lost:
+            return
+        if known != at:
+            raise ViolationError(f"slot {slot} makes {folder} live at {at}, and it was committed at {known}")
+        if known not in was_live and self.ended[known] not in self.lost:
+            raise ViolationError(f"slot {slot} makes commit {at} live, which slot {self.ended[known]} ended")
 
     def commit(self, slot: int, entry: Any) -> None:
         body = entry["commit"]
@@ -259,6 +277,7 @@ class _Log:
     def void(self, slot: int, entry: Any) -> None:
         if entry["void"]["folder"] in self.commits:
             raise ViolationError(f"slot {slot} voids {entry['void']['folder']}, which is committed")
+        self.voided[entry["void"]["folder"]] = slot
 
     def line(self) -> list[int]:
         found, slot = [], self.head

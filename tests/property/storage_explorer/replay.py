@@ -342,8 +342,7 @@ def shipped_code(index_every: int) -> Iterator[int]:
         mock.patch("stepkeeper.repair.damage.ThreadPoolExecutor", _InlineExecutor),
         mock.patch("stepkeeper.companion.session.open_store", own_root),
         mock.patch("stepkeeper.checkpoint.writing.ThreadPoolExecutor", _InlineExecutor),
-        mock.patch("stepkeeper.log.indexes._INTERVAL", index_every),
-        mock.patch("stepkeeper.log.indexes._RADIX", 2),
+        mock.patch("stepkeeper.log.replay._INTERVAL", index_every),
         mock.patch("stepkeeper.retention.leases.LEASE_S", 0.0),
         # Pure, and asked the same in every run.
         mock.patch.object(Entry, "from_json", lru_cache(maxsize=None)(Entry.from_json)),

@@ -2,14 +2,13 @@
 
 import secrets
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from typing import Final
 
 import pytest
 
 from stepkeeper.checkpoint import finish_checkpoint
 from stepkeeper.errors import FencedError
-from stepkeeper.log import CommitRecord, Log, LogState
+from stepkeeper.log import Log, LogState
 from stepkeeper.log.tail import slot_path
 from stepkeeper.repair.repairing import Plan, carry_out, plan_repair
 from stepkeeper.retention.garbage import gc
@@ -67,23 +66,15 @@ def remove(root: SmallRoot, slot: int) -> None:
             root.change(path, None)
 
 
-def copy_before(root: SmallRoot, slot: int) -> SmallRoot:
-    """Copy a root as it was before the entry in `slot` was appended."""
-    again = SmallRoot(f"memory://{secrets.token_hex(8)}")
-    for path, data in root.contents().items():
-        again.change(path, None if path == slot_path(slot) else data)
-    return again
-
-
-def planned(store: Store, adopt: str | None = None) -> Plan:
+def planned(store: Store) -> Plan:
     """Plan a repair."""
-    return plan_repair(store, adopt=adopt, patience=IMPATIENT)
+    return plan_repair(store, patience=IMPATIENT)
 
 
-def repaired(root: SmallRoot, adopt: str | None = None) -> LogState:
+def repaired(root: SmallRoot) -> LogState:
     """Repair the log, check that it only grew, and open it as a start does."""
     before = root.contents()
-    plan = planned(root.store, adopt)
+    plan = planned(root.store)
     assert root.contents() == before
     assert plan.is_needed
     carry_out(root.store, Log(root.store, patience=IMPATIENT), plan, "a test", patience=IMPATIENT)
@@ -115,8 +106,3 @@ def is_stale(root: SmallRoot) -> None:
         root.save(80)
     with pytest.raises(FencedError):
         Log(root.store, patience=IMPATIENT).resume(root.claim)
-
-
-def unlike(record: CommitRecord) -> CommitRecord:
-    """Leave out what the repair of another entry may change."""
-    return replace(record, parent=None, quarantined=False)

@@ -1,13 +1,12 @@
-"""Indexes as rows: what is encoded is decoded as it was, by column, and what is no row is refused."""
+"""Indexes as rows: what is encoded is decoded as it was, and what is no row is refused."""
 
-import gc
 from typing import Any
 
 import pytest
 
 from stepkeeper.contract.wire import ContractError
-from stepkeeper.log import BeginEntry, CommitRecord, Entry, ManifestRef
-from stepkeeper.log.records import ForeignBase, Index, StateAfter
+from stepkeeper.log import CommitRecord, ManifestRef
+from stepkeeper.log.records import ForeignBase, Index
 from stepkeeper.log.rows import decode_index, encode_index
 
 ROW: list[Any] = [3, 0, 30, "30/0-a", 5, "manifest.0.json", 4, 7, 2]
@@ -58,17 +57,3 @@ def test_what_is_no_row_is_refused(place: int, value: object) -> None:
 def test_a_row_of_another_width_is_refused(row: object) -> None:
     with pytest.raises(ContractError):
         decode_index({"commits": [ROW, row]})
-
-
-@pytest.mark.parametrize("on", [True, False])
-def test_a_large_entry_leaves_the_collection_of_garbage_as_it_was(on: bool) -> None:
-    index = Index(commits=tuple(record(slot) for slot in range(1, 20_000)))
-    after = StateAfter(root="r", claim=0, index=0, head=19_999)
-    entry = Entry(claim=0, nonce="r", body=BeginEntry(base=19_999), after=after, index=index)
-    was = gc.isenabled()
-    try:
-        (gc.enable if on else gc.disable)()
-        assert Entry.from_json(entry.to_json(), "here") == entry
-        assert gc.isenabled() is on
-    finally:
-        (gc.enable if was else gc.disable)()

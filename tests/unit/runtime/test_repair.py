@@ -1,4 +1,4 @@
-"""Repairing a log: what is proven stays, what isn't is kept apart, and the old entries stay as they are."""
+"""Repairing a log: what it says up to the damage stays, and a save without an entry counts if it is whole."""
 
 import secrets
 from dataclasses import replace
@@ -7,19 +7,18 @@ import pytest
 from store_parts.damaged_root import (
     DAMAGES,
     IMPATIENT,
-    copy_before,
     damage,
     goes_on,
     is_stale,
     planned,
+    remove,
     repaired,
     save_whole,
     two_starts,
-    unlike,
 )
 
-from stepkeeper.errors import DamagedEntryError, LogFormatError, LogGapError, RestoreError
-from stepkeeper.log import ForeignBase, Log
+from stepkeeper.errors import DamagedEntryError, LogFormatError, LogGapError
+from stepkeeper.log import ForeignBase, Log, LogState
 from stepkeeper.log.tail import slot_path
 from stepkeeper.testing.checkpoints import SmallRoot, save_small
 from stepkeeper.testing.pod import pod_identity
@@ -30,10 +29,17 @@ def root() -> SmallRoot:
     return two_starts()
 
 
+def live_steps(state: LogState) -> list[int]:
+    return [record.step for record in state.live]
+
+
 @pytest.mark.parametrize("how", DAMAGES)
-def test_a_commit_in_the_middle_is_proven_by_the_next_and_its_manifests(root: SmallRoot, how: str) -> None:
+@pytest.mark.parametrize("slot", [4, 5])
+def test_a_commit_without_its_entry_stays_one_by_its_manifests(root: SmallRoot, slot: int, how: str) -> None:
     truth = root.log.state
-    damage(root, [4], how)
+    if slot == 5:
+        how = "cut" if how == "gone" else how  # without it nothing shows that it was there
+    damage(root, [slot], how)
     with pytest.raises(
         LogGapError if how == "gone" else DamagedEntryError, match="stepkeeper repair memory://"
     ):
@@ -44,73 +50,17 @@ def test_a_commit_in_the_middle_is_proven_by_the_next_and_its_manifests(root: Sm
     goes_on(root, state)
 
 
-@pytest.mark.parametrize("how", ["flipped", "cut", "empty"])
-def test_the_newest_commit_is_not_proven_and_kept_apart(root: SmallRoot, how: str) -> None:
-    truth = root.log.state
-    damage(root, [5], how)
-    state = repaired(root)
-    assert (state.head, [each.slot for each in state.live]) == (4, [1, 2, 4])
-    assert state.commits[5] == replace(truth.commits[5], parent=4, quarantined=True)
-    is_stale(root)
-    goes_on(root, state)
-
-
-def test_the_newest_commit_is_latest_if_a_person_says_so(root: SmallRoot) -> None:
-    truth = root.log.state
-    damage(root, [5])
-    state = repaired(root, truth.commits[5].folder)
-    assert (state.commits, state.head) == (truth.commits, 5)
-    is_stale(root)
-    goes_on(root, state)
-
-
-def test_a_save_that_was_never_committed_is_told_from_the_one_that_may_have_been(root: SmallRoot) -> None:
-    """Steps 30 and 40 are committed, 50 was given up by the entry that can't be read."""
-    folder = save_whole(root, 50)
-    root.log.void(root.claim, "given up", folder)
-    damage(root, [6])
-    state = repaired(root)
-    assert (state.head, state.commits[6].folder, state.commits[6].quarantined) == (5, folder, True)
-
-
-def test_of_two_saves_for_one_slot_neither_is_proven_and_both_are_kept(root: SmallRoot) -> None:
-    truth = root.log.state
-    stray = save_whole(root, 35)
-    damage(root, [4])
-    state = repaired(root)
-    assert (state.tail, state.head, state.commits[5].parent) == (7, 5, 2)
-    kept = {each.folder for each in state.commits.values() if each.quarantined}
-    assert kept == {truth.commits[4].folder, stray}
-    with pytest.raises(DamagedEntryError, match="marked as lost"):
-        Log(root.store, patience=IMPATIENT).entry(6)
-    is_stale(root)
-    goes_on(root, state)
-
-
-def test_a_save_that_had_not_come_to_its_end_is_garbage(root: SmallRoot) -> None:
-    stray = root.give_up(35)
-    damage(root, [4])
-    state = repaired(root)
-    assert state.commits == root.log.state.commits
-    goes_on(root, state)
-    assert not any(path.startswith(stray) for path in root.contents())
-
-
-def test_two_saves_for_two_slots_are_both_kept_apart(root: SmallRoot) -> None:
+def test_several_commits_without_entries_go_to_their_slots_in_order(root: SmallRoot) -> None:
     root.save(50)
     truth = root.log.state
-    damage(root, [4, 5])
+    damage(root, [4, 5, 6])
     state = repaired(root)
-    assert (state.head, [each.slot for each in state.live]) == (6, [1, 2, 6])
-    assert state.commits[6].parent == 2
-    assert {unlike(each) for each in state.commits.values()} == {
-        unlike(each) for each in truth.commits.values()
-    }
+    assert (state.commits, state.head) == (truth.commits, truth.head)
     goes_on(root, state)
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_a_begin_is_proven_by_the_entries_after_it_but_for_its_owner(root: SmallRoot, how: str) -> None:
+def test_a_begin_loses_its_owner_and_no_more(root: SmallRoot, how: str) -> None:
     truth = root.log.state
     damage(root, [3], how)
     state = repaired(root)
@@ -121,7 +71,7 @@ def test_a_begin_is_proven_by_the_entries_after_it_but_for_its_owner(root: Small
     goes_on(root, state)
 
 
-def test_a_begin_that_went_back_is_proven_by_the_commit_after_it(root: SmallRoot) -> None:
+def test_a_begin_that_went_back_is_known_by_the_commit_after_it(root: SmallRoot) -> None:
     root.begin(2, base=2)
     root.save(21)
     truth = root.log.state
@@ -131,52 +81,139 @@ def test_a_begin_that_went_back_is_proven_by_the_commit_after_it(root: SmallRoot
     assert (state.commits, state.head) == (truth.commits, truth.head)
 
 
-def test_a_begin_as_the_newest_entry_loses_what_it_said(root: SmallRoot) -> None:
+@pytest.mark.parametrize("slots", [[7], [8], [7, 8], [9]])
+def test_a_branch_is_apart_from_the_line_before(root: SmallRoot, slots: list[int]) -> None:
+    """Its slots: 6 begin, 7 begins a branch, 8 and 9 steps 1 and 2."""
+    root.begin(2)
+    root.claim = root.log.begin(pod_identity(restart_attempt=2), branch=True, after=root.claim)
+    root.save(1)
+    root.save(2)
     truth = root.log.state
-    root.begin(2, base=2)
-    damage(root, [6])
-    assert planned(root.store).rebuilt.doubts == (
-        "slot 6: no later entry tells what it was, perhaps the latest commit",
-    )
+    damage(root, slots)
     state = repaired(root)
-    assert (state.commits, state.head) == (truth.commits, truth.head)
-    is_stale(root)
+    assert live_steps(state) == [10, 20, 30, 40, 1, 2]
+    assert state.head == truth.head
+    assert state.line[0].step == 2
     goes_on(root, state)
 
 
-def test_the_claim_of_a_save_shows_that_a_begin_is_lost(root: SmallRoot) -> None:
-    """Both the begin and the commit after it can't be read: the folder's name has the claim."""
-    root.begin(2)
-    record = root.save(50)
-    damage(root, [6, 7])
+def test_a_save_that_had_not_come_to_its_end_is_garbage(root: SmallRoot) -> None:
+    stray = root.give_up(35)
+    damage(root, [4])
+    assert planned(root.store).unfinished == 1
     state = repaired(root)
-    assert (state.head, state.commits[7].folder, state.commits[7].quarantined) == (5, record.folder, True)
+    assert state.commits == root.log.state.commits
+    goes_on(root, state)
+    assert not any(path.startswith(stray) for path in root.contents())
+
+
+def test_a_save_that_the_log_gave_up_is_no_commit(root: SmallRoot) -> None:
+    root.log.void(root.claim, "given up", save_whole(root, 35))
+    truth = root.log.state
+    damage(root, [5])
+    assert repaired(root).commits == truth.commits
+
+
+@pytest.mark.parametrize("index", [3, 5, 17])
+def test_a_save_that_an_entry_below_the_newest_index_gave_up_is_no_commit(
+    root: SmallRoot, index: int
+) -> None:
+    root.log.void(root.claim, "given up", save_whole(root, 35))
+    while root.log.state.tail < index + 3:
+        root.save(50 + root.log.state.tail)
+    truth = root.log.state
+    damage(root, [truth.tail - 1])
+    assert repaired(root).commits == truth.commits
+
+
+def test_of_two_saves_for_one_slot_the_later_one_is_kept_aside(root: SmallRoot) -> None:
+    truth = root.log.state
+    stray = save_whole(root, 35)
+    damage(root, [4])
+    state = repaired(root)
+    assert (state.head, state.commits[4]) == (5, truth.commits[4])
+    assert {each.folder for each in state.commits.values() if each.quarantined} == {stray}
+    with pytest.raises(DamagedEntryError, match="marked as lost"):
+        Log(root.store, patience=IMPATIENT).entry(6)
     is_stale(root)
+    goes_on(root, state)
+    assert any(path.startswith(stray) for path in root.contents())
+
+
+def test_a_save_that_is_not_whole_is_kept_aside(root: SmallRoot) -> None:
+    record = root.log.state.commits[4]
+    root.change(f"{record.folder}/__0_0.distcp", b"")
+    damage(root, [4])
+    assert [*planned(root.store).rebuilt.aside.values()] == ["__0_0.distcp has 0 bytes, not 931"]
+    state = repaired(root)
+    assert (live_steps(state), state.head, state.commits[5].parent) == ([10, 20, 40], 5, 2)
+    assert state.commits[6].folder == record.folder
+    assert state.commits[6].quarantined
+    goes_on(root, state)
+
+
+def test_a_save_of_a_claim_whose_entries_can_all_be_read_was_never_committed(root: SmallRoot) -> None:
+    stray = save_whole(root, 45)
+    root.begin(2)
+    root.save(50)
+    root.save(60)
+    truth = root.log.state
+    damage(root, [7])
+    state = repaired(root)
+    assert (state.commits, state.head) == (truth.commits, truth.head)
+    goes_on(root, state)
+    assert not any(path.startswith(stray) for path in root.contents())
+
+
+def test_a_lost_deletion_is_seen_by_the_data_that_is_gone(root: SmallRoot) -> None:
+    remove(root, 1)
+    damage(root, [6])
+    state = repaired(root)
+    assert [each.slot for each in state.live] == [2, 4, 5]
+    assert state.commits[2].parent is None
+    goes_on(root, state)
+
+
+def test_what_a_readable_entry_deleted_is_not_brought_back(root: SmallRoot) -> None:
+    """Its own entry can't be read, and its data is there still."""
+    root.save(50)
+    root.log.delete(root.claim, lambda state: [4])
+    damage(root, [4])
+    state = repaired(root)
+    assert (state.head, live_steps(state)) == (6, [10, 20, 40, 50])
+    goes_on(root, state)
+
+
+def test_what_a_readable_entry_condemned_stays_condemned(root: SmallRoot) -> None:
+    root.log.quarantine(root.claim, 5, "read bad")
+    damage(root, [4])
+    state = repaired(root)
+    assert (state.head, live_steps(state)) == (4, [10, 20, 30])
+    assert state.commits[5].quarantined
 
 
 @pytest.mark.parametrize("how", DAMAGES)
 def test_an_index_inside_a_claim_is_rebuilt(root: SmallRoot, how: str) -> None:
-    for number in range(10):
-        root.log.void(root.claim, "nothing to save", f"{number}/3-{number:032x}")
+    while root.log.state.tail < 18:
+        root.log.void(root.claim, "nothing to save", f"{root.log.state.tail}/3-{'a' * 32}")
     record = root.save(50)
     root.log.mark_restored(root.claim, record.slot)
     truth = root.log.state
-    assert truth.index == record.slot == 16
-    damage(root, [16], how)
+    assert truth.index == record.slot == 19
+    damage(root, [19], how)
     state = repaired(root)
     assert (state.commits, state.head, state.owner) == (truth.commits, truth.head, truth.owner)
     goes_on(root, state)
 
 
-def test_an_index_far_below_the_newest_is_not_needed(root: SmallRoot) -> None:
+def test_what_is_below_the_newest_index_is_not_needed(root: SmallRoot) -> None:
     damage(root, [0, 1])
     assert Log(root.store, patience=IMPATIENT).open() == root.log.state
-    plan = planned(root.store)
-    assert (plan.is_needed, sorted(plan.log.faults)) == (False, [0, 1])
+    assert not planned(root.store).is_needed
     root.save(50)
 
 
-def test_a_gap_below_the_newest_index_is_marked_and_nothing_is_in_doubt(root: SmallRoot) -> None:
+def test_a_gap_below_the_newest_index_is_marked(root: SmallRoot) -> None:
     truth = root.log.state
     damage(root, [0, 1], "gone")
     state = repaired(root)
@@ -189,51 +226,39 @@ def test_a_gap_below_the_newest_index_is_marked_and_nothing_is_in_doubt(root: Sm
     goes_on(root, state)
 
 
-@pytest.mark.parametrize("how", DAMAGES)
-def test_the_first_entry_of_a_log_without_another_index(how: str) -> None:
-    root = SmallRoot(f"memory://{secrets.token_hex(8)}")
-    root.begin()
-    root.save(10)
-    root.save(20)
-    root.log.mark_restored(root.claim, 1)
+@pytest.mark.parametrize("how", [*DAMAGES, "gone, all"])
+def test_of_a_log_without_an_entry_all_whole_saves_are_commits(root: SmallRoot, how: str) -> None:
     truth = root.log.state
-    damage(root, [0], how)
+    damage(root, range(5 if how == "gone" else 6), how.removesuffix(", all"))
+    if how == "gone, all":
+        # The claims of the saves show how far the log went at least.
+        assert planned(root.store).tail == -1
     state = repaired(root)
-    assert (state.commits, state.head, state.root) == (truth.commits, truth.head, truth.root)
-    assert state.owner is None
+    assert live_steps(state) == [10, 20, 30, 40]
+    assert [record.step for record in state.line] == [40, 30, 20, 10]
+    assert {record.folder for record in state.live} == {record.folder for record in truth.live}
     is_stale(root)
     goes_on(root, state)
 
 
-def test_a_log_of_which_nothing_can_be_read(root: SmallRoot) -> None:
-    damage(root, range(6), "empty")
-    newest = root.log.state.commits[5].folder
+def test_a_log_whose_end_is_gone_goes_on_from_the_saves_of_its_last_claim(root: SmallRoot) -> None:
+    damage(root, range(2, 6), "gone")
+    assert Log(root.store).open().head == 1, "nothing else shows it"
     state = repaired(root)
-    assert (state.head, state.live, len(state.commits)) == (None, (), 4)
-    assert state.root != root.log.state.root
-    with pytest.raises(RestoreError, match="no latest one"):
-        Log(root.store, patience=IMPATIENT).begin()
-    # A person knows which is the latest: it is chosen by damaging nothing more than is damaged already.
-    again = copy_before(root, 6)
-    state = repaired(again, newest)
-    assert state.latest is not None
-    assert state.latest.folder == newest
-    goes_on(again, state)
+    assert [record.step for record in state.line] == [40, 30, 20, 10]
+    goes_on(root, state)
 
 
-def test_several_at_once_and_a_repair_of_the_repair(root: SmallRoot) -> None:
-    truth = root.log.state
+def test_a_repair_of_the_repair(root: SmallRoot) -> None:
     damage(root, [3, 4], "empty")
-    state = repaired(root)
-    assert (state.commits.keys(), state.head) == (truth.commits.keys(), 5)
+    repaired(root)
     root.claim = Log(root.store).begin(pod_identity(restart_attempt=2))
     root.log.open()
     root.save(50)
     damage(root, [6, 7])
-    again = repaired(root)
-    assert again.head == 8
-    assert {unlike(each) for each in again.live} >= {unlike(truth.commits[slot]) for slot in (1, 2, 5)}
-    goes_on(root, again)
+    state = repaired(root)
+    assert (live_steps(state), state.head) == ([10, 20, 30, 40, 50], 8)
+    goes_on(root, state)
 
 
 def test_a_base_of_another_writer_stays_what_latest_means() -> None:
@@ -248,8 +273,16 @@ def test_a_base_of_another_writer_stays_what_latest_means() -> None:
     assert state.commits[1].legacy == base
 
 
+def test_a_start_from_scratch_that_saved_nothing_yet_stays_one(root: SmallRoot) -> None:
+    root.claim = root.log.begin(pod_identity(restart_attempt=2), scratch=True)
+    root.log.void(root.claim, "given up", f"1/6-{'a' * 32}")
+    damage(root, [7])
+    assert repaired(root).head is None
+    assert Log(root.store).begin(pod_identity(restart_attempt=3)).slot == 9
+
+
 def test_a_log_of_a_newer_release_is_left_alone(root: SmallRoot) -> None:
     damage(root, [4])
-    root.change(slot_path(5), b'{"format":3}')
-    with pytest.raises(LogFormatError, match="has format 3"):
+    root.change(slot_path(5), b'{"format":4}')
+    with pytest.raises(LogFormatError, match="has format 4"):
         planned(root.store)
