@@ -89,7 +89,9 @@ def test_without_yes_it_only_tells(run: Run, root: SmallRoot) -> None:
     assert lines[2] == "found     step 30 (sequence 4), whole by its manifests: it counts as a commit"
     assert lines[3].startswith(f"aside     step 20 (sequence 5) in {stray}, 2 B: ")
     assert lines[3].endswith("; quarantined, so that its data stays")
-    assert lines[4] == "lost      1 save without rank 0's manifest: the next start deletes what is there of it"
+    assert (
+        lines[4] == "lost      1 save without rank 0's manifest: the next start deletes what is there of it"
+    )
     assert lines[5] == "latest    step 30 (sequence 4)"
     assert lines[6].startswith("would     mark slots 5 as lost, and append slot 6, a claim of the root")
     assert "stop the job and say --yes --force" in result.stderr
