@@ -1,7 +1,7 @@
 """Run mutmut over the pure cores: `python tests/runs/mutants.py [--whole] [CORE…]`.
 
-A mutant is a core with one small change, which the core's unit tests should notice. The rates of those that were noticed
-are written into benchmarks/results/mutants.json. Fails if a rate is below its core's floor.
+A mutant is a core with one small change, which the unit tests of the core should notice. The share that was noticed is
+written into benchmarks/results/mutants.json. Fails if a rate is below its core's floor.
 """
 
 import argparse
@@ -56,7 +56,10 @@ CORES: Final = {
     ),
     "agreement": Core(
         modules=("src/stepkeeper/coordination/agreement_rules.py",),
-        tests=("tests/unit/runtime_process/test_step_agreement.py", "tests/property/test_step_agreement_model.py"),
+        tests=(
+            "tests/unit/runtime_process/test_step_agreement.py",
+            "tests/property/test_step_agreement_model.py",
+        ),
         floor=0,
     ),
     "decide": Core(
@@ -86,7 +89,15 @@ def prepare(core: Core, folder: Path) -> None:
     settings = {
         "source_paths": ["src"],
         "only_mutate": list(core.modules),
-        "pytest_add_cli_args": ["-p", "no:cacheprovider", "-m", "gate", *(f"--ignore={path}" for path in core.without)],
+        "track_dependencies": False,
+        "timeout_multiplier": 5.0,
+        "pytest_add_cli_args": [
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "gate",
+            *(f"--ignore={path}" for path in core.without),
+        ],
         "pytest_add_cli_args_test_selection": [str(path.relative_to(ROOT)) for path in found],
     }
     table = "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())

@@ -1,4 +1,4 @@
-"""Test that each mechanism that sabotage takes out is there, and so is the test that must notice."""
+"""Test that what sabotage and mutants change is there, and so are the tests that must notice."""
 
 import ast
 from importlib import import_module
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from mechanisms import MECHANISMS
+from mutants import CORES, PACKAGES, Core
 
 ROOT = Path(__file__).parents[3]
 
@@ -26,3 +27,12 @@ def test_a_symbol_that_is_gone_is_no_mechanism() -> None:
     mechanism = MECHANISMS["fence"]
     with pytest.raises(AttributeError, match="check_claim is gone"):
         mechanism.find_owner(import_module("stepkeeper.log.reading"))
+
+
+@pytest.mark.parametrize("core", CORES.values(), ids=CORES)
+def test_each_pattern_of_a_core_finds_something(core: Core) -> None:
+    sources = [Path(package).parent for package in PACKAGES]
+    for pattern in core.modules:
+        assert any(list((ROOT / source).glob(pattern.removeprefix("src/"))) for source in sources), pattern
+    for pattern in (*core.tests, *core.without):
+        assert list(ROOT.glob(pattern)), pattern
