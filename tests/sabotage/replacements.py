@@ -8,6 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from typing_extensions import override
+
 
 def answer(value: object) -> Callable[[Any], Any]:
     """Do nothing, and return `value`."""
@@ -23,9 +25,11 @@ class Alike(int):
 
     __hash__ = int.__hash__
 
+    @override
     def __eq__(self, _: object) -> bool:
         return True
 
+    @override
     def __ne__(self, _: object) -> bool:
         return False
 
@@ -35,6 +39,7 @@ class Alike(int):
 
 def without_fsync(real: ModuleType) -> Any:
     class Os(ModuleType):
+        @override
         def __getattr__(self, name: str) -> Any:
             return (lambda _: None) if name == "fsync" else getattr(real, name)
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from types import ModuleType
 
 from mechanisms import MECHANISMS, Mechanism
+from typing_extensions import override
 
 
 class Saboteur(MetaPathFinder):
     def __init__(self, mechanism: Mechanism, log: Path) -> None:
-        """Take `mechanism` out, and note that in `log`."""
-        self._mechanism = mechanism
-        self._log = log
+        self._mechanism, self._log = mechanism, log
 
+    @override
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:

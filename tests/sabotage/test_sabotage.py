@@ -19,18 +19,9 @@ _OWN_MISTAKE: Final = re.compile(r"(?:mechanisms|replacements)\.py:\d+: (?:Type|
 
 def run(test: str, **env: str) -> "subprocess.CompletedProcess[str]":
     path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+    options = f"-q -x -p no:cacheprovider --timeout={_TIMEOUT_S}".split()
     return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-p",
-            "no:cacheprovider",
-            f"--timeout={_TIMEOUT_S}",
-            test,
-        ],
+        [sys.executable, "-m", "pytest", *options, test],
         cwd=HERE.parents[1],
         env=os.environ | {"PYTHONPATH": path} | env,
         capture_output=True,
