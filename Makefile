@@ -79,7 +79,7 @@ test-e2e: build ## Run the tests on real clusters and on a Cloud Storage emulato
 	$(BIN)/python tests/runs/side_by_side.py $(ARGS)
 
 .PHONY: test-all
-test-all: build $(NEWEST_STAMP) ## Run all tests: more random cases, the exhaustive ones, the newest torch (root; some hours on 2 cores)
+test-all: build $(NEWEST_STAMP) ## Run all tests: more random cases, the exhaustive ones, sabotage, the newest torch (root; some hours on 2 cores)
 	@trap 'exit 130' INT; code=0; \
 	$(BIN)/python -m pytest $(WORKERS) -m "(gate or full) and not cluster" --hypothesis-profile=thorough \
 		--junitxml=$(RESULTS)/full.xml $(ARGS) || code=1; \
@@ -94,6 +94,10 @@ test-newest: build $(NEWEST_STAMP) ## Run the library's tests on the newest torc
 .PHONY: smoke-newest
 smoke-newest: $(NEWEST_STAMP) ## Save and restore on the newest torch
 	$(NEWEST)/bin/python -m pytest --junitxml=$(RESULTS)/newest.xml $(NEWEST_SMOKES) $(ARGS)
+
+.PHONY: mutants
+mutants: setup ## Change the pure cores in small ways, and count what their unit tests notice (ARGS="log"; 20 minutes on 2 cores)
+	$(BIN)/python tests/runs/mutants.py $(ARGS)
 
 .PHONY: bench
 bench: build ## Run the benchmarks, and write their figures into benchmarks/results/

@@ -23,6 +23,7 @@ TIERS = {
     "property": "gate",
     "integration": "full",
     "e2e": "e2e",
+    "sabotage": "full",
 }
 """Where the tests of a folder belong, unless a mark says otherwise."""
 

@@ -196,9 +196,11 @@ def test_a_restored_commit_is_marked_verified_and_head_stays(log: Log, commit: C
 
 
 def test_an_older_start_of_the_same_job_is_fenced(log: Log) -> None:
-    log.begin(identity(ordinal=(1, 3)))
+    log.begin(identity(ordinal=(1, 3)), host="node-a")
     for older in ((1, 2), (0, 9)):
-        with pytest.raises(FencedError, match=r"start \[1, 3\] of team/llm has claimed this root"):
+        with pytest.raises(
+            FencedError, match=r"start \[1, 3\] of team/llm on host node-a has claimed this root"
+        ):
             log.begin(identity(ordinal=older))
     log.begin(identity(ordinal=(1, 3)))
     log.begin(identity(uid="u2", ordinal=(0, 0)))
