@@ -158,11 +158,18 @@ class ManagerParts:
         Ranks: all ranks call this.
 
         """
-        self.saver.state_watch.note_start(target)
-        if not self.saver.state_watch.has_start:
+        try:
+            flat = target.flat
+        except Exception as error:  # the training can continue; the next restore would raise it
+            if self.rank_group.rank == 0:
+                _log.warning(
+                    "the state can't be read before the first step, and the restore of a next start would fail there: "
+                    "%r",
+                    error,
+                )
             return
         try:
-            self.saver.prepare(target.flat.tree)
+            self.saver.prepare(flat)
         except (UnsupportedValueError, ValueError) as error:
             if isinstance(error, UnsupportedValueError) and not is_restored:
                 raise

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from typing_extensions import override
 
-from stepkeeper import CheckpointManager, PerRank, Whole
+from stepkeeper import CheckpointManager, PerRank, Whole, prime_optimizer
 from stepkeeper_planners.errors import UnsupportedValueError
 
 Given = Callable[["Recorder"], Any]
@@ -150,6 +151,48 @@ def test_a_restore_takes_what_could_not_be_saved_before_it(tmp_path: Path, place
         assert manager.restore_latest(state)
         assert state["value"] in ({"loss": 1.0}, 5)
         assert manager.save(2, state)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("primed", [False, True])
+def test_an_optimizer_that_was_not_primed_is_warned_of_at_the_first_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, primed: bool
+) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    state: dict[str, Any] = {"w": weight, "log": [], "optimizer": torch.optim.AdamW([weight])}
+    if primed:
+        prime_optimizer(state["optimizer"])
+    with open_manager(tmp_path) as manager:
+        manager.restore_latest(state)
+        for step in (1, 2):
+            torch.autograd.backward(weight.sum())
+            state["optimizer"].step()
+            state["log"].append({"step": step})
+            manager.step(step, state)
+    warnings = [
+        each for each in caplog.messages if "prime_optimizer(optimizer) before restore_latest" in each
+    ]
+    assert [each.startswith("step 1 is saved") for each in warnings] == ([] if primed else [True])
+
+
+def test_a_state_that_cannot_be_read_at_the_start_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Late(Recorder):
+        ready = False
+
+        @override
+        def state_dict(self) -> dict[str, Any]:
+            if not self.ready:
+                raise RuntimeError("no iterator yet")
+            return super().state_dict()
+
+    late = Late()
+    with open_manager(tmp_path) as manager:
+        assert manager.restore_latest({"loader": late}) is None
+        assert "no iterator yet" in caplog.text
+        late.ready = True
+        assert manager.save(1, {"loader": late})
 
 
 def test_an_optimizer_that_a_partial_restore_leaves_unprimed_is_warned_of(

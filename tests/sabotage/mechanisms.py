@@ -321,9 +321,9 @@ MECHANISMS: Final = {
     ),
     "standstill of a rank": Mechanism(
         without="Ranks wait for one that stands still.",
-        symbol="stepkeeper.coordination.signs_of_life:Stillness.is_over_limit",
+        symbol="stepkeeper.coordination.store_rank_group:StoreRankGroup._is_still",
         instead=answer(value=False),
-        test="tests/unit/runtime_process/test_signs_of_life.py::test_a_rank_that_stands_still_in_a_save_is_missed_soon",
+        test="tests/unit/runtime_process/test_heartbeat.py::test_a_rank_that_stands_still_in_a_save_is_missed_soon",
     ),
     "end of a trainer": Mechanism(
         without="A companion outlives its trainer while a forked child holds the socket.",

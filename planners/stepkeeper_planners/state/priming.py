@@ -3,14 +3,18 @@
 Optimizers make their state in their first step, and a load fills only what is there.
 """
 
-from collections.abc import Collection
-from typing import TypeVar
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
-from torch.optim import Optimizer
+from torch.distributed.tensor import DTensor
+from torch.optim import ASGD, SGD, Optimizer
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 
 from stepkeeper_planners import adapters
-from stepkeeper_planners.adapters.open_shardings import note_inferred, shardings_left_open
+from stepkeeper_planners.adapters.changes import mark_changes
+from stepkeeper_planners.adapters.open_shardings import is_sharded_as, note_inferred, shardings_left_open
 from stepkeeper_planners.errors import PrimeError
 from stepkeeper_planners.state.priming_copies import (
     Pair,
@@ -18,26 +22,25 @@ from stepkeeper_planners.state.priming_copies import (
     is_of_torch,
     take_step,
     with_those_inside,
-    zero_weight_decay,
 )
-from stepkeeper_planners.state.priming_guards import (
-    check_unchanged,
-    check_unreachable,
-    global_hooks_off,
-    keep_random_state,
-    versions,
-)
-from stepkeeper_planners.state.priming_results import (
-    MadeState,
-    check_copies,
-    check_made,
-    collect_made_state,
-    list_tensors,
-)
+from stepkeeper_planners.state.random_state import RandomState
 
 __all__ = ["prime_optimizer"]
 
 AnyOptimizer = TypeVar("AnyOptimizer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MadeState:
+    """The state that an optimizer of the training gets for one of its parameters."""
+
+    optimizer: Optimizer
+    owner: Any
+    """The parameter, or another key of the optimizer's state."""
+
+    entry: Any
+    inferred: tuple[torch.Tensor, ...] = ()
+    """Those of its tensors that the step gave no sharding, or none but the parameter's."""
 
 
 def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
@@ -49,24 +52,18 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
     of the parameter, as master weights do, is that copy.
 
     Nothing else changes: not the parameters, their gradients and shardings, the hyperparameters, state that was
-    there before, random numbers, hooks or schedules. A wrapper that has the optimizer that it wraps as `.optimizer`
+    there before, random numbers, its hooks or schedules. A wrapper that has the optimizer that it wraps as `.optimizer`
     is primed with it.
 
-    On XLA, state that the optimizer's step marks with a sharding keeps it, as in ZeRO. State that the step itself
-    replicates stays so, as without priming: torch_xla does that to data from the host that the step only reads or
-    copies, and to all that a program makes that the step runs by itself (`.cpu()`, `torch_xla.sync()`). Other state of
-    a parameter's shape has that parameter's sharding. Where a parameter has none yet, its state has none either: XLA
-    chooses both in the first step, as without priming. A parameter that is marked as replicated gets replicated state,
-    which XLA may shard in an unprimed first step. Hooks that mark state do so in the first step, over what priming
-    gave it.
+    On XLA, state that the optimizer's step marks or replicates lies as without priming. Other state of a parameter's
+    shape has that parameter's sharding; where a parameter has none yet, XLA chooses both in the first step. Hooks that
+    mark state do so in the first step, over what priming gave it.
 
-    Without a load, training goes on as if this hadn't been called, with two exceptions:
+    Without a load, training continues as if this hadn't been called, with two exceptions:
 
-    - On XLA an unprimed first step is a program of its own: the zeros of the new state are compiled into it. A primed
-      one reads them, as all later steps do. With torch's own optimizers and a sharding on every parameter it is the
-      very program of the later steps; without a sharding on every parameter, the second step is. XLA may round the
-      two programs differently, so the first step's results may differ in the last bits from an unprimed optimizer's.
-    - SGD with dampening doesn't dampen the first gradient, and now takes it for a later one.
+    - On XLA an unprimed first step has the zeros of the new state compiled into it, and a primed one reads them, as
+      all later steps do. XLA may round the two differently, so the first step's results may differ in the last bits.
+    - SGD takes the first gradient for a later one: it is dampened, and a sparse one is added to a dense momentum.
 
     Args:
         optimizer: a torch.optim.Optimizer, or an object that has one as `.optimizer`.
@@ -77,9 +74,9 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
     Ranks: all call it, as all take a step.
 
     Raises:
-        PrimeError: it is no optimizer, its step needs a closure or takes a found_inf, the step failed, it made no state
-            for a parameter, state that is neither constant nor a copy of the parameter, or state for sparse gradients,
-            or it reaches the parameters past the copy. Nothing was changed.
+        PrimeError: it is no optimizer, it can't be copied, its step needs a closure or takes a found_inf, the step
+            failed, it made no state for a parameter, or state that is neither constant nor a copy of the parameter, or
+            it reached the parameters past the copy. Nothing was changed.
     """
     if not isinstance(optimizer, Optimizer):
         wrapped = getattr(optimizer, "optimizer", None)
@@ -89,32 +86,37 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
             )
         prime_optimizer(wrapped)
         return optimizer
-    for made in _make_state(optimizer):
-        made.optimizer.state[made.owner] = made.entry
+    random, numbers = RandomState(), RandomState().state_dict()
+    try:
+        made = _make_state(optimizer)
+    finally:
+        random.load_state_dict(numbers)
+    for each in made:
+        each.optimizer.state[each.owner] = each.entry
     return optimizer
 
 
-def _make_state(optimizer: Optimizer) -> list[MadeState]:
-    """Return the state that a step of a copy makes, and leave all that the training has as it was.
+def _make_state(optimizer: Optimizer) -> list[_MadeState]:
+    """Return the state that a step of a copy makes.
 
     Raises:
         PrimeError: see `prime_optimizer`.
     """
     optimizers = with_those_inside(optimizer)
-    there = [p for each in optimizers for group in each.param_groups for p in group["params"]]
-    there += [
+    there = [
         tensor
         for each in optimizers
-        for values in (*each.state.values(), vars(each))
-        for tensor in list_tensors(values)
+        for values in (each.param_groups, *each.state.values(), vars(each))
+        for tensor in _list_tensors(values)
     ]
-    kept = shardings_left_open(there)
-    with keep_random_state(), global_hooks_off(), torch.no_grad(), kept as left_open:
+    with torch.no_grad(), shardings_left_open(there) as left_open:
         pairs, stand_ins = copy_with_stand_ins(optimizer, left_open)
-        made = _take_guarded_step(pairs, stand_ins, left_open)
-        check_made(made, pairs)
-        adapters.start_pending([tensor for each in made for tensor in list_tensors(each.entry)])
-        check_copies(made)
+        _take_watched_step(pairs, stand_ins)
+        originals = {id(stand_in): parameter for parameter, stand_in in stand_ins.items()}
+        made = [each for pair in pairs for each in _collect(pair, originals, left_open)]
+        _check_complete(made, pairs)
+        adapters.start_pending([tensor for each in made for tensor in _list_tensors(each.entry)])
+        _check_values(made)
         adapters.clear_sharding(
             [tensor for each in made if id(each.owner) in left_open for tensor in each.inferred]
         )
@@ -122,25 +124,150 @@ def _make_state(optimizer: Optimizer) -> list[MadeState]:
     return made
 
 
-def _take_guarded_step(
-    pairs: list[Pair], stand_ins: dict[torch.Tensor, torch.Tensor], left_open: Collection[int]
-) -> list[MadeState]:
-    """Take the step of the outermost optimizer's copy, without weight decay, and return the state that it made.
+def _take_watched_step(pairs: list[Pair], stand_ins: Mapping[torch.Tensor, torch.Tensor]) -> None:
+    """Take a step of the outermost copy, and check that it changed no parameter of the training.
+
+    It might through a global name. torch's own know no parameters but those in their groups, and have zeros in them.
 
     Raises:
-        PrimeError: the step failed, or reached the parameters past the copy.
+        PrimeError: the step failed, or it changed some. They were set back to their stand-ins, which it didn't use.
     """
-    for _, stand_in in pairs:
-        check_unreachable(stand_in, [*stand_ins, *(real for real, _ in pairs)])
-        zero_weight_decay(vars(stand_in), *stand_in.param_groups)
-    before = versions([*stand_ins])
-    originals = {id(stand_in): parameter for parameter, stand_in in stand_ins.items()}
+    watched = () if all(is_of_torch(real) for real, _ in pairs) else stand_ins
+    before = [(parameter, mark_changes(parameter)) for parameter in watched]
     try:
         take_step(pairs[0][1])
-        made = [each for pair in pairs for each in collect_made_state(pair, originals, left_open)]
     finally:
-        if not all(is_of_torch(real) for real, _ in pairs):
-            check_unchanged(stand_ins, before)
-            # What is left pending on copies of the parameters would get into the training's next program.
-            adapters.start_pending([*stand_ins.values()])
-    return made
+        changed = [parameter for parameter, mark in before if mark_changes(parameter).differs_from(mark)]
+        for parameter in changed:
+            parameter.detach().copy_(stand_ins[parameter])
+        # What is left pending on copies of the parameters would get into the training's next program.
+        adapters.start_pending([stand_ins[parameter] for parameter in watched])
+        if changed:
+            raise PrimeError(
+                f"prime_optimizer: the step of a copy of the optimizer changed {len(changed)} parameters of the "
+                "training, which it doesn't get from the copy. They were set back. Load into the state that a real "
+                "step leaves"
+            )
+
+
+def _collect(
+    pair: Pair, parameters: Mapping[int, torch.Tensor], left_open: Collection[int]
+) -> list[_MadeState]:
+    """Return the state that the copy made, for the parameters of the real optimizer that have none.
+
+    Tensors of a parameter's shape get the parameter's sharding, unless the step gave them one.
+
+    Args:
+        pair: the real optimizer and its copy.
+        parameters: the parameters, by the ids of their stand-ins.
+        left_open: the ids of the parameters, and of other tensors, that had no sharding before they were copied.
+    """
+    real, stand_in = pair
+    found: list[_MadeState] = []
+    for key, made in stand_in.state.items():
+        owner: Any = parameters.get(id(key), key)
+        if not made or real.state.get(owner):
+            continue
+        entry = tree_map(lambda leaf: parameters.get(id(leaf), leaf), made)
+        if isinstance(entry, dict):
+            _set_first_numbers(real, owner, entry)
+        # What has a sharding by now gets it in an unprimed first step too. The optimizer marked it, got it from the
+        # host, or ran a program that made it.
+        tensors = _list_tensors(entry)
+        inferred = [tensor for tensor in tensors if not adapters.has_sharding(tensor)]
+        if id(owner) not in left_open:
+            # Its copy of the gradient, as SGD's momentum, lies as the parameter because the gradient was made so.
+            inferred += [tensor for tensor in tensors if is_sharded_as(tensor, owner)]
+            for tensor in inferred:
+                if tensor.shape == getattr(owner, "shape", None):
+                    adapters.copy_sharding(tensor, owner)
+        found.append(_MadeState(optimizer=real, owner=owner, entry=entry, inferred=tuple(inferred)))
+    return found
+
+
+def _set_first_numbers(real: Optimizer, owner: Any, entry: dict[Any, Any]) -> None:
+    """Give those numbers of the entry that every step changes the values that they have before a first step."""
+    first: dict[str, float] = {"step": 0, "mu_product": 1}
+    if isinstance(real, ASGD):
+        rate = next(group["lr"] for group in real.param_groups if any(owner is p for p in group["params"]))
+        first["eta"] = float(rate)
+    for name in entry.keys() & first.keys():
+        value = entry[name]
+        if isinstance(value, torch.Tensor):
+            entry[name] = torch.full_like(value, first[name])
+            adapters.copy_sharding(entry[name], value)
+        elif isinstance(value, int | float):
+            entry[name] = type(value)(first[name])
+
+
+def _check_complete(made: list[_MadeState], pairs: list[Pair]) -> None:
+    """Check that all trained parameters got state, or have some.
+
+    Raises:
+        PrimeError: a parameter has none, of an optimizer that isn't known to keep none for it.
+    """
+    primed = {id(each.owner) for each in made}
+    primed |= {id(owner) for real, _ in pairs for owner, entry in real.state.items() if entry}
+    for real, _ in pairs:
+        groups = [each for each in real.param_groups if not isinstance(real, SGD) or each["momentum"]]
+        trained = [p for group in groups for p in group["params"] if p.requires_grad]
+        n_without = sum(id(parameter) not in primed for parameter in trained)
+        # One that wraps others steps them, each for its own part of the parameters, and may have no state itself.
+        if n_without and len(with_those_inside(real)) == 1:
+            raise PrimeError(
+                f"prime_optimizer: {type(real).__name__}.step() made no state for {n_without} of {len(trained)} "
+                "parameters with gradients of zeros. If it never makes any, don't prime it; else load into the state "
+                "that a real step leaves"
+            )
+
+
+def _check_values(made: list[_MadeState]) -> None:
+    """Check that a step with gradients would have started from the same state as this step with zeros.
+
+    That is known of torch's own optimizers, and of state that is constant, equal to the parameter, or a multiple of
+    the identity matrix.
+
+    Raises:
+        PrimeError: a tensor is none of these.
+    """
+    for each in made:
+        if is_of_torch(each.optimizer) or not isinstance(each.owner, torch.Tensor):
+            continue
+        for path, tensor in tree_flatten_with_path(each.entry)[0]:
+            if isinstance(tensor, torch.Tensor) and not _is_as_before_a_step(
+                _local(tensor), _local(each.owner)
+            ):
+                raise PrimeError(
+                    f"prime_optimizer: {type(each.optimizer).__name__}'s state{keystr(path)} of a parameter of shape "
+                    f"{tuple(each.owner.shape)} is neither constant nor the parameter after a step with gradients of "
+                    "zeros, so what a real step makes of it can't be told. Load into the state that a real step leaves"
+                )
+
+
+def _is_as_before_a_step(tensor: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Return True, unchecked, also for whole numbers, and if the sizes of tensor and parameter differ."""
+    if (
+        not tensor.is_floating_point()
+        or tensor.is_meta
+        or tensor.numel() != parameter.numel()
+        or not tensor.numel()
+    ):
+        return True
+    flat = tensor.reshape(-1)
+    values = parameter.reshape(-1).to(device=tensor.device, dtype=tensor.dtype)
+    fine = (flat == flat[0]).all() | ((flat == values) | (flat.isnan() & values.isnan())).all()
+    if tensor.dim() == 2 and tensor.shape[0] == tensor.shape[1]:
+        identity = torch.eye(len(tensor), dtype=tensor.dtype, device=tensor.device)
+        fine = fine | (tensor == tensor[0, 0] * identity).all()
+    return bool(fine)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, DTensor) and tensor.device.type != "xla":
+        return tensor.to_local().detach()
+    return tensor.detach()
+
+
+def _list_tensors(entry: Any) -> list[torch.Tensor]:
+    """Return the tensors of one parameter's state, or of all of an optimizer's attributes."""
+    return [leaf for leaf in tree_leaves(entry) if isinstance(leaf, torch.Tensor)]

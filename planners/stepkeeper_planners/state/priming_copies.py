@@ -2,8 +2,9 @@
 
 import copy
 import inspect
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Collection, MutableMapping
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -13,51 +14,10 @@ from torch.utils._pytree import tree_leaves
 from stepkeeper_planners import adapters
 from stepkeeper_planners.errors import PrimeError
 
-__all__ = [
-    "Pair",
-    "copy_with_stand_ins",
-    "is_of_torch",
-    "take_step",
-    "with_those_inside",
-    "zero_weight_decay",
-]
+__all__ = ["Pair", "copy_with_stand_ins", "is_of_torch", "take_step", "with_those_inside"]
 
 Pair = tuple[Optimizer, Optimizer]
 """An optimizer of the training, and its copy."""
-
-
-def copy_with_stand_ins(
-    optimizer: Optimizer, left_open: Collection[int]
-) -> tuple[list[Pair], dict[torch.Tensor, torch.Tensor]]:
-    """Pair the optimizer and those inside it with copies; map every parameter to the stand-in that the copies have.
-
-    Args:
-        optimizer: the outermost optimizer.
-        left_open: the ids of the parameters, and of other tensors, that have no sharding. Their stand-ins get none.
-    """
-    inside = with_those_inside(optimizer)
-    has_values = not all(is_of_torch(each) for each in inside)
-    stand_ins: dict[torch.Tensor, torch.Tensor] = {}
-    for each in inside:
-        for group in each.param_groups:
-            for parameter in group["params"]:
-                if parameter not in stand_ins:
-                    stand_ins[parameter] = _stand_in_for(
-                        parameter, has_values=has_values, is_left_open=id(parameter) in left_open
-                    )
-    pairs = [(each, object.__new__(type(each))) for each in inside]
-    memo: dict[int, Any] = {id(parameter): stand_in for parameter, stand_in in stand_ins.items()}
-    memo |= {id(real): stand_in for real, stand_in in pairs}
-    for real, stand_in in pairs:
-        for name, value in vars(real).items():
-            if name == "state":
-                vars(stand_in)[name] = _copy_state(value, memo)
-            elif name.startswith("_optimizer_") and name.endswith("_hooks"):
-                vars(stand_in)[name] = OrderedDict()
-            elif name != "step":
-                # A schedule puts a step of its own before the class's one, bound to the real optimizer.
-                vars(stand_in)[name] = _copy_value(value, memo)
-    return pairs, stand_ins
 
 
 def with_those_inside(optimizer: Optimizer) -> list[Optimizer]:
@@ -71,18 +31,6 @@ def with_those_inside(optimizer: Optimizer) -> list[Optimizer]:
     return found
 
 
-def zero_weight_decay(*settings: MutableMapping[str, Any]) -> None:
-    """Set weight decay to 0, which would bring parameters' values into gradients, or back into parameters.
-
-    The learning rate is kept: gradients are zeros in any case, and some optimizers keep the rate in their state.
-    """
-    for each in settings:
-        for name, value in each.items():
-            is_number = isinstance(value, int | float | torch.Tensor) and not isinstance(value, bool)
-            if "weight_decay" in name and is_number:
-                each[name] = value * 0
-
-
 def is_of_torch(optimizer: Optimizer) -> bool:
     """Tell whether the optimizer is one of torch's own.
 
@@ -92,29 +40,59 @@ def is_of_torch(optimizer: Optimizer) -> bool:
     return f"{type(optimizer).__module__}.".startswith("torch.optim.")
 
 
+def copy_with_stand_ins(
+    optimizer: Optimizer, left_open: Collection[int]
+) -> tuple[list[Pair], dict[torch.Tensor, torch.Tensor]]:
+    """Pair the optimizer and those inside it with copies; map every parameter to the stand-in that the copies have.
+
+    Args:
+        optimizer: the outermost optimizer.
+        left_open: the ids of the parameters, and of other tensors, that have no sharding. Their stand-ins get none.
+
+    Raises:
+        PrimeError: an attribute can't be copied.
+    """
+    inside = with_those_inside(optimizer)
+    has_values = not all(map(is_of_torch, inside))
+    stand_ins: dict[torch.Tensor, torch.Tensor] = {
+        parameter: _stand_in_for(parameter, has_values=has_values, is_left_open=id(parameter) in left_open)
+        for parameter in dict.fromkeys(
+            p for each in inside for group in each.param_groups for p in group["params"]
+        )
+    }
+    pairs = [(each, object.__new__(type(each))) for each in inside]
+    memo: dict[int, Any] = {id(real): stand_in for real, stand_in in [*stand_ins.items(), *pairs]}
+    for real, stand_in in pairs:
+        for name, value in vars(real).items():
+            if name.startswith("_optimizer_") and name.endswith("_hooks"):
+                vars(stand_in)[name] = OrderedDict()
+            elif name != "step":
+                # A schedule puts a step of its own before the class's one, bound to the real optimizer.
+                vars(stand_in)[name] = _copy_attribute(value, memo, f"{type(real).__name__}.{name}")
+    for _, stand_in in pairs:
+        _zero_weight_decay(vars(stand_in), *stand_in.param_groups)
+    return pairs, stand_ins
+
+
 def take_step(stand_in: Optimizer) -> None:
     """Take the copy's step, with the class's own function, without the profiling and hooks that torch wraps it in."""
     step = type(stand_in).step
     step = getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
     name = type(stand_in).__name__
-    arguments = list(inspect.signature(step).parameters.values())[1:]
-    needed = [p.name for p in arguments if p.default is p.empty]
-    if any(p.name == "found_inf" for p in arguments):
+    if "found_inf" in inspect.signature(step).parameters:
         raise PrimeError(
             f"prime_optimizer: {name}.step() makes other state with a found_inf than without one, and which it gets "
             "isn't known. Take a step as the training does and load into the state that it leaves; without gradient "
             "scaling, torch.optim has the same optimizer"
         )
-    if set(needed) - {"args", "kwargs"}:
-        raise PrimeError(
-            f"prime_optimizer: {name}.step() needs {', '.join(needed)}: what state it makes depends on what that "
-            "gives. Load into the state that a real step leaves"
-        )
     try:
         step(stand_in)
     except Exception as error:
         # Whatever kind of error the optimizer has for what it doesn't take.
-        raise PrimeError(f"prime_optimizer: {name}.step() failed with gradients of zeros: {error}") from error
+        raise PrimeError(
+            f"prime_optimizer: {name}.step() failed with gradients of zeros, so load into the state that a real step "
+            f"leaves: {error}"
+        ) from error
 
 
 def _stand_in_for(parameter: torch.Tensor, *, has_values: bool, is_left_open: bool) -> torch.Tensor:
@@ -130,17 +108,33 @@ def _stand_in_for(parameter: torch.Tensor, *, has_values: bool, is_left_open: bo
     return stand_in
 
 
-def _copy_value(value: Any, memo: dict[int, Any]) -> Any:
+def _copy_attribute(value: Any, memo: dict[int, Any], name: str) -> Any:
+    """Copy an attribute of an optimizer.
+
+    Raises:
+        PrimeError: the copy's step could reach the training's own objects through it.
+    """
     try:
-        return copy.deepcopy(value, memo)
+        cells = (value.__closure__ or ()) if isinstance(value, FunctionType) else ()
+        if not any(id(leaf) in memo for cell in cells for leaf in tree_leaves(cell.cell_contents)):
+            return copy.deepcopy(value, memo)
     except Exception:
-        # Process groups, locks and the like can't be copied in many ways, each with its own error; a step uses them.
-        return value
+        # Each kind has an error of its own. A step uses locks and process groups, which hold no Python objects.
+        if not hasattr(value, "__dict__") and not isinstance(value, dict | list | tuple | set):
+            return value
+    raise PrimeError(
+        f"prime_optimizer: {name} can't be copied, and a step of a copy might change the parameters through it. Load "
+        "into the state that a real step leaves"
+    )
 
 
-def _copy_state(state: MutableMapping[Any, Any], memo: dict[int, Any]) -> Any:
-    """Copy a state, keyed by stand-ins. A wrapper may share a state with what it wraps; their copies share one too."""
-    if id(state) not in memo:
-        entries = {memo.get(id(key), key): _copy_value(entry, memo) for key, entry in state.items()}
-        memo[id(state)] = defaultdict(dict, entries)
-    return memo[id(state)]
+def _zero_weight_decay(*settings: MutableMapping[str, Any]) -> None:
+    """Set weight decay to 0, which would bring parameters' values into gradients, or back into parameters.
+
+    The learning rate is kept: gradients are zeros in any case, and some optimizers keep the rate in their state.
+    """
+    for each in settings:
+        for name, value in each.items():
+            is_number = isinstance(value, int | float | torch.Tensor) and not isinstance(value, bool)
+            if "weight_decay" in name and is_number:
+                each[name] = value * 0

@@ -30,8 +30,9 @@ from stepkeeper.save.persist import persist_save
 from stepkeeper.save.report import SaveClock, SaveState
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker, transfer_snapshot
-from stepkeeper.save.watch.state_watch import StateWatch
 from stepkeeper.save.worker import Worker
+from stepkeeper_planners.loading.differences import list_with_state
+from stepkeeper_planners.state.tree import FlatState
 
 __all__ = ["SavePipeline"]
 
@@ -55,7 +56,6 @@ class SavePipeline:
         on_end: Callable[[SaveEnd], None],
         waits: Waits | None = None,
     ) -> None:
-        self.state_watch: Final = StateWatch(rank_group.ranks)
         self._waits = waits or Waits()
         self._companion = companion
         self._rank_group = rank_group
@@ -71,6 +71,9 @@ class SavePipeline:
         self.prepared = False
         """True once what saves need is compiled."""
 
+        self._primed: set[tuple[str, str]] | None = None
+        """The parameters that optimizers had state for at the start; None if that is unknown, or was compared."""
+
         self._number = 0
         self._metrics = StoredMetrics()
         self.failures: Final = SaveFailures()
@@ -82,7 +85,7 @@ class SavePipeline:
         """The newest save, until it has ended."""
         return self._pending.in_flight
 
-    def prepare(self, state: Mapping[str, object]) -> None:
+    def prepare(self, flat: FlatState) -> None:
         """Compile what saves of states built like this one need, and populate their memory. Later calls do nothing.
 
         Ranks: all ranks call this.
@@ -90,7 +93,8 @@ class SavePipeline:
         if self.prepared:
             return
         self.prepared = True
-        size_bytes = self._snapshots.prepare(state)
+        self._primed = list_with_state(flat.tensors)
+        size_bytes = self._snapshots.prepare(flat.tree)
         region = self._pending.next_region
         region.reserve(size_bytes)
         self._transfers.submit(region.populate, size_bytes)
@@ -125,7 +129,7 @@ class SavePipeline:
             self._number += 1
             in_flight = self._follow_save(request.step, clock)
             state = build_state(request.state, request.step)
-            snapshot, transfer = self._take_snapshot(state, region, clock, ends_s)
+            snapshot, transfer = self._take_snapshot(request, state, region, clock, ends_s)
             job = SaveJob(
                 name=name,
                 in_flight=in_flight,
@@ -139,8 +143,7 @@ class SavePipeline:
                 is_last=request.is_last,
                 note_moved=lambda _n_bytes: waits.note_progress(),
             )
-            is_built = state is not request.state
-            self.state_watch.check_save(request.step, state, snapshot.plan, is_built=is_built)
+            self._warn_of_unprimed(request.step, snapshot)
             clock.mark_released()
             self._pending.add(in_flight)
             self._persisting.submit(self._run_save, job)
@@ -171,11 +174,18 @@ class SavePipeline:
         return in_flight
 
     def _take_snapshot(
-        self, state: Mapping[str, object], region: Region, clock: SaveClock, ends_s: float | None
+        self,
+        request: SaveRequest,
+        state: Mapping[str, object],
+        region: Region,
+        clock: SaveClock,
+        ends_s: float | None,
     ) -> tuple[Snapshot, Future[None]]:
         """Take the snapshot by `ends_s`, and have its copies moved into the region. Raises as `start_save` does."""
         left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
-        snapshot = self._snapshots.take_snapshot(state, region, timeout_s=left_s)
+        snapshot = self._snapshots.take_snapshot(
+            state, region, timeout_s=left_s, on_tensors=request.on_tensors
+        )
         try:
             self.prepared = True
             limits = self._rank_group.limits
@@ -183,6 +193,22 @@ class SavePipeline:
         except BaseException:
             snapshot.drop_copies()
             raise
+
+    def _warn_of_unprimed(self, step: int, snapshot: Snapshot) -> None:
+        """Warn at the first save after a restore, on rank 0, of optimizers that made state since."""
+        primed, self._primed = self._primed, None
+        if primed is None or self._rank_group.rank != 0:
+            return
+        made = list_with_state(layout.fqn for layout in snapshot.plan.layouts) - primed
+        if made:
+            _log.warning(
+                "step %d is saved with state of an optimizer that had none when this process restored (%s). If the "
+                "next start gives the state as this one did, its restore will refuse the commit: call "
+                "prime_optimizer(optimizer) before restore_latest",
+                step,
+                ", ".join(sorted({name or "the state" for name, _ in made})),
+                extra={"step": step},
+            )
 
     def wait_until_idle(self, timeout_s: float | None = None) -> bool:
         """Wait until no save is in flight.

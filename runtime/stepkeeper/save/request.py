@@ -1,9 +1,11 @@
 """Define the request for one save, which passes unchanged from the train loop to the snapshot."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, SupportsIndex
+
+import torch
 
 from stepkeeper.save.given_state import GivenState
 
@@ -28,6 +30,9 @@ class SaveRequest:
     """True if no other save comes after it. Such a save goes to the root at once: its memory need not be freed
     early.
     """
+
+    on_tensors: Callable[[Mapping[str, torch.Tensor]], None] | None = None
+    """Called with the state's tensors once they were copied, in the thread that starts the save."""
 
 
 def validate_step(step: SupportsIndex) -> int:

@@ -22,9 +22,9 @@ from stepkeeper.save.pipeline import SavePipeline
 from stepkeeper.save.report import RecentCosts, SaveClock
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.root_proving import RootProving
-from stepkeeper.save.watch.state_watch import StateWatch
 from stepkeeper.storage import Store
 from stepkeeper_planners.loading.selection import LoadRules
+from stepkeeper_planners.state.tree import FlatState
 
 __all__ = ["Saver"]
 
@@ -146,7 +146,7 @@ class Saver:
         if self._newest_save is not None and self._newest_save.done:
             self._newest_save = None
 
-    def prepare(self, state: Mapping[str, object]) -> None:
+    def prepare(self, flat: FlatState) -> None:
         """Compile what saves of states built like this one need, and populate their memory. Later calls do nothing.
 
         Raises:
@@ -159,12 +159,7 @@ class Saver:
         if self._pipeline.prepared:
             return
         with self._waits.in_turn(self._turn, _STARTING):
-            self._pipeline.prepare(state)
-
-    @property
-    def state_watch(self) -> StateWatch:
-        """Tells what would surprise the next start."""
-        return self._pipeline.state_watch
+            self._pipeline.prepare(flat)
 
     def start_save(self, request: SaveRequest, timeout_s: float | None = None) -> InFlight:
         """Take the snapshot of the state. Wait first while as many saves are in flight as may be.

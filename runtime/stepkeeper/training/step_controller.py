@@ -180,8 +180,7 @@ class StepController:
         """Start a save and restart the policy's clock."""
         self.decider.on_save_started()
         # If it can't be started the caller is told so, and the end doesn't try it again.
-        self.last_step.forget()
-        return self._saver.start_save(request)
+        return self._saver.start_save(self.last_step.follow_save(request))
 
     @property
     def unsaved_step(self) -> SaveRequest | None:

@@ -28,6 +28,7 @@ from stepkeeper.save.job import SaveJob
 from stepkeeper.save.persist import _choose_error
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.time_limits import TimeLimits
+from stepkeeper_planners.state.tree import flatten_state
 
 STATE = {"step": 1}
 RECORD = CommitRecord(
@@ -223,7 +224,7 @@ def test_a_step_does_not_wait_for_a_save_that_another_thread_starts(
     ends += [None]
     saver = manager._parts.saver
     manager.save(1, STATE)
-    prepared = threading.Thread(target=saver.prepare, args=(STATE,), daemon=True)
+    prepared = threading.Thread(target=saver.prepare, args=(flatten_state(STATE),), daemon=True)
     with saver._turn:
         prepared.start()
         prepared.join(60)

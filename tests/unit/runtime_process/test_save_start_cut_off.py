@@ -2,7 +2,7 @@
 
 import threading
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
@@ -12,9 +12,7 @@ from stepkeeper.errors import SaveError
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.records import ManifestRef
 from stepkeeper.save import pipeline
-from stepkeeper.save.report import SaveClock
 from stepkeeper.save.request import validate_step
-from stepkeeper.save.watch.state_watch import StateWatch
 
 STATE = {"step": 1}
 RECORD = CommitRecord(
@@ -71,27 +69,6 @@ def test_a_thread_that_can_not_be_started(
                 manager.save_async(step, STATE)
     assert manager.save_async(4, STATE)
     assert manager.wait(60)
-    manager.close()
-
-
-def test_a_stall_is_all_that_the_train_thread_waits(
-    manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order: list[str] = []
-    released, watched = SaveClock.mark_released, StateWatch.check_save
-
-    def note_released(clock: SaveClock) -> None:
-        order.append("goes on")
-        released(clock)
-
-    def note_watched(*arguments: Any, **options: Any) -> None:
-        order.append("watch")
-        watched(*arguments, **options)
-
-    monkeypatch.setattr(SaveClock, "mark_released", note_released)
-    monkeypatch.setattr(StateWatch, "check_save", note_watched)
-    manager.save(1, STATE)
-    assert order == ["watch", "goes on"]
     manager.close()
 
 

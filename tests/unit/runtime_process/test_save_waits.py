@@ -20,6 +20,7 @@ from stepkeeper.save.report import SaveReport
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
 from stepkeeper.storage.memory import MemoryStore
+from stepkeeper_planners.state.tree import flatten_state
 
 
 class SlowCompanion:
@@ -145,7 +146,11 @@ def test_a_notice_ends_the_wait_for_a_save_that_another_thread_starts(
     beside = in_a_thread(lambda: saves.start_save(SaveRequest(step=1, state=build)))
     assert is_building.wait(LONGEST_S)
     waits.notice_left_s = lambda _since_s: 0.0
-    call = partial(saves.start_save, SaveRequest(step=2, state={})) if is_due else partial(saves.prepare, {})
+    call = (
+        partial(saves.start_save, SaveRequest(step=2, state={}))
+        if is_due
+        else partial(saves.prepare, flatten_state({}))
+    )
     try:
         with pytest.raises(NoticeDeadlineError):
             in_a_thread(call).result(LONGEST_S)

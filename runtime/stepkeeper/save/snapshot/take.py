@@ -1,6 +1,6 @@
 """Take a snapshot of a state: the part of a save that the train loop waits for."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -154,7 +154,12 @@ class SnapshotTaker:
         return place_values(plan, self._encode_values(flat, plan))[1]
 
     def take_snapshot(
-        self, state: Mapping[str, object], region: Region, *, timeout_s: float | None = None
+        self,
+        state: Mapping[str, object],
+        region: Region,
+        *,
+        timeout_s: float | None = None,
+        on_tensors: Callable[[Mapping[str, torch.Tensor]], None] | None = None,
     ) -> Snapshot:
         """Take a snapshot of `state`, which may change afterwards without affecting the snapshot.
 
@@ -173,7 +178,10 @@ class SnapshotTaker:
         found = self._look_up(state)
         flat, plan = found.flat, found.derived
         with shardings_left_open(flat.tensors[fqn] for fqn in plan.left_open):
-            return self._copy_state(flat, plan, region, timeout_s)
+            snapshot = self._copy_state(flat, plan, region, timeout_s)
+        if on_tensors is not None:
+            on_tensors(flat.tensors)
+        return snapshot
 
     def _copy_state(
         self, flat: FlatState, plan: SnapshotPlan, region: Region, timeout_s: float | None

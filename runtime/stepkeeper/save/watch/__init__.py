@@ -1,1 +1,0 @@
-"""Look at what a training gives as its state, and notice what is likely a mistake."""
