@@ -25,7 +25,7 @@ from benchmarks.storage.uploads import MIB, READS, UPLOADS, Bulk, bare_streams
 from stepcluster import binaries
 from stepkeeper.storage.crc import block_crcs, crc32c
 from stepkeeper.storage.gcs import GcsStore
-from stepkeeper.testing.gcs import BUCKET, fake_gcs_server
+from stepkeeper_testing.gcs import BUCKET, fake_gcs_server
 
 _BARE: Final = "nothing but bytes"
 ROOT: Final = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from stepcluster import binaries
-from stepkeeper.testing.gcs import fake_gcs_server
+from stepkeeper_testing.gcs import fake_gcs_server
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ import pytest
 from stepkeeper.storage import Store
 from stepkeeper.storage.base import Buffer
 from stepkeeper.storage.posix import PosixStore
-from stepkeeper.testing.store import StoreContract
 from stepkeeper.tier import CachedStore, LocalTier, TierPlace
+from stepkeeper_testing.store import StoreContract
 
 
 class Copying(CachedStore):

@@ -25,7 +25,7 @@ from stepkeeper.storage import open_store
 from stepkeeper.storage.exclusive_create import RACERS
 from stepkeeper.storage.fsspec import FsspecStore
 from stepkeeper.storage.retry import Patience
-from stepkeeper.testing.store import StoreContract
+from stepkeeper_testing.store import StoreContract
 
 NO_PATIENCE = Patience(total_s=0)
 AT_ONCE = Patience(sleep=lambda _: None)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from stepkeeper.storage.gcs import GcsStore
-from stepkeeper.testing.gcs import BUCKET
-from stepkeeper.testing.store import StoreContract
+from stepkeeper_testing.gcs import BUCKET
+from stepkeeper_testing.store import StoreContract
 
 pytestmark = pytest.mark.built
 

@@ -17,7 +17,7 @@ import requests
 from stepkeeper.log import Log
 from stepkeeper.storage.gcs import GcsStore
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
-from stepkeeper.testing.gcs import BUCKET
+from stepkeeper_testing.gcs import BUCKET
 
 pytestmark = pytest.mark.built
 

@@ -3,7 +3,7 @@
 import pytest
 
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
-from stepkeeper.testing.store import StoreContract
+from stepkeeper_testing.store import StoreContract
 
 
 class TestMemoryStore(StoreContract):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepkeeper.storage.posix import PosixStore
-from stepkeeper.testing.store import StoreContract
+from stepkeeper_testing.store import StoreContract
 
 N_PROCESSES = 8
 N_THREADS = 8

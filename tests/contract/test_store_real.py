@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from stepkeeper.storage import Store, open_store
-from stepkeeper.testing.store import StoreContract
+from stepkeeper_testing.store import StoreContract
 
 URI = os.environ.get("STEPKEEPER_TEST_BUCKET", "")
 

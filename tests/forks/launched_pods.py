@@ -13,7 +13,7 @@ from typing import Final
 from free_ports import free_port
 
 from stepkeeper.contract import Interval, Settings, Termination
-from stepkeeper.testing.pod import pod_environ, pod_identity
+from stepkeeper_testing.pod import pod_environ, pod_identity
 
 SCRIPTS: Final = Path(__file__).parents[1] / "integration" / "launching"
 PATIENCE_S: Final = 150

@@ -20,9 +20,9 @@ from stepkeeper.log import Log
 from stepkeeper.policy.keep import LastN
 from stepkeeper.policy.keep_message import Keep
 from stepkeeper.storage import open_store
-from stepkeeper.testing.background import done
-from stepkeeper.testing.checkpoints import SmallRoot, write_request
-from stepkeeper.testing.pod import pod_identity
+from stepkeeper_testing.background import done
+from stepkeeper_testing.checkpoints import SmallRoot, write_request
+from stepkeeper_testing.pod import pod_identity
 
 COMMAND = [str(Path(sys.executable).with_name("stepkeeper"))]
 N_ROUNDS = 2

@@ -10,8 +10,8 @@ from typer.testing import CliRunner, Result
 
 from stepcluster import binaries
 from stepkeeper.cli.app import app
-from stepkeeper.testing.checkpoints import SmallRoot
-from stepkeeper.testing.gcs import BUCKET, fake_gcs_server
+from stepkeeper_testing.checkpoints import SmallRoot
+from stepkeeper_testing.gcs import BUCKET, fake_gcs_server
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from fake_cluster.resource_world import ResourceWorld
 from grpc import aio, ssl_server_credentials
 
+from fake_cluster.resource_world import ResourceWorld
 from stepkeeper_operator.cloud_tpu.client import GoogleCloudTPU
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudTPUError, ErrorKind, Place
 from stepkeeper_operator.endpoint.certificates import make_tls

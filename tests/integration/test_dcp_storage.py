@@ -25,8 +25,8 @@ from stepkeeper import SPMDLoadPlanner, SPMDSavePlanner
 from stepkeeper.dcp import Stager, StorageReader, StorageWriter
 from stepkeeper.errors import SaveError, TornCheckpointError
 from stepkeeper.storage.retry import Patience
-from stepkeeper.testing.checkpoints import SmallRoot
-from stepkeeper.testing.gcs import BUCKET, fake_gcs_server
+from stepkeeper_testing.checkpoints import SmallRoot
+from stepkeeper_testing.gcs import BUCKET, fake_gcs_server
 
 FOLDER = Path(__file__).parent / "dcp_storage"
 pytestmark = [

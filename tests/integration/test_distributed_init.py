@@ -16,7 +16,7 @@ from free_ports import free_port
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
 from stepkeeper.contract import Interval, Settings, Termination
-from stepkeeper.testing.pod import pod_environ, pod_identity
+from stepkeeper_testing.pod import pod_environ, pod_identity
 
 SCRIPTS = Path(__file__).parent / "distributed_init"
 PATIENCE_S = 120

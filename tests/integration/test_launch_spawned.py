@@ -14,7 +14,7 @@ import pytest
 from stepkeeper.contract import ExitCode, Interval, Settings, Termination
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
-from stepkeeper.testing.pod import pod_environ, pod_identity
+from stepkeeper_testing.pod import pod_environ, pod_identity
 
 SCRIPT = Path(__file__).parent / "launching" / "spawning.py"
 PATIENCE_S = 150

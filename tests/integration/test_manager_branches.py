@@ -12,8 +12,8 @@ from stepkeeper.errors import RestoreError
 from stepkeeper.log import CommitRecord, Log, LogState
 from stepkeeper.policy import keep
 from stepkeeper.storage import open_store
-from stepkeeper.testing.pod import pod_identity
 from stepkeeper_planners.errors import LoadMismatchError
+from stepkeeper_testing.pod import pod_identity
 
 RESTORING = Path(__file__).parent / "manager_trainer" / "restoring.py"
 

@@ -12,8 +12,8 @@ from stepkeeper.contract import ExitCode, Interval, Settings, Termination
 from stepkeeper.errors import FencedError, MissingObjectError, OtherJobsRootError, SaveError
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
-from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import Environment, PodPaths
+from stepkeeper_testing.pod import pod_identity
 
 STATE = {"w": torch.zeros(4)}
 

@@ -10,7 +10,7 @@ from fork_server import ForkServer
 from stepkeeper.contract import ExitCode, Interval, Settings, Termination
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
-from stepkeeper.testing.pod import pod_environ, pod_identity
+from stepkeeper_testing.pod import pod_environ, pod_identity
 
 TRAINER = Path(__file__).parent / "manager_trainer" / "fenced.py"
 RAISING = ("save", "result", "wait", "join", "close", "restore_latest", "restore", "fail_later")

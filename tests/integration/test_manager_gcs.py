@@ -15,7 +15,7 @@ from stepcluster import binaries
 from stepkeeper import CheckpointManager
 from stepkeeper.storage import open_store
 from stepkeeper.storage.gcs import GcsStore
-from stepkeeper.testing.gcs import BUCKET, fake_gcs_server
+from stepkeeper_testing.gcs import BUCKET, fake_gcs_server
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from typing_extensions import override
 from stepkeeper import CheckpointManager, loggers
 from stepkeeper.contract import ExitCode, Interval, Settings
 from stepkeeper.errors import CompanionError, SaveError
-from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import Environment, PodPaths
+from stepkeeper_testing.pod import pod_identity
 
 PACKAGE = Path(loggers.__file__).parent
 

@@ -16,9 +16,9 @@ from stepkeeper.log import Log
 from stepkeeper.policy import keep, save
 from stepkeeper.policy.save import SavePolicy
 from stepkeeper.storage import open_store
-from stepkeeper.testing.checkpoints import SmallRoot
-from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import Environment, PodPaths
+from stepkeeper_testing.checkpoints import SmallRoot
+from stepkeeper_testing.pod import pod_identity
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from stepkeeper.contract import (
 )
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
-from stepkeeper.testing.pod import pod_environ, pod_identity
+from stepkeeper_testing.pod import pod_environ, pod_identity
 
 TRAINER = Path(__file__).parent / "manager_trainer" / "trainer.py"
 

@@ -20,7 +20,7 @@ from stepkeeper.contract import (
     ReportPhase,
     Settings,
 )
-from stepkeeper.testing.pod import pod_environ, pod_identity
+from stepkeeper_testing.pod import pod_environ, pod_identity
 
 TRAINER = Path(__file__).parent / "manager_trainer" / "trainer.py"
 STARTED: list[ForkedProcess] = []

@@ -9,8 +9,8 @@ import pytest
 from fork_server import ForkServer
 
 from stepkeeper.contract import Identity, Interval, Settings
-from stepkeeper.testing.checkpoints import SmallRoot
-from stepkeeper.testing.pod import pod_identity
+from stepkeeper_testing.checkpoints import SmallRoot
+from stepkeeper_testing.pod import pod_identity
 
 TRAINER = Path(__file__).parent / "manager_trainer" / "shown.py"
 

@@ -12,7 +12,7 @@ from page_reader import Reader, reading
 from page_worlds import BUCKETS, CHECKS, OWN_NETWORK, WORLDS
 
 from stepcluster import binaries
-from stepkeeper.testing.gcs import fake_gcs_server
+from stepkeeper_testing.gcs import fake_gcs_server
 
 # The page of the DDP example starts ten processes that import torch.
 pytestmark = pytest.mark.timeout(900)

@@ -20,7 +20,7 @@ from storage_faults.proxy import Fault, Proxy, faulty
 
 from stepcluster import binaries
 from stepkeeper.storage.gcs import GcsStore
-from stepkeeper.testing.gcs import BUCKET, fake_gcs_server
+from stepkeeper_testing.gcs import BUCKET, fake_gcs_server
 
 LOG: Final = ".stepkeeper/log/"
 WELL: Final = {"committed": 1, "health": None, "ok": True}

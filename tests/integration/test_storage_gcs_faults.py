@@ -23,7 +23,7 @@ from stepkeeper.log.tail import slot_path
 from stepkeeper.storage import gcs
 from stepkeeper.storage.gcs import GcsStore
 from stepkeeper.storage.retry import Patience
-from stepkeeper.testing.gcs import BUCKET, fake_gcs_server
+from stepkeeper_testing.gcs import BUCKET, fake_gcs_server
 
 IMPATIENT = Patience(total_s=0, sleep=lambda _: None)
 LARGE = 33 * 1024 * 1024

@@ -12,12 +12,12 @@ from stepkeeper.contract import CONTAINER_NAME, SETTINGS_FOLDER, TOKEN_FILE
 from stepkeeper.log import CommitRecord, Log
 from stepkeeper.retention.pins import Pin, put_pin
 from stepkeeper.storage import open_store
-from stepkeeper.testing.checkpoints import SmallRoot
-from stepkeeper.testing.pod import pod_identity
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.build import build_config_map
 from stepkeeper_operator.build.pod import build_pod_template
 from stepkeeper_operator.settings import OperatorSettings
+from stepkeeper_testing.checkpoints import SmallRoot
+from stepkeeper_testing.pod import pod_identity
 
 __all__ = ["BUCKETS", "CHECKS", "OWN_NETWORK", "WORLDS", "in_pod"]
 

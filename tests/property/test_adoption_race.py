@@ -6,13 +6,13 @@ from dataclasses import replace
 from itertools import count, cycle
 from typing import Any
 
-from fake_cluster.cloud.small_cloud import SmallCloud
-from fake_cluster.queued_resources import PLACE, make_cloud_resource, make_resource
-from fake_cluster.resource_world import ResourceWorld
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from thoroughness import scaled
 
+from fake_cluster.cloud.small_cloud import SmallCloud
+from fake_cluster.queued_resources import PLACE, make_cloud_resource, make_resource
+from fake_cluster.resource_world import ResourceWorld
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, Place
 from stepkeeper_operator.queued_resources.naming import UID_LABEL
 

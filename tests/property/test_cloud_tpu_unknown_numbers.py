@@ -5,6 +5,12 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import pytest
+from google.cloud import tpu_v2, tpu_v2alpha1
+from google.protobuf import json_format
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thoroughness import scaled
+
 from fake_cluster.queued_resources import (
     CLUSTER_ID,
     PLACE,
@@ -15,12 +21,6 @@ from fake_cluster.queued_resources import (
     kinds,
     observe,
 )
-from google.cloud import tpu_v2, tpu_v2alpha1
-from google.protobuf import json_format
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from thoroughness import scaled
-
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudNode, CloudQueuedResource

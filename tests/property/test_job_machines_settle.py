@@ -5,13 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_cluster.job_machines import machines, world_of
-from fake_cluster.messages import termination_message
-from fake_cluster.world import World
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from thoroughness import scaled
 
+from fake_cluster.job_machines import machines, world_of
+from fake_cluster.messages import termination_message
+from fake_cluster.world import World
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 

@@ -16,7 +16,7 @@ from stepkeeper.log.replay import apply, entry_for
 from stepkeeper.log.tail import slot_path
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
-from stepkeeper.testing.pod import pod_identity
+from stepkeeper_testing.pod import pod_identity
 
 IMPATIENT = Patience(total_s=0, sleep=lambda _: None)
 ACTIONS = (

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_cluster.world import World
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from thoroughness import scaled
 
+from fake_cluster.world import World
 from stepkeeper.contract import ExitCode, Head, Report, ReportedCommit, ReportPhase, Termination
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 

@@ -18,8 +18,8 @@ from stepkeeper.log.tail import slot_path
 from stepkeeper.repair.repairing import Plan, carry_out, plan_repair
 from stepkeeper.retention.garbage import Garbage, gc, sweep
 from stepkeeper.storage.retry import Patience
-from stepkeeper.testing.checkpoints import SmallRoot, save_small, write_small
-from stepkeeper.testing.pod import pod_identity
+from stepkeeper_testing.checkpoints import SmallRoot, save_small, write_small
+from stepkeeper_testing.pod import pod_identity
 
 IMPATIENT: Final = Patience(total_s=0, sleep=lambda _: None)
 _ROOTS: Final = itertools.count()

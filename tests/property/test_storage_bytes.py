@@ -21,7 +21,7 @@ from stepkeeper.retention.garbage import gc
 from stepkeeper.retention.pins import Pin, list_pins, pin_path, pinned_slots, put_pin
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
-from stepkeeper.testing.checkpoints import SmallRoot
+from stepkeeper_testing.checkpoints import SmallRoot
 
 IMPATIENT: Final = Patience(total_s=0.0, sleep=lambda _: None)
 PIN: Final = Pin(slot=1, nonce="a" * 32, holder="an evaluation", reason="reads")

@@ -1,1 +1,1 @@
-"""Help users write tests: a suite for stores (needs pytest), a bucket's emulator, a pod's identity, checkpoints."""
+"""Be a cloud for tests of a training: `metadata_server`."""

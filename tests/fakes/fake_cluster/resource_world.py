@@ -9,7 +9,6 @@ from fake_cluster.cloud.small_cloud import SmallCloud
 from fake_cluster.cluster import FakeCluster
 from fake_cluster.queued_resources import CLUSTER_ID, make_resource
 from fake_cluster.resource_hosts import sync_hosts
-
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus
 from stepkeeper_operator.cache.cache import Cache

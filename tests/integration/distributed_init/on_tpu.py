@@ -10,7 +10,7 @@ import torch_xla.runtime as xr
 from stepkeeper.distributed import groups
 from stepkeeper.distributed.devices import Hardware
 from stepkeeper.errors import ProcessGroupError
-from stepkeeper.testing.pod import pod_environ, pod_identity
+from stepkeeper_testing.pod import pod_environ, pod_identity
 
 
 def main() -> None:

@@ -31,8 +31,8 @@ from stepkeeper.checkpoint import (
 )
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
-from stepkeeper.testing.pod import pod_identity
 from stepkeeper_planners import SPMDSavePlanner, formats
+from stepkeeper_testing.pod import pod_identity
 
 
 class AnonymousMemory:

@@ -14,8 +14,8 @@ import torch
 
 from stepkeeper import CheckpointManager
 from stepkeeper.contract import Interval, Settings
-from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import Environment, PodPaths
+from stepkeeper_testing.pod import pod_identity
 
 FOLDER = Path(sys.argv[1])
 

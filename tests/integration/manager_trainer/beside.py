@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from stepkeeper import CheckpointManager
 from stepkeeper.contract import Interval, Settings
-from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import Environment, PodPaths
+from stepkeeper_testing.pod import pod_identity
 
 FOLDER = Path(sys.argv[1])
 STATE: dict[str, Any] = {"w": torch.zeros(100), "step": 0}

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from stepkeeper import CheckpointManager
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
-from stepkeeper.testing.pod import pod_identity
+from stepkeeper_testing.pod import pod_identity
 
 LAST = 7
 

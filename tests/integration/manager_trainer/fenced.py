@@ -12,8 +12,8 @@ from stepkeeper import CheckpointManager
 from stepkeeper.errors import FencedError
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
-from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import PodPaths
+from stepkeeper_testing.pod import pod_identity
 
 STATE: Final = {"w": torch.zeros(4)}
 

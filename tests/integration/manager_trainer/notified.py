@@ -20,8 +20,8 @@ from stepkeeper import CheckpointManager
 from stepkeeper.contract import Directive, Interval, Settings
 from stepkeeper.save import persist
 from stepkeeper.save.share import write_share
-from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import Environment, PodPaths
+from stepkeeper_testing.pod import pod_identity
 
 FOLDER, RANK, WORLD_SIZE = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 OPTIONS = json.loads(sys.argv[4])

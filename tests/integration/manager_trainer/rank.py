@@ -17,8 +17,8 @@ from stepkeeper import CheckpointManager
 from stepkeeper.contract import Interval, OnDisruption, Settings
 from stepkeeper.policy.save import EverySeconds
 from stepkeeper.save.report import SaveState
-from stepkeeper.testing.pod import pod_environ, pod_identity
 from stepkeeper.training.environment import PodPaths
+from stepkeeper_testing.pod import pod_environ, pod_identity
 
 
 def say(event: str, **values: Any) -> None:

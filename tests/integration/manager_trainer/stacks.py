@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from stepkeeper import CheckpointManager
-from stepkeeper.testing.pod import pod_environ, pod_identity
 from stepkeeper.training.environment import PodPaths
+from stepkeeper_testing.pod import pod_environ, pod_identity
 
 
 class Deadline(ctypes.Structure):

@@ -18,8 +18,8 @@ from stepkeeper.contract import Interval, Settings
 from stepkeeper.policy.save import SaveCost
 from stepkeeper.save import persist
 from stepkeeper.save.share import write_share
-from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import Environment, PodPaths
+from stepkeeper_testing.pod import pod_identity
 
 FOLDER = Path(sys.argv[1])
 ROOT = FOLDER / "root"

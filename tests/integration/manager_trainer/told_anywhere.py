@@ -26,8 +26,8 @@ from stepkeeper.contract import Interval, Settings
 from stepkeeper.coordination.rank_group import StoreRankGroup
 from stepkeeper.save import persist
 from stepkeeper.save.share import write_share
-from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import Environment, PodPaths
+from stepkeeper_testing.pod import pod_identity
 
 T = TypeVar("T")
 FOLDER, RANK, WORLD_SIZE = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])

@@ -20,9 +20,9 @@ from stepkeeper.contract import Interval, Settings
 from stepkeeper.save import persist
 from stepkeeper.save.share import write_share
 from stepkeeper.storage.posix import PosixStore
-from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training import grace_period
 from stepkeeper.training.environment import Environment, PodPaths
+from stepkeeper_testing.pod import pod_identity
 
 FOLDER, RANK, WORLD_SIZE, CASE = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 OPTIONS = json.loads(sys.argv[5])

@@ -9,11 +9,11 @@ import json
 import sys
 from pathlib import Path
 
-from fake_cluster.cluster import FakeCluster
-from fake_cluster.world import World
 from typing_extensions import override
 
 import stepkeeper_operator.startup  # noqa: F401  # all that an operator has in memory
+from fake_cluster.cluster import FakeCluster
+from fake_cluster.world import World
 from stepkeeper.contract import token_audience
 from stepkeeper_operator.cluster import TOKEN_REVIEWS, Resource
 from stepkeeper_operator.endpoint import KubernetesTokens, ReportAuthenticator, ReportEndpoint

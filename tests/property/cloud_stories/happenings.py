@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Final
 
 from cloud_stories.world import StoryWorld
-from fake_cluster.queued_resources import PLACE
 from hypothesis import strategies as st
 
+from fake_cluster.queued_resources import PLACE
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion
 from stepkeeper_operator.errors import ApiError as ClusterError
 from tpuapi.core.errors import ApiError

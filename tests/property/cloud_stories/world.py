@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from cloud_stories.cloud import EngineCloud
-from fake_cluster.queued_resources import PLACE, make_resource
-from fake_cluster.resource_world import Killed, ResourceWorld
 from typing_extensions import override
 
+from fake_cluster.queued_resources import PLACE, make_resource
+from fake_cluster.resource_world import Killed, ResourceWorld
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import MAX_NODES, QueuedResourceStatus
 from stepkeeper_operator.cache.keys import queued_resource_key

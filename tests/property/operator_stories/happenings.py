@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from fake_cluster.messages import saved_message, termination_message
 from operator_stories.teller import Teller
 
+from fake_cluster.messages import saved_message, termination_message
 from stepkeeper.contract import ExitCode
 
 __all__ = ["HAPPENINGS", "mend_the_spec"]

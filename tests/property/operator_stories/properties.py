@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Final
 
-from fake_cluster.messages import training_report
 from operator_stories.teller import Teller
 
+from fake_cluster.messages import training_report
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 

@@ -3,10 +3,11 @@
 import random
 from typing import Any, Final
 
-from fake_cluster.world import World
 from operator_stories.happenings import HAPPENINGS, mend_the_spec
 from operator_stories.properties import find_false_standstill
 from operator_stories.teller import Teller
+
+from fake_cluster.world import World
 
 __all__ = ["SLICES", "come_to_rest", "tell"]
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from fake_cluster.messages import training_report
 from fake_cluster.world import World
-
 from stepkeeper.contract import ExitCode, Report
 
 __all__ = ["Teller"]

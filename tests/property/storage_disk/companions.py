@@ -16,8 +16,8 @@ from stepkeeper.policy.keep import LastN
 from stepkeeper.policy.keep_message import Keep
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import Patience
-from stepkeeper.testing.background import done
-from stepkeeper.testing.checkpoints import write_request
+from stepkeeper_testing.background import done
+from stepkeeper_testing.checkpoints import write_request
 
 __all__ = ["IMPATIENT", "Companions", "check_root", "contents", "saved_bytes"]
 

@@ -40,9 +40,9 @@ from stepkeeper.retention.garbage import gc
 from stepkeeper.retention.leases import LEASE_ENTRIES
 from stepkeeper.retention.pinning import pin_commit, renew_pin
 from stepkeeper.retention.pins import Pin, remove_pin
-from stepkeeper.testing.background import jobs
-from stepkeeper.testing.checkpoints import write_request
-from stepkeeper.testing.pod import pod_identity
+from stepkeeper_testing.background import jobs
+from stepkeeper_testing.checkpoints import write_request
+from stepkeeper_testing.pod import pod_identity
 
 __all__ = ["attempt", "collector", "follower", "reader", "remover"]
 

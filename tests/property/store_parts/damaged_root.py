@@ -14,8 +14,8 @@ from stepkeeper.repair.repairing import Plan, carry_out, plan_repair
 from stepkeeper.retention.garbage import gc
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import Patience
-from stepkeeper.testing.checkpoints import SmallRoot, save_small, write_small
-from stepkeeper.testing.pod import pod_identity
+from stepkeeper_testing.checkpoints import SmallRoot, save_small, write_small
+from stepkeeper_testing.pod import pod_identity
 
 IMPATIENT: Final = Patience(total_s=0, sleep=lambda _: None)
 

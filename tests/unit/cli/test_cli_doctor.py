@@ -13,7 +13,7 @@ from stepkeeper.errors import NotExclusiveError, StorageError, TransientStorageE
 from stepkeeper.retention.pins import Pin, put_pin
 from stepkeeper.storage.memory import MemoryStore
 from stepkeeper.storage.retry import Patience
-from stepkeeper.testing.checkpoints import SmallRoot
+from stepkeeper_testing.checkpoints import SmallRoot
 
 Run = Callable[..., Result]
 IMPATIENT = Patience(total_s=0, sleep=lambda _: None)

@@ -19,7 +19,7 @@ from typer.testing import Result
 from stepkeeper.checkpoint import CommitFiles
 from stepkeeper.errors import TransientStorageError
 from stepkeeper.log import CommitRecord
-from stepkeeper.testing.checkpoints import SmallRoot
+from stepkeeper_testing.checkpoints import SmallRoot
 
 Run = Callable[..., Result]
 

@@ -19,7 +19,7 @@ from stepkeeper.cli.root import Root
 from stepkeeper.log import CommitRecord, Log
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import Patience
-from stepkeeper.testing.checkpoints import SmallRoot
+from stepkeeper_testing.checkpoints import SmallRoot
 
 Run = Callable[..., Result]
 

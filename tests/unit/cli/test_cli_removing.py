@@ -13,8 +13,8 @@ from stepkeeper.cli import write as module
 from stepkeeper.errors import FencedError, OtherJobsRootError
 from stepkeeper.log import DeleteEntry
 from stepkeeper.retention.pins import Pin, put_pin, remove_pin
-from stepkeeper.testing.checkpoints import SmallRoot
-from stepkeeper.testing.pod import pod_identity
+from stepkeeper_testing.checkpoints import SmallRoot
+from stepkeeper_testing.pod import pod_identity
 
 Run = Callable[..., Result]
 

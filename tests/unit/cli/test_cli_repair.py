@@ -14,7 +14,7 @@ from typer.testing import Result
 from stepkeeper.errors import FencedError
 from stepkeeper.log.tail import slot_path
 from stepkeeper.storage.memory import MemoryStore
-from stepkeeper.testing.checkpoints import SmallRoot
+from stepkeeper_testing.checkpoints import SmallRoot
 
 Run = Callable[..., Result]
 

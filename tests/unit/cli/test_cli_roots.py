@@ -10,7 +10,7 @@ from typer.testing import Result
 
 from stepkeeper.errors import BadUriError
 from stepkeeper.storage import root_uri
-from stepkeeper.testing.checkpoints import SmallRoot
+from stepkeeper_testing.checkpoints import SmallRoot
 
 Run = Callable[..., Result]
 METRICS = {"accuracy": "0.123456789", "grad_norm": "nan", "loss": "2.5", "lr": "0.0001"}

@@ -22,9 +22,9 @@ from stepkeeper.checkpoint import files as module
 from stepkeeper.errors import TornCheckpointError
 from stepkeeper.log import CommitRecord, Log
 from stepkeeper.storage import Store, open_store
-from stepkeeper.testing.pod import pod_identity
 from stepkeeper_planners import formats
 from stepkeeper_planners.formats import checkpoint_reader
+from stepkeeper_testing.pod import pod_identity
 
 pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
 

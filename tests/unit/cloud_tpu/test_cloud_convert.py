@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from fake_cluster.queued_resources import make_resource
 from google.cloud import tpu_v2, tpu_v2alpha1
 from google.protobuf import json_format
 
+from fake_cluster.queued_resources import make_resource
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudMaintenance, CloudRequest, Place
 from stepkeeper_operator.cloud_tpu.convert import build_queued_resource, read_node, read_queued_resource
 from stepkeeper_operator.queued_resources.request import build_request

@@ -21,7 +21,7 @@ from stepkeeper.contract import (
     Termination,
     token_audience,
 )
-from stepkeeper.testing.pod import pod_environ, pod_identity
+from stepkeeper_testing.pod import pod_environ, pod_identity
 
 IDENTITY = pod_identity(
     jobset_number=1, restart_attempt=4, slice_index=1, host_index=3, n_slices=2, hosts_per_slice=4

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import yaml
-from fake_cluster.world import training_job
 
+from fake_cluster.world import training_job
 from stepkeeper.contract import Best, BestMode, Identity, Retention, Settings
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.build import build_config_map, build_jobset, template_hash

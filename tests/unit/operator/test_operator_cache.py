@@ -1,7 +1,6 @@
 """Test the cache: the jobs that a change concerns, and objects that are gone unnoticed."""
 
 from fake_cluster.world import World
-
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
 from stepkeeper_operator.cache.keys import job_key
 from stepkeeper_operator.facts.raw import RawObject

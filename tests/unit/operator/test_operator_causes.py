@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from fake_cluster.facts import make_pod
 
+from fake_cluster.facts import make_pod
 from stepkeeper.contract import CommitPoint, ExitCode, Termination
 from stepkeeper_operator.cache.evidence import AttemptEvidence, EvidenceCache
 from stepkeeper_operator.facts import BatchJob, Node, Pod

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from fake_cluster.cluster import FakeCluster
 
+from fake_cluster.cluster import FakeCluster
 from stepkeeper_operator.endpoint.certificates import TlsMaterial, make_tls, needs_renewal, renew_tls
 from stepkeeper_operator.endpoint.serving import load_certificate, server_tls
 from stepkeeper_operator.endpoint.tls import ServingCertificate

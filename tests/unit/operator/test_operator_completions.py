@@ -1,9 +1,9 @@
 """Test that a training that is done is complete, whatever its pods' other containers did."""
 
 import pytest
+
 from fake_cluster.messages import termination_message
 from fake_cluster.world import World
-
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 

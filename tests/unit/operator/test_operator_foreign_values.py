@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from fake_cluster.world import World
 
+from fake_cluster.world import World
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
 
 

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
+
 from fake_cluster.job_machines import change, machines, world_of
 from fake_cluster.world import World
-
 from stepkeeper.contract import Head, Report, ReportedCommit, ReportPhase
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus
 

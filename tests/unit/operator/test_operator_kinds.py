@@ -4,8 +4,8 @@ import dataclasses
 from typing import Any
 
 import pytest
-from fake_cluster.world import World, training_job
 
+from fake_cluster.world import World, training_job
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey, job_key, queued_resource_key
 from stepkeeper_operator.cache.kinds import list_watched_kinds

@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
+from typing_extensions import override
+
 from fake_cluster.cluster import FakeCluster
 from fake_cluster.messages import saved_message, training_report
 from fake_cluster.world import World
-from typing_extensions import override
-
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.cache.cache import Cache

@@ -5,9 +5,9 @@ import random
 import time
 
 import pytest
-from fake_cluster.cluster import FakeCluster
 from typing_extensions import override
 
+from fake_cluster.cluster import FakeCluster
 from stepkeeper_operator.cluster import CONFIG_MAPS, Resource, guard_writes
 from stepkeeper_operator.errors import ApiError, LeaseLostError
 from stepkeeper_operator.facts.raw import RawObject

@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from fake_cluster.messages import training_report
 from fake_cluster.world import World
-
 from stepkeeper.contract import Report, ReportPhase
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
 from stepkeeper_operator.cache.evidence import AttemptEvidence

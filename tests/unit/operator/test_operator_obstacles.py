@@ -1,8 +1,8 @@
 """Test that an accepted job that can't start says so, and what to look at."""
 
 import pytest
-from fake_cluster.world import World
 
+from fake_cluster.world import World
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 
 CONTAINER = {"name": "trainer", "image": "trainer:1"}

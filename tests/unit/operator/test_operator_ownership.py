@@ -4,8 +4,8 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from fake_cluster.world import World
 
+from fake_cluster.world import World
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
 from stepkeeper_operator.cache.cache import Cache

@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
+
 from fake_cluster.messages import training_report
 from fake_cluster.world import World
-
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.decision import DeleteJobSet
 from stepkeeper_operator.facts import read_jobset

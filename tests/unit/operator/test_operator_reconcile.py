@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
-from fake_cluster.cluster import FakeCluster
-from fake_cluster.world import training_job
 from typing_extensions import override
 
+from fake_cluster.cluster import FakeCluster
+from fake_cluster.world import training_job
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey, job_key, queued_resource_key
 from stepkeeper_operator.cluster import JOBSETS, QUEUED_RESOURCES, Resource

@@ -4,8 +4,8 @@ import contextlib
 from typing import Any
 
 import pytest
-from fake_cluster.world import World
 
+from fake_cluster.world import World
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.errors import ApiError, InvalidObjectError
 from stepkeeper_operator.facts.raw import RawObject

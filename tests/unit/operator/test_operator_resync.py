@@ -4,9 +4,9 @@ import asyncio
 from collections import Counter
 
 import pytest
-from fake_cluster.cluster import FakeCluster
 from typing_extensions import override
 
+from fake_cluster.cluster import FakeCluster
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.kinds import list_watched_kinds
 from stepkeeper_operator.cluster import JOBSETS, WORKLOADS, Resource

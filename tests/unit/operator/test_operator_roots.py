@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from fake_cluster.world import World, training_job
 
+from fake_cluster.world import World, training_job
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.facts import read_job_root
 from stepkeeper_operator.facts.raw import render_time

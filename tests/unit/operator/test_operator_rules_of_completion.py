@@ -3,9 +3,9 @@
 from typing import Any, Final
 
 import pytest
+
 from fake_cluster.facts import make_ended_pod as ended
 from fake_cluster.facts import make_pod as pod
-
 from stepkeeper.contract import Termination
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import Pod

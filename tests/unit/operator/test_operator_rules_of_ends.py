@@ -3,10 +3,10 @@
 from typing import Any, Final
 
 import pytest
+
 from fake_cluster.facts import make_ended_pod as ended
 from fake_cluster.facts import make_failed_job as failed_job
 from fake_cluster.facts import make_pod as pod
-
 from stepkeeper.contract import Cause, CommitPoint, Termination
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import BatchJob, Node, Pod

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
+
 from fake_cluster.facts import make_ended_pod as ended
 from fake_cluster.facts import make_failed_job as failed_job
 from fake_cluster.facts import make_history as history
@@ -11,7 +12,6 @@ from fake_cluster.facts import make_job, make_machines
 from fake_cluster.facts import make_jobset as jobset
 from fake_cluster.facts import make_pod as pod
 from fake_cluster.messages import training_report
-
 from stepkeeper.contract import CommitPoint, Termination
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, Bookkeeping

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
+
 from fake_cluster.facts import (
     ON_MACHINES,
     make_ended_pod,
@@ -13,7 +14,6 @@ from fake_cluster.facts import (
     make_pod,
 )
 from fake_cluster.messages import training_report
-
 from stepkeeper.contract import CommitPoint, Termination
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (

@@ -1,8 +1,8 @@
 """Test that what one slice shows of an end decides nothing that another slice can still explain."""
 
 import pytest
-from fake_cluster.world import World
 
+from fake_cluster.world import World
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
 
 

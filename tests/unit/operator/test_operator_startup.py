@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
-from fake_cluster.cluster import FakeCluster
 
+from fake_cluster.cluster import FakeCluster
 from stepkeeper_operator import readiness
 from stepkeeper_operator.lease import LeaseGuard
 from stepkeeper_operator.settings import OperatorSettings

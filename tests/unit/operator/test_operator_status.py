@@ -3,8 +3,8 @@
 from typing import Any, Final
 
 import pytest
-from fake_cluster.world import training_job
 
+from fake_cluster.world import training_job
 from stepkeeper.contract import (
     CommitPoint,
     Head,

@@ -2,7 +2,6 @@
 
 from fake_cluster.messages import termination_message
 from fake_cluster.world import World
-
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 
 AT_ONCE = {"backoff": {"initialSeconds": 0, "maxSeconds": 0}}

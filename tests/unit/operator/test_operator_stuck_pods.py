@@ -1,8 +1,8 @@
 """Test that a pod which was told to end and doesn't is named, with what to do, whoever waits for it."""
 
 import pytest
-from fake_cluster.world import World
 
+from fake_cluster.world import World
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.facts.raw import render_time
 

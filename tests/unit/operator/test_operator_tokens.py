@@ -4,9 +4,9 @@ import base64
 import json
 
 import pytest
-from fake_cluster.cluster import FakeCluster
 from typing_extensions import override
 
+from fake_cluster.cluster import FakeCluster
 from stepkeeper_operator.cluster import TOKEN_REVIEWS, Resource
 from stepkeeper_operator.endpoint import KubernetesTokens, TokenPod
 from stepkeeper_operator.errors import ReportRefusedError

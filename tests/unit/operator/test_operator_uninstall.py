@@ -5,8 +5,8 @@ import os
 from typing import Any
 
 import pytest
-from fake_cluster.cluster import FakeCluster
 
+from fake_cluster.cluster import FakeCluster
 from stepkeeper_operator.__main__ import main
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.queued_resources.naming import FINALIZER

@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 import kopf
 import pytest
-from fake_cluster.world import World
 from kopf._cogs.aiokits.aiotoggles import ToggleSet
 from kopf._cogs.structs.ephemera import AnyMemo, Memo
 from kopf._cogs.structs.references import Resource as KopfResource
@@ -13,6 +12,7 @@ from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.reactor.inventory import ResourceMemories
 from kopf._core.reactor.processing import process_resource_event
 
+from fake_cluster.world import World
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey, job_key
 from stepkeeper_operator.cache.kinds import list_watched_kinds

@@ -3,7 +3,6 @@
 from typing import Any
 
 from fake_cluster.world import World
-
 from stepkeeper_operator.facts.raw import condition_of
 
 TWO_SLICES: dict[str, Any] = {"tpu": {"accelerator": "v5p", "topology": "2x2x2", "slices": 2}}

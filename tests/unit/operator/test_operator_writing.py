@@ -4,8 +4,8 @@ import logging
 from typing import Any
 
 import pytest
-from fake_cluster.cluster import FakeCluster
 
+from fake_cluster.cluster import FakeCluster
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.cluster import PODS, QUEUED_RESOURCES
 from stepkeeper_operator.errors import ApiError, ConflictError

@@ -4,7 +4,6 @@ from typing import Any
 
 from fake_cluster.job_machines import change, running
 from fake_cluster.world import World
-
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
 
 SPOT: dict[str, Any] = {"spot": {}}

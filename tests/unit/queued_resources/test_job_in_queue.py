@@ -4,7 +4,6 @@ from typing import Any
 
 from fake_cluster.job_machines import machines, world_of
 from fake_cluster.world import World
-
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 
 QUEUE = "kueue.x-k8s.io/queue-name"

@@ -4,7 +4,6 @@ import re
 
 from fake_cluster.job_machines import change, running
 from fake_cluster.world import World
-
 from stepkeeper.contract import Head, Report, ReportedCommit, ReportPhase
 from stepkeeper_operator.facts.raw import render_time
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from fake_cluster.queued_resources import (
     PLACE,
     created,
@@ -15,7 +16,6 @@ from fake_cluster.queued_resources import (
     with_status,
 )
 from fake_cluster.resource_world import ResourceWorld
-
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import CloudOperation, QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudNode, CloudTPUError, ErrorKind, Place
 from stepkeeper_operator.labels import CLOUD_NODE_LABEL

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from fake_cluster.cloud.small_cloud import SmallCloud
 from fake_cluster.queued_resources import (
     PLACE,
@@ -17,7 +18,6 @@ from fake_cluster.queued_resources import (
     observe,
 )
 from fake_cluster.resource_world import ResourceWorld
-
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudQueuedResource, ErrorKind, Place
 from stepkeeper_operator.facts.queued_resource import read_queued_machines

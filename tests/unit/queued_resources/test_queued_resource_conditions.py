@@ -4,13 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from fake_cluster.queued_resources import (
     make_cloud_resource,
     make_node,
     make_resource,
     observe,
 )
-
 from stepkeeper_operator.api.v1alpha1.conditions import Condition
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (

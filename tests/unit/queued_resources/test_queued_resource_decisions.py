@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from fake_cluster.queued_resources import (
     NOW,
     after,
@@ -16,7 +17,6 @@ from fake_cluster.queued_resources import (
     noted,
     observe,
 )
-
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceState,
     QueuedResourceStatus,

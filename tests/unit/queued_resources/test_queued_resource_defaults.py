@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from fake_cluster.queued_resources import (
     created,
     decide,
@@ -11,7 +12,6 @@ from fake_cluster.queued_resources import (
     make_resource,
     observe,
 )
-
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.queued_resources.request import build_request, hash_spec
 

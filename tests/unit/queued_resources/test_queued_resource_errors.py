@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from fake_cluster.queued_resources import (
     CLUSTER_ID,
     NOW,
@@ -19,7 +20,6 @@ from fake_cluster.queued_resources import (
     observe,
     with_status,
 )
-
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     CloudOperation,

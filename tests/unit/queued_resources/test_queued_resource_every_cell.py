@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+
 from fake_cluster.queued_resources import NOW, after, decide, list_cloud
 from fake_cluster.resource_cells import (
     WORDS,
@@ -12,7 +13,6 @@ from fake_cluster.resource_cells import (
     requests_of,
 )
 from fake_cluster.resource_situations import SITUATIONS
-
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource

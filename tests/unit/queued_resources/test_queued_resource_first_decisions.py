@@ -3,6 +3,7 @@
 from itertools import product
 
 import pytest
+
 from fake_cluster.queued_resources import NOW, SETTINGS, decide, find
 from fake_cluster.resource_cells import (
     ANSWERS,
@@ -13,7 +14,6 @@ from fake_cluster.resource_cells import (
     requests_of,
 )
 from fake_cluster.resource_situations import SITUATIONS
-
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource
 from stepkeeper_operator.queued_resources.decision import (

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from fake_cluster.queued_resources import (
     NOW,
     after,
@@ -14,7 +15,6 @@ from fake_cluster.queued_resources import (
     noted,
     observe,
 )
-
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.facts.queued_resource import read_queued_machines

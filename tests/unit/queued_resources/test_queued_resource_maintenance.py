@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from fake_cluster.queued_resources import (
     NOW,
     after,
@@ -13,7 +14,6 @@ from fake_cluster.queued_resources import (
     make_node,
     observe,
 )
-
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance

@@ -1,8 +1,8 @@
 """Test the figures of QueuedResources in /metrics, as Prometheus reads them."""
 
-from fake_cluster.resource_world import ResourceWorld
 from prometheus_client.parser import text_string_to_metric_families
 
+from fake_cluster.resource_world import ResourceWorld
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import ErrorKind
 

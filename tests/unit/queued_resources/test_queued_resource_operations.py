@@ -1,6 +1,7 @@
 """Test that an operation which nobody can read holds nothing up: what exists, or doesn't, tells what became of it."""
 
 import pytest
+
 from fake_cluster.queued_resources import (
     created,
     decide,
@@ -12,7 +13,6 @@ from fake_cluster.queued_resources import (
     with_status,
 )
 from fake_cluster.resource_world import ResourceWorld
-
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import CloudOperation, QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import ErrorKind
 from stepkeeper_operator.queued_resources.settings import CloudSettings

@@ -4,8 +4,8 @@ import logging
 from dataclasses import replace
 
 import pytest
-from fake_cluster.resource_world import ResourceWorld
 
+from fake_cluster.resource_world import ResourceWorld
 from stepkeeper_operator.queued_resources.naming import CLUSTER_LABEL, NAME_LABEL, UID_LABEL
 
 GAUGE = 'stepkeeper_queued_resource_orphans{project="my-project",zone="us-central2-b"}'

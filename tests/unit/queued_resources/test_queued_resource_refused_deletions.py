@@ -1,6 +1,7 @@
 """Test that a refused deletion, while machines cost money, is asked for again within five minutes, and says so."""
 
 import pytest
+
 from fake_cluster.queued_resources import (
     CLUSTER_ID,
     NOW,
@@ -14,7 +15,6 @@ from fake_cluster.queued_resources import (
     noted,
     observe,
 )
-
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource, CloudTPUError, ErrorKind

@@ -3,8 +3,8 @@
 import contextlib
 
 import pytest
-from fake_cluster.resource_world import ResourceWorld
 
+from fake_cluster.resource_world import ResourceWorld
 from stepkeeper_operator.errors import ApiError, InvalidObjectError
 
 

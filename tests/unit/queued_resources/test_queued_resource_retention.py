@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from fake_cluster.queued_resources import (
     PLACE,
     decide,
@@ -14,7 +15,6 @@ from fake_cluster.queued_resources import (
     with_status,
 )
 from fake_cluster.resource_world import ResourceWorld
-
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import CloudOperation, QueuedResourceState
 from stepkeeper_operator.queued_resources.decision import SetFinalizer, Uncordon
 from stepkeeper_operator.queued_resources.observed import Member

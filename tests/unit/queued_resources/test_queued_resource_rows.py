@@ -1,9 +1,9 @@
 """Test the rows of the truth table that people ask about: what happens, what is said, when it is looked at again."""
 
 import pytest
+
 from fake_cluster.queued_resources import after, decide, find, noted, with_status
 from fake_cluster.resource_cells import WISHES, WORDS, make_cell
-
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import CloudError
 from stepkeeper_operator.queued_resources.decision import (
     Action,

@@ -1,9 +1,9 @@
 """Test objects that want one name in the cloud: one after the other, and from two namespaces at once."""
 
 import pytest
+
 from fake_cluster.queued_resources import PLACE
 from fake_cluster.resource_world import ResourceWorld
-
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, ErrorKind
 from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL

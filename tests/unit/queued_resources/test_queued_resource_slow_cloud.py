@@ -4,12 +4,12 @@ import asyncio
 from typing import Any
 
 import pytest
+from typing_extensions import override
+
 from fake_cluster.cloud.small_cloud import SmallCloud
 from fake_cluster.cluster import FakeCluster
 from fake_cluster.queued_resources import CLUSTER_ID, PLACE, make_resource
 from fake_cluster.resource_world import ResourceWorld
-from typing_extensions import override
-
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey, queued_resource_key
 from stepkeeper_operator.cloud_tpu.cloud import (

@@ -4,9 +4,9 @@ import contextlib
 from typing import Any
 
 import pytest
+
 from fake_cluster.queued_resources import PLACE
 from fake_cluster.resource_world import ResourceWorld
-
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import ErrorKind
 from stepkeeper_operator.errors import ApiError, InvalidObjectError, LeaseLostError

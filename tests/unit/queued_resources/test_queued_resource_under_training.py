@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from cloud_stories.cloud import EngineCloud
+
 from fake_cluster.job_machines import world_of
 from fake_cluster.messages import saved_message
 from fake_cluster.queued_resources import make_resource
 from fake_cluster.world import World
-
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.cache.keys import job_key, queued_resource_key

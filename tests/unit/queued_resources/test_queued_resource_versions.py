@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from fake_cluster.resource_world import ResourceWorld
 
+from fake_cluster.resource_world import ResourceWorld
 from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudTPUError, ErrorKind
 
 REFUSED = CloudTPUError(ErrorKind.TERMINAL, "PERMISSION_DENIED", "no v2alpha1 here")

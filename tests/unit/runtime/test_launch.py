@@ -12,7 +12,7 @@ from stepkeeper.contract import Termination
 from stepkeeper.launch.__main__ import torchrun_variables
 from stepkeeper.launch.exit_code import choose_exit_code, read_torchrun_error
 from stepkeeper.process_end.launcher_folder import list_ranks
-from stepkeeper.testing.pod import pod_environ, pod_identity
+from stepkeeper_testing.pod import pod_environ, pod_identity
 
 POD = pod_environ(
     pod_identity(slice_index=1, host_index=1, n_slices=2, hosts_per_slice=2, coordinator="lm-w-0-0.lm")

@@ -6,7 +6,7 @@ import torch
 from stepkeeper.distributed.devices import choose_backend
 from stepkeeper.distributed.launchers import Launcher, choose_launcher, read_local_rank
 from stepkeeper.errors import ProcessGroupError
-from stepkeeper.testing.pod import pod_environ, pod_identity
+from stepkeeper_testing.pod import pod_environ, pod_identity
 
 TORCHRUN = {
     "RANK": "3",

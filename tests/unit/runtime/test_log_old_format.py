@@ -15,7 +15,7 @@ from stepkeeper.log import Log, LogState
 from stepkeeper.log.replay import apply
 from stepkeeper.log.tail import slot_path
 from stepkeeper.storage.retry import DEFAULT_PATIENCE
-from stepkeeper.testing.checkpoints import SmallRoot
+from stepkeeper_testing.checkpoints import SmallRoot
 
 OLD_ROOT = Path(__file__).parents[2] / "data/log_format_2/root.json"
 """The objects of a root that the last release with that format wrote. Its indexes go back from slot 72 to 64 and 0."""

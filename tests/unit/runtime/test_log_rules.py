@@ -17,7 +17,7 @@ from stepkeeper.log import Claim, Log
 from stepkeeper.log.tail import slot_path
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
-from stepkeeper.testing.pod import pod_identity
+from stepkeeper_testing.pod import pod_identity
 
 CommitStep = Callable[..., int]
 NO_PATIENCE = Patience(total_s=0, sleep=lambda _: None)

@@ -20,8 +20,8 @@ from store_parts.damaged_root import (
 from stepkeeper.errors import DamagedEntryError, LogFormatError, LogGapError
 from stepkeeper.log import ForeignBase, Log, LogState
 from stepkeeper.log.tail import slot_path
-from stepkeeper.testing.checkpoints import SmallRoot, save_small
-from stepkeeper.testing.pod import pod_identity
+from stepkeeper_testing.checkpoints import SmallRoot, save_small
+from stepkeeper_testing.pod import pod_identity
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from stepkeeper.log.tail import slot_path
 from stepkeeper.repair.repairing import carry_out
 from stepkeeper.retention.garbage import gc
 from stepkeeper.retention.pins import Pin, put_pin
-from stepkeeper.testing.checkpoints import SmallRoot, save_small
+from stepkeeper_testing.checkpoints import SmallRoot, save_small
 
 
 @pytest.fixture

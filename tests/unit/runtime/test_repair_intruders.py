@@ -9,7 +9,7 @@ from store_parts.damaged_root import IMPATIENT, damage, goes_on, planned, repair
 from stepkeeper.errors import DamagedEntryError
 from stepkeeper.log import Claim, Log
 from stepkeeper.log.tail import slot_path
-from stepkeeper.testing.checkpoints import SmallRoot, save_small
+from stepkeeper_testing.checkpoints import SmallRoot, save_small
 
 
 def commits(root: SmallRoot, log: Log, claim: Claim) -> None:

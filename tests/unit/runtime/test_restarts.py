@@ -13,9 +13,9 @@ from stepkeeper.log.restarts import RestartHistory, read_restart_history
 from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.log.tail import slot_path
 from stepkeeper.policy.save import Auto, Disruptions, SaveCost
-from stepkeeper.testing.checkpoints import SmallRoot
-from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.disruptions import DisruptionHistory
+from stepkeeper_testing.checkpoints import SmallRoot
+from stepkeeper_testing.pod import pod_identity
 
 DAY_S = 86400
 COST = SaveCost(stall_s=1.0, duration_s=2.0)

@@ -9,7 +9,7 @@ from stepkeeper.errors import StorageError
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.storage.memory import MemoryStore
-from stepkeeper.testing.checkpoints import SmallRoot
+from stepkeeper_testing.checkpoints import SmallRoot
 
 
 @pytest.fixture

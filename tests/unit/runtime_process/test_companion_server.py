@@ -32,8 +32,8 @@ from stepkeeper.policy.keep import LastN
 from stepkeeper.policy.keep_message import Keep
 from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
 from stepkeeper.storage.moved import moved
-from stepkeeper.testing.checkpoints import write_request
 from stepkeeper.tier import TierPlace
+from stepkeeper_testing.checkpoints import write_request
 
 Predicate = Callable[[Operation, str], bool]
 

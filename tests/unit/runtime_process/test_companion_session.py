@@ -27,8 +27,8 @@ from stepkeeper.retention.pinning import renew_pin
 from stepkeeper.retention.pins import Pin, put_pin, remove_pin
 from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
 from stepkeeper.storage.retry import Patience
-from stepkeeper.testing.background import done
-from stepkeeper.testing.checkpoints import write_request
+from stepkeeper_testing.background import done
+from stepkeeper_testing.checkpoints import write_request
 
 
 class Reports:

@@ -34,8 +34,8 @@ from stepkeeper.save.job import SaveJob
 from stepkeeper.save.persist import persist_save
 from stepkeeper.save.snapshot import Region, SnapshotTaker
 from stepkeeper.storage.memory import MemoryStore, named_bucket
-from stepkeeper.testing.background import done
 from stepkeeper.tier import TierPlace
+from stepkeeper_testing.background import done
 
 ROWS = (
     TensorOrder(fqn='w\n"ü', dtype="float32", global_shape=(4, 8), offsets=(2, 0), sizes=(2, 8), start=0),

@@ -19,8 +19,8 @@ from stepkeeper.companion.messages import (
 from stepkeeper.companion.session import Session
 from stepkeeper.errors import CompanionError
 from stepkeeper.storage.memory import named_bucket
-from stepkeeper.testing.checkpoints import write_request
 from stepkeeper.tier import TierPlace
+from stepkeeper_testing.checkpoints import write_request
 
 DATA = b"what torch.save wrote of a value"
 

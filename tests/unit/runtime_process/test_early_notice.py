@@ -11,7 +11,7 @@ from stepkeeper.contract import Termination
 _POD = """
 import ctypes, os, signal, sys, threading, time
 from pathlib import Path
-from stepkeeper.testing.pod import pod_identity
+from stepkeeper_testing.pod import pod_identity
 from stepkeeper.training.notices.early_notice import heed_early_notices, leave_notices_to_manager
 from stepkeeper.training.notices.signals import signal_watcher
 from stepkeeper.training.notices.sigterm_cleanup import SigtermCleanup

@@ -13,7 +13,7 @@ from stepkeeper.contract import CommitPoint, ExitCode, Termination
 from stepkeeper.process_end.kernel_record import KernelRecord
 from stepkeeper.process_end.killed import leave_word_of_killed
 from stepkeeper.process_end.last_words import leave_last_word
-from stepkeeper.testing.pod import pod_identity
+from stepkeeper_testing.pod import pod_identity
 
 RESTORED = CommitPoint(sequence=1, step=10)
 

@@ -22,11 +22,11 @@ from stepkeeper.errors import (
 )
 from stepkeeper.process_end.known_causes import find_known_cause
 from stepkeeper.save.persist import _join_refusals
-from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import Environment, PodPaths
 from stepkeeper.training.grace_period import GracePeriod
 from stepkeeper.training.notices.watcher import NoticeWatcher
 from stepkeeper.training.termination import ProcessExit
+from stepkeeper_testing.pod import pod_identity
 
 
 def raised_from(cause: Exception) -> Exception:

@@ -9,9 +9,9 @@ from stepkeeper import CheckpointManager
 from stepkeeper.contract import SETTINGS_FILE_NAME, Interval, Settings
 from stepkeeper.policy import keep, save
 from stepkeeper.policy.save import SavePolicy
-from stepkeeper.testing.pod import pod_environ, pod_identity
 from stepkeeper.training import environment as env
 from stepkeeper.training.environment import PodPaths
+from stepkeeper_testing.pod import pod_environ, pod_identity
 
 
 @pytest.fixture

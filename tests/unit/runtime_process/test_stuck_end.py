@@ -21,9 +21,9 @@ from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import FencedError, PeerLostError, StepkeeperError
 from stepkeeper.policy.save import EveryNSteps
 from stepkeeper.save.saver import Saver
-from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import Environment, PodPaths
 from stepkeeper.training.step_controller import StepController
+from stepkeeper_testing.pod import pod_identity
 
 
 class Stuck:

@@ -14,11 +14,11 @@ from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import ExitCode, Interval, Settings, Termination
 from stepkeeper.errors import FencedError, NoticeDeadlineError, OtherJobsRootError, PeerLostError, SaveError
 from stepkeeper.process_end.last_words import leave_last_word
-from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training.environment import Environment, PodPaths
 from stepkeeper.training.grace_period import GracePeriod
 from stepkeeper.training.notices.watcher import Notice, NoticeWatcher
 from stepkeeper.training.termination import ProcessExit, format_traceback, process_exit_code
+from stepkeeper_testing.pod import pod_identity
 
 
 @pytest.mark.parametrize(

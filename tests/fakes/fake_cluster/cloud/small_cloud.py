@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from fake_cluster.cloud.nodes import make_node, show_node
-from fake_cluster.cloud.planned_faults import PlannedFaults
 from typing_extensions import override
 
+from fake_cluster.cloud.nodes import make_node, show_node
+from fake_cluster.cloud.planned_faults import PlannedFaults
 from stepkeeper_operator.cloud_tpu.cloud import (
     ApiVersion,
     CloudMaintenance,

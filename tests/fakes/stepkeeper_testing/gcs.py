@@ -48,7 +48,7 @@ def fake_gcs_server(program: str, folder: Path) -> Iterator[str]:
 
 
 def _make_bucket(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    request = urllib.request.Request(  # noqa: S310  # http://127.0.0.1, from above
+    request = urllib.request.Request(  # http://127.0.0.1, from above
         f"{address}/storage/v1/b?project=test",
         data=json.dumps({"name": BUCKET}).encode(),
         headers={"Content-Type": "application/json"},

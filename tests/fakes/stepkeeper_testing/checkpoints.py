@@ -17,7 +17,7 @@ from stepkeeper.companion.messages import WriteRequest
 from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.storage import Store, open_store
-from stepkeeper.testing.pod import pod_identity
+from stepkeeper_testing.pod import pod_identity
 
 __all__ = ["SmallRoot", "save_small", "write_small"]
 

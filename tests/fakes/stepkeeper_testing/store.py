@@ -23,7 +23,7 @@ from stepkeeper.retention.leases import drop_over
 from stepkeeper.retention.pinning import pin_commit, renew_pin
 from stepkeeper.retention.pins import is_pinned, list_pins, pinned_slots
 from stepkeeper.storage.base import PagedStore, Store
-from stepkeeper.testing.checkpoints import save_small
+from stepkeeper_testing.checkpoints import save_small
 
 __all__ = ["StoreContract"]
 
