@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fake_cluster.owned_objects import OwnedObjects
+
 from stepkeeper_operator.facts.raw import condition_of
 from stepkeeper_operator.labels import COMPLETION_INDEX_LABEL, JOB_INDEX_LABEL
 

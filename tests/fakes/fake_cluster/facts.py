@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from fake_cluster.world import training_job
+
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     Attempt,

@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from fake_cluster.world import World
+
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
 from stepkeeper_operator.facts.raw import render_time
 

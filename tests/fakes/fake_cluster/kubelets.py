@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from fake_cluster.cluster import FakeCluster
 from fake_cluster.owned_objects import OwnedObjects
+
 from stepkeeper_operator.facts.raw import condition_of, parse_time, render_time
 
 __all__ = ["FakeKubelets"]

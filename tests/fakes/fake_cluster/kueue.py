@@ -4,6 +4,7 @@ from typing import Any
 
 from fake_cluster.cluster import FakeCluster
 from fake_cluster.owned_objects import OwnedObjects
+
 from stepkeeper_operator.facts.raw import condition_of
 
 __all__ = ["FakeKueue"]

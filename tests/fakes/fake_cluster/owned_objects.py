@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from fake_cluster.cluster import FakeCluster
+
 from stepkeeper_operator.facts.raw import condition_of, render_time
 
 __all__ = ["TRACKING_FINALIZER", "OwnedObjects"]

@@ -12,6 +12,7 @@ from fake_cluster.queued_resources import (
     observe,
 )
 from fake_cluster.resource_situations import SITUATIONS
+
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     CloudOperation,

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fake_cluster.cluster import FakeCluster
+
 from stepkeeper_operator.cloud_tpu.cloud import CloudNode
 from stepkeeper_operator.facts.raw import RawObject, parse_time, render_time
 from stepkeeper_operator.labels import CLOUD_NODE_LABEL, QUEUED_RESOURCE_UID_LABEL

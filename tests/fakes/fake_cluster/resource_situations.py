@@ -12,6 +12,7 @@ from fake_cluster.queued_resources import (
     make_resource,
     noted,
 )
+
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudQueuedResource

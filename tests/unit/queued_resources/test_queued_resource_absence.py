@@ -58,12 +58,12 @@ def test_a_slice_that_is_gone_ends_the_resource_after_it_was_missed_twice() -> N
     async def story() -> None:
         world = await active(node={"count": 2})
         gone = world.cloud.nodes.pop((PLACE, "team-v5e-1"))
-        asked = world.cloud.n_gets
+        asked = world.cloud.count("GetQueuedResource", "GetNode")
         while "Preempted" not in world.events:
             await world.reconcile()
             world.now += 1
-            assert world.cloud.n_gets < asked + 60
-        assert world.cloud.n_gets >= asked + 2
+            assert world.cloud.count("GetQueuedResource", "GetNode") < asked + 60
+        assert world.cloud.count("GetQueuedResource", "GetNode") >= asked + 2
         world.cloud.nodes[PLACE, gone.id] = gone  # the deletion takes it along
         await world.run(40)
         assert world.cloud.created == ["team-v5e", "team-v5e-r1"]
@@ -166,8 +166,7 @@ def test_a_resource_that_cannot_be_asked_for_is_not_gone() -> None:
     async def story() -> None:
         world = await active()
         world.cloud.unlisted.add("team-v5e")
-        for _ in range(50):
-            world.cloud.fail_next("get", ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
+        world.cloud.inject_error("GetQueuedResource", "UNAVAILABLE", None, message="down")
         await world.run(30)
         assert "Vanished" not in world.events
         assert world.cloud.created == ["team-v5e"]
@@ -190,13 +189,12 @@ def test_what_a_failed_creation_left_is_deleted_though_lists_leave_it_out() -> N
     async def story() -> None:
         world = ResourceWorld()
         world.cloud.unlisted.add("team-v5e")
-        world.cloud.operation_error = CloudTPUError(ErrorKind.TRANSIENT, "INTERNAL", "it broke")
         for _ in range(6):
             await world.reconcile()
             world.now += 1
         assert world.cloud.created == ["team-v5e"]
+        world.cloud.fail("team-v5e", "INTERNAL", "it broke")
         for _ in range(3):
-            world.cloud.finish_operations()
             await world.reconcile()
             world.now += 10
         world.delete()
@@ -213,10 +211,7 @@ def test_a_label_that_can_name_no_slice_holds_nothing_up() -> None:
         known = world.cluster.objects["nodes", None, "team-v5e-w0"]
         labels = {**known["metadata"]["labels"], CLOUD_NODE_LABEL: "Not_An.Id"}
         world.cluster.put("nodes", {**known, "metadata": {**known["metadata"], "labels": labels}})
-        for _ in range(50):
-            world.cloud.fail_next(
-                "get_node", ErrorKind.TERMINAL, "INVALID_ARGUMENT", "no such name is possible"
-            )
+        world.cloud.inject_error("GetNode", "INVALID_ARGUMENT", None, message="no such name is possible")
         world.delete()
         await world.run(20)
         assert world.raw is None

@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_cluster.cloud.small_cloud import SmallCloud
 from fake_cluster.queued_resources import PLACE, make_cloud_resource, make_resource
 from fake_cluster.resource_world import ResourceWorld
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
-from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudQueuedResource, ErrorKind, Place
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudQueuedResource, Place
 from stepkeeper_operator.facts.queued_resource import read_queued_machines
 from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL
 from stepkeeper_operator.queued_resources.naming import CLUSTER_LABEL, UID_LABEL
+from tpuapi.cloud import FakeCloud
 
 BY_HAND = {"team": "blue"}
 SLICES = {"count": 2}
@@ -23,7 +23,7 @@ SLICES = {"count": 2}
 class LateCloud:
     """The same cloud by a slow network: labels arrive when `go` is set."""
 
-    def __init__(self, cloud: SmallCloud) -> None:
+    def __init__(self, cloud: FakeCloud) -> None:
         self._cloud = cloud
         self.asked, self.go = asyncio.Event(), asyncio.Event()
 
@@ -196,7 +196,7 @@ def test_an_adopted_one_that_has_lost_its_nodes_is_made_anew() -> None:
         world = ResourceWorld()
         world.cloud.add(made_by_hand())
         await world.run(14)
-        world.cloud.set_state("team-v5e", "SUSPENDED")
+        world.cloud.suspend("team-v5e")
         world.cloud.nodes.clear()
         await world.run(30)
         assert list(world.cloud.resources) == [(PLACE, "team-v5e-r1")]
@@ -231,7 +231,7 @@ def test_a_refusal_to_write_labels_is_told_in_the_clouds_words() -> None:
     async def story() -> None:
         world = ResourceWorld()
         world.cloud.add(made_by_hand())
-        world.cloud.fail_next("label", ErrorKind.TERMINAL, "PERMISSION_DENIED", "no tpu.nodes.update")
+        world.cloud.inject_error("UpdateNode", "PERMISSION_DENIED", message="no tpu.nodes.update")
         await world.run(4)
         accepted = next(c for c in world.status.conditions if c.type == "Accepted")
         assert (accepted.status, accepted.reason) == ("False", "Refused")

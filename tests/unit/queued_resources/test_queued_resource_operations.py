@@ -18,7 +18,6 @@ from fake_cluster.queued_resources import (
 from fake_cluster.resource_world import ResourceWorld
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import CloudOperation, QueuedResourceState
-from stepkeeper_operator.cloud_tpu.cloud import ErrorKind
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 
 CREATION = CloudOperation(name="op", verb="Create", start_time=0)
@@ -30,8 +29,7 @@ def play(story: Coroutine[Any, Any, None]) -> None:
 
 def unreadable_operations() -> ResourceWorld:
     world = ResourceWorld(settings=CloudSettings(poll_active_s=100))
-    for _ in range(5000):
-        world.cloud.fail_next("operation", ErrorKind.TERMINAL, "PERMISSION_DENIED", "may not read operations")
+    world.cloud.inject_error("GetOperation", "PERMISSION_DENIED", None, message="may not read operations")
     return world
 
 
@@ -41,11 +39,11 @@ def test_the_cloud_is_listed_at_the_idle_pace_though_no_operation_can_be_read() 
         await world.run(40)
         assert world.status.state is QueuedResourceState.ACTIVE
         assert world.status.operation is None
-        lists_before, ends_at = world.cloud.n_lists, world.now + 1000
+        lists_before, ends_at = world.cloud.count("ListQueuedResources"), world.now + 1000
         while world.now < ends_at:
             await world.reconcile()
             world.now += 5
-        assert world.cloud.n_lists - lists_before <= 12
+        assert world.cloud.count("ListQueuedResources") - lists_before <= 12
 
     play(story())
 

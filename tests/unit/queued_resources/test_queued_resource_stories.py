@@ -11,7 +11,7 @@ from fake_cluster.queued_resources import PLACE, make_cloud_resource
 from fake_cluster.resource_world import ResourceWorld
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
-from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, ErrorKind
+from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance
 from stepkeeper_operator.errors import ApiError, InvalidObjectError, LeaseLostError
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.settings import OperatorSettings
@@ -105,7 +105,7 @@ def test_an_operator_killed_at_any_write_makes_no_second_resource(write: int, *,
 def test_a_lost_answer_makes_no_second_resource() -> None:
     async def story() -> None:
         world = ResourceWorld()
-        world.cloud.fail_next("create", ErrorKind.TRANSIENT, "DEADLINE_EXCEEDED", carried_out=True)
+        world.cloud.inject_error("CreateQueuedResource", "DEADLINE_EXCEEDED", after_commit=True)
         await world.run(12)
         assert world.cloud.created == ["team-v5e"]
         assert world.status.error is None
@@ -117,7 +117,7 @@ def test_a_lost_answer_makes_no_second_resource() -> None:
 def test_a_preempted_node_brings_a_new_resource_after_the_old_one_is_gone() -> None:
     async def story() -> None:
         world = await active()
-        world.cloud.quota = 1
+        world.cloud.set_quota("v5litepod", 8)
         world.cloud.set_nodes("PREEMPTED")
         await world.run(40)
         assert world.cloud.created == ["team-v5e", "team-v5e-r1"]
@@ -133,11 +133,11 @@ def test_a_preempted_node_brings_a_new_resource_after_the_old_one_is_gone() -> N
 def test_quota_is_gone_and_comes_back() -> None:
     async def story() -> None:
         world = ResourceWorld()
-        world.cloud.quota = 0
+        world.cloud.set_quota("v5litepod", 0)
         await world.run(30)
         assert world.condition("QuotaExhausted") == ("True", "QuotaExhausted")
         assert world.events.count("QuotaExhausted") == 1
-        world.cloud.quota = None
+        world.cloud.set_quota("v5litepod", None)
         await world.run(60)
         assert world.status.state is QueuedResourceState.ACTIVE
         assert world.condition("QuotaExhausted") == ("False", "QuotaSuffices")
@@ -148,7 +148,7 @@ def test_quota_is_gone_and_comes_back() -> None:
 def test_a_refusal_is_told_in_the_apis_words_and_a_new_spec_is_tried_at_once() -> None:
     async def story() -> None:
         world = ResourceWorld()
-        world.cloud.fail_next("create", ErrorKind.TERMINAL, "INVALID_ARGUMENT", "no such accelerator")
+        world.cloud.inject_error("CreateQueuedResource", "INVALID_ARGUMENT", message="no such accelerator")
         await world.run(10)
         assert world.condition("Accepted") == ("False", "Refused")
         assert world.events.count("Refused") == 1
@@ -256,12 +256,11 @@ def test_maintenance_is_seen_and_passes() -> None:
 def test_the_apis_silence_writes_nothing_for_a_while_and_loses_nothing() -> None:
     async def story() -> None:
         world = await active()
-        for _ in range(100):
-            world.cloud.fail_next("list", ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
+        world.cloud.inject_error("ListNodes", "UNAVAILABLE", None, message="down")
         world.now += 60
         assert await world.record_writes(1) == []
         await world.run(40)
-        world.cloud.faults.clear()
+        world.cloud.clear_faults()
         await world.run(20)
         assert world.cloud.created == ["team-v5e"]
         assert world.condition("Degraded") == ("False", "AsExpected")
@@ -274,9 +273,9 @@ def test_lists_from_before_a_request_of_ours_are_not_believed() -> None:
         world = ResourceWorld()
         while not world.cloud.created:
             await world.reconcile()
-        before = world.cloud.n_lists
+        before = world.cloud.count("ListQueuedResources")
         await world.reconcile()
-        assert world.cloud.n_lists == before + 1, "asked anew, though no time has passed"
+        assert world.cloud.count("ListQueuedResources") == before + 1, "asked anew, though no time has passed"
 
     play(story())
 
@@ -285,12 +284,12 @@ def test_a_list_that_hangs_holds_no_worker_and_is_used_once_it_comes() -> None:
     async def story() -> None:
         impatient = CloudSettings(list_wait_s=0.01, poll_fast_s=10, poll_active_s=20, poll_waiting_s=20)
         world = ResourceWorld(settings=impatient)
-        world.cloud.answers.clear()
+        world.cloud.hold("ListQueuedResources")
         for _ in range(5):
             assert await world.reconcile() is not None
             world.now += 1
         assert not world.cloud.created
-        world.cloud.answers.set()
+        world.cloud.release("ListQueuedResources")
         await asyncio.sleep(0.01)
         await world.run(12)
         assert world.cloud.created == ["team-v5e"]
@@ -302,10 +301,10 @@ def test_a_list_that_hangs_holds_no_worker_and_is_used_once_it_comes() -> None:
 def test_many_looks_share_one_list() -> None:
     async def story() -> None:
         world = await active()
-        before = world.cloud.n_lists
+        before = world.cloud.count("ListQueuedResources")
         for _ in range(20):
             await world.reconcile()
-        assert world.cloud.n_lists <= before + 1
+        assert world.cloud.count("ListQueuedResources") <= before + 1
 
     play(story())
 
@@ -317,12 +316,12 @@ def test_the_cloud_is_listed_at_the_idle_pace_once_all_is_well(tier: dict[str, A
         world = ResourceWorld(settings=CloudSettings.from_settings(paces), tier=tier)
         await world.run(60)
         assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
-        lists_before, ends_at = world.cloud.n_lists, world.now + 2000
+        lists_before, ends_at = world.cloud.count("ListQueuedResources"), world.now + 2000
         while world.now < ends_at:
             wait_s = await world.reconcile()
             assert wait_s is not None
             world.now += min(wait_s, 7)  # something or other wakes it, more often than it wants
-        assert 15 <= world.cloud.n_lists - lists_before <= 23
+        assert 15 <= world.cloud.count("ListQueuedResources") - lists_before <= 23
 
     play(story())
 

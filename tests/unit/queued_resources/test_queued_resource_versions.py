@@ -9,11 +9,10 @@ import pytest
 from fake_cluster.queued_resources import make_cloud_resource, make_resource
 from fake_cluster.resource_world import ResourceWorld
 
-from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudTPUError, ErrorKind
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudMaintenance
 from stepkeeper_operator.facts.queued_resource import read_queued_machines
 
-REFUSED = CloudTPUError(ErrorKind.TERMINAL, "PERMISSION_DENIED", "no v2alpha1 here")
-DOWN = CloudTPUError(ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
+REFUSED, DOWN = "PERMISSION_DENIED", "UNAVAILABLE"
 GUARANTEED: dict[str, Any] = {"tier": {"guaranteed": {}}}
 
 
@@ -21,9 +20,14 @@ def play(story: Coroutine[Any, Any, None]) -> None:
     asyncio.run(story)
 
 
-async def active(error: CloudTPUError | None = None, **spec: Any) -> ResourceWorld:
+def lose_v2alpha1(world: ResourceWorld, code: str) -> None:
+    world.cloud.inject_error("ListNodes", code, None, version=ApiVersion.V2ALPHA1)
+
+
+async def active(error: str = "", **spec: Any) -> ResourceWorld:
     world = ResourceWorld(**spec)
-    world.cloud.alpha_error = error
+    if error:
+        lose_v2alpha1(world, error)
     await world.run(12)
     assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
     return world
@@ -73,7 +77,7 @@ def test_a_window_that_is_not_told_any_more_is_not_over(lasts_s: int | None) -> 
         start = announce(world, in_s=3600, lasts_s=lasts_s)
         await world.run(4)
         n_events = len(world.events)
-        world.cloud.alpha_error = REFUSED
+        lose_v2alpha1(world, REFUSED)
         await world.run(4)
         assert world.condition("MaintenanceScheduled") == ("True", "Pending")
         assert world.status.next_maintenance_time == start
@@ -82,7 +86,7 @@ def test_a_window_that_is_not_told_any_more_is_not_over(lasts_s: int | None) -> 
         await world.run(4)
         assert world.condition("MaintenanceScheduled") == ("Unknown", "NotTold")
         assert world.status.next_maintenance_time is None
-        world.cloud.alpha_error = None
+        world.cloud.clear_faults()
         world.cloud.set_nodes(maintenance=None)
         world.now += 300
         await world.run(4)
@@ -94,7 +98,7 @@ def test_a_window_that_is_not_told_any_more_is_not_over(lasts_s: int | None) -> 
 def test_a_short_silence_of_v2alpha1_changes_nothing_and_a_long_one_is_told() -> None:
     async def story() -> None:
         world = await active()
-        world.cloud.alpha_error = DOWN
+        lose_v2alpha1(world, DOWN)
         for _ in range(10):
             world.step(20)
             assert await world.record_writes(2) == []
@@ -112,7 +116,7 @@ def test_a_mismatch_of_autocheckpoint_stays_known() -> None:
         world.cloud.set_nodes(autocheckpoint=False)
         await world.run(4)
         assert world.condition("Degraded") == ("True", "AutocheckpointMismatch")
-        world.cloud.alpha_error = REFUSED
+        lose_v2alpha1(world, REFUSED)
         await world.run(4)
         assert world.condition("Degraded") == ("True", "AutocheckpointMismatch")
         assert world.status.autocheckpoint == "Off"
@@ -123,7 +127,7 @@ def test_a_mismatch_of_autocheckpoint_stays_known() -> None:
 def test_what_v2_cannot_show_is_not_compared() -> None:
     async def story() -> None:
         world = ResourceWorld(**GUARANTEED)
-        world.cloud.alpha_error = REFUSED
+        lose_v2alpha1(world, REFUSED)
         made = make_cloud_resource(make_resource(**GUARANTEED), "ACTIVE")
         seen = {key: value for key, value in made.node.items() if key != "autocheckpoint_enabled"}
         world.cloud.add(replace(made, node={**seen, "labels": {}, "metadata": {}}))
@@ -132,7 +136,7 @@ def test_what_v2_cannot_show_is_not_compared() -> None:
         assert world.raw is not None
         assert "v2alpha1" in read_queued_machines(world.raw).obstacle
         assert world.cloud.created == []
-        world.cloud.alpha_error = None
+        world.cloud.clear_faults()
         world.now += 300
         await world.run(4)
         assert world.condition("Accepted") == ("False", "Differs")
