@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_cluster.queued_resources import CLUSTER_ID, PLACE, make_resource
@@ -22,7 +23,7 @@ from tpuapi.remote import AdminError, started
 from tpuapi.wire import serving
 
 ALPHA = ApiVersion.V2ALPHA1
-SPECS = {
+SPECS: dict[str, dict[str, Any]] = {
     "guaranteed": {"tier": {"guaranteed": {"minDurationSeconds": 3600}}},
     "three best-effort slices": {"tier": {"bestEffort": {}}, "node": {"count": 3}},
     "a topology": {
@@ -44,7 +45,7 @@ async def client(tpu: FakeCloud) -> AsyncIterator[GoogleCloudTPU]:
         await made.close()
 
 
-def request_of(**spec: object) -> CloudRequest:
+def request_of(**spec: Any) -> CloudRequest:
     return build_request(make_resource(**spec), number=0, cluster_id=CLUSTER_ID, script="#!/bin/sh\n")
 
 
@@ -62,7 +63,7 @@ async def look(cloud: CloudTPU) -> list[object]:
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 async def test_over_the_network_all_is_as_it_is_in_memory(
-    tpu: FakeCloud, client: GoogleCloudTPU, spec: dict[str, object]
+    tpu: FakeCloud, client: GoogleCloudTPU, spec: dict[str, Any]
 ) -> None:
     request = request_of(**spec)
     beside = FakeCloud()
@@ -134,7 +135,7 @@ async def test_a_process_is_driven_through_its_side_door_and_runs_its_hook(tmp_p
             remote.do("break")
 
 
-async def run_hook(hook: CommandHook, *, preempt: bool = False, **spec: object) -> None:
+async def run_hook(hook: CommandHook, *, preempt: bool = False, **spec: Any) -> None:
     cloud = FakeCloud()
     cloud.hooks.append(hook)
     await cloud.create_queued_resource(request_of(**spec))

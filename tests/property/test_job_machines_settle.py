@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fake_cluster.job_machines import machines, world_of
-from fake_cluster.messages import termination_message
+from fake_cluster.kubelets import termination_message
 from fake_cluster.world import World
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

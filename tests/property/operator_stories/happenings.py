@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from fake_cluster.messages import saved_message, termination_message
+from fake_cluster.kubelets import saved_message, termination_message
 from operator_stories.teller import Teller
 
 from stepkeeper.contract import ExitCode

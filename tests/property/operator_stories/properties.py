@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from fake_cluster.messages import training_report
+from fake_cluster.kubelets import training_report
 from operator_stories.teller import Teller
 
 from stepkeeper.contract import Cause

@@ -1,8 +1,7 @@
-"""A Cloud TPU API in memory: the operator's own interface in front of what there is, and what tests do to it."""
+"""A Cloud TPU API in memory, behind the operator's own interface."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -10,7 +9,6 @@ from typing_extensions import override
 
 from stepkeeper_operator.cloud_tpu.cloud import (
     ApiVersion,
-    CloudMaintenance,
     CloudNode,
     CloudOperationState,
     CloudQueuedResource,
@@ -21,9 +19,10 @@ from stepkeeper_operator.cloud_tpu.cloud import (
     Place,
 )
 from tpuapi.accelerators import read_accelerator
+from tpuapi.controls import Controls
 from tpuapi.faults import Faults
-from tpuapi.life import Life, Operation
-from tpuapi.nodes import Key, Timings, name_of
+from tpuapi.life import Operation
+from tpuapi.nodes import Key, Timings
 from tpuapi.rules import (
     RefusedError,
     check_labels,
@@ -38,7 +37,6 @@ __all__ = ["FakeCloud"]
 
 T = TypeVar("T")
 
-_START: Final = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 _REQUEST_ID_MEMORY_S: Final = 3600.0
 
 
@@ -51,11 +49,8 @@ class _Answered:
     at: float
 
 
-class FakeCloud(Life, Faults, CloudTPU):
-    """One Cloud TPU service, which `tpuapi.wire` serves over the network.
-
-    Tests name queued resources and nodes by their ids or by their full names.
-    """
+class FakeCloud(Controls, Faults, CloudTPU):
+    """One Cloud TPU service, which `tpuapi.wire` serves over the network."""
 
     def __init__(
         self,
@@ -71,8 +66,7 @@ class FakeCloud(Life, Faults, CloudTPU):
             timings: How long things take.
             hosts_per_node: Hosts of each node; None: as many as its accelerator has.
         """
-        self._stepped = _START
-        Life.__init__(self, clock or (lambda: self._stepped), timings, hosts_per_node)
+        Controls.__init__(self, clock, timings, hosts_per_node)
         Faults.__init__(self)
         self.created: list[str] = []
         """Ids of all queued resources that were asked for, in their order."""
@@ -89,7 +83,6 @@ class FakeCloud(Life, Faults, CloudTPU):
         self.quota_refused_at_call = True
         """Else a request beyond the quota is received, and FAILED when CREATING is over."""
 
-        self._failing_deletions: list[RefusedError] = []
         self._answered: dict[tuple[str, str], _Answered] = {}
 
     @override
@@ -173,121 +166,10 @@ class FakeCloud(Life, Faults, CloudTPU):
 
         return await self._find_out("GetOperation", version, name, read)
 
-    def step(self, seconds: float) -> None:
-        """Let the time of its own pass."""
-        self._stepped += seconds
-        self.advance()
-
-    def step_to_next(self) -> float:
-        """Let the time of its own pass until something happens by itself; return the seconds, 0 if nothing will."""
-        due = self.next_due()
-        seconds = 0.0 if due is None else max(0.0, due - self.now())
-        self.step(seconds)
-        return seconds
-
-    def set_timings(self, **seconds: float) -> None:
-        """Change how long things take that begin from now on; the names are those of Timings."""
-        self.timings = replace(self.timings, **seconds)
-
-    def set_capacity(self, accelerator: str, cores: int | None) -> None:
-        """Limit what there is of a family of accelerators, such as v5litepod, or with None don't. What runs goes on."""
-        _limit(self.capacity, accelerator, cores)
-        self.advance()
-
-    def set_quota(self, accelerator: str, cores: int | None) -> None:
-        """Limit what may be asked for at once of a family of accelerators, or with None don't."""
-        _limit(self.quotas, accelerator, cores)
-
-    def fail_deletions(self, code: str = "INTERNAL", times: int = 1) -> None:
-        """Let the next deletions be accepted, and their operations end with an error.
-
-        What they were to delete stays as it is, and the same request under the same id is answered with them.
-        """
-        self._failing_deletions += [RefusedError(code, f"injected {code}")] * times
-
     @override
     def clear_faults(self) -> None:
         super().clear_faults()
         self._failing_deletions.clear()
-
-    def add(self, resource: CloudQueuedResource) -> None:
-        """Put a queued resource there, as somebody else would, with the nodes of its state."""
-        self.resources[resource.place, resource.id] = resource
-        if resource.state in {"PROVISIONING", "ACTIVE"}:
-            for node_id in resource.node_ids:
-                self.create_node(resource, node_id)
-                if resource.state == "ACTIVE":
-                    self.become_ready((resource.place, node_id))
-
-    def fail(self, queued_resource: str, code: str = "INTERNAL", message: str = "") -> None:
-        """End a queued resource as FAILED with this error."""
-        self.end(self._find_by_name(queued_resource, self.resources), RefusedError(code, message))
-
-    def suspend(self, queued_resource: str, initiator: str = "SERVICE") -> None:
-        """Take all nodes of a queued resource away, where it has some."""
-        self.shut_down(self._find_by_name(queued_resource, self.resources), initiator)
-
-    def delete(self, queued_resource: str) -> None:
-        """Delete a queued resource, as somebody else would who deletes what is there."""
-        key = self._find_by_name(queued_resource, self.resources)
-        if self.resources[key].state != "DELETING":
-            self.begin_deletion(key)
-
-    def delete_node(self, node: str) -> None:
-        """Delete a node, as somebody else would; its queued resource loses all of them, by the user's doing."""
-        key = self._find_by_name(node, self.nodes)
-        self.remove_later(key)
-        resource = self.nodes[key].queued_resource.rpartition("/")[2]
-        self.shut_down((key[0], resource), "USER")
-
-    def preempt(self, node: str, state: str = "PREEMPTED") -> None:
-        """Take a node away; its queued resource is suspended a little later."""
-        key = self._find_by_name(node, self.nodes)
-        self.nodes[key] = replace(self.nodes[key], maintenance=None)
-        self.take_away(key, state, "preempted")
-
-    def announce_maintenance(
-        self, node: str, *, starts_in_s: float, lasts_s: float = 3600.0, ends_in: str = "REPAIRING"
-    ) -> None:
-        """Announce a window of maintenance for a node that runs.
-
-        Args:
-            node: The node.
-            starts_in_s: From now to the window's start.
-            lasts_s: The window's length.
-            ends_in: The node's state once it is down. REPAIRING nodes come back; TERMINATED or PREEMPTED ones don't,
-                and their queued resource is suspended.
-        """
-        key = self._find_by_name(node, self.nodes)
-        start = int(self.now() + starts_in_s)
-        window = CloudMaintenance(
-            type="SCHEDULED",
-            status="PENDING",
-            window_start=start,
-            window_end=int(start + lasts_s),
-            latest_window_start=start,
-        )
-        self.nodes[key] = replace(self.nodes[key], maintenance=window)
-        self._later(
-            f"{name_of(self.nodes[key])} maintenance", starts_in_s, partial(self.maintain, key, ends_in)
-        )
-
-    def processes_exited(self, node: str) -> None:
-        """Report that the processes of a node with autocheckpoint have ended, so that maintenance needn't wait."""
-        self.end_grace(self._find_by_name(node, self.nodes))
-
-    def set_nodes(
-        self,
-        state: str | None = None,
-        *,
-        maintenance: CloudMaintenance | None = None,
-        autocheckpoint: bool | None = None,
-    ) -> None:
-        """Change what is shown of all nodes, without the consequences."""
-        for key, node in self.nodes.items():
-            enabled = node.autocheckpoint_enabled if autocheckpoint is None else autocheckpoint
-            changed = replace(node, maintenance=maintenance, autocheckpoint_enabled=enabled)
-            self.nodes[key] = replace(changed, state=state or node.state)
 
     async def _ask(self, method: str, version: ApiVersion, name: str, carry_out: Callable[[], T]) -> T:
         def at_its_time() -> T:
@@ -360,32 +242,11 @@ class FakeCloud(Life, Faults, CloudTPU):
             self.begin_deletion(key)
         return operation
 
-    def _find_by_name(self, name: str, there: Mapping[Key, Any]) -> Key:
-        """Find by an id, or by a full name.
-
-        Raises:
-            LookupError: There is none, or several.
-        """
-        self.advance()
-        found = [key for key in there if key[1] == name.rpartition("/")[2]]
-        if len(found) != 1:
-            raise LookupError(
-                f"{len(found)} are named '{name}': {', '.join(key[1] for key in there) or 'none'}"
-            )
-        return found[0]
-
 
 def _get(there: Mapping[Key, T], place: Place, collection: str, found_id: str) -> T:
     if (place, found_id) not in there:
         raise not_found(f"{place.parent}/{collection}/{found_id}")
     return there[place, found_id]
-
-
-def _limit(limits: dict[str, int], accelerator: str, cores: int | None) -> None:
-    if cores is None:
-        limits.pop(accelerator, None)
-    else:
-        limits[accelerator] = cores
 
 
 def _show_node(node: CloudNode, version: ApiVersion) -> CloudNode:

@@ -66,7 +66,7 @@ class _Machines:
 
 
 class Nodes:
-    """Keep what nodes there are, and what is going to happen by itself, to whatever."""
+    """Keep the nodes, and the timers of all that is going to happen by itself."""
 
     def __init__(
         self, clock: Callable[[], float], timings: Timings | None, hosts_per_node: int | None

@@ -1,7 +1,7 @@
 """Test that what the cloud announced to a machine is the cause of the end that came, and costs nothing."""
 
 import pytest
-from fake_cluster.messages import termination_message
+from fake_cluster.kubelets import termination_message
 from fake_cluster.world import World
 
 SHUTDOWN, DRAIN, TAINT = "TerminationByKubelet", "EvictionByEvictionAPI", "DeletionByTaintManager"

@@ -1,7 +1,7 @@
 """Test that a training that is done is complete, whatever its pods' other containers did."""
 
 import pytest
-from fake_cluster.messages import termination_message
+from fake_cluster.kubelets import termination_message
 from fake_cluster.world import World
 
 from stepkeeper.contract import ExitCode

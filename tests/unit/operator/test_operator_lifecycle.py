@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_cluster.messages import termination_message, training_report
+from fake_cluster.kubelets import termination_message, training_report
 from fake_cluster.world import World
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase

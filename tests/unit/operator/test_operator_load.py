@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from fake_cluster.messages import termination_message
+from fake_cluster.kubelets import termination_message
 from fake_cluster.world import World
 
 from stepkeeper.contract import CommitPoint

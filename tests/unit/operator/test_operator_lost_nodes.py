@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_cluster.messages import training_report
+from fake_cluster.kubelets import training_report
 from fake_cluster.world import World
 
 from stepkeeper.contract import Report, ReportPhase

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-from fake_cluster.messages import termination_message, training_report
+from fake_cluster.kubelets import termination_message, training_report
 from fake_cluster.world import World
 
 from stepkeeper.contract import ExitCode, ReportPhase

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from fake_cluster.messages import training_report
+from fake_cluster.kubelets import training_report
 from fake_cluster.world import World, training_job
 
 from stepkeeper_operator.api.reading import read_object

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_cluster.messages import termination_message, training_report
+from fake_cluster.kubelets import termination_message, training_report
 from fake_cluster.world import World, training_job
 
 from stepkeeper.contract import CommitPoint

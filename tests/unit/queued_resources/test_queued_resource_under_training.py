@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fake_cluster.job_machines import world_of
-from fake_cluster.messages import saved_message
+from fake_cluster.kubelets import saved_message
 from fake_cluster.queued_resources import make_resource
 from fake_cluster.world import World
 
