@@ -35,6 +35,5 @@ class Cloud:
         return [found["name"] for kind in ("queued_resources", "nodes") for found in state[kind]]
 
     def _set_capacity(self, cores: int | None) -> None:
-        spec = self.resource["spec"]
-        accelerator = spec["node"]["acceleratorType"]
-        self.remote.do("set_capacity", zone=spec["zone"], accelerator=accelerator, cores=cores)
+        family = self.resource["spec"]["node"]["acceleratorType"].rpartition("-")[0]
+        self.remote.do("set_capacity", accelerator=family, cores=cores)

@@ -1,10 +1,10 @@
-"""Share processes with torch or torch_xla, the ranks of a small world, and a Cloud TPU service with its clients."""
+"""Share processes with torch or torch_xla, the ranks of a small world, and a Cloud TPU service."""
 
 import json
 import os
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -15,9 +15,8 @@ from rank_talk import ended_at_last
 from waiting_ranks import SILENCE_S, Ranks
 
 if TYPE_CHECKING:
-    # Loading these takes a second, which only the tests that ask for them have to spend.
-    from tpuapi.clients import Clients
-    from tpuapi.fake import FakeTpu
+    # Loading this takes a second, which only the tests that ask for it have to spend.
+    from tpuapi.cloud import FakeCloud
 
 _WAITING = Path(__file__).parent / "manager_trainer" / "waiting.py"
 DEVICES = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
@@ -141,17 +140,8 @@ def folder_with_room(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def tpu() -> "FakeTpu":
+def tpu() -> "FakeCloud":
     """A Cloud TPU service whose time stands still until the test steps it."""
-    from tpuapi.fake import FakeTpu
+    from tpuapi.cloud import FakeCloud
 
-    return FakeTpu()
-
-
-@pytest.fixture
-async def clients(tpu: "FakeTpu") -> AsyncIterator["Clients"]:
-    from tpuapi.clients import connected
-    from tpuapi.server import serving
-
-    async with serving(tpu) as address, connected(address) as connected_clients:
-        yield connected_clients
+    return FakeCloud()

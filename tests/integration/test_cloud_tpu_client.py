@@ -7,16 +7,16 @@ import pytest
 from stepkeeper_operator.cloud_tpu.client import GoogleCloudTPU
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudRequest, CloudTPUError, ErrorKind, Place
 from stepkeeper_operator.cloud_tpu.polling import Poller
-from tpuapi.fake import FakeTpu
-from tpuapi.server import serving
+from tpuapi.cloud import FakeCloud
+from tpuapi.wire import serving
 
 PLACE = Place(project="a-project", zone="us-west4-a")
 ALPHA, V2 = ApiVersion.V2ALPHA1, ApiVersion.V2
 
 
 @pytest.fixture
-async def cloud(tpu: FakeTpu) -> AsyncIterator[GoogleCloudTPU]:
-    async with serving(tpu) as address:
+async def cloud(tpu: FakeCloud) -> AsyncIterator[GoogleCloudTPU]:
+    async with serving(tpu, max_page_size=2) as address:
         client = GoogleCloudTPU(endpoint=address, insecure=True)
         yield client
         await client.close()
@@ -50,7 +50,7 @@ def request_of(
 @pytest.mark.parametrize("version", ApiVersion)
 @pytest.mark.parametrize("n_nodes", [1, 2])
 async def test_what_is_created_is_listed_becomes_active_and_is_deleted_with_its_nodes(
-    tpu: FakeTpu, cloud: GoogleCloudTPU, version: ApiVersion, n_nodes: int
+    tpu: FakeCloud, cloud: GoogleCloudTPU, version: ApiVersion, n_nodes: int
 ) -> None:
     request = request_of(version=version, n_nodes=n_nodes)
     operation = await cloud.create_queued_resource(request)
@@ -106,8 +106,8 @@ async def test_an_unknown_operation_or_resource_is_none(cloud: GoogleCloudTPU) -
         assert await cloud.get_node(PLACE, "nobody", version) is None
 
 
-async def test_exhausted_quota_names_the_quota(tpu: FakeTpu, cloud: GoogleCloudTPU) -> None:
-    tpu.set_quota(PLACE.project, PLACE.zone, "v5litepod-4", 0)
+async def test_exhausted_quota_names_the_quota(tpu: FakeCloud, cloud: GoogleCloudTPU) -> None:
+    tpu.set_quota("v5litepod", 0)
     with pytest.raises(CloudTPUError) as refusal:
         await cloud.create_queued_resource(request_of())
     assert refusal.value.kind is ErrorKind.QUOTA
@@ -147,7 +147,7 @@ async def test_without_credentials_every_request_says_so(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("version", [ALPHA, V2])
 async def test_labels_of_a_live_node_are_replaced(
-    cloud: GoogleCloudTPU, tpu: FakeTpu, version: ApiVersion
+    cloud: GoogleCloudTPU, tpu: FakeCloud, version: ApiVersion
 ) -> None:
     await cloud.create_queued_resource(request_of(version=version))
     for _ in range(40):

@@ -17,9 +17,8 @@ from stepkeeper_operator.cloud_tpu.client import GoogleCloudTPU
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudTPUError, ErrorKind, Place
 from stepkeeper_operator.endpoint.certificates import make_tls
 from stepkeeper_operator.queued_resources.naming import FINALIZER
-from tpuapi.core.values import Version
-from tpuapi.fake import FakeTpu
-from tpuapi.wire.services import tpu_service
+from tpuapi.cloud import FakeCloud
+from tpuapi.wire import make_services
 
 PLACE = Place(project="a-project", zone="us-west4-a")
 NOWHERE = "127.0.0.1:1"
@@ -259,7 +258,7 @@ class Doorkeeper(aio.ServerInterceptor):  # type: ignore[misc]  # gRPC ships no 
 
 
 async def test_requests_carry_the_token_to_a_server_with_tls(
-    endpoint: TokenEndpoint, write_file: Callable[[str], Path], tmp_path: Path, tpu: FakeTpu
+    endpoint: TokenEndpoint, write_file: Callable[[str], Path], tmp_path: Path, tpu: FakeCloud
 ) -> None:
     endpoint.grant("a-token")
     write_file("operator")
@@ -267,7 +266,7 @@ async def test_requests_carry_the_token_to_a_server_with_tls(
     roots = tmp_path / "roots.pem"
     roots.write_bytes(tls.ca.certificate_pem)
     server = aio.server(interceptors=[door])
-    server.add_generic_rpc_handlers(tuple(tpu_service(v, tpu.engine.invoke) for v in Version))
+    server.add_generic_rpc_handlers(make_services(tpu))
     pair = (tls.serving.key_pem, tls.serving.certificate_pem)
     port = server.add_secure_port("127.0.0.1:0", ssl_server_credentials([pair]))
     await server.start()

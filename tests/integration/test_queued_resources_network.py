@@ -11,9 +11,8 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourc
 from stepkeeper_operator.cloud_tpu.client import GoogleCloudTPU
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudRequest, Place
 from stepkeeper_operator.queued_resources.naming import make_labels
-from tpuapi.core.values import Version
-from tpuapi.fake import FakeTpu
-from tpuapi.server import serving
+from tpuapi.cloud import FakeCloud
+from tpuapi.wire import serving
 
 PLACE = Place(project="my-project", zone="us-west4-a")
 ACTIVE = QueuedResourceState.ACTIVE
@@ -23,11 +22,11 @@ NODE = {"accelerator_type": "v5litepod-8", "runtime_version": "v2-alpha-tpuv5-li
 class Site:
     """A world whose operator asks the service, and the passing of their time."""
 
-    def __init__(self, tpu: FakeTpu, client: GoogleCloudTPU, **spec: Any) -> None:
+    def __init__(self, tpu: FakeCloud, client: GoogleCloudTPU, **spec: Any) -> None:
         self.tpu = tpu
         self.client = client
         self.world = ResourceWorld(
-            now=tpu.clock.now(), service=client, project=PLACE.project, zone=PLACE.zone, **spec
+            now=tpu.now(), service=client, project=PLACE.project, zone=PLACE.zone, **spec
         )
 
     async def run(
@@ -39,7 +38,7 @@ class Site:
             if until():
                 return
             self.tpu.step(seconds)
-            self.world.now = self.tpu.clock.now()
+            self.world.now = self.tpu.now()
             self.world.sync_hosts(await self.client.list_nodes(PLACE, ApiVersion.V2ALPHA1))
 
     async def become_active(self) -> None:
@@ -62,7 +61,7 @@ MakeSite = Callable[..., Awaitable[Site]]
 
 
 @pytest.fixture
-async def make_site(tpu: FakeTpu) -> AsyncIterator[MakeSite]:
+async def make_site(tpu: FakeCloud) -> AsyncIterator[MakeSite]:
     @asynccontextmanager
     async def connected() -> AsyncIterator[GoogleCloudTPU]:
         async with serving(tpu) as address:
@@ -93,9 +92,9 @@ async def test_it_is_created_joined_and_deleted(make_site: MakeSite, tier: dict[
     await site.vanish()
 
 
-async def test_a_preempted_one_is_made_anew_within_the_quota(make_site: MakeSite, tpu: FakeTpu) -> None:
+async def test_a_preempted_one_is_made_anew_within_the_quota(make_site: MakeSite, tpu: FakeCloud) -> None:
     site = await make_site()
-    tpu.set_quota(PLACE.project, PLACE.zone, "v5litepod", 8, preemptible=True)
+    tpu.set_quota("v5litepod", 8)
     await site.become_active()
     tpu.preempt("team-v5e")
     await site.run(40, until=lambda: site.world.status.bookkeeping.number == 1)
@@ -105,23 +104,23 @@ async def test_a_preempted_one_is_made_anew_within_the_quota(make_site: MakeSite
     await site.vanish()
 
 
-async def test_quota_is_gone_and_comes_back(make_site: MakeSite, tpu: FakeTpu) -> None:
+async def test_quota_is_gone_and_comes_back(make_site: MakeSite, tpu: FakeCloud) -> None:
     site = await make_site()
-    tpu.set_quota(PLACE.project, PLACE.zone, "v5litepod", 0, preemptible=True)
+    tpu.set_quota("v5litepod", 0)
     await site.run(10)
     assert site.world.condition("QuotaExhausted") == ("True", "QuotaExhausted")
-    tpu.set_quota(PLACE.project, PLACE.zone, "v5litepod", None, preemptible=True)
+    tpu.set_quota("v5litepod", None)
     await site.run(40)
     await site.become_active()
     assert site.world.condition("QuotaExhausted") == ("False", "QuotaSuffices")
 
 
 async def test_quota_that_a_state_tells_of_is_tried_again_ever_more_slowly(
-    make_site: MakeSite, tpu: FakeTpu
+    make_site: MakeSite, tpu: FakeCloud
 ) -> None:
     site = await make_site()
-    tpu.set_habits(quota_refused_at_call=False)
-    tpu.set_quota(PLACE.project, PLACE.zone, "v5litepod", 0, preemptible=True)
+    tpu.quota_refused_at_call = False
+    tpu.set_quota("v5litepod", 0)
     created_at: list[float] = []
     for number in range(3):
         wanted = "team-v5e" if number == 0 else f"team-v5e-r{number}"
@@ -204,7 +203,7 @@ async def test_of_two_clusters_one_adopts_what_both_name(make_site: MakeSite, co
     await owner.vanish()
 
 
-async def test_a_creation_whose_answer_is_lost_is_found_again(make_site: MakeSite, tpu: FakeTpu) -> None:
+async def test_a_creation_whose_answer_is_lost_is_found_again(make_site: MakeSite, tpu: FakeCloud) -> None:
     site = await make_site()
     tpu.inject_error("CreateQueuedResource", "UNAVAILABLE", 1, after_commit=True)
     await site.become_active()
@@ -213,7 +212,7 @@ async def test_a_creation_whose_answer_is_lost_is_found_again(make_site: MakeSit
 
 
 async def test_an_object_is_gone_soon_after_what_a_lost_answer_made_was_listed(
-    make_site: MakeSite, tpu: FakeTpu
+    make_site: MakeSite, tpu: FakeCloud
 ) -> None:
     site = await make_site()
     tpu.inject_error("CreateQueuedResource", "UNAVAILABLE", 1, after_commit=True)
@@ -231,7 +230,7 @@ async def test_an_operator_that_is_killed_during_the_creation_makes_no_second(ma
     assert await site.list_ids() == ["team-v5e"]
 
 
-async def test_maintenance_is_told_with_its_window(make_site: MakeSite, tpu: FakeTpu) -> None:
+async def test_maintenance_is_told_with_its_window(make_site: MakeSite, tpu: FakeCloud) -> None:
     site = await make_site(tier={"guaranteed": {}})
     await site.become_active()
     tpu.announce_maintenance("team-v5e", starts_in_s=3600, lasts_s=600)
@@ -250,9 +249,9 @@ async def test_a_refusal_is_told_in_the_services_words(make_site: MakeSite) -> N
     await site.vanish()
 
 
-async def test_an_expired_request_is_removed_and_stays_gone(make_site: MakeSite, tpu: FakeTpu) -> None:
+async def test_an_expired_request_is_removed_and_stays_gone(make_site: MakeSite, tpu: FakeCloud) -> None:
     site = await make_site(queueing={"validUntilSeconds": 60}, recreatePolicy={"onFailed": "Keep"})
-    tpu.set_capacity(PLACE.zone, "v5litepod", 0)
+    tpu.set_capacity("v5litepod", 0)
     await site.run(40)
     assert site.world.status.state is QueuedResourceState.GONE
     assert await site.list_ids() == []
@@ -266,15 +265,16 @@ async def test_a_deletion_at_any_time_leaves_nothing(make_site: MakeSite, rounds
     await site.vanish()
 
 
-async def test_a_service_without_v2alpha1_serves_what_doesnt_need_it(tpu: FakeTpu) -> None:
-    async with serving(tpu, versions=[Version.V2]) as address:
+async def test_a_service_without_v2alpha1_serves_what_doesnt_need_it(tpu: FakeCloud) -> None:
+    tpu.inject_error("*", "UNIMPLEMENTED", None, version=ApiVersion.V2ALPHA1)
+    async with serving(tpu) as address:
         client = GoogleCloudTPU(endpoint=address, insecure=True)
         site = Site(tpu, client)
         for _ in range(12):
             await site.world.reconcile()
             await site.world.reconcile()
             tpu.step(10)
-            site.world.now = tpu.clock.now()
+            site.world.now = tpu.now()
             site.world.sync_hosts(await client.list_nodes(PLACE, ApiVersion.V2))
         assert site.world.condition("NodesJoined") == ("True", "AllHostsJoined")
         assert site.world.condition("MaintenanceScheduled") == ("Unknown", "NotTold")
@@ -283,7 +283,7 @@ async def test_a_service_without_v2alpha1_serves_what_doesnt_need_it(tpu: FakeTp
         await client.close()
 
 
-async def test_maintenance_of_spot_machines_is_told_too(make_site: MakeSite, tpu: FakeTpu) -> None:
+async def test_maintenance_of_spot_machines_is_told_too(make_site: MakeSite, tpu: FakeCloud) -> None:
     site = await make_site()
     await site.become_active()
     assert site.world.condition("MaintenanceScheduled") == ("False", "NotAnnounced")
@@ -295,7 +295,7 @@ async def test_maintenance_of_spot_machines_is_told_too(make_site: MakeSite, tpu
 @pytest.mark.parametrize("method", ["DeleteQueuedResource", "GetQueuedResource"])
 @pytest.mark.parametrize("code", ["PERMISSION_DENIED", "INVALID_ARGUMENT"])
 async def test_a_deletion_that_was_refused_once_is_asked_for_again_soon(
-    make_site: MakeSite, tpu: FakeTpu, method: str, code: str
+    make_site: MakeSite, tpu: FakeCloud, method: str, code: str
 ) -> None:
     site = await make_site()
     await site.become_active()
@@ -308,7 +308,7 @@ async def test_a_deletion_that_was_refused_once_is_asked_for_again_soon(
 
 @pytest.mark.parametrize("method", ["DeleteQueuedResource", "GetQueuedResource"])
 async def test_a_recreation_whose_deletion_was_refused_says_so_and_goes_on(
-    make_site: MakeSite, tpu: FakeTpu, method: str
+    make_site: MakeSite, tpu: FakeCloud, method: str
 ) -> None:
     site = await make_site()
     await site.become_active()
@@ -327,25 +327,25 @@ async def test_a_recreation_whose_deletion_was_refused_says_so_and_goes_on(
     assert await site.list_ids() == ["team-v5e-r1"]
 
 
-UNKNOWN_NUMBERS: dict[str, Callable[[FakeTpu], None]] = {
-    "state of a node": lambda tpu: tpu.show_node("team-v5e", state=77),
-    "health of a node": lambda tpu: tpu.show_node("team-v5e", health=77),
-    "status of maintenance": lambda tpu: tpu.show_node(
-        "team-v5e", upcoming_maintenance={"maintenance_status": 77}
-    ),
-    "kind of maintenance": lambda tpu: tpu.show_node("team-v5e", upcoming_maintenance={"type_": 77}),
-    "state of a queued resource": lambda tpu: tpu.show_queued_resource("team-v5e", state={"state": 77}),
+NODE_NAME, RESOURCE_NAME = (f"{PLACE.parent}/{kind}/team-v5e" for kind in ("nodes", "queuedResources"))
+UNKNOWN_NUMBERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "state of a node": (NODE_NAME, {"state": 77}),
+    "health of a node": (NODE_NAME, {"health": 77}),
+    "status of maintenance": (NODE_NAME, {"upcoming_maintenance": {"maintenance_status": 77}}),
+    "kind of maintenance": (NODE_NAME, {"upcoming_maintenance": {"type_": 77}}),
+    "state of a queued resource": (RESOURCE_NAME, {"state": {"state": 77}}),
 }
 
 
 @pytest.mark.parametrize("tier", [{"guaranteed": {}}, {"spot": {}}])
 @pytest.mark.parametrize("what", UNKNOWN_NUMBERS)
 async def test_a_number_that_google_s_client_does_not_know_is_shown_and_keeps_no_machine(
-    make_site: MakeSite, tpu: FakeTpu, what: str, tier: dict[str, Any]
+    make_site: MakeSite, tpu: FakeCloud, what: str, tier: dict[str, Any]
 ) -> None:
     site = await make_site(tier=tier)
     await site.become_active()
-    UNKNOWN_NUMBERS[what](tpu)
+    name, fields = UNKNOWN_NUMBERS[what]
+    tpu.shown[name] = fields
     await site.run(8)
     assert "UNKNOWN(77)" in str(site.world.raw)
     assert await site.list_ids() == ["team-v5e"]

@@ -10,11 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from thoroughness import scaled
 
-from fake_cluster.cloud.small_cloud import SmallCloud
 from fake_cluster.queued_resources import PLACE, make_cloud_resource, make_resource
 from fake_cluster.resource_world import ResourceWorld
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, Place
 from stepkeeper_operator.queued_resources.naming import UID_LABEL
+from tpuapi.cloud import FakeCloud
 
 TICK_S = 5.0
 N_TICKS = 80
@@ -25,7 +25,7 @@ N_TURNS = 30
 class SlowCloud:
     """The same cloud, in which a label takes its time between the look at the node and the write."""
 
-    def __init__(self, cloud: SmallCloud, index: int, delays_s: Iterable[int], n_slices: int) -> None:
+    def __init__(self, cloud: FakeCloud, index: int, delays_s: Iterable[int], n_slices: int) -> None:
         self._cloud = cloud
         self._delays_s = cycle(delays_s)
         self._passed = asyncio.Event()
@@ -71,7 +71,7 @@ def list_owners(clouds: list[SlowCloud]) -> list[SlowCloud]:
 
 
 async def play(delays_s: list[list[int]], n_slices: int) -> None:
-    cloud = SmallCloud(lambda: 0.0)
+    cloud = FakeCloud(lambda: 0.0)
     made = make_cloud_resource(make_resource(node={"count": n_slices}), "ACTIVE")
     node = {key: value for key, value in made.node.items() if key not in {"labels", "metadata"}}
     cloud.add(replace(made, node=node))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from thoroughness import scaled
 
 from fake_cluster.job_machines import machines, world_of
-from fake_cluster.messages import termination_message
+from fake_cluster.kubelets import termination_message
 from fake_cluster.world import World
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase

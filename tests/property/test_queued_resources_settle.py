@@ -215,19 +215,19 @@ def test_deletions_are_asked_for_until_one_comes_to_something(
         await world.settle_in(adopted=adopted)
         await play(world, [("the cloud goes on", 5, 1)] * 30)
         check_up(world)
-        world.api.tpu.fail_deletions("INTERNAL", n_failures)
+        world.cloud.fail_deletions("INTERNAL", n_failures)
         if refused:
             HAPPENINGS["writes to nodes are refused"](world, 0)
         if recreated:
             HAPPENINGS["it fails"](world, 0)
         else:
             world.delete()
-        ends_at, before = world.now + ENDED_S, world.api.tpu.count("DeleteQueuedResource")
+        ends_at, before = world.now + ENDED_S, world.cloud.count("DeleteQueuedResource")
         while "team-v5e" in world.names_in_cloud():
             assert world.now < ends_at, "its machines cost"
             await world.reconcile()
             world.step(10)
-        assert world.api.tpu.count("DeleteQueuedResource") - before == n_failures + 1
+        assert world.cloud.count("DeleteQueuedResource") - before == n_failures + 1
         await rest(world)
         assert (world.raw is not None) is recreated
 
@@ -288,7 +288,7 @@ def test_a_place_whose_lists_are_always_slow_is_served_all_the_same(
     async def run() -> None:
         world = StoryWorld(**{**spec, "deletion_policy": "Delete", "queueing": None})
         await world.settle_in(adopted=adopted)
-        world.api.slow_s = list_s
+        world.cloud.slow_s = list_s
         longest_s = SOON_S + MOST_LISTS * 2 * (list_s + pace_s)
         ends_at = world.now + longest_s
         while not world.is_up(OURS):

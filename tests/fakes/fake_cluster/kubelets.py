@@ -1,13 +1,14 @@
-"""Simulate kubelets, and the controllers that delete pods from nodes that went silent."""
+"""Simulate kubelets, the controllers that delete pods from nodes that went silent, and what trainers report."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from fake_cluster.cluster import FakeCluster
 from fake_cluster.owned_objects import OwnedObjects
+from stepkeeper.contract import CommitPoint, ExitCode, Head, Report, ReportedCommit, ReportPhase, Termination
 from stepkeeper_operator.facts.raw import condition_of, parse_time, render_time
 
-__all__ = ["FakeKubelets"]
+__all__ = ["FakeKubelets", "saved_message", "termination_message", "training_report"]
 
 _UNREACHABLE: Final = "node.kubernetes.io/unreachable"
 
@@ -111,3 +112,31 @@ def _compute_stay_s(tolerations: Iterable[Raw]) -> float | None:
             limit_s: float | None = each.get("tolerationSeconds")
             return limit_s
     return 0.0
+
+
+def termination_message(code: int, **more: Any) -> str:
+    """Make a termination message."""
+    return Termination(code=code, **more).to_json().decode()
+
+
+def saved_message(sequence: int, step: int) -> str:
+    """Make the termination message of a trainer that has committed `step` as `sequence` after SIGTERM."""
+    committed = CommitPoint(sequence=sequence, step=step)
+    return termination_message(ExitCode.SAVED, notice="sigterm", step=step, root="r", committed=committed)
+
+
+def training_report(sequence: int, step: int, **more: Any) -> Report:
+    """Make the report of a trainer that has just committed `step` as `sequence`. `more` replaces any of its fields."""
+    uri = f"gs://bucket/runs/lm/{step}/1-abc"
+    commit = ReportedCommit(
+        sequence=sequence, step=step, uri=uri, size_bytes=10, duration_millis=5, time_unix_s=1
+    )
+    base: dict[str, Any] = {
+        "phase": ReportPhase.TRAINING,
+        "root": "r",
+        "tail": sequence,
+        "head": Head(sequence=sequence, step=step, uri=uri, size_bytes=10),
+        "step": step,
+        "commits": (commit,),
+    }
+    return Report(**(base | more))

@@ -5,7 +5,6 @@ import base64
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
-from fake_cluster.cloud.small_cloud import SmallCloud
 from fake_cluster.cluster import FakeCluster
 from fake_cluster.queued_resources import CLUSTER_ID, make_resource
 from fake_cluster.resource_hosts import sync_hosts
@@ -22,12 +21,17 @@ from stepkeeper_operator.queued_resources.controller import make_queued_resource
 from stepkeeper_operator.queued_resources.naming import UID_LABEL
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.reconcile import Reconciler
+from tpuapi.cloud import FakeCloud
+from tpuapi.nodes import Timings
 
 __all__ = ["Killed", "ResourceWorld"]
 
 _KINDS: Final = {kind.resource.plural: kind for kind in list_watched_kinds(cloud_tpu=True)}
 _PLURAL: Final = "queuedresources"
 _SETTINGS: Final = CloudSettings(poll_fast_s=10, poll_active_s=20, poll_waiting_s=20)
+_TIMINGS: Final = Timings(
+    creating_s=10, provisioning_s=10, node_skew_s=0, suspending_s=10, deleting_s=10, repairing_s=10
+)
 _WRITES: Final = ("apply", "create", "delete", "set_finalizers", "change_node", "evict_pod")
 _CLOUD_WRITES: Final = ("create_queued_resource", "delete_queued_resource", "set_node_labels")
 
@@ -46,7 +50,7 @@ class ResourceWorld:
         self,
         *,
         now: float = 1_800_000_000.0,
-        hosts_per_node: int = 1,
+        hosts_per_node: int | None = None,
         service: CloudTPU | None = None,
         cluster_id: str = CLUSTER_ID,
         namespace: str = "team",
@@ -55,14 +59,18 @@ class ResourceWorld:
         settings: CloudSettings = _SETTINGS,
         **spec: Any,
     ) -> None:
-        """Make the world. With `service`, the operator asks that one, and `cloud` stays empty.
+        """Make the world. With `service`, the operator asks that one; unless it is in memory, `cloud` stays empty.
 
         Several worlds with one service are several clusters, if each has a `cluster_id` and a `uid` of its own.
         """
         self._key = queued_resource_key(namespace, name)
         self.now = now
         self.cluster = FakeCluster(lambda: self.now)
-        self.cloud = SmallCloud(lambda: self.now, hosts_per_node=hosts_per_node)
+        self.cloud = (
+            service
+            if isinstance(service, FakeCloud)
+            else FakeCloud(lambda: self.now, timings=_TIMINGS, hosts_per_node=hosts_per_node)
+        )
         self._service: CloudTPU = service or self.cloud
         self._settings = settings
         self.acting: Callable[[], bool] = lambda: True

@@ -4,7 +4,7 @@ from typing import Any
 
 from fake_cluster.cluster import FakeCluster
 from fake_cluster.controllers import FakeControllers
-from fake_cluster.messages import saved_message
+from fake_cluster.kubelets import saved_message
 from stepkeeper.contract import ExitCode, Report
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob

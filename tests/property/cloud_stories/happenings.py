@@ -6,12 +6,7 @@ from typing import Final
 from cloud_stories.world import StoryWorld
 from hypothesis import strategies as st
 
-from fake_cluster.queued_resources import PLACE
-from stepkeeper_operator.cloud_tpu.cloud import ApiVersion
 from stepkeeper_operator.errors import ApiError as ClusterError
-from tpuapi.core.errors import ApiError
-from tpuapi.core.values import Initiator, NodeState, Version
-from tpuapi.machine.queued import suspend
 
 __all__ = ["HAPPENINGS", "delete_by_hand", "heal", "stories"]
 
@@ -35,13 +30,13 @@ Happening = Callable[[StoryWorld, int], object]
 
 def heal(world: StoryWorld) -> None:
     """Let all faults pass."""
-    tpu = world.api.tpu
-    tpu.clear_faults()
-    world.api.unlisted.clear()
-    world.api.slow_s = 0.0
-    tpu.set_capacity(PLACE.zone, _FAMILY, None)
-    _set_quota(world, None)
-    tpu.set_habits(quota_refused_at_call=True, preempted_nodes_linger=False)
+    cloud = world.cloud
+    cloud.clear_faults()
+    cloud.unlisted.clear()
+    cloud.slow_s = 0.0
+    cloud.set_capacity(_FAMILY, None)
+    cloud.set_quota(_FAMILY, None)
+    cloud.quota_refused_at_call, cloud.preempted_nodes_linger = True, False
     world.cluster.refusals.clear()
     world.kill_at = None
 
@@ -50,45 +45,43 @@ def _fail(world: StoryWorld, method: str, index: int) -> None:
     number = index % len(CODES)
     after_commit = number < _PASSING and index >= len(CODES)
     times = 1 + index % 3
-    world.api.tpu.inject_error(method, CODES[number], times, after_commit=after_commit, resource="v5e")
+    world.cloud.inject_error(method, CODES[number], times, after_commit=after_commit, resource="v5e")
 
 
 def _fail_list(world: StoryWorld, index: int) -> None:
-    world.api.tpu.inject_error(
+    world.cloud.inject_error(
         "ListNodes" if index % 2 else "ListQueuedResources", CODES[index % len(CODES)], 2
     )
 
 
 def _preempt(world: StoryWorld, index: int, state: str = "PREEMPTED") -> None:
-    ready = [node for node in world.machines if node.state is NodeState.READY]
+    ready = [node for node in world.machines if node.state == "READY"]
     if ready:
         world.reasons |= {"Preempted", "Suspended"}
-        world.api.tpu.preempt(ready[index % len(ready)].name, state)
+        world.cloud.preempt(ready[index % len(ready)].id, state)
 
 
 def _suspend(world: StoryWorld, index: int) -> None:
-    who = Initiator.USER if index % 2 else Initiator.SERVICE
     for cloud_id in world.names_in_cloud():
         world.reasons |= {"Suspended", "Preempted"}
-        name = f"{PLACE.parent}/queuedResources/{cloud_id}"
-        world.api.tpu.engine.change(lambda w, name=name: suspend(w, name, who, w.now))  # type: ignore[misc]
+        world.cloud.suspend(cloud_id, "USER" if index % 2 else "SERVICE")
 
 
 def _fail_resource(world: StoryWorld, code: str) -> None:
     for cloud_id in world.names_in_cloud():
         world.reasons |= {"Failed", "QuotaExhausted", "Preempted"}
-        world.api.tpu.fail(cloud_id, code, "it broke")
+        world.cloud.fail(cloud_id, code, "it broke")
 
 
 def _announce(world: StoryWorld, index: int) -> None:
-    ready = [node for node in world.machines if node.state is NodeState.READY]
+    ready = [node for node in world.machines if node.state == "READY"]
     if not ready:
         return
     ends_in = ("REPAIRING", "TERMINATED", "PREEMPTED")[index % 3]
     if ends_in != "REPAIRING":
         world.reasons |= {"Preempted", "Suspended"}
-    world.api.tpu.announce_maintenance(
-        ready[index % len(ready)].name, starts_in_s=60.0 * index, lasts_s=300, ends_in=ends_in
+    world.cloud.announce_maintenance(
+        ready[index % len(ready)].id, starts_in_s=60.0 * index, lasts_s=300, ends_in=ends_in
     )
 
 
@@ -96,41 +89,26 @@ def delete_by_hand(world: StoryWorld, *cloud_ids: str) -> None:
     """Delete these from the cloud as somebody else would; by default all that are the object's."""
     for cloud_id in cloud_ids or world.names_in_cloud():
         world.reasons |= {"Vanished", "Preempted"}
-        name = f"{PLACE.parent}/queuedResources/{cloud_id}"
-        _ask(world, "DeleteQueuedResource", {"name": name, "force": True})
+        world.cloud.delete(cloud_id)
 
 
 def _delete_node(world: StoryWorld, index: int) -> None:
     machines = world.machines
     if machines:
         world.reasons |= {"Preempted", "Suspended"}
-        _ask(world, "DeleteNode", {"name": machines[index % len(machines)].name})
-
-
-def _ask(world: StoryWorld, method: str, request: dict[str, object]) -> None:
-    """Ask the service as somebody else, who lives with a refusal."""
-    engine = world.api.tpu.engine
-    try:
-        engine._answer(method, Version(ApiVersion.V2ALPHA1.value), request)
-    except ApiError:
-        return
-
-
-def _set_quota(world: StoryWorld, cores: int | None) -> None:
-    for preemptible in (True, False):
-        world.api.tpu.set_quota(PLACE.project, PLACE.zone, _FAMILY, cores, preemptible=preemptible)
+        world.cloud.delete_node(machines[index % len(machines)].id)
 
 
 def _lack_quota(world: StoryWorld, index: int) -> None:
     world.reasons.add("QuotaExhausted")
-    world.api.tpu.set_habits(quota_refused_at_call=bool(index % 2))
-    _set_quota(world, 8 * (index % 4))
+    world.cloud.quota_refused_at_call = bool(index % 2)
+    world.cloud.set_quota(_FAMILY, 8 * (index % 4))
 
 
 def _hide(world: StoryWorld, index: int) -> None:
     """Let lists leave out what is the object's, or show it again."""
-    names = sorted({*world.names_in_cloud(), *(node.node_id for node in world.machines)})
-    world.api.unlisted = set(names[index % 2 :]) if index < 8 else set()
+    names = sorted({*world.names_in_cloud(), *(node.id for node in world.machines)})
+    world.cloud.unlisted = set(names[index % 2 :]) if index < 8 else set()
 
 
 def _kill(world: StoryWorld, index: int) -> None:
@@ -160,7 +138,7 @@ def _refuse_node_writes(world: StoryWorld, index: int) -> None:
 
 def _slow_lists(world: StoryWorld, index: int) -> None:
     """Let lists take longer than one look, than the time between two, or than a list stays new."""
-    world.api.slow_s = (1.0, 15.0, 45.0, 130.0)[index % 4]
+    world.cloud.slow_s = (1.0, 15.0, 45.0, 130.0)[index % 4]
 
 
 def _run_pod(world: StoryWorld) -> None:
@@ -178,13 +156,13 @@ HAPPENINGS: Final[dict[str, Happening]] = {
     "a list fails": _fail_list,
     "a creation fails": lambda world, index: _fail(world, "CreateQueuedResource", index),
     "a deletion fails": lambda world, index: _fail(world, "DeleteQueuedResource", index),
-    "deletions come to nothing": lambda world, index: world.api.tpu.fail_deletions(
+    "deletions come to nothing": lambda world, index: world.cloud.fail_deletions(
         CODES[index % len(CODES)], 1 + index % 6
     ),
     "writes to nodes are refused": _refuse_node_writes,
     "lists are slow": _slow_lists,
-    "lists are as fast as ever": lambda world, _index: setattr(world.api, "slow_s", 0.0),
-    "operations can't be read": lambda world, index: world.api.tpu.inject_error(
+    "lists are as fast as ever": lambda world, _index: setattr(world.cloud, "slow_s", 0.0),
+    "operations can't be read": lambda world, index: world.cloud.inject_error(
         "GetOperation", CODES[index % len(CODES)], 1 + index
     ),
     "something can't be read by its name": lambda world, index: _fail(
@@ -193,16 +171,16 @@ HAPPENINGS: Final[dict[str, Happening]] = {
     "lists leave something out": _hide,
     "the cloud goes on": lambda world, index: _wait(world, 5.0 * index),
     "time passes": lambda world, index: _wait(world, 60.0 * (index + 1)),
-    "there is no capacity": lambda world, _index: world.api.tpu.set_capacity(PLACE.zone, _FAMILY, 0),
-    "there is capacity": lambda world, _index: world.api.tpu.set_capacity(PLACE.zone, _FAMILY, None),
+    "there is no capacity": lambda world, _index: world.cloud.set_capacity(_FAMILY, 0),
+    "there is capacity": lambda world, _index: world.cloud.set_capacity(_FAMILY, None),
     "there is little quota": _lack_quota,
-    "there is quota": lambda world, _index: _set_quota(world, None),
+    "there is quota": lambda world, _index: world.cloud.set_quota(_FAMILY, None),
     "it is suspended": _suspend,
     "it fails": lambda world, _index: _fail_resource(world, "INTERNAL"),
     "it fails for quota": lambda world, _index: _fail_resource(world, "RESOURCE_EXHAUSTED"),
     "a node is preempted": _preempt,
     "a node is terminated": lambda world, index: _preempt(world, index, "TERMINATED"),
-    "preempted nodes stay": lambda world, _index: world.api.tpu.set_habits(preempted_nodes_linger=True),
+    "preempted nodes stay": lambda world, _index: setattr(world.cloud, "preempted_nodes_linger", True),
     "maintenance is announced": _announce,
     "somebody deletes it in the cloud": lambda world, _index: delete_by_hand(world),
     "somebody deletes a node in the cloud": _delete_node,

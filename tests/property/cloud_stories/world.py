@@ -1,25 +1,23 @@
-"""Run two QueuedResources of one place on the API of tests/tpuapi, and check every request of the operator."""
+"""Run two QueuedResources of one place on the cloud of tests/tpuapi, and check every request of the operator."""
 
 import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
-from cloud_stories.cloud import EngineCloud
+from cloud_stories.cloud import SlowCloud
 from typing_extensions import override
 
-from fake_cluster.queued_resources import PLACE, make_resource
+from fake_cluster.queued_resources import PLACE, make_cloud_resource, make_resource
 from fake_cluster.resource_world import Killed, ResourceWorld
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import MAX_NODES, QueuedResourceStatus
 from stepkeeper_operator.cache.keys import queued_resource_key
-from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudNode, CloudQueuedResource, CloudRequest
+from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudQueuedResource
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.labels import CLOUD_NODE_LABEL
-from stepkeeper_operator.queued_resources.naming import UID_LABEL, make_request_id
-from stepkeeper_operator.queued_resources.request import build_request
+from stepkeeper_operator.queued_resources.naming import UID_LABEL
 from stepkeeper_operator.queued_resources.settings import CloudSettings
-from tpuapi.core.values import Node, QueuedState
 
 __all__ = ["OURS", "THEIRS", "StoryWorld"]
 
@@ -30,7 +28,6 @@ NEIGHBOUR: Final = "neighbour"
 """Another object of the same place, which nothing happens to."""
 
 THEIRS: Final = {"stepkeeper-cluster": "another", "stepkeeper-namespace": "x", "stepkeeper-uid": "y"}
-_REQUESTS: Final = ("create_queued_resource", "delete_queued_resource")
 _START: Final = 1_800_000_000.0
 _SETTINGS: Final = CloudSettings(poll_fast_s=10, poll_active_s=20, poll_waiting_s=20, list_wait_s=0)
 """A list that isn't slow is there at once."""
@@ -53,8 +50,9 @@ class StoryWorld(ResourceWorld):
 
     def __init__(self, *, neighbour: dict[str, Any] | None = None, **spec: Any) -> None:
         self.now = _START
-        self.api = EngineCloud(lambda: self.now)
-        super().__init__(now=_START, service=self.api, settings=_SETTINGS, **spec)
+        cloud = SlowCloud(lambda: self.now)
+        super().__init__(now=_START, service=cloud, settings=_SETTINGS, **spec)
+        self.cloud: SlowCloud = cloud
         self.reasons: set[str] = set()
         """Why machines may be destroyed, as the story has it so far."""
 
@@ -66,42 +64,24 @@ class StoryWorld(ResourceWorld):
             del raw["status"]
             self.cluster.put(_PLURAL, raw)
         self._foreign: dict[str, tuple[CloudQueuedResource, CloudNode]] = {}
-        self.api.on_request = self._check_request
+        self.cloud.on_request = self._check_request
 
     async def settle_in(self, *, adopted: bool) -> None:
         """Put there what others have; and what is to be adopted, where something is."""
         for cloud_id in ("team-v5e-r1", "somebody-elses"):
-            await self.make_by_hand(cloud_id, make_resource(), THEIRS)
-            made, node = await self._get(cloud_id)
-            assert made is not None
-            assert node is not None
-            self._foreign[cloud_id] = made, node
+            self.make_by_hand(cloud_id, make_resource(), THEIRS)
+            self._foreign[cloud_id] = self._get(cloud_id)
         if adopted:
-            await self.make_by_hand("team-v5e", self.resource, {})
+            self.make_by_hand("team-v5e", self.resource, {})
             self.annotate("team-v5e")
 
-    async def make_by_hand(self, cloud_id: str, resource: QueuedResource, labels: dict[str, str]) -> None:
+    def make_by_hand(self, cloud_id: str, resource: QueuedResource, labels: dict[str, str]) -> None:
         """Make what a spec asks for as somebody else would, until it is active."""
-        asked = CloudRequest(
-            place=PLACE,
-            id=cloud_id,
-            request_id=make_request_id(cloud_id, 0, "create", ""),
-            api_version=ApiVersion.V2ALPHA1,
-            **_parts_of_request(resource, cloud_id),
-        )
-        node = {key: value for key, value in asked.node.items() if key not in {"labels", "metadata"}}
-        asked = replace(asked, node={**node, "labels": labels})
-        timings = self.api.tpu.engine.world.timings
-        self.api.tpu.set_timings(creating_s=0, provisioning_s=0, node_skew_s=0)
-        on_request, self.api.on_request = self.api.on_request, lambda _verb, _id: None
-        await EngineCloud.create_queued_resource(self.api, asked)
-        self.api.on_request = on_request
-        self.api.tpu.set_timings(
-            creating_s=timings.creating_s,
-            provisioning_s=timings.provisioning_s,
-            node_skew_s=timings.node_skew_s,
-        )
-        assert self.api.tpu.queued_resource(cloud_id).state is QueuedState.ACTIVE
+        made = make_cloud_resource(resource, "ACTIVE", create_time=int(self.now), queueing={})
+        n_nodes = len(made.node_ids)
+        ids = (cloud_id,) if n_nodes == 1 else tuple(f"{cloud_id}-{index}" for index in range(n_nodes))
+        node = {key: value for key, value in made.node.items() if key != "metadata"}
+        self.cloud.add(replace(made, id=cloud_id, node_ids=ids, node={**node, "labels": labels}))
 
     @override
     async def reconcile(self) -> float | None:
@@ -120,13 +100,13 @@ class StoryWorld(ResourceWorld):
     @override
     def step(self, seconds: float = 10.0) -> None:
         self.now += seconds
-        self.api.end_lists()
+        self.cloud.end_lists()
         self.sync_hosts()
 
     @override
     def sync_hosts(self, nodes: Iterable[CloudNode] | None = None) -> None:
-        self.api.tpu.engine.advance()
-        known = [_as_node(node) for node in self.api.tpu.engine.world.nodes.values()]
+        self.cloud.advance()
+        known = self.cloud.nodes.values()
         super().sync_hosts([node for node in known if node.labels.get(UID_LABEL) != THEIRS[UID_LABEL]])
 
     def raw_of(self, name: str) -> dict[str, Any] | None:
@@ -149,19 +129,19 @@ class StoryWorld(ResourceWorld):
         uid = uid or self.uid
         status = self.status if uid == self.uid and self.raw is not None else None
         adopted = status.cloud_name if status is not None and status.bookkeeping.adopted else ""
-        found = self.api.tpu.engine.world.queued.values()
-        return [_id_of(q.name) for q in found if _labels_of(q).get(UID_LABEL) == uid or q.name == adopted]
+        found = self.cloud.resources.values()
+        return [q.id for q in found if q.node.get("labels", {}).get(UID_LABEL) == uid or q.name == adopted]
 
     @property
-    def machines(self) -> list[Node]:
+    def machines(self) -> list[CloudNode]:
         """The nodes of our object's cloud resources."""
         mine = self.names_in_cloud()
-        return [n for n in self.api.tpu.engine.world.nodes.values() if _id_of(n.queued_resource) in mine]
+        return [n for n in self.cloud.nodes.values() if _id_of(n.queued_resource) in mine]
 
     @property
     def lost_hosts(self) -> list[str]:
         """Nodes of the cluster whose machines the cloud doesn't have."""
-        there = {node.node_id for node in self.api.tpu.engine.world.nodes.values()}
+        there = {node.id for node in self.cloud.nodes.values()}
         nodes = self.cluster.list_objects("nodes")
         return [
             raw["metadata"]["name"]
@@ -169,22 +149,14 @@ class StoryWorld(ResourceWorld):
             if raw["metadata"]["labels"][CLOUD_NODE_LABEL] not in there
         ]
 
-    @override
-    def _count_writes(self) -> None:
-        super()._count_writes()
-        for name in _REQUESTS:
-            setattr(self.api, name, self._killing(getattr(self.api, name)))
-
-    async def _get(self, cloud_id: str) -> tuple[CloudQueuedResource | None, CloudNode | None]:
-        world = self.api.tpu.engine.world
-        node = next(n for n in world.nodes.values() if _id_of(n.queued_resource) == cloud_id)
-        return (
-            self.api._convert(self.api.tpu.queued_resource(cloud_id), ApiVersion.V2ALPHA1),
-            self.api._convert(node, ApiVersion.V2ALPHA1),
-        )
+    def _get(self, cloud_id: str) -> tuple[CloudQueuedResource, CloudNode]:
+        node = next(n for n in self.cloud.nodes.values() if _id_of(n.queued_resource) == cloud_id)
+        return self.cloud.resources[PLACE, cloud_id], node
 
     def _check_request(self, verb: str, cloud_id: str) -> None:
-        """Check a request before the cloud gets it."""
+        """Check a request to create or delete before the cloud gets it."""
+        if verb == "label":
+            return
         assert cloud_id not in self._foreign, "somebody else's is never touched"
         name = NEIGHBOUR if cloud_id.startswith(f"team-{NEIGHBOUR}") else OURS
         raw = self.raw_of(name)
@@ -203,7 +175,7 @@ class StoryWorld(ResourceWorld):
         assert status.cloud_name.endswith(f"/{cloud_id}"), "the status names it before it exists"
         mine = set(self.names_in_cloud(raw["metadata"]["uid"]))
         assert mine <= {cloud_id}, "what is left of the earlier one is deleted first"
-        nodes = [n for n in self.api.tpu.engine.world.nodes.values() if _id_of(n.queued_resource) in mine]
+        nodes = [n for n in self.cloud.nodes.values() if _id_of(n.queued_resource) in mine]
         assert mine or not nodes, "the earlier one's machines are gone"
 
     async def _check(self) -> None:
@@ -215,7 +187,7 @@ class StoryWorld(ResourceWorld):
             if "status" in raw:
                 assert len(self.status_of(name).nodes) <= MAX_NODES
         for cloud_id, (resource, node) in self._foreign.items():
-            assert await self._get(cloud_id) == (resource, node), "somebody else's is never touched"
+            assert self._get(cloud_id) == (resource, node), "somebody else's is never touched"
         await asyncio.sleep(0)
 
 
@@ -227,33 +199,5 @@ def _kept_at(policy: dict[str, Any]) -> set[str]:
     return suspended | ({"Failed"} if policy.get("onFailed") == "Keep" else set())
 
 
-def _as_node(node: Node) -> CloudNode:
-    return CloudNode(
-        place=PLACE,
-        id=node.node_id,
-        state=node.state.value,
-        labels=node.body.get("labels", {}),
-        addresses=node.addresses,
-    )
-
-
-def _labels_of(resource: Any) -> dict[str, str]:
-    labels: dict[str, str] = resource.specs[0].body.get("labels", {})
-    return labels
-
-
 def _id_of(name: str) -> str:
     return name.rpartition("/")[2]
-
-
-def _parts_of_request(resource: QueuedResource, cloud_id: str) -> dict[str, Any]:
-    made = build_request(resource, number=0, cluster_id="", script=None)
-    n_nodes = len(made.node_ids)
-    ids = (cloud_id,) if n_nodes == 1 else tuple(f"{cloud_id}-{index}" for index in range(n_nodes))
-    return {
-        "node_ids": ids,
-        "node_id_prefix": None if n_nodes == 1 else cloud_id,
-        "node": made.node,
-        "tier": made.tier,
-        "queueing": {},
-    }

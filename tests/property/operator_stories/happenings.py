@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from operator_stories.teller import Teller
 
-from fake_cluster.messages import saved_message, termination_message
+from fake_cluster.kubelets import saved_message, termination_message
 from stepkeeper.contract import ExitCode
 
 __all__ = ["HAPPENINGS", "mend_the_spec"]

@@ -5,7 +5,7 @@ from typing import Final
 
 from operator_stories.teller import Teller
 
-from fake_cluster.messages import training_report
+from fake_cluster.kubelets import training_report
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 

@@ -1,4 +1,4 @@
-"""The service's command line: `python -m tpuapi serve --help`."""
+"""The service as a process, with a side door for its tests: `python -m tpuapi serve --help`."""
 
 import argparse
 import asyncio
@@ -9,23 +9,39 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
-from tpuapi.admin import admin_app
-from tpuapi.clock import ScaledClock, SteppedClock
-from tpuapi.core.world import Habits, Timings
-from tpuapi.fake import FakeTpu
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion
+from tpuapi.cloud import FakeCloud
 from tpuapi.hooks import CommandHook
-from tpuapi.server import serving
+from tpuapi.nodes import Timings
+from tpuapi.wire import serving, view_node, view_queued_resource
+
+ACTIONS = (
+    "announce_maintenance",
+    "clear_faults",
+    "fail",
+    "forget_calls",
+    "hold",
+    "inject_error",
+    "preempt",
+    "processes_exited",
+    "release",
+    "set_capacity",
+    "set_quota",
+    "set_timings",
+)
+"""Methods of FakeCloud that a POST to /v1/{action} calls, with the fields of its JSON body as arguments."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until a signal ends it."""
-    arguments = _parser().parse_args(argv)
-    asyncio.run(_serve(arguments))
+    asyncio.run(_serve(_make_parser().parse_args(argv)))
     return 0
 
 
@@ -34,76 +50,83 @@ async def _serve(arguments: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    clock = ScaledClock(arguments.speed) if arguments.speed else SteppedClock()
-    fake = FakeTpu(clock, timings=_timings(arguments.timing), habits=_habits(arguments.habit))
+    cloud = FakeCloud(time.time, timings=_read_timings(arguments.timing))
     async with contextlib.AsyncExitStack() as stack:
-        hook = await _add_hook(stack, fake, arguments)
-        address = await stack.enter_async_context(serving(fake, arguments.host, arguments.port))
-        admin = await _start_admin(stack, fake, hook, arguments)
-        if hook is not None:
-            hook.admin = admin
-        print(json.dumps({"address": address, "admin": admin}), flush=True)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        hook = CommandHook(shlex.split(arguments.hook), folder, max_nodes=arguments.hook_nodes)
+        stack.push_async_callback(hook.stop)
+        if arguments.hook:
+            cloud.hooks.append(hook)
+        runner = web.AppRunner(make_side_door(cloud, hook))
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, arguments.host, 0).start()
+        host, port = runner.addresses[0][:2]
+        hook.admin = f"{host}:{port}"
+        address = await stack.enter_async_context(serving(cloud, arguments.host))
+        print(json.dumps({"address": address, "admin": hook.admin}), flush=True)
         await stop.wait()
 
 
-async def _add_hook(
-    stack: contextlib.AsyncExitStack, fake: FakeTpu, arguments: argparse.Namespace
-) -> CommandHook | None:
-    if not arguments.hook:
-        return None
-    folder = arguments.hook_folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    hook = CommandHook(shlex.split(arguments.hook), folder, max_nodes=arguments.hook_nodes)
-    fake.add_hook(hook)
-    stack.push_async_callback(hook.stop)
-    return hook
+def make_side_door(cloud: FakeCloud, hook: CommandHook) -> web.Application:
+    """Make an HTTP application by which tests do to the service what they may, and see what it has seen."""
+    app = web.Application()
+    app.router.add_get("/v1/state", _answering(lambda: _view_state(cloud)))
+    app.router.add_get("/v1/calls", _answering(lambda: [dataclasses.asdict(call) for call in cloud.calls]))
+    app.router.add_get("/v1/counts", _answering(cloud.counts))
+    app.router.add_get("/v1/hook-runs", _answering(lambda: [dataclasses.asdict(run) for run in hook.runs]))
+    app.router.add_post("/v1/{action}", _acting(cloud))
+    return app
 
 
-async def _start_admin(
-    stack: contextlib.AsyncExitStack, fake: FakeTpu, hook: CommandHook | None, arguments: argparse.Namespace
-) -> str:
-    runner = web.AppRunner(admin_app(fake, hook))
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
-    await web.TCPSite(runner, arguments.host, arguments.admin_port).start()
-    host, port = runner.addresses[0][:2]
-    return f"{host}:{port}"
+def _answering(look: Callable[[], Any]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response(look())
+
+    return answer
 
 
-def _timings(changes: list[str]) -> Timings:
+def _acting(cloud: FakeCloud) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def act(request: web.Request) -> web.Response:
+        action = request.match_info["action"]
+        try:
+            if action not in ACTIONS:
+                raise LookupError(f"there is none but {', '.join(ACTIONS)}")
+            arguments = await request.json() if request.can_read_body else {}
+            return web.json_response({"result": getattr(cloud, action)(**arguments)})
+        except (LookupError, TypeError, ValueError) as error:
+            return web.json_response({"error": f"{action}: {error}"}, status=400)
+
+    return act
+
+
+def _view_state(cloud: FakeCloud) -> dict[str, Any]:
+    cloud.advance()
+    resources = cloud.resources.values()
+    return {
+        "queued_resources": [view_queued_resource(each, ApiVersion.V2ALPHA1) for each in resources],
+        "nodes": [view_node(each) for each in cloud.nodes.values()],
+    }
+
+
+def _read_timings(changes: list[str]) -> Timings:
     names = {field.name for field in dataclasses.fields(Timings)}
     values = dict(change.split("=", 1) for change in changes)
     if not names >= values.keys():
         sys.exit(f"--timing takes NAME=SECONDS of {', '.join(sorted(names))}")
-    return dataclasses.replace(Timings(), **{name: float(value) for name, value in values.items()})
+    return Timings(**{name: float(value) for name, value in values.items()})
 
 
-def _habits(changes: list[str]) -> Habits:
-    values = dict(change.split("=", 1) for change in changes)
-    names = {field.name for field in dataclasses.fields(Habits)}
-    if not names >= values.keys():
-        sys.exit(f"--habit takes NAME=VALUE, as JSON, of {', '.join(sorted(names))}")
-    return dataclasses.replace(Habits(), **{name: json.loads(value) for name, value in values.items()})
-
-
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tpuapi", description="A Cloud TPU API to test against.")
     serve = parser.add_subparsers(required=True).add_parser("serve", help="serve until a signal ends it")
     serve.add_argument("--host", default="127.0.0.1")
-    serve.add_argument("--port", type=int, default=0, help="of the API, plaintext; 0: a free one")
-    serve.add_argument("--admin-port", type=int, default=0, help="of the side door; 0: a free one")
-    serve.add_argument(
-        "--speed", type=float, default=1.0, help="of its clock; 0: it stands still until it is stepped"
-    )
     serve.add_argument("--timing", action="append", default=[], metavar="NAME=SECONDS")
-    serve.add_argument("--habit", action="append", default=[], metavar="NAME=VALUE")
     serve.add_argument(
         "--hook", default="", metavar="COMMAND", help="to run when something happens to a node"
     )
     serve.add_argument(
         "--hook-nodes", type=int, help="run it for at most so many nodes at once; by default all"
-    )
-    serve.add_argument(
-        "--hook-folder", type=Path, help="for the scripts of nodes; by default a temporary one"
     )
     return parser
 

@@ -1,135 +1,151 @@
-"""Errors and delays that are put into calls on purpose."""
+"""Errors and waits that a test puts into calls on purpose, and what was called."""
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
 
-from tpuapi.core.errors import ApiError, Code, Status
-from tpuapi.core.values import Json
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudTPUError
+from tpuapi.rules import RefusedError
+
+T = TypeVar("T")
 
 ANY_METHOD = "*"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """An error for the next calls of a method."""
+@dataclass(slots=True, kw_only=True)
+class LoggedCall:
+    """One call as it was answered."""
 
     method: str
-    status: Status
-    left: int | None
-    """How many calls have it yet; None: all, until it is cleared."""
-    after_commit: bool
-    """The call is carried out, and its answer is lost."""
+    version: ApiVersion
     resource: str
-    """Only calls whose names contain this."""
+    """The name of what it is about."""
+    code: str = ""
+    """OK, or the code that the caller has got; empty while the call is held."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latency:
+@dataclass(slots=True, kw_only=True)
+class _Fault:
     method: str
-    seconds: float
+    error: RefusedError
     left: int | None
+    after_commit: bool
+    resource: str
+    version: ApiVersion | None
+
+    def hits(self, call: LoggedCall) -> bool:
+        return (
+            self.left != 0
+            and self.method in (call.method, ANY_METHOD)
+            and self.version in (None, call.version)
+            and self.resource in call.resource
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
     after_commit: bool
-    come: asyncio.Event = field(default_factory=asyncio.Event)
     released: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Faults:
-    """Hold what calls are going to suffer."""
+    """Answer calls as the faults allow."""
 
     def __init__(self) -> None:
-        self._errors: list[Fault] = []
-        self._latencies: list[Latency] = []
+        self.calls: list[LoggedCall] = []
+        self._errors: list[_Fault] = []
         self._held: dict[str, _Held] = {}
 
-    def add(self, fault: Fault) -> None:
-        self._errors.append(fault)
+    def inject_error(
+        self,
+        method: str,
+        code: str,
+        times: int | None = 1,
+        *,
+        message: str = "",
+        after_commit: bool = False,
+        resource: str = "",
+        version: ApiVersion | None = None,
+    ) -> None:
+        """Let the next calls of a method fail.
 
-    def delay(self, latency: Latency) -> None:
-        self._latencies.append(latency)
+        Args:
+            method: Its name, such as CreateQueuedResource; `*` for all.
+            code: A code's name, such as UNAVAILABLE.
+            times: How many calls; None for all until `clear_faults`.
+            message: What people are told.
+            after_commit: The call is carried out all the same: only its answer is lost.
+            resource: Only calls whose resource's name contains this.
+            version: Only calls by this version of the API.
+        """
+        error = RefusedError(code, message or f"injected {code}")
+        self._errors.append(
+            _Fault(
+                method=method,
+                error=error,
+                left=times,
+                after_commit=after_commit,
+                resource=resource,
+                version=version,
+            )
+        )
 
-    def hold(self, method: str, *, after_commit: bool) -> None:
-        """Let no call of the method go on before `release`; after the commit, only its answer waits."""
+    def hold(self, method: str, *, after_commit: bool = False) -> None:
+        """Let calls of a method wait until `release`; after the commit, only their answers wait."""
         self._held.setdefault(method, _Held(after_commit=after_commit))
 
-    async def until_held(self, method: str) -> None:
-        """Wait until a call of the held method has come.
-
-        Raises:
-            LookupError: The method isn't held.
-        """
-        await self._held[method].come.wait()
-
     def release(self, method: str) -> None:
+        """Let the calls go on that wait."""
         held = self._held.pop(method, None)
         if held is not None:
             held.released.set()
 
-    def clear(self) -> None:
+    def clear_faults(self) -> None:
+        """Take back all errors and holds."""
         self._errors.clear()
-        self._latencies.clear()
         for method in tuple(self._held):
             self.release(method)
 
-    async def wait(self, method: str) -> None:
-        """Take as long as calls of the method have to."""
-        for index, latency in enumerate(self._latencies):
-            if latency.method in (method, ANY_METHOD) and latency.left != 0:
-                if latency.left is not None:
-                    self._latencies[index] = replace(latency, left=latency.left - 1)
-                await asyncio.sleep(latency.seconds)
-                break
-        await self.wait_held(method, after_commit=False)
+    def forget_calls(self) -> None:
+        self.calls.clear()
 
-    async def wait_held(self, method: str, *, after_commit: bool) -> None:
-        """Wait while calls of the method are held at this point."""
-        for name in (method, ANY_METHOD):
-            held = self._held.get(name)
-            if held is not None and held.after_commit == after_commit:
-                held.come.set()
-                await held.released.wait()
+    def counts(self) -> Counter[str]:
+        """Return how often each method was called, with whatever success."""
+        return Counter(call.method for call in self.calls)
 
-    def take(self, method: str, request: Json, *, after_commit: bool) -> ApiError | None:
-        """Use up and return the error that this call has to suffer, if any."""
-        for index, fault in enumerate(self._errors):
-            if (
-                fault.method in (method, ANY_METHOD)
-                and fault.after_commit == after_commit
-                and fault.left != 0
-                and fault.resource in named_in(request)
-            ):
-                if fault.left is not None:
-                    self._errors[index] = replace(fault, left=fault.left - 1)
-                return ApiError(fault.status)
-        return None
+    def count(self, *methods: str) -> int:
+        """Return how often these methods were called, with whatever success."""
+        return sum(self.counts()[method] for method in methods)
 
+    async def answer(self, method: str, version: ApiVersion, resource: str, carry_out: Callable[[], T]) -> T:
+        """Carry a call out and return its answer, as the faults allow.
 
-def named_in(request: Json) -> str:
-    """Return the name of what a request is about."""
-    if request.get("name"):
-        return str(request["name"])
-    if "node" in request and "name" in request["node"]:
-        return str(request["node"]["name"])
-    for collection, id_field in (("queuedResources", "queued_resource_id"), ("nodes", "node_id")):
-        if request.get(id_field):
-            return f"{request.get('parent', '')}/{collection}/{request[id_field]}"
-    return str(request.get("parent", ""))
+        Raises:
+            CloudTPUError: The service refuses it, or a fault does.
+        """
+        call = LoggedCall(method=method, version=version, resource=resource)
+        self.calls.append(call)
+        try:
+            await self._hold_up(call, after_commit=False)
+            self._suffer(call, after_commit=False)
+            answer = carry_out()
+            self._suffer(call, after_commit=True)
+            await self._hold_up(call, after_commit=True)
+        except CloudTPUError as error:
+            call.code = error.code
+            raise
+        call.code = "OK"
+        return answer
 
+    async def _hold_up(self, call: LoggedCall, *, after_commit: bool) -> None:
+        held = self._held.get(call.method)
+        if held is not None and held.after_commit == after_commit:
+            await held.released.wait()
 
-def status_of(code: str, message: str, reason: str, metadata: Mapping[str, str] | None) -> Status:
-    """Make a status of a code's name.
-
-    Raises:
-        ValueError: There is no such code.
-    """
-    try:
-        known = Code[code]
-    except KeyError:
-        raise ValueError(
-            f"'{code}' is no code of google.rpc: {', '.join(each.name for each in Code)}"
-        ) from None
-    return Status(code=known, message=message or f"injected {code}", reason=reason, metadata=metadata or {})
+    def _suffer(self, call: LoggedCall, *, after_commit: bool) -> None:
+        for fault in self._errors:
+            if fault.after_commit == after_commit and fault.hits(call):
+                fault.left = None if fault.left is None else fault.left - 1
+                raise fault.error

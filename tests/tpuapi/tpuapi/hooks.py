@@ -9,17 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpuapi.core.values import EventKind, NodeEvent, NodeState
+from tpuapi.nodes import NodeEvent, name_of
 
 TIMEOUT_S = 600.0
-COMING_BACK = (
-    NodeState.REPAIRING,
-    NodeState.STOPPING,
-    NodeState.STOPPED,
-    NodeState.RESTARTING,
-    NodeState.REIMAGING,
-)
-"""States of a node whose machines are off for a while."""
 TIMED_OUT = 124
 NOT_STARTED = 127
 
@@ -43,24 +35,24 @@ class CommandHook:
 
     Args:
         command: The command with its arguments.
-        folder: Where scripts, metadata and output are written to, a folder for each life of a node.
-        timeout_s: The command is killed after so long.
+        folder: Where metadata and output are written to, a folder for each life of a node.
         max_nodes: Run it for at most so many nodes at once, those that are ready first; None: for all.
+        timeout_s: The command is killed after so long.
     """
 
     def __init__(
         self,
         command: Sequence[str],
         folder: Path,
-        timeout_s: float = TIMEOUT_S,
         *,
         max_nodes: int | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._command = tuple(command)
         self._folder = folder
         self._timeout_s = timeout_s
         self._max_nodes = max_nodes
-        self._with_machines: set[tuple[str, int]] = set()
+        self._with_machines: set[int] = set()
         self.admin = ""
         """The side door's address, for the command."""
         self._last: dict[str, asyncio.Task[None]] = {}
@@ -70,19 +62,18 @@ class CommandHook:
         """Run the command after those for earlier events of the node have ended."""
         if not self._has_machines(event):
             return
-        before = self._last.get(event.node.name)
-        self._last[event.node.name] = asyncio.create_task(self._run_after(before, event))
+        name = name_of(event.node)
+        self._last[name] = asyncio.create_task(self._run_after(self._last.get(name), event))
 
     def _has_machines(self, event: NodeEvent) -> bool:
         """Decide whether the node is one of those that the command is run for. Once it is gone for good, another is."""
         if self._max_nodes is None:
             return True
-        life = (event.node.name, event.node.number)
-        if event.kind is EventKind.READY and len(self._with_machines) < self._max_nodes:
-            self._with_machines.add(life)
-        known = life in self._with_machines
-        if event.kind is EventKind.GONE and event.node.state not in COMING_BACK:
-            self._with_machines.discard(life)
+        if event.kind == "ready" and len(self._with_machines) < self._max_nodes:
+            self._with_machines.add(event.number)
+        known = event.number in self._with_machines
+        if event.kind == "gone" and event.node.state != "REPAIRING":
+            self._with_machines.discard(event.number)
         return known
 
     async def settle(self) -> None:
@@ -98,22 +89,19 @@ class CommandHook:
     async def _run_after(self, before: asyncio.Task[None] | None, event: NodeEvent) -> None:
         if before is not None:
             await before
-        workers = range(event.node.accelerator.n_hosts)
-        environment = {**os.environ, **self._environment(event)}
-        await asyncio.gather(*(self._run(event, worker, environment) for worker in workers))
+        folder = self._folder / f"{event.node.id}-{event.number}"
+        folder.mkdir(parents=True, exist_ok=True)
+        environment = {**os.environ, **self._describe(event, folder)}
+        workers = range(event.accelerator.n_hosts)
+        await asyncio.gather(*(self._run(event, worker, environment, folder) for worker in workers))
 
-    async def _run(self, event: NodeEvent, worker: int, environment: dict[str, str]) -> None:
-        addresses = event.node.addresses
-        own = {
-            "TPU_WORKER_ID": str(worker),
-            "TPU_WORKER_ADDRESS": addresses[worker] if worker < len(addresses) else "",
-        }
-        output = self._folder_of(event) / f"{event.kind.value}-{worker}.log"
+    async def _run(self, event: NodeEvent, worker: int, environment: dict[str, str], folder: Path) -> None:
+        output = folder / f"{event.kind}-{worker}.log"
         run = HookRun(
-            event=event.kind.value,
-            node_id=event.node.node_id,
+            event=event.kind,
+            node_id=event.node.id,
             worker_id=worker,
-            exit_code=await self._execute({**environment, **own}, output),
+            exit_code=await self._execute({**environment, "TPU_WORKER_ID": str(worker)}, output),
             output=output.read_text(encoding="utf-8", errors="replace"),
         )
         self.runs.append(run)
@@ -144,43 +132,22 @@ class CommandHook:
                     process.kill()
                 await process.wait()
 
-    def _folder_of(self, event: NodeEvent) -> Path:
-        folder = self._folder / f"{event.node.node_id}-{event.node.number}"
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
-
-    def _environment(self, event: NodeEvent) -> dict[str, str]:
-        node = event.node
-        folder = self._folder_of(event)
+    def _describe(self, event: NodeEvent, folder: Path) -> dict[str, str]:
+        node, accelerator = event.node, event.accelerator
         metadata_file = folder / "metadata.json"
-        metadata_file.write_text(json.dumps(dict(node.metadata)), encoding="utf-8")
+        metadata_file.write_text(json.dumps(dict(event.metadata)), encoding="utf-8")
         return {
-            "TPU_EVENT": event.kind.value,
+            "TPU_EVENT": event.kind,
             "TPU_REASON": event.reason,
-            "TPU_DEADLINE_S": "" if event.deadline is None else str(event.deadline - event.at),
-            "TPU_PROJECT": node.location.project,
-            "TPU_ZONE": node.location.zone,
-            "TPU_NODE": node.name,
-            "TPU_NODE_ID": node.node_id,
-            "TPU_NODE_NUMBER": str(node.number),
-            "TPU_QUEUED_RESOURCE": node.queued_resource,
-            "TPU_ACCELERATOR_TYPE": node.accelerator.type,
-            "TPU_N_WORKERS": str(node.accelerator.n_hosts),
-            "TPU_CHIPS_PER_HOST": str(node.accelerator.n_chips // node.accelerator.n_hosts),
+            "TPU_DEADLINE_S": "" if event.grace_s is None else str(event.grace_s),
+            "TPU_ZONE": node.place.zone,
+            "TPU_NODE": name_of(node),
+            "TPU_NODE_ID": node.id,
+            "TPU_NODE_NUMBER": str(event.number),
+            "TPU_ACCELERATOR_TYPE": accelerator.type,
+            "TPU_N_WORKERS": str(accelerator.n_hosts),
+            "TPU_CHIPS_PER_HOST": str(accelerator.n_chips // accelerator.n_hosts),
             "TPU_ADDRESSES": ",".join(node.addresses),
             "TPU_ADMIN": self.admin,
             "TPU_METADATA_FILE": str(metadata_file),
-            "TPU_STARTUP_SCRIPT": _script(folder, "startup-script", event),
-            "TPU_SHUTDOWN_SCRIPT": _script(folder, "shutdown-script", event),
         }
-
-
-def _script(folder: Path, key: str, event: NodeEvent) -> str:
-    """Write a script of the node's metadata into a file that can be run; return its path, or nothing."""
-    script = event.node.metadata.get(key)
-    if not script:
-        return ""
-    path = folder / key
-    path.write_text(script, encoding="utf-8")
-    path.chmod(0o700)
-    return str(path)

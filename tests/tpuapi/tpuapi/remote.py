@@ -7,7 +7,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ class RemoteTpu:
         self.admin = admin
 
     def do(self, action: str, **arguments: object) -> Any:
-        """Call a method of the service's FakeTpu, and return what it returns.
+        """Call a method of the service's FakeCloud, and return what it returns.
 
         Raises:
             AdminError: It refuses.
@@ -40,22 +40,23 @@ class RemoteTpu:
         return self._ask(urllib.request.Request(f"http://{self.admin}/v1/{action}", data=body))["result"]
 
     def state(self) -> Any:
-        """Return all queued resources, nodes and operations."""
-        return self._ask(urllib.request.Request(f"http://{self.admin}/v1/state"))
+        """Return all queued resources and nodes."""
+        return self._look("state")
 
     def calls(self) -> Any:
-        return self._ask(urllib.request.Request(f"http://{self.admin}/v1/calls"))
+        """Return all calls, and how each was answered."""
+        return self._look("calls")
 
     def counts(self) -> Any:
         """Return how often each method was called."""
-        return self._ask(urllib.request.Request(f"http://{self.admin}/v1/counts"))
-
-    def events(self, after: int = 0) -> Any:
-        """Return what happened to nodes, after the event of this number."""
-        return self._ask(urllib.request.Request(f"http://{self.admin}/v1/events?after={after}"))
+        return self._look("counts")
 
     def hook_runs(self) -> Any:
-        return self._ask(urllib.request.Request(f"http://{self.admin}/v1/hook-runs"))
+        """Return all runs of the hook that have ended."""
+        return self._look("hook-runs")
+
+    def _look(self, what: str) -> Any:
+        return self._ask(urllib.request.Request(f"http://{self.admin}/v1/{what}"))
 
     def _ask(self, request: urllib.request.Request) -> Any:
         request.add_header("Content-Type", "application/json")
@@ -68,17 +69,16 @@ class RemoteTpu:
 
 
 @contextlib.contextmanager
-def started(*arguments: str, prefix: Sequence[str] = ()) -> Iterator[RemoteTpu]:
+def started(*arguments: str) -> Iterator[RemoteTpu]:
     """Run `python -m tpuapi serve` with these arguments while the context lasts.
 
     Args:
-        arguments: Of `serve`; without ports it takes free ones.
-        prefix: A command to run it under, such as one that enters a namespace.
+        arguments: Of `serve`.
 
     Raises:
         RuntimeError: It ended before it answered.
     """
-    command = [*prefix, sys.executable, "-m", "tpuapi", "serve", *arguments]
+    command = [sys.executable, "-m", "tpuapi", "serve", *arguments]
     roots = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(roots)}
     # A session of its own: Ctrl-C reaches this program, which then ends it, and it the commands that it runs.

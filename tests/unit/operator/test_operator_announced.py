@@ -2,7 +2,7 @@
 
 import pytest
 
-from fake_cluster.messages import termination_message
+from fake_cluster.kubelets import termination_message
 from fake_cluster.world import World
 
 SHUTDOWN, DRAIN, TAINT = "TerminationByKubelet", "EvictionByEvictionAPI", "DeletionByTaintManager"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fake_cluster.messages import saved_message, termination_message, training_report
+from fake_cluster.kubelets import saved_message, termination_message, training_report
 from fake_cluster.world import World
 from stepkeeper.contract import ExitCode, ReportPhase
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase

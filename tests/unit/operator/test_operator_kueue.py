@@ -6,7 +6,7 @@ import pytest
 from typing_extensions import override
 
 from fake_cluster.cluster import FakeCluster
-from fake_cluster.messages import saved_message, training_report
+from fake_cluster.kubelets import saved_message, training_report
 from fake_cluster.world import World
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fake_cluster.messages import termination_message
+from fake_cluster.kubelets import termination_message
 from fake_cluster.world import World
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
 from stepkeeper_operator.facts.log_end import pick_last_words

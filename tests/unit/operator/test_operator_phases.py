@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 
-from fake_cluster.messages import training_report
+from fake_cluster.kubelets import training_report
 from fake_cluster.world import World
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.decision import DeleteJobSet

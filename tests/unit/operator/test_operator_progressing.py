@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 
-from fake_cluster.messages import termination_message, training_report
+from fake_cluster.kubelets import termination_message, training_report
 from fake_cluster.world import World
 from stepkeeper.contract import ExitCode, ReportPhase
 from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, Phase

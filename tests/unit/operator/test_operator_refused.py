@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fake_cluster.messages import training_report
+from fake_cluster.kubelets import training_report
 from fake_cluster.world import World, training_job
 from stepkeeper_operator.api.reading import read_object
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase

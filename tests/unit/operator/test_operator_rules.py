@@ -9,7 +9,7 @@ from fake_cluster.facts import make_ended_pod as ended
 from fake_cluster.facts import make_failed_job as failed_job
 from fake_cluster.facts import make_jobset as jobset
 from fake_cluster.facts import make_pod as pod
-from fake_cluster.messages import training_report
+from fake_cluster.kubelets import training_report
 from stepkeeper.contract import Cause, Termination
 from stepkeeper_operator.api.v1alpha1.trainingjob import BackoffSpec, RestartsSpec
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (

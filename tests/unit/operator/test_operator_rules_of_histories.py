@@ -11,7 +11,7 @@ from fake_cluster.facts import make_history as history
 from fake_cluster.facts import make_job, make_machines
 from fake_cluster.facts import make_jobset as jobset
 from fake_cluster.facts import make_pod as pod
-from fake_cluster.messages import training_report
+from fake_cluster.kubelets import training_report
 from stepkeeper.contract import CommitPoint, Termination
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, Bookkeeping

@@ -13,7 +13,7 @@ from fake_cluster.facts import (
     make_machines,
     make_pod,
 )
-from fake_cluster.messages import training_report
+from fake_cluster.kubelets import training_report
 from stepkeeper.contract import CommitPoint, Termination
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (

@@ -9,7 +9,7 @@ from fake_cluster.facts import make_failed_job as failed_job
 from fake_cluster.facts import make_history as history
 from fake_cluster.facts import make_observed as seen
 from fake_cluster.facts import make_unedited_jobset as jobset
-from fake_cluster.messages import training_report
+from fake_cluster.kubelets import training_report
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     Attempt,

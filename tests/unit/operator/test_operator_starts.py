@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fake_cluster.messages import termination_message, training_report
+from fake_cluster.kubelets import termination_message, training_report
 from fake_cluster.world import World, training_job
 from stepkeeper.contract import CommitPoint
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase

@@ -1,6 +1,6 @@
 """Test what follows an end for which the training says that its store gave no answer."""
 
-from fake_cluster.messages import termination_message
+from fake_cluster.kubelets import termination_message
 from fake_cluster.world import World
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 

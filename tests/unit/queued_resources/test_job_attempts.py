@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fake_cluster.job_machines import change, machines, running, world_of
-from fake_cluster.messages import training_report
+from fake_cluster.kubelets import training_report
 from fake_cluster.world import World
 from stepkeeper.contract import CommitPoint
 from stepkeeper_operator.api.v1alpha1.conditions import Phase

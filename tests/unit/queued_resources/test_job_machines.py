@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fake_cluster.job_machines import TPU, change, machines, running, world_of
-from fake_cluster.messages import termination_message
+from fake_cluster.kubelets import termination_message
 from fake_cluster.world import World, training_job
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.cache.keys import job_key, queued_resource_key

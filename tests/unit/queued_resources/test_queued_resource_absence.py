@@ -50,12 +50,12 @@ async def test_a_slice_that_lists_leave_out_is_asked_for_before_its_machines_are
 async def test_a_slice_that_is_gone_ends_the_resource_after_it_was_missed_twice() -> None:
     world = await active(node={"count": 2})
     gone = world.cloud.nodes.pop((PLACE, "team-v5e-1"))
-    asked = world.cloud.n_gets
+    asked = world.cloud.count("GetQueuedResource", "GetNode")
     while "Preempted" not in world.events:
         await world.reconcile()
         world.now += 1
-        assert world.cloud.n_gets < asked + 60
-    assert world.cloud.n_gets >= asked + 2
+        assert world.cloud.count("GetQueuedResource", "GetNode") < asked + 60
+    assert world.cloud.count("GetQueuedResource", "GetNode") >= asked + 2
     world.cloud.nodes[PLACE, gone.id] = gone  # the deletion takes it along
     await world.run(40)
     assert world.cloud.created == ["team-v5e", "team-v5e-r1"]
@@ -140,8 +140,7 @@ async def test_an_emptied_status_and_a_short_list_cost_no_machine() -> None:
 async def test_a_resource_that_cannot_be_asked_for_is_not_gone() -> None:
     world = await active()
     world.cloud.unlisted.add("team-v5e")
-    for _ in range(50):
-        world.cloud.fail_next("get", ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
+    world.cloud.inject_error("GetQueuedResource", "UNAVAILABLE", None, message="down")
     await world.run(30)
     assert "Vanished" not in world.events
     assert world.cloud.created == ["team-v5e"]
@@ -161,13 +160,12 @@ def test_a_deletion_after_a_failed_creation_looks_whether_something_was_made_aft
 async def test_what_a_failed_creation_left_is_deleted_though_lists_leave_it_out() -> None:
     world = ResourceWorld()
     world.cloud.unlisted.add("team-v5e")
-    world.cloud.operation_error = CloudTPUError(ErrorKind.TRANSIENT, "INTERNAL", "it broke")
     for _ in range(6):
         await world.reconcile()
         world.now += 1
     assert world.cloud.created == ["team-v5e"]
+    world.cloud.fail("team-v5e", "INTERNAL", "it broke")
     for _ in range(3):
-        world.cloud.finish_operations()
         await world.reconcile()
         world.now += 10
     world.delete()

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from fake_cluster.cloud.small_cloud import SmallCloud
 from fake_cluster.queued_resources import (
     PLACE,
     decide,
@@ -19,11 +18,12 @@ from fake_cluster.queued_resources import (
 )
 from fake_cluster.resource_world import ResourceWorld
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
-from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudQueuedResource, ErrorKind, Place
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudQueuedResource, Place
 from stepkeeper_operator.facts.queued_resource import read_queued_machines
 from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL
 from stepkeeper_operator.queued_resources.decision import CreateCloudResource
 from stepkeeper_operator.queued_resources.naming import CLUSTER_LABEL, UID_LABEL
+from tpuapi.cloud import FakeCloud
 
 THEIRS = {
     "stepkeeper-cluster": "another",
@@ -50,7 +50,7 @@ UNFIT: dict[str, dict[str, Any]] = {
 class LateCloud:
     """The same cloud by a slow network: labels arrive when `go` is set."""
 
-    def __init__(self, cloud: SmallCloud) -> None:
+    def __init__(self, cloud: FakeCloud) -> None:
         self._cloud = cloud
         self.asked, self.go = asyncio.Event(), asyncio.Event()
 
@@ -310,12 +310,14 @@ async def test_what_somebody_else_takes_over_is_let_go_untouched(leave: str, *, 
 @pytest.mark.parametrize("deletes", [False, True])
 async def test_what_has_no_nodes_is_adopted_once_it_has(state: str, *, deletes: bool) -> None:
     world = ResourceWorld(adopt="team-v5e")
+    world.cloud.set_capacity("v5litepod", 0)
     world.cloud.resources[PLACE, "team-v5e"] = made(state=state)
     await world.run(1)
     assert world.condition("Accepted") == ("Unknown", "Adopting")
     assert world.raw is not None
     assert read_queued_machines(world.raw).obstacle == message(world)
     assert state in message(world)
+    world.cloud.set_capacity("v5litepod", None)
     if deletes:
         world.delete()
     await world.run(25)
@@ -330,7 +332,7 @@ async def test_what_has_no_nodes_is_adopted_once_it_has(state: str, *, deletes: 
 
 async def test_an_adopted_one_that_has_lost_its_nodes_is_made_anew() -> None:
     world = await adopting(FORMER)
-    world.cloud.set_state("team-v5e", "SUSPENDED")
+    world.cloud.suspend("team-v5e")
     world.cloud.nodes.clear()
     await world.run(30)
     assert list(world.cloud.resources) == [(PLACE, "team-v5e-r1")]
@@ -340,7 +342,7 @@ async def test_an_adopted_one_that_has_lost_its_nodes_is_made_anew() -> None:
 async def test_a_refusal_to_write_labels_is_told_in_the_clouds_words() -> None:
     world = ResourceWorld(adopt="team-v5e")
     world.cloud.add(made())
-    world.cloud.fail_next("label", ErrorKind.TERMINAL, "PERMISSION_DENIED", "no tpu.nodes.update")
+    world.cloud.inject_error("UpdateNode", "PERMISSION_DENIED", message="no tpu.nodes.update")
     await world.run(4)
     assert world.condition("Accepted") == ("False", "Refused")
     assert "no tpu.nodes.update" in message(world)

@@ -8,7 +8,6 @@ import pytest
 from fake_cluster.queued_resources import make_cloud_resource, make_resource
 from fake_cluster.resource_world import ResourceWorld
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
-from stepkeeper_operator.cloud_tpu.cloud import ErrorKind
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 
@@ -78,7 +77,7 @@ async def test_a_last_look_that_fails_is_taken_again_before_anything_is_deleted(
     world = await settle()
     asked: list[str] = []
     world.cloud.on_request = lambda verb, _: asked.append(verb)
-    world.cloud.fail_next("get", ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
+    world.cloud.inject_error("GetQueuedResource", "UNAVAILABLE", message="down")
     world.delete()
     await world.reconcile()
     assert asked == []
@@ -95,7 +94,7 @@ async def test_a_refused_cordon_is_told_and_holds_no_deletion_up(by: str) -> Non
     if by == "its own deletion":
         world.delete()
     else:
-        world.cloud.set_state("team-v5e", "FAILED", error=("INTERNAL", "it broke"))
+        world.cloud.fail("team-v5e", "INTERNAL", "it broke")
         world.now += 30  # a list from before isn't taken any more
     for _ in range(3):
         await world.reconcile()

@@ -4,7 +4,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fake_cluster.resource_world import ResourceWorld
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
-from stepkeeper_operator.cloud_tpu.cloud import ErrorKind
 
 OBJECT = (("namespace", "team"), ("queued_resource", "v5e"))
 PLACE = (("project", "my-project"), ("zone", "us-central2-b"))
@@ -56,7 +55,7 @@ async def test_recreations_are_counted_over_a_restart() -> None:
 
 async def test_lack_of_quota_is_shown() -> None:
     world = ResourceWorld()
-    world.cloud.quota = 0
+    world.cloud.set_quota("v5litepod", 0)
     await world.run(5)
     figures = read(world)
     assert figures["stepkeeper_queued_resource_quota_exhausted"] == {OBJECT: 1.0}
@@ -66,7 +65,7 @@ async def test_lack_of_quota_is_shown() -> None:
 
 async def test_requests_are_counted_by_method_and_code() -> None:
     world = ResourceWorld()
-    world.cloud.fail_next("list", ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
+    world.cloud.inject_error("ListNodes", "UNAVAILABLE", 2, message="down")
     for _ in range(20):  # its creation is looked at before the cloud goes on
         await world.reconcile()
         world.now += 1
@@ -76,7 +75,7 @@ async def test_requests_are_counted_by_method_and_code() -> None:
     requests = read(world)["stepkeeper_cloud_tpu_requests_total"]
     by_key = {(dict(labels)["method"], dict(labels)["code"]): value for labels, value in requests.items()}
     assert by_key["ListNodes", "UNAVAILABLE"] == 2.0, "v2 was asked, too"
-    assert by_key["ListQueuedResources", "OK"] == world.cloud.n_lists
+    assert by_key["ListQueuedResources", "OK"] == world.cloud.count("ListQueuedResources")
     assert by_key["CreateQueuedResource", "OK"] == 1.0
     assert by_key["DeleteQueuedResource", "OK"] == 1.0
     assert by_key["GetQueuedResource", "NOT_FOUND"] >= 1.0
@@ -87,12 +86,11 @@ async def test_the_age_of_the_last_list_grows_while_the_cloud_is_silent() -> Non
     world = ResourceWorld()
     await world.run(12)
     assert world.status.state is QueuedResourceState.ACTIVE
-    for _ in range(100):
-        world.cloud.fail_next("list", ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
+    world.cloud.inject_error("ListNodes", "UNAVAILABLE", None, message="down")
     before = read(world)["stepkeeper_cloud_tpu_list_age_seconds"][PLACE]
     await world.run(10, seconds=30)
     assert read(world)["stepkeeper_cloud_tpu_list_age_seconds"][PLACE] == before + 300
-    world.cloud.faults.clear()
+    world.cloud.clear_faults()
     await world.run(4, seconds=30)
     assert read(world)["stepkeeper_cloud_tpu_list_age_seconds"][PLACE] <= 60
 

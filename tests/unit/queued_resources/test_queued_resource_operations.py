@@ -14,7 +14,6 @@ from fake_cluster.queued_resources import (
 )
 from fake_cluster.resource_world import ResourceWorld
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import CloudOperation, QueuedResourceState
-from stepkeeper_operator.cloud_tpu.cloud import ErrorKind
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 
 CREATION = CloudOperation(name="op", verb="Create", start_time=0)
@@ -22,8 +21,7 @@ CREATION = CloudOperation(name="op", verb="Create", start_time=0)
 
 def unreadable_operations() -> ResourceWorld:
     world = ResourceWorld(settings=CloudSettings(poll_active_s=100))
-    for _ in range(5000):
-        world.cloud.fail_next("operation", ErrorKind.TERMINAL, "PERMISSION_DENIED", "may not read operations")
+    world.cloud.inject_error("GetOperation", "PERMISSION_DENIED", None, message="may not read operations")
     return world
 
 
@@ -32,11 +30,11 @@ async def test_the_cloud_is_listed_at_the_idle_pace_though_no_operation_can_be_r
     await world.run(40)
     assert world.status.state is QueuedResourceState.ACTIVE
     assert world.status.operation is None
-    lists_before, ends_at = world.cloud.n_lists, world.now + 1000
+    lists_before, ends_at = world.cloud.count("ListQueuedResources"), world.now + 1000
     while world.now < ends_at:
         await world.reconcile()
         world.now += 5
-    assert world.cloud.n_lists - lists_before <= 12
+    assert world.cloud.count("ListQueuedResources") - lists_before <= 12
 
 
 async def test_a_deletion_ends_with_the_resource_though_no_operation_can_be_read() -> None:

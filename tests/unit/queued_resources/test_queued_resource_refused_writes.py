@@ -39,7 +39,7 @@ async def test_a_refused_deletion_of_a_node_is_told_with_what_to_do(by: str, ref
     if by == "its own deletion":
         world.delete()
     else:
-        world.cloud.set_state("team-v5e", "FAILED", error=("INTERNAL", "it broke"))
+        world.cloud.fail("team-v5e", "INTERNAL", "it broke")
     await world.run(20)
     assert world.raw is not None
     assert world.ours == [], "nothing is made anew beside what is left"

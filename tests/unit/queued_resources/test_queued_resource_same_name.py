@@ -5,7 +5,7 @@ import pytest
 from fake_cluster.queued_resources import PLACE
 from fake_cluster.resource_world import ResourceWorld
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
-from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, ErrorKind
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion
 from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL
 from stepkeeper_operator.queued_resources.naming import UID_LABEL
 
@@ -38,7 +38,7 @@ async def test_an_object_that_is_made_again_at_once_has_the_name_and_machines_of
     world = ResourceWorld()
     await delete_and_apply(world, rounds=rounds)
     for _ in range(n_refusals):
-        world.cloud.fail_next("create", ErrorKind.ALREADY_EXISTS, "ALREADY_EXISTS", "team-v5e exists")
+        world.cloud.inject_error("CreateQueuedResource", "ALREADY_EXISTS", message="team-v5e exists")
     if n_refusals:
         for _ in range(3):
             await world.reconcile()
@@ -64,7 +64,7 @@ async def test_a_deletion_that_comes_late_and_hits_the_next_of_the_name_is_told_
     await delete_and_apply(world, rounds=8)
     await world.run(8)
     assert world.status.state is ACTIVE
-    await world.cloud.delete_queued_resource(PLACE, "team-v5e", request_id="of-uid-1", version=ApiVersion.V2)
+    await world.cloud.delete_queued_resource(PLACE, "team-v5e", request_id="", version=ApiVersion.V2)
     await world.run(12)
     assert world.ours == list_ids(world) == ["team-v5e-r1"]
     assert world.status.state is ACTIVE

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from fake_cluster.cloud.small_cloud import SmallCloud
 from fake_cluster.cluster import FakeCluster
 from fake_cluster.queued_resources import CLUSTER_ID, PLACE, make_resource
 from fake_cluster.resource_world import ResourceWorld
@@ -30,11 +29,12 @@ from stepkeeper_operator.queued_resources.memory import ResourceMemory
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.reconcile import Reconciler
 from stepkeeper_operator.work_queue import KindQueues
+from tpuapi.cloud import FakeCloud
 
 N_HUNG = 40
 
 
-class HangingCloud(SmallCloud):
+class HangingCloud(FakeCloud):
     """A cloud that never answers some requests."""
 
     def __init__(self, n_asked: int = 3) -> None:
@@ -109,7 +109,7 @@ async def test_many_creations_that_hang_hold_up_no_other_one() -> None:
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def complete(cloud: SmallCloud, *names: str, limit_s: float = 30.0) -> Listing | None:
+async def complete(cloud: FakeCloud, *names: str, limit_s: float = 30.0) -> Listing | None:
     check = AbsenceCheck(cloud, CloudSettings(gets_limit_s=limit_s), clock=lambda: 0.0)
     memory = ResourceMemory(listed_at=0.0)
     expected = Expected(resources=names)
@@ -132,9 +132,9 @@ async def test_all_that_is_asked_for_by_name_has_one_limit() -> None:
 async def run_slowly(world: ResourceWorld, rounds: int) -> None:
     """Let each list end only after the reconcile that asked for it has given up."""
     for _ in range(rounds):
-        world.cloud.answers.clear()
+        world.cloud.hold("ListQueuedResources")
         await world.reconcile()
-        world.cloud.answers.set()
+        world.cloud.release("ListQueuedResources")
         for _ in range(20):
             await asyncio.sleep(0)
         world.step(10.5)
@@ -156,13 +156,9 @@ async def test_lists_that_are_always_slow_hold_up_neither_a_creation_nor_a_delet
 
 async def test_a_slow_list_that_fails_says_why_to_whom_waited() -> None:
     world = ResourceWorld(settings=CloudSettings(list_wait_s=0.0))
-    error = CloudTPUError(ErrorKind.TERMINAL, "PERMISSION_DENIED", "the account may not list")
-
-    async def fail(*_args: object) -> Any:
-        await world.cloud.answers.wait()
-        raise error
-
-    world.cloud.list_queued_resources = fail  # type: ignore[method-assign,assignment]  # a refusal that takes its time
+    world.cloud.inject_error(
+        "ListQueuedResources", "PERMISSION_DENIED", None, message="the account may not list"
+    )
     await run_slowly(world, 3)
     assert world.condition("Accepted") == ("False", "Refused")
     assert "may not list" in world.status.conditions[0].message

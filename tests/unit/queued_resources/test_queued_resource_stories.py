@@ -8,7 +8,6 @@ import pytest
 from fake_cluster.queued_resources import PLACE
 from fake_cluster.resource_world import ResourceWorld
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
-from stepkeeper_operator.cloud_tpu.cloud import ErrorKind
 from stepkeeper_operator.errors import ApiError, InvalidObjectError, LeaseLostError
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.settings import OperatorSettings
@@ -85,7 +84,7 @@ async def test_an_operator_killed_at_any_write_makes_no_second_resource(write: i
 
 async def test_a_preempted_node_brings_a_new_resource_after_the_old_one_is_gone() -> None:
     world = await active()
-    world.cloud.quota = 1
+    world.cloud.set_quota("v5litepod", 8)
     world.cloud.set_nodes("PREEMPTED")
     await world.run(40)
     assert world.cloud.created == ["team-v5e", "team-v5e-r1"]
@@ -98,7 +97,7 @@ async def test_a_preempted_node_brings_a_new_resource_after_the_old_one_is_gone(
 
 async def test_a_refusal_is_told_in_the_apis_words_and_a_new_spec_is_tried_at_once() -> None:
     world = ResourceWorld()
-    world.cloud.fail_next("create", ErrorKind.TERMINAL, "INVALID_ARGUMENT", "no such accelerator")
+    world.cloud.inject_error("CreateQueuedResource", "INVALID_ARGUMENT", message="no such accelerator")
     await world.run(10)
     assert world.condition("Accepted") == ("False", "Refused")
     assert world.events.count("Refused") == 1
@@ -157,12 +156,11 @@ async def test_an_unreadable_spec_is_deleted_between_two_cloud_resources_too() -
 
 async def test_the_apis_silence_writes_nothing_for_a_while_and_loses_nothing() -> None:
     world = await active()
-    for _ in range(100):
-        world.cloud.fail_next("list", ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
+    world.cloud.inject_error("ListNodes", "UNAVAILABLE", None, message="down")
     world.now += 60
     assert await world.record_writes(1) == []
     await world.run(40)
-    world.cloud.faults.clear()
+    world.cloud.clear_faults()
     await world.run(20)
     assert world.cloud.created == ["team-v5e"]
     assert world.condition("Degraded") == ("False", "AsExpected")
@@ -172,17 +170,17 @@ async def test_lists_from_before_a_request_of_ours_are_not_believed() -> None:
     world = ResourceWorld()
     while not world.cloud.created:
         await world.reconcile()
-    before = world.cloud.n_lists
+    before = world.cloud.count("ListQueuedResources")
     await world.reconcile()
-    assert world.cloud.n_lists == before + 1, "asked anew, though no time has passed"
+    assert world.cloud.count("ListQueuedResources") == before + 1, "asked anew, though no time has passed"
 
 
 async def test_many_looks_share_one_list() -> None:
     world = await active()
-    before = world.cloud.n_lists
+    before = world.cloud.count("ListQueuedResources")
     for _ in range(20):
         await world.reconcile()
-    assert world.cloud.n_lists <= before + 1
+    assert world.cloud.count("ListQueuedResources") <= before + 1
 
 
 @pytest.mark.parametrize("tier", [{"spot": {}}, {"guaranteed": {}}], ids=["v2", "v2alpha1"])
@@ -191,12 +189,12 @@ async def test_the_cloud_is_listed_at_the_idle_pace_once_all_is_well(tier: dict[
     world = ResourceWorld(settings=CloudSettings.from_settings(paces), tier=tier)
     await world.run(60)
     assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
-    lists_before, ends_at = world.cloud.n_lists, world.now + 2000
+    lists_before, ends_at = world.cloud.count("ListQueuedResources"), world.now + 2000
     while world.now < ends_at:
         wait_s = await world.reconcile()
         assert wait_s is not None
         world.now += min(wait_s, 7)  # something or other wakes it, more often than it wants
-    assert 15 <= world.cloud.n_lists - lists_before <= 23
+    assert 15 <= world.cloud.count("ListQueuedResources") - lists_before <= 23
 
 
 async def test_a_list_that_leaves_it_out_is_no_proof_that_it_is_gone() -> None:

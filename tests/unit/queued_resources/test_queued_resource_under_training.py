@@ -1,15 +1,14 @@
 """Test that a QueuedResource which is deleted under a running training lets it save, and only then gives machines up.
 
-Both controllers run in one cluster; the cloud is the one of tests/tpuapi.
+Both controllers run in one cluster, beside the cloud of tests/tpuapi.
 """
 
 from typing import Any
 
 import pytest
-from cloud_stories.cloud import EngineCloud
 
 from fake_cluster.job_machines import world_of
-from fake_cluster.messages import saved_message
+from fake_cluster.kubelets import saved_message
 from fake_cluster.queued_resources import make_resource
 from fake_cluster.world import World
 from stepkeeper.contract import ExitCode
@@ -20,6 +19,8 @@ from stepkeeper_operator.queued_resources.controller import make_queued_resource
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.reconcile import Controller, Reconciler
 from stepkeeper_operator.training_jobs.controller import make_job_controller
+from tpuapi.cloud import FakeCloud
+from tpuapi.nodes import Timings
 
 JOB, MACHINES = job_key("default", "lm"), queued_resource_key("default", "pod-a")
 CLOUD_ID = "default-pod-a"
@@ -30,7 +31,7 @@ class Both:
 
     def __init__(self) -> None:
         self.world = world_of(None)
-        self.cloud = EngineCloud(lambda: self.world.now)
+        self.cloud = FakeCloud(lambda: self.world.now, timings=Timings(provisioning_s=40, preempted_s=45))
         self.requests: list[str] = []
         self.cloud.on_request = lambda verb, _id: self.requests.append(verb)
         world = self.world
@@ -69,8 +70,8 @@ class Both:
 
     def _join(self) -> None:
         """Let all hosts join once the machines are there."""
-        self.cloud.tpu.engine.advance()
-        ready = any(node.addresses for node in self.cloud.tpu.engine.world.nodes.values())
+        self.cloud.advance()
+        ready = any(node.addresses for node in self.cloud.nodes.values())
         labels = {QUEUED_RESOURCE_UID_LABEL: "uid-a", CLOUD_NODE_LABEL: CLOUD_ID}
         for raw in self.world.cluster.list_objects("nodes"):
             if ready and raw["metadata"].get("labels") != labels:
@@ -112,7 +113,7 @@ async def test_the_training_saves_before_the_machines_of_a_deleted_resource_go()
     await both.run(30)
     assert both.requests == ["create", "delete"]
     assert both.machines is None
-    assert not both.cloud.tpu.engine.world.queued
+    assert not both.cloud.resources
     assert not world.cluster.list_objects("nodes")
     assert world.causes == ["Requested"]
     assert world.condition("Suspended") == (ConditionStatus.TRUE, "QueuedResourceNotFound")
@@ -136,15 +137,15 @@ async def test_a_training_that_autocheckpoint_ends_for_maintenance_goes_on_with_
 ) -> None:
     """It tells the processes and no pod; the machines come back after it, or are made anew."""
     both = await running()
-    world, tpu = both.world, both.cloud.tpu
+    world = both.world
     assert {pod["spec"]["terminationGracePeriodSeconds"] for pod in world.pods} == {300}
-    tpu.announce_maintenance(CLOUD_ID, starts_in_s=1, lasts_s=600, ends_in=ends_in)
+    both.cloud.announce_maintenance(CLOUD_ID, starts_in_s=1, lasts_s=600, ends_in=ends_in)
     await both.run(15)
     assert world.causes == [None]
     save(world)
     await both.run(2)
     assert world.causes[0] == "Maintenance"
-    tpu.processes_exited(CLOUD_ID)
+    both.cloud.processes_exited(CLOUD_ID)
     await both.run(40)
     assert set(world.causes) <= {"Maintenance", None}
     assert [(c.cause, c.counted_towards_limit) for c in world.status.restarts.by_cause] == [

@@ -5,16 +5,20 @@ from typing import Any
 import pytest
 
 from fake_cluster.resource_world import ResourceWorld
-from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudTPUError, ErrorKind
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudMaintenance
 
-REFUSED = CloudTPUError(ErrorKind.TERMINAL, "PERMISSION_DENIED", "no v2alpha1 here")
-DOWN = CloudTPUError(ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
+REFUSED, DOWN = "PERMISSION_DENIED", "UNAVAILABLE"
 GUARANTEED: dict[str, Any] = {"tier": {"guaranteed": {}}}
 
 
-async def active(error: CloudTPUError | None = None, **spec: Any) -> ResourceWorld:
+def lose_v2alpha1(world: ResourceWorld, code: str) -> None:
+    world.cloud.inject_error("ListNodes", code, None, version=ApiVersion.V2ALPHA1)
+
+
+async def active(error: str = "", **spec: Any) -> ResourceWorld:
     world = ResourceWorld(**spec)
-    world.cloud.alpha_error = error
+    if error:
+        lose_v2alpha1(world, error)
     await world.run(12)
     assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
     return world
@@ -57,7 +61,7 @@ async def test_a_window_that_is_not_told_any_more_is_not_over(lasts_s: int | Non
     start = announce(world, in_s=3600, lasts_s=lasts_s)
     await world.run(4)
     n_events = len(world.events)
-    world.cloud.alpha_error = REFUSED
+    lose_v2alpha1(world, REFUSED)
     await world.run(4)
     assert world.condition("MaintenanceScheduled") == ("True", "Pending")
     assert world.status.next_maintenance_time == start
@@ -66,7 +70,7 @@ async def test_a_window_that_is_not_told_any_more_is_not_over(lasts_s: int | Non
     await world.run(4)
     assert world.condition("MaintenanceScheduled") == ("Unknown", "NotTold")
     assert world.status.next_maintenance_time is None
-    world.cloud.alpha_error = None
+    world.cloud.clear_faults()
     world.cloud.set_nodes(maintenance=None)
     world.now += 300
     await world.run(4)
@@ -75,7 +79,7 @@ async def test_a_window_that_is_not_told_any_more_is_not_over(lasts_s: int | Non
 
 async def test_a_short_silence_of_v2alpha1_changes_nothing_and_a_long_one_is_told() -> None:
     world = await active()
-    world.cloud.alpha_error = DOWN
+    lose_v2alpha1(world, DOWN)
     for _ in range(10):
         world.step(20)
         assert await world.record_writes(2) == []
@@ -90,7 +94,7 @@ async def test_a_mismatch_of_autocheckpoint_stays_known() -> None:
     world.cloud.set_nodes(autocheckpoint=False)
     await world.run(4)
     assert world.condition("Degraded") == ("True", "AutocheckpointMismatch")
-    world.cloud.alpha_error = REFUSED
+    lose_v2alpha1(world, REFUSED)
     await world.run(4)
     assert world.condition("Degraded") == ("True", "AutocheckpointMismatch")
     assert world.status.autocheckpoint == "Off"

@@ -5,9 +5,9 @@ import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
+from stepcluster.vms.tpu_cloud import PROJECT, ZONE
 from stepkeeper_operator.cloud_tpu.client import GoogleCloudTPU
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudRequest, Place
-from tpuapi.clients import PROJECT, ZONE
 
 __all__ = ["CloudUser"]
 

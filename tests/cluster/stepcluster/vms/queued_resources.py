@@ -9,8 +9,7 @@ from typing import Any, Final
 from stepcluster.api import Cluster
 from stepcluster.errors import CommandError
 from stepcluster.machine import is_passing
-from stepcluster.vms.tpu_cloud import JOIN_SECRET, TIMINGS
-from tpuapi.clients import PROJECT, ZONE
+from stepcluster.vms.tpu_cloud import JOIN_SECRET, PROJECT, TIMINGS, ZONE
 from tpuapi.remote import RemoteTpu
 
 __all__ = [
@@ -175,14 +174,12 @@ class QueuedResources:
         return {item["metadata"]["name"]: item for item in listed}
 
     def set_quota(self, accelerator: str, cores: int | None) -> None:
-        """Change the quota of Spot machines. None: there is no limit."""
-        self.cloud.do(
-            "set_quota", project=PROJECT, zone=ZONE, accelerator=accelerator, cores=cores, preemptible=True
-        )
+        """Change the quota. None: there is no limit."""
+        self.cloud.do("set_quota", accelerator=accelerator, cores=cores)
 
     def set_capacity(self, accelerator: str, cores: int | None) -> None:
         """Change what the zone has. None: there is no limit."""
-        self.cloud.do("set_capacity", zone=ZONE, accelerator=accelerator, cores=cores)
+        self.cloud.do("set_capacity", accelerator=accelerator, cores=cores)
 
     def clean_up(self) -> None:
         """Make the cloud as it was at first, with the pair at most."""

@@ -13,6 +13,8 @@ from tpuapi.remote import RemoteTpu, started
 ROOT = Path(__file__).parents[4]
 JOIN_SCRIPT = ROOT / "examples" / "queued_resource" / "join-kubeadm.sh"
 JOIN_SECRET = "join-cluster"
+PROJECT = "a-project"
+ZONE = "us-west4-a"
 TIMINGS: Mapping[str, float] = {
     "creating_s": 1,
     "provisioning_s": 3,

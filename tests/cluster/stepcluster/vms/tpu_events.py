@@ -24,9 +24,9 @@ from stepcluster.machine import run, say
 from stepcluster.parts import Parts
 from stepcluster.vms.machines import GRACE_S, VirtualMachines
 
-COMES_BACK = ("maintenance", "stopped", "reset")
+COMES_BACK = ("maintenance",)
 """Reasons for which a machine goes off with its disk kept."""
-NOTICED = ("maintenance", "stopped", "preempted", "suspended", "deleted")
+NOTICED = ("maintenance", "preempted", "suspended", "deleted")
 """Reasons for which a machine is told to shut down, and has a while for it. Else its power is cut."""
 POLL_S = 0.2
 
