@@ -1,6 +1,5 @@
 """Test that a structure is sent once, and that nothing is ever written by another save's structure."""
 
-import os
 import secrets
 import struct
 from collections.abc import Iterator
@@ -63,26 +62,6 @@ def test_what_was_told_is_what_is_written_in_the_next_saves() -> None:
     assert again == replace(first, step=2)
     assert again.structure is first.structure
     assert (again.structure.aliases, again.structure.key_paths) == ({"v": "s"}, '{"s": ["a", 0, "s"]}')
-
-
-def test_a_structure_has_one_key_in_every_process() -> None:
-    told = Structure.from_text(STRUCTURE.text)
-    assert told == STRUCTURE
-    assert told.key == STRUCTURE.key
-    # What was read is written in the same words.
-    assert told.text == STRUCTURE.text
-    assert Structure.build(ROWS, aliases={"v": "s"}, key_paths={"s": ("a", 0, "s")}).key == STRUCTURE.key
-    two = {"v": "s", "u": "s"}
-    assert (
-        Structure.build(ROWS, aliases=two).key
-        == Structure.build(ROWS, aliases=dict(reversed(two.items()))).key
-    )
-
-
-def test_what_is_alike_in_the_tensors_is_held_once() -> None:
-    tensors = tuple(replace(ROWS[0], fqn=str(n), start=64 * n) for n in range(2))
-    one, other = Structure.from_text(Structure.build(tensors).text).tensors
-    assert (one.dtype is other.dtype, one.sizes is other.sizes) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -255,15 +234,6 @@ def test_a_companion_that_follows_a_lost_one_is_told_all(trainer: Trainer) -> No
     assert trainer.running.tellings == [True, False]
 
 
-def test_what_a_failed_save_has_told_is_told_again(trainer: Trainer) -> None:
-    state = {"w": torch.ones(2)}
-    trainer.running.fails = 1
-    with pytest.raises(CompanionLostError):
-        trainer.save(state)
-    assert trainer.save(state) == {"w": floats(1, 1)}
-    assert trainer.running.tellings == [True, True]
-
-
 def test_a_failed_save_of_another_state_is_not_what_the_next_one_goes_by(trainer: Trainer) -> None:
     """The companion holds that one's structure: of the one before it, it has to be told again."""
     usual, other = {"w": torch.ones(2)}, {"w": torch.ones(3)}
@@ -273,46 +243,3 @@ def test_a_failed_save_of_another_state_is_not_what_the_next_one_goes_by(trainer
         trainer.save(other)
     assert trainer.save(usual) == {"w": floats(1, 1)}
     assert trainer.running.tellings == [True, True, True]
-
-
-def test_a_save_by_way_of_the_local_disk_tells_it_too(tmp_path: Any) -> None:
-    trainer = Trainer(TierPlace(folder=str(tmp_path)))
-    for number in (1.0, 2.0):
-        assert trainer.save({"w": torch.full((2,), number)}) == {"w": floats(number, number)}
-    assert trainer.running.tellings == [True, False]
-    trainer.region.close()
-
-
-def test_two_ranks_tell_each_their_own(tmp_path: Any) -> None:
-    """One whose structure changes between saves, and one whose doesn't."""
-    uri = tmp_path.as_uri()
-    sessions = [session_of(rank, uri=uri) for rank in (0, 1)]
-    claim = sessions[0].claim_root(ClaimRequest()).claim.slot
-    row = TensorOrder(fqn="w", dtype="float32", global_shape=(2, 2), offsets=(0, 0), sizes=(1, 2), start=0)
-    more = TensorOrder(fqn="b", dtype="float32", global_shape=(2,), offsets=(0,), sizes=(2,), start=8)
-    second = replace(row, offsets=(1, 0))
-    usual = {0: Structure.build([row]), 1: Structure.build([second])}
-    longer = usual | {1: Structure.build([second, more])}
-    region = os.memfd_create("region")
-    os.write(region, floats(1, 2, 3, 4))
-    found = []
-    for step, (now, told) in enumerate([(usual, True), (usual, False), (longer, True), (longer, False)]):
-        nonce, written = f"{step:032x}", []
-        for rank in (1, 0):
-            body = WriteRequest(
-                step=step,
-                claim=claim,
-                nonce=nonce,
-                values=(),
-                structure_key=now[rank].key,
-                structure=now[rank].text if told else None,
-            )
-            written.append(sessions[rank].shares.write_share(body, region))
-        commit = CommitRequest(folder=body.folder, others=(written[0].manifest,), duration_millis=1)
-        committed, after = sessions[0].commit_save(commit)
-        done(after)
-        tensors = merge_tensors(read_manifests(sessions[0]._store, committed.record))
-        found.append({fqn: [chunk.offsets for chunk in tensor.chunks] for fqn, tensor in tensors.items()})
-    os.close(region)
-    short = {"w": [(0, 0), (1, 0)]}
-    assert found == [short, short, short | {"b": [(0,)]}, short | {"b": [(0,)]}]

@@ -13,7 +13,6 @@ from stepkeeper.companion.messages import (
     CommitRequest,
     OpenRequest,
     UploadRequest,
-    VoidRequest,
     WriteRequest,
 )
 from stepkeeper.companion.session import Session
@@ -85,18 +84,3 @@ def test_a_disk_that_takes_nothing_is_said_once_until_it_does_again(tmp_path: Pa
     assert stage(3) == (True, False)
     disk.rename(tmp_path / "away")
     assert stage(4) == (False, True)
-
-
-def test_a_save_that_was_given_up_is_not_uploaded(tmp_path: Path, region: int) -> None:
-    session = session_at(tmp_path, secrets.token_hex(4))
-    body = write_of(session, 1)
-    assert session.shares.stage_share(body, region).held
-    session.void_save(VoidRequest(folder=body.folder, reason="another rank failed"))
-    with pytest.raises(CompanionError, match="nothing was staged"):
-        session.shares.upload_share(UploadRequest(folder=body.folder))
-
-
-def test_without_a_tier_nothing_is_staged(region: int) -> None:
-    session = session_at(None, secrets.token_hex(4))
-    with pytest.raises(CompanionError, match="no local tier"):
-        session.shares.stage_share(write_of(session, 1), region)

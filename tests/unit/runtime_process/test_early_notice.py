@@ -77,12 +77,6 @@ threading.Timer(0.5, {tell}).start()
     assert (word.code, word.notice, word.rank) == (75, notice, 1)
 
 
-def test_a_file_that_was_there_before_is_a_notice(tmp_path: Path) -> None:
-    (tmp_path / "notice").touch()
-    code, said = run(tmp_path, "heed_early_notices(pod, trigger)\nwait()")
-    assert code == 75, said
-
-
 @pytest.mark.parametrize("method", ["file", "sigterm"])
 def test_a_manager_takes_notices_over(tmp_path: Path, method: str) -> None:
     """The process isn't ended, and behind the manager it is as it was before all."""
@@ -109,19 +103,6 @@ assert threading.active_count() == 1
 tell()
 """
     assert run(tmp_path, closes) == (-15, "")
-
-
-def test_a_manager_that_wants_no_notices_leaves_sigterm_to_the_system(tmp_path: Path) -> None:
-    wants_none = """
-heed_early_notices(pod, trigger)
-watcher = NoticeWatcher(None, lambda: None, Heard())
-watcher.start(signals=False)
-trigger.touch()
-time.sleep(0.5)
-assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-tell()
-"""
-    assert run(tmp_path, wants_none) == (-15, "")
 
 
 @pytest.mark.parametrize(

@@ -125,28 +125,6 @@ def test_a_process_is_ended_shortly_before_it_would_be_killed(
     assert not grace_period_of(None, 30).is_overdue(0.0)
 
 
-@pytest.mark.parametrize(
-    ("source", "stuck_since_s", "now_s", "overdue"),
-    [
-        ("sigterm", 50.0, 126.9, False),
-        ("sigterm", 50.0, 127.1, True),
-        ("sigterm", 110.0, 136.9, False),
-        ("sigterm", 110.0, 137.1, True),
-        ("call", 50.0, 1000.0, False),
-    ],
-)
-def test_a_call_that_is_stuck_is_ended_where_nobody_has_said_how_long_the_grace_period_is(
-    monkeypatch: pytest.MonkeyPatch,
-    source: str,
-    stuck_since_s: float,
-    now_s: float,
-    overdue: bool,
-) -> None:
-    monkeypatch.setattr(grace_period, "time", SimpleNamespace(monotonic=lambda: now_s))
-    grace = grace_period_of(Notice(source=source, monotonic_s=100.0), None)
-    assert grace.is_overdue(stuck_since_s) is overdue
-
-
 @pytest.mark.parametrize("first", ["call", "peer", "directive"])
 def test_a_signal_that_comes_after_another_notice_is_what_the_process_is_killed_for(
     monkeypatch: pytest.MonkeyPatch, first: str

@@ -2,7 +2,6 @@
 
 import os
 import queue
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -129,15 +128,3 @@ def test_a_forked_child_that_ends_says_nothing_for_its_parents_rank(monkeypatch:
         first.announce_leave(ValueError("a bug of the worker"), 1.0)
         os._exit(0 if first.read_proposal("lost") is None else 1)
     assert os.waitpid(child, 0)[1] == 0
-
-
-def test_a_last_word_is_said_where_the_interpreter_starts_no_thread_any_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    store = HashStore()
-    StoreRankGroup(store, 1, 2).announce_leave(None, 1.0)
-    assert store.num_keys() == 1

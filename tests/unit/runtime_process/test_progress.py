@@ -41,27 +41,6 @@ def test_news_are_told_at_once_and_carry_the_last_step() -> None:
     assert [b.is_urgent_after(a) for a, b in pairwise(told)] == [True, True]
 
 
-def test_who_finishes_a_step_trains_also_without_a_restore() -> None:
-    told: list[TrainerState] = []
-    progress = Progress(told.append)
-    progress.set_error(None)
-    progress.record_step(1, None)
-    progress.send_latest_step()
-    progress.set_phase(ReportPhase.RESTORING)
-    starting, training, restoring = (state.phase for state in told)
-    assert starting is ReportPhase.STARTING
-    assert training is ReportPhase.TRAINING
-    assert restoring is ReportPhase.RESTORING
-
-
-def test_a_report_is_not_refused_for_too_many_metrics() -> None:
-    told: list[TrainerState] = []
-    progress = Progress(told.append)
-    progress.record_step(1, {f"metric-{i}": i for i in range(100)})
-    progress.send_latest_step()
-    assert len(told[0].metrics) == MAX_METRICS
-
-
 class Unreadable(float):
     """A tensor that can't be read, like one on a device whose buffer is gone."""
 

@@ -71,31 +71,6 @@ def test_a_store_that_is_stuck_is_left_with_the_notice_and_changes_nothing_later
     assert place.memory.tolist() == [0, 0, 0, 0]
 
 
-def test_a_restore_that_never_waits_for_a_block_ends_with_the_notices_time_too() -> None:
-    left_s, numbers = [3.0, 2.0, 0.0], range(8)
-
-    class Fast:
-        def read_block(self, path: str, index: int) -> bytes:
-            del path, index
-            return bytes([7, 7, 7, 7])
-
-    waits = Waits()
-    waits.notice_left_s = lambda _since_s: left_s.pop(0)
-    tensors = [Place() for _ in numbers]
-    places = Places(
-        pieces=cast(Any, tuple(tensors)),
-        values={},
-        by_block=cast(Any, {number: (tensors[number],) for number in numbers}),
-    )
-    table = BlockTable(
-        blocks=tuple(Block(number=number, path=f"{number}", index=0, size_bytes=4) for number in numbers),
-        first_numbers={f"{number}": number for number in numbers},
-    )
-    with pytest.raises(NoticeDeadlineError):
-        Filling(cast(BlockReader, Fast()), table, places, waits=waits).run(dict.fromkeys(numbers, ()))
-    assert left_s == []
-
-
 class SecondRank:
     rank = 1
     limits = TimeLimits()

@@ -172,22 +172,6 @@ def test_a_lost_companion_is_forgiven_until_the_last_save_or_the_second_loss() -
     saves.close()
 
 
-def test_a_save_ends_whatever_becomes_of_those_who_are_told() -> None:
-    def refuse(error: str | None) -> None:
-        raise TypeError(f"{error} can't be told")
-
-    progress = Progress(lambda _state: None)
-    companion = cast(Companion, FailingCompanion(StorageError("full")))
-    saves = Saver(MemoryStore(), companion, SoloRankGroup(), progress, max_pending=1)
-    begun = saves.start_save(SaveRequest(step=7, state={"step": 7}))
-    assert saves.wait_until_idle(10)
-    progress.set_error = refuse  # type: ignore[method-assign]  # what goes wrong there is no save's business
-    begun = saves.start_save(SaveRequest(step=8, state={"step": 8}))
-    with pytest.raises(StorageError, match="full"):
-        begun.result(60)
-    saves.close()
-
-
 @pytest.mark.parametrize("step", [np.int64(5), torch.tensor(5), True + 4])
 def test_a_step_is_a_number_of_whatever_library(step: SupportsIndex) -> None:
     assert type(validate_step(step)) is int

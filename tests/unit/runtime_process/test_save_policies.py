@@ -18,7 +18,6 @@ from stepkeeper.policy.save import (
     SaveCost,
     SavePolicy,
     from_interval,
-    parts_of,
 )
 
 DAY_S = 86400.0
@@ -65,13 +64,6 @@ def test_without_clocks_and_saves_only_steps_decide(policy: SavePolicy) -> None:
     assert not policy.due(Moment(step=0))
 
 
-def test_policies_are_values() -> None:
-    assert AnyOf((EveryNSteps(4), AtSteps((9,)))) == AnyOf((EveryNSteps(4), AtSteps((9,))))
-    assert len({Auto(), Auto(), Continuous(), Continuous(minimum_s=0.0)}) == 2
-    nested = AnyOf((EveryNSteps(4), AnyOf((AtSteps((9,)), AnyOf((OnPreemption(),))))))
-    assert list(parts_of(nested)) == [EveryNSteps(4), AtSteps((9,)), OnPreemption()]
-
-
 def test_settings_become_policies() -> None:
     assert from_interval(Interval(steps=3)) == EveryNSteps(3)
     assert from_interval(Interval(seconds=3)) == EverySeconds(3)
@@ -83,12 +75,6 @@ def test_settings_become_policies() -> None:
     assert from_interval(Interval(type=IntervalType.AUTO, seconds=9)) == Auto(least_s=9, most_s=9)
     with pytest.raises(ContractError, match="Auto has no steps"):
         Interval(type=IntervalType.AUTO, steps=3)
-
-
-def test_the_last_step_is_saved_whatever_the_interval() -> None:
-    policy = AnyOf((from_interval(Interval(steps=4)), AtSteps((10,))))
-    assert policy == AnyOf((EveryNSteps(4), AtSteps((10,))))
-    assert [step for step in range(1, 11) if policy.due(Moment(step=step))] == [4, 8, 10]
 
 
 def lost_share(interval_s: float, cost_s: float, between_s: float) -> float:

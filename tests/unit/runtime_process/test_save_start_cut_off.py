@@ -12,7 +12,6 @@ from stepkeeper.errors import SaveError
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.records import ManifestRef
 from stepkeeper.save import pipeline
-from stepkeeper.save.request import validate_step
 
 STATE = {"step": 1}
 RECORD = CommitRecord(
@@ -70,9 +69,3 @@ def test_a_thread_that_can_not_be_started(
     assert manager.save_async(4, STATE)
     assert manager.wait(60)
     manager.close()
-
-
-def test_a_step_that_no_64_bits_have_is_refused() -> None:
-    assert validate_step((1 << 63) - 1) == (1 << 63) - 1
-    with pytest.raises(ValueError, match=r"below 2\*\*63"):
-        validate_step(1 << 70)

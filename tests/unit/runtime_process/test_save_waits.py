@@ -2,14 +2,13 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
-from stepkeeper import loggers
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import SoloRankGroup
@@ -108,29 +107,6 @@ def in_a_thread(call: Callable[[], object]) -> Future[object]:
     return ended
 
 
-def test_a_save_waits_no_longer_for_one_that_another_thread_starts_than_for_memory(
-    companion: SlowCompanion,
-) -> None:
-    waits, is_waiting = Waits(), threading.Event()
-
-    def no_notice(_: float) -> None:
-        is_waiting.set()
-
-    waits.notice_left_s = no_notice
-    saves = saves_with(companion, 1, waits=waits)
-    saves.start_save(SaveRequest(step=1, state={"step": 1}))
-    beside = in_a_thread(lambda: saves.start_save(SaveRequest(step=2, state={"step": 2})))
-    assert is_waiting.wait(LONGEST_S), "for the memory of the first"
-    due = in_a_thread(lambda: saves.start_save(SaveRequest(step=3, state={"step": 3}), 0.0))
-    with pytest.raises(TimeoutError, match="another thread"):
-        due.result(LONGEST_S)
-    assert saves.newest_save is not None
-    assert saves.newest_save.step == 1
-    companion.free.set()
-    beside.result(LONGEST_S)
-    saves.close()
-
-
 @pytest.mark.parametrize("is_due", [True, False])
 def test_a_notice_ends_the_wait_for_a_save_that_another_thread_starts(
     companion: SlowCompanion, *, is_due: bool
@@ -158,36 +134,4 @@ def test_a_notice_ends_the_wait_for_a_save_that_another_thread_starts(
         may_go_on.set()
     beside.result(LONGEST_S)
     companion.free.set()
-    saves.close()
-
-
-def test_what_a_failed_save_wrote_counts_for_nothing(companion: SlowCompanion) -> None:
-    companion.free.set()
-    saves = saves_with(companion, 1)
-    failed = saves.start_save(SaveRequest(step=3, state={"step": 3}))
-    assert saves.wait_until_idle(60)
-    assert failed.report is not None
-    assert (failed.report.sequence, failed.report.size_bytes, failed.report.total_bytes) == (None, 0, None)
-    assert failed.report.error == "CompanionError: " + str(failed.future.exception())
-    assert saves.cost is None, "a save that failed says nothing of what one costs"
-    saves.close()
-
-
-def told(records: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(records[name] for name in ("step", "attempt", "rank"))
-
-
-def test_failures_are_told_with_step_attempt_and_rank(
-    companion: SlowCompanion, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loggers, "_identity", {"attempt": None, "rank": None})
-    loggers.identify(rank=0, attempt="1.0")
-    companion.free.set()
-    saves = saves_with(companion, 1, SaveHooks())
-    saves.start_save(SaveRequest(step=3, state={"step": 3}))
-    assert saves.wait_until_idle(60)
-    (record,) = [each for each in caplog.records if each.name == "stepkeeper"]
-    assert record.levelname == "ERROR"
-    assert told(record.__dict__) == (3, "1.0", 0)
-    assert isinstance(record.__dict__["save"], SaveReport)
     saves.close()

@@ -10,7 +10,7 @@ import pytest
 from typing_extensions import override
 
 from stepkeeper.errors import DevicesFullError, SaveError
-from stepkeeper.save.snapshot import device, device_pieces
+from stepkeeper.save.snapshot import device
 from stepkeeper_planners import adapters
 
 MIB = 1024 * 1024
@@ -78,12 +78,6 @@ def test_room_is_found_out_by_halves_and_remembered() -> None:
     assert rest == ["a", "b", "c"]
     devices.make_copies({}, CUTS, NAMES)
     assert devices.asked[3:] == [["d"]]
-
-
-def test_without_any_room_nothing_is_tried_any_more() -> None:
-    devices = Devices(None, 0)
-    assert devices.make_copies({}, CUTS, NAMES) == ([], NAMES)
-    assert devices.limit_bytes == 0
 
 
 def test_a_copy_that_fails_behind_the_training_lowers_what_the_next_save_tries() -> None:
@@ -170,10 +164,3 @@ def test_another_failure_is_no_lack_of_room() -> None:
     with pytest.raises(RuntimeError, match="INVALID_ARGUMENT"):
         devices.make_copies({}, CUTS, NAMES)
     assert devices.limit_bytes is None
-
-
-def test_small_pieces_are_moved_together_and_large_ones_alone() -> None:
-    sizes = [6, 6, 6, 16, 1, 1]
-    pieces = cast(Any, [Size(0, size * MIB) for size in sizes])
-    together = [[piece.size_bytes // MIB for piece in batch] for batch in device_pieces.batch_pieces(pieces)]
-    assert together == [[6, 6], [6], [16], [1, 1]]
