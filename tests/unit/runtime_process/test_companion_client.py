@@ -76,26 +76,6 @@ def test_nobody_waits_for_a_killed_companion_that_the_kernel_holds_up(
     assert process._process.has_ended()
 
 
-def test_a_companion_that_cannot_open_its_root_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[CompanionProcess] = []
-
-    def start(*args: Any) -> CompanionProcess:
-        started.append(CompanionProcess(*args))
-        return started[-1]
-
-    monkeypatch.setattr(supervisor, "CompanionProcess", start)
-    opening = OpenRequest(uri="nothing://here", rank=0, world_size=1)
-    companion = Companion(opening, refuse)
-    with pytest.raises(ValueError, match="nothing"):
-        companion.ensure_process()
-    (process,) = started
-    assert process._process.has_ended()
-    assert companion.pid is None
-    companion.close(5.0)
-
-
 def test_of_a_companion_that_was_dropped_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

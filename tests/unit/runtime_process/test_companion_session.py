@@ -14,10 +14,9 @@ from stepkeeper.companion.reporter import LogView
 from stepkeeper.companion.session import Session
 from stepkeeper.contract import ReportedCommit
 from stepkeeper.errors import TransientStorageError
-from stepkeeper.log import Claim, Log
+from stepkeeper.log import Claim
 from stepkeeper.policy.keep import LastN
 from stepkeeper.policy.keep_message import Keep
-from stepkeeper.retention.pins import Pin, put_pin, remove_pin
 from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
 from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.background import done
@@ -117,22 +116,6 @@ class Root:
         return sorted({int(path.partition("/")[0]) for path in paths})
 
 
-def test_what_was_pinned_when_it_was_deleted_goes_with_a_later_save(region: int) -> None:
-    root = Root(region)
-    session = root.session()
-    claim = session.claim_root(ClaimRequest()).claim
-    root.save(session, claim, 10)
-    pin = Pin(slot=1, nonce="a" * 32, holder="an evaluation")
-    put_pin(root.store, pin)
-    root.save(session, claim, 20)
-    assert root.steps == [10, 20]
-    root.save(session, claim, 30)
-    assert root.steps == [10, 30]
-    remove_pin(root.store, pin)
-    root.save(session, claim, 40)
-    assert root.steps == [40]
-
-
 @pytest.mark.parametrize("operation", ["put_if_absent", "list", "delete"])
 def test_a_deletion_cut_short_is_taken_up_after_the_next_save(
     region: int, monkeypatch: pytest.MonkeyPatch, operation: Operation
@@ -162,30 +145,6 @@ def test_a_deletion_cut_short_is_taken_up_after_the_next_save(
         assert root.steps[-1] == 20
     root.save(session, claim, 30)
     assert session._upkeep.complaint is None
-    assert root.steps == [30]
-
-
-def test_a_save_after_a_deletion_without_an_answer_is_committed(
-    region: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = Root(region)
-    session = root.session()
-    claim = session.claim_root(ClaimRequest()).claim
-    root.save(session, claim, 10)
-    unanswered = 4
-
-    def hook(moment: str, asked: Operation, path: str) -> None:
-        nonlocal unanswered
-        if moment == "before" and path.endswith("/00000003.json") and asked == "put_if_absent" and unanswered:
-            unanswered -= 1
-            raise TransientStorageError("no answer")
-
-    monkeypatch.setattr(session._log, "_store", MemoryStore(root.bucket, hook=hook))
-    root.save(session, claim, 20)
-    assert session._log._pending is not None
-    assert session._log.state.tail == 2
-    root.save(session, claim, 30)
-    assert [record.step for record in Log(root.store).open().live] == [30]
     assert root.steps == [30]
 
 

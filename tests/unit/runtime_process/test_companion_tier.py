@@ -10,14 +10,10 @@ import pytest
 from stepkeeper.checkpoint import SaveOrder, Structure, ValueOrder
 from stepkeeper.companion.messages import (
     ClaimRequest,
-    CommitRequest,
     OpenRequest,
-    UploadRequest,
     WriteRequest,
 )
 from stepkeeper.companion.session import Session
-from stepkeeper.errors import CompanionError
-from stepkeeper.storage.memory import named_bucket
 from stepkeeper.tier import TierPlace
 from stepkeeper_testing.checkpoints import write_request
 
@@ -52,23 +48,6 @@ def write_of(session: Session, step: int) -> WriteRequest:
             values=(ValueOrder(fqn="n", start=0, length_bytes=len(DATA)),),
         )
     )
-
-
-def test_what_was_staged_is_uploaded_without_the_region_and_committed(tmp_path: Path, region: int) -> None:
-    name = secrets.token_hex(4)
-    session = session_at(tmp_path, name)
-    body = write_of(session, 1)
-    folder = body.folder
-    assert session.shares.stage_share(body, region).held
-    os.ftruncate(region, 0)
-    assert not [path for path in named_bucket(name).objects if path.startswith(folder)]
-    written = session.shares.upload_share(UploadRequest(folder=folder))
-    assert written.size_bytes == len(DATA)
-    assert named_bucket(name).objects[f"{folder}/__0_0.distcp"] == DATA
-    committed, _ = session.commit_save(CommitRequest(folder=folder, others=(), duration_millis=1))
-    assert committed.record.folder == folder
-    with pytest.raises(CompanionError, match="nothing was staged"):
-        session.shares.upload_share(UploadRequest(folder=folder))
 
 
 def test_a_disk_that_takes_nothing_is_said_once_until_it_does_again(tmp_path: Path, region: int) -> None:

@@ -15,7 +15,6 @@ from stepkeeper_testing.pod import pod_identity
 from stepkeeper.training.notices.early_notice import heed_early_notices, leave_notices_to_manager
 from stepkeeper.training.notices.signals import signal_watcher
 from stepkeeper.training.notices.sigterm_cleanup import SigtermCleanup
-from stepkeeper.training.notices.sigterm_handler import _Action
 from stepkeeper.training.notices.watcher import NoticeWatcher
 
 folder = Path(sys.argv[1])
@@ -110,16 +109,8 @@ tell()
     [
         "heard = []; signal.signal(signal.SIGTERM, lambda *_: heard.append(1)); heed_early_notices(pod, trigger)",
         "heard = []; heed_early_notices(pod, trigger); signal.signal(signal.SIGTERM, lambda *_: heard.append(1))",
-        """
-heard = []
-heed_early_notices(pod, trigger)
-hear = ctypes.CFUNCTYPE(None, ctypes.c_int)(heard.append)
-theirs = _Action(handler=ctypes.cast(hear, ctypes.c_void_p))
-ctypes.CDLL(None).sigaction(signal.SIGTERM, ctypes.byref(theirs), None)
-signal_watcher.process_pending_signals()
-""",
     ],
-    ids=["before", "later", "in C"],
+    ids=["before", "later"],
 )
 def test_a_handler_of_the_program_decides(tmp_path: Path, handle: str) -> None:
     told = f"""

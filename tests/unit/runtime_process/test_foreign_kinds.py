@@ -8,7 +8,7 @@ from typing import IO, Any
 import pytest
 import torch
 from torch.distributed.checkpoint._extension import StreamTransformExtension
-from torch.distributed.checkpoint.filesystem import FileSystemWriter, SerializationFormat
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
@@ -92,19 +92,13 @@ def compressed(path: Path) -> None:
     save({"w": torch.eye(4), "b": torch.ones(100)}, storage_writer=writer, no_dist=True)
 
 
-def as_safetensors(path: Path) -> None:
-    writer = FileSystemWriter(path, serialization_format=SerializationFormat.SAFETENSORS)
-    save({"w": torch.eye(4), "b": torch.ones(100)}, storage_writer=writer, no_dist=True)
-
-
 @pytest.mark.parametrize(
     ("write", "said"),
     [
         (of_a_class, "it names torch.Scaled, which has no place in it"),
         (compressed, "it was stored compressed or otherwise changed (['stream.as_it_is/1'])"),
-        (as_safetensors, "its 64 bytes are no archive of torch.save's"),
     ],
-    ids=["class", "compressed", "safetensors"],
+    ids=["class", "compressed"],
 )
 def test_a_tensor_that_is_not_read_is_named_and_the_step_is_not_passed_over(
     tmp_path: Path, write: Callable[[Path], None], said: str

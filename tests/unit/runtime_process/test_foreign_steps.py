@@ -48,11 +48,6 @@ def chosen(bucket: MemoryBucket) -> ForeignBase | None:
     return choose_foreign_step(MemoryStore(bucket), lambda: MemoryStore(bucket))
 
 
-def test_the_newest_complete_one_is_chosen(bucket: MemoryBucket) -> None:
-    assert chosen(bucket) == ForeignBase(step=200, folder="step-200")
-    assert chosen(MemoryBucket()) is None
-
-
 def without_metadata(objects: dict[str, bytes]) -> None:
     del objects["step-200/.metadata"]
 

@@ -23,13 +23,9 @@ def grace_period_of(
     ("source", "grace_s", "progress_s", "left_s"),
     [
         ("sigterm", 30, 0.0, 30 - 1.5 - 10),
-        ("sigterm", 30, 109.0, 30 - 1.5 - 10),
         ("sigterm", None, 0.0, 22 - 10),
         ("sigterm", None, 109.0, 22 - 1),
-        ("sigterm", None, 80.0, 22 - 10),
-        ("file", None, 0.0, 22 - 10),
         ("call", None, 0.0, None),
-        ("peer", None, 0.0, None),
         ("peer", 30, 0.0, 30 - 1.5 - 10),
     ],
 )

@@ -63,9 +63,7 @@ SEEN: dict[str, Form] = {
 }
 READ: dict[str, Form] = {
     "an object of one's own": lambda training: {"app": App(training.model, training.optimizer), "step": 3},
-    "an object alone": lambda training: App(training.model, training.optimizer),
     "a function": lambda training: lambda: {"model": training.model, "optimizer": training.optimizer},
-    "a function of state_dicts": lambda training: lambda: {"model": training.model.state_dict()},
 }
 """Forms whose tensors are known once they were saved."""
 

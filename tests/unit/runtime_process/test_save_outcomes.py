@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, SupportsIndex, cast
 
 import numpy as np
 import pytest
 import torch
+from typing_extensions import override
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
@@ -29,7 +29,6 @@ from stepkeeper.save.request import SaveRequest, validate_step
 from stepkeeper.save.saver import Saver
 from stepkeeper.save.snapshot import Region, SnapshotTaker
 from stepkeeper.storage.memory import MemoryStore
-from stepkeeper.time_limits import TimeLimits
 from stepkeeper.training.stop_save import StopSave
 from stepkeeper_planners.geometry.layout import Ranks
 
@@ -45,58 +44,28 @@ class FailingCompanion:
         raise self.error
 
 
-class FirstOfTwo:
+class FirstOfTwo(SoloRankGroup):
     """Rank 0, told of another rank's vote."""
 
-    rank = 0
-    world_size = 2
-    store_host = None
-    ranks = Ranks(rank=0, world_size=2)
+    world_size = 2  # type: ignore[misc]  # SoloRankGroup's own is final
+    ranks = Ranks(rank=0, world_size=2)  # type: ignore[misc]  # as above
 
     def __init__(self, other: Exception) -> None:
-        self.limits = TimeLimits()
+        super().__init__()
         self.other = other
         self.said: dict[str, Any] = {}
 
+    @override
     def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
         assert value is not None
         assert timeout_s
         self.said[name] = value
         return dict(value)
 
+    @override
     def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
         assert timeout_s
         return [dict(value), {"error": encode_error(self.other)} if name.endswith("/vote") else dict(value)]
-
-    def abort(self) -> None:
-        """Nobody waits."""
-
-    def leave(self, timeout_s: float) -> None:
-        """Nobody reads."""
-
-    def watch_peers(self) -> None:
-        pass
-
-    def look_for_loss(self) -> None:
-        pass
-
-    def read_moved(self) -> int:
-        return 0
-
-    def heartbeat(self) -> AbstractContextManager[Callable[[int], None]]:
-        return nullcontext(lambda _n_bytes: None)
-
-    def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
-        pass
-
-    def propose(self, name: str, value: Mapping[str, Any]) -> None:
-        raise NotImplementedError
-
-    def publish(self, name: str, value: Mapping[str, Any]) -> None:
-        raise NotImplementedError
-
-    def read_proposal(self, name: str) -> dict[str, Any] | None:
-        raise NotImplementedError
 
 
 def a_job() -> SaveJob:

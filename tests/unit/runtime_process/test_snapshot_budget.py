@@ -121,18 +121,6 @@ class Leaving(threading.Condition):
         return super().wait_for(predicate, 0)
 
 
-def test_copies_that_are_still_there_are_waited_for_where_there_is_a_budget() -> None:
-    devices = Devices(500 * MIB, 2**60)
-    devices.kept = True
-    devices.make_copies({}, CUTS, NAMES)
-    vars(devices)["_changed"] = changed = Leaving(devices)
-    devices.make_copies({}, CUTS, NAMES, timeout_s=7)
-    (waited_s,) = changed.waited_s
-    assert waited_s is not None
-    assert 0 < waited_s <= 7
-    assert len(devices.asked) == 2
-
-
 def test_copies_that_do_not_leave_in_time_are_no_reason_to_wait_longer() -> None:
     devices = Devices(500 * MIB, 2**60)
     devices.kept = True
@@ -152,15 +140,3 @@ def test_a_given_budget_that_is_too_large_is_said_so() -> None:
     with pytest.raises(SaveError, match="smaller device_budget_bytes"):
         devices.handle_refusal(RuntimeError("RESOURCE_EXHAUSTED"), CUTS, NAMES)
     assert devices.limit_bytes == 1000 * MIB
-
-
-def test_another_failure_is_no_lack_of_room() -> None:
-    class Broken(Devices):
-        @override
-        def _dispatch_copies(self, tensors: Any, clones: Any, fqns: Sequence[str]) -> Any:
-            raise RuntimeError("INVALID_ARGUMENT")
-
-    devices = Broken(None, 2**60)
-    with pytest.raises(RuntimeError, match="INVALID_ARGUMENT"):
-        devices.make_copies({}, CUTS, NAMES)
-    assert devices.limit_bytes is None

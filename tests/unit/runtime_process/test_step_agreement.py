@@ -3,16 +3,16 @@
 import itertools
 import random
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
+from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.coordination.step_agreement import STOP, StepAgreement
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError
-from stepkeeper.time_limits import TimeLimits
 from stepkeeper_planners.geometry.layout import Ranks
 
 
@@ -22,59 +22,41 @@ class Board:
         self.changed = threading.Condition()
 
 
-class ThreadRankGroup:
+class ThreadRankGroup(SoloRankGroup):
     """One rank's end of a board that all ranks share."""
 
-    store_host = None
-
     def __init__(self, board: Board, rank: int, world_size: int) -> None:
+        super().__init__()
         self.board = board
-        self.rank = rank
-        self.world_size = world_size
-        self.ranks = Ranks(rank=rank, world_size=world_size)
-        self.limits = TimeLimits()
+        self.rank = rank  # type: ignore[misc]  # SoloRankGroup's own is final
+        self.world_size = world_size  # type: ignore[misc]  # as above
+        self.ranks = Ranks(rank=rank, world_size=world_size)  # type: ignore[misc]  # as above
 
+    @override
     def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
         if self.rank == 0:
             assert value is not None
             self._set(name, value)
         return self._get(name, timeout_s)
 
+    @override
     def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
         self._set(f"{name}/{self.rank}", value)
         if self.rank:
             return []
         return [self._get(f"{name}/{rank}", timeout_s) for rank in range(self.world_size)]
 
-    def abort(self) -> None:
-        pass
-
-    def leave(self, timeout_s: float) -> None:
-        pass
-
-    def watch_peers(self) -> None:
-        pass
-
-    def look_for_loss(self) -> None:
-        pass
-
-    def read_moved(self) -> int:
-        return 0
-
-    def heartbeat(self) -> AbstractContextManager[Callable[[int], None]]:
-        return nullcontext(lambda _n_bytes: None)
-
-    def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
-        pass
-
+    @override
     def propose(self, name: str, value: Mapping[str, Any]) -> None:
         with self.board.changed:
             self.board.values.setdefault(name, dict(value))
             self.board.changed.notify_all()
 
+    @override
     def publish(self, name: str, value: Mapping[str, Any]) -> None:
         self._set(name, value)
 
+    @override
     def read_proposal(self, name: str) -> dict[str, Any] | None:
         with self.board.changed:
             return self.board.values.get(name)
