@@ -50,13 +50,6 @@ def link_both(place: StackMeeting) -> list[Mapping[str, Any]]:
     return linked
 
 
-def test_the_other_rank_hears_where_rank_0_listens() -> None:
-    place = StackMeeting(0, 2)
-    (address,) = link_both(place)
-    assert address["secret"] == place.secret
-    place.close()
-
-
 def test_where_rank_0_cannot_listen_nobody_waits_for_it_and_its_own_stacks_are_read(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

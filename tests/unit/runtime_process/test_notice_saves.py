@@ -8,8 +8,6 @@ from typing import cast
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
-from stepkeeper.companion.progress import Progress
-from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import SoloRankGroup, StoreRankGroup
 from stepkeeper.coordination.root_check import RootProof
 from stepkeeper.policy.save import SaveCost
@@ -17,8 +15,8 @@ from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.report import SaveState
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
-from stepkeeper.storage.memory import MemoryStore
 from stepkeeper.training.stop_save import StandingSave, StopSave, choose_another_save, choose_stop_save
+from stepkeeper_testing.saves import saver_with
 
 WORLD_SIZE = 3
 
@@ -42,9 +40,7 @@ def ranks_in(states: list[SaveState]) -> list[Saver]:
     ranks = []
     for rank, state in enumerate(states):
         rank_group = StoreRankGroup(store, rank, len(states))
-        saves = Saver(
-            MemoryStore(), cast(Companion, None), rank_group, Progress(lambda _state: None), max_pending=1
-        )
+        saves = saver_with(rank_group=rank_group)
         saves._newest_save = InFlight(7)
         saves._newest_save.state = state
         ranks.append(saves)
@@ -162,10 +158,8 @@ class Proof:
 
 
 def test_a_root_that_gives_no_answer_does_not_take_the_grace_period(caplog: pytest.LogCaptureFixture) -> None:
-    rank_group, answer = SoloRankGroup(), threading.Event()
-    saves = Saver(
-        MemoryStore(), cast(Companion, None), rank_group, Progress(lambda _state: None), max_pending=1
-    )
+    answer = threading.Event()
+    saves = saver_with()
     saves._root_proving._proof = cast(RootProof, Proof(answer))
     late = threading.Timer(3, answer.set)
     late.start()

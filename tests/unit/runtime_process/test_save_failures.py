@@ -17,21 +17,13 @@ from stepkeeper.errors import (
     SaveError,
     StepkeeperError,
 )
-from stepkeeper.log import CommitRecord
-from stepkeeper.log.records import ManifestRef
 from stepkeeper.save.job import SaveJob
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.time_limits import TimeLimits
+from stepkeeper_testing.saves import record_of
 
 STATE = {"step": 1}
-RECORD = CommitRecord(
-    slot=1,
-    step=1,
-    folder="1/x",
-    claim=0,
-    size_bytes=0,
-    manifest=ManifestRef(path="0", size_bytes=0, crc32c=0),
-)
+RECORD = record_of(1)
 
 
 class Ends(list[BaseException | None]):

@@ -2,19 +2,15 @@
 
 import asyncio
 import threading
-from typing import NoReturn, cast
+from typing import NoReturn
 
 import pytest
 
-from stepkeeper.companion.progress import Progress
-from stepkeeper.companion.supervisor import Companion
-from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import CompanionError
 from stepkeeper.save.hooks import SaveHooks
 from stepkeeper.save.report import SaveClock, SaveReport
 from stepkeeper.save.request import SaveRequest
-from stepkeeper.save.saver import Saver
-from stepkeeper.storage.memory import MemoryStore
+from stepkeeper_testing.saves import saver_with
 
 
 class NoCompanion:
@@ -22,12 +18,6 @@ class NoCompanion:
 
     def claim_root(self, **_: object) -> NoReturn:
         raise CompanionError("nothing is written here")
-
-
-def saves_with(save_hooks: SaveHooks) -> Saver:
-    progress = Progress(lambda _state: None)
-    companion = cast(Companion, NoCompanion())
-    return Saver(MemoryStore(), companion, SoloRankGroup(), progress, max_pending=1, save_hooks=save_hooks)
 
 
 def report_of(step: int) -> SaveReport:
@@ -43,7 +33,7 @@ def test_no_save_waits_for_a_hook() -> None:
         told.append(report.step)
 
     save_hooks.on_save(wait)
-    saves = saves_with(save_hooks)
+    saves = saver_with(NoCompanion(), save_hooks=save_hooks)
     for step in range(3):
         saves.start_save(SaveRequest(step=step, state={"step": step}), 10.0)
     assert saves.wait_until_idle(10)

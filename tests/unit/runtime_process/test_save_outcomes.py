@@ -1,7 +1,6 @@
 """Test how each rank reports a save that came to nothing."""
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from typing import Any, SupportsIndex, cast
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 import torch
 from typing_extensions import override
 
-from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.error_codec import encode_error
@@ -22,15 +20,14 @@ from stepkeeper.errors import (
     StepkeeperError,
     StorageError,
 )
-from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.job import SaveJob
 from stepkeeper.save.persist import persist_save
 from stepkeeper.save.request import SaveRequest, validate_step
-from stepkeeper.save.saver import Saver
 from stepkeeper.save.snapshot import Region, SnapshotTaker
 from stepkeeper.storage.memory import MemoryStore
 from stepkeeper.training.stop_save import StopSave
 from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_testing.saves import job_of, saver_with
 
 
 class FailingCompanion:
@@ -70,18 +67,7 @@ class FirstOfTwo(SoloRankGroup):
 
 def a_job() -> SaveJob:
     region = Region()
-    transferred: Future[None] = Future()
-    transferred.set_result(None)
-    snapshot = SnapshotTaker(Ranks(rank=0, world_size=1)).take_snapshot({"step": 7}, region)
-    return SaveJob(
-        name="save/0",
-        in_flight=InFlight(7),
-        origin=None,
-        is_continued=True,
-        snapshot=snapshot,
-        region=region,
-        transfer=transferred,
-    )
+    return job_of(SnapshotTaker(Ranks(rank=0, world_size=1)).take_snapshot({"step": 7}, region), region)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +102,8 @@ def test_a_lost_peer_is_called_one_however_it_came_up() -> None:
                 return [dict(value)]
             raise PeerLostError(f"{name}: rank 1 is lost {value} {timeout_s}")
 
-    companion = cast(Companion, FailingCompanion(CompanionLostError("gone")))
-    saves = Saver(MemoryStore(), companion, Alone(), Progress(lambda _state: None), max_pending=1)
+    companion = FailingCompanion(CompanionLostError("gone"))
+    saves = saver_with(companion, Alone())
     saves.start_save(SaveRequest(step=7, state={"step": 7}))
     assert saves.wait_until_idle(10)
     with pytest.raises(PeerLostError, match="rank 1 is lost"):
@@ -126,8 +112,8 @@ def test_a_lost_peer_is_called_one_however_it_came_up() -> None:
 
 
 def test_a_lost_companion_is_forgiven_until_the_last_save_or_the_second_loss() -> None:
-    companion = cast(Companion, FailingCompanion(CompanionLostError("gone")))
-    saves = Saver(MemoryStore(), companion, SoloRankGroup(), Progress(lambda _state: None), max_pending=1)
+    companion = FailingCompanion(CompanionLostError("gone"))
+    saves = saver_with(companion)
     saves.start_save(SaveRequest(step=7, state={"step": 7}))
     assert saves.wait_until_idle(10)
     saves.raise_failure()
@@ -155,9 +141,9 @@ def test_nothing_is_begun_and_nothing_restored_before_the_root_is_proven() -> No
         if operation != "list":
             raise StorageError(f"{path}: not allowed {moment} {operation}")
 
-    companion = cast(Companion, FailingCompanion(AssertionError("the companion was asked")))
+    companion = FailingCompanion(AssertionError("the companion was asked"))
     store = MemoryStore(hook=refuse)
-    saves = Saver(store, companion, SoloRankGroup(), Progress(lambda _state: None), max_pending=1)
+    saves = saver_with(companion, store=store)
     for use in (
         saves.await_saves_and_prove_root,
         lambda: saves.start_save(SaveRequest(step=7, state={"step": 7})),

@@ -1,6 +1,6 @@
 """One rank that couldn't write is enough: the save is void, however well the others wrote."""
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,10 +24,10 @@ from stepkeeper.errors import (
     StorageError,
 )
 from stepkeeper.log import ManifestRef
-from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.job import Place, SaveJob
+from stepkeeper.save.job import Place
 from stepkeeper.save.persist import _commit_or_void, persist_save
 from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker
+from stepkeeper_testing.saves import job_of
 
 
 class Asked:
@@ -42,20 +42,6 @@ class Asked:
         assert timeout_s
         self.kinds.append(kind)
         return {}
-
-
-def job_of(snapshot: Snapshot, region: Region) -> SaveJob:
-    transferred: Future[None] = Future()
-    transferred.set_result(None)
-    return SaveJob(
-        name="save/0",
-        in_flight=InFlight(7),
-        origin=None,
-        is_continued=True,
-        snapshot=snapshot,
-        region=region,
-        transfer=transferred,
-    )
 
 
 def decide(*votes: dict[str, Any]) -> tuple[list[Kind], dict[str, Any]]:
@@ -212,14 +198,3 @@ def test_what_fails_because_of_a_newer_claim_is_said_to_be_fenced_on_all_ranks(
         finally:
             for rank_group in rank_groups:
                 rank_group.abort()
-
-
-def test_a_companion_that_is_lost_besides_masks_no_fence() -> None:
-    """Another rank's own error ends the training, so no later save asks whether the claim still holds."""
-    place = Place(claim=0, nonce="a" * 32)
-    job = job_of(cast(Snapshot, None), cast(Region, None))
-    lost = {"error": encode_error(CompanionLostError("it went away"))}
-    with pytest.raises(FencedError):
-        _commit_or_void(
-            job, cast(Companion, Stale(Kind.WRITE, lost=True)), None, place, [lost, FAILED], entry_s=900
-        )

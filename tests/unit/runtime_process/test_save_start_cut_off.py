@@ -9,19 +9,11 @@ import pytest
 from stepkeeper import CheckpointManager
 from stepkeeper.companion.messages import Committed
 from stepkeeper.errors import SaveError
-from stepkeeper.log import CommitRecord
-from stepkeeper.log.records import ManifestRef
 from stepkeeper.save import pipeline
+from stepkeeper_testing.saves import record_of
 
 STATE = {"step": 1}
-RECORD = CommitRecord(
-    slot=1,
-    step=1,
-    folder="1/x",
-    claim=0,
-    size_bytes=0,
-    manifest=ManifestRef(path="0", size_bytes=0, crc32c=0),
-)
+RECORD = record_of(1)
 
 
 @pytest.fixture

@@ -10,19 +10,13 @@ import pytest
 import torch
 
 from stepkeeper.companion.messages import Committed, Kind, Written
-from stepkeeper.companion.progress import Progress
-from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import encode
-from stepkeeper.coordination.rank_group import SoloRankGroup
-from stepkeeper.log import CommitRecord, ManifestRef
 from stepkeeper.save.report import SaveState
 from stepkeeper.save.request import SaveRequest
-from stepkeeper.save.saver import Saver
 from stepkeeper.save.snapshot import Region, Snapshot
-from stepkeeper.storage.memory import MemoryStore
+from stepkeeper_testing.saves import REF, record_of, saver_with
 
 LONGEST_S = 10
-REF = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
 
 
 class SlowCompanion:
@@ -51,14 +45,7 @@ class SlowCompanion:
             return encode(Written(size_bytes=1, manifest=REF))
         if kind is Kind.VOID:
             return {}
-        record = CommitRecord(
-            slot=self.n_written,
-            claim=0,
-            step=self.n_written,
-            folder=body["folder"],
-            size_bytes=1,
-            manifest=REF,
-        )
+        record = record_of(self.n_written, body["folder"])
         return encode(Committed(record=record, uri=f"memory://bucket/{record.folder}"))
 
     def upkeep_of(self, _slot: int) -> Future[None]:
@@ -107,16 +94,6 @@ def companion() -> Iterator[SlowCompanion]:
     found.may_answer.set()
 
 
-def saves_with(companion: SlowCompanion, rank_group: SoloRankGroup | None = None) -> Saver:
-    return Saver(
-        MemoryStore(),
-        cast(Companion, companion),
-        rank_group or SoloRankGroup(),
-        Progress(lambda _: None),
-        max_pending=2,
-    )
-
-
 def state_of(step: int) -> dict[str, object]:
     return {"w": torch.full((2,), float(step))}
 
@@ -124,7 +101,7 @@ def state_of(step: int) -> dict[str, object]:
 def test_the_devices_are_empty_while_the_save_before_is_written(
     moves: Moves, companion: SlowCompanion
 ) -> None:
-    saves = saves_with(companion)
+    saves = saver_with(companion, max_pending=2)
     first = saves.start_save(SaveRequest(step=1, state=state_of(1)))
     assert companion.writing.wait(LONGEST_S)
     second = saves.start_save(SaveRequest(step=2, state=state_of(2)))
@@ -141,7 +118,7 @@ def test_what_cannot_be_moved_fails_its_own_save_in_its_turn(moves: Moves, compa
         raise RuntimeError("RESOURCE_EXHAUSTED")
 
     moves.by_step[2] = refuse
-    saves = saves_with(companion)
+    saves = saver_with(companion, max_pending=2)
     first = saves.start_save(SaveRequest(step=1, state=state_of(1)))
     assert companion.writing.wait(LONGEST_S)
     second = saves.start_save(SaveRequest(step=2, state=state_of(2)))
@@ -163,7 +140,7 @@ def test_a_region_is_not_used_again_before_all_is_in_it(moves: Moves, companion:
     may_move = threading.Event()
     moves.by_step[1] = lambda _: cast(None, may_move.wait(LONGEST_S))
     companion.may_answer.set()
-    saves = saves_with(companion)
+    saves = saver_with(companion, max_pending=2)
     begun = [saves.start_save(SaveRequest(step=step, state=state_of(step))) for step in (1, 2)]
     assert not companion.writing.wait(0.5), "nothing is written before all of it is in the region"
     with pytest.raises(TimeoutError, match="step 1 was still in flight"):

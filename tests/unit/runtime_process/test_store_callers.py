@@ -41,38 +41,10 @@ def thread_of(callers: StoreCallers) -> int:
     return callers.ask(lambda _client: threading.get_ident(), 60.0, go_on)
 
 
-class Reached(HashStore):
-    """A store that counts its clients, and that those who come later can't reach."""
-
-    def __init__(self, reached_by: int) -> None:
-        super().__init__()
-        self.left = reached_by
-        self.came = 0
-        self.both_came = threading.Event()
-
-    def clone(self) -> HashStore:
-        self.came += 1
-        if self.came == 2:
-            self.both_came.set()
-        if self.left == 0:
-            raise RuntimeError("the host has no address")
-        self.left -= 1
-        return HashStore()
-
-
 def test_a_call_waits_for_no_other_one() -> None:
     callers = StoreCallers(HashStore())
     outer, inner = callers.ask(lambda _client: (threading.get_ident(), thread_of(callers)), 60.0, go_on)
     assert outer != inner
-
-
-def test_a_store_that_nobody_reaches_is_said_so_and_tried_again_at_the_next_call() -> None:
-    store = Reached(0)
-    callers = StoreCallers(store)
-    with pytest.raises(RuntimeError, match="the host has no address"):
-        thread_of(callers)
-    store.left = 2
-    assert thread_of(callers) != threading.get_ident()
 
 
 class GivenUpError(Exception):
