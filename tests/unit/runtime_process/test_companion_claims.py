@@ -178,26 +178,6 @@ def test_who_has_restored_nothing_goes_on_from_head_with_greater_steps_only(root
     assert root.branches() == [False, False, True]
 
 
-@pytest.mark.parametrize("step", [1, 20])
-def test_a_first_save_at_or_below_heads_step_is_told_once(
-    root: Root, step: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    before = root.companion()
-    before.claim_root()
-    root.commit(before, 20)
-    companion = root.companion()
-    for saved in (step, step + 1):
-        companion.claim_root(unrestored_step=saved)
-        root.commit(companion, saved)
-    (told,) = caplog.records
-    assert f"step {step} begins a branch of its own" in told.getMessage()
-    assert "this root is at step 20 already" in told.getMessage()
-    assert (
-        "call restore_latest(state), with this same state and all of it, before the first save"
-        in told.getMessage()
-    )
-
-
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_companion_that_is_lost_while_it_begins_a_branch_begins_it_once(
     root: Root, moment: str, caplog: pytest.LogCaptureFixture

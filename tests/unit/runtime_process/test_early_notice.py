@@ -14,7 +14,6 @@ from pathlib import Path
 from stepkeeper_testing.pod import pod_identity
 from stepkeeper.training.notices.early_notice import heed_early_notices, leave_notices_to_manager
 from stepkeeper.training.notices.signals import signal_watcher
-from stepkeeper.training.notices.sigterm_cleanup import SigtermCleanup
 from stepkeeper.training.notices.watcher import NoticeWatcher
 
 folder = Path(sys.argv[1])
@@ -138,20 +137,3 @@ os.kill(worker, signal.SIGTERM)
 assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == -15
 """
     assert run(tmp_path, forks) == (0, "")
-
-
-def test_what_is_to_be_cleaned_up_before_sigterm_ends_the_process_is(tmp_path: Path) -> None:
-    cleans = """
-class Reader:
-    def clean_up(self):
-        os.write(1, b"cleaned\\n")
-
-heed_early_notices(pod, trigger)
-reader = Reader()
-SigtermCleanup(reader.clean_up, limit_s=10).start()
-cleanup = SigtermCleanup(reader.clean_up, limit_s=10)
-cleanup.start()
-tell()
-wait()
-"""
-    assert run(tmp_path, cleans) == (-15, "cleaned\n")

@@ -16,17 +16,6 @@ from stepkeeper.contract.report import MAX_METRICS, REPORT_LIMIT_BYTES
 from stepkeeper.contract.wire import decode, encode
 
 
-def test_a_finished_step_is_told_at_the_next_tick_and_once() -> None:
-    told: list[TrainerState] = []
-    progress = Progress(told.append)
-    progress.record_step(4, {"loss": 0.5})
-    assert not told
-    progress.send_latest_step()
-    progress.send_latest_step()
-    assert [(state.step, state.metrics) for state in told] == [(4, {"loss": "0.5"})]
-    assert progress.step == 4
-
-
 def test_news_are_told_at_once_and_carry_the_last_step() -> None:
     told: list[TrainerState] = []
     progress = Progress(told.append)
