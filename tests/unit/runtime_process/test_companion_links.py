@@ -1,4 +1,4 @@
-"""The way between the companions of all ranks, where there is one and where there is none."""
+"""The way between the companions of all ranks where rank 0 can't listen."""
 
 import errno
 from collections.abc import Mapping

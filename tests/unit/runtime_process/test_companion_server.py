@@ -6,7 +6,6 @@ import queue
 import secrets
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, final
 
 import pytest
@@ -29,7 +28,6 @@ from stepkeeper.policy.keep import LastN
 from stepkeeper.policy.keep_message import Keep
 from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
 from stepkeeper.storage.moved import moved
-from stepkeeper.tier import TierPlace
 from stepkeeper_testing.checkpoints import write_request
 
 Predicate = Callable[[Operation, str], bool]
@@ -57,15 +55,15 @@ class Answers:
 class Trainer:
     """Asks a companion's server, and gives it its turns."""
 
-    def __init__(self, last: int = 1, uri: str = "", *, disk: Path | None = None) -> None:
-        self.uri = uri or f"memory://{secrets.token_hex(4)}"
-        self.bucket = named_bucket(self.uri.removeprefix("memory://"))
+    def __init__(self) -> None:
+        uri = f"memory://{secrets.token_hex(4)}"
+        self.bucket = named_bucket(uri.removeprefix("memory://"))
         self.answers = Answers()
         self.server = Server(self.answers)  # type: ignore[arg-type]  # what a server needs of an outbox
         self.n_asked = 0
         self.nonces: dict[int, str] = {}
-        keep, tier = Keep(last=(LastN(last),)), None if disk is None else TierPlace(folder=str(disk))
-        self.body(self.ask(Kind.OPEN, OpenRequest(rank=0, world_size=1, uri=self.uri, keep=keep, tier=tier)))
+        keep = Keep(last=(LastN(1),))
+        self.body(self.ask(Kind.OPEN, OpenRequest(rank=0, world_size=1, uri=uri, keep=keep)))
         self.claim = int(self.body(self.ask(Kind.CLAIM, ClaimRequest()))["claim"]["slot"])
 
     @property
@@ -81,7 +79,7 @@ class Trainer:
         )
         return self.n_asked
 
-    def write(self, step: int, kind: Kind = Kind.WRITE) -> int:
+    def write(self, step: int) -> int:
         self.nonces[step] = secrets.token_hex(16)
         order = SaveOrder(
             rank=0,
@@ -94,7 +92,7 @@ class Trainer:
         )
         region = os.memfd_create("region")
         os.write(region, b"note")
-        return self.ask(kind, write_request(order), (region,))
+        return self.ask(Kind.WRITE, write_request(order), (region,))
 
     def commit(self, step: int) -> int:
         folder = f"{step}/{self.claim}-{self.nonces[step]}"

@@ -91,18 +91,11 @@ class Root:
     def __init__(self, region: int) -> None:
         self.name = secrets.token_hex(4)
         self.bucket = named_bucket(self.name)
-        self.time_unix_s = 1000.0
-        self.bucket.clock = lambda: self.time_unix_s
-        self.store = MemoryStore(self.bucket)
         self.region = region
 
-    def opening(self, claim: Claim | None = None) -> OpenRequest:
-        return OpenRequest(
-            rank=0, world_size=1, uri=f"memory://{self.name}", keep=Keep(last=(LastN(1),)), claim=claim
-        )
-
-    def session(self, claim: Claim | None = None) -> Session:
-        session = Session(self.opening(claim), lambda directive: None, patience=IMPATIENT)
+    def session(self) -> Session:
+        opening = OpenRequest(rank=0, world_size=1, uri=f"memory://{self.name}", keep=Keep(last=(LastN(1),)))
+        session = Session(opening, lambda directive: None, patience=IMPATIENT)
         session.resume_claim()
         return session
 

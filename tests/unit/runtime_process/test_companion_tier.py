@@ -28,13 +28,6 @@ def region() -> Iterator[int]:
     os.close(fd)
 
 
-def session_at(disk: Path | None, name: str) -> Session:
-    tier = None if disk is None else TierPlace(folder=str(disk))
-    return Session(
-        OpenRequest(rank=0, world_size=1, uri=f"memory://{name}", tier=tier), lambda directive: None
-    )
-
-
 def write_of(session: Session, step: int) -> WriteRequest:
     claim = session.claim_root(ClaimRequest()).claim.slot if step == 1 else 0
     return write_request(
@@ -52,7 +45,8 @@ def write_of(session: Session, step: int) -> WriteRequest:
 
 def test_a_disk_that_takes_nothing_is_said_once_until_it_does_again(tmp_path: Path, region: int) -> None:
     disk = tmp_path / "ssd"
-    session = session_at(disk / "tier", secrets.token_hex(4))
+    tier, uri = TierPlace(folder=str(disk / "tier")), f"memory://{secrets.token_hex(4)}"
+    session = Session(OpenRequest(rank=0, world_size=1, uri=uri, tier=tier), lambda directive: None)
 
     def stage(step: int) -> tuple[bool, bool]:
         staged = session.shares.stage_share(write_of(session, step), region)

@@ -1,7 +1,6 @@
 """A device, a store or a rank that stands still, with no notice, ends what waits for it when its time is over."""
 
 import threading
-from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -17,21 +16,9 @@ from stepkeeper.time_limits import TimeLimits
 
 
 class Limited(SoloRankGroup):
-    """A rank group that has these limits, and notes how long each of its waits may take."""
-
-    def __init__(self, limits: TimeLimits, world_size: int = 1) -> None:
+    def __init__(self, limits: TimeLimits) -> None:
         super().__init__()
         self.limits = limits  # type: ignore[misc]  # a rank group's own is final
-        self.world_size = world_size  # type: ignore[misc]  # as above
-        self.waits: dict[str, float] = {}
-
-    def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:  # type: ignore[explicit-override]  # Python 3.11 has no typing.override
-        self.waits[name] = timeout_s
-        return super().broadcast(name, value, timeout_s)
-
-    def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:  # type: ignore[explicit-override]  # as above
-        self.waits[name] = timeout_s
-        return super().gather(name, value, timeout_s) * self.world_size
 
 
 class Place:
