@@ -1,6 +1,5 @@
 """The end of a manager takes no longer than it may, however long each of its parts makes use of its share."""
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,7 +9,6 @@ from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import ExitCode
 from stepkeeper.coordination.rank_group import RankGroup
-from stepkeeper.errors import StorageAwayError
 from stepkeeper.save.saver import Saver
 from stepkeeper.training import closing
 from stepkeeper.training.closing import Closing
@@ -59,35 +57,3 @@ def test_all_parts_together_end_in_the_time_of_one_deadline(
     assert all(given >= 0 for given in clock.given)
     if limit_s:
         assert all(given > 0 for given in clock.given[:4]), "each of these has something to do"
-
-
-def test_the_last_word_is_told_what_ended_the_training() -> None:
-    told: list[dict[str, Any]] = []
-    process_exit = SimpleNamespace(
-        is_pods=False,
-        end_in_time=lambda _code, *, for_good: nullcontext(for_good),
-        write_termination_message=lambda code, **words: told.append({"code": code, **words}),
-    )
-    saver = SimpleNamespace(
-        close=bool,
-        await_hooks=bool,
-        on_fence=lambda _tell, *, is_pods: is_pods,
-        own_commit=None,
-        restored_commit=None,
-        error=None,
-    )
-    closing_parts = Closing(
-        cast(
-            StepController,
-            SimpleNamespace(
-                close=bool, process_exit=process_exit, grace=SimpleNamespace(closing_timeout_s=lambda: 0.0)
-            ),
-        ),
-        cast(Saver, saver),
-        cast(Progress, SimpleNamespace(send_latest_step=list)),
-        cast(Companion, SimpleNamespace(close=bool)),
-        cast(RankGroup, SimpleNamespace(announce_leave=lambda *_: None, abort=list, leave=bool)),
-    )
-    failure = StorageAwayError("503")
-    closing_parts.close(1, None, failure)
-    assert [(word["code"], word["failure"]) for word in told] == [(1, failure)]

@@ -13,13 +13,10 @@ from stepkeeper.companion.supervisor import Companion, Origin
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import (
     CompanionLostError,
-    FencedError,
-    RestoreError,
-    StorageError,
     TransientStorageError,
     UnknownOutcomeError,
 )
-from stepkeeper.log import BeginEntry, CommitRecord, ForeignBase, Log, ManifestRef
+from stepkeeper.log import BeginEntry, CommitRecord, Log, ManifestRef
 from stepkeeper.storage.memory import MemoryStore, named_bucket
 from stepkeeper.storage.retry import Patience
 
@@ -125,15 +122,6 @@ def test_a_restore_of_an_older_commit_is_begun_with_once_however_many_saves_ther
     assert root.begins() == [None, first.slot, first.slot]
 
 
-def test_a_restore_of_what_head_is_begins_nothing(root: Root) -> None:
-    companion = root.companion()
-    claim = companion.claim_root().claim
-    head = [root.commit(companion, step) for step in (1, 2)][-1]
-    assert companion.claim_root(origin=Origin(head.slot)).claim == claim
-    assert root.commit(companion, 3).parent == head.slot
-    assert root.begins() == [None]
-
-
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_companion_that_is_lost_while_it_goes_back_costs_no_more_than_itself(
     root: Root, moment: str
@@ -149,26 +137,6 @@ def test_a_companion_that_is_lost_while_it_goes_back_costs_no_more_than_itself(
     companion.claim_root(origin=back)
     assert root.begins() == [None, first.slot]
     assert root.commit(companion, 3).parent == first.slot
-
-
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_who_asks_for_the_latest_brings_nothing_about_that_a_lost_companion_has_not(
-    root: Root, moment: str
-) -> None:
-    companion = root.companion()
-    companion.claim_root()
-    first, second = (root.commit(companion, step) for step in (1, 2))
-    back = Origin(first.slot)
-    InThisProcess.dies = moment
-    with pytest.raises(CompanionLostError):
-        companion.claim_root(origin=back)
-    latest = first if moment == "after" else second
-    assert companion.read_latest() == latest
-    assert root.begins() == [None, latest.slot]
-    # A late put of the lost one finds its name taken; and a save of what was restored goes back as ever.
-    assert root.commit(companion, 3).parent == latest.slot
-    begun = companion.claim_root(origin=back if moment == "before" else Origin(first.slot))
-    assert begun.base == first
 
 
 def test_what_had_no_answer_is_asked_for_again_before_anything_else(
@@ -188,43 +156,6 @@ def test_what_had_no_answer_is_asked_for_again_before_anything_else(
     companion.claim_root(origin=Origin(second.slot))
     assert root.begins() == [None, first.slot, second.slot]
     assert root.commit(companion, 4).parent == second.slot
-
-
-def test_a_begin_that_was_refused_does_not_come_later(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    companion = root.companion()
-    companion.claim_root()
-    first, second = (root.commit(companion, step) for step in (1, 2))
-    with monkeypatch.context() as patch:
-
-        def refused(*_: object) -> bool:
-            raise StorageError("no space left")
-
-        patch.setattr(MemoryStore, "put_if_absent", refused)
-        with pytest.raises(StorageError, match="no space left"):
-            companion.claim_root(origin=Origin(first.slot))
-    assert companion.read_latest() == second
-    assert root.begins() == [None]
-
-
-def test_what_cannot_be_gone_back_to_is_forgotten(root: Root) -> None:
-    companion = root.companion()
-    begun = companion.claim_root()
-    first, _ = (root.commit(companion, step) for step in (1, 2))
-    root.log().quarantine(begun.claim, first.slot, "bad")
-    with pytest.raises(RestoreError):
-        companion.claim_root(origin=Origin(first.slot))
-    assert companion.read_latest() is not None
-    assert root.begins() == [None]
-
-
-def test_another_claim_is_not_taken_from_its_owner(root: Root) -> None:
-    companion, other = root.companion(), root.companion()
-    companion.claim_root()
-    first, _ = (root.commit(companion, step) for step in (1, 2))
-    other.claim_root()
-    with pytest.raises(FencedError):
-        companion.claim_root(origin=Origin(first.slot))
-    root.commit(other, 3)
 
 
 def test_who_has_restored_nothing_goes_on_from_head_with_greater_steps_only(root: Root) -> None:
@@ -247,26 +178,6 @@ def test_who_has_restored_nothing_goes_on_from_head_with_greater_steps_only(root
     assert root.branches() == [False, False, True]
 
 
-@pytest.mark.parametrize("step", [1, 20])
-def test_a_first_save_at_or_below_heads_step_is_told_once(
-    root: Root, step: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    before = root.companion()
-    before.claim_root()
-    root.commit(before, 20)
-    companion = root.companion()
-    for saved in (step, step + 1):
-        companion.claim_root(unrestored_step=saved)
-        root.commit(companion, saved)
-    (told,) = caplog.records
-    assert f"step {step} begins a branch of its own" in told.getMessage()
-    assert "this root is at step 20 already" in told.getMessage()
-    assert (
-        "call restore_latest(state), with this same state and all of it, before the first save"
-        in told.getMessage()
-    )
-
-
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_companion_that_is_lost_while_it_begins_a_branch_begins_it_once(
     root: Root, moment: str, caplog: pytest.LogCaptureFixture
@@ -283,36 +194,3 @@ def test_a_companion_that_is_lost_while_it_begins_a_branch_begins_it_once(
     assert root.branches() == [False, False, True]
     assert root.commit(companion, 2).parent is None
     assert sum("begins a branch" in record.getMessage() for record in caplog.records) == 1
-
-
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_what_is_restored_after_a_branch_was_begun_is_gone_on_from_all_the_same(
-    root: Root, moment: str
-) -> None:
-    """A first save failed with its companion, and only then the latest is restored."""
-    before = root.companion()
-    before.claim_root()
-    old = root.commit(before, 20)
-    companion = root.companion()
-    companion.claim_root()
-    InThisProcess.dies = moment
-    with pytest.raises(CompanionLostError):
-        companion.claim_root(unrestored_step=1)
-    assert companion.read_latest() == old
-    claimed = companion.claimed_root
-    assert claimed is not None
-    assert claimed.branching == (moment == "after")
-    # As `Saver.mark_latest_restored` has it.
-    companion.claim_root(origin=Origin(old.slot) if claimed.branching else None)
-    assert root.commit(companion, 21).parent == old.slot
-
-
-def test_another_writers_step_is_left_behind_too(root: Root) -> None:
-    companion = root.companion()
-    theirs = ForeignBase(step=900, folder="900")
-    assert companion.claim_root(origin=Origin(theirs)).legacy == theirs
-    assert companion.claim_root(unrestored_step=901).branching is False
-    branch = companion.claim_root(unrestored_step=900)
-    assert (branch.branching, branch.legacy) == (True, theirs)
-    record = root.commit(companion, 900)
-    assert (record.parent, record.legacy) == (None, None)

@@ -1,7 +1,6 @@
 """A trainer's end of a companion, with a real companion process."""
 
 import ast
-import errno
 import gc
 import os
 import shutil
@@ -22,45 +21,11 @@ from stepkeeper.companion.client import CompanionProcess
 from stepkeeper.companion.messages import Kind, OpenRequest
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive
-from stepkeeper.errors import ClosedError, CompanionError, CompanionLostError
+from stepkeeper.errors import ClosedError, CompanionLostError
 
 
 def refuse(_: Directive) -> None:
     raise ValueError("no file behind sys.stderr")
-
-
-def test_a_directive_that_is_not_followed_costs_no_answer(caplog: pytest.LogCaptureFixture) -> None:
-    process = CompanionProcess(refuse)
-    process._take({"directive": {"dump_stacks": True}})
-    assert "was not followed" in caplog.text
-    with pytest.raises(CompanionError, match="before anything was opened"):
-        process.send_request(Kind.CLOSE, {}, timeout_s=60)
-    process.close()
-
-
-def test_stacks_that_cannot_be_written_cost_no_answer(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail() -> None:
-        raise OSError(errno.ENOSPC, "no space left")
-
-    monkeypatch.setattr(client, "stack_file", fail)
-    process = CompanionProcess(refuse)
-    process._take({"stacks": 1})
-    assert "can't be written: OSError(28" in caplog.text
-    process.close()
-
-
-def test_what_cannot_be_understood_ends_the_wait_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def take(_: CompanionProcess, message: dict[str, Any]) -> None:
-        raise KeyError(message["id"])
-
-    monkeypatch.setattr(client.CompanionProcess, "_take", take)
-    process = CompanionProcess(refuse)
-    with pytest.raises(CompanionLostError):
-        process.send_request(Kind.CLOSE, {}, timeout_s=30)
-    assert process.lost
-    process.close()
 
 
 def test_the_end_of_the_work_after_a_commit_is_heard_whoever_comes_first() -> None:
@@ -111,26 +76,6 @@ def test_nobody_waits_for_a_killed_companion_that_the_kernel_holds_up(
     assert process._process.has_ended()
 
 
-def test_a_companion_that_cannot_open_its_root_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[CompanionProcess] = []
-
-    def start(*args: Any) -> CompanionProcess:
-        started.append(CompanionProcess(*args))
-        return started[-1]
-
-    monkeypatch.setattr(supervisor, "CompanionProcess", start)
-    opening = OpenRequest(uri="nothing://here", rank=0, world_size=1)
-    companion = Companion(opening, refuse)
-    with pytest.raises(ValueError, match="nothing"):
-        companion.ensure_process()
-    (process,) = started
-    assert process._process.has_ended()
-    assert companion.pid is None
-    companion.close(5.0)
-
-
 def test_of_a_companion_that_was_dropped_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,27 +91,6 @@ def test_of_a_companion_that_was_dropped_nothing_is_left(
     assert not process._reader.is_alive()
     assert process._process.code == 0
     assert process._channel._socket.fileno() == -1
-
-
-def test_what_the_trainer_has_open_for_its_own_children_is_not_for_the_companion() -> None:
-    reading, writing = os.pipe()
-    os.set_inheritable(writing, True)
-    process = CompanionProcess(refuse)
-    with pytest.raises(CompanionError, match="before anything was opened"):
-        process.send_request(Kind.CLOSE, {}, timeout_s=60)
-    os.close(writing)
-    assert os.read(reading, 1) == b"", "whoever reads sees the end: nobody else has the other end"
-    os.close(reading)
-    process.close()
-
-
-def test_of_what_a_companion_is_started_with_no_program_that_the_training_starts_has_anything() -> None:
-    process = CompanionProcess(refuse)
-    end_fd = process._process.end_fd
-    assert end_fd is not None
-    assert not os.get_inheritable(end_fd)
-    assert not process._channel._socket.get_inheritable()
-    process.close()
 
 
 def test_a_manager_closes_in_time_though_a_companion_never_starts(

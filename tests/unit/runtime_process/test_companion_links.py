@@ -1,13 +1,11 @@
-"""The way between the companions of all ranks, where there is one and where there is none."""
+"""The way between the companions of all ranks where rank 0 can't listen."""
 
 import errno
-import socket
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import pytest
 
-from stepkeeper.companion import supervisor
 from stepkeeper.companion.messages import OpenRequest
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.companion_links import link_companions
@@ -52,13 +50,6 @@ def link_both(place: StackMeeting) -> list[Mapping[str, Any]]:
     return linked
 
 
-def test_the_other_rank_hears_where_rank_0_listens() -> None:
-    place = StackMeeting(0, 2)
-    (address,) = link_both(place)
-    assert address["secret"] == place.secret
-    place.close()
-
-
 def test_where_rank_0_cannot_listen_nobody_waits_for_it_and_its_own_stacks_are_read(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -70,20 +61,3 @@ def test_where_rank_0_cannot_listen_nobody_waits_for_it_and_its_own_stacks_are_r
     assert link_both(place) == []
     (record,) = caplog.records
     assert "it can't listen: OSError(24" in record.getMessage()
-
-
-def test_a_companion_does_without_stacks_that_cannot_be_had(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(supervisor, "stack_file", refuse_to_listen)
-    assert companion_at(StackMeeting(0, 2))._with_stacks(OPENING) == (OPENING, ())
-    assert "can't be had: OSError(24" in caplog.text
-
-
-def test_the_end_of_a_companion_closes_the_port_for_good() -> None:
-    place = StackMeeting(0, 2)
-    (address,) = link_both(place)
-    companion_at(place).close(60.0)
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", address["port"])).close()
-    assert (place.listening_fds(), place.describe(None)) == ((), None)

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -37,16 +36,6 @@ def test_a_process_that_ends_is_reaped_and_its_code_known(has_pidfd: bool) -> No
     child.kill()
 
 
-def test_a_process_that_runs_is_killed_once(has_pidfd: bool) -> None:
-    child = started("import time; time.sleep(600)")
-    assert not child.wait(0.0)
-    assert child.code is None
-    child.kill()
-    child.kill()
-    assert child.wait(60)
-    assert child.code == -signal.SIGKILL
-
-
 def test_a_process_that_somebody_else_has_reaped_has_ended_with_an_unknown_code(has_pidfd: bool) -> None:
     child = started("")
     os.waitpid(child.pid, 0)
@@ -65,42 +54,6 @@ def test_a_process_starts_with_its_end_only_and_stop_signals_blocked() -> None:
     child = started(script)
     assert child.wait(60)
     assert child.code == 0
-
-
-def test_an_end_that_is_stdin_here_because_this_process_has_none_arrives_all_the_same() -> None:
-    script = "import os, stat, sys; sys.exit(not stat.S_ISFIFO(os.fstat(3).st_mode))"
-    reading, writing = os.pipe()
-    stdin = os.dup(0)
-    os.dup2(reading, 0, inheritable=False)
-    try:
-        child = start_process([sys.executable, "-c", script], dict(os.environ), 0, 3)
-    finally:
-        os.dup2(stdin, 0)
-        for fd in (reading, writing, stdin):
-            os.close(fd)
-    assert child.wait(60)
-    assert child.code == 0
-
-
-def test_a_process_that_another_reaps_at_the_moment_of_the_kill_has_ended(
-    has_pidfd: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    child = started("")
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    waitid = os.waitid
-
-    def look_then_lose(*args: int) -> None:
-        monkeypatch.setattr(os, "waitid", waitid)
-        os.waitpid(child.pid, 0)
-
-    monkeypatch.setattr(os, "waitid", look_then_lose)
-    child.kill()
-    assert child.has_ended()
-
-
-def test_a_program_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(FileNotFoundError):
-        start_process(["/nowhere/python"], {}, 0, 3)
 
 
 def test_a_forked_copy_leaves_the_process_alone() -> None:
@@ -122,14 +75,6 @@ def test_a_parent_has_ended_once_another_process_is_the_parent(has_pidfd: bool) 
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         pass
     assert ParentProcess(gone.pid).has_ended()
-
-
-def test_a_parent_that_is_not_reaped_yet_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    child = started("")
-    assert os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT) is not None
-    monkeypatch.setattr(os, "getppid", lambda: child.pid)
-    assert ParentProcess(child.pid).has_ended()
-    assert child.wait(60)
 
 
 _CLOSING = """

@@ -6,14 +6,11 @@ import queue
 import secrets
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, final
 
 import pytest
 
 from stepkeeper.checkpoint import SaveOrder, Structure, ValueOrder
-from stepkeeper.companion import server as module
-from stepkeeper.companion.background import BackgroundTask, run_in_thread
 from stepkeeper.companion.channel import Packet
 from stepkeeper.companion.messages import (
     ClaimRequest,
@@ -21,7 +18,6 @@ from stepkeeper.companion.messages import (
     CommitRequest,
     Kind,
     OpenRequest,
-    UploadRequest,
 )
 from stepkeeper.companion.server import Server
 from stepkeeper.companion.session import Session
@@ -32,7 +28,6 @@ from stepkeeper.policy.keep import LastN
 from stepkeeper.policy.keep_message import Keep
 from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
 from stepkeeper.storage.moved import moved
-from stepkeeper.tier import TierPlace
 from stepkeeper_testing.checkpoints import write_request
 
 Predicate = Callable[[Operation, str], bool]
@@ -60,15 +55,15 @@ class Answers:
 class Trainer:
     """Asks a companion's server, and gives it its turns."""
 
-    def __init__(self, last: int = 1, uri: str = "", *, disk: Path | None = None) -> None:
-        self.uri = uri or f"memory://{secrets.token_hex(4)}"
-        self.bucket = named_bucket(self.uri.removeprefix("memory://"))
+    def __init__(self) -> None:
+        uri = f"memory://{secrets.token_hex(4)}"
+        self.bucket = named_bucket(uri.removeprefix("memory://"))
         self.answers = Answers()
         self.server = Server(self.answers)  # type: ignore[arg-type]  # what a server needs of an outbox
         self.n_asked = 0
         self.nonces: dict[int, str] = {}
-        keep, tier = Keep(last=(LastN(last),)), None if disk is None else TierPlace(folder=str(disk))
-        self.body(self.ask(Kind.OPEN, OpenRequest(rank=0, world_size=1, uri=self.uri, keep=keep, tier=tier)))
+        keep = Keep(last=(LastN(1),))
+        self.body(self.ask(Kind.OPEN, OpenRequest(rank=0, world_size=1, uri=uri, keep=keep)))
         self.claim = int(self.body(self.ask(Kind.CLAIM, ClaimRequest()))["claim"]["slot"])
 
     @property
@@ -84,7 +79,7 @@ class Trainer:
         )
         return self.n_asked
 
-    def write(self, step: int, kind: Kind = Kind.WRITE) -> int:
+    def write(self, step: int) -> int:
         self.nonces[step] = secrets.token_hex(16)
         order = SaveOrder(
             rank=0,
@@ -97,7 +92,7 @@ class Trainer:
         )
         region = os.memfd_create("region")
         os.write(region, b"note")
-        return self.ask(kind, write_request(order), (region,))
+        return self.ask(Kind.WRITE, write_request(order), (region,))
 
     def commit(self, step: int) -> int:
         folder = f"{step}/{self.claim}-{self.nonces[step]}"
@@ -243,32 +238,6 @@ def test_who_restores_waits_for_the_deletion_and_a_save_that_comes_later_does_no
     assert trainer.server._tasks.n_tasks == 0
 
 
-def test_a_training_that_saves_faster_than_its_commits_are_seen_to_waits_in_the_end(trainer: Trainer) -> None:
-    did: list[int] = []
-
-    def work(number: int) -> BackgroundTask:
-        did.append(number)
-        yield from ()
-
-    for number in range(module._MOST_BEHIND):
-        trainer.server._tasks.add_task(work(number))
-    write = trainer.write(10)
-    trainer.server.run_once()
-    assert (did, write in trainer.answers.by_id) == ([0], False)
-    trainer.server.run_once()
-    assert (did, write in trainer.answers.by_id) == ([0], True)
-
-
-def test_a_companion_that_is_closed_deletes_first_and_reports_then(
-    trainer: Trainer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trainer.save(10)
-    trainer.save(20)
-    trainer.body(trainer.ask(Kind.CLOSE, CloseRequest(within_millis=600_000)))
-    assert trainer.steps == [20]
-    assert capsys.readouterr().err == ""
-
-
 def test_a_companion_that_is_closed_leaves_what_takes_too_long_to_the_next_start(
     trainer: Trainer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -320,48 +289,6 @@ def test_a_save_that_finds_no_room_waits_for_deletion_that_it_went_before(
     assert trainer.steps == [30]
 
 
-def test_an_upload_that_finds_no_room_waits_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = Trainer(disk=tmp_path)
-    trainer.save(10)
-    trainer.finish()
-    trainer.save(20)
-    full = Full(trainer, monkeypatch, blocks=10)
-    assert trainer.body(trainer.write(30, Kind.STAGE))["held"]
-    trainer.body(trainer.ask(Kind.UPLOAD, UploadRequest(folder=f"30/{trainer.claim}-{trainer.nonces[30]}")))
-    assert full.n_refused == 1
-    trainer.body(trainer.commit(30))
-    trainer.finish()
-    assert trainer.steps == [30]
-
-
-def test_a_start_on_a_full_store_collects_what_the_last_one_left(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer.save(10)
-    trainer.finish()
-    trainer.body(trainer.write(15))
-    later = Trainer(uri=trainer.uri)
-    full = Full(later, monkeypatch, blocks=15)
-    later.save(20)
-    assert full.n_refused == 1
-    later.finish()
-    assert later.steps == [20]
-
-
-def test_without_anything_to_delete_a_full_store_is_told(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer.save(10)
-    trainer.finish()
-    full = Full(trainer, monkeypatch, blocks=10)
-    number = trainer.write(20)
-    while number not in trainer.answers.by_id:
-        trainer.server.run_once()
-    assert "No space left on device" in trainer.answers.by_id[number]["error"]["message"]
-    assert full.n_refused == 2
-    assert trainer.session._upkeep.complaint is None
-
-
 def test_a_stale_companion_that_was_held_up_deletes_nothing_of_a_later_claim(trainer: Trainer) -> None:
     trainer.save(10)
     trainer.finish()
@@ -376,21 +303,3 @@ def test_a_stale_companion_that_was_held_up_deletes_nothing_of_a_later_claim(tra
     assert "FencedError" in str(trainer.answers.complaint)
     assert trainer.answers.upkept == [1, 2], "an end with an error is one, too"
     assert trainer.steps == [10, 20]
-
-
-def test_what_a_job_raises_is_raised_where_it_was_asked_for(trainer: Trainer) -> None:
-    seen: list[object] = []
-
-    def fail() -> int:
-        raise ValueError("no")
-
-    def work() -> BackgroundTask:
-        seen.append((yield from run_in_thread(lambda: threading.current_thread() is threading.main_thread())))
-        try:
-            yield from run_in_thread(fail)
-        except ValueError as error:
-            seen.append(str(error))
-
-    trainer.server._tasks.add_task(work())
-    trainer.finish()
-    assert seen == [False, "no"]

@@ -1,30 +1,22 @@
 """Test what a companion does for a trainer, without the processes around it."""
 
 import os
-import queue
 import secrets
-import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from stepkeeper.checkpoint import SaveOrder, Structure, verify_objects
-from stepkeeper.companion import reporter
 from stepkeeper.companion import upkeep as module
-from stepkeeper.companion.endpoint import ReportTarget
 from stepkeeper.companion.messages import ClaimRequest, CommitRequest, OpenRequest
-from stepkeeper.companion.reporter import LogView, TrainerState
+from stepkeeper.companion.reporter import LogView
 from stepkeeper.companion.session import Session
-from stepkeeper.contract import Directive, Report, ReportedCommit, ReportPhase
-from stepkeeper.errors import FencedError, TransientStorageError
-from stepkeeper.log import Claim, Log
+from stepkeeper.contract import ReportedCommit
+from stepkeeper.errors import TransientStorageError
+from stepkeeper.log import Claim
 from stepkeeper.policy.keep import LastN
 from stepkeeper.policy.keep_message import Keep
-from stepkeeper.retention.leases import LEASE_S
-from stepkeeper.retention.pinning import renew_pin
-from stepkeeper.retention.pins import Pin, put_pin, remove_pin
 from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
 from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.background import done
@@ -99,18 +91,11 @@ class Root:
     def __init__(self, region: int) -> None:
         self.name = secrets.token_hex(4)
         self.bucket = named_bucket(self.name)
-        self.time_unix_s = 1000.0
-        self.bucket.clock = lambda: self.time_unix_s
-        self.store = MemoryStore(self.bucket)
         self.region = region
 
-    def opening(self, claim: Claim | None = None) -> OpenRequest:
-        return OpenRequest(
-            rank=0, world_size=1, uri=f"memory://{self.name}", keep=Keep(last=(LastN(1),)), claim=claim
-        )
-
-    def session(self, claim: Claim | None = None) -> Session:
-        session = Session(self.opening(claim), lambda directive: None, patience=IMPATIENT)
+    def session(self) -> Session:
+        opening = OpenRequest(rank=0, world_size=1, uri=f"memory://{self.name}", keep=Keep(last=(LastN(1),)))
+        session = Session(opening, lambda directive: None, patience=IMPATIENT)
         session.resume_claim()
         return session
 
@@ -122,69 +107,6 @@ class Root:
         """Steps with data."""
         paths = (path for path in self.bucket.objects if not path.startswith(".stepkeeper"))
         return sorted({int(path.partition("/")[0]) for path in paths})
-
-
-def test_what_was_pinned_when_it_was_deleted_goes_with_a_later_save(region: int) -> None:
-    root = Root(region)
-    session = root.session()
-    claim = session.claim_root(ClaimRequest()).claim
-    root.save(session, claim, 10)
-    pin = Pin(slot=1, nonce="a" * 32, holder="an evaluation")
-    put_pin(root.store, pin)
-    root.save(session, claim, 20)
-    assert root.steps == [10, 20]
-    root.save(session, claim, 30)
-    assert root.steps == [10, 30]
-    remove_pin(root.store, pin)
-    root.save(session, claim, 40)
-    assert root.steps == [40]
-
-
-def test_a_pin_that_nobody_renews_is_removed_after_a_lease(region: int) -> None:
-    root = Root(region)
-    session = root.session()
-    claim = session.claim_root(ClaimRequest()).claim
-    root.save(session, claim, 10)
-    put_pin(root.store, Pin(slot=1, nonce="a" * 32, holder="an evaluation", seen=1))
-    for step in (20, 30, 40, 50):
-        root.save(session, claim, step)
-        assert root.steps == [10, step], "many commits, but in no time"
-    root.time_unix_s += LEASE_S
-    root.save(session, claim, 60)
-    assert root.steps == [60]
-    assert not [path for path in root.bucket.objects if path.startswith(".stepkeeper/pins")]
-
-
-def test_a_pin_that_is_renewed_stays(region: int) -> None:
-    root = Root(region)
-    session = root.session()
-    claim = session.claim_root(ClaimRequest()).claim
-    root.save(session, claim, 10)
-    pin = Pin(slot=1, nonce="a" * 32, holder="an evaluation", seen=1)
-    put_pin(root.store, pin)
-    reader = Log(root.store)
-    for step in (20, 30, 40, 50, 60):
-        root.save(session, claim, step)
-        root.time_unix_s += LEASE_S
-        pin = renew_pin(reader, root.store, pin)
-    assert root.steps == [10, 60]
-
-
-def test_pinned_garbage_of_an_earlier_claim_goes_with_a_later_save_too(region: int) -> None:
-    root = Root(region)
-    first = root.session()
-    claim = first.claim_root(ClaimRequest()).claim
-    root.save(first, claim, 10)
-    pin = Pin(slot=1, nonce="a" * 32, holder="an evaluation")
-    put_pin(root.store, pin)
-    root.save(first, claim, 20)
-    second = root.session()
-    later = second.claim_root(ClaimRequest()).claim
-    root.save(second, later, 30)
-    assert root.steps == [10, 30]
-    remove_pin(root.store, pin)
-    root.save(second, later, 40)
-    assert root.steps == [40]
 
 
 @pytest.mark.parametrize("operation", ["put_if_absent", "list", "delete"])
@@ -219,30 +141,6 @@ def test_a_deletion_cut_short_is_taken_up_after_the_next_save(
     assert root.steps == [30]
 
 
-def test_a_save_after_a_deletion_without_an_answer_is_committed(
-    region: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = Root(region)
-    session = root.session()
-    claim = session.claim_root(ClaimRequest()).claim
-    root.save(session, claim, 10)
-    unanswered = 4
-
-    def hook(moment: str, asked: Operation, path: str) -> None:
-        nonlocal unanswered
-        if moment == "before" and path.endswith("/00000003.json") and asked == "put_if_absent" and unanswered:
-            unanswered -= 1
-            raise TransientStorageError("no answer")
-
-    monkeypatch.setattr(session._log, "_store", MemoryStore(root.bucket, hook=hook))
-    root.save(session, claim, 20)
-    assert session._log._pending is not None
-    assert session._log.state.tail == 2
-    root.save(session, claim, 30)
-    assert [record.step for record in Log(root.store).open().live] == [30]
-    assert root.steps == [30]
-
-
 def test_a_stale_companion_whose_commit_was_deleted_since_does_not_call_it_damaged(
     region: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,46 +160,3 @@ def test_a_stale_companion_whose_commit_was_deleted_since_does_not_call_it_damag
     assert session._upkeep.complaint is not None
     assert "FencedError" in session._upkeep.complaint
     assert root.steps == [20]
-
-
-TARGET = ReportTarget(url="https://nowhere/report", ca_file="/nowhere", token_file="/nowhere")
-
-
-def test_a_companion_of_a_stale_claim_reports_nothing(region: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A report is news of the job; who finds at its start that it is stale has none."""
-    posted: queue.SimpleQueue[Report] = queue.SimpleQueue()
-    monkeypatch.setattr(reporter, "post_report", lambda _, body: posted.put(Report.from_json(body)))
-    root = Root(region)
-    claim = root.session().claim_root(ClaimRequest()).claim
-    root.session().claim_root(ClaimRequest())
-    opening = replace(root.opening(claim), report_target=TARGET)
-    session = Session(opening, lambda directive: None, patience=IMPATIENT)
-    with pytest.raises(FencedError):
-        session.resume_claim()
-    session.await_last_report(0)
-    assert "reporter" not in {thread.name for thread in threading.enumerate()}
-    assert posted.empty()
-
-
-def test_the_first_report_of_a_companion_that_follows_a_lost_one_says_how_the_training_is(
-    region: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    posted: queue.SimpleQueue[Report] = queue.SimpleQueue()
-
-    def post(target: ReportTarget, body: bytes) -> Directive:
-        posted.put(Report.from_json(body))
-        return Directive(report_interval_s=3600)
-
-    monkeypatch.setattr(reporter, "post_report", post)
-    root = Root(region)
-    first = root.session()
-    claim = first.claim_root(ClaimRequest()).claim
-    root.save(first, claim, 10)
-    session = Session(replace(root.opening(claim), report_target=TARGET), lambda directive: None)
-    session.resume_claim()
-    assert session.reporter is not None
-    session.reporter.update_state(TrainerState(phase=ReportPhase.TRAINING, step=12))
-    report = posted.get(timeout=30)
-    assert (report.phase, report.step, report.claim, report.tail) == (ReportPhase.TRAINING, 12, claim.slot, 1)
-    assert report.head is not None
-    assert report.head.step == 10

@@ -10,15 +10,10 @@ import pytest
 from stepkeeper.checkpoint import SaveOrder, Structure, ValueOrder
 from stepkeeper.companion.messages import (
     ClaimRequest,
-    CommitRequest,
     OpenRequest,
-    UploadRequest,
-    VoidRequest,
     WriteRequest,
 )
 from stepkeeper.companion.session import Session
-from stepkeeper.errors import CompanionError
-from stepkeeper.storage.memory import named_bucket
 from stepkeeper.tier import TierPlace
 from stepkeeper_testing.checkpoints import write_request
 
@@ -31,13 +26,6 @@ def region() -> Iterator[int]:
     os.write(fd, DATA)
     yield fd
     os.close(fd)
-
-
-def session_at(disk: Path | None, name: str) -> Session:
-    tier = None if disk is None else TierPlace(folder=str(disk))
-    return Session(
-        OpenRequest(rank=0, world_size=1, uri=f"memory://{name}", tier=tier), lambda directive: None
-    )
 
 
 def write_of(session: Session, step: int) -> WriteRequest:
@@ -55,26 +43,10 @@ def write_of(session: Session, step: int) -> WriteRequest:
     )
 
 
-def test_what_was_staged_is_uploaded_without_the_region_and_committed(tmp_path: Path, region: int) -> None:
-    name = secrets.token_hex(4)
-    session = session_at(tmp_path, name)
-    body = write_of(session, 1)
-    folder = body.folder
-    assert session.shares.stage_share(body, region).held
-    os.ftruncate(region, 0)
-    assert not [path for path in named_bucket(name).objects if path.startswith(folder)]
-    written = session.shares.upload_share(UploadRequest(folder=folder))
-    assert written.size_bytes == len(DATA)
-    assert named_bucket(name).objects[f"{folder}/__0_0.distcp"] == DATA
-    committed, _ = session.commit_save(CommitRequest(folder=folder, others=(), duration_millis=1))
-    assert committed.record.folder == folder
-    with pytest.raises(CompanionError, match="nothing was staged"):
-        session.shares.upload_share(UploadRequest(folder=folder))
-
-
 def test_a_disk_that_takes_nothing_is_said_once_until_it_does_again(tmp_path: Path, region: int) -> None:
     disk = tmp_path / "ssd"
-    session = session_at(disk / "tier", secrets.token_hex(4))
+    tier, uri = TierPlace(folder=str(disk / "tier")), f"memory://{secrets.token_hex(4)}"
+    session = Session(OpenRequest(rank=0, world_size=1, uri=uri, tier=tier), lambda directive: None)
 
     def stage(step: int) -> tuple[bool, bool]:
         staged = session.shares.stage_share(write_of(session, step), region)
@@ -85,18 +57,3 @@ def test_a_disk_that_takes_nothing_is_said_once_until_it_does_again(tmp_path: Pa
     assert stage(3) == (True, False)
     disk.rename(tmp_path / "away")
     assert stage(4) == (False, True)
-
-
-def test_a_save_that_was_given_up_is_not_uploaded(tmp_path: Path, region: int) -> None:
-    session = session_at(tmp_path, secrets.token_hex(4))
-    body = write_of(session, 1)
-    assert session.shares.stage_share(body, region).held
-    session.void_save(VoidRequest(folder=body.folder, reason="another rank failed"))
-    with pytest.raises(CompanionError, match="nothing was staged"):
-        session.shares.upload_share(UploadRequest(folder=body.folder))
-
-
-def test_without_a_tier_nothing_is_staged(region: int) -> None:
-    session = session_at(None, secrets.token_hex(4))
-    with pytest.raises(CompanionError, match="no local tier"):
-        session.shares.stage_share(write_of(session, 1), region)

@@ -1,8 +1,6 @@
 """What is borne of a DataLoader whose workers end with the notice, with real workers and real signals."""
 
-import os
 import signal
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +10,6 @@ from torch.utils.data import DataLoader
 from stepkeeper.training.notices.data_loaders import (
     bearing_ends_of_children,
     interrupts_a_step,
-    is_end_of_workers,
 )
 
 
@@ -22,29 +19,6 @@ def signals_as_before() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def raise_error() -> None:
-    raise RuntimeError("the loss is no number")
-
-
-def fetch_without_workers() -> None:
-    data: Any = list(range(64))
-    batches: Any = iter(DataLoader(data, num_workers=1, multiprocessing_context="fork"))
-    next(batches)
-    os.kill(batches._workers[0].pid, signal.SIGTERM)
-    for _ in batches:
-        time.sleep(0.01)
-
-
-def test_a_worker_that_ends_is_told_from_other_errors() -> None:
-    with pytest.raises((RuntimeError, OSError, EOFError)) as ended:
-        fetch_without_workers()
-    assert is_end_of_workers(ended.value)
-    with pytest.raises(RuntimeError) as failed:
-        raise_error()
-    assert not is_end_of_workers(failed.value)
-    assert not is_end_of_workers(None)
 
 
 def test_a_rank_that_waits_for_a_batch_is_between_its_updates() -> None:

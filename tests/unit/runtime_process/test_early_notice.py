@@ -14,8 +14,6 @@ from pathlib import Path
 from stepkeeper_testing.pod import pod_identity
 from stepkeeper.training.notices.early_notice import heed_early_notices, leave_notices_to_manager
 from stepkeeper.training.notices.signals import signal_watcher
-from stepkeeper.training.notices.sigterm_cleanup import SigtermCleanup
-from stepkeeper.training.notices.sigterm_handler import _Action
 from stepkeeper.training.notices.watcher import NoticeWatcher
 
 folder = Path(sys.argv[1])
@@ -77,12 +75,6 @@ threading.Timer(0.5, {tell}).start()
     assert (word.code, word.notice, word.rank) == (75, notice, 1)
 
 
-def test_a_file_that_was_there_before_is_a_notice(tmp_path: Path) -> None:
-    (tmp_path / "notice").touch()
-    code, said = run(tmp_path, "heed_early_notices(pod, trigger)\nwait()")
-    assert code == 75, said
-
-
 @pytest.mark.parametrize("method", ["file", "sigterm"])
 def test_a_manager_takes_notices_over(tmp_path: Path, method: str) -> None:
     """The process isn't ended, and behind the manager it is as it was before all."""
@@ -111,34 +103,13 @@ tell()
     assert run(tmp_path, closes) == (-15, "")
 
 
-def test_a_manager_that_wants_no_notices_leaves_sigterm_to_the_system(tmp_path: Path) -> None:
-    wants_none = """
-heed_early_notices(pod, trigger)
-watcher = NoticeWatcher(None, lambda: None, Heard())
-watcher.start(signals=False)
-trigger.touch()
-time.sleep(0.5)
-assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-tell()
-"""
-    assert run(tmp_path, wants_none) == (-15, "")
-
-
 @pytest.mark.parametrize(
     "handle",
     [
         "heard = []; signal.signal(signal.SIGTERM, lambda *_: heard.append(1)); heed_early_notices(pod, trigger)",
         "heard = []; heed_early_notices(pod, trigger); signal.signal(signal.SIGTERM, lambda *_: heard.append(1))",
-        """
-heard = []
-heed_early_notices(pod, trigger)
-hear = ctypes.CFUNCTYPE(None, ctypes.c_int)(heard.append)
-theirs = _Action(handler=ctypes.cast(hear, ctypes.c_void_p))
-ctypes.CDLL(None).sigaction(signal.SIGTERM, ctypes.byref(theirs), None)
-signal_watcher.process_pending_signals()
-""",
     ],
-    ids=["before", "later", "in C"],
+    ids=["before", "later"],
 )
 def test_a_handler_of_the_program_decides(tmp_path: Path, handle: str) -> None:
     told = f"""
@@ -166,20 +137,3 @@ os.kill(worker, signal.SIGTERM)
 assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == -15
 """
     assert run(tmp_path, forks) == (0, "")
-
-
-def test_what_is_to_be_cleaned_up_before_sigterm_ends_the_process_is(tmp_path: Path) -> None:
-    cleans = """
-class Reader:
-    def clean_up(self):
-        os.write(1, b"cleaned\\n")
-
-heed_early_notices(pod, trigger)
-reader = Reader()
-SigtermCleanup(reader.clean_up, limit_s=10).start()
-cleanup = SigtermCleanup(reader.clean_up, limit_s=10)
-cleanup.start()
-tell()
-wait()
-"""
-    assert run(tmp_path, cleans) == (-15, "cleaned\n")

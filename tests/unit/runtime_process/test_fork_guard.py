@@ -78,18 +78,6 @@ def test_no_thread_forks_between_the_making_of_a_descriptor_and_its_being_known(
     os.close(writing)
 
 
-def test_a_thread_may_fork_while_it_holds_others_back_and_its_child_can_fork_and_hold_back_too() -> None:
-    """As a signal handler may that runs in between."""
-
-    def works() -> bool:
-        with forks_held_back():
-            return in_child(lambda: True)
-
-    with forks_held_back():
-        assert in_child(works)
-    assert works()
-
-
 def test_who_hangs_while_forks_are_held_back_does_not_hang_the_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -56,15 +56,6 @@ def test_a_rank_that_stands_still_in_a_save_is_missed_soon(clock: Clock) -> None
     assert GROUP_S < clock.now_s < 2 * GROUP_S
 
 
-def test_rank_0_is_missed_as_soon(clock: Clock) -> None:
-    """The store that still answers may be in another process than rank 0, as torchrun's is."""
-    first, last = two_ranks()
-    first.beat(0)
-    with pytest.raises(PeerLostError, match="rank 0 stands still"):
-        last.broadcast("save/3/outcome", None, 2 * VOTE_S)
-    assert clock.now_s < 2 * GROUP_S
-
-
 def looking(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
     """Have this done whenever a rank that waits looks at the beats."""
     read_beats = StoreRankGroup._read_beats
@@ -96,24 +87,6 @@ def test_a_rank_that_runs_and_moves_nothing_is_waited_for_until_the_limit(
     with pytest.raises(PeerLostError, match="it is lost or far behind"):
         first.gather("save/3/vote", {}, VOTE_S)
     assert 3 * VOTE_S < clock.now_s < 4 * VOTE_S
-
-
-def test_the_time_for_all_ranks_together_starts_again_with_progress_too(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = HashStore()
-    first, second, third = (StoreRankGroup(store, rank, 3) for rank in range(3))
-
-    def move_on() -> None:
-        if clock.now_s < 5.0:
-            second.beat(10)
-        elif clock.now_s < 5.5:
-            second.gather("save/3/vote", {"rank": 1}, 0)
-        else:
-            third.gather("save/3/vote", {"rank": 2}, 0)
-
-    looking(monkeypatch, move_on)
-    assert [vote["rank"] for vote in first.gather("save/3/vote", {"rank": 0}, 1.0)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("was_in_a_save", [True, False])

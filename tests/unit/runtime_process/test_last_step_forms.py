@@ -63,9 +63,7 @@ SEEN: dict[str, Form] = {
 }
 READ: dict[str, Form] = {
     "an object of one's own": lambda training: {"app": App(training.model, training.optimizer), "step": 3},
-    "an object alone": lambda training: App(training.model, training.optimizer),
     "a function": lambda training: lambda: {"model": training.model, "optimizer": training.optimizer},
-    "a function of state_dicts": lambda training: lambda: {"model": training.model.state_dict()},
 }
 """Forms whose tensors are known once they were saved."""
 
@@ -80,11 +78,6 @@ def by_copy_of_data(training: Training) -> None:
     """Copy as most libraries of averages do: torch counts no change of the parameter."""
     for mean, parameter in zip(training.average, training.model.parameters(), strict=True):
         parameter.data.copy_(mean)
-
-
-def by_another_storage(training: Training) -> None:
-    for mean, parameter in zip(training.average, training.model.parameters(), strict=True):
-        parameter.data = mean
 
 
 def last_step(state: Any) -> LastStep:
@@ -107,18 +100,6 @@ def test_an_average_in_the_place_of_the_weights_is_noticed(
     assert last.has_changed
 
 
-@pytest.mark.parametrize("form", ["objects", "nested"])
-def test_another_storage_is_noticed_where_the_state_has_it_too(form: str) -> None:
-    training = Training()
-    training.learn()
-    last = last_step(SEEN[form](training))
-    for parameter in training.model.parameters():
-        parameter.data = parameter.data.clone()
-    assert not last.has_changed, "it was moved away and back"
-    by_another_storage(training)
-    assert last.has_changed
-
-
 @pytest.mark.parametrize("swaps", [True, False])
 @pytest.mark.parametrize("form", READ.values(), ids=READ)
 def test_the_last_step_is_not_saved_with_an_average_for_weights(
@@ -135,47 +116,6 @@ def test_the_last_step_is_not_saved_with_an_average_for_weights(
     with CheckpointManager(tmp_path) as manager:
         assert manager.all_steps() == ([5] if swaps else [5, 7])
     assert any("step 7, the last one, isn't saved" in each for each in caplog.messages) == swaps
-
-
-@pytest.mark.parametrize(
-    "weight",
-    [
-        torch.ones(5, 3).t(),
-        torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last),
-        torch.ones(1000, dtype=torch.bfloat16),
-        torch.ones(3, dtype=torch.complex64),
-        torch.ones(()),
-        torch.ones(3, dtype=torch.bool),
-    ],
-    ids=["transposed", "channels last", "of many bytes", "complex", "of no dimension", "of bools"],
-)
-def test_weights_of_any_form_are_compared(weight: torch.Tensor) -> None:
-    last = last_step({"w": weight})
-    assert not last.has_changed
-    weight.data.zero_()
-    assert last.has_changed
-
-
-def test_a_function_that_nothing_has_called_is_as_it_was() -> None:
-    assert not last_step(lambda: {"n": 1}).has_changed
-
-
-def test_a_state_that_holds_itself_or_very_much_is_looked_at_in_part() -> None:
-    state: dict[str, Any] = {f"t{number}": torch.zeros(1) for number in range(10_000)}
-    state["self"] = state
-    state["log"] = [{"step": number} for number in range(10_000)]
-    last = last_step(state)
-    assert 4 <= len(last._marks) <= 32
-    state["t0"] += 1
-    assert last.has_changed
-
-
-def test_only_small_tensors_are_held_after_a_save() -> None:
-    last = LastStep()
-    followed = last.follow_save(SaveRequest(step=1, state=dict))
-    assert followed.on_tensors is not None
-    followed.on_tensors({"large": torch.zeros(5 << 18), "small": torch.zeros(4)})
-    assert [each.numel() for each in last._read] == [4]
 
 
 def test_weights_of_inference_mode_and_without_memory_are_no_obstacle() -> None:

@@ -29,10 +29,7 @@ def test_paths_and_numbers_may_be_of_any_library(tmp_path: Path) -> None:
         ((2.5,), TypeError),
         (("10",), TypeError),
         ((0,), ValueError),
-        ((np.int64(0),), ValueError),
-        ((10, 1.5), TypeError),
         ((10, -1), ValueError),
-        ((10, 0, 0), ValueError),
         ((10, 0, 0.5), TypeError),
     ],
 )
@@ -47,8 +44,6 @@ def test_what_is_no_number_of_steps_is_refused_at_once(
     ("path", "whole"),
     [
         (Path("gs://bucket/run"), "gs://bucket/run"),
-        (Path("s3://bucket"), "s3://bucket"),
-        (Path("file:///disk/run"), "file:///disk/run"),
         ("gs:/bucket/run", "gs://bucket/run"),
     ],
 )

@@ -1,29 +1,22 @@
 """Told to stop at a step that is in a save already, all ranks begin another one or none does."""
 
-import errno
 import threading
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import cast
 
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
-from typing_extensions import override
 
-from stepkeeper.companion.messages import Committed
-from stepkeeper.companion.progress import Progress
-from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import SoloRankGroup, StoreRankGroup
 from stepkeeper.coordination.root_check import RootProof
-from stepkeeper.errors import CompanionLostError, StorageError
 from stepkeeper.policy.save import SaveCost
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.report import SaveState
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
-from stepkeeper.storage.memory import MemoryStore
 from stepkeeper.training.stop_save import StandingSave, StopSave, choose_another_save, choose_stop_save
+from stepkeeper_testing.saves import saver_with
 
 WORLD_SIZE = 3
 
@@ -47,9 +40,7 @@ def ranks_in(states: list[SaveState]) -> list[Saver]:
     ranks = []
     for rank, state in enumerate(states):
         rank_group = StoreRankGroup(store, rank, len(states))
-        saves = Saver(
-            MemoryStore(), cast(Companion, None), rank_group, Progress(lambda _state: None), max_pending=1
-        )
+        saves = saver_with(rank_group=rank_group)
         saves._newest_save = InFlight(7)
         saves._newest_save.state = state
         ranks.append(saves)
@@ -148,34 +139,6 @@ def test_what_failed_is_saved_once_more_where_time_is_left(
     assert choose_another_save([failed, replace(failed, left_s=60.0)], cost_s).starts is starts
 
 
-def test_all_ranks_save_once_more_what_has_failed_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[Saver] = []
-
-    def fail_once(saves: Saver, request: SaveRequest, _timeout_s: float) -> None:
-        save = saves._newest_save = InFlight(request.step)
-        save.state = SaveState.COMMITTED if saves in begun else SaveState.FAILED
-        if saves in begun:
-            save.future.set_result(cast(Committed, None))
-        else:
-            save.future.set_exception(CompanionLostError("killed"))
-        begun.append(saves)
-
-    monkeypatch.setattr(Saver, "start_save", fail_once)
-    ranks = ranks_in([SaveState.FAILED] * WORLD_SIZE)
-
-    def stop(saves: Saver) -> None:
-        save = StopSave(saves, saves._rank_group)
-        save.start(SaveRequest(step=8, state={}), 60)
-        save.wait(60)
-
-    with ThreadPoolExecutor(WORLD_SIZE) as threads:
-        for done in [threads.submit(stop, each) for each in ranks]:
-            done.result(60)
-    assert Counter(begun) == dict.fromkeys(ranks, 2)
-    for each in ranks:
-        each.close()
-
-
 def test_where_a_rank_does_not_answer_none_begins_alone(begun: list[Saver]) -> None:
     ranks = ranks_in([SaveState.FAILED, SaveState.FAILED])
     notice(ranks[1:], 7, 0.1)
@@ -195,10 +158,8 @@ class Proof:
 
 
 def test_a_root_that_gives_no_answer_does_not_take_the_grace_period(caplog: pytest.LogCaptureFixture) -> None:
-    rank_group, answer = SoloRankGroup(), threading.Event()
-    saves = Saver(
-        MemoryStore(), cast(Companion, None), rank_group, Progress(lambda _state: None), max_pending=1
-    )
+    answer = threading.Event()
+    saves = saver_with()
     saves._root_proving._proof = cast(RootProof, Proof(answer))
     late = threading.Timer(3, answer.set)
     late.start()
@@ -208,45 +169,4 @@ def test_a_root_that_gives_no_answer_does_not_take_the_grace_period(caplog: pyte
     answer.set()
     assert saves.newest_save is None
     assert "another rank gave no answer for 0.1 s" in caplog.text
-    saves.close()
-
-
-def test_why_the_root_is_none_is_said_where_there_is_a_limit_too(caplog: pytest.LogCaptureFixture) -> None:
-    class Refused(Proof):
-        @override
-        def make(self) -> None:
-            raise StorageError("no such bucket")
-
-    saves = Saver(
-        MemoryStore(), cast(Companion, None), SoloRankGroup(), Progress(lambda _state: None), max_pending=1
-    )
-    saves._root_proving._proof = cast(RootProof, Refused(threading.Event()))
-    StopSave(saves, SoloRankGroup()).start(SaveRequest(step=1, state={"step": 1}), 30)
-    assert "no such bucket" in caplog.text
-    saves.close()
-
-
-def test_what_the_root_says_is_raised_as_it_is_where_there_is_no_limit() -> None:
-    class TimedOut(Proof):
-        @override
-        def make(self) -> None:
-            raise TimeoutError(errno.ETIMEDOUT, "the mount gives no answer")
-
-    saves = Saver(
-        MemoryStore(), cast(Companion, None), SoloRankGroup(), Progress(lambda _state: None), max_pending=1
-    )
-    saves._root_proving._proof = cast(RootProof, TimedOut(threading.Event()))
-    with pytest.raises(TimeoutError, match="the mount gives no answer"):
-        saves.await_saves_and_prove_root()
-    saves.close()
-
-
-def test_a_root_that_was_proven_takes_no_time_where_none_is_left() -> None:
-    saves = Saver(
-        MemoryStore(), cast(Companion, None), SoloRankGroup(), Progress(lambda _state: None), max_pending=1
-    )
-    proof = Proof(threading.Event())
-    proof.made = True
-    saves._root_proving._proof = cast(RootProof, proof)
-    saves._root_proving.prove(0.0)
     saves.close()

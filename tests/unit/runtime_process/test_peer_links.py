@@ -2,7 +2,6 @@
 
 import os
 import queue
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +9,6 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch d
 
 from stepkeeper.coordination.peer_links import PeerLinks, neighbours
 from stepkeeper.coordination.rank_group import StoreRankGroup
-from stepkeeper.coordination.step_agreement import StepAgreement
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import FencedError, PeerLostError
 
@@ -76,18 +74,6 @@ def test_a_forked_worker_does_not_hide_that_its_trainer_was_killed() -> None:
         first.close(bye=True)
 
 
-def test_a_rank_that_ends_before_it_is_connected_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    (first, last), _ = rank_groups(monkeypatch)
-    monkeypatch.setattr("stepkeeper.coordination.step_agreement._ROUND_TIMEOUT_S", 0.05)
-    agreement = StepAgreement(first)
-    agreement.start()
-    last.gather("agreement/met", {}, 30)
-    agreement._thread.join(30)
-    with pytest.raises(PeerLostError, match=r"rank 0 waited .* for rank 1 \(agreement/linked/1\)"):
-        agreement.pass_step(1)
-    agreement.close(30)
-
-
 def rank_groups(monkeypatch: pytest.MonkeyPatch) -> tuple[list[StoreRankGroup], list[Waits]]:
     monkeypatch.setattr("stepkeeper.coordination.store_rank_group._LOOK_S", 0)
     store, waits = HashStore(), [Waits(), Waits()]
@@ -129,15 +115,3 @@ def test_a_forked_child_that_ends_says_nothing_for_its_parents_rank(monkeypatch:
         first.announce_leave(ValueError("a bug of the worker"), 1.0)
         os._exit(0 if first.read_proposal("lost") is None else 1)
     assert os.waitpid(child, 0)[1] == 0
-
-
-def test_a_last_word_is_said_where_the_interpreter_starts_no_thread_any_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    store = HashStore()
-    StoreRankGroup(store, 1, 2).announce_leave(None, 1.0)
-    assert store.num_keys() == 1

@@ -2,27 +2,22 @@
 
 import asyncio
 import gc
-import hashlib
 import os
 import select
 import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
 from stepkeeper import CheckpointManager, loggers
 from stepkeeper.training.notices import watcher as module
 from stepkeeper.training.notices.signals import SignalWatcher
-from stepkeeper.training.notices.sigterm_handler import SigtermHandler
 from stepkeeper.training.notices.watcher import Notice, NoticeWatcher
 
 
@@ -91,17 +86,6 @@ def test_who_watched_the_wakeup_before_still_gets_it(heard: Heard) -> None:
     os.close(write_fd)
 
 
-def test_without_a_notice_signals_are_given_back(heard: Heard) -> None:
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, before)
-    watcher = NoticeWatcher(None, lambda: None, heard)
-    watcher.start(signals=True)
-    assert signal.getsignal(signal.SIGTERM) != before
-    watcher.close()
-    assert signal.getsignal(signal.SIGTERM) == before
-    assert signal.set_wakeup_fd(-1) == -1
-
-
 def test_a_file_is_a_notice_and_the_first_notice_counts(heard: Heard, tmp_path: Path) -> None:
     trigger = tmp_path / "notice"
     watcher = NoticeWatcher(trigger, lambda: None, heard)
@@ -148,40 +132,6 @@ def test_sigterm_is_heard_after_an_event_loop_has_taken_the_wakeup(heard: Heard)
     watcher.close()
 
 
-def test_the_handler_before_does_not_end_the_process(heard: Heard, caplog: pytest.LogCaptureFixture) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    watcher = NoticeWatcher(None, lambda: None, heard)
-    watcher.start(signals=True)
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert heard.any.wait(60)
-    watcher.close()
-    assert "exit code 0" in caplog.text
-
-
-def open_fds() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def test_all_watchers_share_a_thread_and_hear_the_same_signal() -> None:
-    threads, fds = threading.active_count(), open_fds()
-    all_heard = [Heard() for _ in range(50)]
-    watchers = [NoticeWatcher(None, lambda: None, each) for each in all_heard]
-    for watcher in watchers[:-1]:
-        watcher.start(signals=True)
-    assert threading.active_count() - threads <= 1
-    assert open_fds() - fds <= 2
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert all(each.any.wait(60) for each in all_heard[:-1])
-    assert not all_heard[-1].notices
-    watchers[-1].start(signals=True)
-    assert all_heard[-1].any.wait(60), "it was there when the signal came, and begins to train now"
-    late = NoticeWatcher(None, lambda: None, Heard())
-    late.start(signals=True)
-    assert late.read_notice() is None, "it was made after the signal"
-    for watcher in (*watchers, late):
-        watcher.close()
-
-
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_behind_the_last_watcher_sigterm_is_what_it_was(heard: Heard, is_closed: bool) -> None:
     called: list[int] = []
@@ -204,39 +154,6 @@ def test_behind_the_last_watcher_sigterm_is_what_it_was(heard: Heard, is_closed:
     os.kill(os.getpid(), signal.SIGTERM)
     assert called == [signal.SIGTERM]
     assert not heard.notices
-
-
-def test_a_watcher_that_was_dropped_keeps_no_process_alive() -> None:
-    script = (
-        "import gc, os, signal, threading\n"
-        "from stepkeeper.training.notices.watcher import NoticeWatcher\n"
-        "watcher = NoticeWatcher(None, lambda: None, lambda notice: None)\n"
-        "watcher.start(signals=True)\n"
-        "del watcher\n"
-        "gc.collect()\n"
-        "os.kill(os.getpid(), signal.SIGTERM)\n"
-        "threading.Event().wait(10)\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
-    assert ended.returncode == -signal.SIGTERM
-
-
-def test_a_handler_that_is_uninstalled_meanwhile_takes_nothing_back() -> None:
-    taken: list[str] = []
-    watcher = SignalWatcher()
-    watcher._handler = cast(SigtermHandler, SimpleNamespace(take_back=lambda: taken.append("SIGTERM")))
-
-    class Late:
-        """The watcher's lock, which this thread gets when the main thread has uninstalled the handler."""
-
-        def __enter__(self) -> None:
-            watcher._handler = None
-
-        def __exit__(self, *_: object) -> None: ...
-
-    watcher._lock = cast(Any, Late())
-    watcher._take_back_sigterm()
-    assert taken == []
 
 
 _TAKES_SIGTERM = """
@@ -266,20 +183,6 @@ def test_sigterm_is_taken_back_from_code_in_c_that_would_end_the_process() -> No
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("only the training hears of it") == 1
-
-
-def test_nothing_is_called_behind_the_end() -> None:
-    ticked = threading.Event()
-    watcher = NoticeWatcher(None, ticked.set, Heard())
-    watcher.start(signals=False)
-    assert ticked.wait(60)
-    other = NoticeWatcher(None, lambda: None, Heard())
-    other.start(signals=False)
-    watcher.close()
-    ticked.clear()
-    assert other.read_notice() is None
-    assert not ticked.is_set()
-    other.close()
 
 
 def test_who_began_in_another_thread_has_sigterm_from_the_first_call_in_the_main_one(
@@ -312,39 +215,6 @@ def test_a_notice_of_one_that_has_ended_is_the_next_ones_too(heard: Heard) -> No
     assert second.read_notice() == notice, "the grace period began when the signal came"
     second.close()
     assert len(heard.notices) == 1
-
-
-@pytest.mark.parametrize("told_before", [False, True])
-def test_the_next_ones_grace_period_began_with_the_signal_however_late_its_handler_ran(
-    told_before: bool, heard: Heard
-) -> None:
-    first = NoticeWatcher(None, lambda: None, Heard())
-    first.start(signals=True)
-    if told_before:
-        # As preStop does.
-        first.record_notice("file")
-    killed_s: list[float] = []
-
-    def kill() -> None:
-        killed_s.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    killer = threading.Timer(0.05, kill)
-    killer.start()
-    # As in a long compilation: the interpreter's other threads go on, and no handler runs.
-    hashlib.pbkdf2_hmac("sha256", b"", b"", 3_000_000)
-    handled_s = time.monotonic()
-    killer.join()
-    first.read_notice()
-    first.close()
-    second = NoticeWatcher(None, lambda: None, heard)
-    second.start(signals=True)
-    found = second.read_notice()
-    assert found is not None
-    assert found.source == "sigterm"
-    # The handler ran as soon as the main thread could, which is before `handled_s`.
-    assert killed_s[0] <= found.monotonic_s < (killed_s[0] + handled_s) / 2
-    second.close()
 
 
 _ENDS_SLOWLY = """

@@ -21,10 +21,3 @@ def test_no_torch_is_loaded(statement: str) -> None:
         [sys.executable, "-c", f"{statement}; {check}"], stderr=subprocess.PIPE, check=False
     )
     assert done.stderr.strip() in (b"", b"''"), done.stderr
-
-
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
-    import stepkeeper
-
-    with pytest.raises(AttributeError, match="no_such_name"):
-        _ = stepkeeper.no_such_name

@@ -16,17 +16,6 @@ from stepkeeper.contract.report import MAX_METRICS, REPORT_LIMIT_BYTES
 from stepkeeper.contract.wire import decode, encode
 
 
-def test_a_finished_step_is_told_at_the_next_tick_and_once() -> None:
-    told: list[TrainerState] = []
-    progress = Progress(told.append)
-    progress.record_step(4, {"loss": 0.5})
-    assert not told
-    progress.send_latest_step()
-    progress.send_latest_step()
-    assert [(state.step, state.metrics) for state in told] == [(4, {"loss": "0.5"})]
-    assert progress.step == 4
-
-
 def test_news_are_told_at_once_and_carry_the_last_step() -> None:
     told: list[TrainerState] = []
     progress = Progress(told.append)
@@ -39,27 +28,6 @@ def test_news_are_told_at_once_and_carry_the_last_step() -> None:
     assert last.error is not None
     assert len(last.error) == 2000
     assert [b.is_urgent_after(a) for a, b in pairwise(told)] == [True, True]
-
-
-def test_who_finishes_a_step_trains_also_without_a_restore() -> None:
-    told: list[TrainerState] = []
-    progress = Progress(told.append)
-    progress.set_error(None)
-    progress.record_step(1, None)
-    progress.send_latest_step()
-    progress.set_phase(ReportPhase.RESTORING)
-    starting, training, restoring = (state.phase for state in told)
-    assert starting is ReportPhase.STARTING
-    assert training is ReportPhase.TRAINING
-    assert restoring is ReportPhase.RESTORING
-
-
-def test_a_report_is_not_refused_for_too_many_metrics() -> None:
-    told: list[TrainerState] = []
-    progress = Progress(told.append)
-    progress.record_step(1, {f"metric-{i}": i for i in range(100)})
-    progress.send_latest_step()
-    assert len(told[0].metrics) == MAX_METRICS
 
 
 class Unreadable(float):

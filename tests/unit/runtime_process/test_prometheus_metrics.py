@@ -2,8 +2,7 @@
 
 from typing import cast
 
-import pytest
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 
 from stepkeeper import CheckpointManager
 from stepkeeper.prometheus import export
@@ -45,29 +44,3 @@ def test_a_save_that_failed_is_counted_as_that_and_its_stall_only() -> None:
     assert value("stepkeeper_committed_step") == 3
     assert value("stepkeeper_save_stall_seconds_count") == 4
     assert [value(f"stepkeeper_save_{part}_seconds_count") for part in PARTS] == [2] * len(PARTS)
-
-
-def test_another_manager_is_exported_once_the_first_is_no_more() -> None:
-    first, second, registry = SaveHooks(), SaveHooks(), CollectorRegistry()
-    end = export(manager_with(first), registry)
-    tell(first, report(1), report(2))
-    with pytest.raises(ValueError, match="Duplicated"):
-        export(manager_with(second), registry)
-    end()
-    end()
-    assert list(registry.collect()) == []
-    export(manager_with(second), registry)
-    tell(first, report(3))
-    tell(second, report(9))
-    assert registry.get_sample_value("stepkeeper_saves_total", {"outcome": "committed"}) == 1
-    assert registry.get_sample_value("stepkeeper_committed_step") == 9
-
-
-def test_a_name_that_is_taken_leaves_the_registry_as_it_was() -> None:
-    registry = CollectorRegistry()
-    theirs = Gauge("stepkeeper_committed_step", "Somebody else's.", registry=registry)
-    with pytest.raises(ValueError, match="committed_step"):
-        export(manager_with(SaveHooks()), registry)
-    assert [metric.name for metric in registry.collect()] == ["stepkeeper_committed_step"]
-    registry.unregister(theirs)
-    export(manager_with(SaveHooks()), registry)

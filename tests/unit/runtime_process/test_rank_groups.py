@@ -56,13 +56,6 @@ def test_a_group_is_the_same_to_all_its_ranks_whatever_others_they_are_in(proces
     assert theirs.read_proposal("name") == {"of": "all"}
 
 
-def test_two_rank_groups_of_the_same_ranks_are_two(processes: Processes) -> None:
-    processes.enter()
-    first, second = (processes.rank_group_of([0, 1], 0) for _ in range(2))
-    first.propose("name", {"of": "first"})
-    assert second.read_proposal("name") is None
-
-
 def test_what_was_gathered_is_kept_nowhere() -> None:
     store = HashStore()
     first, second = (StoreRankGroup(store, rank, 2) for rank in range(2))
@@ -99,24 +92,6 @@ def test_rank_0_stays_until_all_have_read_what_it_said(monkeypatch: pytest.Monke
     first.leave(60.0)
     assert unread == []
     assert store.num_keys() == 0
-
-
-def test_rank_0_does_not_stay_for_a_rank_that_reads_no_more() -> None:
-    rank_group = StoreRankGroup(HashStore(), 0, 2)
-    rank_group.broadcast("all-done", {"ranks": 2}, 1.0)
-    rank_group.leave(0.0)
-
-
-def test_what_was_read_counts_though_the_store_went_with_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = HashStore()
-    first, second = (StoreRankGroup(store, rank, 2) for rank in range(2))
-    first.broadcast("all-done", {"ranks": 2}, 1.0)
-
-    def gone(*_: object) -> int:
-        raise RuntimeError("Connection reset by peer")
-
-    monkeypatch.setattr(HashStore, "add", gone)
-    assert second.broadcast("all-done", None, 1.0) == {"ranks": 2}
 
 
 def test_who_waits_for_a_rank_hears_which_one_was_lost_first(

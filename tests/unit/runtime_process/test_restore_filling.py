@@ -1,6 +1,5 @@
 """Test that what goes into a state comes from one commit, and from what this rank itself knows of the store."""
 
-import threading
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -11,9 +10,7 @@ from stepkeeper.checkpoint import BlockReader
 from stepkeeper.checkpoint.blocks import Block, BlockTable
 from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.coordination.rank_group import RankGroup
-from stepkeeper.coordination.waits import Waits
-from stepkeeper.errors import NoticeDeadlineError, PeerLostError, RestoreError, TornCheckpointError
-from stepkeeper.restore import filling as filling_module
+from stepkeeper.errors import PeerLostError, RestoreError, TornCheckpointError
 from stepkeeper.restore.filling import Filling
 from stepkeeper.restore.fit import check_refilled
 from stepkeeper.restore.peers.exchange import Exchange
@@ -45,55 +42,6 @@ def test_what_comes_after_the_end_changes_nothing() -> None:
         filling.run({})
     filling.put_bytes(0, 2, np.array([7, 7], dtype=np.uint8))
     assert place.memory.tolist() == [7, 7, 0, 0]
-
-
-def test_a_store_that_is_stuck_is_left_with_the_notice_and_changes_nothing_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(filling_module, "_LOOK_S", 0.001)
-    free, threads = threading.Event(), list[threading.Thread]()
-
-    class Stuck:
-        def read_block(self, path: str, index: int) -> bytes:
-            threads.append(threading.current_thread())
-            free.wait(10)
-            return bytes([7, 7, 7, 7])
-
-    place, waits = Place(), Waits()
-    waits.notice_left_s = lambda _since_s: 0.0 if threads else None
-    places = Places(pieces=cast(Any, (place,)), values={}, by_block=cast(Any, {0: (place,)}))
-    table = BlockTable(blocks=(Block(number=0, path="a", index=0, size_bytes=4),), first_numbers={"a": 0})
-    with pytest.raises(NoticeDeadlineError):
-        Filling(cast(BlockReader, Stuck()), table, places, waits=waits).run({0: ()})
-    assert threads[0].daemon, "the interpreter doesn't wait for it"
-    free.set()
-    threads[0].join(60)
-    assert place.memory.tolist() == [0, 0, 0, 0]
-
-
-def test_a_restore_that_never_waits_for_a_block_ends_with_the_notices_time_too() -> None:
-    left_s, numbers = [3.0, 2.0, 0.0], range(8)
-
-    class Fast:
-        def read_block(self, path: str, index: int) -> bytes:
-            del path, index
-            return bytes([7, 7, 7, 7])
-
-    waits = Waits()
-    waits.notice_left_s = lambda _since_s: left_s.pop(0)
-    tensors = [Place() for _ in numbers]
-    places = Places(
-        pieces=cast(Any, tuple(tensors)),
-        values={},
-        by_block=cast(Any, {number: (tensors[number],) for number in numbers}),
-    )
-    table = BlockTable(
-        blocks=tuple(Block(number=number, path=f"{number}", index=0, size_bytes=4) for number in numbers),
-        first_numbers={f"{number}": number for number in numbers},
-    )
-    with pytest.raises(NoticeDeadlineError):
-        Filling(cast(BlockReader, Fast()), table, places, waits=waits).run(dict.fromkeys(numbers, ()))
-    assert left_s == []
 
 
 class SecondRank:

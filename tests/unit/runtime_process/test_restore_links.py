@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from stepkeeper.errors import PeerLostError
-from stepkeeper.links import handshake as wire
-from stepkeeper.links.joining import addresses_of_host
 from stepkeeper.restore.peers.frames import FRAME_BYTES, Kind, receive_frame, send_frame
 from stepkeeper.restore.peers.links import Links, PeerStoppedError
 from stepkeeper.restore.placing import Bytes
@@ -25,25 +23,6 @@ def _pair() -> Iterator[Pair]:
         yield one, other
 
 
-def test_a_frame_arrives(pair: Pair) -> None:
-    send_frame(pair[0], Kind.BLOCK, 7, 2**40, memoryview(b"elements"))
-    send_frame(pair[0], Kind.BYE)
-    buffer = bytearray(FRAME_BYTES)
-    frame = receive_frame(pair[1], buffer)
-    assert frame is not None
-    assert (frame.kind, frame.number, frame.first, frame.data.tobytes()) == (
-        Kind.BLOCK,
-        7,
-        2**40,
-        b"elements",
-    )
-    frame = receive_frame(pair[1], buffer)
-    assert frame is not None
-    assert frame.kind is Kind.BYE
-    pair[0].close()
-    assert receive_frame(pair[1], buffer) is None
-
-
 @pytest.mark.parametrize(
     "place", [-3, 0, 1, 9, 17, 21], ids=["data", "kind", "number", "first", "length", "checksum"]
 )
@@ -54,12 +33,6 @@ def test_what_changes_on_the_way_is_refused_bytes_and_where_they_belong(pair: Pa
     pair[0].sendall(sent + bytes(8))
     with pytest.raises(ConnectionError, match="changed on the way"):
         receive_frame(pair[1], bytearray(FRAME_BYTES))
-
-
-def test_no_frame_is_longer_than_the_buffer(pair: Pair) -> None:
-    send_frame(pair[0], Kind.BLOCK, 0, 0, b"12345")
-    with pytest.raises(ConnectionError, match="frame of 5 bytes"):
-        receive_frame(pair[1], bytearray(4))
 
 
 def linked(secrets: tuple[bytes, bytes]) -> tuple[Links, Links]:
@@ -97,32 +70,6 @@ def test_another_rank_at_the_port_that_one_is_said_to_have_is_not_taken_for_it()
         each.close()
 
 
-def test_a_call_that_is_given_up_is_no_lost_rank() -> None:
-    """It was answered, and the answer came too late: the caller is on its way over another connection."""
-    lost: Queue[int] = Queue()
-
-    def note(rank: int, why: str) -> Exception:
-        lost.put(rank)
-        return PeerLostError(f"rank {rank} is lost: {why}")
-
-    first, second = Links(0, note), Links(1, note)
-    first.start(b"s" * 32, relayed_to=())
-    second.start(b"s" * 32, relayed_to=())
-    with socket.create_connection(("127.0.0.1", first.port)) as sock:
-        sock.sendall(wire._GREETING.pack(wire._MAGIC, 1, bytes(16)))  # what `call` does, up to its end
-        answer = wire._exactly(sock, 48)
-        sock.sendall(wire._proof(b"s" * 32, b"caller", 1, answer[:16]))
-        assert sock.recv(1) == b"\1"
-    second.connect_to((0,), [{"hosts": ["127.0.0.1"], "port": first.port}])
-    first.await_peers((1,))
-    heard = Heard(first)
-    second.send_block(0, 3, np.zeros(5, dtype=np.uint8))
-    second.close()
-    first.close()
-    assert lost.empty()
-    assert heard.failures.empty()
-
-
 class Heard:
     """Record what came to one of them."""
 
@@ -154,24 +101,6 @@ def test_manifests_and_blocks_arrive_whole_and_then_what_failed() -> None:
         each.close()
 
 
-def test_who_waits_for_manifests_behind_another_rank_hears_why_none_come() -> None:
-    links = [Links(rank, lambda lost, why: PeerLostError(f"rank {lost} is lost: {why}")) for rank in range(3)]
-    addresses = [{"hosts": ["127.0.0.1"], "port": each.port} for each in links]
-    for rank, below in enumerate(((1,), (2,), ())):
-        links[rank].start(b"s" * 32, relayed_to=below)
-    for rank in (1, 2):
-        links[rank].connect_to((rank - 1,), addresses)
-        links[rank - 1].await_peers((rank,))
-    with ThreadPoolExecutor(2) as threads:
-        waiting = [threads.submit(each.receive_manifests, 60) for each in links[1:]]
-        links[0].announce_failure(ValueError("the manifest is torn"))
-        for answer in waiting:
-            with pytest.raises(PeerStoppedError, match="rank 0: the manifest is torn"):
-                answer.result(30)
-    for each in links:
-        each.close()
-
-
 def test_who_leaves_without_a_word_is_lost_and_who_says_so_is_not() -> None:
     first, second = linked((b"s" * 32, b"s" * 32))
     heard = Heard(first), Heard(second)
@@ -188,8 +117,3 @@ def test_who_leaves_without_a_word_is_lost_and_who_says_so_is_not() -> None:
     first.close()
     second.close()
     assert all(each.failures.empty() for each in heard)
-
-
-def test_a_host_has_at_least_the_address_that_its_own_processes_use() -> None:
-    assert addresses_of_host(None)[-1] == "127.0.0.1"
-    assert "127.0.0.1" in addresses_of_host("localhost")[:2]

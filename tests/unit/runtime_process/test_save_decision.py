@@ -1,10 +1,6 @@
 """Test what is decided after a step, however often that is asked."""
 
-import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
-from types import SimpleNamespace
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,13 +10,8 @@ from stepkeeper.coordination.rank_group import SoloRankGroup, StoreRankGroup
 from stepkeeper.policy.save import (
     AnyOf,
     Continuous,
-    Disruptions,
     EveryNSteps,
-    EverySeconds,
-    Moment,
     OnPreemption,
-    SaveCost,
-    SavePolicy,
 )
 from stepkeeper.training.save_decision import SaveConditions, SaveDecider
 
@@ -38,12 +29,6 @@ def test_a_save_that_was_asked_for_is_due_at_its_step_until_it_is_begun() -> Non
     decider.on_save_started()
     decider.request_save("request-1")
     assert [asked(decider, 2), asked(decider, 3)] == [False, False]
-
-
-def test_a_save_that_was_asked_for_is_not_due_at_a_later_step() -> None:
-    decider = SaveDecider(EveryNSteps(1000), SoloRankGroup())
-    decider.request_save("request-1")
-    assert [asked(decider, 2), asked(decider, 3)] == [True, False]
 
 
 @pytest.mark.timeout(120)
@@ -66,43 +51,6 @@ def test_what_several_hosts_ask_for_one_after_the_other_is_one_save() -> None:
         decider.close(5.0)
 
 
-def test_a_save_may_still_be_asked_for_where_the_stop_is_not_heeded() -> None:
-    decider = SaveDecider(EveryNSteps(1000), SoloRankGroup())
-    decider.request_stop()
-    assert decider.should_stop_at(4)
-    decider.request_save("request-1")
-    assert asked(decider, 5)
-    assert decider.stop_step == 4
-
-
-def test_rank_0_alone_goes_by_what_it_sees() -> None:
-    saving = True
-    decider = SaveDecider(Continuous(), SoloRankGroup(), lambda: SaveConditions(saving=saving))
-    assert not asked(decider, 1)
-    saving = False
-    assert [asked(decider, 2), asked(decider, 2), asked(decider, 3)] == [True] * 3
-
-
-def test_the_policy_is_told_all_that_is_known() -> None:
-    told: list[Moment] = []
-
-    class Noting:
-        def due(self, moment: Moment) -> bool:
-            told.append(moment)
-            return False
-
-    cost, disruptions = SaveCost(stall_s=1.0, duration_s=2.0), Disruptions(count=3, over_s=4.0)
-    decider = SaveDecider(
-        Noting(), SoloRankGroup(), lambda: SaveConditions(saving=False, cost=cost, disruptions=disruptions)
-    )
-    assert not asked(decider, 7)
-    known_by_all, known_by_one = told
-    assert known_by_all == Moment(step=7)
-    assert (known_by_one.step, known_by_one.saving) == (7, False)
-    assert (known_by_one.cost, known_by_one.disruptions) == (cost, disruptions)
-    assert known_by_one.since_save_s > 0
-
-
 def test_the_step_of_a_preemption_is_one_for_the_policy() -> None:
     stop = SaveDecider(AnyOf((EveryNSteps(1000), OnPreemption())), SoloRankGroup())
     assert [stop.is_save_due(7, stopping=True), stop.is_save_due(7)] == [True, False]
@@ -122,67 +70,6 @@ class TalkingRankGroup(StoreRankGroup):
     def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:  # type: ignore[explicit-override]  # Python 3.11 has none
         assert name.startswith(("round/", "agreement/")), "no other way to agree"
         return super().gather(name, value, timeout_s)
-
-
-class Trainings:
-    """Ranks as threads, each at most `lead` steps ahead of the last one. Rank 0's clock counts its own steps."""
-
-    def __init__(
-        self, policy: SavePolicy, world_size: int, lead: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        steps = self.steps = [0] * world_size
-        monkeypatch.setattr("stepkeeper.coordination.step_agreement._POLL_S", 0.001)
-        monkeypatch.setattr(
-            "stepkeeper.training.save_decision.time", SimpleNamespace(monotonic=lambda: steps[0])
-        )
-        store = HashStore()
-        self.saved: list[list[int]] = [[] for _ in range(world_size)]
-        self.lead = lead
-        self.moved = threading.Condition()
-        self.ranks = [
-            SaveDecider(policy, TalkingRankGroup(store, rank, world_size)) for rank in range(world_size)
-        ]
-        self.ranks[0]._read_conditions = lambda: SaveConditions(saving=False)
-
-    def run(self, enough: Callable[[list[int]], bool]) -> None:
-        """Until rank 0 has saved `enough`, and all have stopped at one step."""
-        with ThreadPoolExecutor(len(self.ranks)) as pool:
-            running = [pool.submit(self._train, rank, enough) for rank in range(len(self.ranks))]
-            for each in running:
-                each.result()
-        for decider in self.ranks:
-            decider.close(5.0)
-
-    def _train(self, rank: int, enough: Callable[[list[int]], bool]) -> None:
-        decider, saved = self.ranks[rank], self.saved[rank]
-        decider.start()
-        for step in range(1, 10**6):
-            with self.moved:
-                while step > min(self.steps) + self.lead:
-                    assert self.moved.wait(60), "a rank is stuck"
-                self.steps[rank] = step
-                self.moved.notify_all()
-            if decider.should_stop_at(step):
-                return
-            if decider.is_save_due(step):
-                saved.append(step)
-                decider.on_save_started()
-                if rank == 0 and enough(saved):
-                    decider.request_stop()
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(("after_s", "lead"), [(399, 1), (390, 3), (250, 1), (150, 3)])
-def test_ranks_save_the_same_steps_and_each_for_a_reason(
-    after_s: int, lead: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The steps come up in each rank by itself, the time in rank 0: what one has done, the other doesn't repeat."""
-    trainings = Trainings(AnyOf((EveryNSteps(400), EverySeconds(after_s))), 3, lead, monkeypatch)
-    trainings.run(lambda saved: sum(step % 400 != 0 for step in saved) >= 3 or len(saved) >= 60)
-    first, *others = trainings.saved
-    assert others == [first, first]
-    for before, step in pairwise((0, *first)):
-        assert step % 400 == 0 or step - before >= after_s, f"{step} is saved though {before} was"
 
 
 def agreed_on(decider: SaveDecider) -> bool:
@@ -220,32 +107,3 @@ def test_a_wish_that_a_save_has_overtaken_is_dropped_in_all_ranks() -> None:
         decider.on_save_started()
         assert not asked(decider, 104)
         decider.close(5.0)
-
-
-@pytest.mark.timeout(120)
-def test_what_the_operator_asked_for_is_saved_whatever_was_saved_before() -> None:
-    store, policy = HashStore(), EveryNSteps(100)
-    behind, ahead = (SaveDecider(policy, TalkingRankGroup(store, rank, 2)) for rank in range(2))
-    for decider in (behind, ahead):
-        decider.start()
-    assert asked(ahead, 100)
-    ahead.on_save_started()
-    behind.request_save("policy/0")
-    assert agreed_on(behind)
-    assert agreed_on(ahead)
-    assert asked(behind, 100)
-    behind.on_save_started()
-    for decider in (behind, ahead):
-        assert asked(decider, 101)
-        decider.close(5.0)
-
-
-def test_a_stop_that_is_asked_for_is_told_from_one_that_a_process_is_killed_for() -> None:
-    decider = SaveDecider(EveryNSteps(1000), SoloRankGroup())
-    assert decider.kills is None
-    decider.request_stop(asked=True)
-    assert [decider.kills, decider.should_stop_at(1), decider.kills] == [False, True, False]
-    killed = SaveDecider(EveryNSteps(1000), SoloRankGroup())
-    killed.request_stop(asked=True)
-    killed.request_stop()
-    assert [killed.kills, killed.should_stop_at(1), killed.kills] == [True, True, True]

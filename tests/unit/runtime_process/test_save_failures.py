@@ -1,9 +1,5 @@
 """A save that failed is said once: by its own result, or by the next call if nobody has asked for that."""
 
-import gc
-import sys
-import threading
-import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,24 +17,13 @@ from stepkeeper.errors import (
     SaveError,
     StepkeeperError,
 )
-from stepkeeper.log import CommitRecord
-from stepkeeper.log.records import ManifestRef
-from stepkeeper.save.failures import SaveFailures
 from stepkeeper.save.job import SaveJob
-from stepkeeper.save.persist import _choose_error
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.time_limits import TimeLimits
-from stepkeeper_planners.state.tree import flatten_state
+from stepkeeper_testing.saves import record_of
 
 STATE = {"step": 1}
-RECORD = CommitRecord(
-    slot=1,
-    step=1,
-    folder="1/x",
-    claim=0,
-    size_bytes=0,
-    manifest=ManifestRef(path="0", size_bytes=0, crc32c=0),
-)
+RECORD = record_of(1)
 
 
 class Ends(list[BaseException | None]):
@@ -62,17 +47,6 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
 @pytest.fixture
 def manager(tmp_path: Path) -> CheckpointManager:
     return CheckpointManager(str(tmp_path), 1)
-
-
-@pytest.mark.parametrize("error", [SaveError, CompanionLostError])
-def test_who_handles_a_failure_may_save_again(
-    manager: CheckpointManager, ends: Ends, error: type[StepkeeperError]
-) -> None:
-    ends += [error("no space"), None]
-    with pytest.raises(error, match="no space"):
-        manager.save(1, STATE)
-    assert manager.save(2, STATE)
-    manager.close()
 
 
 @pytest.mark.parametrize("error", [SaveError, CompanionLostError])
@@ -134,33 +108,6 @@ def test_of_several_ranks_one_that_asks_does_not_go_on_alone(manager: Checkpoint
     manager.close()
 
 
-@pytest.mark.parametrize("own", [CompanionLostError("gone"), DevicesFullError("full")])
-@pytest.mark.parametrize(
-    "shared", [CompanionLostError("rank 0"), DevicesFullError("rank 0"), SaveError("rank 0")]
-)
-def test_what_the_next_save_mends_is_one_error_in_all_ranks(
-    own: StepkeeperError, shared: StepkeeperError
-) -> None:
-    """So that all of them count alike how often it came."""
-    assert _choose_error(own, shared) is shared
-    assert _choose_error(SaveError("mine"), shared) is not shared
-
-
-def test_who_keeps_a_save_for_its_report_keeps_nothing_else(tmp_path: Path, ends: Ends) -> None:
-    ends += [None]
-    manager = CheckpointManager(str(tmp_path), 1)
-    manager.save_async(1, STATE)
-    begun = manager._parts.saver.newest_save
-    assert begun is not None
-    begun.result()
-    manager.close()
-    saver = weakref.ref(manager._parts.saver._pipeline)
-    del manager
-    gc.collect()
-    assert saver() is None
-    assert begun.report is not None
-
-
 def test_a_fence_is_said_whatever_the_saves_after_it_fail_with(
     manager: CheckpointManager, ends: Ends
 ) -> None:
@@ -172,24 +119,6 @@ def test_a_fence_is_said_whatever_the_saves_after_it_fail_with(
         manager.join()
     assert isinstance(manager._parts.saver.fence, FencedError)
     manager.close()
-
-
-@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
-def test_a_fence_beside_the_pods_own_root_ends_the_process_no_longer_than_its_manager_lives(
-    is_closed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.excepthook", sys.excepthook)
-    monkeypatch.setattr("stepkeeper.process_end.fence._fenced", noted := set[object]())
-    failures = SaveFailures()
-    failures.record_outcome(None)
-    failures.record_fence(FencedError("another claim"))
-    assert noted
-    if is_closed:
-        failures.close()
-    else:
-        del failures
-        gc.collect()
-    assert not noted
 
 
 @pytest.mark.parametrize("error", [CompanionLostError, DevicesFullError, SaveError])
@@ -216,17 +145,3 @@ def test_a_save_for_a_notice_that_fails_whenever_it_is_made_is_given_up(
     assert "not allowed" in (manager._parts.saver.error or "")
     with pytest.raises(SystemExit):
         manager.exit_if_stopped()
-
-
-def test_a_step_does_not_wait_for_a_save_that_another_thread_starts(
-    manager: CheckpointManager, ends: Ends
-) -> None:
-    ends += [None]
-    saver = manager._parts.saver
-    manager.save(1, STATE)
-    prepared = threading.Thread(target=saver.prepare, args=(flatten_state(STATE),), daemon=True)
-    with saver._turn:
-        prepared.start()
-        prepared.join(60)
-        assert not prepared.is_alive()
-    manager.close()

@@ -2,19 +2,15 @@
 
 import asyncio
 import threading
-from typing import NoReturn, cast
+from typing import NoReturn
 
 import pytest
 
-from stepkeeper.companion.progress import Progress
-from stepkeeper.companion.supervisor import Companion
-from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import CompanionError
 from stepkeeper.save.hooks import SaveHooks
 from stepkeeper.save.report import SaveClock, SaveReport
 from stepkeeper.save.request import SaveRequest
-from stepkeeper.save.saver import Saver
-from stepkeeper.storage.memory import MemoryStore
+from stepkeeper_testing.saves import saver_with
 
 
 class NoCompanion:
@@ -24,29 +20,8 @@ class NoCompanion:
         raise CompanionError("nothing is written here")
 
 
-def saves_with(save_hooks: SaveHooks) -> Saver:
-    progress = Progress(lambda _state: None)
-    companion = cast(Companion, NoCompanion())
-    return Saver(MemoryStore(), companion, SoloRankGroup(), progress, max_pending=1, save_hooks=save_hooks)
-
-
 def report_of(step: int) -> SaveReport:
     return SaveClock().build_report(step, size_bytes=0, sequence=step)
-
-
-def test_a_hook_may_wait_for_the_save_that_it_is_told_of() -> None:
-    save_hooks, ended = SaveHooks(), []
-    saves = saves_with(save_hooks)
-
-    def ask(_: SaveReport) -> None:
-        assert saves.newest_save is not None
-        ended.append((saves.wait_until_idle(60), type(saves.newest_save.future.exception(60))))
-
-    save_hooks.on_save(ask)
-    saves.start_save(SaveRequest(step=3, state={"step": 3}))
-    saves.close()
-    assert save_hooks.await_hooks(60)
-    assert ended == [(True, CompanionError)]
 
 
 def test_no_save_waits_for_a_hook() -> None:
@@ -58,7 +33,7 @@ def test_no_save_waits_for_a_hook() -> None:
         told.append(report.step)
 
     save_hooks.on_save(wait)
-    saves = saves_with(save_hooks)
+    saves = saver_with(NoCompanion(), save_hooks=save_hooks)
     for step in range(3):
         saves.start_save(SaveRequest(step=step, state={"step": step}), 10.0)
     assert saves.wait_until_idle(10)
@@ -91,44 +66,3 @@ def test_hooks_are_called_in_order_whatever_one_of_them_raises(
     assert told == [("first", 1), ("last", 1), ("last", 2), ("last", 3)]
     failed = [each for each in caplog.records if "a hook for saves failed" in each.getMessage()]
     assert [each.__dict__["step"] for each in failed] == [1, 2, 3]
-
-
-def test_a_hook_that_hangs_is_waited_for_only_so_long(caplog: pytest.LogCaptureFixture) -> None:
-    save_hooks, free = SaveHooks(), threading.Event()
-    save_hooks.on_save(lambda _: free.wait(60))
-    save_hooks.report_save(report_of(1))
-    assert not save_hooks.await_hooks(0.01)
-    assert "still running after 0.0 s" in caplog.text
-    free.set()
-    assert save_hooks.await_hooks(60)
-
-
-def test_a_hook_that_closes_the_manager_waits_for_no_hook() -> None:
-    save_hooks, finished = SaveHooks(), []
-    save_hooks.on_save(lambda _: finished.append(save_hooks.await_hooks(60)))
-    save_hooks.report_save(report_of(1))
-    assert save_hooks.await_hooks(60)
-    assert finished == [True]
-
-
-def test_who_waits_while_the_thread_is_being_started_waits_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    save_hooks, told, finished = SaveHooks(), [], []
-    save_hooks.on_save(lambda report: told.append(report.step))
-    start = threading.Thread.start
-
-    def watched(thread: threading.Thread) -> None:
-        finished.append(save_hooks.await_hooks(60))
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", watched)
-    save_hooks.report_save(report_of(1))
-    assert save_hooks.await_hooks(60)
-    assert (told, finished) == ([1], [True])
-
-
-def test_without_hooks_there_is_no_thread() -> None:
-    save_hooks = SaveHooks()
-    save_hooks.on_save(lambda _: None)()
-    before = threading.active_count()
-    save_hooks.report_save(report_of(1))
-    assert threading.active_count() == before

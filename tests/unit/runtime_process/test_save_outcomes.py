@@ -1,15 +1,13 @@
 """Test how each rank reports a save that came to nothing."""
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, SupportsIndex, cast
 
 import numpy as np
 import pytest
 import torch
+from typing_extensions import override
 
-from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.error_codec import encode_error
@@ -22,16 +20,14 @@ from stepkeeper.errors import (
     StepkeeperError,
     StorageError,
 )
-from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.job import SaveJob
 from stepkeeper.save.persist import persist_save
 from stepkeeper.save.request import SaveRequest, validate_step
-from stepkeeper.save.saver import Saver
 from stepkeeper.save.snapshot import Region, SnapshotTaker
 from stepkeeper.storage.memory import MemoryStore
-from stepkeeper.time_limits import TimeLimits
 from stepkeeper.training.stop_save import StopSave
 from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_testing.saves import job_of, saver_with
 
 
 class FailingCompanion:
@@ -45,74 +41,33 @@ class FailingCompanion:
         raise self.error
 
 
-class FirstOfTwo:
+class FirstOfTwo(SoloRankGroup):
     """Rank 0, told of another rank's vote."""
 
-    rank = 0
-    world_size = 2
-    store_host = None
-    ranks = Ranks(rank=0, world_size=2)
+    world_size = 2  # type: ignore[misc]  # SoloRankGroup's own is final
+    ranks = Ranks(rank=0, world_size=2)  # type: ignore[misc]  # as above
 
     def __init__(self, other: Exception) -> None:
-        self.limits = TimeLimits()
+        super().__init__()
         self.other = other
         self.said: dict[str, Any] = {}
 
+    @override
     def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
         assert value is not None
         assert timeout_s
         self.said[name] = value
         return dict(value)
 
+    @override
     def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
         assert timeout_s
         return [dict(value), {"error": encode_error(self.other)} if name.endswith("/vote") else dict(value)]
 
-    def abort(self) -> None:
-        """Nobody waits."""
-
-    def leave(self, timeout_s: float) -> None:
-        """Nobody reads."""
-
-    def watch_peers(self) -> None:
-        pass
-
-    def look_for_loss(self) -> None:
-        pass
-
-    def read_moved(self) -> int:
-        return 0
-
-    def heartbeat(self) -> AbstractContextManager[Callable[[int], None]]:
-        return nullcontext(lambda _n_bytes: None)
-
-    def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
-        pass
-
-    def propose(self, name: str, value: Mapping[str, Any]) -> None:
-        raise NotImplementedError
-
-    def publish(self, name: str, value: Mapping[str, Any]) -> None:
-        raise NotImplementedError
-
-    def read_proposal(self, name: str) -> dict[str, Any] | None:
-        raise NotImplementedError
-
 
 def a_job() -> SaveJob:
     region = Region()
-    transferred: Future[None] = Future()
-    transferred.set_result(None)
-    snapshot = SnapshotTaker(Ranks(rank=0, world_size=1)).take_snapshot({"step": 7}, region)
-    return SaveJob(
-        name="save/0",
-        in_flight=InFlight(7),
-        origin=None,
-        is_continued=True,
-        snapshot=snapshot,
-        region=region,
-        transfer=transferred,
-    )
+    return job_of(SnapshotTaker(Ranks(rank=0, world_size=1)).take_snapshot({"step": 7}, region), region)
 
 
 @pytest.mark.parametrize(
@@ -147,8 +102,8 @@ def test_a_lost_peer_is_called_one_however_it_came_up() -> None:
                 return [dict(value)]
             raise PeerLostError(f"{name}: rank 1 is lost {value} {timeout_s}")
 
-    companion = cast(Companion, FailingCompanion(CompanionLostError("gone")))
-    saves = Saver(MemoryStore(), companion, Alone(), Progress(lambda _state: None), max_pending=1)
+    companion = FailingCompanion(CompanionLostError("gone"))
+    saves = saver_with(companion, Alone())
     saves.start_save(SaveRequest(step=7, state={"step": 7}))
     assert saves.wait_until_idle(10)
     with pytest.raises(PeerLostError, match="rank 1 is lost"):
@@ -157,8 +112,8 @@ def test_a_lost_peer_is_called_one_however_it_came_up() -> None:
 
 
 def test_a_lost_companion_is_forgiven_until_the_last_save_or_the_second_loss() -> None:
-    companion = cast(Companion, FailingCompanion(CompanionLostError("gone")))
-    saves = Saver(MemoryStore(), companion, SoloRankGroup(), Progress(lambda _state: None), max_pending=1)
+    companion = FailingCompanion(CompanionLostError("gone"))
+    saves = saver_with(companion)
     saves.start_save(SaveRequest(step=7, state={"step": 7}))
     assert saves.wait_until_idle(10)
     saves.raise_failure()
@@ -169,22 +124,6 @@ def test_a_lost_companion_is_forgiven_until_the_last_save_or_the_second_loss() -
         assert saves.wait_until_idle(10)
         with pytest.raises(SaveError, match="gone"):
             saves.raise_failure()
-    saves.close()
-
-
-def test_a_save_ends_whatever_becomes_of_those_who_are_told() -> None:
-    def refuse(error: str | None) -> None:
-        raise TypeError(f"{error} can't be told")
-
-    progress = Progress(lambda _state: None)
-    companion = cast(Companion, FailingCompanion(StorageError("full")))
-    saves = Saver(MemoryStore(), companion, SoloRankGroup(), progress, max_pending=1)
-    begun = saves.start_save(SaveRequest(step=7, state={"step": 7}))
-    assert saves.wait_until_idle(10)
-    progress.set_error = refuse  # type: ignore[method-assign]  # what goes wrong there is no save's business
-    begun = saves.start_save(SaveRequest(step=8, state={"step": 8}))
-    with pytest.raises(StorageError, match="full"):
-        begun.result(60)
     saves.close()
 
 
@@ -202,9 +141,9 @@ def test_nothing_is_begun_and_nothing_restored_before_the_root_is_proven() -> No
         if operation != "list":
             raise StorageError(f"{path}: not allowed {moment} {operation}")
 
-    companion = cast(Companion, FailingCompanion(AssertionError("the companion was asked")))
+    companion = FailingCompanion(AssertionError("the companion was asked"))
     store = MemoryStore(hook=refuse)
-    saves = Saver(store, companion, SoloRankGroup(), Progress(lambda _state: None), max_pending=1)
+    saves = saver_with(companion, store=store)
     for use in (
         saves.await_saves_and_prove_root,
         lambda: saves.start_save(SaveRequest(step=7, state={"step": 7})),

@@ -1,9 +1,9 @@
 """One rank that couldn't write is enough: the save is void, however well the others wrote."""
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,29 +24,10 @@ from stepkeeper.errors import (
     StorageError,
 )
 from stepkeeper.log import ManifestRef
-from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.job import Place, SaveJob
+from stepkeeper.save.job import Place
 from stepkeeper.save.persist import _commit_or_void, persist_save
 from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker
-
-
-class Lost:
-    """A companion that is gone before it is there."""
-
-    def ensure_process(self) -> NoReturn:
-        raise CompanionLostError("it went away while it started")
-
-    def claim_root(self, **_: object) -> NoReturn:
-        self.ensure_process()
-
-
-class Found:
-    """One that is there."""
-
-    has_tier = False
-
-    def ensure_process(self) -> "Asked":
-        return Asked()
+from stepkeeper_testing.saves import job_of
 
 
 class Asked:
@@ -61,20 +42,6 @@ class Asked:
         assert timeout_s
         self.kinds.append(kind)
         return {}
-
-
-def job_of(snapshot: Snapshot, region: Region) -> SaveJob:
-    transferred: Future[None] = Future()
-    transferred.set_result(None)
-    return SaveJob(
-        name="save/0",
-        in_flight=InFlight(7),
-        origin=None,
-        is_continued=True,
-        snapshot=snapshot,
-        region=region,
-        transfer=transferred,
-    )
 
 
 def decide(*votes: dict[str, Any]) -> tuple[list[Kind], dict[str, Any]]:
@@ -109,28 +76,6 @@ def test_what_one_rank_could_not_write_is_void() -> None:
         kinds, outcome = decide(*votes)
         assert kinds == [Kind.VOID]
         assert "no space left" in outcome["error"]["message"]
-
-
-def test_no_rank_waits_for_one_whose_companion_does_not_start() -> None:
-    store = HashStore()
-    rank_groups = [StoreRankGroup(store, rank, 2) for rank in range(2)]
-
-    def save(rank_group: StoreRankGroup) -> None:
-        region = Region()
-        snapshot = SnapshotTaker(rank_group.ranks).take_snapshot({"w": torch.zeros(3)}, region)
-        persist_save(
-            job_of(snapshot, region), cast(Companion, Lost() if rank_group.rank == 0 else Found()), rank_group
-        )
-
-    with ThreadPoolExecutor(2) as ranks:
-        saves = [ranks.submit(save, rank_group) for rank_group in rank_groups]
-        try:
-            for each in saves:
-                with pytest.raises(CompanionLostError, match="went away"):
-                    each.result(60)
-        finally:
-            for rank_group in rank_groups:
-                rank_group.abort()
 
 
 @pytest.mark.parametrize("takes_void", [True, False])
@@ -253,35 +198,3 @@ def test_what_fails_because_of_a_newer_claim_is_said_to_be_fenced_on_all_ranks(
         finally:
             for rank_group in rank_groups:
                 rank_group.abort()
-
-
-def test_a_companion_that_is_lost_besides_masks_no_fence() -> None:
-    """Another rank's own error ends the training, so no later save asks whether the claim still holds."""
-    place = Place(claim=0, nonce="a" * 32)
-    job = job_of(cast(Snapshot, None), cast(Region, None))
-    lost = {"error": encode_error(CompanionLostError("it went away"))}
-    with pytest.raises(FencedError):
-        _commit_or_void(
-            job, cast(Companion, Stale(Kind.WRITE, lost=True)), None, place, [lost, FAILED], entry_s=900
-        )
-
-
-def test_a_failed_commit_is_void_and_its_error_raised() -> None:
-    kinds: list[Kind] = []
-
-    class Refuses(Asked):
-        @override
-        def send_request(self, kind: Kind, body: Any = None, *, timeout_s: float, **_: Any) -> dict[str, Any]:
-            kinds.append(kind)
-            if kind is Kind.COMMIT:
-                raise StorageError("no permission")
-            return {}
-
-    place = Place(claim=0, nonce="a" * 32)
-    job = job_of(cast(Snapshot, None), cast(Region, None))
-    refuses = Refuses()
-    with pytest.raises(StorageError, match="no permission"):
-        _commit_or_void(
-            job, cast(Companion, refuses), cast(CompanionProcess, refuses), place, [wrote(0)], entry_s=900
-        )
-    assert kinds == [Kind.COMMIT, Kind.VOID]

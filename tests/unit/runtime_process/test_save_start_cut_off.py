@@ -9,20 +9,11 @@ import pytest
 from stepkeeper import CheckpointManager
 from stepkeeper.companion.messages import Committed
 from stepkeeper.errors import SaveError
-from stepkeeper.log import CommitRecord
-from stepkeeper.log.records import ManifestRef
 from stepkeeper.save import pipeline
-from stepkeeper.save.request import validate_step
+from stepkeeper_testing.saves import record_of
 
 STATE = {"step": 1}
-RECORD = CommitRecord(
-    slot=1,
-    step=1,
-    folder="1/x",
-    claim=0,
-    size_bytes=0,
-    manifest=ManifestRef(path="0", size_bytes=0, crc32c=0),
-)
+RECORD = record_of(1)
 
 
 @pytest.fixture
@@ -70,9 +61,3 @@ def test_a_thread_that_can_not_be_started(
     assert manager.save_async(4, STATE)
     assert manager.wait(60)
     manager.close()
-
-
-def test_a_step_that_no_64_bits_have_is_refused() -> None:
-    assert validate_step((1 << 63) - 1) == (1 << 63) - 1
-    with pytest.raises(ValueError, match=r"below 2\*\*63"):
-        validate_step(1 << 70)

@@ -10,7 +10,7 @@ import pytest
 from typing_extensions import override
 
 from stepkeeper.errors import DevicesFullError, SaveError
-from stepkeeper.save.snapshot import device, device_pieces
+from stepkeeper.save.snapshot import device
 from stepkeeper_planners import adapters
 
 MIB = 1024 * 1024
@@ -80,12 +80,6 @@ def test_room_is_found_out_by_halves_and_remembered() -> None:
     assert devices.asked[3:] == [["d"]]
 
 
-def test_without_any_room_nothing_is_tried_any_more() -> None:
-    devices = Devices(None, 0)
-    assert devices.make_copies({}, CUTS, NAMES) == ([], NAMES)
-    assert devices.limit_bytes == 0
-
-
 def test_a_copy_that_fails_behind_the_training_lowers_what_the_next_save_tries() -> None:
     devices = Devices(None, 2**60)
     with pytest.raises(DevicesFullError, match="from the next one on 524288000 bytes"):
@@ -127,18 +121,6 @@ class Leaving(threading.Condition):
         return super().wait_for(predicate, 0)
 
 
-def test_copies_that_are_still_there_are_waited_for_where_there_is_a_budget() -> None:
-    devices = Devices(500 * MIB, 2**60)
-    devices.kept = True
-    devices.make_copies({}, CUTS, NAMES)
-    vars(devices)["_changed"] = changed = Leaving(devices)
-    devices.make_copies({}, CUTS, NAMES, timeout_s=7)
-    (waited_s,) = changed.waited_s
-    assert waited_s is not None
-    assert 0 < waited_s <= 7
-    assert len(devices.asked) == 2
-
-
 def test_copies_that_do_not_leave_in_time_are_no_reason_to_wait_longer() -> None:
     devices = Devices(500 * MIB, 2**60)
     devices.kept = True
@@ -158,22 +140,3 @@ def test_a_given_budget_that_is_too_large_is_said_so() -> None:
     with pytest.raises(SaveError, match="smaller device_budget_bytes"):
         devices.handle_refusal(RuntimeError("RESOURCE_EXHAUSTED"), CUTS, NAMES)
     assert devices.limit_bytes == 1000 * MIB
-
-
-def test_another_failure_is_no_lack_of_room() -> None:
-    class Broken(Devices):
-        @override
-        def _dispatch_copies(self, tensors: Any, clones: Any, fqns: Sequence[str]) -> Any:
-            raise RuntimeError("INVALID_ARGUMENT")
-
-    devices = Broken(None, 2**60)
-    with pytest.raises(RuntimeError, match="INVALID_ARGUMENT"):
-        devices.make_copies({}, CUTS, NAMES)
-    assert devices.limit_bytes is None
-
-
-def test_small_pieces_are_moved_together_and_large_ones_alone() -> None:
-    sizes = [6, 6, 6, 16, 1, 1]
-    pieces = cast(Any, [Size(0, size * MIB) for size in sizes])
-    together = [[piece.size_bytes // MIB for piece in batch] for batch in device_pieces.batch_pieces(pieces)]
-    assert together == [[6, 6], [6], [16], [1, 1]]

@@ -81,3 +81,13 @@ def test_a_rank_copies_its_parts_of_what_all_ranks_have(rank: int) -> None:
             mine = state[order.fqn][tuple(slice(start, start + size) for start, size in bounds)]
             assert torch.equal(place, mine)
     region.close()
+
+
+def test_no_memory_is_taken_that_was_not_asked_for() -> None:
+    """The region has room beyond what is needed, which is to stay without pages."""
+    region = Region()
+    wanted_bytes = 33 * 1024 * 1024
+    region.reserve(wanted_bytes)
+    region.populate(wanted_bytes)
+    assert os.fstat(region.fd).st_blocks * 512 <= wanted_bytes
+    region.close()

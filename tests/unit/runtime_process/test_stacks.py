@@ -2,10 +2,9 @@
 
 import os
 import queue
-import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from stepkeeper.fork_guard import MemoryFile
 from stepkeeper.links.handshake import listen
 from stepkeeper.stacks import reading
 from stepkeeper.stacks.dumping import StackDumper
-from stepkeeper.stacks.mesh import MeshCaller, MeshHost
+from stepkeeper.stacks.mesh import MeshHost
 from stepkeeper.stacks.reading import StackReader
 from stepkeeper.stacks.stack_file import stack_file
 
@@ -30,19 +29,6 @@ def memory() -> Iterator[MemoryFile]:
     file.close()
 
 
-def refuse() -> None:
-    raise AssertionError("the trainer has answered, and needs no signal")
-
-
-def test_a_trainer_that_answers_gets_no_signal() -> None:
-    file = stack_file()
-    reader = StackReader(file.fd, file.write, refuse)
-    for _ in range(2):
-        text = reader.read()
-        assert "in test_a_trainer_that_answers_gets_no_signal" in text
-        assert text.count("Current thread") == 1, "those of before are gone"
-
-
 def test_a_trainer_that_does_not_answer_gets_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "_ANSWER_S", 0.0)
     file = stack_file()
@@ -50,48 +36,6 @@ def test_a_trainer_that_does_not_answer_gets_the_signal(monkeypatch: pytest.Monk
     assert number is not None
     reader = StackReader(file.fd, lambda _: None, lambda: os.kill(os.getpid(), number))
     assert "in test_a_trainer_that_does_not_answer_gets_the_signal" in reader.read()
-
-
-def test_a_late_answer_to_an_earlier_question_is_no_answer(
-    memory: MemoryFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "_ANSWER_S", 0.0)
-    monkeypatch.setattr(reading, "_SIGNALLED_S", 0.0)
-    signals: list[None] = []
-    reader = StackReader(
-        memory.fd,
-        lambda number: os.pwrite(memory.fd, f"end of stacks {number - 1}\n".encode(), 0),
-        lambda: signals.append(None),
-    )
-    reader.read()
-    assert signals == [None]
-
-
-def test_the_signal_is_one_that_nothing_else_handles() -> None:
-    number = stack_file().signal_number
-    assert number is not None
-    assert signal.SIGRTMIN < number <= signal.SIGRTMAX
-    assert stack_file() is stack_file()
-
-
-def connected(said: Said) -> tuple[MeshHost, MeshCaller]:
-    listener = listen()
-    address = {"hosts": ["127.0.0.1"], "port": listener.getsockname()[1], "secret": SECRET.hex()}
-
-    def hear(own: int) -> Callable[[int, dict[str, Any]], None]:
-        return lambda rank, message: said.put((own, {"from": rank, **message}))
-
-    return MeshHost(listener, SECRET, hear(0)), MeshCaller(3, address, hear(3))
-
-
-def test_companions_hear_each_other() -> None:
-    said: Said = queue.Queue()
-    host, caller = connected(said)
-    while not caller.send({"ask": "x"}):
-        pass
-    assert said.get(timeout=PATIENCE_S) == (0, {"from": 3, "ask": "x"})
-    assert host.send({"ask": "y"}) == 1
-    assert said.get(timeout=PATIENCE_S) == (3, {"from": 0, "ask": "y"})
 
 
 def test_who_does_not_know_the_secret_is_not_heard() -> None:
@@ -116,30 +60,6 @@ class Recorder:
     def send(self, message: Any) -> int:
         self.sent.put(dict(message))
         return self._n_others
-
-
-def test_rank_0_asks_all_and_reports_what_they_tell(capfd: pytest.CaptureFixture[str]) -> None:
-    reports: queue.Queue[str] = queue.Queue()
-    dumper = StackDumper(0, lambda: "mine\n", least_s=None, on_dumped=reports.put)
-    mesh = dumper.mesh = Recorder(1)
-    dumper.ask("the operator asks for them")
-    assert mesh.sent.get(timeout=PATIENCE_S) == {"ask": "the operator asks for them"}
-    dumper.receive(1, {"stacks": "theirs\n"})
-    assert (
-        reports.get(timeout=PATIENCE_S)
-        == "because the operator asks for them\nrank 0:\nmine\nrank 1:\ntheirs\n"
-    )
-    assert "rank 0: the stacks of all its threads, because the operator asks" in capfd.readouterr().err
-
-
-def test_another_rank_answers_rank_0_and_asks_nobody() -> None:
-    dumper = StackDumper(2, lambda: "mine\n", least_s=None, on_dumped=print)
-    mesh = dumper.mesh = Recorder(1)
-    dumper.receive(0, {"ask": "it is slow", "colour": "red"})
-    assert mesh.sent.get(timeout=PATIENCE_S) == {"stacks": "mine\n"}
-    dumper.receive(0, {"ask": "it is slow"})
-    dumper.ask("at last")
-    assert mesh.sent.get(timeout=PATIENCE_S) == {"ask": "at last"}, "what all see is dumped once"
 
 
 def test_a_dump_that_fails_is_not_the_last(capfd: pytest.CaptureFixture[str]) -> None:

@@ -41,74 +41,10 @@ def thread_of(callers: StoreCallers) -> int:
     return callers.ask(lambda _client: threading.get_ident(), 60.0, go_on)
 
 
-class Reached(HashStore):
-    """A store that counts its clients, and that those who come later can't reach."""
-
-    def __init__(self, reached_by: int) -> None:
-        super().__init__()
-        self.left = reached_by
-        self.came = 0
-        self.both_came = threading.Event()
-
-    def clone(self) -> HashStore:
-        self.came += 1
-        if self.came == 2:
-            self.both_came.set()
-        if self.left == 0:
-            raise RuntimeError("the host has no address")
-        self.left -= 1
-        return HashStore()
-
-
-def test_calls_are_made_in_two_threads_and_never_in_the_one_that_asks() -> None:
-    callers = StoreCallers(HashStore())
-    threads = {thread_of(callers) for _ in range(20)}
-    assert len(threads) <= 2
-    assert threading.get_ident() not in threads
-
-
 def test_a_call_waits_for_no_other_one() -> None:
     callers = StoreCallers(HashStore())
     outer, inner = callers.ask(lambda _client: (threading.get_ident(), thread_of(callers)), 60.0, go_on)
     assert outer != inner
-
-
-def test_all_clients_connect_at_the_first_call_and_none_later() -> None:
-    store = Reached(2)
-    callers = StoreCallers(store)
-    thread_of(callers)
-    assert store.both_came.wait(60)
-    outer, inner = callers.ask(lambda _client: (threading.get_ident(), thread_of(callers)), 60.0, go_on)
-    assert (outer != inner, store.came) == (True, 2)
-
-
-def test_a_client_that_cannot_connect_is_no_harm_beside_one_that_can() -> None:
-    store = Reached(1)
-    callers = StoreCallers(store)
-    thread_of(callers)
-    assert store.both_came.wait(60)
-    assert len({thread_of(callers) for _ in range(20)}) == 1
-    assert store.came == 2
-
-
-def test_a_store_that_nobody_reaches_is_said_so_and_tried_again_at_the_next_call() -> None:
-    store = Reached(0)
-    callers = StoreCallers(store)
-    with pytest.raises(RuntimeError, match="the host has no address"):
-        thread_of(callers)
-    store.left = 2
-    assert thread_of(callers) != threading.get_ident()
-
-
-def test_what_a_call_raises_is_raised_where_it_was_asked() -> None:
-    callers = StoreCallers(HashStore())
-    for error in (RuntimeError("Connection reset by peer"), TimeoutError("its own")):
-
-        def fail(_client: object, error: Exception = error) -> None:
-            raise error
-
-        with pytest.raises(type(error), match=str(error)):
-            callers.ask(fail, 60.0, go_on)
 
 
 class GivenUpError(Exception):
@@ -136,25 +72,6 @@ def test_a_thread_that_is_stuck_is_left_behind_and_the_other_one_is_asked_on() -
     give_up_inside(callers, free)
     assert thread_of(callers) != threading.get_ident()
     free.set()
-
-
-def test_a_call_that_nobody_waits_for_any_more_is_not_made() -> None:
-    callers, free, made = StoreCallers(HashStore()), threading.Event(), list[str]()
-    give_up_inside(callers, free)
-    give_up_inside(callers, free)
-    with pytest.raises(TimeoutError, match=r"no answer for 0\.0 s"):
-        callers.ask(lambda _client: made.append("given up"), 0.0, go_on)
-    free.set()
-    callers.ask(lambda _client: made.append("waited for"), 60.0, go_on)
-    assert made == ["waited for"]
-
-
-def test_the_threads_end_when_nobody_asks_any_more() -> None:
-    callers = StoreCallers(HashStore())
-    thread = callers.ask(lambda _client: threading.current_thread(), 60.0, go_on)
-    del callers
-    thread.join(60)
-    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(

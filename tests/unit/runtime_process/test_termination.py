@@ -17,7 +17,7 @@ from stepkeeper.process_end.last_words import leave_last_word
 from stepkeeper.training.environment import Environment, PodPaths
 from stepkeeper.training.grace_period import GracePeriod
 from stepkeeper.training.notices.watcher import Notice, NoticeWatcher
-from stepkeeper.training.termination import ProcessExit, format_traceback, process_exit_code
+from stepkeeper.training.termination import ProcessExit, process_exit_code
 from stepkeeper_testing.pod import pod_identity
 
 
@@ -39,14 +39,6 @@ from stepkeeper_testing.pod import pod_identity
 )
 def test_exit_codes(error: BaseException, code: int) -> None:
     assert process_exit_code(error) == code
-
-
-def test_a_chosen_end_has_no_traceback() -> None:
-    assert format_traceback(SystemExit(3)) is None
-    assert format_traceback(SystemExit("no such preset")) == "no such preset"
-    text = format_traceback(ValueError("the loss is no number"))
-    assert text is not None
-    assert text.endswith("ValueError: the loss is no number\n")
 
 
 def test_a_last_word_can_be_read_whenever_the_process_is_killed(

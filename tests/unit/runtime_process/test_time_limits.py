@@ -34,24 +34,6 @@ def test_the_limit_of_a_share_follows_what_was_measured(
 
 
 @pytest.mark.parametrize(
-    ("measured", "size_bytes", "limit_s"),
-    [
-        (None, 10 * GB, 1800),
-        (None, 100 * GB, 5000),
-        ((10 * GB, 10.0), 100 * GB, 1800),
-        ((GB, 100.0), 10 * GB, 4000),
-    ],
-)
-def test_the_limit_of_a_transfer_follows_what_was_measured(
-    measured: tuple[int, float] | None, size_bytes: int, limit_s: float
-) -> None:
-    limits = TimeLimits()
-    if measured is not None:
-        limits.record_transfer(*measured)
-    assert limits.transfer_s(size_bytes) == limit_s
-
-
-@pytest.mark.parametrize(
     ("group_s", "waited_s", "apart_s", "answer_s"),
     [
         (1800, [], 3600, 300),
@@ -68,15 +50,6 @@ def test_ranks_may_be_as_far_apart_as_in_a_collective_or_somewhat_more_than_they
     for each in waited_s:
         limits.record_meeting(each)
     assert (limits.apart_s, limits.start_s, limits.store_answer_s) == (apart_s, 2 * group_s, answer_s)
-
-
-def test_a_claim_has_an_hour_and_more_where_one_took_long() -> None:
-    limits = TimeLimits()
-    assert limits.claim_s == 3600
-    limits.record_claim(2.0)
-    assert limits.claim_s == 3600
-    limits.record_claim(1200.0)
-    assert limits.claim_s == 4800
 
 
 def test_a_few_bytes_tell_no_speed() -> None:

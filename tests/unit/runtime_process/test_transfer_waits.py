@@ -12,11 +12,10 @@ from typing_extensions import override
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import CompanionLostError, SaveError
-from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.job import SaveJob
 from stepkeeper.save.persist import persist_save
 from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker, transfer
 from stepkeeper.time_limits import TimeLimits
+from stepkeeper_testing.saves import job_of
 
 LIMIT_S = 1800.0
 """A transfer's by default."""
@@ -75,15 +74,7 @@ def outcome_of(
     clock, rank_group, region = Clock(), Told(), Region()
     monkeypatch.setattr(transfer, "time", clock)
     snapshot = SnapshotTaker(rank_group.ranks).take_snapshot({"step": 7}, region)
-    job = SaveJob(
-        name="save/0",
-        in_flight=InFlight(7),
-        origin=None,
-        is_continued=True,
-        snapshot=snapshot,
-        region=region,
-        transfer=Transfer(clock, snapshot, stands_at_s, due_s),
-    )
+    job = job_of(snapshot, region, Transfer(clock, snapshot, stands_at_s, due_s))
     with pytest.raises((CompanionLostError, SaveError)) as raised:
         persist_save(job, cast(Companion, NoCompanion()), rank_group)
     return raised.value, rank_group, clock

@@ -16,7 +16,6 @@ from stepkeeper.errors import (
     FencedError,
     NoticeDeadlineError,
     PeerLostError,
-    SaveError,
     StepkeeperError,
 )
 from stepkeeper.save.worker import Worker
@@ -43,13 +42,6 @@ def test_a_wait_ends_with_the_notices_time_and_says_so() -> None:
     with pytest.raises(NoticeDeadlineError, match="resumes the newest commit"):
         waits.await_all([Future()])
     assert left_s == []
-
-
-def test_without_a_notice_a_wait_ends_by_itself_or_by_its_own_limit() -> None:
-    waits, future = Waits(), Future[None]()
-    assert not waits.await_all([future], 0.0)
-    future.set_result(None)
-    assert waits.await_all([future])
 
 
 @pytest.mark.parametrize("error", [PeerLostError("rank 1 is lost"), FencedError("rank 1 is lost")])
@@ -81,32 +73,6 @@ def test_what_ends_soon_after_a_loss_has_ended_well() -> None:
     waits.end_all(PeerLostError("rank 1 is lost"))
     future.set_result(None)
     assert waits.await_all([future])
-
-
-def test_progress_is_what_a_notice_without_a_known_time_goes_by() -> None:
-    waits = Waits()
-    asked: list[float] = []
-
-    def left_s(since_s: float) -> None:
-        asked.append(since_s)
-
-    waits.notice_left_s = left_s
-    waits.check(5.0)
-    waits.note_progress()
-    waits.check(5.0)
-    assert asked[0] == 5.0
-    assert asked[1] > 5.0
-
-
-def test_a_call_runs_elsewhere_and_its_result_or_error_comes_here() -> None:
-    waits = Waits()
-    assert waits.run(threading.get_ident) != threading.get_ident()
-
-    def fail() -> None:
-        raise ValueError("no such step")
-
-    with pytest.raises(ValueError, match="no such step"):
-        waits.run(fail)
 
 
 def test_calls_run_in_order_in_a_thread_that_keeps_no_process_alive_once_given_up() -> None:
@@ -156,44 +122,6 @@ def test_the_time_of_a_notice_starts_anew_with_progress_and_with_no_further_wait
         waits.check(time.monotonic())
     waits.note_progress()
     waits.check(told_s)
-
-
-def _fail_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Let the next start of a thread of this name fail, as in a pod that has as many as it may have."""
-    start, left = threading.Thread.start, [True]
-
-    def fail(thread: threading.Thread) -> None:
-        if left and thread.name == name:
-            left.clear()
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", fail)
-
-
-def test_a_thread_that_could_not_be_started_is_started_by_the_next_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    worker, run = Worker("save", Waits()), list[int]()
-    _fail_once(monkeypatch, "save")
-    with pytest.raises(SaveError, match="no thread could be started"):
-        worker.submit(run.append, 1)
-    worker.submit(run.append, 2).result(60)
-    assert run == [2], "the call that was refused isn't run later"
-    assert worker.close(60)
-
-
-def test_a_call_runs_without_a_guard_that_could_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker, free = Worker("save", Waits()), threading.Event()
-    _fail_once(monkeypatch, "save-guard")
-    first = worker.submit(free.wait, 60)
-    assert not guards()
-    second = worker.submit(free.wait, 60)
-    (guard,) = guards()
-    free.set()
-    assert first.result(60)
-    assert second.result(60)
-    guard.join(60)
 
 
 @pytest.mark.parametrize("died", [True, False])

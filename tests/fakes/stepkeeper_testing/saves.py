@@ -1,0 +1,57 @@
+"""Savers and their jobs, with stand-ins for the companion and for other ranks."""
+
+from concurrent.futures import Future
+from typing import Any, cast
+
+from stepkeeper.companion.progress import Progress
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.coordination.rank_group import RankGroup, SoloRankGroup
+from stepkeeper.log import CommitRecord, ManifestRef
+from stepkeeper.save.in_flight import InFlight
+from stepkeeper.save.job import SaveJob
+from stepkeeper.save.saver import Saver
+from stepkeeper.save.snapshot import Region, Snapshot
+from stepkeeper.storage.memory import MemoryStore
+
+__all__ = ["REF", "job_of", "record_of", "saver_with"]
+
+REF = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
+
+
+def record_of(slot: int, folder: str = "1/x") -> CommitRecord:
+    """Make the record of a commit of the step that has the slot's number."""
+    return CommitRecord(slot=slot, claim=0, step=slot, folder=folder, size_bytes=1, manifest=REF)
+
+
+def saver_with(
+    companion: object = None,
+    rank_group: RankGroup | None = None,
+    *,
+    store: MemoryStore | None = None,
+    max_pending: int = 1,
+    **options: Any,
+) -> Saver:
+    return Saver(
+        store or MemoryStore(),
+        cast(Companion, companion),
+        rank_group or SoloRankGroup(),
+        Progress(lambda _state: None),
+        max_pending=max_pending,
+        **options,
+    )
+
+
+def job_of(snapshot: Snapshot, region: Region, transfer: Future[None] | None = None) -> SaveJob:
+    """Make the job of step 7, whose copies have come from the devices unless `transfer` is given."""
+    if transfer is None:
+        transfer = Future()
+        transfer.set_result(None)
+    return SaveJob(
+        name="save/0",
+        in_flight=InFlight(7),
+        origin=None,
+        is_continued=True,
+        snapshot=snapshot,
+        region=region,
+        transfer=transfer,
+    )
