@@ -38,7 +38,6 @@ from stepkeeper_operator.queued_resources.observed import Observed, Verb
 from stepkeeper_operator.queued_resources.pacing import compute_poll_s, spread
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.queued_resources.sight import Presence, Scene, Sight, look_at
-from stepkeeper_operator.queued_resources.subject import is_adopted
 
 __all__ = ["decide_queued_resource"]
 
@@ -74,7 +73,7 @@ def decide_queued_resource(
 
 def _look(meta: ObjectMeta, status: QueuedResourceStatus, observed: Observed) -> Sight:
     cloud_id = make_cloud_id(meta.namespace, meta.name, status.bookkeeping.number)
-    return look_at(observed, meta, cloud_id, adopted=is_adopted(status))
+    return look_at(observed, meta, cloud_id, status.bookkeeping)
 
 
 def _plan(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:

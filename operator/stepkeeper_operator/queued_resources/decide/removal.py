@@ -22,7 +22,7 @@ from stepkeeper_operator.queued_resources.decision import (
 from stepkeeper_operator.queued_resources.naming import make_request_id
 from stepkeeper_operator.queued_resources.observed import Verb
 from stepkeeper_operator.queued_resources.pacing import compute_rest_s
-from stepkeeper_operator.queued_resources.sight import Presence, Scene
+from stepkeeper_operator.queued_resources.sight import Presence, Scene, identify
 
 __all__ = ["Removal", "begin_removal", "delete_nodes", "delete_resource", "plan_removal"]
 
@@ -59,14 +59,14 @@ def plan_removal(status: QueuedResourceStatus, scene: Scene) -> Removal:
     if sight.presence is Presence.UNKNOWN:
         why = "" if observed.error is None else f": {observed.error}"
         text = f"nobody can tell what the cloud has of it{why}"
-        return Removal(actions=_cordon(scene), look_s=scene.settings.poll_fast_s, waiting=text)
+        return Removal(actions=_cordon(status, scene), look_s=scene.settings.poll_fast_s, waiting=text)
     present = [] if sight.resource is None or not sight.is_ours else [sight.resource]
     if present or sight.strays:
         return _plan_delete(status, scene, [*present, *sight.strays])
     rest = _find_rest(status, scene)
     if rest is not None:
         return rest
-    if observed.members:
+    if observed.members and not _is_released(status, scene):
         actions, look_s = delete_nodes(scene)
         names = name_some([member.name for member in observed.members])
         return Removal(actions=actions, look_s=look_s, waiting=f"removes node {names} of the cluster")
@@ -87,7 +87,7 @@ def delete_resource(
         cloud_id=resource.id,
         request_id=make_request_id(meta.uid, bookkeeping.number, "delete", detail),
         version=ApiVersion.V2ALPHA1 if status.api_version == ApiVersion.V2ALPHA1 else ApiVersion.V2,
-        adopted=bookkeeping.adopted,
+        bookkeeping=bookkeeping,
     )
 
 
@@ -108,7 +108,7 @@ def _plan_drain(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
     if scene.sight.presence not in {Presence.OURS, Presence.UNKNOWN} or not alive:
         return None
     if observed.pods is None:  # they are looked for once the status says that it is being removed
-        return Removal(actions=_cordon(scene), look_s=0.0, waiting="cordons its nodes")
+        return Removal(actions=_cordon(status, scene), look_s=0.0, waiting="cordons its nodes")
     pods = [pod for pod in observed.pods if pod.node in alive]
     since = status.bookkeeping.removing_since
     ends_at = scene.settings.drain_s + (scene.now if since is None else since)
@@ -117,7 +117,7 @@ def _plan_drain(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
     evictions = tuple(EvictPod(pod=pod) for pod in pods if not pod.stopping)
     names = name_some([f"{pod.namespace}/{pod.name}" for pod in pods])
     return Removal(
-        actions=(*_cordon(scene), *evictions),
+        actions=(*_cordon(status, scene), *evictions),
         look_s=min(_DRAIN_LOOK_S, ends_at - scene.now),
         waiting=f"pods on its nodes have until {render_time(ends_at)} to end: {names}",
     )
@@ -134,7 +134,7 @@ def _plan_delete(status: QueuedResourceStatus, scene: Scene, present: list[Cloud
         return Removal(look_s=not_before - scene.now, waiting=text)
     action = delete_resource(scene.meta, status, staying[0])
     text = f"the cloud deletes {names}"
-    return Removal(actions=(*_cordon(scene), action), look_s=0.0, waiting=text)
+    return Removal(actions=(*_cordon(status, scene), action), look_s=0.0, waiting=text)
 
 
 def _find_rest(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
@@ -154,7 +154,16 @@ def _find_rest(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
     return None
 
 
-def _cordon(scene: Scene) -> tuple[Cordon, ...]:
+def _is_released(status: QueuedResourceStatus, scene: Scene) -> bool:
+    """Check whether the nodes of the cluster are on machines that another object has taken over."""
+    found = scene.sight.resource
+    foreign = found is not None and scene.sight.presence is Presence.FOREIGN
+    return foreign and found is not None and identify(found) in status.bookkeeping.released
+
+
+def _cordon(status: QueuedResourceStatus, scene: Scene) -> tuple[Cordon, ...]:
+    if _is_released(status, scene):
+        return ()
     return tuple(
         Cordon(member=member)
         for member in scene.observed.members
