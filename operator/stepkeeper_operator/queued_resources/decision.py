@@ -1,7 +1,7 @@
 """Define the decision about one QueuedResource, as values. `apply` carries it out."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionUpdate
@@ -51,7 +51,7 @@ class DeleteCloudResource:
     cloud_id: str
     request_id: str
     version: ApiVersion
-    bookkeeping: QueuedResourceBookkeeping
+    bookkeeping: QueuedResourceBookkeeping = field(compare=False)
     """It says whether the object has adopted it."""
 
 

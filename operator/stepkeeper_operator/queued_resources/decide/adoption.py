@@ -12,7 +12,6 @@ from typing import Any, Final
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceConditionType,
-    QueuedResourceState,
     QueuedResourceStatus,
 )
 from stepkeeper_operator.cloud_tpu.cloud import (
@@ -23,12 +22,11 @@ from stepkeeper_operator.cloud_tpu.cloud import (
     ErrorKind,
 )
 from stepkeeper_operator.cloud_tpu.polling import Listing
-from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.labels import ADOPT_ANNOTATION
 from stepkeeper_operator.queued_resources.decide.answers import book, error_kind
 from stepkeeper_operator.queued_resources.decide.mirror import match_members
 from stepkeeper_operator.queued_resources.decide.problems import name_some
-from stepkeeper_operator.queued_resources.decision import Action, Finding, LabelNodes, Plan, Relabel, Uncordon
+from stepkeeper_operator.queued_resources.decision import Action, Finding, LabelNodes, Plan, Relabel
 from stepkeeper_operator.queued_resources.naming import (
     CLUSTER_LABEL,
     NAME_LABEL,
@@ -40,30 +38,14 @@ from stepkeeper_operator.queued_resources.naming import (
 )
 from stepkeeper_operator.queued_resources.observed import Verb
 from stepkeeper_operator.queued_resources.request import build_request, choose_api_version
-from stepkeeper_operator.queued_resources.sight import (
-    Presence,
-    Scene,
-    Sight,
-    find_labels,
-    identify,
-    list_live,
-)
+from stepkeeper_operator.queued_resources.sight import Presence, Scene, find_labels, identify, list_live
 
-__all__ = [
-    "is_lost",
-    "judge_labels",
-    "plan_blocked",
-    "plan_labels",
-    "plan_release",
-    "release",
-    "uncordon_members",
-]
+__all__ = ["judge_labels", "plan_blocked", "plan_labels"]
 
 _KIND: Final = QueuedResourceConditionType.ACCEPTED
 _ACTIVE: Final = "ACTIVE"
 _READY: Final = "READY"
 _MOST_AT_ONCE: Final = 8
-_MOST_RELEASED: Final = 64
 _MESSAGE_LIMIT: Final = 2048
 _NOBODY: Final = "nobody"
 _REFUSED: Final = {ErrorKind.TERMINAL, ErrorKind.NOT_FOUND, ErrorKind.CREDENTIALS}
@@ -99,38 +81,6 @@ def plan_blocked(resource: QueuedResource, status: QueuedResourceStatus, scene: 
         "Correct it, or remove it and the machines are made anew"
     )
     return _refuse(status, scene, "NothingToAdopt", text)
-
-
-def is_lost(status: QueuedResourceStatus, sight: Sight) -> bool:
-    """Check whether what was the object's carries another label now."""
-    unseen = {None, QueuedResourceState.PENDING, QueuedResourceState.GONE, QueuedResourceState.DELETING}
-    had = status.bookkeeping.adopted or status.state not in unseen
-    return sight.presence is Presence.FOREIGN and status.bookkeeping.created and had
-
-
-def plan_release(status: QueuedResourceStatus, scene: Scene) -> Plan:
-    """Let go of what carries another label now. It isn't touched again, unless somebody asks for it again."""
-    changes: dict[str, Any] = {"removing": "", "removing_since": None, "active_since": None}
-    after = book(release(status, scene.sight), missing_since=None, **changes)
-    pending = {"state": QueuedResourceState.PENDING, "operation": None, "error": None}
-    text = f"{status.cloud_name} doesn't carry this object's label any more: it is left alone"
-    event = ObjectEvent(warning=True, reason="LetGo", message=text)
-    return Plan(
-        status=after.model_copy(update=pending), actions=uncordon_members(scene), look_s=0.0, events=(event,)
-    )
-
-
-def release(status: QueuedResourceStatus, sight: Sight) -> QueuedResourceStatus:
-    """Note that the present one isn't the object's any more, whatever its request's label says."""
-    assert sight.resource is not None  # the caller has seen it
-    before, identity = status.bookkeeping.released, identify(sight.resource)
-    released = (*(each for each in before if each != identity), identity)[-_MOST_RELEASED:]
-    return book(status, created=False, adopted=True, adopting="", released=released)
-
-
-def uncordon_members(scene: Scene) -> tuple[Uncordon, ...]:
-    """Take back the cordons of a removal that came to nothing, such as one that a lost status told of."""
-    return tuple(Uncordon(member=member) for member in scene.observed.members if member.cordoned_by_us)
 
 
 def plan_labels(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> tuple[Action, ...]:

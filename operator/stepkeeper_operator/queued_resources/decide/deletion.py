@@ -12,7 +12,6 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.labels import ADOPT_ANNOTATION
 from stepkeeper_operator.pacing import find_soonest
-from stepkeeper_operator.queued_resources.decide.adoption import is_lost, release
 from stepkeeper_operator.queued_resources.decide.answers import fold_answers
 from stepkeeper_operator.queued_resources.decide.events import derive_events
 from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud
@@ -21,6 +20,7 @@ from stepkeeper_operator.queued_resources.decide.problems import (
     find_blocked_deletion,
     find_refusals,
 )
+from stepkeeper_operator.queued_resources.decide.release import is_lost, release
 from stepkeeper_operator.queued_resources.decide.removal import Removal, begin_removal, plan_removal
 from stepkeeper_operator.queued_resources.decision import (
     Action,

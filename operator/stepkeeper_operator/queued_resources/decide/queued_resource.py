@@ -13,7 +13,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 )
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource
 from stepkeeper_operator.pacing import compute_write_wait_s, find_soonest
-from stepkeeper_operator.queued_resources.decide.adoption import is_lost, plan_blocked, plan_release
+from stepkeeper_operator.queued_resources.decide.adoption import plan_blocked
 from stepkeeper_operator.queued_resources.decide.answers import (
     describe_error,
     fold_answers,
@@ -31,6 +31,7 @@ from stepkeeper_operator.queued_resources.decide.lifecycle import (
     plan_vanished,
 )
 from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud, recall
+from stepkeeper_operator.queued_resources.decide.release import is_lost, plan_release
 from stepkeeper_operator.queued_resources.decide.removal import delete_resource
 from stepkeeper_operator.queued_resources.decision import Decision, Plan, Problem, SetFinalizer
 from stepkeeper_operator.queued_resources.naming import FINALIZER, make_cloud_id, parse_number

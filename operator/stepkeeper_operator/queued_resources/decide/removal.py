@@ -12,6 +12,7 @@ from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudQueuedResource
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.queued_resources.decide.answers import book, describe_error
 from stepkeeper_operator.queued_resources.decide.problems import name_some
+from stepkeeper_operator.queued_resources.decide.release import is_released
 from stepkeeper_operator.queued_resources.decision import (
     Action,
     Cordon,
@@ -22,7 +23,7 @@ from stepkeeper_operator.queued_resources.decision import (
 from stepkeeper_operator.queued_resources.naming import make_request_id
 from stepkeeper_operator.queued_resources.observed import Verb
 from stepkeeper_operator.queued_resources.pacing import compute_rest_s
-from stepkeeper_operator.queued_resources.sight import Presence, Scene, identify
+from stepkeeper_operator.queued_resources.sight import Presence, Scene
 
 __all__ = ["Removal", "begin_removal", "delete_nodes", "delete_resource", "plan_removal"]
 
@@ -66,7 +67,7 @@ def plan_removal(status: QueuedResourceStatus, scene: Scene) -> Removal:
     rest = _find_rest(status, scene)
     if rest is not None:
         return rest
-    if observed.members and not _is_released(status, scene):
+    if observed.members and not is_released(status, scene.sight):
         actions, look_s = delete_nodes(scene)
         names = name_some([member.name for member in observed.members])
         return Removal(actions=actions, look_s=look_s, waiting=f"removes node {names} of the cluster")
@@ -154,15 +155,8 @@ def _find_rest(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
     return None
 
 
-def _is_released(status: QueuedResourceStatus, scene: Scene) -> bool:
-    """Check whether the nodes of the cluster are on machines that another object has taken over."""
-    found = scene.sight.resource
-    foreign = found is not None and scene.sight.presence is Presence.FOREIGN
-    return foreign and found is not None and identify(found) in status.bookkeeping.released
-
-
 def _cordon(status: QueuedResourceStatus, scene: Scene) -> tuple[Cordon, ...]:
-    if _is_released(status, scene):
+    if is_released(status, scene.sight):
         return ()
     return tuple(
         Cordon(member=member)
