@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
+from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cloud_tpu.cloud import (
@@ -23,7 +24,6 @@ from stepkeeper_operator.cloud_tpu.cloud import (
 )
 from stepkeeper_operator.cloud_tpu.polling import Listing
 from stepkeeper_operator.cluster import QUEUED_RESOURCES
-from stepkeeper_operator.labels import ADOPT_ANNOTATION
 from stepkeeper_operator.metrics import QueuedResourceMetrics
 from stepkeeper_operator.queued_resources.memory import ResourceMemory
 from stepkeeper_operator.queued_resources.naming import (
@@ -31,6 +31,7 @@ from stepkeeper_operator.queued_resources.naming import (
     UID_LABEL,
     make_cloud_id,
     parse_cloud_name,
+    parse_number,
 )
 from stepkeeper_operator.queued_resources.observed import Member
 from stepkeeper_operator.queued_resources.settings import CloudSettings
@@ -71,18 +72,28 @@ def find_expected(subject: Subject, members: Iterable[Member], listing: Listing)
     )
     if bookkeeping.created and named is not None:
         ids = (named[1],)
-    elif bookkeeping.adopting and leaving:  # its label may be there
-        ids = (subject.meta.annotations.get(ADOPT_ANNOTATION, ids[0]), *ids)
+    if bookkeeping.adopting:  # its label may be there
+        ids = (bookkeeping.identity.partition("@")[0], *ids)
     found = listing.resources.get(ids[-1])
-    if found is not None and bookkeeping.created:
+    if found is not None and bookkeeping.created and not bookkeeping.adopting:
         known = found.state == "ACTIVE" and bookkeeping.active_since is not None and not leaving
         known = known or bookkeeping.adopted  # the label is on its nodes
         return Expected(nodes=found.node_ids if known else (), twice=True)
-    nodes = tuple(sorted({member.cloud_node for member in members if member.cloud_node}))
-    if not (bookkeeping.created or leaving or nodes):
+    names = {member.cloud_node for member in members if member.cloud_node}
+    begun = bookkeeping.created or bookkeeping.adopting or bookkeeping.released
+    if not (begun or leaving or names):
         return Expected()  # nothing was asked for, as far as anybody knows
+    if leaving or bookkeeping.adopting:  # the labels of their nodes say whose they are
+        names |= _list_node_ids_of_name(subject.meta, listing)
+    nodes = tuple(sorted(names))
     seen = bookkeeping.created and subject.status.state not in _UNSEEN
     return Expected(resources=ids, nodes=nodes, twice=seen and not leaving)
+
+
+def _list_node_ids_of_name(meta: ObjectMeta, listing: Listing) -> set[str]:
+    found = listing.resources.values()
+    of_name = (each for each in found if parse_number(meta.namespace, meta.name, each.id) is not None)
+    return {name for each in of_name for name in each.node_ids}
 
 
 class AbsenceCheck:
@@ -106,7 +117,7 @@ class AbsenceCheck:
         except TimeoutError as error:
             text = f"{place.parent} is slow to be asked for by name"
             raise CloudTPUError(ErrorKind.TRANSIENT, "DEADLINE_EXCEEDED", text) from error
-        missing = {f"nodes/{name}" for name, node in nodes.items() if node is None}
+        missing = {f"nodes/{name}" for name in expected.nodes if name in nodes and nodes[name] is None}
         missing |= {name for name in expected.resources if name in resources and resources[name] is None}
         now = self._clock()
         memory.missed = {name: memory.missed.get(name, now) for name in missing}
@@ -122,17 +133,23 @@ class AbsenceCheck:
     async def _get_unlisted(
         self, listing: Listing, expected: Expected, place: Place
     ) -> tuple[dict[str, CloudNode | None], dict[str, CloudQueuedResource | None]]:
-        nodes = await _get_all(
-            (name for name in expected.nodes if name not in listing.nodes),
-            lambda name: self._get_node(place, name, listing.version),
-        )
+        nodes = await self._get_nodes(expected.nodes, listing, place)
         owners = {node.queued_resource.rpartition("/")[2] for node in nodes.values() if node is not None}
         wanted = {*expected.resources, *owners} - {""}
         resources = await _get_all(
             (name for name in wanted if name not in listing.resources),
             lambda name: self._cloud.get_queued_resource(place, name, listing.version),
         )
-        return nodes, resources
+        theirs = {name for found in resources.values() if found is not None for name in found.node_ids}
+        return nodes | await self._get_nodes(theirs - nodes.keys(), listing, place), resources
+
+    async def _get_nodes(
+        self, names: Iterable[str], listing: Listing, place: Place
+    ) -> dict[str, CloudNode | None]:
+        return await _get_all(
+            (name for name in names if name not in listing.nodes),
+            lambda name: self._get_node(place, name, listing.version),
+        )
 
     async def _get_node(self, place: Place, name: str, version: ApiVersion) -> CloudNode | None:
         try:

@@ -159,7 +159,7 @@ class Applier:
         place, cloud_id, version = action.place, action.cloud_id, action.version
         listing = await read_by_name(self._cloud, place, cloud_id, version, at=self._clock())
         observed = Observed(cluster_id=self._memory.cluster_id, listing=listing)
-        sight = look_at(observed, meta, cloud_id, adopted=action.adopted)
+        sight = look_at(observed, meta, cloud_id, action.bookkeeping)
         if sight.presence is Presence.ABSENT:
             return None
         if not sight.is_ours:

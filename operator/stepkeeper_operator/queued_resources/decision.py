@@ -1,11 +1,14 @@
 """Define the decision about one QueuedResource, as values. `apply` carries it out."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionUpdate
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
+    QueuedResourceBookkeeping,
+    QueuedResourceStatus,
+)
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudRequest, Place
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.queued_resources.observed import Member, MemberPod
@@ -48,8 +51,8 @@ class DeleteCloudResource:
     cloud_id: str
     request_id: str
     version: ApiVersion
-    adopted: bool = False
-    """The object has adopted it."""
+    bookkeeping: QueuedResourceBookkeeping = field(compare=False)
+    """It says whether the object has adopted it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

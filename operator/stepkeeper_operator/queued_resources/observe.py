@@ -21,6 +21,7 @@ from stepkeeper_operator.cluster import NAMESPACES, QUEUED_RESOURCES, SECRETS, C
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts import Node
 from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.labels import ADOPT_ANNOTATION
 from stepkeeper_operator.metrics import QueuedResourceMetrics
 from stepkeeper_operator.queued_resources.absence import AbsenceCheck, OrphanWatch, find_expected
 from stepkeeper_operator.queued_resources.members import holds_up, read_member, read_pod
@@ -123,7 +124,13 @@ class Observer:
             listed_at=listing.asked_at,
             operation=operation,
             former=self._find_former(subject),
+            other_uids=self._find_other_uids(subject),
         )
+
+    def _find_other_uids(self, subject: Subject) -> frozenset[str]:
+        if ADOPT_ANNOTATION not in subject.meta.annotations:
+            return frozenset()
+        return self._cache.list_uids(QUEUED_RESOURCES) - {subject.meta.uid}
 
     def _find_former(self, subject: Subject) -> tuple[Member, ...]:
         """Find the cluster's nodes of objects that are gone: some may be of machines that this one has adopted."""

@@ -111,6 +111,9 @@ class Observed:
     former: tuple[Member, ...] = ()
     """Nodes of this cluster that name objects which are gone, where this one has adopted machines."""
 
+    other_uids: frozenset[str] = frozenset()
+    """Uids of the other QueuedResources of this cluster, where this one is about to adopt something."""
+
     pods: tuple[MemberPod, ...] | None = None
     """The pods on the members; None: nobody has looked, for its machines aren't being removed."""
 

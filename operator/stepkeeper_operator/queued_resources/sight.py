@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceBookkeeping
 from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudQueuedResource
 from stepkeeper_operator.cloud_tpu.polling import Listing
 from stepkeeper_operator.queued_resources.naming import (
@@ -16,7 +17,7 @@ from stepkeeper_operator.queued_resources.naming import (
 from stepkeeper_operator.queued_resources.observed import Observed
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 
-__all__ = ["Presence", "Scene", "Sight", "find_labels", "list_live", "look_at"]
+__all__ = ["Presence", "Scene", "Sight", "find_labels", "identify", "list_live", "look_at"]
 
 
 class Presence(StrEnum):
@@ -70,14 +71,17 @@ class Scene:
     now: float
 
 
-def look_at(observed: Observed, meta: ObjectMeta, cloud_id: str, *, adopted: bool) -> Sight:
+def look_at(
+    observed: Observed, meta: ObjectMeta, cloud_id: str, bookkeeping: QueuedResourceBookkeeping
+) -> Sight:
     """Find what is under `cloud_id`, and everything else that carries the object's label.
 
     Args:
         observed: The listing, if there is one.
         meta: The object.
         cloud_id: Id of its present cloud resource.
-        adopted: The object has adopted that. Where it has no nodes any more, no label contradicts that.
+        bookkeeping: It says what the object has adopted, and what it has let go: of these, nodes carry the label, and
+            where there are none, the request's label says nothing.
     """
     listing = observed.listing
     if listing is None:
@@ -86,7 +90,7 @@ def look_at(observed: Observed, meta: ObjectMeta, cloud_id: str, *, adopted: boo
     live = () if found is None else list_live(found, listing)
     presence = Presence.ABSENT
     if found is not None:
-        ours = _is_ours(found, listing, meta) or (adopted and not live)
+        ours = _is_ours(found, listing, meta, bookkeeping)
         presence = Presence.OURS if ours else Presence.FOREIGN
     nodes, leftovers = _sort_nodes(listing, meta, cloud_id, live, presence)
     asked = found is not None and _uid_of(_labels_of(found)) == meta.uid
@@ -99,7 +103,7 @@ def look_at(observed: Observed, meta: ObjectMeta, cloud_id: str, *, adopted: boo
         strays=tuple(
             each
             for each in listing.resources.values()
-            if each.id != cloud_id and _is_ours(each, listing, meta)
+            if each.id != cloud_id and _is_ours(each, listing, meta, bookkeeping)
         ),
         others=_list_others(observed, listing, meta, found if presence is Presence.FOREIGN else None),
     )
@@ -122,8 +126,20 @@ def list_live(found: CloudQueuedResource, listing: Listing) -> tuple[CloudNode, 
     return tuple(n for n in listed if n is not None and n.queued_resource.rpartition("/")[2] in owners)
 
 
-def _is_ours(found: CloudQueuedResource, listing: Listing, meta: ObjectMeta) -> bool:
-    return _uid_of(find_labels(found, listing)) == meta.uid
+def identify(found: CloudQueuedResource) -> str:
+    """Tell it from another one that was made under the same id later."""
+    return f"{found.id}@{found.create_time}"
+
+
+def _is_ours(
+    found: CloudQueuedResource, listing: Listing, meta: ObjectMeta, bookkeeping: QueuedResourceBookkeeping
+) -> bool:
+    live, identity = list_live(found, listing), identify(found)
+    if not live and bookkeeping.created and bookkeeping.adopted and identity == bookkeeping.identity:
+        return True
+    labelled = any(_uid_of(node.labels) for node in live)
+    counts = labelled or identity not in bookkeeping.released
+    return counts and _uid_of(find_labels(found, listing)) == meta.uid
 
 
 def _sort_nodes(

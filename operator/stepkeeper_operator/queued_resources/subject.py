@@ -11,7 +11,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource import DeletionPolicy, Queu
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState, QueuedResourceStatus
 from stepkeeper_operator.facts.raw import RawObject
 
-__all__ = ["Subject", "has_nothing", "is_adopted", "read_subject"]
+__all__ = ["Subject", "has_nothing", "read_subject"]
 
 _NEEDED: Final = ("cloudName", "apiVersion", "operation", "bookkeeping")
 """Fields of a status by which a resource is removed."""
@@ -62,11 +62,6 @@ def has_nothing(status: QueuedResourceStatus) -> bool:
     if bookkeeping.created or bookkeeping.removing or bookkeeping.adopting:
         return False
     return bookkeeping.number == 0 or status.state is QueuedResourceState.GONE
-
-
-def is_adopted(status: QueuedResourceStatus) -> bool:
-    """Return True where the present one wasn't made for the object, and is its own."""
-    return status.bookkeeping.created and status.bookkeeping.adopted
 
 
 def _with_known_state(raw: RawObject) -> RawObject:

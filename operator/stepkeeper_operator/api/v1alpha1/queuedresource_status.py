@@ -178,6 +178,12 @@ class QueuedResourceBookkeeping(StatusPart):
     """The present one was not made for this object, which has its label on the nodes; or has had it, if created is
     false."""
 
+    identity: Annotated[str, Field(max_length=128)] = ""
+    """The id and creation time of what is being adopted, or was last adopted, as id@seconds."""
+
+    released: Annotated[tuple[Annotated[str, Field(max_length=128)], ...], Field(max_length=64)] = ()
+    """What was let go, as in identity: the label of its request names this object, and counts no more."""
+
     asked_at: Timestamp | None = None
     """When the present one was asked for, while a request may still be on its way."""
 

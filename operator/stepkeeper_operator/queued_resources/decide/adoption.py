@@ -12,7 +12,6 @@ from typing import Any, Final
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceConditionType,
-    QueuedResourceState,
     QueuedResourceStatus,
 )
 from stepkeeper_operator.cloud_tpu.cloud import (
@@ -23,12 +22,11 @@ from stepkeeper_operator.cloud_tpu.cloud import (
     ErrorKind,
 )
 from stepkeeper_operator.cloud_tpu.polling import Listing
-from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.labels import ADOPT_ANNOTATION
 from stepkeeper_operator.queued_resources.decide.answers import book, error_kind
 from stepkeeper_operator.queued_resources.decide.mirror import match_members
 from stepkeeper_operator.queued_resources.decide.problems import name_some
-from stepkeeper_operator.queued_resources.decision import Action, Finding, LabelNodes, Plan, Relabel, Uncordon
+from stepkeeper_operator.queued_resources.decision import Action, Finding, LabelNodes, Plan, Relabel
 from stepkeeper_operator.queued_resources.naming import (
     CLUSTER_LABEL,
     NAME_LABEL,
@@ -40,11 +38,12 @@ from stepkeeper_operator.queued_resources.naming import (
 )
 from stepkeeper_operator.queued_resources.observed import Verb
 from stepkeeper_operator.queued_resources.request import build_request, choose_api_version
-from stepkeeper_operator.queued_resources.sight import Presence, Scene, Sight, find_labels, list_live
+from stepkeeper_operator.queued_resources.sight import Presence, Scene, find_labels, identify, list_live
 
-__all__ = ["is_lost", "judge_labels", "plan_blocked", "plan_labels", "plan_release", "uncordon_members"]
+__all__ = ["judge_labels", "plan_blocked", "plan_labels"]
 
 _KIND: Final = QueuedResourceConditionType.ACCEPTED
+_ACTIVE: Final = "ACTIVE"
 _READY: Final = "READY"
 _MOST_AT_ONCE: Final = 8
 _MESSAGE_LIMIT: Final = 2048
@@ -67,11 +66,12 @@ def plan_blocked(resource: QueuedResource, status: QueuedResourceStatus, scene: 
     if target is not None:
         return _plan_adoption(resource, status, target, scene)
     status = book(status, adopting="", adopted=False)
-    if others and bookkeeping.number:  # only the first id is promised to people
+    blocks = others and (not bookkeeping.number or identify(others[0]) in bookkeeping.released)
+    if others and not blocks:  # only the first id is promised to people
         text = f"{others[0].id} isn't this object's: takes the next number"
         status = book(status, number=bookkeeping.number + 1, created=False, asked_at=None)
         return Plan(status=status, look_s=0.0, waiting=text)
-    if others:
+    if blocks:
         plan = _refuse(status, scene, "NotOurs", _describe_other(others[0], wanted, scene))
         return replace(plan, look_s=scene.settings.poll_fast_s) if others[0].state == "DELETING" else plan
     if not wanted:
@@ -81,30 +81,6 @@ def plan_blocked(resource: QueuedResource, status: QueuedResourceStatus, scene: 
         "Correct it, or remove it and the machines are made anew"
     )
     return _refuse(status, scene, "NothingToAdopt", text)
-
-
-def is_lost(status: QueuedResourceStatus, sight: Sight) -> bool:
-    """Check whether what was the object's carries another label now."""
-    unseen = {None, QueuedResourceState.PENDING, QueuedResourceState.GONE, QueuedResourceState.DELETING}
-    had = status.bookkeeping.adopted or status.state not in unseen
-    return sight.presence is Presence.FOREIGN and status.bookkeeping.created and had
-
-
-def plan_release(status: QueuedResourceStatus, scene: Scene) -> Plan:
-    """Let go of what carries another label now. It isn't touched again, unless somebody asks for it again."""
-    released: dict[str, Any] = {"removing": "", "removing_since": None, "active_since": None}
-    after = book(status, created=False, adopted=True, adopting="", missing_since=None, **released)
-    pending = {"state": QueuedResourceState.PENDING, "operation": None, "error": None}
-    text = f"{status.cloud_name} doesn't carry this object's label any more: it is left alone"
-    event = ObjectEvent(warning=True, reason="LetGo", message=text)
-    return Plan(
-        status=after.model_copy(update=pending), actions=uncordon_members(scene), look_s=0.0, events=(event,)
-    )
-
-
-def uncordon_members(scene: Scene) -> tuple[Uncordon, ...]:
-    """Take back the cordons of a removal that came to nothing, such as one that a lost status told of."""
-    return tuple(Uncordon(member=member) for member in scene.observed.members if member.cordoned_by_us)
 
 
 def plan_labels(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> tuple[Action, ...]:
@@ -137,7 +113,14 @@ def _plan_adoption(
 ) -> Plan:
     listing, settings, bookkeeping = scene.observed.listing, scene.settings, status.bookkeeping
     assert listing is not None  # the caller has found it there
-    owner = find_labels(found, listing).get(UID_LABEL, "") or _NOBODY
+    labels = find_labels(found, listing)
+    owner = labels.get(UID_LABEL, "") or _NOBODY
+    if owner in scene.observed.other_uids:
+        text = (
+            f"{found.name} belongs to QueuedResource {labels.get(NAMESPACE_LABEL)}/{labels.get(NAME_LABEL)} of this "
+            "cluster. Delete that object with deletionPolicy: Retain first"
+        )
+        return _refuse(book(status, adopting=""), scene, "NotOurs", text)
     if bookkeeping.adopted or bookkeeping.adopting not in {"", owner}:
         text = (
             f"{found.name} was this object's, or about to be, and now carries the label of {owner}. It is left alone: "
@@ -147,10 +130,11 @@ def _plan_adoption(
     live = list_live(found, listing)
     ready = {node.id for node in live if node.state == _READY}
     missing = [name for name in found.node_ids if name not in ready]
-    if missing or not live:
+    if missing or not live or found.state != _ACTIVE:
+        which = f"; {name_some(missing)} isn't" if missing else ""
         text = (
-            f"{found.name}, which is {found.state}, is adopted once all its nodes are READY, since they carry the "
-            f"label; {name_some(missing)} isn't. If that doesn't change, delete it ({_DELETE})"
+            f"{found.name}, which is {found.state}, is adopted once it is {_ACTIVE} and all its nodes are READY, since "
+            f"they carry the label{which}. If that doesn't change, delete it ({_DELETE})"
         )
         return Plan(status=status, look_s=settings.poll_active_s, accepted=_await(text))
     differences = tuple(_find_differences(_ask(resource, found, scene), found, listing))
@@ -160,7 +144,7 @@ def _plan_adoption(
 delete it ({_DELETE})"
         )
         return _refuse(status, scene, "Differs", text)
-    status = book(status, adopting=owner)
+    status = book(status, adopting=owner, identity=identify(found))
     actions = _label(resource, status, live, scene)
     return Plan(
         status=status, actions=actions, look_s=settings.poll_fast_s, accepted=judge_labels(status, live)
@@ -215,6 +199,8 @@ def _describe_other(found: CloudQueuedResource, wanted: str, scene: Scene) -> st
     keys = (CLUSTER_LABEL, NAMESPACE_LABEL, NAME_LABEL, UID_LABEL)
     named = ", ".join(f"{key}={labels[key]}" for key in keys if key in labels)
     whose = f"carries another object's label: {named}" if named else "carries no label of an object"
+    if labels.get(UID_LABEL) == scene.meta.uid:
+        whose = "has no nodes that carry a label: another object has taken it over from this one"
     wrong = f" (the annotation names {wanted})" if wanted else ""
     return (
         f"{found.name} exists, is {found.state} and {whose}. It is never touched. To take it over, machines and costs, "

@@ -27,7 +27,7 @@ from stepkeeper_operator.queued_resources.request import (
     hash_spec,
     place_of,
 )
-from stepkeeper_operator.queued_resources.sight import Scene
+from stepkeeper_operator.queued_resources.sight import Scene, identify
 
 __all__ = ["compute_wait_s", "plan_creation", "plan_recovery"]
 
@@ -118,7 +118,10 @@ def plan_recovery(resource: QueuedResource, status: QueuedResourceStatus, scene:
     events = (
         (ObjectEvent(warning=False, reason="Adopted", message=text),) if status.bookkeeping.adopting else ()
     )
-    status = _claim(resource, book(status, number=number, adopting=""), adopted=adopted)
+    identity = identify(found)
+    released = tuple(each for each in status.bookkeeping.released if each != identity)
+    status = book(status, number=number, adopting="", identity=identity, released=released)
+    status = _claim(resource, status, adopted=adopted)
     return Plan(status=status, look_s=0.0, waiting=f"takes {found.id} up", events=events)
 
 

@@ -12,7 +12,6 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.labels import ADOPT_ANNOTATION
 from stepkeeper_operator.pacing import find_soonest
-from stepkeeper_operator.queued_resources.decide.adoption import is_lost
 from stepkeeper_operator.queued_resources.decide.answers import fold_answers
 from stepkeeper_operator.queued_resources.decide.events import derive_events
 from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud
@@ -21,6 +20,7 @@ from stepkeeper_operator.queued_resources.decide.problems import (
     find_blocked_deletion,
     find_refusals,
 )
+from stepkeeper_operator.queued_resources.decide.release import is_lost, release
 from stepkeeper_operator.queued_resources.decide.removal import Removal, begin_removal, plan_removal
 from stepkeeper_operator.queued_resources.decision import (
     Action,
@@ -33,7 +33,7 @@ from stepkeeper_operator.queued_resources.naming import FINALIZER, make_cloud_id
 from stepkeeper_operator.queued_resources.observed import Observed, Verb
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.queued_resources.sight import Scene, Sight, look_at
-from stepkeeper_operator.queued_resources.subject import has_nothing, is_adopted
+from stepkeeper_operator.queued_resources.subject import has_nothing
 
 __all__ = ["decide_deletion"]
 
@@ -55,23 +55,26 @@ def decide_deletion(
     if retain:
         return _let_go(before, observed, *_tell_retained(before))
     sight = _look(meta, before, observed)
-    if is_lost(before, sight):
-        text = f"{before.cloud_name} stays in the cloud: it doesn't carry this object's label any more"
-        return _let_go(before, observed, ObjectEvent(warning=True, reason="LetGo", message=text))
-    if has_nothing(before) and not _must_look(before, observed) and not sight.is_ours and not sight.strays:
+    has_any = sight.is_ours or sight.strays or sight.leftovers
+    if has_nothing(before) and not _must_look(before, observed) and not has_any:
         return Decision(status=before, actions=(SetFinalizer(present=False),))
     scene = Scene(meta=meta, observed=observed, sight=sight, settings=settings, now=now)
     status = begin_removal(fold_answers(before, scene), _REASON, now=now)
+    events: tuple[ObjectEvent, ...] = ()
+    if is_lost(before, sight):
+        status = release(status, sight)
+        text = f"{before.cloud_name} stays in the cloud: it doesn't carry this object's label any more"
+        events = (ObjectEvent(warning=True, reason="LetGo", message=text),)
     removal = plan_removal(status, scene)
     if removal.done:
-        return Decision(status=before, actions=(SetFinalizer(present=False),))
+        return _let_go(before, observed, *events)
     status = _describe(meta, mirror_cloud(status, scene), observed, removal, now=now)
     changed = status != before
     return Decision(
         status=status,
         write_status=changed,
         actions=removal.actions,
-        events=derive_events(before, status) if changed else (),
+        events=(*events, *derive_events(before, status)) if changed else (),
         requeue_after_s=find_soonest(removal.look_s),
     )
 
@@ -95,7 +98,7 @@ def _look(meta: ObjectMeta, status: QueuedResourceStatus, observed: Observed) ->
     cloud_id = make_cloud_id(meta.namespace, meta.name, bookkeeping.number)
     if bookkeeping.created and named is not None:
         cloud_id = named[1]
-    return look_at(observed, meta, cloud_id, adopted=is_adopted(status))
+    return look_at(observed, meta, cloud_id, bookkeeping)
 
 
 def _describe(

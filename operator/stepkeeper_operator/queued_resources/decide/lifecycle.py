@@ -15,11 +15,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 )
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource, ErrorKind
 from stepkeeper_operator.events import ObjectEvent
-from stepkeeper_operator.queued_resources.decide.adoption import (
-    judge_labels,
-    plan_labels,
-    uncordon_members,
-)
+from stepkeeper_operator.queued_resources.decide.adoption import judge_labels, plan_labels
 from stepkeeper_operator.queued_resources.decide.answers import book
 from stepkeeper_operator.queued_resources.decide.ends import (
     EXPIRED,
@@ -35,6 +31,7 @@ from stepkeeper_operator.queued_resources.decide.ends import (
 )
 from stepkeeper_operator.queued_resources.decide.mirror import to_state
 from stepkeeper_operator.queued_resources.decide.problems import find_blocked_deletion, find_refusals
+from stepkeeper_operator.queued_resources.decide.release import uncordon_members
 from stepkeeper_operator.queued_resources.decide.removal import begin_removal, plan_removal
 from stepkeeper_operator.queued_resources.decision import Action, Plan, Problem
 from stepkeeper_operator.queued_resources.pacing import compute_backoff_s, compute_poll_s, compute_retry_s

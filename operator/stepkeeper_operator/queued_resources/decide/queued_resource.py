@@ -13,7 +13,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 )
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource
 from stepkeeper_operator.pacing import compute_write_wait_s, find_soonest
-from stepkeeper_operator.queued_resources.decide.adoption import is_lost, plan_blocked, plan_release
+from stepkeeper_operator.queued_resources.decide.adoption import plan_blocked
 from stepkeeper_operator.queued_resources.decide.answers import (
     describe_error,
     fold_answers,
@@ -31,6 +31,7 @@ from stepkeeper_operator.queued_resources.decide.lifecycle import (
     plan_vanished,
 )
 from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud, recall
+from stepkeeper_operator.queued_resources.decide.release import is_lost, plan_release
 from stepkeeper_operator.queued_resources.decide.removal import delete_resource
 from stepkeeper_operator.queued_resources.decision import Decision, Plan, Problem, SetFinalizer
 from stepkeeper_operator.queued_resources.naming import FINALIZER, make_cloud_id, parse_number
@@ -38,7 +39,6 @@ from stepkeeper_operator.queued_resources.observed import Observed, Verb
 from stepkeeper_operator.queued_resources.pacing import compute_poll_s, spread
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.queued_resources.sight import Presence, Scene, Sight, look_at
-from stepkeeper_operator.queued_resources.subject import is_adopted
 
 __all__ = ["decide_queued_resource"]
 
@@ -74,7 +74,7 @@ def decide_queued_resource(
 
 def _look(meta: ObjectMeta, status: QueuedResourceStatus, observed: Observed) -> Sight:
     cloud_id = make_cloud_id(meta.namespace, meta.name, status.bookkeeping.number)
-    return look_at(observed, meta, cloud_id, adopted=is_adopted(status))
+    return look_at(observed, meta, cloud_id, status.bookkeeping)
 
 
 def _plan(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:

@@ -12,6 +12,7 @@ from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudQueuedResource
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.queued_resources.decide.answers import book, describe_error
 from stepkeeper_operator.queued_resources.decide.problems import name_some
+from stepkeeper_operator.queued_resources.decide.release import is_released
 from stepkeeper_operator.queued_resources.decision import (
     Action,
     Cordon,
@@ -59,14 +60,14 @@ def plan_removal(status: QueuedResourceStatus, scene: Scene) -> Removal:
     if sight.presence is Presence.UNKNOWN:
         why = "" if observed.error is None else f": {observed.error}"
         text = f"nobody can tell what the cloud has of it{why}"
-        return Removal(actions=_cordon(scene), look_s=scene.settings.poll_fast_s, waiting=text)
+        return Removal(actions=_cordon(status, scene), look_s=scene.settings.poll_fast_s, waiting=text)
     present = [] if sight.resource is None or not sight.is_ours else [sight.resource]
     if present or sight.strays:
         return _plan_delete(status, scene, [*present, *sight.strays])
     rest = _find_rest(status, scene)
     if rest is not None:
         return rest
-    if observed.members:
+    if observed.members and not is_released(status, scene.sight):
         actions, look_s = delete_nodes(scene)
         names = name_some([member.name for member in observed.members])
         return Removal(actions=actions, look_s=look_s, waiting=f"removes node {names} of the cluster")
@@ -87,7 +88,7 @@ def delete_resource(
         cloud_id=resource.id,
         request_id=make_request_id(meta.uid, bookkeeping.number, "delete", detail),
         version=ApiVersion.V2ALPHA1 if status.api_version == ApiVersion.V2ALPHA1 else ApiVersion.V2,
-        adopted=bookkeeping.adopted,
+        bookkeeping=bookkeeping,
     )
 
 
@@ -108,7 +109,7 @@ def _plan_drain(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
     if scene.sight.presence not in {Presence.OURS, Presence.UNKNOWN} or not alive:
         return None
     if observed.pods is None:  # they are looked for once the status says that it is being removed
-        return Removal(actions=_cordon(scene), look_s=0.0, waiting="cordons its nodes")
+        return Removal(actions=_cordon(status, scene), look_s=0.0, waiting="cordons its nodes")
     pods = [pod for pod in observed.pods if pod.node in alive]
     since = status.bookkeeping.removing_since
     ends_at = scene.settings.drain_s + (scene.now if since is None else since)
@@ -117,7 +118,7 @@ def _plan_drain(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
     evictions = tuple(EvictPod(pod=pod) for pod in pods if not pod.stopping)
     names = name_some([f"{pod.namespace}/{pod.name}" for pod in pods])
     return Removal(
-        actions=(*_cordon(scene), *evictions),
+        actions=(*_cordon(status, scene), *evictions),
         look_s=min(_DRAIN_LOOK_S, ends_at - scene.now),
         waiting=f"pods on its nodes have until {render_time(ends_at)} to end: {names}",
     )
@@ -134,7 +135,7 @@ def _plan_delete(status: QueuedResourceStatus, scene: Scene, present: list[Cloud
         return Removal(look_s=not_before - scene.now, waiting=text)
     action = delete_resource(scene.meta, status, staying[0])
     text = f"the cloud deletes {names}"
-    return Removal(actions=(*_cordon(scene), action), look_s=0.0, waiting=text)
+    return Removal(actions=(*_cordon(status, scene), action), look_s=0.0, waiting=text)
 
 
 def _find_rest(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
@@ -154,7 +155,9 @@ def _find_rest(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
     return None
 
 
-def _cordon(scene: Scene) -> tuple[Cordon, ...]:
+def _cordon(status: QueuedResourceStatus, scene: Scene) -> tuple[Cordon, ...]:
+    if is_released(status, scene.sight):
+        return ()
     return tuple(
         Cordon(member=member)
         for member in scene.observed.members
