@@ -61,11 +61,8 @@ class SpecPart(ApiModel):
 
     @model_validator(mode="after")
     def _check_union(self) -> Self:
-        if (
-            self.union
-            and self.needs_member()
-            and all(getattr(self, to_snake(name)) is None for name in self.union)
-        ):
+        absent = all(getattr(self, to_snake(name)) is None for name in self.union)
+        if self.union and absent and self.needs_member():
             unknown = ", ".join(self.model_extra or ())
             raise PydanticCustomError(
                 "no_member",

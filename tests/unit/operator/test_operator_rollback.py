@@ -12,7 +12,7 @@ from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.starts import was_edited
 
 REFUSED = (ConditionStatus.FALSE, "UnreadableSpec")
-RING = {"placement": {"hosts": {"count": 2, "shape": "ring"}}}
+RING: dict[str, Any] = {"placement": {"hosts": {"count": 2, "shape": "ring"}}}
 UNKNOWN_CHOICES: dict[str, dict[str, Any]] = {
     "placement.gpu": {"placement": {"gpu": {"count": 2}}},
     "interval.minutes": {"checkpoint": {"uri": "gs://bucket/lm", "interval": {"minutes": 5}}},

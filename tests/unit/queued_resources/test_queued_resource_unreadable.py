@@ -104,6 +104,21 @@ async def test_a_choice_that_is_not_known_leaves_machines_alone(spec: dict[str, 
     assert world.ours == []
 
 
+async def test_what_stays_gone_keeps_the_hash_of_a_newer_operator() -> None:
+    """So the newer operator finds nothing changed."""
+    world = ResourceWorld(recreatePolicy={"onFailed": "Recreate", "max": 0})
+    await world.run(12)
+    bookkeeping = world.status.bookkeeping.model_copy(update={"spec_hash": "newer"}).to_raw()
+    change(world, "status", {"bookkeeping": bookkeeping})
+    change(world, "spec", {"node": world.resource.spec.node.to_raw() | {"bootDisk": {"size": 5}}})
+    world.cloud.resources.clear()
+    world.cloud.nodes.clear()
+    await world.run(20)
+    assert world.status.state is QueuedResourceState.GONE
+    assert world.status.bookkeeping.spec_hash == "newer"
+    assert world.ours == []
+
+
 async def test_a_hash_of_a_newer_operator_deletes_no_machines() -> None:
     world = ResourceWorld(updatePolicy="Recreate")
     await world.run(12)

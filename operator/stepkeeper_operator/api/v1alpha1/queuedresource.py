@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from stepkeeper_operator.api.base import ApiModel, SpecPart, Timestamp
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
@@ -131,6 +132,7 @@ class QueueingSpec(SpecPart):
     valid_interval: ValidInterval | None = None
     """Grant the request only in this time."""
 
+    @override
     def needs_member(self) -> bool:
         return bool(self.model_extra)  # a limit that isn't known is not the same as none
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from stepkeeper.contract import BestMode, IntervalType, OnDisruption
 from stepkeeper_operator.api.accelerators import Accelerator, choose_chips_per_host, count_chips, count_hosts
@@ -150,6 +151,7 @@ class IntervalSpec(SpecPart):
     """Fixed: save after this many seconds. Continuous: least time since the last save. Auto: greatest time
     since the last save."""
 
+    @override
     def needs_member(self) -> bool:
         return self.type is IntervalType.FIXED
 

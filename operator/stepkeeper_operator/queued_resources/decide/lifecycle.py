@@ -200,5 +200,6 @@ def _keep_hash(
 ) -> str:
     """Return the hash by which a change of the spec is seen while the next one isn't asked for yet."""
     if stays_gone:
-        return before.spec_hash if spec.hides_changes() else hash_spec(spec)
+        known = before.spec_hash if spec.hides_changes() else ""
+        return known or hash_spec(spec)
     return before.spec_hash if why == QUOTA else ""  # a smaller wish may be within the quota
