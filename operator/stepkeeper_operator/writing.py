@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from stepkeeper_operator.api.reading import read_object
+from stepkeeper_operator.api.reading import describe_problems, read_object
 from stepkeeper_operator.api.v1alpha1.conditions import (
     MAX_CONDITIONS,
     Condition,
@@ -185,7 +185,7 @@ def renew_condition(known: RawObject, update: ConditionUpdate, *, generation: in
 
 def _refuse(raw: RawObject, problems: Sequence[str], *, generation: int, now: float) -> RawObject | None:
     """Return condition Accepted that names the problems, or None if the object says so already."""
-    text = f"this operator can't read {'; '.join(problems)}. Mend it; what already runs goes on"
+    text = describe_problems(problems)
     known = condition_of(raw, ConditionType.ACCEPTED)
     update = ConditionUpdate(type=ConditionType.ACCEPTED, status=False, reason=UNREADABLE, message=text)
     condition = renew_condition(known, update, generation=generation, now=now)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import (
     BaseModel,
@@ -14,8 +14,10 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     WithJsonSchema,
     model_serializer,
+    model_validator,
 )
-from pydantic.alias_generators import to_camel
+from pydantic.alias_generators import to_camel, to_snake
+from pydantic_core import PydanticCustomError
 
 __all__ = ["CONFIG", "SET", "ApiModel", "Count", "SpecPart", "StatusPart", "Timestamp", "map_by"]
 
@@ -51,6 +53,31 @@ class SpecPart(ApiModel):
 
     model_config = CONFIG | ConfigDict(extra="allow")
 
+    union: ClassVar[tuple[str, ...]] = ()
+    """Fields of which one has to be given. Where this version knows none that is, it can't read the part."""
+
+    compared: ClassVar[tuple[str, ...]] = ()
+    """Fields of a whole spec that are hashed to see whether what was made of it is out of date."""
+
+    @model_validator(mode="after")
+    def _check_union(self) -> Self:
+        absent = all(getattr(self, to_snake(name)) is None for name in self.union)
+        if self.union and absent and self.needs_member():
+            unknown = ", ".join(self.model_extra or ())
+            raise PydanticCustomError(
+                "no_member",
+                "none of {members} is given{unknown}",
+                {
+                    "members": ", ".join(self.union),
+                    "unknown": unknown and f", and this operator doesn't know {unknown}",
+                },
+            )
+        return self
+
+    def needs_member(self) -> bool:
+        """Return True if one of the fields of `union` has to be given here."""
+        return True
+
     @model_serializer(mode="wrap")
     def _leave_unknown_fields_out(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {name: value for name, value in write(self).items() if name not in (self.model_extra or ())}
@@ -58,7 +85,16 @@ class SpecPart(ApiModel):
     def describe_unknown_fields(self) -> str:
         """Name the fields of this spec that this version doesn't know in a sentence; empty if there are none."""
         fields = ", ".join(f"spec.{path}" for path in self.unknown_fields())
-        return fields and f"this operator doesn't know {fields}, and runs without: upgrade it, or remove them"
+        if not fields:
+            return ""
+        text = f"this operator doesn't know {fields}, and runs without: upgrade it, or remove them"
+        if not self.hides_changes():
+            return text
+        return f"{text}. Until then it applies no change of {', '.join(f'spec.{name}' for name in self.compared)}"
+
+    def hides_changes(self) -> bool:
+        """Return True if no hash of this spec can be compared: a newer operator's covers the unknown fields."""
+        return any(path.partition(".")[0] in self.compared for path in self.unknown_fields())
 
     def unknown_fields(self) -> Iterator[str]:
         """Yield the paths, relative to this part, of the fields that this version doesn't know."""

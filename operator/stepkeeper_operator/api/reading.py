@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from stepkeeper_operator.api.base import ApiModel
 
-__all__ = ["Reading", "read_object"]
+__all__ = ["Reading", "describe_problems", "read_object"]
 
 _ROUNDS: Final = 16
 """Leaving a part out can leave the part around it unreadable."""
@@ -29,23 +29,30 @@ class Reading(Generic[T]):
     """Path and reason of each part of the spec that can't be read."""
 
 
+def describe_problems(problems: Sequence[str]) -> str:
+    """Say which parts of a spec can't be read, and what to do."""
+    parts = "; ".join(problems)
+    return f"this operator can't read {parts}. Correct it, or upgrade the operator; what already runs goes on"
+
+
 def read_object(kind: type[T], raw: object) -> Reading[T]:
     """Read the object. Of its status nothing is named: a newer operator may have written it."""
-    problems: dict[str, None] = {}
+    problems: dict[str, str] = {}
     known = raw
     for _ in range(_ROUNDS):
         try:
-            return Reading(value=kind.model_validate(known), problems=tuple(problems))
+            return Reading(value=kind.model_validate(known), problems=tuple(problems.values()))
         except ValidationError as error:
             known = copy.deepcopy(known)
             # From the back, so that the numbers of the others in a list stay right.
             for detail in reversed(error.errors(include_url=False)):
                 path = _render(detail["loc"])
                 if not path.startswith("status"):
-                    problems.setdefault(f"{path}: {detail['msg']}")
+                    # Later it may be missing because it was left out.
+                    problems.setdefault(path, f"{path}: {detail['msg']}")
                 if not _leave_out(known, detail):
-                    return Reading(value=None, problems=tuple(problems))
-    return Reading(value=None, problems=tuple(problems))
+                    return Reading(value=None, problems=tuple(problems.values()))
+    return Reading(value=None, problems=tuple(problems.values()))
 
 
 def _leave_out(raw: Any, detail: ErrorDetails) -> bool:

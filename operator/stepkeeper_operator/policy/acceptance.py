@@ -3,6 +3,7 @@
 from typing import Final
 
 from stepkeeper.contract import CONTAINER_NAME, Identity
+from stepkeeper_operator.api.reading import describe_problems
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.build import config_map_name
@@ -44,8 +45,7 @@ def _find_unreadable_parts(observed: Observed) -> tuple[str, str] | None:
     """Find what the API server let pass because its CRD is older or newer than this operator."""
     if not observed.unreadable:
         return None
-    text = f"this operator can't read {'; '.join(observed.unreadable)}. Mend it; what already runs goes on"
-    return "UnreadableSpec", text
+    return "UnreadableSpec", describe_problems(observed.unreadable)
 
 
 def _find_template_problem(job: CheckpointedTrainingJob) -> tuple[str, str] | None:

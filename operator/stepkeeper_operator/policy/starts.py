@@ -43,9 +43,10 @@ def note_limit(job: CheckpointedTrainingJob, history: JobHistory) -> JobHistory:
 def was_edited(job: CheckpointedTrainingJob, observed: Observed, bookkeeping: Bookkeeping) -> bool:
     """Return True if template or placement have changed since the newest start.
 
-    Without the machines that a job names nobody can tell yet. What isn't accepted mends nothing.
+    Without the machines that a job names that can't be known yet, nor while the spec hides changes. What isn't accepted
+    mends nothing.
     """
-    if bookkeeping.started_template is None or observed.held:
+    if bookkeeping.started_template is None or observed.held or job.spec.hides_changes():
         return False
     if job.spec.placement.queued_resource_name is not None and observed.machines is None:
         return False

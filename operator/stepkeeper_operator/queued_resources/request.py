@@ -23,7 +23,7 @@ from stepkeeper_operator.queued_resources.naming import (
     make_request_id,
 )
 
-__all__ = ["build_request", "choose_api_version", "hash_spec", "place_of"]
+__all__ = ["build_request", "choose_api_version", "hash_spec", "place_of", "was_changed"]
 
 _DEFAULT_NETWORKS: Final = {"default", "global/networks/default"}
 _DISK_MODES: Final = {DiskMode.READ_WRITE: "READ_WRITE", DiskMode.READ_ONLY: "READ_ONLY"}
@@ -47,6 +47,11 @@ def hash_spec(spec: QueuedResourceSpec) -> str:
         [_build_tier(spec.tier), _build_queueing(spec.queueing), _build_reservation(spec)],
     ]
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def was_changed(spec: QueuedResourceSpec, made_with: str) -> bool:
+    """Return True if the spec is known to ask for something else than the one that was hashed to `made_with`."""
+    return made_with != hash_spec(spec) and not spec.hides_changes()
 
 
 def choose_api_version(spec: QueuedResourceSpec) -> tuple[ApiVersion, str]:

@@ -70,3 +70,66 @@ async def test_a_spec_that_can_be_read_again_is_accepted_again() -> None:
     change(world, "spec", spec)
     await world.run(4)
     assert world.condition("Accepted") == ("True", "Accepted")
+
+
+UNKNOWN_CHOICES: dict[str, dict[str, Any]] = {
+    "tier.flexStart": {"tier": {"flexStart": {"maxRunSeconds": 3600}}},
+    "node.acceleratorShape": {"node": {"acceleratorShape": "cube", "runtimeVersion": "v2-alpha-tpuv6e"}},
+    "queueing.validUntilIdle": {"queueing": {"validUntilIdle": True}},
+}
+
+
+@pytest.mark.parametrize("spec", UNKNOWN_CHOICES.values(), ids=UNKNOWN_CHOICES)
+async def test_a_choice_that_is_not_known_buys_nothing(spec: dict[str, Any]) -> None:
+    world = ResourceWorld()
+    change(world, "spec", spec)
+    await world.run(6)
+    assert world.cloud.created == []
+    assert (accepted(world)["status"], accepted(world)["reason"]) == ("False", "UnreadableSpec")
+    assert "and this operator doesn't know" in accepted(world)["message"]
+
+
+@pytest.mark.parametrize("spec", UNKNOWN_CHOICES.values(), ids=UNKNOWN_CHOICES)
+async def test_a_choice_that_is_not_known_leaves_machines_alone(spec: dict[str, Any]) -> None:
+    world = ResourceWorld(updatePolicy="Recreate")
+    await world.run(12)
+    before = dict(world.cloud.resources)
+    change(world, "spec", spec)
+    world.restart_operator()
+    await world.run(6)
+    assert world.cloud.resources == before
+    world.delete()
+    await world.run(20)
+    assert world.raw is None
+    assert world.ours == []
+
+
+async def test_what_stays_gone_keeps_the_hash_of_a_newer_operator() -> None:
+    """So the newer operator finds nothing changed."""
+    world = ResourceWorld(recreatePolicy={"onFailed": "Recreate", "max": 0})
+    await world.run(12)
+    bookkeeping = world.status.bookkeeping.model_copy(update={"spec_hash": "newer"}).to_raw()
+    change(world, "status", {"bookkeeping": bookkeeping})
+    change(world, "spec", {"node": world.resource.spec.node.to_raw() | {"bootDisk": {"size": 5}}})
+    world.cloud.resources.clear()
+    world.cloud.nodes.clear()
+    await world.run(20)
+    assert world.status.state is QueuedResourceState.GONE
+    assert world.status.bookkeeping.spec_hash == "newer"
+    assert world.ours == []
+
+
+async def test_a_hash_of_a_newer_operator_deletes_no_machines() -> None:
+    world = ResourceWorld(updatePolicy="Recreate")
+    await world.run(12)
+    before, node = dict(world.cloud.resources), world.resource.spec.node.to_raw()
+    bookkeeping = world.status.bookkeeping.model_copy(update={"spec_hash": "newer"}).to_raw()
+    change(world, "status", {"bookkeeping": bookkeeping})
+    change(world, "spec", {"node": node | {"bootDisk": {"size": 5}}})
+    world.restart_operator()
+    await world.run(6)
+    assert world.cloud.resources == before
+    assert world.condition("Degraded") == ("True", "UnknownFields")
+    change(world, "spec", {"node": node | {"count": 2}})
+    await world.run(20)
+    assert world.cloud.resources != before, "an edit takes effect once all fields are known"

@@ -5,9 +5,10 @@ Field docstrings become the descriptions in the CRD. The rules that a schema can
 """
 
 from enum import StrEnum
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from stepkeeper_operator.api.base import ApiModel, SpecPart, Timestamp
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
@@ -81,6 +82,8 @@ class BestEffortTier(SpecPart):
 class TierSpec(SpecPart):
     """Way in which the machines are bought: exactly one of guaranteed, spot and bestEffort."""
 
+    union: ClassVar = ("guaranteed", "spot", "bestEffort")
+
     guaranteed: GuaranteedTier | None = None
     """Machines that aren't taken away for others."""
 
@@ -106,6 +109,14 @@ class QueueingSpec(SpecPart):
     from the cloud.
     """
 
+    union: ClassVar = (
+        "validUntilSeconds",
+        "validUntilTime",
+        "validAfterSeconds",
+        "validAfterTime",
+        "validInterval",
+    )
+
     valid_until_seconds: Seconds | None = None
     """Wait at most this long, from the creation of the request."""
 
@@ -120,6 +131,10 @@ class QueueingSpec(SpecPart):
 
     valid_interval: ValidInterval | None = None
     """Grant the request only in this time."""
+
+    @override
+    def needs_member(self) -> bool:
+        return bool(self.model_extra)  # a limit that isn't known is not the same as none
 
     @property
     def end_time(self) -> int | None:
@@ -158,6 +173,8 @@ class RecreatePolicy(SpecPart):
 
 class QueuedResourceSpec(SpecPart):
     """The machines that the user asks for."""
+
+    compared: ClassVar = ("node", "tier", "reservationName", "queueing")
 
     project: Annotated[str, Field(min_length=6, max_length=63)]
     """Google Cloud project, by its id and not by its number. It can't be changed."""

@@ -1,7 +1,7 @@
 """Define the slices that a QueuedResource asks for, in the fields of its spec.node."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -102,6 +102,8 @@ class NodeSpec(SpecPart):
     """The TPU slices that are requested. The Cloud TPU API calls a slice a node; each of its hosts becomes a node of
     the cluster.
     """
+
+    union: ClassVar = ("acceleratorType", "acceleratorConfig")
 
     accelerator_type: Annotated[str, Field(min_length=2, max_length=32)] | None = None
     """Generation and size in the words of the Cloud TPU API: v5litepod-16, v4-32, v6e-8. Exactly one of this and

@@ -4,9 +4,10 @@ Field docstrings become the descriptions in the CRD. The rules that a schema can
 """
 
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from stepkeeper.contract import BestMode, IntervalType, OnDisruption
 from stepkeeper_operator.api.accelerators import Accelerator, choose_chips_per_host, count_chips, count_hosts
@@ -95,6 +96,8 @@ class HostsPlacement(SpecPart):
 class PlacementSpec(SpecPart):
     """The machines that the job runs on: exactly one of tpu and hosts."""
 
+    union: ClassVar = ("tpu", "hosts")
+
     tpu: TPUPlacement | None = None
     """Run on TPU slices."""
 
@@ -134,6 +137,8 @@ class PlacementSpec(SpecPart):
 class IntervalSpec(SpecPart):
     """Interval between saves. With both steps and seconds, the one that is reached first counts."""
 
+    union: ClassVar = ("steps", "seconds")
+
     type: IntervalType = IntervalType.FIXED
     """Fixed: save every so many steps or seconds. Continuous: save whenever no save is in flight. Auto: choose
     the interval that makes saving plus repeating lost steps cheapest, from the measured cost of a save and the
@@ -145,6 +150,10 @@ class IntervalSpec(SpecPart):
     seconds: PositiveInt | None = None
     """Fixed: save after this many seconds. Continuous: least time since the last save. Auto: greatest time
     since the last save."""
+
+    @override
+    def needs_member(self) -> bool:
+        return self.type is IntervalType.FIXED
 
 
 class BestSpec(SpecPart):
@@ -232,6 +241,8 @@ class RestartsSpec(SpecPart):
 
 class TrainingJobSpec(SpecPart):
     """The job that the user asks for."""
+
+    compared: ClassVar = ("placement", "template")
 
     placement: PlacementSpec
     """The machines that the job runs on: exactly one of tpu and hosts."""

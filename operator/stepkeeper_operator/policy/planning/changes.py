@@ -30,12 +30,13 @@ def find_change(
 def _is_outdated(job: CheckpointedTrainingJob, jobset: JobSet, observed: Observed) -> bool:
     """Tell whether the JobSet was built from another template, or for other machines than it could be resumed on.
 
-    Without its machines nobody can tell yet. What runs goes on, whatever is learnt of them meanwhile.
+    Without its machines that can't be known yet, nor while the spec hides changes. What runs continues, whatever is
+    learnt of the machines meanwhile.
     """
     machines = observed.machines
     if job.spec.placement.queued_resource_name is not None and machines is None:
         return False
-    if jobset.template_hash != template_hash(job, machines):
+    if not job.spec.hides_changes() and jobset.template_hash != template_hash(job, machines):
         return True
     if machines is None or not (machines.ready and jobset.suspended):
         return False

@@ -35,7 +35,7 @@ from stepkeeper_operator.queued_resources.decide.release import uncordon_members
 from stepkeeper_operator.queued_resources.decide.removal import begin_removal, plan_removal
 from stepkeeper_operator.queued_resources.decision import Action, Plan, Problem
 from stepkeeper_operator.queued_resources.pacing import compute_backoff_s, compute_poll_s, compute_retry_s
-from stepkeeper_operator.queued_resources.request import hash_spec
+from stepkeeper_operator.queued_resources.request import hash_spec, was_changed
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.queued_resources.sight import Scene
 
@@ -54,7 +54,8 @@ def plan_present(resource: QueuedResource, status: QueuedResourceStatus, scene: 
     assert cloud is not None  # the caller has seen it
     status = _note_active(status, cloud, now=now)
     problems: tuple[Problem, ...] = ()
-    if status.bookkeeping.spec_hash not in {"", hash_spec(spec)}:
+    made_with = status.bookkeeping.spec_hash
+    if made_with and was_changed(spec, made_with):
         if spec.update_policy is UpdatePolicy.RECREATE:
             changed = End(reason=SPEC_CHANGED, message="its spec has changed")
             return _replace(resource, status, changed, scene)
@@ -82,7 +83,7 @@ def plan_vanished(resource: QueuedResource, status: QueuedResourceStatus, scene:
 
 def find_gone_reason(spec: QueuedResourceSpec, status: QueuedResourceStatus) -> Problem | None:
     """Find why a resource that was removed stays gone; None: it is to be made anew."""
-    if status.bookkeeping.spec_hash != hash_spec(spec):
+    if was_changed(spec, status.bookkeeping.spec_hash):
         return None
     end = End(
         reason="Gone", message="the cloud resource was removed, since it has run out, failed or was deleted"
@@ -196,5 +197,6 @@ def _keep_hash(
 ) -> str:
     """Return the hash by which a change of the spec is seen while the next one isn't asked for yet."""
     if stays_gone:
-        return hash_spec(spec)
+        known = before.spec_hash if spec.hides_changes() else ""
+        return known or hash_spec(spec)
     return before.spec_hash if why == QUOTA else ""  # a smaller wish may be within the quota
