@@ -156,57 +156,6 @@ def test_a_dtype_that_the_format_lacks_is_named(tmp_path: Path) -> None:
         assert not (tmp_path / dst).exists()
 
 
-def test_one_file_is_not_cut_into_several(tmp_path: Path) -> None:
-    write_checkpoint({"a": torch.ones(10), "b": torch.ones(10)}, tmp_path / "c")
-    with pytest.raises(ValueError, match="name a folder"):
-        checkpoint_to_safetensors(tmp_path / "c", tmp_path / "c.safetensors", max_shard_bytes=40)
-
-
-def shards(folder: Path) -> Path:
-    folder.mkdir()
-    for number, name in enumerate(("a", "b"), 1):
-        save_file({name: torch.ones(3)}, folder / f"model-{number:05}-of-00002.safetensors")
-    weight_map = {
-        name: f"model-{number:05}-of-00002.safetensors" for number, name in enumerate(("a", "b"), 1)
-    }
-    (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": weight_map}), encoding="utf-8"
-    )
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("weight_map", "message"),
-    [
-        pytest.param(
-            {"a": "nowhere.safetensors"},
-            r"^a: .*/nowhere\.safetensors is missing",
-            id="a file that is missing",
-        ),
-        pytest.param(
-            {"a": "../x.safetensors"},
-            r"has \.\./x\.safetensors for a, which is no file beside it",
-            id="a file elsewhere",
-        ),
-        pytest.param({"a": 1}, "has 1 for a, which is no file beside it", id="no file"),
-        pytest.param(None, "no weight_map", id="no map"),
-        pytest.param(
-            {"a": "model-00001-of-00002.safetensors", "c": "model-00002-of-00002.safetensors"},
-            "differ in b, c",
-            id="another name",
-        ),
-    ],
-)
-def test_a_wrong_index_is_refused(weight_map: object, message: str, tmp_path: Path) -> None:
-    folder = shards(tmp_path / "files")
-    assert safetensors_to_checkpoint(folder, tmp_path / "fine").tensors == ("a", "b")
-    index = {} if weight_map is None else {"weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    with pytest.raises(SourceError, match=message):
-        safetensors_to_checkpoint(folder, tmp_path / "wrong")
-    assert not (tmp_path / "wrong").exists()
-
-
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     whole = tmp_path / "whole.safetensors"
     save_file({"a": torch.ones(1000)}, whole)

@@ -79,11 +79,6 @@ def of_another_shape(mesh: DeviceMesh) -> torch.Tensor:
     )
 
 
-def without_data(mesh: DeviceMesh) -> torch.Tensor:
-    local = torch.empty(3, device="meta")
-    return DTensor.from_local(local, mesh, [Replicate(), Shard(0)], run_check=False)
-
-
 def of_ranks_backwards(mesh: DeviceMesh) -> torch.Tensor:
     del mesh
     return DTensor.from_local(torch.ones(3), DeviceMesh("cpu", [2, 1]), [Shard(0)], run_check=False)
@@ -105,7 +100,6 @@ def of_old_shards(mesh: DeviceMesh) -> torch.Tensor:
     [
         (partial_sum, r"a\.w: it is placed as .*one term of a sum .*redistribute\(\)"),
         (of_another_shape, r"a\.w: rank 1 has a part of shape \(3, 2\), where the placements say \(2, 2\)"),
-        (without_data, r"a\.w: a tensor on the meta device"),
         (of_ranks_backwards, r"a\.w: it is sharded over dimension 0 of the mesh \[2, 1\]"),
         (of_two, r"a\.w: a TwoTensor is made of other tensors \(a, b\)"),
         (of_old_shards, r"a\.w: .*ShardedTensor.*fully_shard"),
@@ -113,7 +107,6 @@ def of_old_shards(mesh: DeviceMesh) -> torch.Tensor:
     ids=[
         "partial sums",
         "a local tensor of another shape",
-        "no elements in memory",
         "ranks that don't ascend",
         "wrapper subclasses",
         "torch's old ShardedTensor",
@@ -158,15 +151,6 @@ def test_a_checkpointable_tensor_says_what_this_rank_holds_and_no_more() -> None
     assert tensor.tolist() == [[8.0, 8.0], [-1.0, -1.0], [9.0, 9.0]]
     assert adapters.identity(tensor) == adapters.identity(tensor)
     assert adapters.identity(tensor) != adapters.identity(two_rows())
-
-
-def test_a_box_that_a_rank_holds_twice_is_filled_twice() -> None:
-    tensor = two_rows()
-    cast("Any", tensor).global_offsets = ((1, 0), (1, 0))
-    layout = adapters.describe("w", tensor, RANKS)
-    assert layout.local_boxes(1) == {0: Box(offsets=(1, 0), sizes=(1, 2))}
-    adapters.fill(tensor, {0: torch.full((1, 2), 4.0)})
-    assert tensor.tolist() == [[4.0, 4.0], [-1.0, -1.0], [4.0, 4.0]]
 
 
 @pytest.mark.parametrize(

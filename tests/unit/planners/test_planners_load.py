@@ -1,6 +1,5 @@
 """`load` in one process with our planner: torch's own readers, what torch and older writers left, what goes wrong."""
 
-import io
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
@@ -112,20 +111,6 @@ def test_what_torch_wrote_and_what_we_wrote(tmp_path: Path, folder: Path) -> Non
     assert_loaded(state, 7)
 
 
-@pytest.mark.filterwarnings("ignore:fsync not supported")  # torch's own, of fsspec's memory
-def test_any_file_system(folder: Path) -> None:
-    """fsspec's own of plain files; what it needs of a store is the same for all of them."""
-    from planners_parts.stock import FsspecReader, FsspecWriter
-
-    state = make_state(1)
-    load(state, folder, FsspecReader(f"file://{folder}"))
-    assert_loaded(state, 7)
-    other = f"memory://{folder}"
-    dcp_save(make_state(9), storage_writer=FsspecWriter(other), planner=SPMDSavePlanner(), no_dist=True)
-    load(state, folder, FsspecReader(other))
-    assert_loaded(state, 9)
-
-
 def test_what_torch_before_2_4_and_torch_xla_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They store a dict without tensors as one value."""
     with monkeypatch.context() as patch:
@@ -157,16 +142,6 @@ def test_part_of_a_checkpoint(folder: Path) -> None:
     assert torch.equal(state["model"]["w"], make_state(7)["model"]["w"])
     assert torch.equal(state["model"]["half"], make_state(1)["model"]["half"])
     assert (state["step"], state["counter"].n) == (1, 1)
-
-
-def test_what_both_have(folder: Path) -> None:
-    state = make_state(1)
-    del state["scalar"]
-    state["new"] = {"w": torch.ones(2), "v": 3}
-    planner = load(state, folder, strict=False)
-    assert (planner.skipped, planner.unread) == (("new.w", "new.v"), ("scalar",))
-    assert torch.equal(state["new"]["w"], torch.ones(2))
-    assert_loaded({**state, "scalar": torch.tensor(7.0)}, 7)
 
 
 def test_other_dtypes_on_request(folder: Path) -> None:
@@ -353,27 +328,6 @@ def test_what_lies_in_one_file_waits_for_one_tensor_only(
     assert all(torch.equal(tensor, torch.arange(1000.0) + 7) for tensor in state.values())
     assert 0 < planner.most_bytes <= most_tensors * 4000
     assert not planner._pending.targets
-
-
-def test_an_empty_state_of_an_empty_checkpoint(tmp_path: Path) -> None:
-    dcp_save({}, checkpoint_id=tmp_path, no_dist=True)
-    load({}, tmp_path)
-
-
-def test_values_wait_for_the_last_read(folder: Path) -> None:
-    state: dict[str, Any] = {"step": 1, "scalar": torch.tensor(1.0)}
-    planner = SPMDLoadPlanner(items=["step", "scalar"])
-    planner.set_up_planner(state, FileSystemReader(folder).read_metadata(), is_coordinator=True)
-    tensor, value = planner.finish_plan(planner.create_local_plan()).items
-    buffer = io.BytesIO()
-    torch.save(7, buffer)
-    planner.load_bytes(value, io.BytesIO(buffer.getvalue()))
-    assert state["step"] == 1
-    target = planner.resolve_tensor(tensor)
-    target.fill_(7.0)
-    planner.commit_tensor(tensor, target)
-    assert state["step"] == 7
-    assert state["scalar"] == 7.0
 
 
 def test_an_expanded_tensor_is_refused_by_name_before_anything_is_read(tmp_path: Path) -> None:

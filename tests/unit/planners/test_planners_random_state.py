@@ -4,30 +4,21 @@
 import logging
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-import stepkeeper
-import stepkeeper_planners
-from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner
 from stepkeeper_planners.adapters import random_numbers
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.state.filling import fill_state
 from stepkeeper_planners.state.per_rank import PerRank
 from stepkeeper_planners.state.random_state import RandomState
-from stepkeeper_planners.state.structure import StructureCache
 from stepkeeper_planners.state.tree import flatten_state
 from stepkeeper_planners.state.values import decode_value, encode_value
 from stepkeeper_planners.state.whole import Whole
-
-ONE = Ranks(rank=0, world_size=1)
 
 
 @pytest.fixture(autouse=True)
@@ -67,10 +58,6 @@ def load(state: dict[str, Any], value: object) -> None:
     fill_state(state, flatten_state(state), {"random.generators": value})
 
 
-def test_both_packages_have_it() -> None:
-    assert stepkeeper.RandomState is stepkeeper_planners.RandomState is RandomState
-
-
 def test_the_same_numbers_come_again_also_from_another_object() -> None:
     seed_all(1)
     draw()
@@ -80,15 +67,6 @@ def test_the_same_numbers_come_again_also_from_another_object() -> None:
     assert draw() != expected[0]
     load({"random": RandomState()}, saved)
     assert [draw() for _ in range(3)] == expected
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:TypedStorage is deprecated")
-def test_under_torchs_own_save_and_load(tmp_path: Path) -> None:
-    seed_all(1)
-    dcp_save({"random": RandomState()}, checkpoint_id=tmp_path, planner=SPMDSavePlanner(), no_dist=True)
-    expected = draw()
-    dcp_load({"random": RandomState()}, checkpoint_id=tmp_path, planner=SPMDLoadPlanner(), no_dist=True)
-    assert draw() == expected
 
 
 def test_numpys_other_generators_are_kept_too() -> None:
@@ -101,20 +79,6 @@ def test_numpys_other_generators_are_kept_too() -> None:
         assert float(np.random.random()) == expected
     finally:
         np.random.mtrand.set_bit_generator(before)
-
-
-def test_its_state_is_one_name_of_one_structure() -> None:
-    derived: list[int] = []
-
-    def derive(*_: object) -> int:
-        derived.append(1)
-        return len(derived)
-
-    cache = StructureCache(derive)
-    state = {"w": torch.zeros(2), "random": RandomState()}
-    for _ in range(3):
-        draw()
-        assert cache.look_up(state).derived == 1
 
 
 class Greedy:
@@ -148,17 +112,6 @@ def test_they_do_so_wherever_it_is(box: Any) -> None:
     expected = draw()
     fill_state(state, flatten_state(state), {"first": saved, "then.a": 1})
     assert draw() == expected
-
-
-def test_in_a_box_of_ones_own_it_is_saved_with_the_rest() -> None:
-    box = PerRank({"random": RandomState(), "n": 5})
-    (value,) = flatten_state({"own": box}).per_rank.values()
-    saved = decode_value("own", encode_value("own", value))
-    expected = draw()
-    state = {"own": box}
-    fill_state(state, flatten_state(state), {"own": saved})
-    assert draw() == expected
-    assert box.value["n"] == 5  # type: ignore[index]
 
 
 def generators(seed: int, *, shared: int = 0) -> Any:

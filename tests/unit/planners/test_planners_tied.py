@@ -30,16 +30,6 @@ def tied(**others: Any) -> tuple[torch.Tensor, dict[str, Any]]:
     return tensor, {"embed": tensor, "head": tensor, **others}
 
 
-@pytest.mark.parametrize("names", [("embed", "head"), ("embed",), ("head",)])
-def test_what_was_stored_once_is_read_once_under_either_name(tmp_path: Path, names: tuple[str, ...]) -> None:
-    shared = torch.arange(4.0)
-    dcp_save(dict.fromkeys(names, shared), checkpoint_id=tmp_path, planner=SPMDSavePlanner(), no_dist=True)
-    tensor, state = tied()
-    planner = load(state, tmp_path)
-    assert torch.equal(tensor, shared)
-    assert len(planner._pending.items) == 1
-
-
 def test_equal_elements_stored_twice_are_one_tensors(tmp_path: Path) -> None:
     shared = torch.tensor([1.0, float("nan"), -0.0, 3.0])
     dcp_save({"embed": shared, "head": shared.clone()}, checkpoint_id=tmp_path, no_dist=True)

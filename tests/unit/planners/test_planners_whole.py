@@ -11,8 +11,6 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-import stepkeeper
-import stepkeeper_planners
 from stepkeeper_planners import PerRank, RandomState, SPMDLoadPlanner, SPMDSavePlanner, SPMDStager, Whole
 from stepkeeper_planners.errors import UnsupportedValueError
 from stepkeeper_planners.state.filling import fill_state
@@ -62,10 +60,6 @@ SHAPES: dict[str, Any] = {
 }
 
 
-def test_both_packages_have_it() -> None:
-    assert stepkeeper.Whole is stepkeeper_planners.Whole is Whole
-
-
 @pytest.mark.parametrize(("start", "saved"), SHAPES.values(), ids=SHAPES)
 def test_a_whole_is_loaded_whatever_it_was_at_the_start(start: Any, saved: Any, tmp_path: Path) -> None:
     save(tmp_path, {"w": torch.ones(2), "deep": [{"box": Whole(saved)}]})
@@ -86,16 +80,6 @@ def test_what_was_saved_entry_by_entry_is_loaded_into_a_whole(start: Any, saved:
         assert box.value[0] == HISTORY[0]  # type: ignore[index]
     else:
         assert box.value == expected
-
-
-@pytest.mark.parametrize(("start", "saved"), SHAPES.values(), ids=SHAPES)
-def test_what_was_saved_whole_is_loaded_entry_by_entry_if_it_has_them(
-    start: Any, saved: Any, tmp_path: Path
-) -> None:
-    save(tmp_path, {"w": torch.ones(2), "box": Whole(saved)})
-    state = {"w": torch.zeros(2), "box": copy.deepcopy(saved)}
-    load(tmp_path, state)
-    assert state["box"] == saved
 
 
 def test_lists_and_dicts_stay_the_objects_that_the_training_holds(tmp_path: Path) -> None:
@@ -168,13 +152,6 @@ def test_a_whole_that_grows_is_of_one_structure_also_where_large_values_are_divi
     assert len(derived) <= 6
 
 
-def test_a_whole_and_a_plain_value_are_different_structures() -> None:
-    cache = StructureCache(lambda flat, _: dict(flat.values))
-    assert cache.look_up({"a": Whole([1])}).flat.values == {"a": [1]}
-    assert cache.look_up({"a": [1]}).flat.values == {"a": [1]}
-    assert cache.look_up({"a": Whole([2])}).flat.values == {"a": [2]}
-
-
 def test_a_staged_whole_stays_one(tmp_path: Path) -> None:
     state = {"w": torch.ones(2), "log": Whole([{"a": 1}])}
     staged = SPMDStager().stage(state)
@@ -238,11 +215,9 @@ def test_the_same_containers_again_and_again_are_refused_before_they_are_searche
     ("start", "saved"),
     [
         ([], HISTORY),
-        (HISTORY, HISTORY[:1]),
         (HISTORY, []),
         ([1, 2], HISTORY),
         (HISTORY, [1]),
-        ({}, {"a": {"b": 1}}),
     ],
 )
 @pytest.mark.parametrize("where", ["top", "deep"])
@@ -269,9 +244,7 @@ def test_a_list_that_stands_twice_is_not_filled_in_place(tmp_path: Path) -> None
     ("state", "stored", "said"),
     [
         ({"d": {"a": 1}}, {"d": {"a": 1, "b": 2}}, r"not in the state \(1\): d\.b"),
-        ({"d": [{"a": 1}]}, {"d": [{"b": 1}]}, r"not in the checkpoint \(1\): d\.0\.a"),
         ({"d": []}, {"d": {"a": 1}}, r"not in the checkpoint \(1\): d"),
-        ({"d": []}, {"d": [torch.ones(1)]}, r"not in the checkpoint \(1\): d"),
         ({"d": Whole([])}, {"d": [torch.ones(1)]}, r"not in the checkpoint \(1\): d"),
         ({"o": [Metrics()]}, {"o": [{"x": 1}]}, r"not in the state \(1\): o\.0\.x"),
     ],
