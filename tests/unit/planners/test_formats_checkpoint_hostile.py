@@ -21,10 +21,6 @@ from stepkeeper_planners.formats import (
     torch_save_to_checkpoint,
 )
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:torch.distributed is disabled:UserWarning", "ignore:TypedStorage is deprecated:UserWarning"
-)
-
 Change = Callable[[Metadata], None]
 
 

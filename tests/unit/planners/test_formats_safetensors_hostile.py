@@ -19,10 +19,6 @@ from stepkeeper_planners.formats import (
     torch_save_to_checkpoint,
 )
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:torch.distributed is disabled:UserWarning", "ignore:TypedStorage is deprecated:UserWarning"
-)
-
 MIB = 1 << 20
 
 
@@ -115,6 +111,15 @@ INDICES = {
     "a tensor twice": (b'{"weight_map":{"a":"a.safetensors","a":"b.safetensors"}}', "a stands there twice"),
     "the folder": ({"weight_map": {"a": ".."}}, r"has \.\. for a, which is no file beside it"),
     "half a character": ({"weight_map": {"a": "\ud800.safetensors"}}, "a: .* can't be the name of a file"),
+    "a file that is missing": (
+        {"weight_map": {"a": "gone.safetensors"}},
+        r"^a: .*/gone\.safetensors is missing",
+    ),
+    "a file elsewhere": ({"weight_map": {"a": "../x.safetensors"}}, "which is no file beside it"),
+    "another name": (
+        {"weight_map": {"a": "a.safetensors", "b": "b.safetensors", "c": "b.safetensors"}},
+        "differ in b2, c",
+    ),
     "a long name": (
         {"weight_map": {"a": "x" * 300 + ".safetensors"}},
         "a: .* is no file: File name too long",

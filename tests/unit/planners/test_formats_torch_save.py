@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from planners_parts.parts import DTYPES, random_elements
 from planners_parts.pickles import Reduced
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.format_utils import DynamicMetaLoadPlanner
@@ -22,12 +23,9 @@ from stepkeeper_planners.errors import (
 )
 from stepkeeper_planners.formats import TorchSaveReader, checkpoint_to_torch_save, torch_save_to_checkpoint
 
-pytestmark = pytest.mark.filterwarnings(
-    # torch's own words where there is one process only, and in its pickles of storages.
-    "ignore:torch.distributed is disabled:UserWarning",
-    "ignore:ComplexHalf support is experimental:UserWarning",
-    "ignore:TypedStorage is deprecated:UserWarning",
-)
+MORE_DTYPES = [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu]
+
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 
 
 def same(left: Any, right: Any, path: str = "state") -> None:
@@ -72,7 +70,7 @@ def loaded(path: Path, *, mmap: bool) -> Any:
 def everything() -> dict[Any, Any]:
     tied = torch.arange(6.0)
     return {
-        "dtypes": {str(dtype): tensor_of(dtype, 3, 5) for dtype in DTYPES},
+        "dtypes": {str(dtype): random_elements((3, 5), dtype, 0) for dtype in [*DTYPES, *MORE_DTYPES]},
         "model": OrderedDict([("head", tied), ("embedding", tied), ("scalar", torch.tensor(3))]),
         "empty": torch.empty(0, 3, dtype=torch.float64),
         "strided": torch.arange(24.0).reshape(4, 6).t(),

@@ -15,12 +15,6 @@ from typing_extensions import override
 
 from stepkeeper_planners import PerRank, SPMDLoadPlanner, SPMDSavePlanner
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
-    # torch's own, in its reader and writer.
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
-]
-
 
 def saving(base: Any, **arguments: Any) -> Any:
     class Saving(base):  # type: ignore[misc]  # the one class or the other

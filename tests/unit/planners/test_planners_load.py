@@ -19,12 +19,6 @@ from stepkeeper_planners import PerRank, SPMDLoadPlanner, SPMDSavePlanner
 from stepkeeper_planners.errors import CastError, LoadMismatchError
 from stepkeeper_planners.loading.pending_reads import LocalReads
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
-    # torch's own, in its reader and writer.
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
-]
-
 
 class Counter:
     """An object with a state of its own."""

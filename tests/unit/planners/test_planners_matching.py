@@ -265,3 +265,52 @@ def test_the_report_reaches_other_ranks_whole() -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert str(copy) == str(error)
     assert vars(copy) == vars(error)
+
+
+PER_RANK, PRIME = "If the names below 'loader' change", "prime_optimizer(optimizer), before the load"
+FREEZE, WHOLE = "prime it first, then freeze them", "Whole(optimizer)"
+AVG, GROUP = "optimizer.state.{}.exp_avg", "optimizer.param_groups.{}.{}"
+GROUPS = [GROUP.format(number, entry) for number in (0, 1) for entry in ("lr", "params")]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "hints"),
+    [
+        pytest.param(["loader.a"], ["loader.b", "loader.x.y"], [PER_RANK], id="names that change"),
+        pytest.param(["loader.a"], ["other.b"], [], id="names elsewhere"),
+        pytest.param([], [AVG.format(0)], [PRIME], id="an optimizer without state"),
+        pytest.param([], ["model.state.gate"], [], id="a module called state"),
+        pytest.param(
+            [AVG.format(1)],
+            [AVG.format(0), AVG.format(1), "other.state.0.exp_avg"],
+            [PRIME, FREEZE],
+            id="parameters that were frozen before priming, and an optimizer without state",
+        ),
+        pytest.param(
+            [AVG.format(0)], [AVG.format(0), "optimizer.state.0.max_exp_avg_sq"], [], id="more state for each"
+        ),
+        pytest.param(
+            [GROUP.format(0, "lr")],
+            [GROUP.format(0, "lr"), GROUP.format(0, "step")],
+            [WHOLE],
+            id="an entry that a step adds to the groups",
+        ),
+        pytest.param([GROUP.format(0, "momentum")], [GROUP.format(0, "betas")], [], id="another optimizer"),
+        pytest.param(GROUPS[:2], GROUPS, [], id="a group that the state lacks"),
+    ],
+)
+def test_what_to_do_is_said_where_the_names_tell_the_cause(
+    mine: list[str], theirs: list[str], hints: list[str]
+) -> None:
+    def split(names: list[str]) -> tuple[list[str], list[str]]:
+        return [name for name in names if ".state." in name], [
+            name for name in names if ".state." not in name
+        ]
+
+    (tensor_names, values), (stored_tensors, stored_values) = split(mine), split(theirs)
+    wanted = LoadRequest(
+        layouts=tensors("model.w", *tensor_names), values={name: tuple(name.split(".")) for name in values}
+    )
+    text = str(refused(wanted, checkpoint("model.w", *stored_tensors, values=stored_values)))
+    assert all(hint in text for hint in hints)
+    assert hints or not any(hint in text for hint in (PER_RANK, PRIME, FREEZE, WHOLE))

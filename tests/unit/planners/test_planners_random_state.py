@@ -229,25 +229,23 @@ def test_one_generator_of_an_older_torch_without_that(monkeypatch: pytest.Monkey
     assert random_numbers.read_accelerator() == {"kind": "cuda", "current": 0, "states": [torch.tensor([1])]}
 
 
-def test_all_devices_of_an_accelerator_get_theirs_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, Accelerator(3, current=1))
-    saved = stored({"random": RandomState()})
-    other = Accelerator(3, current=1)
-    other.states = [torch.tensor([9])] * 3
-    use(monkeypatch, other)
-    load({"random": RandomState()}, saved)
-    assert torch.cat(other.states).tolist() == [0, 1, 2]
-
-
-def test_with_other_devices_the_current_one_goes_on_with_what_was_the_current_ones(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("n_saved", "n_now", "current", "expected"),
+    [
+        pytest.param(3, 3, 1, [0, 1, 2], id="as many devices: each gets its own back"),
+        pytest.param(4, 1, 2, [2], id="fewer: the current one goes on with the current one's"),
+    ],
+)
+def test_devices_get_theirs_back(
+    n_saved: int, n_now: int, current: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, Accelerator(4, current=2))
+    use(monkeypatch, Accelerator(n_saved, current=current))
     saved = stored({"random": RandomState()})
-    other = Accelerator(1)
+    other = Accelerator(n_now, current=current % n_now)
+    other.states = [torch.tensor([9])] * n_now
     use(monkeypatch, other)
     load({"random": RandomState()}, saved)
-    assert torch.cat(other.states).tolist() == [2]
+    assert torch.cat(other.states).tolist() == expected
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu"])

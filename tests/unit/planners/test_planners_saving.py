@@ -27,10 +27,6 @@ from stepkeeper_planners.saving import planner as save_module
 from stepkeeper_planners.saving.global_metadata import GlobalMetadata
 from stepkeeper_planners.state.per_rank import PerRank
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:TypedStorage is deprecated:UserWarning", "ignore:torch.distributed is disabled:UserWarning"
-)
-
 
 class PlannerGroup:
     """Planners of several ranks, whose plans go to the first and back as they would between processes."""

@@ -132,6 +132,31 @@ def test_what_is_built_otherwise_is_noticed(change: Callable[[dict[str, Any]], N
     assert same(cache.look_up(state), state)
 
 
+def test_tensors_that_come_to_be_one_and_part_again() -> None:
+    cache = StructureCache(derive)
+    one, other = torch.ones(2), torch.ones(2)
+    for state in ({"a": one, "b": other}, {"a": one, "b": one}, {"a": other, "b": one}, {"b": one, "a": one}):
+        assert same(cache.look_up(state), state)
+    lazily = torch.ones(2, dtype=torch.complex64)
+    for state in ({"a": lazily, "b": lazily}, {"a": lazily, "b": lazily.conj()}):
+        assert same(cache.look_up(state), state)
+
+
+def test_the_same_lists_of_keys_may_be_another_nesting() -> None:
+    cache = StructureCache(derive)
+    inner, empty = {"a": 1, "b": 2}, dict[str, Any]()
+    for state in (
+        {"x": inner, "y": empty, "z": empty},
+        {"x": {"a": empty, "b": empty}, "y": 1, "z": 2},
+        {"x": [empty, empty], "y": 1, "z": 2},
+        {"x": inner, "q": {"c": empty, "d": empty}},
+        {"x": {"a": {"c": 1, "d": 2}, "b": empty}, "q": empty},
+        {1: 1, 2: 2},
+        {True: 1, 2: 2},
+    ):
+        assert same(cache.look_up(state), state)  # type: ignore[arg-type]  # keys that stock makes texts of
+
+
 def test_a_state_that_is_refused_is_not_remembered() -> None:
     cache = StructureCache(derive)
     state = {"a": {"b": torch.ones(1)}}

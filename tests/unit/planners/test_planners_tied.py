@@ -12,12 +12,6 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner
 from stepkeeper_planners.errors import LoadMismatchError
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
-    # torch's own, in its reader and writer.
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
-]
-
 
 def load(state: dict[str, Any], folder: Path, **rules: Any) -> SPMDLoadPlanner:
     planner = SPMDLoadPlanner(**rules)

@@ -18,12 +18,6 @@ from stepkeeper_planners.state.resizable import list_resizable
 from stepkeeper_planners.state.structure import StructureCache
 from stepkeeper_planners.state.tree import flatten_state
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:torch.distributed is"),
-    # torch's own, in its reader and writer.
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
-]
-
 
 def save(path: Path, state: dict[str, Any]) -> None:
     dcp_save(state, checkpoint_id=path, planner=SPMDSavePlanner(), no_dist=True)
