@@ -3,7 +3,6 @@
 import datetime as dt
 import enum
 import io
-import math
 import random
 import re
 import struct
@@ -93,11 +92,6 @@ def test_the_bits_of_a_float_come_back(bits: int) -> None:
     back: Any = decode_value("k", encode_value("k", {"plain": number, "numpy": np.float64(number)}))
     assert struct.pack("<d", back["plain"]) == struct.pack("<Q", bits)
     assert back["numpy"].tobytes() == struct.pack("<Q", bits)
-
-
-def test_negative_zero_in_a_complex_number() -> None:
-    back: Any = decode_value("k", encode_value("k", complex(-0.0, -0.0)))
-    assert math.copysign(1, back.real) == math.copysign(1, back.imag) == -1
 
 
 DTYPES: list[Any] = ["f4", "f8", "f2", "g", "i1", "u8", "c8", "?", "S3", "U4", ">f8", ">i2", "V3"]
