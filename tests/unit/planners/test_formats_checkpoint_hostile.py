@@ -77,6 +77,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "no character in a name": (named("\0"), "[nw]: .* can't be the name of a file"),
     "half a character in a name": (named("\ud800"), "[nw]: .* can't be the name of a file"),
     "a long name": (named("x" * 300), "[nw]: .* is no file: File name too long"),
+    "a folder's name": (named("below"), "[nw]: .* is no file: Is a directory"),
     "a pipe": (named("pipe"), "[nw]: .*/pipe is no file: it is a pipe or a device"),
     "a file that is gone": (named("gone"), r"[nw]: .*/gone is missing; the checkpoint isn't whole"),
     "a path": (named("below/x"), "w: .* names below/x, which isn't a file in this folder"),
@@ -96,14 +97,6 @@ def test_metadata_that_names_odd_places_is_refused(case: str, tmp_path: Path) ->
         assert str(folder) in str(caught.value)
         str(caught.value).encode()
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
-
-
-def test_paths_that_are_none_name_the_file(tmp_path: Path) -> None:
-    def change(metadata: Metadata) -> None:
-        metadata.planner_data["w"] = ("v",)
-
-    with pytest.raises(SourceError, match=r"c/\.metadata: the path \('v',\) of 'v' leads to where another"):
-        checkpoint_to_torch_save(changed(tmp_path / "c", change), tmp_path / "x.pt")
 
 
 @pytest.mark.parametrize(

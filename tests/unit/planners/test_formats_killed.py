@@ -112,6 +112,13 @@ def test_a_file_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
     assert set(found) == {b"old", b"new"}
 
 
+def test_an_exchange_with_nothing_names_the_file(tmp_path: Path) -> None:
+    make(tmp_path / "a", OLD)
+    with pytest.raises(FileNotFoundError) as caught:
+        destination.exchange_paths(tmp_path / "a", tmp_path / "b")
+    assert caught.value.filename == str(tmp_path / "a")
+
+
 def test_the_longest_names_are_replaced_too(tmp_path: Path) -> None:
     for name in ("x" * 255, "ü" * 127):
         for _ in range(2):

@@ -58,6 +58,7 @@ HEADERS = {
     "more than is known": ({"w": described(0, 16) | {"quantized": True}}, "w isn't described by"),
     "not described": ({"w": 5}, "w isn't described by"),
     "half a character": (b'{"w\\ud800":%s}' % WHOLE.encode(), r"'w\\ud800' has half a character in its name"),
+    "a list": ([1], "its header is no object"),
     "deep": (b"[" * 100_000, "its header is no JSON"),
 }
 

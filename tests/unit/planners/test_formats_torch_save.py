@@ -98,13 +98,11 @@ def converted(state: object, folder: Path) -> Path:
 @pytest.mark.parametrize("mmap", [True, False])
 def test_there_and_back_is_the_same(mmap: bool, tmp_path: Path) -> None:
     after = converted(everything(), tmp_path)
-    same(everything(), loaded(after, mmap=mmap))
+    state = loaded(after, mmap=mmap)
+    same(everything(), state)
+    if mmap:
+        assert all(tensor.data_ptr() % 64 == 0 for tensor in state["dtypes"].values())
     assert zipfile.ZipFile(after).testzip() is None
-
-
-def test_elements_lie_where_they_can_be_mapped(tmp_path: Path) -> None:
-    state = loaded(converted(everything(), tmp_path), mmap=True)
-    assert [name for name, tensor in state["dtypes"].items() if tensor.data_ptr() % 64] == []
 
 
 def test_torchs_planner_that_makes_metadata_up_loads_what_our_reader_reads(tmp_path: Path) -> None:

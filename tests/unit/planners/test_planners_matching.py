@@ -97,6 +97,7 @@ def test_long_lists_are_cut_in_the_text_and_whole_in_the_attributes() -> None:
     [
         ("{}.w", "module.{}.w", "begin with 'module.' (of DistributedDataParallel"),
         ("model._orig_mod.{}.w", "model.{}.w", "'model._orig_mod.' (of torch.compile"),
+        ("model.{}.w", "{}.w", "the state's names begin with 'model.'"),
         (
             "encoder.{}.w",
             "backbone.{}.w",
@@ -194,6 +195,14 @@ def test_tied_tensors_are_read_once_under_any_of_their_names() -> None:
     # Asked for by its second name, it is loaded; by neither, it isn't.
     assert plan_load(wanted, checkpoint("embed"), ALONE, LoadRules(items=["head"])).pieces
     assert not plan_load(wanted, checkpoint("embed"), ALONE, LoadRules(exclude=["embed", "head"])).pieces
+
+
+def test_two_stored_tensors_are_not_put_into_one() -> None:
+    wanted = LoadRequest(layouts=tensors("embed"), aliases={"head": "embed"})
+    one, two = stored(data="here"), stored(data="there")
+    assert plan_load(wanted, StoredState(tensors={"embed": one, "head": one}), ALONE).pieces
+    assert "embed, head" in str(refused(wanted, StoredState(tensors={"embed": one, "head": two})))
+    assert refused(wanted, StoredState(tensors={"embed": stored(), "head": stored("int8")})).mismatched
 
 
 def test_a_container_that_was_stored_in_one_piece_is_taken_apart() -> None:

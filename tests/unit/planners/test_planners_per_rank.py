@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import torch
 
 from stepkeeper_planners.errors import DuplicateNameError
 from stepkeeper_planners.geometry.layout import Ranks
@@ -60,18 +59,6 @@ def test_it_comes_back_in_place() -> None:
     fill_state(state, flatten_state(state), saved.per_rank)
     assert (loader.place, box.value, worker.own) == (3, 5, 7)
     assert state["a"].value is loader  # type: ignore[attr-defined]  # a tree of unlike values
-
-
-def test_objects_beside_values_in_one_box() -> None:
-    saved = flatten_state({"x": PerRank({"l": Loader(9), "rng": torch.arange(3), "n": 1})})
-    loader = Loader(0)
-    box = PerRank({"l": loader, "rng": None})
-    fill_state({"x": box}, flatten_state({"x": box}), saved.per_rank)
-    assert loader.place == 9
-    value: Any = box.value
-    assert value["l"] is loader
-    assert value["n"] == 1
-    assert torch.equal(value["rng"], torch.arange(3))
 
 
 def test_stored_names_are_read_as_they_were_made() -> None:

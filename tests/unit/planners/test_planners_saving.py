@@ -178,11 +178,6 @@ def own_part(rank: int, rows: int) -> torch.Tensor:
     return tensor
 
 
-def test_tensors_that_no_rank_knows_alone_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = PlannerGroup(monkeypatch, {"w": own_part(0, 3)}, {"w": own_part(1, 2)})
-    assert [names(plan.items) for plan in group.finish()] == [[("w", (0, 0))], [("w", (3, 0))]]
-
-
 def test_a_gap_between_what_ranks_know_is_found_before_anything_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

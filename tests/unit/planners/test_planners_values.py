@@ -256,6 +256,7 @@ REFUSED: dict[str, object] = {
     "an array of nothing": np.zeros(3, "V0"),
     "a matrix of records": np.zeros(1, "f4").view(np.recarray),
     "something deep": (1, [{"deep": {3}}]),
+    "a key that is a class": {int: 1},
     "a meta tensor": (torch.ones(1, device="meta"),),
     "a sparse tensor": (torch.ones(2).to_sparse(),),
     "a quantized tensor": (quantized_tensor(),),
