@@ -15,7 +15,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from stepkeeper_planners import SPMDLoadPlanner
 from stepkeeper_planners.errors import (
-    DestinationExistsError,
     DuplicateNameError,
     SourceError,
     UnsupportedValueError,
@@ -174,15 +173,3 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"no \.safetensors file"):
         safetensors_to_checkpoint(tmp_path / "bare", tmp_path / "c")
     assert not (tmp_path / "c").exists()
-
-
-def test_a_folder_with_other_things_is_never_replaced(tmp_path: Path) -> None:
-    write_checkpoint({"a": torch.ones(10)}, tmp_path / "c")
-    checkpoint_to_safetensors(tmp_path / "c", tmp_path / "model")
-    (tmp_path / "model" / "config.json").touch()
-    with pytest.raises(DestinationExistsError, match="delete it yourself"):
-        checkpoint_to_safetensors(tmp_path / "c", tmp_path / "model", overwrite=True)
-    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
-        "config.json",
-        "model.safetensors",
-    ]
