@@ -126,3 +126,20 @@ def test_no_common_part_is_overlooked(seed: int, n_axes: int, n_boxes: int, n_as
         for asked in asking
     ]
     assert find_intersections(asking, many) == each
+
+
+@given(SHAPES, st.data())
+def test_the_common_part_is_what_both_have(shape: tuple[int, ...], data: st.DataObject) -> None:
+    def any_box() -> Box:
+        pairs = [sorted((data.draw(st.integers(0, s)), data.draw(st.integers(0, s)))) for s in shape]
+        return Box(offsets=tuple(a for a, _ in pairs), sizes=tuple(b - a for a, b in pairs))
+
+    a, b = any_box(), any_box()
+    marks = torch.zeros(shape, dtype=torch.int64)
+    marks[a.slices] += 1
+    marks[b.slices] += 1
+    common = a.intersect(b)
+    assert common == b.intersect(a)
+    assert (marks == 2).sum() == (common.volume if common else 0)
+    assert common is None or (marks[common.slices] == 2).all()
+    assert common is None or (a.contains(common) and b.contains(common))

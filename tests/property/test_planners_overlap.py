@@ -51,19 +51,6 @@ def columns(n_boxes: int) -> tuple[tuple[int, ...], list[Box]]:
     return (height, side, side), boxes
 
 
-def windmills(n_boxes: int) -> tuple[tuple[int, ...], list[Box]]:
-    """Whorls of five boxes side by side, on a grid."""
-    per_side = max(1, round((n_boxes / 5) ** 0.5))
-    whorl = spiral(4)[1]
-    boxes = [
-        Box(offsets=(3 * row + part.offsets[0], 3 * column + part.offsets[1]), sizes=part.sizes)
-        for row in range(per_side)
-        for column in range(per_side)
-        for part in whorl
-    ]
-    return (3 * per_side, 3 * per_side), boxes
-
-
 def slats(n_boxes: int) -> tuple[tuple[int, ...], list[Box]]:
     """Slats that all lie side by side in one dimension and all meet in the other."""
     return (n_boxes, 5), [box((number, number + 1), (0, 5)) for number in range(n_boxes)]
@@ -86,7 +73,6 @@ SEARCHES: list[Search] = [sweep, search_tree]
 TILINGS: list[Callable[[int], tuple[tuple[int, ...], list[Box]]]] = [
     spiral,
     columns,
-    windmills,
     slats,
     stairs,
 ]

@@ -12,8 +12,6 @@ from safetensors.torch import save_file
 from stepkeeper_planners import formats
 from stepkeeper_planners.errors import DestinationExistsError
 
-pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
-
 SIZE_BYTES = 4 << 20
 
 
@@ -66,6 +64,9 @@ def test_a_full_disk_leaves_nothing_behind(
     with room_for(SIZE_BYTES // 2), pytest.raises(OSError, match="too large"):
         convert(sources[source], tmp_path / dst, overwrite=True)
     assert (tmp_path / dst).exists(), "what was there stays"
+    with pytest.raises(DestinationExistsError, match="overwrite=True"):
+        convert(sources[source], tmp_path / dst)
+    convert(sources[source], tmp_path / dst, overwrite=True)
     assert not list(tmp_path.glob(".*"))
 
 

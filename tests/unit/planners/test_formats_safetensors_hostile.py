@@ -19,10 +19,6 @@ from stepkeeper_planners.formats import (
     torch_save_to_checkpoint,
 )
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:torch.distributed is disabled:UserWarning", "ignore:TypedStorage is deprecated:UserWarning"
-)
-
 MIB = 1 << 20
 
 
@@ -49,37 +45,21 @@ HEADERS = {
     "a name twice": (f'{{"w":{WHOLE},"w":{WHOLE}}}'.encode(), "w stands twice"),
     "a key twice": (twice("w", [*described(0, 16).items(), ("shape", [2, 2])]), "w: shape stands twice"),
     "over each other": ({"v": described(0, 12), "w": described(8, 16)}, "v and w lie over each other"),
-    "60 names on one place": (
-        {f"w{i:02}": described(0, 16) for i in range(60)},
-        "w00 and w01 lie over each other",
-    ),
     "a hole": ({"w": described(0, 8)}, "bytes 8 to 16 behind the header belong to no tensor"),
-    "a hole before": ({"w": described(8, 16)}, "bytes 0 to 8 behind the header belong to no tensor"),
     "behind the end": ({"w": described(0, 20)}, "w should end at byte 20 .* where the file has 16"),
-    "backwards": ({"w": described(16, 0, [4])}, "w has no data_offsets"),
     "below nothing": ({"w": described(-16, 0)}, "w has no data_offsets"),
-    "half a byte": ({"w": described(0, 16) | {"data_offsets": [0, 16.0]}}, "w has no data_offsets"),
     "three offsets": ({"w": described(0, 16) | {"data_offsets": [0, 8, 16]}}, "w has no data_offsets"),
     "more than 64 bits": ({"w": described(0, 16, [2**62, 2**62])}, "w has a shape of more elements"),
-    "nothing, of many": (
-        {"v": described(0, 16), "w": described(0, 0, [0, 2**62, 2**62])},
-        "w has a shape of more",
-    ),
     "a size of many digits": ({"w": described(0, 16, [10**4000])}, "w has no shape"),
     "many dimensions": ({"w": described(0, 16, [1] * 65)}, "w has no shape"),
-    "less than none": ({"w": described(0, 16, [-4])}, "w has no shape"),
     "a truth as a size": ({"w": described(0, 4, [True]), "v": described(4, 16)}, "w has no shape"),
     "another shape": ({"w": described(0, 16, [5])}, r"w needs 20 bytes for shape \[5\] of F32, and has 16"),
     "no dtype of anybody": ({"w": described(0, 16, dtype="F3")}, "w has dtype F3"),
-    "a dtype of 4 bits": ({"w": described(0, 16, [32], "F4")}, "w has dtype F4"),
-    "a list as dtype": ({"w": described(0, 16, dtype=["F32"])}, "w has dtype .'F32'"),
     "more than is known": ({"w": described(0, 16) | {"quantized": True}}, "w isn't described by"),
     "not described": ({"w": 5}, "w isn't described by"),
     "half a character": (b'{"w\\ud800":%s}' % WHOLE.encode(), r"'w\\ud800' has half a character in its name"),
-    "no text": (b'{"w\xff":1}', "its header is no JSON"),
     "a list": ([1], "its header is no object"),
     "deep": (b"[" * 100_000, "its header is no JSON"),
-    "cut off": (b'{"w":', "its header is no JSON"),
 }
 
 
@@ -128,26 +108,26 @@ def test_elements_may_start_anywhere(padding: bytes, tmp_path: Path) -> None:
 
 INDICES = {
     "deep": (b"[" * 200_000, "no weight_map"),
-    "a list": ([], "no weight_map"),
     "no tensor": ({"weight_map": {}}, "the weight_map names no tensor"),
     "a tensor twice": (b'{"weight_map":{"a":"a.safetensors","a":"b.safetensors"}}', "a stands there twice"),
-    "two maps": (b'{"weight_map":{},"weight_map":{"a":"a.safetensors"}}', "weight_map stands there twice"),
     "the folder": ({"weight_map": {"a": ".."}}, r"has \.\. for a, which is no file beside it"),
-    "no name": ({"weight_map": {"a": ""}}, "has  for a, which is no file beside it"),
-    "no character": ({"weight_map": {"a": "\0.safetensors"}}, "a: .* can't be the name of a file"),
     "half a character": ({"weight_map": {"a": "\ud800.safetensors"}}, "a: .* can't be the name of a file"),
+    "a file that is missing": (
+        {"weight_map": {"a": "gone.safetensors"}},
+        r"^a: .*/gone\.safetensors is missing",
+    ),
+    "a file elsewhere": ({"weight_map": {"a": "../x.safetensors"}}, "which is no file beside it"),
+    "another name": (
+        {"weight_map": {"a": "a.safetensors", "b": "b.safetensors", "c": "b.safetensors"}},
+        "differ in b2, c",
+    ),
     "a long name": (
         {"weight_map": {"a": "x" * 300 + ".safetensors"}},
         "a: .* is no file: File name too long",
     ),
-    "a folder": ({"weight_map": {"a": "folder.safetensors"}}, "a: .* is no file: Is a directory"),
     "swapped files": (
         {"weight_map": {"a": "b.safetensors", "b": "a.safetensors", "b2": "a.safetensors"}},
         r"a is in b\.safetensors, but it is in a\.safetensors",
-    ),
-    "one in the wrong file": (
-        {"weight_map": {"a": "a.safetensors", "b": "b.safetensors", "b2": "a.safetensors"}},
-        r"b2 is in a\.safetensors, but it is in b\.safetensors",
     ),
 }
 

@@ -13,8 +13,6 @@ from planners_parts.pickles import Reduced
 from stepkeeper_planners.errors import SourceError
 from stepkeeper_planners.formats import checkpoint_to_torch_save, torch_save_to_checkpoint
 
-pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
-
 
 class Stranger:
     """A class that nobody knows."""

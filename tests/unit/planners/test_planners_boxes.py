@@ -5,24 +5,11 @@ import pytest
 from stepkeeper_planners.errors import LayoutError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_cover
-from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout
+from stepkeeper_planners.geometry.layout import Ranks
 
 
 def box(*pairs: tuple[int, int]) -> Box:
     return Box(offsets=tuple(start for start, _ in pairs), sizes=tuple(size for _, size in pairs))
-
-
-def test_the_common_part_of_two_boxes() -> None:
-    assert box((0, 4), (2, 4)).intersect(box((2, 4), (0, 3))) == box((2, 2), (2, 1))
-    assert box((0, 4)).intersect(box((4, 4))) is None
-    assert box((0, 0)).intersect(box((0, 4))) is None
-
-
-def test_a_scalar_is_one_element() -> None:
-    scalar = Box.whole(())
-    assert scalar.volume == 1
-    assert scalar.intersect(scalar) == scalar
-    assert scalar.slices == ()
 
 
 def test_boxes_of_different_dimensions_are_not_compared() -> None:
@@ -34,16 +21,6 @@ def test_boxes_of_different_dimensions_are_not_compared() -> None:
 def test_a_malformed_box_is_refused(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> None:
     with pytest.raises(LayoutError):
         Box(offsets=offsets, sizes=sizes)
-
-
-def test_a_box_counted_from_another_origin() -> None:
-    assert box((5, 2), (7, 1)).relative_to((4, 7)) == box((1, 2), (0, 1))
-
-
-def test_tiles_cover() -> None:
-    check_cover("w", (4, 3), [box((0, 2), (0, 3)), box((2, 2), (0, 1)), box((2, 2), (1, 2))])
-    check_cover("scalar", (), [Box.whole(())])
-    check_cover("empty", (0, 3), [Box.whole((0, 3))])
 
 
 @pytest.mark.parametrize(
@@ -65,15 +42,6 @@ def test_gaps_overlaps_and_strays_are_named(boxes: list[Box], words: str) -> Non
 def test_a_scalar_has_one_chunk() -> None:
     with pytest.raises(LayoutError, match="one chunk"):
         check_cover("scalar", (), [Box.whole(()), Box.whole(())])
-
-
-def test_copies_on_one_rank_are_one_local_box() -> None:
-    owners = tuple(Owner(rank=rank, local_index=index) for rank in (0, 1) for index in (3, 1))
-    layout = TensorLayout(
-        fqn="w", dtype="float32", global_shape=(4,), chunks=(Chunk(box=Box.whole((4,)), owners=owners),)
-    )
-    assert layout.local_boxes(0) == {1: Box.whole((4,))}
-    assert layout.local_boxes(2) == {}
 
 
 def test_a_rank_outside_of_the_world_is_refused() -> None:

@@ -1,6 +1,5 @@
 """Bytes that stand where a value should: whatever they say, nothing is run, and little memory is taken."""
 
-import builtins
 import io
 import os
 import pickle
@@ -33,15 +32,8 @@ FLOAT = np.dtype("f8")
 
 HOSTILE: dict[str, Any] = {
     "a command": Reduced(os.system, ("mkdir ran",)),
-    "a call": RUN,
-    "eval": Reduced(builtins.eval, ("__import__('os').mkdir('ran')",)),
-    "exec": Reduced(builtins.exec, ("import os; os.mkdir('ran')",)),
     "getattr": Reduced(getattr, ("x", "join")),
-    "an import": Reduced(__import__, ("antigravity",)),
-    "an open file": Reduced(open, ("ran", "w")),
-    "a map": Reduced(map, (os.mkdir, ["ran"])),
     "numpy's loader": Reduced(np.load, ("ran",)),
-    "torch's loader": Reduced(torch.load, ("ran",)),
     "torch's rebuilding of types": Reduced(
         torch._tensor._rebuild_from_type_v2, (os.mkdir, torch.Tensor, ("ran",), {})
     ),
@@ -51,22 +43,17 @@ HOSTILE: dict[str, Any] = {
     ),
     "a sparse tensor": (torch.ones(2).to_sparse(),),
     "a quantized tensor": (quantized_tensor(),),
-    "a meta tensor": (torch.ones(2, device="meta"),),
-    "in a list": [1, RUN],
     "as a key": {RUN: 1},
     "a number as a key that is too long to be printed": {10**5000: 1},
     "as an argument": Reduced(torch.Size, (RUN,)),
     "as a state": Reduced(ARRAY, EMPTY, RUN),
-    "a set": {1},
     "an array of objects": np.array([RUN], dtype=object),
-    "an array of nothing but objects": np.array([None], dtype=object),
     "an array longer than its bytes": Reduced(ARRAY, EMPTY, (1, (1 << 40,), FLOAT, False, b"\0" * 8)),
     "an array of many items without bytes": Reduced(
         ARRAY, EMPTY, (1, (1 << 40,), np.dtype("V0"), False, b"")
     ),
     "an array of a negative shape": Reduced(ARRAY, EMPTY, (1, (-1,), FLOAT, False, b"\0" * 8)),
     "an array of another class": Reduced(ARRAY, (np.matrix, (0,), b"b")),
-    "an array with a shape from the start": Reduced(ARRAY, (np.ndarray, (1 << 40,), b"b")),
     "a dtype of objects": Reduced(np.dtype, ("O", False, True), (3, "|", None, None, None, -1, -1, 63)),
     "a dtype without a state": Reduced(np.dtype, ("f8", False, True)),
     "a dtype from a dict": Reduced(np.dtype, ({"names": ["a"], "formats": ["O"]}, False, True)),
@@ -76,12 +63,9 @@ HOSTILE: dict[str, Any] = {
         (3, "|", None, ("a",), {"a": (FLOAT, 1 << 20)}, 4, 1, 16),
     ),
     "a scalar longer than its bytes": Reduced(np.float64(0).__reduce__()[0], (FLOAT, b"\0")),
-    "a scalar of an object": Reduced(np.float64(0).__reduce__()[0], (np.dtype("O"), RUN)),
     "bytes of a length": Reduced(bytes, (1 << 40,)),
     "an encoding": Reduced(__import__("_codecs").encode, ("x", "rot13")),
-    "a size of texts": Reduced(torch.Size, (("a",),)),
     "a device of a class": Reduced(torch.device, (RUN,)),
-    "an odd complex number": Reduced(complex, ("1",)),
 }
 
 
@@ -150,15 +134,11 @@ def storage_pickle(place: bytes, length: bytes = b"K\x02") -> bytes:
 BIG = b"\x8a\x06\0\0\0\0\0\x01"  # 2**40
 TENSORS = {
     "longer than its storage": b"K\0K\x03\x85K\x01\x85",
-    "much longer than its storage": b"K\0" + BIG + b"\x85K\x01\x85",
     "repeating one element": b"K\0" + BIG + b"\x85K\0\x85",
     "starting behind its storage": b"K\x02K\x01\x85K\x01\x85",
-    "starting before its storage": b"J\xff\xff\xff\xffK\x01\x85K\x01\x85",
     "with strides that lead out": b"K\0K\x02\x85K\x02\x85",
-    "with strides that lead back": b"K\x01K\x02\x85J\xff\xff\xff\xff\x85",
     "of a negative size": b"K\0J\xff\xff\xff\xff\x85K\x01\x85",
     "of unlike sizes and strides": b"K\0K\x02\x85)",
-    "of sizes in a list": b"K\0]K\x01\x85",
     "at no number": b"NK\x02\x85K\x01\x85",
 }
 
@@ -242,12 +222,3 @@ def test_what_is_nested_without_end_is_refused() -> None:
         data = changed(1, "data.pkl", lambda _, stacked=stacked: stacked)
         with pytest.raises(ValueDecodeError, match="nested more than 100 deep"):
             decode_value("k", data)
-
-
-def test_what_would_take_ages_to_look_at_is_looked_at_once() -> None:
-    """Two times two times … a hundred times, in few bytes."""
-    value: list[object] = []
-    for _ in range(90):
-        value = [value, value]
-    with pytest.raises(ValueDecodeError, match="again and again"):
-        decode_value("k", saved(value))

@@ -14,7 +14,6 @@ from stepkeeper_planners.saving.merged_state import (
     find_names_to_merge,
     join_layouts,
     merge_states,
-    select_part,
     select_partial_state,
 )
 from stepkeeper_planners.state.tree import FlatState
@@ -110,14 +109,6 @@ def test_parts_that_leave_a_gap_are_refused_by_name() -> None:
 def test_ranks_that_speak_of_different_tensors_are_named() -> None:
     with pytest.raises(LayoutError, match=r"w: its global_shape is \(4, 2\) on rank 0, \(6, 2\) on rank 3"):
         join_layouts({3: rows("w", (4, 2, (3,)), n_rows=6), 0: rows("w", (0, 4, (0,)))})
-
-
-def test_a_part_that_is_the_whole_shares_its_chunks() -> None:
-    layout = rows("w", (0, 2, (0,)), (2, 2, (1,)))
-    assert select_part(layout, (0, 1)).chunks is layout.chunks
-    assert select_part(layout, (1,)) == TensorLayout(
-        fqn="w", dtype="float32", global_shape=(4, 2), chunks=layout.chunks[1:], complete=False
-    )
 
 
 def test_only_what_no_rank_asks_for_is_unexpected() -> None:

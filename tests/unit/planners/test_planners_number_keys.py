@@ -13,10 +13,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner
 from stepkeeper_planners.formats import checkpoint_to_torch_save
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:TypedStorage is deprecated:UserWarning", "ignore:torch.distributed is disabled:UserWarning"
-)
-
 
 def stepped() -> torch.optim.AdamW:
     weights: list[torch.Tensor] = [torch.nn.Parameter(torch.arange(4.0) + i) for i in range(3)]

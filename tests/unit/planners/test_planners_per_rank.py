@@ -1,21 +1,15 @@
 """Test each rank's own values: stored beside the state, restored, made anew for another number of ranks."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
 
-import stepkeeper
-import stepkeeper_planners
-from stepkeeper_planners.errors import DuplicateNameError, PerRankError
+from stepkeeper_planners.errors import DuplicateNameError
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.state.filling import fill_state
 from stepkeeper_planners.state.per_rank import (
     PerRank,
-    list_stored_names,
     parse_stored_name,
-    resize_value,
     stored_name,
 )
 from stepkeeper_planners.state.tree import flatten_state
@@ -49,10 +43,6 @@ class Worker:
         self.own = state["own"]
 
 
-def test_both_packages_have_it() -> None:
-    assert stepkeeper.PerRank is stepkeeper_planners.PerRank is PerRank
-
-
 def test_what_is_in_a_box_is_no_value_of_the_state() -> None:
     state = {"a": PerRank(Loader(3)), "deep": {"list": [PerRank(5), 1]}, "w": Worker(7), "step": 1}
     flat = flatten_state(state)
@@ -71,25 +61,6 @@ def test_it_comes_back_in_place() -> None:
     assert state["a"].value is loader  # type: ignore[attr-defined]  # a tree of unlike values
 
 
-def test_what_was_not_loaded_stays() -> None:
-    box, worker = PerRank(4), Worker(2)
-    state = {"a": box, "w": worker}
-    fill_state(state, flatten_state(state), {})
-    assert (box.value, worker.own) == (4, 2)
-
-
-def test_objects_beside_values_in_one_box() -> None:
-    saved = flatten_state({"x": PerRank({"l": Loader(9), "rng": torch.arange(3), "n": 1})})
-    loader = Loader(0)
-    box = PerRank({"l": loader, "rng": None})
-    fill_state({"x": box}, flatten_state({"x": box}), saved.per_rank)
-    assert loader.place == 9
-    value: Any = box.value
-    assert value["l"] is loader
-    assert value["n"] == 1
-    assert torch.equal(value["rng"], torch.arange(3))
-
-
 def test_stored_names_are_read_as_they_were_made() -> None:
     for fqn in ("a", "a.b", "", "x@1/2", "new\nline"):
         assert parse_stored_name(stored_name(fqn, TWO)) == (fqn, 1, 2)
@@ -101,24 +72,3 @@ def test_an_entry_with_the_name_of_a_stored_one_is_refused() -> None:
     with pytest.raises(DuplicateNameError, match=r"a@0/2.*'a' of rank 0"):
         flatten_state({"a": PerRank(1), "a@0/2": 1})
     assert flatten_state({"b": PerRank(1), "a@0/2": 1}).values == {"a@0/2": 1}
-
-
-def test_two_boxes_of_one_name_are_refused() -> None:
-    with pytest.raises(DuplicateNameError, match=r"a\.b"):
-        flatten_state({"a": {"b": PerRank(1)}, "a.b": 2})
-
-
-def test_the_same_world_size_reads_one_name() -> None:
-    assert list_stored_names("a", None, 2, TWO) == ("a@1/2",)
-    assert resize_value(None, 2, ["mine"], TWO) == "mine"
-
-
-def test_another_world_size_needs_a_word_from_the_user() -> None:
-    with pytest.raises(PerRankError, match=r"a: 4 ranks saved .* 2 load.*resize=lambda"):
-        list_stored_names("a", None, 4, TWO)
-
-    def every_second(values: Sequence[object], ranks: Ranks) -> object:
-        return list(values[ranks.rank :: ranks.world_size])
-
-    assert list_stored_names("a", every_second, 4, TWO) == ("a@0/4", "a@1/4", "a@2/4", "a@3/4")
-    assert resize_value(every_second, 4, [10, 11, 12, 13], TWO) == [11, 13]

@@ -56,18 +56,6 @@ def test_copies_may_lie_along_ranks_in_any_order(
     check_ascending_ranks(RankMesh(shape=shape, ranks=ranks), placements)
 
 
-def test_copies_are_owners_of_one_chunk_in_the_order_of_ranks() -> None:
-    mesh = RankMesh(shape=(2, 2), ranks=(3, 0, 1, 2))
-    chunks = chunks_on_mesh(mesh, (None, DimShard(dim=0)), (2,))
-    assert [[owner.rank for owner in chunk.owners] for chunk in chunks] == [[1, 3], [0, 2]]
-
-
-def test_who_has_no_elements_owns_nothing() -> None:
-    mesh = RankMesh(shape=(4,), ranks=(0, 1, 2, 3))
-    chunks = chunks_on_mesh(mesh, (DimShard(dim=0),), (5,))
-    assert [(chunk.box.sizes, chunk.owners[0].rank) for chunk in chunks] == [((2,), 0), ((2,), 1), ((1,), 2)]
-
-
 @pytest.mark.parametrize("placements", [(None,), (DimShard(dim=1),)])
 def test_an_empty_tensor_is_one_chunk_that_all_of_the_mesh_hold(placements: Placements) -> None:
     (chunk,) = chunks_on_mesh(RankMesh(shape=(2,), ranks=(1, 2)), placements, (0, 4))

@@ -45,22 +45,6 @@ class MasterWeights(OfEachParameter):
         p.copy_(state["master"])
 
 
-class Lookahead(OfEachParameter):
-    """Slow weights that the fast ones are pulled to at each second step."""
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.1})
-
-    @override
-    def update(self, p: Any, state: dict[str, Any], group: dict[str, Any]) -> None:
-        if not state:
-            state["slow"], state["step"] = p.detach().clone(), 0
-        p.sub_(group["lr"] * p.grad)
-        state["step"] += 1
-        if state["step"] % 2 == 0:
-            p.copy_(state["slow"].lerp_(p, 0.5))
-
-
 class Preconditioned(OfEachParameter):
     """A matrix that is no constant, but has nothing of the parameter."""
 
@@ -93,8 +77,6 @@ def trained(optimizer: Optimizer, params: list[torch.nn.Parameter]) -> list[torc
     [
         (MasterWeights, torch.bfloat16, 3),
         (MasterWeights, torch.float32, 3),
-        (Lookahead, torch.float32, 3),
-        (Lookahead, torch.bfloat16, 3),
         (Preconditioned, torch.float32, 2),
         (torch.optim.ASGD, torch.float32, 3),
     ],

@@ -1,6 +1,5 @@
 """Ways around the copy of the optimizer, to the training's own parameters, hooks and state."""
 
-import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,26 +15,6 @@ from stepkeeper_planners.errors import PrimeError
 GLOBAL: list[torch.nn.Parameter] = []
 
 
-class ThroughClosure(SGD):
-    """Its step goes through a function that isn't copied, and so to the real optimizer."""
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, lr=0.1, momentum=0.9)
-        self.inner: Callable[[], Any] = lambda: SGD.step(self)
-
-    @override
-    def step(self, closure: Any = None) -> Any:
-        return self.inner()
-
-
-class ThroughPartial(ThroughClosure):
-    """Can be copied."""
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params)
-        self.inner = functools.partial(SGD.step, self)
-
-
 class ThroughLock(SGD):
     """Has the parameters beside something that can't be copied, and changes them past torch's count of changes."""
 
@@ -49,25 +28,6 @@ class ThroughLock(SGD):
         for p in params:
             p.data.mul_(0.9)
         return super().step(closure)
-
-
-class Clipping(SGD):
-    """Clips the parameters after the step by a function that holds them, past torch's count of changes."""
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, lr=0.1, momentum=0.9)
-
-        def clip() -> None:
-            for p in params:
-                p.data.clamp_(-0.5, 0.5)
-
-        self.clip = clip
-
-    @override
-    def step(self, closure: Any = None) -> Any:
-        loss: Any = super().step(closure)
-        self.clip()
-        return loss
 
 
 class ThroughGlobal(SGD):
@@ -119,9 +79,7 @@ def weights() -> list[torch.nn.Parameter]:
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (ThroughClosure, r"ThroughClosure\.inner can't be copied"),
         (ThroughLock, r"ThroughLock\.context can't be copied"),
-        (Clipping, r"Clipping\.clip can't be copied"),
         (lambda p: ThroughGlobal(p, lr=0.1), "changed 2 parameters.*set back"),
     ],
 )
@@ -132,13 +90,6 @@ def test_step_that_reaches_the_real_parameters(make: Callable[[Any], Optimizer],
     with pytest.raises(PrimeError, match=match):
         prime_optimizer(optimizer)
     assert not optimizer.state
-    assert all(torch.equal(a, b) for a, b in zip(params, weights(), strict=True))
-
-
-def test_step_through_what_can_be_copied() -> None:
-    params = weights()
-    optimizer = prime_optimizer(ThroughPartial(params))
-    assert optimizer.state.keys() == set(params)
     assert all(torch.equal(a, b) for a, b in zip(params, weights(), strict=True))
 
 

@@ -10,18 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
-from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from stepkeeper_planners import SPMDSavePlanner, adapters
 from stepkeeper_planners.errors import (
     LayoutError,
     LostWritesError,
-    UnsupportedValueError,
     UnsupportedWriterError,
     WrongRanksError,
 )
@@ -29,10 +26,6 @@ from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.saving import planner as save_module
 from stepkeeper_planners.saving.global_metadata import GlobalMetadata
 from stepkeeper_planners.state.per_rank import PerRank
-
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:TypedStorage is deprecated:UserWarning", "ignore:torch.distributed is disabled:UserWarning"
-)
 
 
 class PlannerGroup:
@@ -185,26 +178,11 @@ def own_part(rank: int, rows: int) -> torch.Tensor:
     return tensor
 
 
-def test_tensors_that_no_rank_knows_alone_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = PlannerGroup(monkeypatch, {"w": own_part(0, 3)}, {"w": own_part(1, 2)})
-    assert [names(plan.items) for plan in group.finish()] == [[("w", (0, 0))], [("w", (3, 0))]]
-
-
 def test_a_gap_between_what_ranks_know_is_found_before_anything_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(LayoutError, match="w: the chunks, of ranks 0, 1, hold 8 of 10"):
         PlannerGroup(monkeypatch, {"w": own_part(0, 3)}, {"w": own_part(1, 1)}).agree()
-
-
-def test_a_value_that_is_not_stored_is_refused_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    for state in ({"v": object()}, {"own": PerRank({"deep": object()})}):
-        for rank in range(2):
-            monkeypatch.setattr(save_module, "current_ranks", lambda _, r=rank: Ranks(rank=r, world_size=2))
-            planner = SPMDSavePlanner()
-            planner.set_up_planner(state)
-            with pytest.raises(UnsupportedValueError):
-                planner.create_local_plan()
 
 
 def test_plans_of_other_ranks_than_the_planner_knows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,26 +245,3 @@ def test_what_a_writer_lost_is_noticed_and_ties_are_completed() -> None:
     for lost in written:
         with pytest.raises(LostWritesError, match=f"1 pieces.*{lost.fqn}|2 pieces.*{lost.fqn}"):
             metadata().storage_data = {index: place for index, place in written.items() if index != lost}
-
-
-def test_fsspec_and_files_hold_the_same(tmp_path: Path) -> None:
-    from planners_parts.stock import FsspecReader, FsspecWriter
-
-    state: dict[str, Any] = {"w": torch.arange(5.0), "deep": {"list": [torch.ones(2)]}, "n": 4}
-    save(state, storage_writer=FsspecWriter(str(tmp_path / "f")), planner=SPMDSavePlanner())
-    save(state, storage_writer=FileSystemWriter(tmp_path / "g", thread_count=3), planner=SPMDSavePlanner())
-    for reader in (FsspecReader(str(tmp_path / "f")), FileSystemReader(tmp_path / "g")):
-        found: dict[str, Any] = {"w": torch.zeros(5), "deep": {"list": [torch.zeros(2)]}, "n": 0}
-        load(found, storage_reader=reader)
-        assert torch.equal(found["w"], state["w"])
-        assert found["n"] == 4
-        assert torch.equal(found["deep"]["list"][0], torch.ones(2))
-
-
-def test_items_say_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    (plan,) = PlannerGroup(monkeypatch, {"w": torch.ones(2, dtype=torch.bfloat16), "v": 1}).finish()
-    tensor, value = plan.items
-    assert tensor.type == WriteItemType.SHARD
-    assert tensor.tensor_data is not None
-    assert tensor.tensor_data.properties.dtype == torch.bfloat16
-    assert value == WriteItem(index=MetadataIndex("v"), type=WriteItemType.BYTE_IO)

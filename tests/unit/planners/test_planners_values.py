@@ -3,12 +3,10 @@
 import datetime as dt
 import enum
 import io
-import math
-import pathlib
 import random
 import re
 import struct
-from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections import Counter, OrderedDict, defaultdict, namedtuple
 from typing import Any
 
 import numpy as np
@@ -94,11 +92,6 @@ def test_the_bits_of_a_float_come_back(bits: int) -> None:
     back: Any = decode_value("k", encode_value("k", {"plain": number, "numpy": np.float64(number)}))
     assert struct.pack("<d", back["plain"]) == struct.pack("<Q", bits)
     assert back["numpy"].tobytes() == struct.pack("<Q", bits)
-
-
-def test_negative_zero_in_a_complex_number() -> None:
-    back: Any = decode_value("k", encode_value("k", complex(-0.0, -0.0)))
-    assert math.copysign(1, back.real) == math.copysign(1, back.imag) == -1
 
 
 DTYPES: list[Any] = ["f4", "f8", "f2", "g", "i1", "u8", "c8", "?", "S3", "U4", ">f8", ">i2", "V3"]
@@ -247,37 +240,23 @@ def test_deep_values_come_back_and_endless_ones_are_refused() -> None:
 
 REFUSED: dict[str, object] = {
     "a set": {1, 2},
-    "a frozenset": frozenset(),
-    "any object": object(),
     "a datetime": dt.datetime(2020, 1, 1),  # noqa: DTZ001 — any object outside of the list
-    "a path": pathlib.PurePosixPath("x"),
     "a named tuple": Pair(1, 2),
     "an enum that is a number": Colour.RED,
-    "a string of another class": Texts("x"),
     "a numpy scalar of another class": Single(1),
     "torch's version": torch.__version__,
     "a defaultdict": defaultdict(int),
-    "a deque": deque([1]),
-    "a range": range(3),
-    "a slice": slice(1),
     "a bytearray": bytearray(b"x"),
-    "a buffer": io.BytesIO(),
     "a function": lambda: 1,
-    "a class": int,
     "a generator": random.Random(1),
-    "a numpy generator": np.random.default_rng(1),
     "a numpy dtype": np.dtype("f4"),
     "an array of objects": np.array([object()]),
     "an array with objects in a field": np.zeros(1, [("a", "O")]),
     "a numpy dtype with metadata": np.zeros(1, np.dtype("f4", metadata={"a": object()})),
-    "metadata in a field": np.zeros(1, [("a", np.dtype("f4", metadata={"a": 1}))]),
     "an array of nothing": np.zeros(3, "V0"),
-    "a masked array": np.ma.zeros(2),
     "a matrix of records": np.zeros(1, "f4").view(np.recarray),
     "something deep": (1, [{"deep": {3}}]),
-    "a key that is a list's": {(1, (2,)): 1},
     "a key that is a class": {int: 1},
-    "a numpy key": {np.int64(1): 1},
     "a meta tensor": (torch.ones(1, device="meta"),),
     "a sparse tensor": (torch.ones(2).to_sparse(),),
     "a quantized tensor": (quantized_tensor(),),
@@ -292,10 +271,3 @@ REFUSED: dict[str, object] = {
 def test_other_types_are_refused_by_name(value: object) -> None:
     with pytest.raises(UnsupportedValueError, match=r"trainer\.thing"):
         encode_value("trainer.thing", value)
-
-
-def test_the_error_says_where_and_what_to_do() -> None:
-    with pytest.raises(
-        UnsupportedValueError, match=r"a\.b\['c'\]\[1\]: a builtins\.set .*Turn it into these"
-    ):
-        encode_value("a.b", {"c": (0, {1})})

@@ -11,20 +11,11 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-import stepkeeper
-import stepkeeper_planners
 from stepkeeper_planners import PerRank, RandomState, SPMDLoadPlanner, SPMDSavePlanner, SPMDStager, Whole
 from stepkeeper_planners.errors import UnsupportedValueError
-from stepkeeper_planners.state.filling import fill_state
 from stepkeeper_planners.state.resizable import list_resizable
 from stepkeeper_planners.state.structure import StructureCache
 from stepkeeper_planners.state.tree import flatten_state
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:torch.distributed is"),
-    # torch's own, in its reader and writer.
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
-]
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -62,10 +53,6 @@ SHAPES: dict[str, Any] = {
 }
 
 
-def test_both_packages_have_it() -> None:
-    assert stepkeeper.Whole is stepkeeper_planners.Whole is Whole
-
-
 @pytest.mark.parametrize(("start", "saved"), SHAPES.values(), ids=SHAPES)
 def test_a_whole_is_loaded_whatever_it_was_at_the_start(start: Any, saved: Any, tmp_path: Path) -> None:
     save(tmp_path, {"w": torch.ones(2), "deep": [{"box": Whole(saved)}]})
@@ -86,16 +73,6 @@ def test_what_was_saved_entry_by_entry_is_loaded_into_a_whole(start: Any, saved:
         assert box.value[0] == HISTORY[0]  # type: ignore[index]
     else:
         assert box.value == expected
-
-
-@pytest.mark.parametrize(("start", "saved"), SHAPES.values(), ids=SHAPES)
-def test_what_was_saved_whole_is_loaded_entry_by_entry_if_it_has_them(
-    start: Any, saved: Any, tmp_path: Path
-) -> None:
-    save(tmp_path, {"w": torch.ones(2), "box": Whole(saved)})
-    state = {"w": torch.zeros(2), "box": copy.deepcopy(saved)}
-    load(tmp_path, state)
-    assert state["box"] == saved
 
 
 def test_lists_and_dicts_stay_the_objects_that_the_training_holds(tmp_path: Path) -> None:
@@ -168,13 +145,6 @@ def test_a_whole_that_grows_is_of_one_structure_also_where_large_values_are_divi
     assert len(derived) <= 6
 
 
-def test_a_whole_and_a_plain_value_are_different_structures() -> None:
-    cache = StructureCache(lambda flat, _: dict(flat.values))
-    assert cache.look_up({"a": Whole([1])}).flat.values == {"a": [1]}
-    assert cache.look_up({"a": [1]}).flat.values == {"a": [1]}
-    assert cache.look_up({"a": Whole([2])}).flat.values == {"a": [2]}
-
-
 def test_a_staged_whole_stays_one(tmp_path: Path) -> None:
     state = {"w": torch.ones(2), "log": Whole([{"a": 1}])}
     staged = SPMDStager().stage(state)
@@ -198,17 +168,6 @@ def test_boxes_in_boxes() -> None:
         flatten_state({"w": Whole(RandomState())})
     with pytest.raises(UnsupportedValueError, match="a Whole can't stand in a tuple"):
         flatten_state({"w": (Whole(1),)})
-
-
-def test_boxes_in_boxes_are_filled_as_others() -> None:
-    history: list[Any] = []
-    own = PerRank({"log": Whole(history), "deep": PerRank(2)})
-    state = {"own": own}
-    fill_state(state, flatten_state(state), {"own": {"log": [1, 2], "deep": 3}})
-    assert history == [1, 2]
-    value: Any = own.value
-    assert value["log"].value is history
-    assert value["deep"].value == 3
 
 
 @pytest.mark.parametrize("kind", ["a dict", "a list", "a list of itself"])
@@ -238,22 +197,18 @@ def test_the_same_containers_again_and_again_are_refused_before_they_are_searche
     ("start", "saved"),
     [
         ([], HISTORY),
-        (HISTORY, HISTORY[:1]),
         (HISTORY, []),
         ([1, 2], HISTORY),
         (HISTORY, [1]),
-        ({}, {"a": {"b": 1}}),
     ],
 )
-@pytest.mark.parametrize("where", ["top", "deep"])
-def test_lists_and_empty_dicts_need_no_mark(start: Any, saved: Any, where: str, tmp_path: Path) -> None:
+def test_lists_and_empty_dicts_need_no_mark(start: Any, saved: Any, tmp_path: Path) -> None:
     def build(value: Any) -> dict[str, Any]:
-        value = copy.deepcopy(value)
-        return {"log": value} if where == "top" else {"t": {"log": value, "n": 1}, "w": torch.ones(1)}
+        return {"t": {"log": copy.deepcopy(value), "n": 1}, "w": torch.ones(1)}
 
     save(tmp_path, build(saved))
     state = build(start)
-    held = state["log"] if where == "top" else state["t"]["log"]
+    held = state["t"]["log"]
     load(tmp_path, state)
     assert state == build(saved)
     assert held == saved, "it stays the object that the training holds"
@@ -269,9 +224,7 @@ def test_a_list_that_stands_twice_is_not_filled_in_place(tmp_path: Path) -> None
     ("state", "stored", "said"),
     [
         ({"d": {"a": 1}}, {"d": {"a": 1, "b": 2}}, r"not in the state \(1\): d\.b"),
-        ({"d": [{"a": 1}]}, {"d": [{"b": 1}]}, r"not in the checkpoint \(1\): d\.0\.a"),
         ({"d": []}, {"d": {"a": 1}}, r"not in the checkpoint \(1\): d"),
-        ({"d": []}, {"d": [torch.ones(1)]}, r"not in the checkpoint \(1\): d"),
         ({"d": Whole([])}, {"d": [torch.ones(1)]}, r"not in the checkpoint \(1\): d"),
         ({"o": [Metrics()]}, {"o": [{"x": 1}]}, r"not in the state \(1\): o\.0\.x"),
     ],
