@@ -99,50 +99,12 @@ async def test_many_are_listed_page_by_page(cloud: GoogleCloudTPU) -> None:
     assert set(listing.resources) == {"train-0", "train-1", "train-2"}
 
 
-async def test_an_unknown_operation_or_resource_is_none(cloud: GoogleCloudTPU) -> None:
-    assert await cloud.get_operation(f"{PLACE.parent}/operations/operation-1", ALPHA) is None
-    for version in ApiVersion:
-        assert await cloud.get_queued_resource(PLACE, "nobody", version) is None
-        assert await cloud.get_node(PLACE, "nobody", version) is None
-
-
-async def test_exhausted_quota_names_the_quota(tpu: FakeTpu, cloud: GoogleCloudTPU) -> None:
-    tpu.set_quota(PLACE.project, PLACE.zone, "v5litepod-4", 0)
-    with pytest.raises(CloudTPUError) as refusal:
-        await cloud.create_queued_resource(request_of())
-    assert refusal.value.kind is ErrorKind.QUOTA
-    assert "quota" in refusal.value.message.lower()
-
-
 async def test_a_service_that_is_not_there_is_transient() -> None:
     client = GoogleCloudTPU(endpoint="127.0.0.1:1", insecure=True)
     with pytest.raises(CloudTPUError) as failure:
         await client.list_nodes(PLACE, V2)
     await client.close()
     assert failure.value.kind is ErrorKind.TRANSIENT
-
-
-async def test_plaintext_without_credentials_is_logged_with_the_address(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    await GoogleCloudTPU(endpoint="tpu.example.com:443", insecure=False).close()
-    assert not caplog.records
-    await GoogleCloudTPU(endpoint="127.0.0.1:1", insecure=True).close()
-    (record,) = caplog.records
-    assert record.levelname == "WARNING"
-    assert "plaintext and anonymous" in record.getMessage()
-    assert vars(record)["endpoint"] == "127.0.0.1:1"
-
-
-async def test_without_credentials_every_request_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
-    client = GoogleCloudTPU(endpoint="127.0.0.1:1", insecure=False)
-    for _ in range(2):
-        with pytest.raises(CloudTPUError) as refusal:
-            await client.list_nodes(PLACE, V2)
-        assert refusal.value.kind is ErrorKind.CREDENTIALS
-        assert "/nowhere/key.json" in refusal.value.message
-    await client.close()
 
 
 @pytest.mark.parametrize("version", [ALPHA, V2])

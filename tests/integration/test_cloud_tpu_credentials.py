@@ -12,11 +12,9 @@ import pytest
 from aiohttp import web
 from grpc import aio, ssl_server_credentials
 
-from fake_cluster.resource_world import ResourceWorld
 from stepkeeper_operator.cloud_tpu.client import GoogleCloudTPU
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudTPUError, ErrorKind, Place
 from stepkeeper_operator.endpoint.certificates import make_tls
-from stepkeeper_operator.queued_resources.naming import FINALIZER
 from tpuapi.core.values import Version
 from tpuapi.fake import FakeTpu
 from tpuapi.wire.services import tpu_service
@@ -28,13 +26,12 @@ BUSY = (503, {"error": "temporarily_unavailable"})
 
 
 class TokenEndpoint:
-    """A token endpoint, and a metadata server, whose answers a test chooses."""
+    """A token endpoint whose answers a test chooses."""
 
     def __init__(self) -> None:
         self.answer: tuple[int, dict[str, Any]] = REFUSED
         self.subject_tokens: list[str] = []
         self.url = ""
-        self.metadata_status = 404
 
     def grant(self, token: str, *, lifetime_s: int = 3600) -> None:
         self.answer = (200, {"access_token": token, "expires_in": lifetime_s, "token_type": "Bearer"})
@@ -45,17 +42,12 @@ class TokenEndpoint:
         status, body = self.answer
         return web.json_response(body, status=status)
 
-    async def reply_as_metadata_server(self, request: web.Request) -> web.Response:
-        status = self.metadata_status if "service-accounts" in request.path else 200
-        return web.Response(status=status, text="a-project", headers={"Metadata-Flavor": "Google"})
-
 
 @pytest.fixture
 async def endpoint() -> AsyncIterator[TokenEndpoint]:
     tokens = TokenEndpoint()
     app = web.Application()
     app.router.add_post("/token", tokens.reply)
-    app.router.add_get("/{path:.*}", tokens.reply_as_metadata_server)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -117,23 +109,6 @@ async def test_a_token_that_is_refused_is_lasting_and_asked_for_slowly(
     assert endpoint.subject_tokens == ["operator"], "one refusal answers for all, for a while"
 
 
-async def test_the_next_request_gets_a_token_once_the_refusal_is_over(
-    endpoint: TokenEndpoint,
-    write_file: Callable[[str], Path],
-    client: GoogleCloudTPU,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    write_file("operator")
-    assert (await fail(client.list_nodes(PLACE, ApiVersion.V2))).kind is ErrorKind.CREDENTIALS
-    endpoint.grant("a-token")
-    monkeypatch.setattr(
-        "stepkeeper_operator.cloud_tpu.authorization._ASK_AGAIN_S", dict.fromkeys(ErrorKind, 0.0)
-    )
-    error = await fail(client.list_nodes(PLACE, ApiVersion.V2))
-    assert error.kind is ErrorKind.TRANSIENT, "with its token, it finds nobody at that address"
-    assert "Getting metadata" not in error.message
-
-
 @pytest.mark.parametrize("answer", [BUSY, None], ids=["busy", "not there"])
 async def test_a_token_endpoint_that_is_down_is_transient(
     endpoint: TokenEndpoint,
@@ -164,40 +139,6 @@ async def test_a_changed_file_is_taken_up_at_once(
     error = await fail(client.list_nodes(PLACE, ApiVersion.V2))
     assert error.kind is ErrorKind.CREDENTIALS
     assert str(path) in error.message
-
-
-async def test_a_valid_token_outlives_a_refused_renewal(
-    endpoint: TokenEndpoint, write_file: Callable[[str], Path], client: GoogleCloudTPU
-) -> None:
-    write_file("operator")
-    endpoint.grant("a-token", lifetime_s=120)  # so short that it is renewed early
-    assert (await fail(client.list_nodes(PLACE, ApiVersion.V2))).kind is ErrorKind.TRANSIENT
-    endpoint.answer = REFUSED
-    assert (await fail(client.list_nodes(PLACE, ApiVersion.V2))).kind is ErrorKind.TRANSIENT
-    assert len(endpoint.subject_tokens) == 2
-
-
-async def test_the_object_says_why_there_is_no_token_and_what_its_deletion_waits_for(
-    endpoint: TokenEndpoint, write_file: Callable[[str], Path], client: GoogleCloudTPU
-) -> None:
-    write_file("operator")
-    world = ResourceWorld(service=client)
-    await world.run(10)
-    assert world.condition("Accepted") == ("False", "NoCredentials")
-    error = world.status.error
-    assert error is not None
-    assert (error.kind, error.code) == ("Credentials", "UNAUTHENTICATED")
-    assert "the audience isn't of this pool" in error.message
-    assert world.events.count("NoCredentials") == 1
-    assert await world.record_writes() == []
-    claimed = {**world.status.to_raw(), "bookkeeping": {"created": True}}
-    assert world.raw is not None
-    meta = {**world.raw["metadata"], "finalizers": [FINALIZER]}
-    world.cluster.put("queuedresources", {**world.raw, "metadata": meta, "status": claimed})
-    world.delete()
-    await world.run(3)
-    assert world.condition("Degraded") == ("True", "DeletionBlocked")
-    assert endpoint.subject_tokens == ["operator"]
 
 
 _PROGRAM = """
@@ -231,20 +172,6 @@ async def run_program(address: str, **variables: str) -> str:
     said, _ = await program.communicate()
     assert program.returncode == 0
     return said.decode()
-
-
-@pytest.mark.parametrize("status", [403, 404])
-async def test_a_metadata_server_that_refuses_a_token_is_lasting(
-    endpoint: TokenEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
-) -> None:
-    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
-    endpoint.metadata_status = status
-    host = endpoint.url.split("/")[2]
-    config = {"HOME": str(tmp_path), "CLOUDSDK_CONFIG": str(tmp_path)}
-    said = await run_program(NOWHERE, GCE_METADATA_HOST=host, GCE_METADATA_IP=host, **config)
-    assert said.startswith("Credentials UNAUTHENTICATED")
-    assert "service-accounts/default" in said
-    assert f"Status: {status}" in said
 
 
 class Doorkeeper(aio.ServerInterceptor):  # type: ignore[misc]  # gRPC ships no types

@@ -143,18 +143,3 @@ def test_a_training_that_hangs_is_reported_on_after_its_socket_is_full(
         report = operator.wait_for(lambda report: report.stacks is not None)
         assert HELD in (report.stacks or "")
         assert {each.step for each in operator.reports[n_wanted - 1 :]} == {LAST_STEP}
-
-
-def test_a_training_that_was_looked_at_goes_on(tmp_path: Path, operator: Operator, ranks: Ranks) -> None:
-    with ranks(2, holds=1, seconds=15) as both:
-        for process in both:
-            hear(process, "stands")
-        operator.answer = lambda report: Directive(dump_stacks=report.stacks is None, report_interval_s=1)
-        operator.wait_for(lambda report: report.stacks is not None)
-        operator.answer = lambda _: Directive(report_interval_s=1)
-        codes = []
-        for process in both:
-            hear(process, "goes")
-            process.communicate(timeout=60)
-            codes.append(process.returncode)
-    assert codes == [0, 0]

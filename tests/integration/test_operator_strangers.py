@@ -232,20 +232,6 @@ async def test_a_full_server_closes_the_oldest_connection_of_the_address_that_ha
 
 
 @pytest.mark.smoke
-async def test_where_each_address_has_one_connection_one_more_waits_for_a_place() -> None:
-    async with full(Limits(connections=4, patience_s=600, fair_s=600)) as client:
-        for n in range(2, 6):
-            await client.come_from(n)
-        assert await is_closed(await client.come_from(2)), "an address that has one waits for no other"
-        line = await waits(await client.come_from(6, ASKS))
-        client.leave(0)
-        assert await line == ANSWERED
-        line = await waits(await client.come_from(7))
-        await client.servers.close()
-        assert await line == b"", "it is closed with the server"
-
-
-@pytest.mark.smoke
 async def test_among_equals_a_request_that_is_being_answered_does_not_give_way() -> None:
     n_asked, may_answer = asyncio.Semaphore(0), asyncio.Event()
 
@@ -269,15 +255,3 @@ async def test_among_equals_a_request_that_is_being_answered_does_not_give_way()
         assert (await first.readline(), await second.readline()) == (ANSWERED, ANSWERED)
         client.leave(0)
         assert await line == ANSWERED
-
-
-@pytest.mark.smoke
-async def test_a_request_that_is_none_costs_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    servers = Servers()
-    port = await servers.start(make_app(), host="127.0.0.1", port=0)
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET / HTTP/1.1\r\nnone\r\n\r\n")
-    assert (await reader.readline()).startswith(b"HTTP/1.0 400")
-    writer.close()
-    await servers.close()
-    assert not caplog.records

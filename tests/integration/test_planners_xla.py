@@ -12,16 +12,16 @@ SCRIPTS = Path(__file__).parent / "planners_xla"
 
 @pytest.mark.parametrize(
     "name",
-    ["placements", "dcp_both_ways", "kinds", "moves", "staging", "priming_marked_state", "changes"],
+    ["placements", "dcp_both_ways", "moves", "priming_marked_state", "changes"],
 )
 def test_script(run_on_devices: Callable[..., str], name: str, tmp_path: Path) -> None:
     run_on_devices(SCRIPTS / f"{name}.py", tmp_path)
 
 
-def test_priming(run_on_devices: Callable[..., str], max_isa: str, tmp_path: Path) -> None:
+def test_priming(run_on_devices: Callable[..., str], max_isa: str) -> None:
     # Programs are compared before anything is compiled: a few kinds tell whether a CPU makes a difference.
     kinds = () if max_isa == "AVX2" else ("sgd-momentum", "adamw-amsgrad", "adafactor")
-    run_on_devices(SCRIPTS / "priming.py", tmp_path, *kinds, max_isa=max_isa)
+    run_on_devices(SCRIPTS / "priming.py", *kinds, max_isa=max_isa)
 
 
 @pytest.mark.smoke

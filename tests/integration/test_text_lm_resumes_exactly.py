@@ -125,18 +125,6 @@ def test_losses_are_bit_equal_to_those_of_an_undisturbed_run(tmp_path: Path) -> 
     assert_soon(lambda: not processes_with(mark), "no process of any run is left")
 
 
-def test_steps_lost_by_a_kill_are_trained_again_bit_by_bit_without_fused_multiply_add(tmp_path: Path) -> None:
-    """Compare losses under XLA's other way of rounding: the test above has instructions for fused multiply-add."""
-    mark = str(uuid.uuid4())
-    end = 2 * SAVE_INTERVAL - 1
-    killed = train(tmp_path / "root", mark, max_isa="SSE4_2", n_steps=end, kill_at=end - 1)
-    last = train(tmp_path / "root", mark, max_isa="SSE4_2", n_steps=end)
-    assert last.started_from == SAVE_INTERVAL
-    assert max(killed.losses) >= end - 1
-    lost = [step for step in killed.losses if step > SAVE_INTERVAL]
-    assert {step: last.losses[step] for step in lost} == {step: killed.losses[step] for step in lost}
-
-
 def processes_with(mark: str) -> list[int]:
     """Ids of the processes that have the mark in their environment: trainers, companions, loader workers."""
     wanted = f"{_MARK}={mark}".encode()

@@ -137,29 +137,6 @@ def plain(model: torch.nn.Module, optim: torch.optim.Optimizer) -> Any:
     return [{name: p.cpu().tolist() for name, p in model.state_dict().items()}, moments]
 
 
-def seen_of_others_numbers(folder: Path) -> dict[str, Any]:
-    """Paths and numbers as configurations and loaders have them."""
-    training = Training(4)
-    manager = xc.CheckpointManager(
-        folder / "numbers",
-        np.int64(2),
-        np.int32(0),
-        np.int64(1),
-        np.int64(1),
-        dist.group.WORLD,
-        chkpt_on_preemption=False,
-    )
-    saved = [manager.save(int(step), training.state_dict()) for step in np.arange(4)]
-    return {
-        "saved": saved,
-        "due": [bool(manager.should_save(step)) for step in np.arange(4)],
-        "steps": manager.all_steps(),
-        "interval": int(manager.save_interval * 3 + manager.max_to_keep),
-        "ranks": [dist.get_rank(manager.pg), dist.get_world_size(manager.pg)],
-        "default ranks": dist.get_world_size(manager_on(folder / "default", 3).pg),
-    }
-
-
 def seen_of_signatures() -> dict[str, list[Any]]:
     """Names that can be given by place, in their order, and those that need not be given."""
     methods = (
@@ -188,7 +165,6 @@ def main(folder: Path) -> None:
     seen = {
         "signatures": seen_of_signatures(),
         "saves": seen_of_saves(folder),
-        "numbers": seen_of_others_numbers(folder),
         "eviction": seen_of_eviction(folder),
         "optimizers": seen_of_optimizers(folder),
     }
