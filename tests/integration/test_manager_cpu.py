@@ -16,10 +16,8 @@ from torch.distributed.checkpoint.state_dict_loader import load as stock_load
 
 from stepkeeper import CheckpointManager
 from stepkeeper.errors import (
-    ClosedError,
     CompanionLostError,
     RestoreError,
-    SaveError,
 )
 from stepkeeper.log import Log
 from stepkeeper.save.in_flight import InFlight
@@ -199,23 +197,6 @@ def test_a_killed_companion_fails_the_save_loudly_and_the_next_save_works(uri: s
     assert manager.all_steps() == [1, 3]
     assert slots(uri) == ["begin", "commit", "commit"], "the claim is still the first one"
     manager.close()
-
-
-def test_an_error_in_the_background_raises_at_the_next_call(uri: str) -> None:
-    state = {"w": torch.zeros(10)}
-    manager = open_manager(uri)
-    manager.save(1, state)
-    # A file where the next step's folder has to be.
-    Path(uri.removeprefix("file://"), "2").write_text("")
-    manager.save_async(2, state)
-    assert manager._parts.saver.wait_until_idle()
-    with pytest.raises(SaveError, match="in the background failed"):
-        manager.step(3, state)
-    assert manager.step(3, state).in_flight is not None
-    manager.close()
-    assert manager.all_steps() == [1, 3]
-    with pytest.raises(ClosedError):
-        manager.save(4, state)
 
 
 def test_a_value_that_cannot_be_stored_is_refused_by_name(uri: str) -> None:

@@ -1,4 +1,4 @@
-"""A notice's time is over in mid-save: the older commit is whole, and the next start goes on from it exactly."""
+"""The time that a notice leaves: kept where saves stand still, and no limit where nobody is killed."""
 
 import json
 import os
@@ -22,22 +22,15 @@ from stepkeeper.storage import open_store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE
 
 TRAINER = Path(__file__).parent / "manager_trainer" / "notified.py"
-HELD = Path(__file__).parent / "manager_tier" / "held"
 N_RANKS = 2
 SIZE = 2_000_000
 
 Servers = tuple[ForkServer, ForkServer]
 
 
-def start(
-    servers: Servers, folder: Path, number: int, *, hold: Path | None = None, **options: Any
-) -> list[ForkedProcess]:
-    """Start the ranks. While the file `hold` is there, none of them comes to the end of a save."""
+def start(servers: Servers, folder: Path, number: int, **options: Any) -> list[ForkedProcess]:
     said = json.dumps({"size": SIZE, "start": number, **options})
     env = {**os.environ, "FORKED_TELLS_END": "1"}
-    if hold is not None:
-        env |= {"STEPKEEPER_TEST_HOLD": str(hold), "STEPKEEPER_TEST_HOLD_END": ".json"}
-        env["PYTHONPATH"] = os.pathsep.join([str(HELD), env.get("PYTHONPATH", "")])
     return [
         servers[rank % 2].start([TRAINER, folder, rank, N_RANKS, said], env=env, stdout=subprocess.PIPE)
         for rank in range(N_RANKS)

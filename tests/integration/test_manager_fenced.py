@@ -48,26 +48,6 @@ def test_an_error_that_the_newer_claim_has_caused_is_no_error_of_its_own(
     assert isinstance(raised.value.__cause__, MissingObjectError)
 
 
-@pytest.mark.parametrize("error", [ValueError("the loss is no number"), SystemExit(3), KeyboardInterrupt()])
-def test_who_fails_otherwise_once_it_is_fenced_ends_as_fenced(
-    uri: str, error: BaseException, capsys: pytest.CaptureFixture[str]
-) -> None:
-
-    def train() -> None:
-        with open_manager(uri) as manager:
-            manager.save(1, STATE)
-            claimed_by_a_job(uri)
-            manager.save_async(2, STATE)
-            raise error
-
-    with pytest.raises(SystemExit) as ended:
-        train()
-    assert ended.value.code == ExitCode.FENCED
-    told = capsys.readouterr().err
-    assert "on host node-7" in told
-    assert type(error).__name__ in told
-
-
 @pytest.mark.parametrize("claims", ["by a restore", "by a save"])
 def test_who_waited_until_the_root_was_freed_ends_as_ever(uri: str, claims: str) -> None:
     claimed_by_a_job(uri)

@@ -132,6 +132,30 @@ async def test_a_report_of_a_running_pod_is_taken_and_answered_with_a_directive(
     assert desk.enqueued == [job_key("default", "lm")]
 
 
+OTHER_JOB = "/v1/namespaces/default/jobs/other/report"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "token_uid", "path", "acting"),
+    [
+        pytest.param(401, REPORT, None, PATH, True, id="no token"),
+        pytest.param(401, REPORT, "another-uid", PATH, True, id="another job's token"),
+        pytest.param(404, REPORT, "", OTHER_JOB, True, id="an unknown job"),
+        pytest.param(413, b" " * (64 * 1024 + 1), "", PATH, True, id="more than 64 KB"),
+        pytest.param(503, REPORT, "", PATH, False, id="an operator that doesn't act"),
+    ],
+)
+async def test_nothing_is_taken_for(
+    desk: Desk, status: int, body: bytes, token_uid: str | None, path: str, acting: bool
+) -> None:
+    desk.acting = acting
+    token = None if token_uid is None else desk.token(uid=token_uid or None)
+    answered, answer = await desk.post(body, token=token, path=path)
+    assert answered == status
+    assert desk.world.job.metadata.uid.encode() not in answer
+    assert desk.enqueued == []
+
+
 async def test_a_pod_that_no_job_owns_is_refused_whatever_its_labels_say(desk: Desk) -> None:
     pod = desk.world.pods[0]
     forged = {"name": "forged", "namespace": "default", "labels": pod["metadata"]["labels"]}
@@ -245,34 +269,6 @@ async def test_a_report_counts_though_its_sender_could_not_wait_for_the_answer(
     assert last.report.step == 42
     writer.close()
     await servers.close()
-
-
-@pytest.mark.smoke
-async def test_a_report_that_is_broken_off_is_one_line_in_the_log(
-    desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    servers = Servers()
-    port = await servers.start(desk.app, host="127.0.0.1", port=0)
-    _, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(begun(desk.token()))
-    await writer.drain()
-    writer.close()
-    for _ in range(3000):
-        if caplog.records:
-            break
-        await asyncio.sleep(0.01)
-    (record,) = caplog.records
-    assert (record.getMessage(), record.exc_info) == ("refused report", None)
-    assert "ended before" in vars(record)["error"]
-    assert desk.enqueued == []
-    await servers.close()
-
-
-async def test_an_operator_that_does_not_act_takes_nothing(desk: Desk) -> None:
-    desk.acting = False
-    status, _ = await desk.post(REPORT, token=desk.token())
-    assert status == 503
 
 
 async def test_names_that_are_made_up_cost_few_requests(desk: Desk) -> None:

@@ -13,4 +13,4 @@ def test_files_are_even_and_differences_raise_on_four_ranks(
 
 
 def test_three_ranks_with_writers_of_several_threads(launch: Callable[..., None], tmp_path: Path) -> None:
-    launch(RANK, 3, "balanced,in_the_background,losing,in_another_process", tmp_path, '{"thread_count": 2}')
+    launch(RANK, 3, "balanced,losing,in_another_process", tmp_path, '{"thread_count": 2}')

@@ -135,15 +135,6 @@ async def test_a_creation_whose_answer_is_lost_is_found_again(make_site: MakeSit
     await site.vanish()
 
 
-async def test_maintenance_is_told_with_its_window(make_site: MakeSite, tpu: FakeTpu) -> None:
-    site = await make_site(tier={"guaranteed": {}})
-    await site.become_active()
-    tpu.announce_maintenance("team-v5e", starts_in_s=3600, lasts_s=600)
-    await site.run(10)
-    assert site.world.condition("MaintenanceScheduled") == ("True", "Pending")
-    assert site.world.status.next_maintenance_time == int(site.world.now) + 3600 - 100
-
-
 @pytest.mark.parametrize("rounds", [1, 2, 4, 8, 12])
 async def test_a_deletion_at_any_time_leaves_nothing(make_site: MakeSite, rounds: int) -> None:
     site = await make_site()

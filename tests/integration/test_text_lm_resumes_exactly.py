@@ -49,13 +49,11 @@ def train(
     *,
     kill_at: int | None = None,
     by: signal.Signals = signal.SIGKILL,
-    max_isa: str = "AVX2",
-    n_steps: int = N_STEPS,
 ) -> Run:
     """One process trains until it ends by itself, or gets the signal right after it printed step `kill_at`."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_max_isa={max_isa}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_max_isa=AVX2"
     env = os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4", "XLA_FLAGS": flags, _MARK: mark}
-    command = [sys.executable, "-m", "text_lm", "--preset", "test", "--steps", str(n_steps)]
+    command = [sys.executable, "-m", "text_lm", "--preset", "test", "--steps", str(N_STEPS)]
     command += ["--checkpoint-uri", root.as_uri()]
     errors = root.with_suffix(".stderr")
     losses: dict[int, str] = {}
