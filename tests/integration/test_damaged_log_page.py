@@ -133,32 +133,6 @@ def test_the_page_gets_a_training_going_again(person: Person, case: str) -> None
     goes_on(person.root, 5)
 
 
-def test_the_page_helps_where_another_process_took_an_emptied_slot(person: Person) -> None:
-    late = Log(open_store(person.root.as_uri()))
-    old_claim = Claim(slot=0, nonce=late.entry(0).nonce)
-    removed = person.root / slot_path(4)
-    data = {slot: (person.root / slot_path(slot)).read_bytes() for slot in range(4, 8)}
-    for slot in data:
-        (person.root / slot_path(slot)).unlink()
-    late.open()
-    for slot in range(5, 8):
-        (person.root / slot_path(slot)).write_bytes(data[slot])
-    late.void(old_claim, "given up", "9/0-" + "a" * 32)
-    with (
-        CheckpointManager(person.root.as_uri(), 1, chkpt_on_preemption=False) as manager,
-        pytest.raises(DamagedEntryError, match=r"another one took its place.*stepkeeper repair file://"),
-    ):
-        manager.restore_latest(state_at(0))
-    let_an_hour_pass(person.root)
-    intruder = removed.read_bytes()
-    assert "BAD     log: " in person.does(FOUND)
-    assert "isn't the entry that slot 5 goes on from" in person.does(SEEN)
-    person.does(REPAIRED)
-    assert "latest" in person.does(CHECKED)
-    assert removed.read_bytes() == intruder
-    goes_on(person.root, 5)
-
-
 def goes_on(root: Path, step: int) -> None:
     """Check that a start goes on from `step`, bit for bit, and saves."""
     state = state_at(0)
@@ -192,10 +166,3 @@ def test_a_save_that_is_not_whole_is_kept_aside_and_then_removed(person: Person)
     person.does(REMOVED, SEQUENCE="8")
     assert not (person.root / record.folder).exists()
     goes_on(person.root, 4)
-
-
-def test_a_job_that_may_be_saving_is_left_alone(person: Person) -> None:
-    damage(person.root, {6: "empty"})
-    before = contents(person.root)
-    assert "a job may be saving" in person.does(REPAIRED, exit_code=4)
-    assert contents(person.root) == before

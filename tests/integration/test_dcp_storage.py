@@ -12,20 +12,17 @@ import pytest
 import torch
 from fork_server import ForkServer
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from typing_extensions import override
 
-import stepkeeper
 from stepcluster import binaries
 from stepkeeper import SPMDLoadPlanner, SPMDSavePlanner
 from stepkeeper.dcp import Stager, StorageReader, StorageWriter
 from stepkeeper.errors import SaveError, TornCheckpointError
 from stepkeeper.storage.retry import Patience
-from stepkeeper_testing.checkpoints import SmallRoot
 from stepkeeper_testing.gcs import BUCKET, fake_gcs_server
 
 FOLDER = Path(__file__).parent / "dcp_storage"
@@ -90,55 +87,6 @@ def test_what_one_writes_the_other_reads(tmp_path: Path, writer: str, reader: st
         check_state(found, 5.0)
 
 
-def test_a_large_tensor_is_in_several_objects(tmp_path: Path) -> None:
-    save(make_state(5.0), storage_writer=StorageWriter(tmp_path), planner=SPMDSavePlanner())
-    sizes = [path.stat().st_size for path in tmp_path.glob("__0_*.distcp")]
-    assert len(sizes) == 2
-    assert max(sizes) < 1.02 * min(sizes)
-    assert sum(sizes) < 1.01 * 5000 * 4000
-
-
-def test_one_writer_and_one_reader_serve_many_folders_and_kinds_of_elements(tmp_path: Path) -> None:
-    writer, reader = StorageWriter(), StorageReader()
-    for fill in (1.0, 2.0):
-        save(make_state(fill), checkpoint_id=tmp_path / str(fill), storage_writer=writer)
-    found = make_state()
-    found["model"]["half"] = found["model"]["half"].double().t()
-    load(found, checkpoint_id=tmp_path / "1.0", storage_reader=reader)
-    assert torch.equal(found["model"]["half"], make_state(1.0)["model"]["half"].double())
-    found = make_state()
-    load(found, checkpoint_id=(tmp_path / "2.0").as_uri(), storage_reader=reader)
-    check_state(found, 2)
-
-
-def test_a_planner_that_keeps_its_plan_saves_again(tmp_path: Path) -> None:
-    for number in range(3):
-        planner = DefaultSavePlanner(enable_plan_caching=True)
-        save(
-            make_state(number),
-            checkpoint_id=tmp_path / str(number),
-            storage_writer=StorageWriter(),
-            planner=planner,
-        )
-    for number in range(3):
-        found = make_state()
-        load(found, storage_reader=stepkeeper.dcp.StorageReader(tmp_path / str(number)))
-        check_state(found, number)
-
-
-def test_what_a_manager_has_committed_is_read_and_verified(tmp_path: Path) -> None:
-    root = SmallRoot(tmp_path.as_uri())
-    root.begin()
-    commit = root.save(7, world_size=2)
-    found = {"model.w": torch.zeros(2, 8)}
-    load(found, storage_reader=StorageReader(tmp_path / commit.folder))
-    assert found["model.w"][:, 0].tolist() == [7, 8]
-    data = next((tmp_path / commit.folder).glob("__1_*.distcp"))
-    flip(data, data.stat().st_size - 1)
-    with pytest.raises(CheckpointException, match=f"{commit.folder}/{data.name} is not what was written"):
-        load(found, storage_reader=StorageReader(tmp_path / commit.folder))
-
-
 def flip(path: Path, place: int) -> None:
     data = bytearray(path.read_bytes())
     data[place] ^= 16
@@ -176,15 +124,6 @@ def test_no_code_of_the_metadata_is_run(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(CheckpointException, match="no metadata of a checkpoint"):
         load({"n": 0}, storage_reader=StorageReader(tmp_path))
     assert not (tmp_path / "made").exists()
-
-
-def test_what_torch_wrote_over_ours_is_read(tmp_path: Path) -> None:
-    save({"w": torch.zeros(40), "n": 3}, storage_writer=StorageWriter(tmp_path))
-    save({"w": torch.ones(40), "n": 4}, storage_writer=FileSystemWriter(tmp_path))
-    found: dict[str, Any] = {"w": torch.zeros(40), "n": 0}
-    load(found, storage_reader=StorageReader(tmp_path))
-    assert torch.equal(found["w"], torch.ones(40))
-    assert found["n"] == 4
 
 
 def test_what_was_there_is_replaced_only_if_that_is_wanted(tmp_path: Path) -> None:
@@ -258,24 +197,6 @@ def test_the_state_may_change_as_soon_as_async_save_returns(tmp_path: Path, plan
         found = make_state()
         load(found, storage_reader=StorageReader(tmp_path / str(fill)))
         check_state(found, fill)
-
-
-def test_a_save_has_the_last_ones_memory_and_none_that_is_in_use() -> None:
-    stager = Stager()
-    state = make_state(1.0)
-    first = stager.stage(state)
-    assert first["model"]["tied"] is first["model"]["cut"]
-    second = stager.stage(make_state(2.0))
-    check_state(first, 1)
-    place = first["model"]["cut"].data_ptr()
-    assert second["model"]["cut"].data_ptr() != place
-    del first
-    third = stager.stage(make_state(3.0))
-    assert third["model"]["cut"].data_ptr() == place
-    check_state(second, 2)
-    check_state(third, 3)
-    stager.close()
-    check_state(third, 3)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,9 +12,8 @@ from pathlib import Path
 import pytest
 from fork_server import ForkedProcess, ForkServer
 from free_ports import free_port
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
-from stepkeeper.contract import Interval, Settings, Termination
+from stepkeeper.contract import Termination
 from stepkeeper_testing.pod import pod_environ, pod_identity
 
 SCRIPTS = Path(__file__).parent / "distributed_init"
@@ -89,16 +87,6 @@ def test_a_host_that_does_not_come_is_named(start: Start) -> None:
     assert "rank 0 waits for 2 of 3 hosts: 1, 2; see whether their pods run" in output.read_text()
 
 
-def test_a_coordinator_that_does_not_come_is_named(start: Start) -> None:
-    port = free_port()
-    identity = pod_identity(hosts_per_slice=2, host_index=1, coordinator_port=port)
-    process, output = start(pod_environ(identity), timeout_s=3)
-    assert process.wait(PATIENCE_S) == 1
-    assert (
-        f"rank 1 can't reach rank 0 at localhost port {port}: see whether its pod runs" in output.read_text()
-    )
-
-
 @pytest.mark.parametrize("host_index", [0, 1])
 def test_sigterm_while_it_waits_for_others_ends_it_with_75(
     start: Start, tmp_path: Path, host_index: int
@@ -115,34 +103,6 @@ def test_sigterm_while_it_waits_for_others_ends_it_with_75(
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE_S) == 75, output.read_text()
-
-
-def test_rank_0_that_goes_away_while_all_wait_is_the_others_lost_peer(start: Start) -> None:
-    identity = pod_identity(hosts_per_slice=3, host_index=1, coordinator_port=free_port())
-    rank_0 = TCPStore("127.0.0.1", identity.coordinator_port, is_master=True, wait_for_workers=False)
-    process, output = start(pod_environ(identity))
-    while not rank_0.check([f"{identity.job_uid}/{identity.attempt}/host/1"]):
-        time.sleep(0.05)
-    del rank_0
-    assert process.wait(PATIENCE_S) == 78, output.read_text()
-    assert "rank 0 went away while rank 1 waited for all hosts" in output.read_text()
-
-
-def test_sigterm_is_heeded_also_while_rank_0_is_gone_again(start: Start, tmp_path: Path) -> None:
-    """It can be reached, and is gone before its store is."""
-    with socket.create_server(("127.0.0.1", 0)) as rank_0:
-        port = rank_0.getsockname()[1]
-        identity = pod_identity(
-            hosts_per_slice=2,
-            host_index=1,
-            coordinator_port=port,
-            termination_file=str(tmp_path / "termination"),
-        )
-        process, output = start(pod_environ(identity), 1800)
-        rank_0.accept()[0].close()
-    time.sleep(0.5)  # It connects to nobody now.
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 75, output.read_text()
 
 
 @pytest.mark.parametrize(
@@ -182,48 +142,6 @@ def test_sigterm_before_there_is_a_manager_ends_a_containers_first_process_with_
         unshare.wait()
     said = Termination.from_json(word.read_bytes())
     assert (said.code, said.notice, said.rank) == (75, "sigterm", 0)
-
-
-@pytest.mark.parametrize("builds", [0, 1])
-def test_pods_that_are_told_while_one_of_them_still_builds_end_with_75(tmp_path: Path, builds: int) -> None:
-    """The other one waits for it. Rank 0, which has the store of both, may be the one that goes at once."""
-    settings = Settings(uri=(tmp_path / "root").as_uri(), interval=Interval(steps=1000))
-    (tmp_path / "settings.json").write_bytes(settings.to_json())
-    port = free_port()
-    signs, outputs = ([tmp_path / f"{name}-{rank}" for rank in range(2)] for name in ("formed", "output"))
-    pods = []
-    try:
-        for rank in range(2):
-            word = str(tmp_path / f"termination-{rank}")
-            pod = pod_identity(
-                hosts_per_slice=2,
-                host_index=rank,
-                coordinator_port=port,
-                grace_s=600,
-                termination_file=word,
-            )
-            how = [] if rank == builds else ["restores", str(tmp_path)]
-            with outputs[rank].open("w") as stream:
-                pods.append(
-                    subprocess.Popen(
-                        [sys.executable, str(SCRIPTS / "building.py"), str(signs[rank]), *how],
-                        env={**os.environ, **pod_environ(pod)},
-                        stdout=stream,
-                        stderr=subprocess.STDOUT,
-                    )
-                )
-        while not all(sign.exists() for sign in signs):
-            assert [pod.poll() for pod in pods] == [None, None]
-            time.sleep(0.05)
-        time.sleep(2.0)  # The manager comes.
-        for process in pods:
-            process.send_signal(signal.SIGTERM)
-        codes = [process.wait(60) for process in pods]
-    finally:
-        for process in pods:
-            process.kill()
-            process.wait()
-    assert codes == [75, 75], [output.read_text() for output in outputs]
 
 
 def heeds_sigterm(pid: int) -> bool:

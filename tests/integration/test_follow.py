@@ -16,7 +16,7 @@ from fork_server import ForkedProcess, ForkServer
 import stepkeeper
 from stepkeeper import CheckpointManager
 from stepkeeper.contract import ExitCode
-from stepkeeper.errors import BadUriError, RestoreError, StorageError
+from stepkeeper.errors import RestoreError, StorageError
 from stepkeeper.log import Log
 from stepkeeper.retention.pins import list_pins, remove_pin
 from stepkeeper.storage import open_store
@@ -198,26 +198,6 @@ def test_where_sigterm_is_a_notice_the_process_goes_on_to_its_own_end(
     assert (said, reader.returncode, pinned(uri)) == ("", ExitCode.SAVED, [])
 
 
-def test_a_loop_that_an_exception_leaves_takes_its_pin_along(
-    start_reader: Callable[[str], ForkedProcess], uri: str
-) -> None:
-    assert start_reader("raises").communicate("go on\n", LIMIT_S) == ("", None)
-    assert pinned(uri) == []
-
-
-def test_a_generator_that_is_closed_takes_its_pin_along(
-    start_reader: Callable[[str], ForkedProcess], uri: str
-) -> None:
-    reader = start_reader("closes_a_generator")
-    assert reader.stdin is not None
-    assert reader.stdout is not None
-    reader.stdin.write("go on\n")
-    reader.stdin.flush()
-    assert reader.stdout.readline() == "closed\n"
-    wait_until(lambda: pinned(uri) == [])
-    assert reader.poll() is None
-
-
 def test_who_is_killed_holds_its_commit_for_a_lease_only(
     start_reader: Callable[[str], ForkedProcess], uri: str
 ) -> None:
@@ -258,10 +238,3 @@ def test_a_commit_whose_pin_was_lost_is_not_called_torn(uri: str) -> None:
             wait_until(lambda: not (Path(commit.uri.removeprefix("file://"))).exists())
             with pytest.raises(RestoreError, match="was deleted"):
                 commit.load(state_at(0))
-
-
-def test_what_makes_no_sense_is_refused(uri: str) -> None:
-    with pytest.raises(ValueError, match="poll_s"):
-        stepkeeper.follow(uri, poll_s=0.0)
-    with pytest.raises(BadUriError):
-        stepkeeper.follow("gs://x")

@@ -1,15 +1,13 @@
 """`python -m stepkeeper.launch` ends with the code that the training meant, with a real torchrun and real signals."""
 
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from launched_pods import PATIENCE_S, SCRIPTS, last_word, launched, lose, pods, torchrun, until_running
+from launched_pods import PATIENCE_S, last_word, launched, lose, pods, torchrun, until_running
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
 from stepkeeper.log import Log
@@ -93,30 +91,6 @@ def check_both_have_saved_the_newest(tmp_path: Path, folders: Sequence[Path], sa
     assert [(word.code, word.step, word.agreed) for word in words] == [(75, latest.step, True)] * 2, said
 
 
-def test_pods_of_one_worker_end_with_75_when_a_worker_alone_is_told_to_stop(tmp_path: Path) -> None:
-    """Its torchrun and its launcher hear of nothing: the worker's end is a failure to them."""
-    (first, first_env), (second, second_env) = pods(tmp_path, 2)
-    outputs = [folder / "output" for folder in (first, second)]
-    with (
-        launched(*torchrun(first, "trains", "--nproc-per-node=1"), env=first_env, output=outputs[0]) as one,
-        launched(
-            *torchrun(second, "trains", "--nproc-per-node=1"), env=second_env, output=outputs[1]
-        ) as other,
-    ):
-        until_running(one, [first / "runs-0"])
-        until_running(other, [second / "runs-1"])
-        os.kill(int((second / "runs-1").read_text()), signal.SIGTERM)
-        codes = [process.wait(PATIENCE_S) for process in (one, other)]
-    assert codes == [75, 75], [output.read_text() for output in outputs]
-    latest = Log(open_store((tmp_path / "root").as_uri())).open().latest
-    assert latest is not None
-    words = [last_word(folder) for folder in (first, second)]
-    assert [(word.code, word.step, word.notice) for word in words] == [
-        (75, latest.step, "peer"),
-        (75, latest.step, "sigterm"),
-    ]
-
-
 @pytest.mark.parametrize("case", ["asks", "saves-slowly"])
 def test_no_rank_ends_before_the_stops_save_is_committed(tmp_path: Path, case: str) -> None:
     """torchrun ends all ranks of a pod once one has ended. A program asks for the stop; or both pods are deleted."""
@@ -194,23 +168,6 @@ def test_a_crash_is_the_pods_own_and_its_rank_and_signal_are_told(tmp_path: Path
     assert word.error == "rank 1 was ended by signal 11 (SIGSEGV)"
 
 
-def test_pods_that_lose_rank_0_while_their_torchruns_wait_end_with_78(tmp_path: Path) -> None:
-    """One pod is still to come: its image is being pulled."""
-    (first, first_env), (second, second_env), _ = pods(tmp_path, 3)
-    outputs = [folder / "output" for folder in (first, second)]
-    with (
-        launched(*torchrun(first, "trains"), env=first_env, output=outputs[0]) as one,
-        launched(*torchrun(second, "trains"), env=second_env, output=outputs[1]) as other,
-    ):
-        store = TCPStore("127.0.0.1", int(first_env["STEPKEEPER_COORDINATOR_PORT"]), wait_for_workers=False)
-        while not store.check(["none/torchelastic/role_info/1"]):
-            assert (one.poll(), other.poll()) == (None, None), [output.read_text() for output in outputs]
-            time.sleep(0.05)
-        lose(one)
-        assert other.wait(PATIENCE_S) == 78, outputs[1].read_text()
-    assert "ended with code 1, the training with 78" in outputs[1].read_text()
-
-
 def test_pods_that_lose_rank_0_while_their_workers_form_the_group_end_with_78(tmp_path: Path) -> None:
     (first, first_env), (second, second_env) = pods(tmp_path, 2)
     outputs = [folder / "output" for folder in (first, second)]
@@ -225,18 +182,6 @@ def test_pods_that_lose_rank_0_while_their_workers_form_the_group_end_with_78(tm
     word = last_word(second)
     assert (word.code, word.restart) == (78, 0)
     assert "rank 0's, went away while the process group was formed" in (word.error or "")
-
-
-def test_a_pod_that_is_told_to_stop_while_its_workers_wait_for_others_ends_with_75(tmp_path: Path) -> None:
-    (first, first_env), (second, second_env) = pods(tmp_path, 2)
-    outputs = [folder / "output" for folder in (first, second)]
-    with (
-        launched(*torchrun(first, "never-joins"), env=first_env, output=outputs[0]),
-        launched(*torchrun(second, "never-joins"), env=second_env, output=outputs[1]) as other,
-    ):
-        until_running(other, [second / "joins-2", second / "joins-3"])
-        other.send_signal(signal.SIGTERM)
-        assert other.wait(PATIENCE_S) == 75, outputs[1].read_text()
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["it-is-loaded", "it-waits-for-others"])
@@ -263,17 +208,3 @@ def until_started(process: subprocess.Popen[str], port: int | None) -> None:
         time.sleep(0.01)
     if port is not None:
         TCPStore("127.0.0.1", port, wait_for_workers=False)
-
-
-def test_a_torchrun_whose_ranks_have_stopped_is_left_before_the_kill(tmp_path: Path) -> None:
-    """A rank that another one had told has ended before SIGTERM comes to the pod."""
-    ((folder, env),) = pods(tmp_path, 1, grace_s=4)
-    output = folder / "output"
-    with launched(
-        sys.executable, str(SCRIPTS / "slow_end.py"), str(folder), env=env, output=output
-    ) as process:
-        until_running(process, [folder / "runs-0"])
-        os.kill(int((folder / "runs-0").read_text()), signal.SIGTERM)
-        until_running(process, [folder / "ends"])
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 75, output.read_text()

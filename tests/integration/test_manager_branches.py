@@ -1,6 +1,5 @@
 """A process that restores nothing or a part, and saves: nothing that was there is deleted, and one warning says so."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +7,8 @@ import pytest
 import torch
 
 from stepkeeper import CheckpointManager
-from stepkeeper.errors import RestoreError
 from stepkeeper.log import CommitRecord, Log, LogState
-from stepkeeper.policy import keep
 from stepkeeper.storage import open_store
-from stepkeeper_planners.errors import LoadMismatchError
-from stepkeeper_testing.pod import pod_identity
-
-RESTORING = Path(__file__).parent / "manager_trainer" / "restoring.py"
 
 
 @pytest.fixture
@@ -73,34 +66,6 @@ def test_steps_from_the_beginning_delete_none_of_those_that_were_there(
     assert_whole(uri, *old)
 
 
-def test_it_can_be_gone_back_from_as_the_documentation_has_it(uri: str) -> None:
-    with open_manager(uri) as manager:
-        save(manager, 10, 20)
-    head = opened(uri).head
-    with open_manager(uri) as manager:
-        save(manager, 1, 2)
-    Log(open_store(uri)).begin(base=head, take_over=True)
-    with open_manager(uri) as manager:
-        restored = manager.restore_latest({"w": torch.zeros(4)})
-        assert restored is not None
-        assert restored.step == 20
-        save(manager, 21)
-        assert manager.all_steps() == [10, 20, 21]
-
-
-def test_torch_xlas_eviction_goes_by_the_order_of_saves_over_restarts(
-    uri: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As torch_xla's own test has it: the latest is 10, so 20 goes on, though 30 was saved before."""
-    with open_manager(uri, max_to_keep=2) as manager:
-        save(manager, 10, 20, 30, 10)
-        manager.wait()
-    with open_manager(uri, max_to_keep=2) as manager:
-        save(manager, 20)
-    assert steps_of(opened(uri).live) == [10, 20]
-    assert not warned(caplog)
-
-
 def test_who_has_gone_on_and_repeats_steps_later_begins_a_branch_then(
     uri: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -116,17 +81,6 @@ def test_who_has_gone_on_and_repeats_steps_later_begins_a_branch_then(
     # 10 went in the order of saves, as ever.
     assert steps_of(opened(uri).line) == [5, 6]
     assert steps_of(opened(uri).live) == [5, 6, 20, 30]
-
-
-def test_a_restore_that_failed_is_none(uri: str, caplog: pytest.LogCaptureFixture) -> None:
-    with open_manager(uri) as manager:
-        save(manager, 10, 20)
-    with open_manager(uri, max_to_keep=1) as manager:
-        with pytest.raises(LoadMismatchError):
-            manager.restore_latest({"w": torch.zeros(5)})
-        save(manager, 1, 2)
-    assert len(warned(caplog)) == 1
-    assert steps_of(opened(uri).live) == [2, 10, 20]
 
 
 @pytest.mark.parametrize("way", ["latest", "by its step"])
@@ -189,108 +143,3 @@ def test_who_saves_something_else_than_was_restored_deletes_nothing(
             manager.save(step, {name: torch.zeros(4) for name in entries})
     assert len(warned(caplog)) == 1
     assert steps_of(opened(uri).live) == [2, 100_000]
-
-
-def test_what_was_restored_may_grow_and_be_built_anew(uri: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Its entries are what counts, not what is below them, nor which objects they are."""
-    with open_manager(uri) as manager:
-        manager.save(10, {"log": [torch.zeros(1)]})
-    with open_manager(uri) as manager:
-        manager.restore_latest({"log": [torch.zeros(1)]})
-        manager.save(1, lambda: {"log": [torch.zeros(1), torch.ones(1)]})
-        assert manager.all_steps() == [1, 10]
-    assert not warned(caplog)
-
-
-def test_the_latest_is_gone_on_from_after_a_branch_whose_first_save_failed(
-    uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with open_manager(uri) as manager:
-        save(manager, 10, 20)
-    with open_manager(uri) as manager:
-        with monkeypatch.context() as patched:
-
-            def fails(*_: object, **__: object) -> None:
-                raise ValueError("the disk is gone")
-
-            patched.setattr("stepkeeper.save.persist.write_share", fails)
-            with pytest.raises(ValueError, match="the disk is gone"):
-                save(manager, 1)
-        assert opened(uri).branching
-        assert manager.all_steps() == [10, 20]
-        restored = manager.restore_latest({"w": torch.zeros(4)})
-        assert restored is not None
-        assert restored.step == 20
-        save(manager, 21)
-        assert manager.all_steps() == [10, 20, 21]
-
-
-def flip_a_byte(uri: str, step: int) -> None:
-    folder = next(Path(uri.removeprefix("file://"), str(step)).iterdir())
-    path = next(folder.glob("*.distcp"))
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.chmod(0o644)
-    path.write_bytes(data)
-
-
-def test_where_a_branchs_first_commit_is_torn_the_old_line_is_gone_on_from_at_once(
-    uri: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with open_manager(uri) as manager:
-        save(manager, 10, 20)
-    with open_manager(uri) as manager:
-        save(manager, 1)
-    flip_a_byte(uri, 1)
-    with open_manager(uri) as manager:
-        state = {"w": torch.zeros(4)}
-        restored = manager.restore_latest(state)
-        assert restored is not None
-        assert (restored.step, state["w"].tolist()) == (20, [20.0] * 4)
-        save(manager, 21)
-        assert manager.all_steps() == [10, 20, 21]
-    assert [text for text in caplog.messages if "what it had left behind is gone on from" in text]
-    assert steps_of(opened(uri).live) == [10, 20, 21]
-
-
-def test_where_what_a_branch_left_is_torn_too_the_start_fails_and_the_next_goes_on(uri: str) -> None:
-    with open_manager(uri) as manager:
-        save(manager, 10, 20)
-    with open_manager(uri) as manager:
-        save(manager, 1)
-    flip_a_byte(uri, 1)
-    flip_a_byte(uri, 20)
-    with open_manager(uri) as manager, pytest.raises(RestoreError, match="two checkpoints were read bad"):
-        manager.restore_latest({"w": torch.zeros(4)})
-    with open_manager(uri) as manager:
-        restored = manager.restore_latest({"w": torch.zeros(4)})
-        assert restored is not None
-        assert restored.step == 10
-
-
-def test_the_best_stay_too(uri: str) -> None:
-    best = keep.BestN(1, "loss", "min")
-    with open_manager(uri, keep=best) as manager:
-        save(manager, 10, 20, metrics={"loss": 1.0})
-    with open_manager(uri, keep=best) as manager:
-        save(manager, 1, 2, metrics={"loss": 0.5})
-        save(manager, 3, metrics={"loss": 0.1})
-    assert steps_of(opened(uri).line) == [3]
-    # Of the old line, its own policy kept the best and the newest.
-    assert 20 in steps_of(opened(uri).live)
-
-
-def test_who_takes_another_jobs_root_over_deletes_nothing_of_it_either(
-    uri: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with open_manager(uri) as manager:
-        save(manager, 10, 20)
-    Log(open_store(uri)).begin(pod_identity())
-    with open_manager(uri, max_to_keep=1, take_over=True) as manager:
-        save(manager, 1, 2)
-    assert steps_of(opened(uri).live) == [2, 10, 20]
-    assert len(warned(caplog)) == 1
-
-
-def test_several_ranks_begin_one_branch(launch: Callable[..., None], tmp_path: Path) -> None:
-    launch(RESTORING, 2, tmp_path, "forgetting")

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from typing_extensions import override
 
 from stepkeeper import CheckpointManager, PerRank, Whole, prime_optimizer
-from stepkeeper_planners.errors import UnsupportedValueError
 
 Given = Callable[["Recorder"], Any]
 Save = Callable[[CheckpointManager, int, dict[str, Any]], object]
@@ -64,18 +62,6 @@ def test_a_save_calls_state_dict_once(tmp_path: Path, save: Save) -> None:
     assert not part.take_calls()
 
 
-@pytest.mark.parametrize("way", ["step", "save", "save_async"])
-def test_a_step_that_is_not_due_calls_nothing(tmp_path: Path, way: str) -> None:
-    save = SAVES[way]
-    part = Recorder()
-    with open_manager(tmp_path, 3) as manager:
-        save(manager, 1, {"part": part})
-        save(manager, 2, {"part": part})
-        assert not part.take_calls()
-        save(manager, 3, {"part": part})
-        assert part.take_calls() == ["state_dict"]
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN)
 def test_a_restore_calls_state_dict_before_load_state_dict_and_never_after_it(
@@ -93,30 +79,6 @@ def test_a_restore_calls_state_dict_before_load_state_dict_and_never_after_it(
     assert not part.take_calls()
 
 
-def test_a_torn_checkpoint_and_the_one_before_it_are_restored_with_one_call(tmp_path: Path) -> None:
-    with open_manager(tmp_path) as manager:
-        manager.save(1, {"part": Recorder()})
-        manager.save(2, {"part": Recorder()})
-    for path in (tmp_path / "2").glob("*/*.distcp"):
-        path.write_bytes(bytes(path.stat().st_size))
-    part = Recorder()
-    with open_manager(tmp_path) as manager:
-        restored = manager.restore_latest({"part": part})
-    assert restored is not None
-    assert restored.step == 1
-    assert part.take_calls() == ["state_dict", "load_state_dict"]
-
-
-def test_a_first_start_calls_state_dict_once_and_then_at_each_save(tmp_path: Path) -> None:
-    part = Recorder()
-    with open_manager(tmp_path) as manager:
-        assert manager.restore_latest({"part": part}) is None
-        assert part.take_calls() == ["state_dict"]
-        manager.step(1, {"part": part})
-        manager.wait()
-        assert part.take_calls() == ["state_dict"]
-
-
 @pytest.mark.parametrize(
     "unready",
     [{}, [torch.nn.Linear(2, 2, device="meta")], torch.nn.LazyLinear(2)],
@@ -132,25 +94,6 @@ def test_a_first_start_takes_a_state_that_cannot_be_saved_before_its_first_step(
         manager.step(1, state)
         manager.wait()
         assert manager.all_steps() == [1]
-
-
-def test_a_first_start_refuses_what_is_never_stored(tmp_path: Path) -> None:
-    with (
-        open_manager(tmp_path) as manager,
-        pytest.raises(UnsupportedValueError, match=r"seen: a builtins\.set"),
-    ):
-        manager.restore_latest({"w": torch.ones(2), "seen": {1, 2}})
-
-
-@pytest.mark.parametrize("placeholder", [{}, object()], ids=["an empty dict", "an object"])
-def test_a_restore_takes_what_could_not_be_saved_before_it(tmp_path: Path, placeholder: object) -> None:
-    with open_manager(tmp_path) as manager:
-        manager.save(1, {"value": {"loss": 1.0} if placeholder == {} else 5})
-    state = {"value": placeholder}
-    with open_manager(tmp_path) as manager:
-        assert manager.restore_latest(state)
-        assert state["value"] in ({"loss": 1.0}, 5)
-        assert manager.save(2, state)
 
 
 @pytest.mark.smoke
@@ -173,26 +116,6 @@ def test_an_optimizer_that_was_not_primed_is_warned_of_at_the_first_save(
         each for each in caplog.messages if "prime_optimizer(optimizer) before restore_latest" in each
     ]
     assert [each.startswith("step 1 is saved") for each in warnings] == ([] if primed else [True])
-
-
-def test_a_state_that_cannot_be_read_at_the_start_is_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Late(Recorder):
-        ready = False
-
-        @override
-        def state_dict(self) -> dict[str, Any]:
-            if not self.ready:
-                raise RuntimeError("no iterator yet")
-            return super().state_dict()
-
-    late = Late()
-    with open_manager(tmp_path) as manager:
-        assert manager.restore_latest({"loader": late}) is None
-        assert "no iterator yet" in caplog.text
-        late.ready = True
-        assert manager.save(1, {"loader": late})
 
 
 def test_an_optimizer_that_a_partial_restore_leaves_unprimed_is_warned_of(

@@ -16,16 +16,14 @@ from torch.distributed.checkpoint.state_dict_loader import load as stock_load
 
 from stepkeeper import CheckpointManager
 from stepkeeper.errors import (
-    ClosedError,
     CompanionLostError,
     RestoreError,
-    SaveError,
 )
 from stepkeeper.log import Log
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.report import SaveState
 from stepkeeper.storage import open_store
-from stepkeeper_planners.errors import LoadMismatchError, UnsupportedValueError
+from stepkeeper_planners.errors import UnsupportedValueError
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.int64, torch.bool)
 
@@ -104,35 +102,6 @@ def test_what_is_restored_is_what_was_saved_bit_by_bit(uri: str) -> None:
 
 
 @pytest.mark.smoke
-def test_the_state_may_change_as_soon_as_save_async_returns(uri: str) -> None:
-    state: dict[str, Any] = {"w": torch.full((500_000,), 1.0), "n": [1, 2]}
-    with open_manager(uri) as manager:
-        assert manager.save_async(1, state)
-        state["w"].fill_(2.0)
-        state["n"].append(3)
-        # The second waits for the first: memory for one snapshot is all there is.
-        assert manager.save_async(2, state)
-        state["w"].fill_(3.0)
-        manager.wait()
-        loaded: dict[str, Any] = {"w": torch.zeros(500_000), "n": [0]}
-        for step, value, numbers in ((1, 1.0, [1, 2]), (2, 2.0, [1, 2, 3])):
-            manager.restore(step, loaded)
-            assert torch.equal(loaded["w"], torch.full((500_000,), value))
-            assert loaded["n"] == numbers
-
-
-def test_two_snapshots_may_be_pending(uri: str) -> None:
-    with open_manager(uri, max_pending_async=2) as manager:
-        for step in range(1, 7):
-            manager.save_async(step, {"w": torch.full((1000,), float(step))})
-        manager.join()
-        assert manager.all_steps() == [1, 2, 3, 4, 5, 6]
-        state = {"w": torch.zeros(1000)}
-        manager.restore(4, state)
-        assert torch.equal(state["w"], torch.full_like(state["w"], 4.0))
-
-
-@pytest.mark.smoke
 def test_stock_torch_loads_the_folder(uri: str) -> None:
     tied = torch.nn.Parameter(torch.randn(4, 5))
     with open_manager(uri) as manager:
@@ -153,35 +122,6 @@ def test_stock_torch_loads_the_folder(uri: str) -> None:
     assert torch.equal(state["b"], torch.arange(6).view(2, 3))
 
 
-def test_names_dtypes_and_shapes_can_be_asked_for(uri: str) -> None:
-    with open_manager(uri) as manager:
-        manager.save(3, {"w": torch.zeros(2, 3, dtype=torch.bfloat16), "lr": 0.5})
-        info = manager.metadata(3)
-        assert (info.tensors["w"].dtype, info.tensors["w"].shape, info.values) == (
-            "bfloat16",
-            (2, 3),
-            ("lr",),
-        )
-        assert info.size_bytes > 0
-        with pytest.raises(RestoreError, match="no commit of step 4; its steps: 3"):
-            manager.restore(4, {"w": torch.zeros(2, 3)})
-
-
-def test_the_latest_of_a_process_is_what_it_saved_last(uri: str) -> None:
-    state = {"w": torch.zeros(10)}
-    with open_manager(uri, max_to_keep=1) as manager:
-        assert manager.restore_latest(state) is None
-        assert manager.restore_latest(state) is None
-        for step in range(1, 6):
-            manager.save_async(step, {"w": torch.full((10,), float(step))})
-        for _ in range(2):
-            result = manager.restore_latest(state)
-            assert result is not None
-            assert result.step == 5, "with what was in flight; commits that it went on from are deleted"
-            assert state["w"][0] == 5
-    assert slots(uri).count("begin") == 1
-
-
 def test_what_was_condemned_is_not_taken_for_nothing(uri: str) -> None:
     with open_manager(uri) as manager:
         manager.save(1, {"w": torch.zeros(3000)})
@@ -192,33 +132,6 @@ def test_what_was_condemned_is_not_taken_for_nothing(uri: str) -> None:
             with pytest.raises(RestoreError, match=complaint):
                 manager.restore_latest({"w": torch.zeros(3000)})
         manager.close()
-
-
-def test_tied_tensors_are_found_by_each_of_their_names(uri: str) -> None:
-    weights = torch.arange(4.0)
-    with open_manager(uri) as manager:
-        manager.save(1, {"embed": weights, "head": weights})
-        assert set(manager.metadata(1).tensors) == {"embed", "head"}
-    tied, other = torch.zeros(4), torch.zeros(4)
-    for state in (
-        {"embed": tied, "head": tied},
-        {"head": tied, "embed": tied},
-        {"embed": tied, "head": other},
-    ):
-        tied.zero_()
-        with open_manager(uri) as manager:
-            assert manager.restore_latest(state) is not None
-        assert all(torch.equal(tensor, weights) for tensor in state.values())
-
-
-def test_what_was_saved_untied_is_not_tied_in_silence(uri: str) -> None:
-    with open_manager(uri) as manager:
-        manager.save(1, {"embed": torch.zeros(4), "head": torch.ones(4)})
-    tied = torch.full((4,), 7.0)
-    with open_manager(uri) as manager:
-        with pytest.raises(LoadMismatchError, match="head"):
-            manager.restore_latest({"embed": tied, "head": tied})
-        assert torch.equal(tied, torch.full((4,), 7.0))
 
 
 def flip_a_byte(uri: str, step: int) -> None:
@@ -246,31 +159,6 @@ def test_a_flipped_byte_condemns_the_commit_and_its_parent_is_restored(uri: str)
         assert slots(uri)[-3:] == ["begin", "quarantine", "restored"]
         manager.save(4, state)
         assert manager.all_steps() == [1, 2, 4]
-
-
-def test_two_bad_commits_in_one_start_are_more_likely_a_bad_node(uri: str) -> None:
-    with open_manager(uri) as manager:
-        for step in (1, 2, 3):
-            manager.save(step, {"w": torch.full((3000,), float(step))})
-    flip_a_byte(uri, 3)
-    flip_a_byte(uri, 2)
-    manager = open_manager(uri)
-    with pytest.raises(
-        RestoreError, match=r"the commit of step 3 .*node .*the commit of step 2 .*nothing more was condemned"
-    ):
-        manager.restore_latest({"w": torch.zeros(3000)})
-    assert slots(uri).count("quarantine") == 1
-    manager.close()
-
-
-def test_a_mismatch_is_raised_and_condemns_nothing(uri: str) -> None:
-    with open_manager(uri) as manager:
-        manager.save(1, {"w": torch.zeros(3)})
-    manager = open_manager(uri)
-    with pytest.raises(LoadMismatchError, match="shape"):
-        manager.restore_latest({"w": torch.zeros(4)})
-    assert "quarantine" not in slots(uri)
-    manager.close()
 
 
 def kill_during(in_flight: InFlight | None, pid: int) -> None:
@@ -311,66 +199,9 @@ def test_a_killed_companion_fails_the_save_loudly_and_the_next_save_works(uri: s
     manager.close()
 
 
-def test_two_lost_companions_in_a_row_raise(uri: str) -> None:
-    state = {"w": torch.zeros(10)}
-    manager = open_manager(uri)
-    manager.save(1, state)
-    for step in (2, 3):
-        pid = manager._parts.companion.ensure_process().pid
-        os.kill(pid, signal.SIGSTOP)
-        kill_during(manager.step(step, state).in_flight, pid)
-    with pytest.raises(SaveError, match="companion"):
-        manager.step(4, state)
-    manager.save(5, state)
-    manager.close()
-
-
-def test_an_error_in_the_background_raises_at_the_next_call(uri: str) -> None:
-    state = {"w": torch.zeros(10)}
-    manager = open_manager(uri)
-    manager.save(1, state)
-    # A file where the next step's folder has to be.
-    Path(uri.removeprefix("file://"), "2").write_text("")
-    manager.save_async(2, state)
-    assert manager._parts.saver.wait_until_idle()
-    with pytest.raises(SaveError, match="in the background failed"):
-        manager.step(3, state)
-    assert manager.step(3, state).in_flight is not None
-    manager.close()
-    assert manager.all_steps() == [1, 3]
-    with pytest.raises(ClosedError):
-        manager.save(4, state)
-
-
 def test_a_value_that_cannot_be_stored_is_refused_by_name(uri: str) -> None:
     manager = open_manager(uri)
     with pytest.raises(UnsupportedValueError, match=r"loader\.lock"):
         manager.save(1, {"loader": {"lock": object()}})
     manager.save(2, {"w": torch.zeros(1)})
     manager.close()
-
-
-def test_old_commits_are_deleted_and_the_newest_is_kept(uri: str) -> None:
-    with open_manager(uri, max_to_keep=2) as manager:
-        for step in range(1, 6):
-            manager.save(step, {"w": torch.full((10,), float(step))})
-    root = Path(uri.removeprefix("file://"))
-    assert open_manager(uri).all_steps()[-2:] == [4, 5]
-    kept = sorted(int(path.parts[-3]) for path in root.glob("*/*/.metadata"))
-    assert kept[-2:] == [4, 5]
-    # What the last commit made superfluous may go after the next one.
-    assert len(kept) <= 3
-
-
-def test_a_rollback_leaves_the_abandoned_branch_out(uri: str) -> None:
-    with open_manager(uri) as manager:
-        for step in (1, 2, 3):
-            manager.save(step, {"w": torch.full((10,), float(step))})
-    with open_manager(uri) as manager:
-        state = {"w": torch.zeros(10)}
-        manager.restore(1, state)
-        assert slots(uri) == ["begin", "commit", "commit", "commit"], "reading claims nothing"
-        manager.save(2, state)
-        assert manager.all_steps() == [1, 2]
-        manager.restore(2, state)
-        assert torch.equal(state["w"], torch.full_like(state["w"], 1.0))

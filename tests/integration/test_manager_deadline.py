@@ -1,9 +1,7 @@
-"""A notice's time is over in mid-save: the older commit is whole, and the next start goes on from it exactly."""
+"""The time that a notice leaves: kept where saves stand still, and no limit where nobody is killed."""
 
 import json
 import os
-import random
-import secrets
 import signal
 import subprocess
 import time
@@ -24,23 +22,15 @@ from stepkeeper.storage import open_store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE
 
 TRAINER = Path(__file__).parent / "manager_trainer" / "notified.py"
-HELD = Path(__file__).parent / "manager_tier" / "held"
 N_RANKS = 2
 SIZE = 2_000_000
-PATIENCE_S = 60.0
 
 Servers = tuple[ForkServer, ForkServer]
 
 
-def start(
-    servers: Servers, folder: Path, number: int, *, hold: Path | None = None, **options: Any
-) -> list[ForkedProcess]:
-    """Start the ranks. While the file `hold` is there, none of them comes to the end of a save."""
+def start(servers: Servers, folder: Path, number: int, **options: Any) -> list[ForkedProcess]:
     said = json.dumps({"size": SIZE, "start": number, **options})
     env = {**os.environ, "FORKED_TELLS_END": "1"}
-    if hold is not None:
-        env |= {"STEPKEEPER_TEST_HOLD": str(hold), "STEPKEEPER_TEST_HOLD_END": ".json"}
-        env["PYTHONPATH"] = os.pathsep.join([str(HELD), env.get("PYTHONPATH", "")])
     return [
         servers[rank % 2].start([TRAINER, folder, rank, N_RANKS, said], env=env, stdout=subprocess.PIPE)
         for rank in range(N_RANKS)
@@ -62,14 +52,6 @@ def kill(pids: list[int]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def await_bytes(root: Path) -> None:
-    """Wait until a save after that of step 1 has written something."""
-    ends_s = time.monotonic() + PATIENCE_S
-    while not any(path.parts[len(root.parts)] != "1" for path in root.glob("[0-9]*/*/*")):
-        assert time.monotonic() < ends_s, "no save has begun"
-        time.sleep(0.001)
 
 
 def check_next_start(servers: Servers, folder: Path, number: int) -> int:
@@ -117,50 +99,3 @@ def test_a_stop_that_nobody_is_killed_for_saves_however_long_that_takes(
             hear_rest(process)
     assert [process.returncode for process in ranks] == [ExitCode.SAVED] * N_RANKS
     assert stops == {check_next_start(torch_servers, tmp_path, 1)}
-
-
-def kill_in_mid_save(servers: Servers, folder: Path, late_s: float | None) -> bool:
-    """Kill ranks and companions, so long after the save for a notice has begun to write; None: where it began.
-
-    Returns:
-        Whether the save had come to nothing.
-
-    """
-    folder.mkdir()
-    hold = folder / "hold"
-    ranks = start(servers, folder, 0, hold=hold, grace_s=120)
-    with ended_at_last(ranks):
-        companions = [hear(process, "saved")["companion"] for process in ranks]
-        if late_s is None:
-            hold.touch()
-        ranks[1].send_signal(signal.SIGTERM)
-        await_bytes(folder / "root")
-        if late_s is not None:
-            time.sleep(late_s)
-            kill([process.pid for process in ranks] + companions)
-        else:
-            with frozen(companions):
-                kill([process.pid for process in ranks])
-    # The next start of a pod comes when all of the one before is gone.
-    return check_next_start(servers, folder, 1) == 1
-
-
-def test_ranks_that_are_killed_in_mid_save_leave_the_older_commit(
-    torch_servers: Servers, tmp_path: Path
-) -> None:
-    assert kill_in_mid_save(torch_servers, tmp_path / "root", None)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_ranks_that_are_killed_anywhere_in_a_save_leave_a_whole_commit(
-    torch_servers: Servers, tmp_path: Path
-) -> None:
-    seed = int(os.environ.get("STEPKEEPER_SEED", secrets.randbelow(2**32)))
-    print(f"STEPKEEPER_SEED={seed}")
-    chance = random.Random(seed)
-    lost = [
-        kill_in_mid_save(torch_servers, tmp_path / str(number), chance.uniform(0, 0.15))
-        for number in range(20)
-    ]
-    print(f"{sum(lost)} of {len(lost)} saves came to nothing")

@@ -1,6 +1,5 @@
 """A trainer whose root was claimed by another ends with 77, whatever else it fails with, and says who claimed it."""
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +7,10 @@ import pytest
 import torch
 
 from stepkeeper import CheckpointManager
-from stepkeeper.contract import ExitCode, Interval, Settings, Termination
+from stepkeeper.contract import ExitCode
 from stepkeeper.errors import FencedError, MissingObjectError, OtherJobsRootError, SaveError
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
-from stepkeeper.training.environment import Environment, PodPaths
 from stepkeeper_testing.pod import pod_identity
 
 STATE = {"w": torch.zeros(4)}
@@ -48,57 +46,6 @@ def test_an_error_that_the_newer_claim_has_caused_is_no_error_of_its_own(
     ) as raised:
         manager.save(2, STATE)
     assert isinstance(raised.value.__cause__, MissingObjectError)
-
-
-@pytest.mark.parametrize("error", [ValueError("the loss is no number"), SystemExit(3), KeyboardInterrupt()])
-def test_who_fails_otherwise_once_it_is_fenced_ends_as_fenced(
-    uri: str, error: BaseException, capsys: pytest.CaptureFixture[str]
-) -> None:
-
-    def train() -> None:
-        with open_manager(uri) as manager:
-            manager.save(1, STATE)
-            claimed_by_a_job(uri)
-            manager.save_async(2, STATE)
-            raise error
-
-    with pytest.raises(SystemExit) as ended:
-        train()
-    assert ended.value.code == ExitCode.FENCED
-    told = capsys.readouterr().err
-    assert "on host node-7" in told
-    assert type(error).__name__ in told
-
-
-def test_who_has_heard_of_it_once_ends_as_fenced_however_it_ends(uri: str) -> None:
-
-    def train() -> None:
-        with open_manager(uri) as manager:
-            claimed_by_a_job(uri)
-            with pytest.raises(OtherJobsRootError):
-                manager.restore_latest(STATE)
-            raise ValueError("nothing to train on")
-
-    with pytest.raises(SystemExit) as ended:
-        train()
-    assert ended.value.code == ExitCode.FENCED
-
-
-@pytest.mark.parametrize("error", [None, SystemExit(0)], ids=["the end of the block", "a chosen end"])
-def test_who_has_forgiven_it_ends_as_fenced_all_the_same(uri: str, error: BaseException | None) -> None:
-    """Exit code 0 would say that the job is done, and the start that won still goes on."""
-
-    def train() -> None:
-        with open_manager(uri) as manager:
-            claimed_by_a_job(uri)
-            with pytest.raises(OtherJobsRootError):
-                manager.restore_latest(STATE)
-            if error is not None:
-                raise error
-
-    with pytest.raises(SystemExit) as ended:
-        train()
-    assert ended.value.code == ExitCode.FENCED
 
 
 @pytest.mark.parametrize("claims", ["by a restore", "by a save"])
@@ -137,29 +84,3 @@ def test_who_is_told_to_stop_once_it_is_fenced_is_not_said_to_have_saved(
     with pytest.raises(SystemExit) as ended:
         train()
     assert ended.value.code == ExitCode.FENCED
-
-
-def test_closing_a_fenced_manager_is_no_end_of_the_training(uri: str, tmp_path: Path) -> None:
-    environment = Environment(
-        identity=pod_identity(),
-        settings=Settings(uri=uri, interval=Interval(steps=1)),
-        places=PodPaths(notice_file=tmp_path / "notice", termination_file=tmp_path / "termination"),
-    )
-    manager = open_manager(uri, environment=environment)
-    claimed_by_a_job(uri)
-    with pytest.raises(FencedError):
-        manager.restore_latest(STATE)
-    manager.close()
-    told = Termination.from_json((tmp_path / "termination").read_bytes())
-    assert told.code == ExitCode.FENCED
-    assert told.error is not None
-    assert "on host node-7" in told.error
-
-
-def test_who_claimed_it_by_hand_is_named_by_its_host(uri: str) -> None:
-    first, second = open_manager(uri), open_manager(uri)
-    first.save(1, STATE)
-    second.save(2, STATE)
-    with pytest.raises(FencedError, match=f"for a process started by hand on host {socket.gethostname()}"):
-        first.save(3, STATE)
-    second.close()

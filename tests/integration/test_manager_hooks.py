@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -69,9 +68,3 @@ def test_hooks_of_the_last_saves_are_called_where_nobody_closes_the_manager(uri:
         [sys.executable, "-c", UNCLOSED, uri], capture_output=True, text=True, timeout=200, check=False
     )
     assert (done.returncode, done.stdout) == (0, "1 True\n2 True\n"), done.stderr
-
-
-def test_hooks_of_all_ranks_may_verify_together_while_training_goes_on(
-    tmp_path: Path, launch: Callable[..., None]
-) -> None:
-    launch(Path(__file__).parent / "manager_trainer" / "hooked.py", 2, tmp_path)

@@ -1,13 +1,8 @@
 """A state on the host may change the moment that save_async returns, while the companion has read nothing of it yet."""
 
 import copy
-import gc
 import os
-import platform
-import re
-import resource
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,10 +13,6 @@ import pytest
 import torch
 
 from stepkeeper import CheckpointManager, PerRank
-from stepkeeper.save.snapshot import Region
-
-MIB = 1024 * 1024
-POPULATES = tuple(map(int, re.findall(r"\d+", platform.release())[:2])) >= (5, 14)
 
 
 @contextmanager
@@ -145,43 +136,3 @@ def test_values_of_one_rank_that_hold_tensors_in_use(tmp_path: Path) -> None:
         tree["n"].append(step)
 
     assert snapshots_kept(tmp_path, state, change) == [1, 2, 3, 4]
-
-
-@pytest.mark.skipif(not POPULATES, reason="this kernel can't populate memory ahead of its use (Linux 5.14)")
-def test_a_populated_region_is_written_to_without_a_fault_and_holds_what_it_held() -> None:
-    size_bytes, others_bytes = 40 * MIB, mapped_bytes()
-    region, data = Region(), b"\x07" * size_bytes
-    region.reserve(size_bytes)
-    region.write_bytes(5 * MIB, b"was there")
-    region.populate(size_bytes)
-    assert mapped_bytes() >= others_bytes + size_bytes
-    assert bytes(region.view_tensor(5 * MIB, torch.uint8, (9,)).tolist()) == b"was there"
-    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
-    region.write_bytes(0, data)
-    n_faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
-    assert n_faults < size_bytes // resource.getpagesize() // 100
-    region.close()
-
-
-@pytest.mark.skipif(not POPULATES, reason="this kernel can't populate memory ahead of its use (Linux 5.14)")
-def test_memory_of_saves_is_there_before_the_first_of_them(tmp_path: Path) -> None:
-    state = {"w": torch.zeros(32 * MIB // 4)}
-    with CheckpointManager(tmp_path.as_uri(), 10**6, chkpt_on_preemption=False) as manager:
-        others_bytes = mapped_bytes()
-        manager.step(1, state)
-        deadline = time.monotonic() + 100
-        while mapped_bytes() < others_bytes + 32 * MIB:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        assert manager.in_flight is None
-    assert mapped_bytes() < others_bytes + MIB, "it was given back"
-
-
-def mapped_bytes() -> int:
-    """Return how much of the memory of snapshots this process has pages of, also of managers that nobody has closed."""
-    gc.collect()
-    parts = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
-    sizes = (
-        re.search(r"^Rss: +(\d+) kB", part, re.MULTILINE) for part in parts if "stepkeeper-snapshot" in part
-    )
-    return sum(int(size[1]) * 1024 for size in sizes if size is not None)

@@ -11,14 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_saver import save
-from typer.testing import CliRunner
 
 from stepkeeper import CheckpointManager
-from stepkeeper.cli.app import app
 from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.log import BeginEntry, CommitEntry, Log
 from stepkeeper.storage import open_store
-from stepkeeper_planners.errors import LoadMismatchError
 
 SCRIPTS = Path(__file__).parent / "legacy_roots"
 
@@ -122,39 +119,6 @@ def test_what_is_bad_is_read_again_and_the_older_one_is_gone_on_from(
     assert "checkpoint_300" in (second.reason or "")
 
 
-def test_two_bad_ones_in_one_start_are_no_bad_checkpoints(root: Path) -> None:
-    for folder in ("checkpoint_300", "step-200"):
-        flip(root / folder / "__0_0.distcp")
-    with (
-        manager_of(root) as manager,
-        pytest.raises(RestoreError, match=r"two checkpoints were read bad.*node "),
-    ):
-        manager.restore_latest(state_at(0))
-
-
-def test_a_save_before_any_restore_goes_on_from_the_newest_too(root: Path) -> None:
-    with manager_of(root) as manager:
-        manager.save(301, state_at(301))
-        assert manager.all_steps() == [100, 200, 300, 301]
-    (begin, *_) = entries(root)
-    assert begin.legacy.step == 300
-
-
-def test_a_save_of_an_older_step_before_any_restore_begins_a_branch(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    before = files(root)
-    with manager_of(root, max_to_keep=1) as manager:
-        manager.save(300, state_at(300))
-        assert manager.all_steps() == [300]
-        manager.save(1, state_at(1))
-    assert sum("begins a branch of its own" in text for text in caplog.messages) == 1
-    (first, branch, commit, *_) = entries(root)
-    assert (first.legacy.step, branch.legacy, branch.branch) == (300, None, True)
-    assert (commit.parent, commit.legacy) == (None, None)
-    assert files(root) == before
-
-
 def test_steps_further_down_are_not_taken_for_an_empty_root(root: Path) -> None:
     with manager_of(root.parent) as manager:
         with pytest.raises(RestoreError, match=r"but root in it does: give"):
@@ -164,60 +128,6 @@ def test_steps_further_down_are_not_taken_for_an_empty_root(root: Path) -> None:
         with pytest.raises(RestoreError, match=r"but root in it does: give"):
             saving.result(60)
         assert not manager.all_steps()
-
-
-def test_the_step_that_a_process_restored_is_what_its_saves_go_on_from(root: Path) -> None:
-    state = state_at(0)
-    with manager_of(root) as manager:
-        manager.restore(100, state)
-        manager.save(101, state)
-        assert manager.all_steps() == [100, 101]
-    (begin, *_) = entries(root)
-    assert (begin.legacy.step, begin.legacy.reason) == (100, None)
-
-
-def test_when_our_only_commit_is_bad_theirs_is_loaded(root: Path) -> None:
-    state = state_at(0)
-    with manager_of(root) as manager:
-        manager.restore_latest(state)
-        manager.save(301, state)
-    (data,) = root.glob("301/*/__0_0.distcp")
-    flip(data)
-    with manager_of(root) as manager:
-        result = manager.restore_latest(state)
-        assert result is not None
-        assert result.step == state["step"] == 300
-        manager.save(302, state)
-        assert manager.all_steps() == [100, 200, 300, 302]
-
-
-def test_what_is_one_tensor_in_the_state_is_one_there(tmp_path: Path) -> None:
-    both = {"embed": torch.arange(6.0).view(2, 3), "head": torch.arange(6.0).view(2, 3)}
-    save(both, checkpoint_id=tmp_path / "1", no_dist=True)
-    save({**both, "head": both["head"] + 1}, checkpoint_id=tmp_path / "2", no_dist=True)
-    tied = torch.zeros(2, 3)
-    state = {"embed": tied, "head": tied}
-    manager = manager_of(tmp_path)
-    manager.restore(1, state)
-    assert tied.equal(both["embed"])
-    with pytest.raises(LoadMismatchError, match=r"embed and head are one tensor in the state"):
-        manager.restore(2, state)
-    manager.close()
-
-
-def test_the_command_lists_them(root: Path) -> None:
-    (root / "step-200" / ".metadata").unlink()
-
-    def run(*arguments: str) -> str:
-        done = CliRunner().invoke(app, list(arguments))
-        assert done.exit_code == 0, done.output
-        return done.stdout
-
-    rows = [line.split()[:3] for line in run("ls", root.as_uri()).splitlines()[1:]]
-    assert rows == [["-", "300", "legacy"], ["-", "200", "incomplete"], ["-", "100", "legacy"]]
-    assert "legacy: saved by torch.distributed.checkpoint" in run("show", root.as_uri())
-    assert json.loads(run("show", root.as_uri(), "100", "--json"))["state"] == "legacy"
-    assert run("path", root.as_uri(), "100").strip() == str(root / "100")
 
 
 @pytest.fixture

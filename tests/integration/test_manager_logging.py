@@ -18,8 +18,6 @@ from stepkeeper.errors import CompanionError, SaveError
 from stepkeeper.training.environment import Environment, PodPaths
 from stepkeeper_testing.pod import pod_identity
 
-PACKAGE = Path(loggers.__file__).parent
-
 
 class Kept(logging.Handler):
     def __init__(self) -> None:
@@ -113,23 +111,3 @@ def test_each_record_of_a_training_that_goes_wrong_says_whose_it_is(
 def named_step(record: logging.LogRecord) -> int | None:
     found = re.search(r"\bstep (\d+)\b", record.getMessage())
     return None if found is None else int(found[1])
-
-
-def test_a_manager_that_evaluates_for_a_job_leaves_the_jobs_records_alone(
-    tmp_path: Path, logged: list[logging.LogRecord]
-) -> None:
-    log = loggers.logger("stepkeeper.of_this_test")
-    log.warning("before")
-    with CheckpointManager((tmp_path / "root").as_uri()):
-        log.warning("alone")
-        environment = of_pod(tmp_path, restart_attempt=3)
-        with CheckpointManager(environment.settings.uri, environment=environment):
-            with CheckpointManager((tmp_path / "root").as_uri()):
-                log.warning("beside it", extra={"step": 7})
-    of_test = [whose(record) for record in logged if record.name == "stepkeeper.of_this_test"]
-    assert of_test == [(None, None, None), (None, None, 0), (7, "0.3", 0)]
-
-
-def test_no_module_has_a_logger_whose_records_do_not() -> None:
-    paths = (path for path in PACKAGE.rglob("*.py") if path.name != "loggers.py")
-    assert [path.name for path in paths if "getLogger(" in path.read_text(encoding="utf-8")] == []

@@ -115,13 +115,6 @@ def test_nobody_has_logged_in() -> None:
     assert "gcloud auth application-default login" in said.stderr
 
 
-@pytest.mark.usefixtures("no_credentials")
-def test_the_credentials_file_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
-    with pytest.raises(NoAccessError, match=r"no valid credentials.*key\.json was not found"):
-        CheckpointManager(URI, 1)
-
-
 def test_the_client_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "stepkeeper.storage.gcs", None)
     with pytest.raises(BadUriError, match=r"pip install 'stepkeeper\[gcs\]'"):

@@ -54,20 +54,6 @@ def test_what_only_one_side_has_is_left_when_that_is_asked_for(manager: Checkpoi
     assert state["n"] == 7
 
 
-def test_what_both_have_of_the_latest_is_gone_on_from_after_a_look_at_an_older_one(
-    manager: CheckpointManager, tmp_path: Path
-) -> None:
-    state = {"n": 0, "new": torch.zeros(3)}
-    manager.save(2, zeros())
-    manager.wait()
-    latest = head(tmp_path)
-    manager.restore(1, state, strict=False)
-    manager.restore_latest(state, strict=False)
-    manager.save(3, state)
-    manager.wait()
-    assert head(tmp_path).parent == latest.slot
-
-
 def test_elements_are_converted_when_that_is_asked_for(manager: CheckpointManager) -> None:
     state = zeros(torch.bfloat16)
     with pytest.raises(LoadMismatchError, match="cast=True"):
@@ -75,16 +61,6 @@ def test_elements_are_converted_when_that_is_asked_for(manager: CheckpointManage
     assert state["model"]["w"].sum() == 0
     manager.restore(1, state, cast=True)
     assert torch.equal(state["model"]["w"], torch.arange(6.0, dtype=torch.bfloat16))
-
-
-def test_a_negated_view_gets_the_elements_themselves(manager: CheckpointManager) -> None:
-    state = zeros()
-    memory = torch.zeros(6, dtype=torch.complex64)
-    # The imaginary part of a conjugate is stored with the other sign.
-    state["model"]["w"] = memory.conj().imag
-    assert state["model"]["w"].is_neg()
-    manager.restore(1, state)
-    assert torch.equal(state["model"]["w"].resolve_neg(), torch.arange(6.0))
 
 
 @pytest.mark.smoke

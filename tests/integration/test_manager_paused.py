@@ -50,12 +50,3 @@ def test_the_others_leave_a_rank_that_stands_still(
     if phase == "vote":
         log = Log(open_store((tmp_path / "root").as_uri()))
         assert isinstance(log.entry(log.open().tail).body, VoidEntry)
-
-
-def test_a_rank_that_stands_still_between_two_steps_is_missed_at_the_next_save(
-    tmp_path: Path, ranks: Ranks
-) -> None:
-    with ranks("lose-pause", 2, interval=5, timeout_s=TIMEOUT_S) as (first, last):
-        hear(last, "paused")
-        assert ends_within(first, PATIENCE_S) == ExitCode.PEER_LOST
-    assert head_step(tmp_path) == 1

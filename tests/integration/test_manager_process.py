@@ -134,47 +134,6 @@ def test_sigterm_saves_the_step_and_ends_with_75(tmp_path: Path, trainer: StartT
     assert word.committed.step == head.step + 1
 
 
-def test_a_process_that_only_restored_names_no_commit_of_its_own(
-    tmp_path: Path, trainer: StartTrainer
-) -> None:
-    uri = (tmp_path / "root").as_uri()
-    env = pod(tmp_path / "pod", uri, interval_steps=5)
-    with trainer(uri, 10, env, pod=str(tmp_path / "pod")) as first:
-        assert first.end() == ExitCode.DONE
-    with trainer(uri, 10, env, pod=str(tmp_path / "pod")) as second:
-        assert second.end() == ExitCode.DONE
-    word = last_word(tmp_path / "pod")
-    assert word.committed is None
-    assert word.restored is not None
-    assert word.restored.step == 10
-
-
-def test_a_blocked_trainer_that_is_told_and_killed_leaves_the_reason_behind(
-    tmp_path: Path, trainer: StartTrainer
-) -> None:
-    env = pod(tmp_path / "pod", (tmp_path / "root").as_uri())
-    with trainer("", 100, env, pod=str(tmp_path / "pod"), pause_s=100) as blocked:
-        blocked.hear("step")
-        blocked.process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + 60
-        message = tmp_path / "pod" / "termination"
-        # It is there a moment before it says something, the first time.
-        while not message.exists() or not message.stat().st_size:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        blocked.process.kill()
-        assert blocked.end() == -signal.SIGKILL
-    word = last_word(tmp_path / "pod")
-    assert (word.notice, word.step, word.claim) == ("sigterm", 1, 0)
-
-
-def test_hosts_that_do_not_know_each_other_are_refused(tmp_path: Path, trainer: StartTrainer) -> None:
-    env = pod(tmp_path / "pod", (tmp_path / "root").as_uri())
-    with trainer("", 1, env | {Identity.variable("n_slices"): "2"}, pod=str(tmp_path / "pod")) as lonely:
-        assert lonely.end() == 1
-    assert not (tmp_path / "root").exists()
-
-
 @pytest.mark.smoke
 def test_the_notice_file_stops_and_skip_saves_nothing(tmp_path: Path, trainer: StartTrainer) -> None:
     uri = (tmp_path / "root").as_uri()

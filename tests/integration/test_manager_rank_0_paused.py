@@ -1,15 +1,12 @@
 """Rank 0, whose process holds the ranks' store, stands still: the others heed SIGTERM within their time, wherever."""
 
-import os
-import random
-import secrets
 import signal
 import time
 from pathlib import Path
 
 import pytest
 from rank_talk import hear
-from waiting_ranks import GRACE_S, SILENCE_S, Ranks, all_end_in_time, ends_in_time, head_step
+from waiting_ranks import GRACE_S, Ranks, all_end_in_time, head_step
 
 from stepkeeper.contract import ExitCode, Termination
 
@@ -49,27 +46,3 @@ def test_the_others_end_with_the_notice_while_rank_0_stands_still(
                 (ExitCode.PEER_LOST, "sigterm"),
             }
     assert head_step(tmp_path) == 1
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_wherever_rank_0_stands_still_the_others_end_with_the_notice(tmp_path: Path, ranks: Ranks) -> None:
-    seed = int(os.environ.get("STEPKEEPER_SEED", secrets.randbelow(2**32)))
-    print(f"STEPKEEPER_SEED={seed}")
-    chance = random.Random(seed)
-    for number in range(20):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        grace = chance.choice(GRACES)
-        with ranks("lose-nothing", 2, folder, interval=chance.choice([1, 2, 10**6]), **grace) as (
-            first,
-            other,
-        ):
-            hear(other, "start")
-            time.sleep(chance.uniform(0, 1.0))
-            first.send_signal(signal.SIGSTOP)
-            time.sleep(chance.choice([0.0, chance.uniform(0, SILENCE_S)]))
-            told_s = time.monotonic()
-            other.send_signal(signal.SIGTERM)
-            assert ends_in_time(other, told_s, grace) in {ExitCode.SAVED, ExitCode.PEER_LOST}
-        assert head_step(folder) >= 1

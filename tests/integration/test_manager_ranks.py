@@ -85,25 +85,6 @@ def test_a_rank_whose_collective_fails_because_another_was_killed_has_lost_a_pee
         assert survivor.returncode == ExitCode.PEER_LOST
 
 
-@pytest.mark.parametrize("late", [0, 1])
-def test_a_rank_that_is_behind_is_not_left_where_nothing_is_saved(
-    tmp_path: Path, ranks: Ranks, late: int
-) -> None:
-    """The others leave at the step that all stop at; the store of the ranks is in rank 0."""
-    folder = tmp_path / "run"
-    options = {"interval": 10**6, "pause_s": 0.004, "disruption": "Skip", "late": late}
-    with ranks(folder, 100_000, **options) as both:
-        for process in both:
-            hear(process, "step", at_least=20)
-        # It needs more time for one step than others wait for ranks that have left.
-        (folder / "late").touch()
-        both[1 - late].send_signal(signal.SIGTERM)
-        last = [hear_rest(process)[-1] for process in both]
-        assert [process.returncode for process in both] == [ExitCode.SAVED] * N_RANKS
-    assert last[0] == last[1] == {"event": "step", "step": last[0]["step"], "stop": True, "saved": False}
-    assert Log(open_store((folder / "root").as_uri())).open().latest is None
-
-
 @pytest.mark.parametrize("options", [{}, {"asks": True}, {"asks": True, "preemption": False}])
 def test_a_policy_by_the_clock_saves_the_same_steps_in_all_ranks(
     tmp_path: Path, ranks: Ranks, options: dict[str, Any]
@@ -128,15 +109,4 @@ def test_a_rank_that_cannot_write_voids_the_save_for_all(tmp_path: Path, ranks: 
     steps = [record.step for record in log.open().line]
     # The save after it may begin, and succeed, before the failure comes out at a call; never the one that failed.
     assert 10 in steps
-    assert 20 not in steps
-
-
-def test_a_companion_that_is_lost_once_costs_one_save_and_no_rank(tmp_path: Path, ranks: Ranks) -> None:
-    with ranks(tmp_path / "run", 60, interval=10, lose_at=20, pause_s=0.06) as both:
-        for process in both:
-            hear_rest(process)
-        assert [process.returncode for process in both] == [ExitCode.DONE] * N_RANKS
-    log = Log(open_store((tmp_path / "run" / "root").as_uri()))
-    steps = {record.step for record in log.open().line}
-    assert {10, 60} <= steps
     assert 20 not in steps

@@ -10,7 +10,6 @@ import pytest
 from fork_server import ForkedProcess, ForkServer
 from report_endpoint import Operator, make_certificate
 
-from stepkeeper.companion.endpoint import EndpointError, ReportTarget, post_report
 from stepkeeper.contract import (
     Directive,
     Endpoint,
@@ -164,26 +163,3 @@ def test_a_commit_is_told_until_it_was_answered(
         lambda report: bool(report.commits) and known.isdisjoint(commit.sequence for commit in report.commits)
     )
     assert later.step is not None
-
-
-def test_only_https_with_our_authority_is_spoken(operator: Operator, pod: Path, tmp_path: Path) -> None:
-    target = ReportTarget(url=operator.url, ca_file=str(pod / "ca.crt"), token_file=str(pod / "token"))
-    body = Report(phase=ReportPhase.TRAINING).to_json()
-    assert post_report(target, body) == Directive()
-
-    other = tmp_path / "other"
-    other.mkdir()
-    make_certificate(other)
-    for wrong, message in (
-        (
-            ReportTarget(url=operator.url, ca_file=str(other / "ca.crt"), token_file=target.token_file),
-            "CERTIFICATE",
-        ),
-        (
-            ReportTarget(url="http://127.0.0.1/", ca_file=target.ca_file, token_file=target.token_file),
-            "https://",
-        ),
-        (ReportTarget(url=target.url, ca_file=target.ca_file, token_file=str(pod / "none")), "none"),
-    ):
-        with pytest.raises(EndpointError, match=message):
-            post_report(wrong, body)

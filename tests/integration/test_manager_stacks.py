@@ -20,9 +20,6 @@ TRAINER = Path(__file__).parent / "manager_trainer" / "stacks.py"
 HELD = "stand_still_with_the_lock"
 FREE = "stand_still_without_the_lock"
 FOR_EVER_S = 600
-LAST_STEP = 11
-LEAST_BYTES_OF_A_MESSAGE = 512
-"""Of a socket's buffer: the kernel counts its own bookkeeping too."""
 
 Ranks = Callable[..., AbstractContextManager[list[ForkedProcess]]]
 
@@ -127,34 +124,3 @@ def test_a_step_that_takes_far_longer_has_as_much_of_the_stacks_reported_as_a_re
     assert len(stacks) <= REPORT_LIMIT
     assert all(log.count("in stand_by") > stacks.count("in stand_by") for log in logs)
     assert min(map(len, logs)) > REPORT_LIMIT
-
-
-def test_a_training_that_hangs_is_reported_on_after_its_socket_is_full(
-    tmp_path: Path, operator: Operator, ranks: Ranks
-) -> None:
-    with ranks(1, holds=0, seconds=FOR_EVER_S, in_pod=True) as (process,):
-        hear(process, "stands")
-        # The companion reports without a pause, and the trainer takes none of the answers from the socket.
-        n_fit = int(Path("/proc/sys/net/core/wmem_default").read_text()) // LEAST_BYTES_OF_A_MESSAGE
-        n_wanted = len(operator.reports) + n_fit
-        operator.answer = lambda _: Directive(report_interval_s=0)
-        operator.wait_for(lambda _: len(operator.reports) >= n_wanted)
-        operator.answer = lambda report: Directive(dump_stacks=report.stacks is None, report_interval_s=1)
-        report = operator.wait_for(lambda report: report.stacks is not None)
-        assert HELD in (report.stacks or "")
-        assert {each.step for each in operator.reports[n_wanted - 1 :]} == {LAST_STEP}
-
-
-def test_a_training_that_was_looked_at_goes_on(tmp_path: Path, operator: Operator, ranks: Ranks) -> None:
-    with ranks(2, holds=1, seconds=15) as both:
-        for process in both:
-            hear(process, "stands")
-        operator.answer = lambda report: Directive(dump_stacks=report.stacks is None, report_interval_s=1)
-        operator.wait_for(lambda report: report.stacks is not None)
-        operator.answer = lambda _: Directive(report_interval_s=1)
-        codes = []
-        for process in both:
-            hear(process, "goes")
-            process.communicate(timeout=60)
-            codes.append(process.returncode)
-    assert codes == [0, 0]

@@ -5,12 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
-
-from stepkeeper import CheckpointManager
-from stepkeeper.log import Log
-from stepkeeper.storage import open_store
-from stepkeeper_planners.formats import checkpoint_to_torch_save
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,26 +36,3 @@ def test_states_that_differ_are_refused_in_all_ranks_before_anything_is_written(
     launch: "Callable[..., None]", tmp_path: Path
 ) -> None:
     launch(STATES, 2, tmp_path, "differs")
-
-
-def test_told_to_stop_with_states_that_differ_all_ranks_end_in_order(
-    launch: "Callable[..., None]", tmp_path: Path
-) -> None:
-    launch(STATES, 2, tmp_path, "told_to_stop")
-
-
-def test_a_conversion_of_a_commit_has_the_keys_that_the_state_had(tmp_path: Path) -> None:
-    weight = torch.nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.AdamW([weight], lr=0.1)
-    torch.autograd.backward(weight.sum())
-    optimizer.step()
-    uri = (tmp_path / "root").as_uri()
-    with CheckpointManager(uri, chkpt_on_preemption=False) as manager:
-        manager.save(1, {"optim": optimizer, "more": {"1": 2, 3: {}}}, force=True)
-    head = Log(open_store(uri)).open().latest
-    assert head is not None
-    checkpoint_to_torch_save(tmp_path / "root" / head.folder, tmp_path / "commit.pt")
-    state = torch.load(tmp_path / "commit.pt")
-    assert list(state["optim"]["state"]) == [0]
-    assert state["more"] == {"1": 2, 3: {}}
-    optimizer.load_state_dict(state["optim"])

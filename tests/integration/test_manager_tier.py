@@ -1,6 +1,5 @@
 """Saves by way of a local disk: memory is free before the root has them, and only what the root has is committed."""
 
-import json
 import logging
 import os
 import shutil
@@ -129,13 +128,6 @@ def test_what_is_bad_or_gone_there_is_read_at_the_root_and_condemns_nothing(
     assert kinds(root)[-1] is RestoredEntry, "all of it was read at the root"
 
 
-def test_verify_reads_the_root(root: Path, disk: Path, reads: list[str]) -> None:
-    with manager_of(root, disk) as manager:
-        manager.save(1, state_at(1))
-        manager.verify(1)
-    assert len(reads) == 1
-
-
 def test_the_next_snapshot_is_taken_while_the_root_is_slow(root: Path, disk: Path, hold: Path) -> None:
     hold.touch()
     with manager_of(root, disk) as manager:
@@ -151,13 +143,6 @@ def test_the_next_snapshot_is_taken_while_the_root_is_slow(root: Path, disk: Pat
             manager.restore(step, state)
             assert torch.equal(state["w"], state_at(step)["w"])
     assert manager.base_path == f"{root.as_uri()}/"
-
-
-def test_devices_have_their_room_back_while_the_root_is_slow(
-    folder_with_room: Path, hold: Path, run_on_devices: Callable[..., str]
-) -> None:
-    said = run_on_devices(HERE / "devices.py", folder_with_room)
-    assert json.loads(said.splitlines()[-1]) == {"two in memory": [0, 0], "tier": [0, 0]}
 
 
 @pytest.mark.parametrize("ending", ["killed", "told"])
@@ -212,12 +197,6 @@ def test_a_disk_that_does_not_take_it_fails_no_save(
     assert copies(disk) == []
     check_restored(root, disk, 3)
     assert len(reads) == 1
-
-
-@pytest.mark.parametrize("options", [{"local_tier_bytes": 10}, {"local_tier": "/x", "local_tier_bytes": 0}])
-def test_a_bound_of_nothing_is_refused(root: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="local_tier_bytes"):
-        CheckpointManager(root.as_uri(), **options)
 
 
 def test_ranks_read_for_each_other_what_their_disks_have(

@@ -29,10 +29,8 @@ def run(server: ForkServer, folder: Path, case: str) -> subprocess.CompletedProc
         ("chosen_end", ExitCode.SAVED, 2),
         ("left_between", ExitCode.SAVED, 2),
         ("left_within", ExitCode.SAVED, 1),
-        ("own_break", ExitCode.SAVED, 2),
         ("failed_before", ExitCode.SAVED, 3),
         ("stuck", ExitCode.SAVED, 1),
-        ("stuck_save", ExitCode.SAVED, 1),
     ],
 )
 def test_what_a_trainer_that_is_told_leaves_behind(

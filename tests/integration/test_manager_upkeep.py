@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import time
@@ -87,17 +86,6 @@ def test_it_returns_when_what_the_saves_make_superfluous_is_gone(root: Path, end
     assert not garbage.exists()
     assert (open_manager(root).all_steps(), data_of(root)) == ([40, 50], [40, 50])
     manager.close()
-
-
-def test_a_folder_that_is_removed_after_join_stays_away(root: Path) -> None:
-    leave_garbage(root)
-    manager = open_manager(root, max_to_keep=1)
-    manager.save_async(20, state_of(20))
-    manager.save_async(30, state_of(30))
-    manager.join()
-    shutil.rmtree(root)
-    manager.close()
-    assert not root.exists()
 
 
 def test_wait_and_the_next_save_do_not_wait_for_deletions(root: Path, hold: Path) -> None:

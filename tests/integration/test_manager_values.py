@@ -9,13 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from stepkeeper import CheckpointManager, RandomState, Whole
-from stepkeeper.checkpoint import Structure
-from stepkeeper.log import Log
-from stepkeeper.storage import open_store
 
 
 @pytest.fixture
@@ -25,21 +20,6 @@ def uri(tmp_path: Path) -> str:
 
 def open_manager(uri: str, interval: int = 1) -> CheckpointManager:
     return CheckpointManager(uri, interval, chkpt_on_preemption=False)
-
-
-@pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The keys of the structures that were planned."""
-    keys: list[str] = []
-    build = Structure.build
-
-    def note(*arguments: Any, **options: Any) -> Structure:
-        built = build(*arguments, **options)
-        keys.append(built.key)
-        return built
-
-    monkeypatch.setattr(Structure, "build", note)
-    return keys
 
 
 @dataclasses.dataclass
@@ -75,65 +55,6 @@ def test_the_state_of_a_trainer_goes_on_after_a_restart(uri: str, *, whole: bool
                 train(trainer, step)
                 now = dataclasses.asdict(trainer)
                 manager.step(step, {"w": torch.zeros(2), "trainer": Whole(now) if whole else now})
-
-
-def test_a_whole_that_grows_is_planned_once(uri: str, plans: list[str]) -> None:
-    history: list[Any] = []
-    state = {"w": torch.zeros(2), "history": Whole(history)}
-    with open_manager(uri) as manager:
-        manager.restore_latest(state)
-        for step in range(1, 20):
-            history.append({"loss": step, f"key of {step}": {}})
-            manager.step(step, state)
-    assert len(plans) == 1
-
-
-def test_a_history_that_was_saved_item_by_item_goes_on_as_a_whole(uri: str) -> None:
-    history: list[Any] = [{"loss": 1.0, "a.b": {3: 4}}, {"loss": 2.0, "none": {}}]
-    with open_manager(uri) as manager:
-        manager.save(1, {"n": 1, "history": history})
-    again: list[Any] = []
-    state = {"n": 0, "history": Whole(again)}
-    with open_manager(uri) as manager:
-        assert manager.restore_latest(state)
-        assert again == history
-        manager.save(2, state)
-    third: list[Any] = []
-    with open_manager(uri) as manager:
-        assert manager.restore_latest({"n": 0, "history": Whole(third)})
-    assert third == history
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is", "ignore:TypedStorage is deprecated")
-def test_stock_torch_reads_it_and_what_stock_torch_wrote_is_read(uri: str, tmp_path: Path) -> None:
-    history = [{"loss": 0.5}, {"loss": 0.25}]
-    with open_manager(uri) as manager:
-        manager.save(7, {"w": torch.ones(2), "history": Whole(history)})
-    head = Log(open_store(uri)).open().latest
-    assert head is not None
-    state: dict[str, Any] = {"w": torch.zeros(2), "history": None}
-    dcp_load(state, checkpoint_id=tmp_path / "root" / head.folder, no_dist=True)
-    assert (state["w"].tolist(), state["history"]) == ([1, 1], history)
-
-    dcp_save(
-        {"w": torch.ones(2), "history": history}, checkpoint_id=tmp_path / "stock" / "step-3", no_dist=True
-    )
-    again: list[Any] = []
-    with open_manager((tmp_path / "stock").as_uri()) as manager:
-        restored = manager.restore_latest({"w": torch.zeros(2), "history": Whole(again)})
-    assert (restored.step if restored else None, again) == (3, history)
-
-
-def test_going_back_takes_a_list_back_too(uri: str) -> None:
-    history: list[Any] = []
-    state = {"history": history, "n": 0}
-    with open_manager(uri) as manager:
-        for step in range(4):
-            history.append({"step": step})
-            manager.step(step, state)
-        manager.wait()
-        manager.restore(1, state)
-        assert history == [{"step": 0}, {"step": 1}]
 
 
 def draw() -> list[float]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from rank_talk import hear
-from waiting_ranks import GRACE_S, Ranks, all_end_in_time, ends_in_time, ends_within, head_step
+from waiting_ranks import GRACE_S, Ranks, ends_in_time, ends_within, head_step
 
 from stepkeeper.contract import ExitCode, Termination
 
@@ -124,35 +124,6 @@ def test_of_more_ranks_than_one_tree_has_branches_all_hear_of_the_last(tmp_path:
         assert [ends_within(process, PATIENCE_S) for process in processes[:-1]] == [ExitCode.PEER_LOST] * 2
 
 
-@pytest.mark.parametrize("told", [0, 1])
-def test_where_one_rank_is_stuck_all_stop_with_the_notice_of_any(
-    tmp_path: Path, ranks: Ranks, told: int
-) -> None:
-    with ranks("stuck", 2, grace_s=GRACE_S) as both, stopped(hear(both[1], "companion")["pid"]):
-        for process in both:
-            hear(process, "step")
-        time.sleep(1)
-        told_s = time.monotonic()
-        both[told].send_signal(signal.SIGTERM)
-        codes = all_end_in_time(both, told_s, {"grace_s": GRACE_S}, told=both[told])
-    assert codes[told] == ExitCode.SAVED
-    assert codes[1 - told] in (ExitCode.SAVED, ExitCode.PEER_LOST)
-    assert head_step(tmp_path) == 1
-
-
-@pytest.mark.parametrize("grace", [{}, {"grace_s": GRACE_S}])
-def test_a_rank_that_stands_still_does_not_keep_the_others_from_stopping(
-    tmp_path: Path, ranks: Ranks, grace: dict[str, int]
-) -> None:
-    with ranks("lose-pause", 2, interval=1, **grace) as (first, last):
-        hear(last, "paused")
-        time.sleep(1)
-        told_s = time.monotonic()
-        first.send_signal(signal.SIGTERM)
-        assert ends_in_time(first, told_s, grace) in (ExitCode.SAVED, ExitCode.PEER_LOST)
-    assert head_step(tmp_path) >= 1
-
-
 @pytest.mark.parametrize("case", ["late", "late-manager"])
 def test_where_a_rank_is_long_in_coming_the_others_stop_together_soon_after_a_notice(
     tmp_path: Path, ranks: Ranks, case: str
@@ -184,18 +155,6 @@ def test_who_is_told_to_stop_at_the_start_ends_as_told_where_rank_0_goes_first(
         assert ends_within(second, PATIENCE_S) == ExitCode.SAVED
     word = Termination.from_json((tmp_path / "termination.1").read_bytes())
     assert (word.code, word.notice) == (75, "sigterm")
-
-
-def test_a_save_in_flight_outlives_another_managers_start_that_a_notice_ends(
-    tmp_path: Path, ranks: Ranks
-) -> None:
-    with ranks("second", 2, grace_s=60) as both:
-        for process in both:
-            hear(process, "waits")
-        time.sleep(0.5)
-        both[0].send_signal(signal.SIGTERM)
-        assert ends_within(both[0], PATIENCE_S) == ExitCode.SAVED
-    assert head_step(tmp_path) == 2
 
 
 def test_a_rank_that_ends_without_closing_its_manager_is_not_lost(tmp_path: Path, ranks: Ranks) -> None:

@@ -162,8 +162,7 @@ async def test_a_connection_that_gets_nowhere_is_closed_in_time(*, tls: bool, sa
 class Client:
     """Open connections to a server of `make_app`, each from an address of its own choice."""
 
-    def __init__(self, servers: Servers, port: int) -> None:
-        self.servers = servers
+    def __init__(self, port: int) -> None:
         self._port = port
         self._writers: list[asyncio.StreamWriter] = []
 
@@ -176,23 +175,15 @@ class Client:
         writer.write(says)
         return reader
 
-    def say(self, n: int, says: bytes) -> None:
-        """Say more on the connection that was opened as number n."""
-        self._writers[n].write(says)
-
-    def leave(self, n: int) -> None:
-        """Close the connection that was opened as number n."""
-        self._writers[n].close()
-
     def leave_all(self) -> None:
         for writer in self._writers:
             writer.close()
 
 
 @asynccontextmanager
-async def full(limits: Limits, app: web.Application | None = None) -> AsyncIterator[Client]:
+async def full(limits: Limits) -> AsyncIterator[Client]:
     servers = Servers(limits)
-    client = Client(servers, await servers.start(app or make_app(), host="127.0.0.1", port=0))
+    client = Client(await servers.start(make_app(), host="127.0.0.1", port=0))
     async with asyncio.timeout(60):
         yield client
     client.leave_all()
@@ -201,14 +192,6 @@ async def full(limits: Limits, app: web.Application | None = None) -> AsyncItera
 
 ASKS = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 ANSWERED = b"HTTP/1.1 200 OK\r\n"
-
-
-async def waits(reader: asyncio.StreamReader) -> asyncio.Task[bytes]:
-    """Return what reads the first line of an answer, having seen that there is none yet."""
-    line = asyncio.create_task(reader.readline())
-    await asyncio.wait([line], timeout=0.3)
-    assert not line.done()
-    return line
 
 
 @pytest.mark.smoke
@@ -229,55 +212,3 @@ async def test_a_full_server_closes_the_oldest_connection_of_the_address_that_ha
         assert await other.readline() == ANSWERED
         assert await is_closed(crowd[0]), "though it had asked"
         assert await is_closed(await client.come_from(2)), "one more of them displaces nobody"
-
-
-@pytest.mark.smoke
-async def test_where_each_address_has_one_connection_one_more_waits_for_a_place() -> None:
-    async with full(Limits(connections=4, patience_s=600, fair_s=600)) as client:
-        for n in range(2, 6):
-            await client.come_from(n)
-        assert await is_closed(await client.come_from(2)), "an address that has one waits for no other"
-        line = await waits(await client.come_from(6, ASKS))
-        client.leave(0)
-        assert await line == ANSWERED
-        line = await waits(await client.come_from(7))
-        await client.servers.close()
-        assert await line == b"", "it is closed with the server"
-
-
-@pytest.mark.smoke
-async def test_among_equals_a_request_that_is_being_answered_does_not_give_way() -> None:
-    n_asked, may_answer = asyncio.Semaphore(0), asyncio.Event()
-
-    async def answer_slowly(_: web.Request) -> web.Response:
-        n_asked.release()
-        await may_answer.wait()
-        return web.Response()
-
-    app = web.Application()
-    app.router.add_get("/", answer_slowly)
-    async with full(Limits(connections=2, patience_s=600, fair_s=0), app) as client:
-        first = await client.come_from(2, ASKS[:-3])
-        client.say(0, ASKS[-3:])
-        await n_asked.acquire()
-        idle = await client.come_from(3)
-        second = await client.come_from(4, ASKS)
-        assert await is_closed(idle)
-        await n_asked.acquire()
-        line = await waits(await client.come_from(5, ASKS))
-        may_answer.set()
-        assert (await first.readline(), await second.readline()) == (ANSWERED, ANSWERED)
-        client.leave(0)
-        assert await line == ANSWERED
-
-
-@pytest.mark.smoke
-async def test_a_request_that_is_none_costs_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    servers = Servers()
-    port = await servers.start(make_app(), host="127.0.0.1", port=0)
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET / HTTP/1.1\r\nnone\r\n\r\n")
-    assert (await reader.readline()).startswith(b"HTTP/1.0 400")
-    writer.close()
-    await servers.close()
-    assert not caplog.records

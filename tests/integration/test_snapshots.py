@@ -43,12 +43,6 @@ def wait_for_first(looks: Path) -> None:
         time.sleep(0.1)
 
 
-def test_host_tensors_and_dtensors_are_saved_as_they_were(
-    tmp_path: Path, launch: Callable[..., None]
-) -> None:
-    launch(FOLDER / "intact_host.py", 2, tmp_path)
-
-
 def test_one_small_program_is_compiled_for_all_saves_and_ahead_of_the_first(
     said_by: Said, tmp_path: Path
 ) -> None:

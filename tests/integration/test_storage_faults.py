@@ -159,37 +159,6 @@ def test_a_folder_fails(run_on_folder: Run, folder: Folder, name: str) -> None:
     run_on_folder.fail(lambda: fault.breaks(folder), lambda: fault.mends(folder), fault.says)
 
 
-STARTS: Final = {
-    "the disk is full": FolderFault(
-        breaks=lambda folder: folder.fill(0), mends=Folder.empty, says="No space left on device"
-    ),
-    "no names left": FOLDER_FAULTS["no names left"],
-    "read-only": FOLDER_FAULTS["read-only"],
-    "permission denied": FolderFault(
-        breaks=lambda folder: folder.path.chmod(0o555),
-        mends=lambda folder: folder.path.chmod(0o777),
-        says="Permission denied",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", STARTS)
-def test_a_start_on_a_folder_that_fails_says_so_and_the_next_one_works(
-    run_on_folder: Run, folder: Folder, name: str
-) -> None:
-    fault = STARTS[name]
-    uri = (folder.mount / secrets.token_hex(8)).as_uri()
-    fault.breaks(folder)
-    try:
-        said = folder.ask("start", uri)
-    finally:
-        fault.mends(folder)
-    assert re.search(f"^StorageError: .*{fault.says}", said["error"])
-    assert folder.ask("start", uri) == {"step": None} | WELL
-    assert folder.ask("start", uri)["step"] == 1
-    run_on_folder.save_well()
-
-
 # Buckets
 
 

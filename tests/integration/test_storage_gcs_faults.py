@@ -12,7 +12,6 @@ from storage_faults.proxy import Fault, Proxy, faulty
 from stepcluster import binaries
 from stepkeeper.errors import (
     DamagedEntryError,
-    MissingObjectError,
     ObjectExistsError,
     StorageError,
     TransientStorageError,
@@ -20,7 +19,6 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log import Log
 from stepkeeper.log.tail import slot_path
-from stepkeeper.storage import gcs
 from stepkeeper.storage.gcs import GcsStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.gcs import BUCKET, fake_gcs_server
@@ -103,16 +101,6 @@ def test_a_large_upload_that_was_cut_off_goes_on_from_there(
     assert [status for method, status in proxy.answers if method == "PUT"] == [308, 200]
 
 
-def test_a_large_upload_that_was_forgotten_begins_again(
-    proxy: Proxy, make_store: Callable[..., GcsStore]
-) -> None:
-    store = make_store()
-    data = secrets.token_bytes(LARGE)
-    proxy.faults = ["none", 410, "none", 404]
-    store.write("1/x", [data])
-    assert store.read("1/x") == data
-
-
 def test_of_a_bulk_write_whose_answer_was_lost_other_bytes_are_no_success(
     proxy: Proxy, make_store: Callable[..., GcsStore]
 ) -> None:
@@ -139,20 +127,6 @@ def test_a_store_that_never_answers_is_transient_and_an_append_unknown(
     assert log.state.tail == 1
 
 
-def test_a_server_that_is_not_there_is_transient(
-    make_store: Callable[..., GcsStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
-    with pytest.raises(TransientStorageError, match="x"):
-        make_store(retry_s=0.1).read("x")
-
-
-def test_permission_denied_says_which_role(proxy: Proxy, make_store: Callable[..., GcsStore]) -> None:
-    proxy.faults = [403]
-    with pytest.raises(StorageError, match=r"not allowed.*roles/storage\.objectUser"):
-        make_store().put_if_absent("x", b"1")
-
-
 @pytest.mark.parametrize("for_now", [True, False])
 def test_credentials_that_are_not_given_for_now_are_asked_for_again(
     proxy: Proxy, make_store: Callable[..., GcsStore], monkeypatch: pytest.MonkeyPatch, for_now: bool
@@ -165,27 +139,6 @@ def test_credentials_that_are_not_given_for_now_are_asked_for_again(
     with pytest.raises(StorageError, match=r"1/x: no valid credentials: .*metadata server") as raised:
         store.write("1/x", [b"1"])
     assert isinstance(raised.value, TransientStorageError) == for_now
-
-
-@pytest.mark.parametrize("ask", [lambda store: store.put_if_absent("x", b"1"), lambda store: store.read("x")])
-def test_a_bucket_that_is_not_there_is_no_missing_object(
-    make_store: Callable[..., GcsStore], ask: Callable[[GcsStore], object]
-) -> None:
-    store = make_store("no-such-bucket")
-    with pytest.raises(StorageError, match="there is no bucket 'no-such-bucket'") as raised:
-        ask(store)
-    assert not isinstance(raised.value, MissingObjectError | TransientStorageError)
-
-
-@pytest.mark.parametrize("size", [10, LARGE])
-def test_bytes_that_differ_from_their_checksum_are_refused(
-    make_store: Callable[..., GcsStore], monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
-    store = make_store()
-    monkeypatch.setattr(gcs, "crc32c_of_parts", lambda _: 1)
-    with pytest.raises(StorageError):
-        store.write("1/x", [b"1" * size])
-    assert store.list("1/") == []
 
 
 @pytest.mark.parametrize("fault", ["flipped", "halved", "emptied"])

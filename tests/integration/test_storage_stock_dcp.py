@@ -183,14 +183,6 @@ def test_stock_dcp_rebuilds_the_nested_state(tmp_path: Path) -> None:
     assert loaded["optim"] == {"lr": 7}
 
 
-def test_a_checkpoint_without_values_or_key_paths_converts(tmp_path: Path) -> None:
-    rank = Rank()
-    weight = torch.randn(3, 4)
-    rank.add("w", weight, (3, 4), (0, 0))
-    dcp_to_torch_save(write(tmp_path / "root", [rank]), tmp_path / "out.pt")
-    assert torch.equal(torch.load(tmp_path / "out.pt", weights_only=True)["w"], weight)
-
-
 @pytest.mark.parametrize(
     "value",
     [

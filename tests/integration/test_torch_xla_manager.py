@@ -2,14 +2,10 @@
 
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fork_server import ForkServer
-
-from stepkeeper.log import Log
-from stepkeeper.storage import open_store
 
 SCRIPTS = Path(__file__).parent / "torch_xla_dropin"
 THEIRS = "torch_xla.experimental.distributed_checkpoint"
@@ -40,26 +36,3 @@ def test_code_written_for_it_sees_the_same(devices_server: ForkServer, tmp_path:
             for name in seen:
                 assert ours[part][name] == seen[name], f"{part}: {name}"
         assert ours[part] == seen, part
-
-
-def test_the_documented_loop_runs_beside_an_evaluator(
-    run_on_devices: Callable[..., str], torch_server: ForkServer, tmp_path: Path
-) -> None:
-    root = tmp_path / "root"
-    looking = torch_server.start(
-        [SCRIPTS / "looking.py", root, 0.2], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    try:
-        first = json.loads(run_on_devices(SCRIPTS / "documented.py", root, 45))
-        assert (first["tracked"], first["saved"]) == ([], [0, 10, 20, 30, 40])
-        assert first["steps"] == first["saved"]
-        assert len(set(first["compiled"][22:])) == 1, "two saves in, nothing is compiled any more"
-        second = json.loads(run_on_devices(SCRIPTS / "documented.py", root, 12))
-        assert (second["tracked"], second["saved"]) == (first["steps"], [0, 10])
-        said, _ = looking.communicate("\n")
-        assert json.loads(said)["looks"] > 3
-    finally:
-        looking.kill()
-    log = Log(open_store(root.as_uri()))
-    kinds = [log.entry(slot).kind for slot in range(log.open().tail + 1)]
-    assert kinds.count("begin") == 2, "one of each training, none of the evaluator"

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
@@ -81,28 +81,6 @@ def has_a_handler_that_closes() -> None:
     say("left the loop")
 
 
-def raises() -> None:
-    for commit in stepkeeper.follow(URI, poll_s=0.05):
-        read(commit)
-        sys.stdin.readline()
-        raise ValueError("a user's")
-
-
-def closes_a_generator() -> None:
-    def steps() -> Generator[int]:
-        for commit in stepkeeper.follow(URI, poll_s=0.05):
-            read(commit)
-            yield commit.step
-
-    generator = steps()
-    next(generator)
-    sys.stdin.readline()
-    generator.close()
-    say("closed")
-    # The thread that removes the pin isn't waited for: only that it does so beside the program is to be seen.
-    time.sleep(LONG_S)
-
-
 def has_a_manager() -> None:
     """SIGTERM is the manager's notice: the program goes on to a step that it can save."""
     follower = stepkeeper.follow(URI, poll_s=0.05)
@@ -128,8 +106,6 @@ if __name__ == "__main__":
             reads_with_two,
             has_a_handler_that_exits,
             has_a_handler_that_closes,
-            raises,
-            closes_a_generator,
             has_a_manager,
         )
     }

@@ -7,32 +7,15 @@ import re
 import sys
 import threading
 import warnings
-from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict_saver import save
-from typing_extensions import override
 
-from stepkeeper.checkpoint import (
-    CommitFiles,
-    SaveOrder,
-    Structure,
-    TensorOrder,
-    finish_checkpoint,
-    write_checkpoint,
-)
-from stepkeeper.log import Log
-from stepkeeper.storage import open_store
 from stepkeeper_planners import SPMDSavePlanner, formats
-from stepkeeper_testing.pod import pod_identity
 
 
 class AnonymousMemory:
@@ -70,44 +53,6 @@ def _anonymous_bytes() -> int:
     return int(found[1]) << 10
 
 
-class InColumns(DefaultSavePlanner):
-    """Writes every matrix in two parts, cut between columns: rows then lie in two places each."""
-
-    @override
-    def create_local_plan(self) -> SavePlan:
-        self.plan = replace(
-            super().create_local_plan(),
-            items=[part for fqn, tensor in self.state_dict.items() for part in _parts(fqn, tensor)],
-        )
-        return self.plan
-
-    @override
-    def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
-        assert write_item.tensor_data is not None
-        chunk = write_item.tensor_data.chunk
-        whole = self.state_dict[write_item.index.fqn]
-        part: torch.Tensor = whole[:, chunk.offsets[1] : chunk.offsets[1] + chunk.sizes[1]].contiguous()
-        return part
-
-
-def _parts(fqn: str, tensor: torch.Tensor) -> list[WriteItem]:
-    n_rows, n_columns = tensor.shape
-    return [
-        WriteItem(
-            index=MetadataIndex(fqn, torch.Size((0, start))),
-            type=WriteItemType.SHARD,
-            tensor_data=TensorWriteData(
-                chunk=ChunkStorageMetadata(
-                    offsets=torch.Size((0, start)), sizes=torch.Size((n_rows, end - start))
-                ),
-                properties=TensorProperties(dtype=tensor.dtype),
-                size=tensor.size(),
-            ),
-        )
-        for start, end in ((0, n_columns // 3), (n_columns // 3, n_columns))
-    ]
-
-
 def make(folder: Path, file_bytes: int, largest_bytes: int) -> None:
     from safetensors.torch import save_file
 
@@ -117,59 +62,8 @@ def make(folder: Path, file_bytes: int, largest_bytes: int) -> None:
     state: dict[str, Any] = {f"layer{index}": one + index for index in range(file_bytes // largest_bytes)}
     torch.save(state, folder / "made.pt")
     save_file(state, folder / "made.safetensors")
-    commit(folder / "root", state)
-    for name, planner in (("made", SPMDSavePlanner()), ("made-in-parts", InColumns())):
-        save(
-            state,
-            storage_writer=FileSystemWriter(folder / name, sync_files=False),
-            planner=planner,
-            no_dist=True,
-        )
-
-
-def commit(root: Path, state: dict[str, torch.Tensor]) -> None:
-    """A root with one commit: two ranks have written a half of the columns each."""
-    store = open_store(root.as_uri())
-    log = Log(store)
-    claim = log.begin(pod_identity(), host="host")
-    manifests = []
-    for rank in range(2):
-        halves = {fqn: tensor.chunk(2, dim=1)[rank].contiguous() for fqn, tensor in state.items()}
-        data = bytearray(b"".join(half.numpy().tobytes() for half in halves.values()))
-        starts = accumulate((half.nbytes for half in halves.values()), initial=0)
-        order = SaveOrder(
-            rank=rank,
-            world_size=2,
-            step=1,
-            claim=claim.slot,
-            nonce="0" * 32,
-            structure=Structure.build(
-                [
-                    TensorOrder(
-                        fqn=fqn,
-                        dtype="float32",
-                        global_shape=tuple(state[fqn].shape),
-                        offsets=(0, rank * half.shape[1]),
-                        sizes=tuple(half.shape),
-                        start=start,
-                    )
-                    for (fqn, half), start in zip(halves.items(), starts, strict=False)
-                ]
-            ),
-            values=(),
-        )
-        manifests.append(write_checkpoint(store, order, memoryview(data)))
-    finished = finish_checkpoint(store, manifests[0], [manifests[1].make_ref()])
-    log.commit(
-        claim, step=1, folder=manifests[0].folder, size_bytes=finished.size_bytes, manifest=finished.manifest
-    )
-
-
-def committed(root: Path) -> CommitFiles:
-    store = open_store(root.as_uri())
-    record = Log(store).open().latest
-    assert record is not None
-    return CommitFiles(store, record)
+    writer = FileSystemWriter(folder / "made", sync_files=False)
+    save(state, storage_writer=writer, planner=SPMDSavePlanner(), no_dist=True)
 
 
 def main() -> None:
@@ -178,11 +72,7 @@ def main() -> None:
         make(src, int(dst), int(sys.argv[4]))
         return
     with AnonymousMemory() as memory:
-        if src.name == "root":
-            with committed(src) as files:
-                getattr(formats, call)(files, dst)
-        else:
-            getattr(formats, call)(src, dst)
+        getattr(formats, call)(src, dst)
     print(memory.grown_bytes)
 
 

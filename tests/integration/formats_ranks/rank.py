@@ -71,10 +71,6 @@ def check(got: dict[str, Any], want: dict[str, Any], path: str = "") -> None:
             assert got[name] == value, path + name
 
 
-def tensors_only(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in state.items() if name not in {"step", "seen"}}
-
-
 def load_all(planner: Any, world_size: int, folder: Path) -> None:
     state = spread(make_state(0), world_size)
     load(state, checkpoint_id=folder / "state.pt", storage_reader=TorchSaveReader(), planner=planner)
@@ -100,23 +96,6 @@ def refused(folder: Path) -> None:
     assert {type(reason) for reason in reasons} == {LoadMismatchError}, reasons
 
 
-def unsendable(folder: Path) -> None:
-    """Check that a tensor that the first rank can't send is an error on all, and that those after it arrive."""
-    reader = TorchSaveReader()
-    send = reader._read_own
-
-    def own(name: str) -> Tensor | bytes:
-        if name == "plain":
-            raise MemoryError("no room to lay it out")
-        return send(name)
-
-    reader._read_own = own  # type: ignore[method-assign]  # as where memory ends
-    state = {"plain": torch.zeros(3, 4), "scalar": torch.tensor(0)}
-    reasons = reasons_of(state, folder / "state.pt", reader, SPMDLoadPlanner(strict=False))
-    assert [type(reason) for reason in reasons] == [MemoryError] * dist.get_world_size()
-    assert state["scalar"] == 7
-
-
 def reasons_of(
     state: dict[str, Any],
     path: Path,
@@ -135,21 +114,6 @@ def reasons_of(
     raise AssertionError(f"{path} was loaded")
 
 
-def load_different_parts(rank: int, folder: Path) -> None:
-    """Each rank asks for something else, the last one for nothing."""
-    last = rank == dist.get_world_size() - 1
-    state = (
-        {} if last else {"plain": torch.zeros(3, 4), "step": 0} if rank == 0 else {"scalar": torch.tensor(0)}
-    )
-    load(
-        state,
-        checkpoint_id=folder / "state.pt",
-        storage_reader=TorchSaveReader(),
-        planner=SPMDLoadPlanner(strict=False),
-    )
-    check(state, {name: make_state(7)[name] for name in state})
-
-
 def load_with_stock_pair(state: dict[str, Any], folder: Path) -> None:
     reader, planner = BroadcastingTorchSaveReader(), DynamicMetaLoadPlanner()
     load(state, checkpoint_id=folder / "state.pt", storage_reader=reader, planner=planner)
@@ -164,10 +128,6 @@ def main(what: str, rank: int, world_size: int, folder: Path) -> None:
         load_all(DefaultLoadPlanner(), world_size, folder)
     elif what == "refused":
         refused(folder)
-    elif what == "unsendable":
-        unsendable(folder)
-    elif what == "parts":
-        load_different_parts(rank, folder)
     elif what == "stock-pair-plain":
         state = {"plain": torch.zeros(3, 4), "scalar": torch.tensor(0)}
         load_with_stock_pair(state, folder)

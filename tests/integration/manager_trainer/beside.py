@@ -1,7 +1,6 @@
 """A trainer with other code that minds SIGTERM: python beside.py FOLDER CASE. It trains until it is told to stop."""
 
 import contextlib
-import faulthandler
 import json
 import os
 import signal
@@ -23,7 +22,6 @@ from stepkeeper_testing.pod import pod_identity
 
 FOLDER = Path(sys.argv[1])
 STATE: dict[str, Any] = {"w": torch.zeros(100), "step": 0}
-BETWEEN = 25
 
 
 def say(event: str, **values: Any) -> None:
@@ -88,57 +86,10 @@ def lightning(manager: CheckpointManager) -> Iterator[Callable[[], None]]:  # ea
 
 
 @contextmanager
-def lightning_between(manager: CheckpointManager) -> Iterator[Callable[[], None]]:  # each case gets it
-    """SIGTERM comes behind a step, before Lightning looks whether it has come."""
-    with lightning(manager) as after_batch:
-
-        def be_told_after_batch() -> None:
-            if STATE["step"] == BETWEEN:
-                os.kill(os.getpid(), signal.SIGTERM)
-            after_batch()
-
-        yield be_told_after_batch
-
-
-@contextmanager
 def transformers(manager: CheckpointManager) -> Iterator[Callable[[], None]]:  # each case gets it
     trainer = LikeTransformers()
     yield lambda: None
     assert trainer.is_checkpoint_requested
-
-
-@contextmanager
-def faults(manager: CheckpointManager) -> Iterator[Callable[[], None]]:  # each case gets it
-    faulthandler.enable()
-    faulthandler.register(signal.SIGTERM, chain=True)
-    yield lambda: None
-
-
-@contextmanager
-def xla(manager: CheckpointManager) -> Iterator[Callable[[], None]]:  # each case gets it
-    """Activate what torch_xla's own manager does: code in C takes SIGTERM, unseen by Python."""
-    activate_xla()
-    yield lambda: None
-    ends_s = time.monotonic() + 60
-    steps = iter(range(10**6))
-    while not torch_xla_lib().reached(next(steps)):
-        assert time.monotonic() < ends_s, "torch_xla hasn't heard of the preemption"
-        time.sleep(0.1)
-
-
-class torch_xla_lib:  # noqa: N801  # it stands for a module
-    @staticmethod
-    def reached(step: int) -> bool:
-        import torch_xla
-
-        return bool(torch_xla._XLAC._sync_point_reached(step))
-
-
-def activate_xla() -> None:
-    import torch_xla
-
-    torch_xla._XLAC._ensure_xla_coordinator_initialized(global_rank=0, world_size=1, master_addr="localhost")
-    torch_xla._XLAC._activate_preemption_sync_manager()
 
 
 def loader(method: str) -> Callable[[CheckpointManager], AbstractContextManager[Callable[[], None]]]:
@@ -169,10 +120,7 @@ def loader(method: str) -> Callable[[CheckpointManager], AbstractContextManager[
 
 CASES: dict[str, Callable[[CheckpointManager], AbstractContextManager[Callable[[], None]]]] = {
     "lightning": lightning,
-    "lightning-between": lightning_between,
     "transformers": transformers,
-    "faulthandler": faults,
-    "xla": xla,
     **{f"loader-{method}": loader(method) for method in ("fork", "spawn", "forkserver")},
 }
 

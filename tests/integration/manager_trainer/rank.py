@@ -2,9 +2,7 @@
 
 import json
 import os
-import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch do
 from stepkeeper import CheckpointManager
 from stepkeeper.contract import Interval, OnDisruption, Settings
 from stepkeeper.policy.save import EverySeconds
-from stepkeeper.save.report import SaveState
 from stepkeeper.training.environment import PodPaths
 from stepkeeper_testing.pod import pod_environ, pod_identity
 
@@ -36,22 +33,6 @@ def join(rank: int, world_size: int, folder: Path) -> None:
             time.sleep(0.01)
         store = TCPStore("localhost", int(port_file.read_text()), world_size, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-
-
-def lose_companion(manager: CheckpointManager, step: int) -> None:
-    """It dies while it is asked to write this step: it takes requests until then, and answers none."""
-    if manager.in_flight is not None:
-        manager.in_flight.result(60)
-    pid = manager.health().companion_pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
-
-    def kill_once_asked() -> None:
-        while (save := manager.in_flight) is None or save.step != step or save.state is not SaveState.WRITING:
-            time.sleep(0.01)
-        os.kill(pid, signal.SIGKILL)
-
-    threading.Thread(target=kill_once_asked, daemon=True).start()
 
 
 def open_manager(
@@ -96,8 +77,6 @@ def main() -> None:
             if step == options.get("fail_at") and rank == 1:
                 # Its companion gets no answer from the store any more.
                 Path(uri.removeprefix("file://"), str(step)).write_text("")
-            if step == options.get("lose_at") and rank == 1:
-                lose_companion(manager, step)
             if options.get("asks"):
                 say("step", step=step, saved=manager.should_save(step) and manager.save_async(step, state))
             else:
@@ -105,9 +84,6 @@ def main() -> None:
                 say("step", step=step, stop=outcome.stop, saved=outcome.in_flight is not None)
                 if outcome.stop:
                     break
-            if rank == options.get("late") and (folder / "late").exists():
-                (folder / "late").unlink()
-                time.sleep(4.0)
             time.sleep(options.get("pause_s", 0.0) * (1 + rank))
     dist.destroy_process_group()
 

@@ -1,8 +1,5 @@
 """One of several ranks that restore: python restoring.py RANK WORLD_SIZE FOLDER SCENARIO."""
 
-import contextlib
-import os
-import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -14,10 +11,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from stepkeeper import CheckpointManager
-from stepkeeper.errors import CompanionLostError, RestoreError
-from stepkeeper.log import BeginEntry, Log
+from stepkeeper.errors import RestoreError
+from stepkeeper.log import Log
 from stepkeeper.storage import open_store
-from stepkeeper_planners.errors import LoadMismatchError, UnsupportedValueError
+from stepkeeper_planners.errors import LoadMismatchError
 
 
 def one_does_not_fit(rank: int, folder: Path) -> None:
@@ -40,19 +37,6 @@ def one_does_not_fit(rank: int, folder: Path) -> None:
         assert manager.restore_latest(fits) is not None
         assert (fits["w"].sum(), fits["n"]) == (4, 7)
         assert manager.all_steps() == [1]
-
-
-def one_cannot_ask(rank: int, folder: Path) -> None:
-    """Check that rank 0 raises what rank 1 raised, as the same error."""
-    with CheckpointManager((folder / "root").as_uri(), 1, chkpt_on_preemption=False) as manager:
-        manager.save(1, {"w": torch.ones(4)}, force=True)
-        state: dict[str, Any] = {"w": torch.zeros(4)}
-        if rank == 1:
-            state["lazy"] = torch.nn.UninitializedParameter()
-        with pytest.raises(UnsupportedValueError, match=r"lazy: a lazy parameter") as raised:
-            manager.restore(1, state)
-        assert str(raised.value).startswith("rank 1: ") == (rank == 0)
-        assert state["w"].sum() == 0
 
 
 def going_back(rank: int, folder: Path) -> None:
@@ -106,38 +90,8 @@ def going_back(rank: int, folder: Path) -> None:
         assert (restored.step, state["w"].tolist()) == (9, [9.0] * 4)
 
 
-def forgetting(rank: int, folder: Path) -> None:
-    """Check that the ranks of a start that restored nothing begin one branch, and that a companion lost costs none."""
-    uri = (folder / "root").as_uri()
-    with CheckpointManager(uri, 1, chkpt_on_preemption=False) as manager:
-        for step in (10, 20):
-            manager.save(step, {"w": torch.full((4,), float(step))})
-    dist.barrier()
-    with CheckpointManager(uri, 1, 1, chkpt_on_preemption=False) as manager:
-        manager.save(1, {"w": torch.ones(4)})
-        pid = manager.health().companion_pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        dist.barrier()
-        for step in (2, 3):
-            # The first of them may be the lost companion's.
-            with contextlib.suppress(CompanionLostError):
-                manager.save(step, {"w": torch.full((4,), float(step))})
-        manager.join()
-        dist.barrier()
-        assert manager.all_steps()[-1] == 3
-    dist.barrier()
-    state = Log(open_store(uri)).open()
-    assert {record.step for record in state.live} >= {10, 20}
-    assert not {record.step for record in state.line} & {10, 20}
-    begins = [Log(open_store(uri)).entry(slot).body for slot in range(state.tail + 1)]
-    assert sum(isinstance(body, BeginEntry) and bool(body.branch) for body in begins) == 1
-
-
 SCENARIOS = {
-    "forgetting": forgetting,
     "one_does_not_fit": one_does_not_fit,
-    "one_cannot_ask": one_cannot_ask,
     "going_back": going_back,
 }
 

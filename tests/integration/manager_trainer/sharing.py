@@ -18,7 +18,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from stepkeeper import CheckpointManager
 from stepkeeper.checkpoint import read_manifests
-from stepkeeper.errors import PeerLostError, TornCheckpointError
+from stepkeeper.errors import PeerLostError
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
 from stepkeeper.storage.posix import PosixStore
@@ -122,31 +122,6 @@ def check_read_once(count: Count, folder: Path, rank: int, *, n_more_manifests: 
     assert sum(n for _, n in read) == len(manifests) + n_more_manifests
 
 
-def verified(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A verification reads everything once, too."""
-    uri = (folder / "root").as_uri()
-    with CheckpointManager(uri, 1, chkpt_on_preemption=False) as manager:
-        manager.save(1, random_state(1, 80), force=True)
-        count = Count(monkeypatch)
-        assert manager.verify(1).step == 1
-        check_read_once(count, folder, rank, n_more_manifests=0)
-        if rank == 1:
-            count.at_data = lambda _, data: data[:-1] + b"!"
-        with pytest.raises(TornCheckpointError, match="distcp"):
-            manager.verify(1)
-
-
-def no_way(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that each rank reads all that it needs where no rank reaches another."""
-    monkeypatch.setattr("stepkeeper.restore.peers.exchange.addresses_of_host", lambda _: [])
-    uri = (folder / "root").as_uri()
-    state, into = random_state(1, 32), random_state(2, 32)
-    with CheckpointManager(uri, 1, chkpt_on_preemption=False) as manager:
-        manager.save(1, state, force=True)
-        assert manager.restore_latest(into) is not None
-    assert same(into, state)
-
-
 def one_reads_badly(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that ranks go back to step 1, whole, when rank 1 reads bad bytes of step 2 and rank 0 none of them."""
     uri = (folder / "root").as_uri()
@@ -204,8 +179,6 @@ def one_is_killed(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 SCENARIOS = {
     "replicated": replicated,
     "hybrid": hybrid,
-    "no_way": no_way,
-    "verified": verified,
     "one_reads_badly": one_reads_badly,
     "one_is_killed": one_is_killed,
 }

@@ -85,13 +85,6 @@ def left_within(manager: CheckpointManager, state: dict[str, Any]) -> None:
     tell(manager)
 
 
-def own_break(manager: CheckpointManager, state: dict[str, Any]) -> None:
-    """Use the manager as torch_xla's is used."""
-    tell(manager)
-    manager.save_async(2, state)
-    assert manager.reached_preemption(2)
-
-
 def failed_before(manager: CheckpointManager, state: dict[str, Any]) -> None:
     """A save in the background failed, and the store works again."""
     (ROOT / "2").touch()
@@ -122,15 +115,6 @@ def stuck(manager: CheckpointManager, state: dict[str, Any]) -> None:
     os.kill(pid, signal.SIGSTOP)
     tell(manager)
     stop_from(2, manager, state)
-
-
-def stuck_save(manager: CheckpointManager, state: dict[str, Any]) -> None:
-    pid = manager.health().companion_pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
-    manager.save_async(2, state, force=True)
-    tell(manager)
-    stop_from(3, manager, state)
 
 
 def stop_from(first: int, manager: CheckpointManager, state: dict[str, Any]) -> None:
@@ -168,11 +152,9 @@ CASES: dict[str, Callable[[CheckpointManager, dict[str, Any]], None]] = {
         chosen_end,
         left_between,
         left_within,
-        own_break,
         failed_before,
         long_end,
         stuck,
-        stuck_save,
         time_for_one,
         time_for_both,
     )

@@ -9,14 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from stepkeeper import CheckpointManager
 from stepkeeper.companion.messages import OpenRequest
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import StoreRankGroup
 from stepkeeper.errors import BadNodeError, RestoreError
-from stepkeeper.log import BeginEntry, Log
+from stepkeeper.log import Log
 from stepkeeper.log.foreign_steps import Restorable
 from stepkeeper.restore import LatestRestore, Restorer
 from stepkeeper.restore.second_read import Host
@@ -155,29 +154,6 @@ def one_machine_reads_again_over_fresh_connections() -> None:
     assert quarantined(root) == [2], "one, not both"
 
 
-def another_writers_step_is_no_matter_of_one_node_either() -> None:
-    root = FOLDER / "legacy"
-    for step in (100, 200):
-        save(state_at(step), checkpoint_id=root / f"step-{step}")
-    with pytest.raises(BadNodeError, match=r"node-1 \(rank 1\) reads bad bytes where node node-0"):
-        restored(root, state_at(0), bad=RANK == 1, bad_again=RANK == 1)
-    dist.barrier()
-    if RANK == 0:
-        for path in root.glob("step-200/__*.distcp"):
-            flip(path)
-    dist.barrier()
-    state = state_at(0)
-    record = restored(root, state)
-    assert record is not None
-    assert record.step == 100
-    assert all(torch.equal(state[name], state_at(100)[name]) for name in state)
-    log = Log(open_store(root.as_uri()))
-    begins = [log.entry(slot).body for slot in range(log.open().tail + 1)]
-    bases = [body.legacy for body in begins if isinstance(body, BeginEntry) and body.legacy is not None]
-    assert [base.step for base in bases] == [200, 200, 100]
-    assert "read bad by nodes node-" in (bases[-1].reason or "")
-
-
 def main() -> None:
     store = FileStore(str(FOLDER / "ranks"), WORLD_SIZE)
     dist.init_process_group("gloo", store=store, rank=RANK, world_size=WORLD_SIZE)
@@ -185,7 +161,6 @@ def main() -> None:
         a_bad_node_condemns_nothing,
         bytes_that_two_nodes_read_bad_are_condemned,
         one_machine_reads_again_over_fresh_connections,
-        another_writers_step_is_no_matter_of_one_node_either,
     ):
         print(case.__name__, flush=True)
         case()

@@ -188,18 +188,6 @@ def lose_peer(how: str) -> None:
         time.sleep(OPTIONS.get("tidies_s", 0))
 
 
-def stuck_peer() -> None:
-    """The last rank's companion answers nothing any more."""
-    join()
-    with CheckpointManager(ROOT.as_uri(), 1, environment=environment()) as manager:
-        manager.restore_latest(STATE)
-        manager.save(1, STATE, force=True)
-        if RANK == WORLD_SIZE - 1:
-            say("companion", pid=stop_companion(manager))
-        say("start")
-        go_on(manager, lambda _step: None)
-
-
 def stand_still(phase: str) -> None:
     """A rank stands still, rank 0 with the store or another; the others come to `phase`, which needs it.
 
@@ -271,30 +259,6 @@ def come_late(*, has_manager: bool) -> None:
         manager.restore_latest(STATE)
 
 
-def start_another_root() -> None:
-    """A save is in flight, which takes the last rank a while, as a second manager starts, where it never comes."""
-    join()
-    grace_period._START_S = grace_period._START_BEFORE_RANK_0_S = 1.0  # type: ignore[misc]  # it is 10 s
-    with CheckpointManager(ROOT.as_uri(), 10**6, environment=environment()) as manager:
-        manager.restore_latest(STATE)
-        manager.save(1, STATE, force=True)
-        if RANK == WORLD_SIZE - 1:
-            save_slowly()
-        manager.save_async(2, STATE, force=True)
-        say("waits")
-        if RANK == WORLD_SIZE - 1:
-            time.sleep(600)
-        CheckpointManager((FOLDER / "second").as_uri(), 10**6).restore_latest(STATE)
-
-
-def save_slowly() -> None:
-    def write_slowly(*args: Any, **options: Any) -> Any:
-        time.sleep(8.0)
-        return write_share(*args, **options)
-
-    persist.write_share = write_slowly  # type: ignore[attr-defined]  # the name that is called
-
-
 def unclosed() -> None:
     """Use the manager as torch_xla's is used. The last rank is done, and gone, before the others are."""
     join()
@@ -320,12 +284,8 @@ def main() -> None:
         stand_still(detail)
     elif kind == "late":
         come_late(has_manager=detail == "manager")
-    elif kind == "second":
-        start_another_root()
-    elif kind == "unclosed":
-        unclosed()
     else:
-        stuck_peer()
+        unclosed()
 
 
 main()

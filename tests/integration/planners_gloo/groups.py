@@ -70,23 +70,6 @@ def per_rank(rank: int, folder: Path, group: Any) -> None:
         load(state, checkpoint_id=folder / "dcp", planner=SPMDLoadPlanner(), process_group=group)
 
 
-def alone(rank: int, folder: Path, group: Any) -> None:
-    """Each for itself: one rank of one, whatever group there is; but what it holds of a tensor stays what it is."""
-    own = folder / str(rank)
-    save({"p": PerRank(rank), "w": torch.ones(2)}, checkpoint_id=own, planner=SPMDSavePlanner(), no_dist=True)
-    state: dict[str, Any] = {"p": PerRank(-1), "w": torch.zeros(2)}
-    load(state, checkpoint_id=own, planner=SPMDLoadPlanner(), no_dist=True)
-    assert state["p"].value == rank
-    assert torch.equal(state["w"], torch.ones(2))
-    mesh = DeviceMesh("cpu", MEMBERS)
-    if rank in MEMBERS:
-        planner = SPMDSavePlanner(process_group=group)
-        save({"t": cut(7, mesh)}, checkpoint_id=folder / "dcp", planner=planner, process_group=group)
-        state = {"t": cut(0, mesh)}
-        load(state, checkpoint_id=folder / "dcp", planner=SPMDLoadPlanner(), no_dist=True)
-        assert torch.equal(state["t"].to_local(), cut(7, mesh).to_local())
-
-
 def planner_of(group: Any) -> SPMDLoadPlanner:
     return SPMDLoadPlanner(process_group=group)
 
@@ -96,7 +79,7 @@ def main() -> None:
     store = FileStore(str(folder / "ranks"), world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     group = dist.new_group(MEMBERS)
-    {"dtensors": dtensors, "per_rank": per_rank, "alone": alone}[sys.argv[4]](rank, folder, group)
+    {"dtensors": dtensors, "per_rank": per_rank}[sys.argv[4]](rank, folder, group)
     dist.destroy_process_group()
 
 

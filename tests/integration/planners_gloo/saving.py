@@ -58,31 +58,6 @@ def balanced(folder: Path, writer: FileSystemWriter) -> None:
     assert {f"own@{rank}/{world_size}" for rank in range(world_size)} <= set(metadata.state_dict_metadata)
 
 
-def measured(folder: Path, writer: FileSystemWriter) -> None:
-    """The plans that go to the coordinator and back have a size that doesn't grow with the state."""
-    sent: list[int] = []
-    gather, scatter = dist.gather_object, dist.scatter_object_list
-
-    def measuring_gather(**arguments: Any) -> None:
-        sent.append(len(pickle.dumps(arguments["obj"])))
-        gather(**arguments)
-
-    def measuring_scatter(**arguments: Any) -> None:
-        sent.extend(len(pickle.dumps(value)) for value in arguments["scatter_object_input_list"] or [])
-        scatter(**arguments)
-
-    vars(dist).update(gather_object=measuring_gather, scatter_object_list=measuring_scatter)
-    state = {f"layer{i}.weight": torch.full((4, 4), float(i)) for i in range(3000)}
-    try:
-        save(state, storage_writer=writer, planner=SPMDSavePlanner())
-    finally:
-        vars(dist).update(gather_object=gather, scatter_object_list=scatter)
-    n_plans = 1 + dist.get_world_size() * (dist.get_rank() == 0)
-    assert max(sent[:n_plans]) < 1000, sent
-    # What a writer reports of its files is the writer's own, and grows.
-    assert len(sent) == n_plans + 1
-
-
 def differing(folder: Path, writer: FileSystemWriter) -> None:
     """All ranks raise, each says the names and the ranks, and nothing is written."""
     rank = dist.get_rank()
@@ -100,42 +75,6 @@ def differing(folder: Path, writer: FileSystemWriter) -> None:
         assert "PerRank(value)" in error.reasons["loader.position"]
     dist.barrier()
     assert [path.name for path in folder.iterdir()] == []
-
-
-def without_others(folder: Path, writer: FileSystemWriter) -> None:
-    """Each rank saves for itself, all of it."""
-    own = folder / f"rank{dist.get_rank()}"
-    save(big_state(), storage_writer=FileSystemWriter(own), planner=SPMDSavePlanner(), no_dist=True)
-    found = {"layers": [torch.zeros(500, 100) for _ in range(7)]}
-    load(found, storage_reader=FileSystemReader(own), no_dist=True)
-    assert torch.equal(found["layers"][6], torch.full((500, 100), 6.0))
-
-
-def in_a_group(folder: Path, writer: FileSystemWriter) -> None:
-    """The last two ranks save together."""
-    world_size = dist.get_world_size()
-    group = dist.new_group([world_size - 2, world_size - 1])
-    if dist.get_rank() >= world_size - 2:
-        planner = SPMDSavePlanner(process_group=group)
-        save(big_state(), storage_writer=writer, planner=planner, process_group=group)
-        sizes = [path.stat().st_size for path in folder.glob("*.distcp")]
-        assert len(sizes) == 2
-        assert max(sizes) < 1.05 * min(sizes)
-        with pytest.raises(CheckpointException, match="process_group="):
-            save(big_state(), storage_writer=writer, planner=SPMDSavePlanner(), process_group=group)
-
-
-def in_the_background(folder: Path, writer: FileSystemWriter) -> None:
-    """async_save in a thread: what is written is the state at the call."""
-    state = big_state()
-    saving = async_save(state, storage_writer=writer, planner=SPMDSavePlanner())
-    for layer in state["layers"]:
-        layer.zero_()
-    assert isinstance(saving, Future)
-    saving.result()
-    found = {"layers": [torch.zeros(500, 100) for _ in range(7)]}
-    load(found, storage_reader=FileSystemReader(folder))
-    assert torch.equal(found["layers"][6], torch.full((500, 100), 6.0))
 
 
 def in_another_process(folder: Path, writer: FileSystemWriter) -> None:
@@ -183,11 +122,7 @@ WAYS = {
     each.__name__: each
     for each in (
         balanced,
-        measured,
         differing,
-        without_others,
-        in_a_group,
-        in_the_background,
         in_another_process,
         losing,
     )

@@ -20,7 +20,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
 from stepkeeper_planners import SPMDSavePlanner, adapters
-from stepkeeper_planners.adapters import xla_sharding
 from stepkeeper_planners.geometry.layout import Ranks
 
 ALONE = Ranks(rank=0, world_size=1)
@@ -104,12 +103,6 @@ def training_is_compiled_once(folder: Path) -> None:
     assert compiled[0] > compiled[1] == 0, compiled
 
 
-def small_copies_are_left_alone() -> None:
-    small = partly_replicated(rows=4)
-    assert small.numel() * 4 < 4 * xla_sharding.SMALLEST_PART_BYTES
-    assert not adapters.deduplicate_copies({"small": small})
-
-
 def the_original_is_untouched() -> None:
     tensor = partly_replicated()
     torch_xla.sync()
@@ -148,6 +141,5 @@ if __name__ == "__main__":
     xr.use_spmd()
     each_byte_once_in_order_and_one_tensor_at_a_time(Path(sys.argv[1]) / "once")
     training_is_compiled_once(Path(sys.argv[1]) / "training")
-    small_copies_are_left_alone()
     the_original_is_untouched()
     what_is_copied_because_several_processes_hold_it_stays_open()

@@ -1,6 +1,6 @@
 """A restored training runs the programs of one that never stopped: python resuming.py FOLDER few, or MESH MARKS.
 
-Prints a table of meshes, marks, optimizers and beginnings, with losses, programs and device memory.
+Compares losses, programs and device memory over meshes, marks, optimizers and beginnings.
 """
 
 import re
@@ -50,23 +50,6 @@ class Case:
     steps_before: int = 0
     """The number of steps that the restored training took before it was restored, as one that goes back has."""
     saved_at: int = 3
-
-    @override
-    def __str__(self) -> str:
-        begun = f"{self.resumed}, {self.steps_before} steps" if self.steps_before else self.resumed
-        model = f"| {shown(self.mesh_shape):13} | {self.marks:17} | {self.optimizer:16} |"
-        return f"{model} {self.primed:6} | {begun:15} | {self.saved_at:5} |"
-
-
-HEADER = """\
-| mesh          | marked            | optimizer        | primed | at the restart  | saved | losses | programs: fresh,  \
-| compiled by | bytes on the devices: |
-|               |                   |                  |        |                 | at    | equal  | after the restart \
-| the restore | before / after        |"""
-
-
-def shown(mesh_shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, mesh_shape))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,8 +183,8 @@ class Training:
         return n_bytes * int(self.mesh.size()) + sharded
 
 
-def check(case: Case, folder: Path) -> str:
-    """Compare a training that is saved and restored with one that is neither. Returns the row."""
+def check(case: Case, folder: Path) -> list[str]:
+    """Compare a training that is saved and restored with one that is neither. Returns what is wrong."""
     uri, numbers = (folder / "root").as_uri(), range(1, N_STEPS + 1)
     undisturbed = Training(case, case.primed)
     at_start = undisturbed.device_bytes()
@@ -232,22 +215,21 @@ def check(case: Case, folder: Path) -> str:
         "a restore compiled": n_restore > (case.optimizer == "adamw-tensor-lr"),
         "more compilations": n_resumed > n_started,
     }
-    figures = f" {n_equal} of {len(later)} | {n_started:8} / {n_resumed:<6} | {n_restore:11} |"
-    return f"{case}{figures} {before_bytes:9} / {device_bytes:<9} |{named(wrong)}"
+    return named(case, wrong)
 
 
-def named(wrong: dict[str, bool]) -> str:
-    return "".join(f" WRONG: {what} |" for what, is_so in wrong.items() if is_so)
+def named(case: Case, wrong: dict[str, bool]) -> list[str]:
+    return [f"{what}: {case}" for what, is_so in wrong.items() if is_so]
 
 
 def programs(steps: Sequence[Step]) -> list[str]:
     return [step.program for step in steps]
 
 
-def check_another_mesh(case: Case, saved_on: tuple[int, ...], folder: Path) -> str:
+def check_another_mesh(case: Case, saved_on: tuple[int, ...], folder: Path) -> list[str]:
     """Restore what was saved on another mesh. What nobody marked is as open as before: XLA shards it for the new one.
 
-    So the steps are those of a fresh start. Returns the row.
+    So the steps are those of a fresh start. Returns what is wrong.
     """
     saving = Training(replace(case, mesh_shape=saved_on), case.primed)
     saving.run(range(1, case.saved_at + 1))
@@ -275,10 +257,7 @@ def check_another_mesh(case: Case, saved_on: tuple[int, ...], folder: Path) -> s
         "a restore compiled": n_restore > 1,
         "more compilations": n_resumed > n_started,
     }
-    mesh = f"{shown(saved_on)} -> {shown(case.mesh_shape)}"
-    figures = f"    -   | {n_started:8} / {n_resumed:<6} | {n_restore:11} |"
-    row = str(case).replace(f"{shown(case.mesh_shape):13}", f"{mesh:13}", 1)
-    return f"{row}{figures} {before_bytes:9} / {device_bytes:<9} |{named(wrong)}"
+    return [f"saved on {saved_on}: {text}" for text in named(case, wrong)]
 
 
 def is_another_layout(case: Case, saved_on: tuple[int, ...]) -> bool:
@@ -290,7 +269,7 @@ def is_another_layout(case: Case, saved_on: tuple[int, ...]) -> bool:
     return there != here
 
 
-def a_dcp_load_leaves_open_what_is_open(folder: Path) -> str:
+def a_dcp_load_leaves_open_what_is_open(folder: Path) -> None:
     """Without a manifest no sharding is known, so the next step is the first one of a fresh start.
 
     The objects stand one level deeper: what is at the top, `load` itself gives to load_state_dict() once more.
@@ -309,7 +288,6 @@ def a_dcp_load_leaves_open_what_is_open(folder: Path) -> str:
     assert shardings_of((resumed.model, resumed.optimizer)) == placed, "a save"
     (step,) = resumed.run(range(3, 4))
     assert step.program == first.program
-    return "dcp.load: the program of a fresh start"
 
 
 def few() -> Iterator[Case]:
@@ -362,7 +340,7 @@ def elsewhere(mesh_shape: tuple[int, ...]) -> Iterator[tuple[Case, tuple[int, ..
             yield case, saved_on
 
 
-def rows(folder: Path, mesh: str, marks: str) -> Iterator[str]:
+def rows(folder: Path, mesh: str, marks: str) -> Iterator[list[str]]:
     mesh_shape = tuple(map(int, mesh.split("x")))
     for number, case in enumerate(case for case in every(mesh_shape) if case.marks == marks):
         yield check(case, folder / str(number))
@@ -371,7 +349,7 @@ def rows(folder: Path, mesh: str, marks: str) -> Iterator[str]:
             yield check_another_mesh(case, saved_on, folder / f"other-{number}")
 
 
-def few_rows(folder: Path) -> Iterator[str]:
+def few_rows(folder: Path) -> Iterator[list[str]]:
     for number, case in enumerate(few()):
         yield check(case, folder / str(number))
     on_another = Case(mesh_shape=(4,), marks="weights", optimizer="adamw-capturable")
@@ -379,14 +357,8 @@ def few_rows(folder: Path) -> Iterator[str]:
 
 
 def main(folder: Path, mesh: str, marks: str = "") -> None:
-    print(HEADER, flush=True)
-    table = []
-    for row in rows(folder, mesh, marks) if marks else few_rows(folder):
-        table.append(row)
-        print(row, flush=True)
-    print(a_dcp_load_leaves_open_what_is_open(folder))
-    wrong = [row for row in table if "WRONG" in row]
-    print(f"{len(table)} rows, {len(wrong)} wrong")
+    a_dcp_load_leaves_open_what_is_open(folder)
+    wrong = [text for row in (rows(folder, mesh, marks) if marks else few_rows(folder)) for text in row]
     assert not wrong, "\n".join(wrong)
 
 

@@ -103,63 +103,6 @@ def seen_of_eviction(folder: Path) -> list[Any]:
     return [*found, sorted(manager.all_steps())]
 
 
-def seen_of_optimizers(folder: Path) -> dict[str, bool]:
-    """A model and its optimizer are restored into others that have trained nothing."""
-    seen = {}
-    for kind in (torch.optim.SGD, torch.optim.AdamW):
-        pair = []
-        for seed in (5, 6):
-            torch.manual_seed(seed)
-            model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)).to("xla")
-            mesh = xs.Mesh(np.arange(4), (1, 4), ("data", "model"))
-            xs.mark_sharding(model[0].weight, mesh, ("data", "model"))
-            pair.append((model, kind(model.parameters())))
-        (model, optim), (other, other_optim) = pair
-        model(torch.ones(4, 8).to("xla")).square().sum().backward()
-        optim.step()
-        torch_xla.sync()
-        manager = manager_on(folder / kind.__name__, 1)
-        manager.save(0, {"model": model.state_dict(), "optim": optim.state_dict()}, force=True)
-        xc.prime_optimizer(other_optim)
-        state_dict = {"model": other.state_dict(), "optim": other_optim.state_dict()}
-        manager.restore(0, state_dict)
-        other.load_state_dict(state_dict["model"])
-        other_optim.load_state_dict(state_dict["optim"])
-        seen[kind.__name__] = plain(other, other_optim) == plain(model, optim)
-    return seen
-
-
-def plain(model: torch.nn.Module, optim: torch.optim.Optimizer) -> Any:
-    moments = {
-        key: {k: v.cpu().tolist() for k, v in each.items() if isinstance(v, torch.Tensor)}
-        for key, each in optim.state_dict()["state"].items()
-    }
-    return [{name: p.cpu().tolist() for name, p in model.state_dict().items()}, moments]
-
-
-def seen_of_others_numbers(folder: Path) -> dict[str, Any]:
-    """Paths and numbers as configurations and loaders have them."""
-    training = Training(4)
-    manager = xc.CheckpointManager(
-        folder / "numbers",
-        np.int64(2),
-        np.int32(0),
-        np.int64(1),
-        np.int64(1),
-        dist.group.WORLD,
-        chkpt_on_preemption=False,
-    )
-    saved = [manager.save(int(step), training.state_dict()) for step in np.arange(4)]
-    return {
-        "saved": saved,
-        "due": [bool(manager.should_save(step)) for step in np.arange(4)],
-        "steps": manager.all_steps(),
-        "interval": int(manager.save_interval * 3 + manager.max_to_keep),
-        "ranks": [dist.get_rank(manager.pg), dist.get_world_size(manager.pg)],
-        "default ranks": dist.get_world_size(manager_on(folder / "default", 3).pg),
-    }
-
-
 def seen_of_signatures() -> dict[str, list[Any]]:
     """Names that can be given by place, in their order, and those that need not be given."""
     methods = (
@@ -188,9 +131,7 @@ def main(folder: Path) -> None:
     seen = {
         "signatures": seen_of_signatures(),
         "saves": seen_of_saves(folder),
-        "numbers": seen_of_others_numbers(folder),
         "eviction": seen_of_eviction(folder),
-        "optimizers": seen_of_optimizers(folder),
     }
     (folder / "seen.json").write_text(json.dumps(seen, indent=1))
 

@@ -79,7 +79,7 @@ async def take_over(number: int) -> tuple[ResourceWorld, ResourceWorld, str]:
     first = ResourceWorld(recreatePolicy={"backoff": {"initialSeconds": 0}})
     await first.run(8)
     if number:
-        first.cloud.set_state("team-v5e", "SUSPENDED")
+        first.cloud.suspend("team-v5e")
         await first.run(14)
     cloud_id = f"team-v5e-r{number}" if number else "team-v5e"
     assert first.status.cloud_name.endswith(f"/{cloud_id}")
@@ -107,7 +107,7 @@ async def test_the_former_owner_neither_takes_back_nor_replaces_what_another_one
         first.delete()
     await run_all(8, first, second)
     assert first.cluster.list_objects("nodes") == hosts
-    first.cloud.set_state(cloud_id, "SUSPENDED")
+    first.cloud.suspend(cloud_id)
     first.cloud.nodes.clear()
     if deleted == "afterwards":
         first.delete()

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from fake_cluster.resource_world import ResourceWorld
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 
 NEWER_STATUSES: dict[str, dict[str, Any]] = {
     "a state": {"state": "Repairing"},

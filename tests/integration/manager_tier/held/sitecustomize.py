@@ -1,7 +1,4 @@
-"""Found by companions on their path: what they write of data to a root waits while the file that is named there is.
-
-With STEPKEEPER_TEST_HOLD_END another end of a path is named: what else waits.
-"""
+"""Found by companions on their path: what they write of data to a root waits while the file that is named there is."""
 
 import os
 import sys
@@ -11,7 +8,7 @@ from functools import wraps
 from pathlib import Path
 
 
-def _hold(file: Path, end: str) -> None:
+def _hold(file: Path) -> None:
     from stepkeeper.storage.base import Buffer
     from stepkeeper.storage.posix import PosixStore
 
@@ -19,7 +16,7 @@ def _hold(file: Path, end: str) -> None:
 
     @wraps(write)
     def held(store: PosixStore, path: str, parts: Sequence[Buffer]) -> None:
-        while path.endswith(end) and file.exists():
+        while path.endswith(".distcp") and file.exists():
             time.sleep(0.005)
         write(store, path, parts)
 
@@ -27,4 +24,4 @@ def _hold(file: Path, end: str) -> None:
 
 
 if "STEPKEEPER_TEST_HOLD" in os.environ and "stepkeeper.companion" in sys.orig_argv:
-    _hold(Path(os.environ["STEPKEEPER_TEST_HOLD"]), os.environ.get("STEPKEEPER_TEST_HOLD_END", ".distcp"))
+    _hold(Path(os.environ["STEPKEEPER_TEST_HOLD"]))
