@@ -45,6 +45,12 @@ def read_metadata(data: bytes, *, name: str) -> Metadata:
         raise MetadataDecodeError(
             f"{name}: this is no metadata of a checkpoint: it holds a {type(metadata).__name__}"
         )
+    # A pickle can change a list or dict after what holds it was checked.
+    entries = metadata.state_dict_metadata
+    if not _are_tensors(entries) or not all(
+        _are_chunks(entry.chunks) for entry in entries.values() if isinstance(entry, TensorStorageMetadata)
+    ):
+        raise MetadataDecodeError(f"{name}: this is no metadata of a checkpoint: a tensor has other parts")
     return metadata
 
 
@@ -156,6 +162,12 @@ def _member(enum: object, name: object) -> _MEM_FORMAT_ENCODING:
     return _MEM_FORMAT_ENCODING[name]
 
 
+def _memory_format(number: object) -> _MEM_FORMAT_ENCODING:
+    if type(number) is not int:
+        raise PickleRefusedError("a memory format isn't made of its number")
+    return _MEM_FORMAT_ENCODING(number)
+
+
 def _layout(name: object) -> torch.layout:
     layouts = {str(value): value for value in vars(torch).values() if isinstance(value, torch.layout)}
     return layouts[str(name)]
@@ -172,7 +184,7 @@ _NAMES: Final[dict[Name, object]] = {
     **{("torch", name): dtype for name, dtype in all_dtypes().items()},
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): _layout,
-    **dict.fromkeys(_FORMATS, _MEM_FORMAT_ENCODING),
+    **dict.fromkeys(_FORMATS, _memory_format),
     **{(module, "getattr"): _member for module in ("builtins", "__builtin__")},
     # The path where it was written: it is never opened, and may be of another operating system.
     **{

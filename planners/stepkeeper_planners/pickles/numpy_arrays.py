@@ -49,6 +49,9 @@ def _build_dtype(code: str, state: object) -> np.dtype[Any]:
         base, shape = sub
         dtype = np.dtype((_dtype(base), _shape(shape)))
     elif names is not None:
+        # Hashing an endlessly nested name would crash the process.
+        if type(fields) is not dict or not all(type(name) is str for name in names):
+            raise PickleRefusedError("the fields of a numpy dtype are none")
         parts = [fields[name] for name in names]
         dtype = np.dtype(
             {
@@ -112,8 +115,9 @@ def _build_array(state: object) -> np.ndarray[Any, Any]:
         if n_items:
             raise PickleRefusedError(f"it holds {n_items} numpy items of no bytes")
         return np.empty(shape, dtype)
-    flat = np.frombuffer(bytearray(content), dtype)
-    return flat.reshape(shape, order="F" if is_fortran is True else "C")
+    flat = np.frombuffer(content, dtype)
+    # A copy can be written to, and its size, which is counted, includes its elements.
+    return flat.reshape(shape, order="F" if is_fortran is True else "C").copy(order="K")
 
 
 def _scalar(dtype: object, content: object) -> Any:

@@ -38,7 +38,12 @@ def _apply_marks(tensor: torch.Tensor, marks: tuple[object, ...]) -> torch.Tenso
     for mark in marks:
         if not mark:
             continue
-        if type(mark) is not dict or not {"conj", "neg"}.issuperset(mark) or set(mark.values()) != {True}:
+        # Hashing or comparing endlessly nested values would crash the process.
+        if (
+            type(mark) is not dict
+            or not {"conj", "neg"}.issuperset(mark)
+            or not all(value is True for value in mark.values())
+        ):
             raise PickleRefusedError("a tensor has something beside its elements")
         tensor = tensor.conj() if "conj" in mark else tensor
         tensor = torch._neg_view(tensor) if "neg" in mark else tensor  # noqa: SLF001 — its one maker

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -31,13 +30,15 @@ processes end themselves 0.3 s before it.
 class Child:
     """A command that is stopped in order: the ranks below it get SIGTERM, and itself once all of these have ended."""
 
-    def __init__(self, command: list[str], environ: Mapping[str, str], folder: Path, grace_s: float) -> None:
+    def __init__(
+        self, command: list[str], environ: Mapping[str, str], folder: Path | None, grace_s: float
+    ) -> None:
         """Start the command, in the main thread. Raises OSError.
 
         Args:
             command: The program and its arguments.
             environ: Its environment.
-            folder: Where the ranks sign on.
+            folder: Where the ranks sign on; None if there is no such place, and the command hands SIGTERM on.
             grace_s: Seconds from SIGTERM until its sender kills all processes.
 
         """
@@ -48,9 +49,11 @@ class Child:
         """The end of the command's time after SIGTERM, by time.monotonic(); None before SIGTERM."""
 
         self._told: set[int] = set()
+        self._out_of_reach: set[int] = set()
         for signum in _FORWARDED:
             signal.signal(signum, lambda number, _: self._came.append(number))
-        self._process = subprocess.Popen(command, env={**environ, LAUNCHER_VARIABLE: str(folder)})
+        told = {} if folder is None else {LAUNCHER_VARIABLE: str(folder)}
+        self._process = subprocess.Popen(command, env={**environ, **told})
 
     @property
     def was_told(self) -> bool:
@@ -92,12 +95,15 @@ class Child:
         """Send SIGTERM, if it has come, where it is due now. Return True if the command's time is over."""
         if self._ends_s is None:
             return False
-        ranks, is_over = list_ranks(self._folder), time.monotonic() >= self._ends_s
+        signed = frozenset() if self._folder is None else list_ranks(self._folder)
+        ranks, is_over = signed - self._out_of_reach, time.monotonic() >= self._ends_s
         due = set(ranks)
         if is_over or not ranks:
             due.add(self._process.pid)
         for pid in due - self._told:
-            with suppress(ProcessLookupError):
+            try:
                 os.kill(pid, signal.SIGTERM)
+            except OSError:
+                self._out_of_reach.add(pid)
         self._told |= due
         return is_over

@@ -25,7 +25,7 @@ def choose_exit_code(code: int, last_word: Termination | None, *, was_told: bool
     fails, its code is its own (torchrun's is 1 whatever happened), and the training's last word says more. But where
     nobody told the launcher to stop, a process that SIGTERM stopped was stopped by the launcher, for the failure of
     another one which said nothing: the failure counts. Not so where all ranks had agreed on the step to stop at: none
-    had failed before.
+    had failed before. And a launcher that was told to stop may fail after a training that was done.
 
     Args:
         code: The launcher's exit code.
@@ -33,8 +33,10 @@ def choose_exit_code(code: int, last_word: Termination | None, *, was_told: bool
         was_told: True if the launcher was told to stop.
 
     """
-    if code == ExitCode.DONE or last_word is None or last_word.code == ExitCode.DONE:
+    if code == ExitCode.DONE or last_word is None:
         return code
+    if last_word.code == ExitCode.DONE:
+        return ExitCode.DONE if was_told else code
     stopped_by_launcher = last_word.code == ExitCode.SAVED and last_word.notice == SIGTERM and not was_told
     return code if stopped_by_launcher and not last_word.agreed else last_word.code
 

@@ -26,12 +26,13 @@ class KernelRecord:
         """Know the process `pid`, which runs. Another one may get its number later."""
         self._pid = pid
         fields = self._read()
-        self._started = None if fields is None else fields[_STARTED]
+        self.started: Final = None if fields is None else fields[_STARTED]
+        """When it began, as the kernel writes it; None if there is no such process."""
 
     def has_ended(self) -> bool:
         """Return True if it has ended, also if its parent hasn't waited for it yet."""
         fields = self._read()
-        return fields is None or fields[_STARTED] != self._started or fields[_STATE] in _GONE
+        return fields is None or fields[_STARTED] != self.started or fields[_STATE] in _GONE
 
     def read_end_signal(self) -> int | None:
         """Return the number of the signal that ended the process.
@@ -39,7 +40,7 @@ class KernelRecord:
         None if it runs, or ended otherwise; or if its parent has waited for it already, or nobody may look.
         """
         fields = self._read()
-        if fields is None or fields[_STARTED] != self._started or fields[_STATE] in _STOPPED:
+        if fields is None or fields[_STARTED] != self.started or fields[_STATE] in _STOPPED:
             return None
         return int(fields[_EXIT]) & _SIGNAL_MASK or None
 

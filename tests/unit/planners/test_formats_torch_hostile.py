@@ -3,7 +3,7 @@
 import resource
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -32,6 +32,7 @@ def test_numpy_data_that_claims_more_bytes_than_it_has_is_refused(tmp_path: Path
 def written(path: Path, data_pickle: bytes) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", data_pickle)
+        archive.writestr("archive/data/0", b"")
     return path
 
 
@@ -42,6 +43,59 @@ def test_the_index_of_a_memo_allocates_nothing(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"names datetime\.date, .*; at 1: datetime\.date"):
         torch_save_to_checkpoint(written(tmp_path / "a.pt", hostile), tmp_path / "checkpoint")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10, "KiB"
+
+
+def text(value: str) -> bytes:
+    return b"X" + len(value).to_bytes(4, "little") + value.encode()
+
+
+ENDLESS: Final = b")" + b"\x85" * 200_000
+NEW_DTYPE: Final = b"cnumpy\ndtype\n" + text("u1") + b"\x89\x88\x87R"
+DTYPE: Final = NEW_DTYPE + b"(K\3" + text("|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb"
+STORAGE: Final = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + b"K\0tQ"
+CONTENT: Final = text("a" * 10_000)
+ARRAY: Final = (
+    b"cnumpy._core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85"
+    + text("b")
+    + b"\x87R(K\1M\x10\x27\x85h\0\x89h\1tb"
+)
+HAND_MADE = {
+    "a mark without end": (
+        b"ctorch._utils\n_rebuild_tensor_v2\n("
+        + STORAGE
+        + b"K\0K\0\x85K\1\x85\x89}}"
+        + text("conj")
+        + ENDLESS
+        + b"stR.",
+        "beside its elements",
+    ),
+    "a name of a field without end": (
+        NEW_DTYPE + b"(K\3" + text("<") + b"N" + ENDLESS + b"\x85}K\4K\4K\0tb.",
+        "fields of a numpy dtype",
+    ),
+    "a use of a dtype before its state": (b"]" + NEW_DTYPE + b"q\0ah\0}b0.", "before its state"),
+    "many arrays of one content": (
+        DTYPE
+        + b"q\x000c_codecs\nencode\n"
+        + CONTENT
+        + text("latin1")
+        + b"\x86Rq\x010]("
+        + ARRAY * 200
+        + b"e.",
+        "far more",
+    ),
+    "many bytes of one text": (
+        b"c_codecs\nencode\nq\0" + CONTENT + text("latin1") + b"\x86q\1R0](" + b"h\0h\1R" * 200 + b"e.",
+        "far more",
+    ),
+}
+
+
+@pytest.mark.parametrize(("data_pickle", "message"), HAND_MADE.values(), ids=HAND_MADE)
+def test_what_no_pickler_makes_is_refused(tmp_path: Path, data_pickle: bytes, message: str) -> None:
+    path = written(tmp_path / "a.pt", b"\x80\x02" + data_pickle)
+    with pytest.raises(SourceError, match=message):
+        torch_save_to_checkpoint(path, tmp_path / "checkpoint")
 
 
 def test_where_a_stranger_is_is_found_in_lists_that_hold_lists_twice(tmp_path: Path) -> None:

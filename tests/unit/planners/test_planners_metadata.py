@@ -155,6 +155,25 @@ def test_nothing_is_run(
     assert not list(tmp_path.iterdir())
 
 
+CHANGED_LATER = {
+    "a number among the chunks": lambda m: m.state_dict_metadata["w"].chunks,
+    "an entry of none": lambda m: m.state_dict_metadata,
+}
+
+
+@pytest.mark.parametrize("changed", CHANGED_LATER.values(), ids=CHANGED_LATER)
+def test_what_changes_after_its_check_is_refused(changed: Callable[[Any], Any]) -> None:
+    metadata = sample()
+    held = changed(metadata)
+    pickler = pickle.Pickler(buffer := io.BytesIO(), 2)
+    pickler.dump(metadata)
+    (place,) = (index for index, kept in pickler.memo.copy().values() if kept is held)
+    change = b"K\x07a" if isinstance(held, list) else b"X\x01\0\0\0wK\x07s"
+    data = buffer.getvalue()[:-1] + b"j" + place.to_bytes(4, "little") + change + b"0."
+    with pytest.raises(MetadataDecodeError, match=r"m: .*a tensor has other parts"):
+        read_metadata(data, name="m")
+
+
 # Written by hand: what no pickler makes. Classes must come out as they were.
 HAND_MADE = {
     "a class gets a state": b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n}X\1\0\0\0aK\1sb.",
@@ -171,6 +190,12 @@ HAND_MADE = {
     "a frame that claims 8 EB": b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7fN.",
     "a negative length": b"\x80\x02\x8b\xff\xff\xff\xff.",
     "a key without end": b"\x80\x02}" + b")" + b"\x85" * 200_000 + b"Ns.",
+    "a name without end": b"\x80\x04" + b")" + b"\x85" * 200_000 + b")\x93.",
+    "a memory format without end": (
+        b"\x80\x02ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n)"
+        + b"\x85" * 200_000
+        + b"\x85R."
+    ),
     "a list as a key": b"\x80\x02}]Ns.",
     "an item of a number": b"\x80\x02K\1NNs.",
     "a mark that is not there": b"\x80\x02NN\x86t.",

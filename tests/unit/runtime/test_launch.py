@@ -11,6 +11,8 @@ import pytest
 from stepkeeper.contract import Termination
 from stepkeeper.launch.__main__ import torchrun_variables
 from stepkeeper.launch.exit_code import choose_exit_code, read_torchrun_error
+from stepkeeper.process_end import launcher_folder
+from stepkeeper.process_end.kernel_record import KernelRecord
 from stepkeeper.process_end.launcher_folder import list_ranks
 from stepkeeper_testing.pod import pod_environ, pod_identity
 
@@ -31,8 +33,6 @@ POD = pod_environ(
         (0, None, 0),
         # The launcher has started its processes anew, and they have come to the end.
         (0, 1, 0),
-        # The training was done, and something else of the pod failed.
-        (1, 0, 1),
     ],
 )
 def test_the_training_has_the_last_word_where_its_launcher_fails(
@@ -66,6 +66,14 @@ def test_a_process_that_stopped_with_all_others_was_not_stopped_for_the_failure_
     assert choose_exit_code(0, word, was_told=False) == 0
 
 
+@pytest.mark.parametrize(("was_told", "meant"), [(True, 0), (False, 1)])
+def test_a_launcher_fails_after_a_training_that_was_done_only_if_nobody_told_it_to_stop(
+    was_told: bool, meant: int
+) -> None:
+    """torchrun may get SIGTERM before it has seen that its processes have ended well."""
+    assert choose_exit_code(1, Termination(code=0), was_told=was_told) == meant
+
+
 @pytest.mark.parametrize(
     ("said", "code"),
     [
@@ -94,6 +102,7 @@ _RUN = """
 import os, signal, sys, tempfile
 from pathlib import Path
 from stepkeeper.launch.child import Child
+from stepkeeper.process_end.launcher_folder import sign_on
 
 folder = Path(tempfile.mkdtemp())
 """
@@ -153,7 +162,8 @@ def test_a_command_is_told_and_may_be_left_shortly_before_the_kill(may_leave: bo
     """A rank that doesn't end keeps SIGTERM from the command until then."""
     script = f"""
 command = "trap 'sleep 0.5; exit 7' TERM; kill -TERM $PPID; while :; do sleep 0.05; done"
-(folder / str(os.getpid())).touch()
+os.environ["STEPKEEPER_LAUNCHER"] = str(folder)
+sign_on()
 kill, os.kill = os.kill, lambda pid, signum: pid == os.getpid() or kill(pid, signum)
 child = Child(["sh", "-c", command], os.environ, folder, 0.5)
 print(child.wait(lambda: {may_leave}))
@@ -161,13 +171,56 @@ print(child.wait(lambda: {may_leave}))
     assert run_script(script) == (0, "137\n" if may_leave else "7\n")
 
 
-def test_ranks_that_have_ended_are_none(tmp_path: Path) -> None:
-    with subprocess.Popen(["true"]) as process:
-        pass
-    for pid in (os.getpid(), process.pid):
-        (tmp_path / str(pid)).touch()
+def test_a_rank_that_cant_be_told_keeps_no_signal_from_the_command() -> None:
+    script = """
+command = "trap 'exit 7' TERM; kill -TERM $PPID; while :; do sleep 0.05; done"
+os.environ["STEPKEEPER_LAUNCHER"] = str(folder)
+sign_on()
+
+def kill(pid, signum, kill=os.kill):
+    if pid == os.getpid():
+        raise PermissionError
+    kill(pid, signum)
+
+os.kill = kill
+print(Child(["sh", "-c", command], os.environ, folder, 600).wait(lambda: False))
+"""
+    assert run_script(script) == (0, "7\n")
+
+
+def test_a_command_runs_where_no_folder_can_be_made() -> None:
+    script = """
+import stepkeeper.launch.__main__ as launch
+
+def refuse(**_):
+    raise FileNotFoundError("No usable temporary directory found")
+
+launch.TemporaryDirectory = refuse
+command = "trap 'exit ${STEPKEEPER_LAUNCHER:-5}' TERM; kill -TERM $PPID; while :; do sleep 0.05; done"
+sys.exit(launch.main(["sh", "-c", command]))
+"""
+    assert run_script(script) == (5, "")
+
+
+def test_only_the_processes_that_have_signed_on_and_still_run_are_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPKEEPER_LAUNCHER", str(tmp_path))
+    subprocess.run(
+        [sys.executable, "-c", f"from {launcher_folder.__name__} import sign_on; sign_on()"], check=True
+    )
+    (ended,) = tmp_path.iterdir()
+    _, started, namespace = ended.name.split("-")
+    # The numbers of ended processes, and of those of another PID namespace, are those of this one and its parent.
+    (tmp_path / f"{os.getpid()}-{started}-{namespace}").touch()
+    parent = KernelRecord(os.getppid()).started
+    (tmp_path / f"{os.getppid()}-{parent}-{int(namespace) + 1}").touch()
     (tmp_path / "error.json").touch()
+    assert list_ranks(tmp_path) == frozenset()
+    launcher_folder.sign_on()
     assert list_ranks(tmp_path) == {os.getpid()}
+    launcher_folder.sign_off()
+    assert list_ranks(tmp_path) == frozenset()
     assert list_ranks(tmp_path / "gone") == frozenset()
 
 

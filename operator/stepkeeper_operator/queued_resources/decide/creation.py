@@ -26,6 +26,7 @@ from stepkeeper_operator.queued_resources.request import (
     choose_api_version,
     hash_spec,
     place_of,
+    was_changed,
 )
 from stepkeeper_operator.queued_resources.sight import Scene, identify
 
@@ -42,7 +43,7 @@ def compute_wait_s(resource: QueuedResource, status: QueuedResourceStatus, scene
     old one may still be carried out.
     """
     bookkeeping, now = status.bookkeeping, scene.now
-    if bookkeeping.spec_hash not in {"", hash_spec(resource.spec)}:
+    if bookkeeping.spec_hash and was_changed(resource.spec, bookkeeping.spec_hash):
         asked_at = bookkeeping.asked_at
         return 0.0 if asked_at is None else max(0.0, asked_at + scene.settings.settle_s - now)
     return 0.0 if bookkeeping.not_before is None else max(0.0, bookkeeping.not_before - now)
