@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
+from stepkeeper.checkpoint.manifest import manifest_name
 from stepkeeper.errors import LogFormatError
 from stepkeeper.log.entries import (
     BeginEntry,
@@ -21,7 +23,7 @@ from stepkeeper.log.entries import (
 )
 from stepkeeper.log.records import CommitRecord
 from stepkeeper.log.replay import apply
-from stepkeeper.log.state import LogState, applied, without
+from stepkeeper.log.state import LogState, applied, quarantined, without
 from stepkeeper.repair.saves import FoundSave
 
 __all__ = ["Rebuilt", "find_contradiction", "place_saves", "rebuild"]
@@ -30,7 +32,8 @@ Entries = Mapping[int, Entry | None]
 """The entries by slot, without a gap; None for one that is damaged or gone."""
 
 
-_NO_SLOT: Final = "no slot is left that it can have been committed in"
+_NO_SLOT: Final = "no lost slot can be told to be its own"
+_HALF_DELETED: Final = "part of it is deleted: %s is missing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,16 +66,24 @@ def find_contradiction(state: LogState, entries: Entries) -> tuple[int, str] | N
 
 
 def place_saves(
-    saves: Iterable[FoundSave], entries: Entries, claims: Collection[int], tail: int
+    saves: Iterable[FoundSave],
+    start: LogState,
+    entries: Entries,
+    *,
+    lost_before: Collection[int],
+    claims: Collection[int],
+    tail: int,
 ) -> tuple[dict[int, FoundSave], list[FoundSave]]:
-    """Give each save that is whole a lost slot that may have been its commit's: by order, as they were made.
+    """Give each save that is whole a lost slot that may have been its commit's.
 
-    A claim's commits are in the slots before the next claim. If the claim itself is after the log's tail, the end of
-    the log is lost, and there were as many slots as it takes.
+    A claim's commits are in the slots before the next claim, in the order of their steps. If the claim itself is after
+    the log's tail, the end of the log is lost, and there were as many slots as it takes.
 
     Args:
         saves: The saves that no entry tells of.
+        start: The state before the entries.
         entries: The entries.
+        lost_before: The slots of the claim of `start` that are before the entries and can't be read.
         claims: The slots that are known to be claims.
         tail: The greatest slot that is there.
 
@@ -80,10 +91,8 @@ def place_saves(
         The saves by slot, and those that may have been commits but aren't whole, or get no slot.
 
     """
-    bodies = [entry.body for entry in entries.values() if entry is not None]
-    taken = {slot for body in bodies if isinstance(body, DeleteEntry) for slot in body.commits} | {*claims}
-    lost = [slot for slot, entry in entries.items() if entry is None]
-    placed: dict[int, FoundSave] = {}
+    lost = [*sorted(lost_before), *(slot for slot, entry in entries.items() if entry is None)]
+    gaps: dict[tuple[int, int, int | None], list[FoundSave]] = {}
     rest = []
     for save in sorted(saves, key=lambda each: (each.record.claim, each.record.step, each.record.folder)):
         claim = save.record.claim
@@ -91,15 +100,58 @@ def place_saves(
         if not any(claim <= slot and (end is None or slot <= end) for slot in lost):
             # Every slot that its commit could be in can be read, and so can the next claim: it never was committed.
             continue
-        after = max(claim, *placed, -1)
-        slot = next((each for each in lost if each > after and each not in taken), end)
-        if slot is None and claim > tail:
-            slot = max(after, *entries) + 1
-        if save.fault is None and slot is not None and (end is None or slot < end):
-            placed[slot] = save
+        if save.fault is None:
+            gaps.setdefault((claim, *_bounds(save.record, _known(start, entries), end)), []).append(save)
         else:
             rest.append(save)
+    placed: dict[int, FoundSave] = {}
+    for (claim, after, before), fitting in gaps.items():
+        slots = [
+            slot for slot in lost if slot > after and (before is None or slot < before) and slot not in claims
+        ]
+        if before is None and claim > tail:
+            slots = [*range(max(entries, default=tail) + 1, max(entries, default=tail) + 1 + len(fitting))]
+        found = _placed_in(slots, fitting, entries)
+        placed |= {slot: save for slot, save in found.items() if slot in entries or slot > tail}
+        rest += [save for save in fitting if save not in placed.values()]
     return placed, rest
+
+
+def _known(start: LogState, entries: Entries) -> list[tuple[int, int, int]]:
+    """List the claim, the step and the slot of each commit that the log still tells of."""
+    bodies = ((slot, entry.claim, entry.body) for slot, entry in entries.items() if entry is not None)
+    return [(record.claim, record.step, record.slot) for record in start.commits.values()] + [
+        (claim, body.step, slot) for slot, claim, body in bodies if isinstance(body, CommitEntry)
+    ]
+
+
+def _bounds(
+    record: CommitRecord, known: Iterable[tuple[int, int, int]], end: int | None
+) -> tuple[int, int | None]:
+    """Find the slots between which a save's commit was: those of the commits of its claim next to it by step."""
+    same = [(step, slot) for claim, step, slot in known if claim == record.claim]
+    after = max((slot for step, slot in same if step < record.step), default=record.claim)
+    return after, min((slot for step, slot in same if step > record.step), default=end)
+
+
+def _placed_in(slots: Sequence[int], saves: Sequence[FoundSave], entries: Entries) -> dict[int, FoundSave]:
+    """Give the newest save the last of these slots, and so on down, but for those that may be condemned or deleted."""
+    bodies = [entry.body for entry in entries.values() if entry is not None]
+    condemned = {body.commit for body in bodies if isinstance(body, QuarantineEntry)}
+    deleted = {slot for body in bodies if isinstance(body, DeleteEntry) for slot in body.commits}
+    surplus = len(saves) - len(slots)
+    doubtful: set[int] = set()
+    for place, slot in enumerate(slots):
+        if slot in condemned | deleted:
+            first, last = sorted((place, place + surplus))
+            # What a retention deletes isn't HEAD: a newer save is there.
+            newest = slot in deleted - condemned and place < len(slots) - 1
+            doubtful |= {*range(first, min(last, len(saves) - 1 - newest) + 1)}
+    return {
+        slots[index - surplus]: save
+        for index, save in enumerate(saves)
+        if index >= surplus and index not in doubtful
+    }
 
 
 def rebuild(
@@ -107,7 +159,7 @@ def rebuild(
     entries: Entries,
     placed: Mapping[int, FoundSave],
     rest: Sequence[FoundSave],
-    folders: Collection[str],
+    objects: Mapping[str, Collection[str]],
 ) -> Rebuilt:
     """Rebuild the state after the last of `entries`.
 
@@ -116,7 +168,7 @@ def rebuild(
         entries: The entries.
         placed: The saves that count as commits, by the slot that each gets.
         rest: The saves to keep without counting them.
-        folders: All folders in the root that hold an object of a save.
+        objects: The names of the objects in each folder of a save.
 
     """
     state = _replayed(start, entries, placed)
@@ -124,17 +176,29 @@ def rebuild(
     deleted = tuple(
         record
         for record in state.commits.values()
-        if record.folder not in folders and last_lost > record.slot
+        if record.folder not in objects and last_lost > record.slot
     )
     state = without(state, [record.slot for record in deleted], state.tail)
+    torn = {
+        record.slot: _HALF_DELETED % missing
+        for record in state.live
+        if last_lost > record.slot and (missing := _missing(objects[record.folder])) is not None
+    }
+    for slot in torn:
+        state = quarantined(state, state.commits[slot], state.tail)
     aside = dict(enumerate(rest, state.tail + 1))
-    quarantined = {slot: replace(save.record, slot=slot, quarantined=True) for slot, save in aside.items()}
+    kept = {slot: replace(save.record, slot=slot, quarantined=True) for slot, save in aside.items()}
     return Rebuilt(
-        state=replace(state, tail=state.tail + len(rest), commits={**state.commits, **quarantined}),
+        state=replace(state, tail=state.tail + len(rest), commits={**state.commits, **kept}),
         found=tuple(record for record in state.live if record.slot in placed),
-        aside={slot: save.fault or _NO_SLOT for slot, save in aside.items()},
+        aside=torn | {slot: save.fault or _NO_SLOT for slot, save in aside.items()},
         deleted=deleted,
     )
+
+
+def _missing(names: Collection[str]) -> str | None:
+    """Find what is gone of a save whose deletion was cut short: `.metadata` goes first."""
+    return next((name for name in (METADATA_NAME, manifest_name(0)) if name not in names), None)
 
 
 def _replayed(start: LogState, entries: Entries, placed: Mapping[int, FoundSave]) -> LogState:
