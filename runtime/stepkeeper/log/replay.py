@@ -155,7 +155,7 @@ def _commits_after(below: LogState, index: Index) -> dict[int, CommitRecord]:
         record.slot for record in index.commits if record.quarantined and record.slot in below.commits
     ]
     left = without(below, {*gone, *condemned}, below.tail).commits
-    return dict(sorted((left | {record.slot: record for record in index.commits}).items()))
+    return dict(sorted({**left, **{record.slot: record for record in index.commits}}.items()))
 
 
 def _index_of(state: LogState) -> Index:

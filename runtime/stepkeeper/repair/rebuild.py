@@ -1,10 +1,9 @@
 """Rebuild the state of a log of which entries are damaged or gone. Pure.
 
-Up to the damage it is what the log says. A save without an entry that is whole counts as a commit if a lost slot can
-have been its own.
+Up to the damage it is what the log says.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -24,12 +23,10 @@ from stepkeeper.log.entries import (
 from stepkeeper.log.records import CommitRecord
 from stepkeeper.log.replay import apply
 from stepkeeper.log.state import LogState, applied, quarantined, without
+from stepkeeper.repair.placing import Entries
 from stepkeeper.repair.saves import FoundSave
 
-__all__ = ["Rebuilt", "find_contradiction", "place_saves", "rebuild"]
-
-Entries = Mapping[int, Entry | None]
-"""The entries by slot, without a gap; None for one that is damaged or gone."""
+__all__ = ["Rebuilt", "find_contradiction", "rebuild"]
 
 
 _NO_SLOT: Final = "no lost slot can be told to be its own"
@@ -63,95 +60,6 @@ def find_contradiction(state: LogState, entries: Entries) -> tuple[int, str] | N
         except LogFormatError as error:
             return slot, str(error)
     return None
-
-
-def place_saves(
-    saves: Iterable[FoundSave],
-    start: LogState,
-    entries: Entries,
-    *,
-    lost_before: Collection[int],
-    claims: Collection[int],
-    tail: int,
-) -> tuple[dict[int, FoundSave], list[FoundSave]]:
-    """Give each save that is whole a lost slot that may have been its commit's.
-
-    A claim's commits are in the slots before the next claim, in the order of their steps. If the claim itself is after
-    the log's tail, the end of the log is lost, and there were as many slots as it takes.
-
-    Args:
-        saves: The saves that no entry tells of.
-        start: The state before the entries.
-        entries: The entries.
-        lost_before: The slots of the claim of `start` that are before the entries and can't be read.
-        claims: The slots that are known to be claims.
-        tail: The greatest slot that is there.
-
-    Returns:
-        The saves by slot, and those that may have been commits but aren't whole, or get no slot.
-
-    """
-    lost = [*sorted(lost_before), *(slot for slot, entry in entries.items() if entry is None)]
-    gaps: dict[tuple[int, int, int | None], list[FoundSave]] = {}
-    rest = []
-    for save in sorted(saves, key=lambda each: (each.record.claim, each.record.step, each.record.folder)):
-        claim = save.record.claim
-        end = min((slot for slot in claims if slot > claim), default=None)
-        if not any(claim <= slot and (end is None or slot <= end) for slot in lost):
-            # Every slot that its commit could be in can be read, and so can the next claim: it never was committed.
-            continue
-        if save.fault is None:
-            gaps.setdefault((claim, *_bounds(save.record, _known(start, entries), end)), []).append(save)
-        else:
-            rest.append(save)
-    placed: dict[int, FoundSave] = {}
-    for (claim, after, before), fitting in gaps.items():
-        slots = [
-            slot for slot in lost if slot > after and (before is None or slot < before) and slot not in claims
-        ]
-        if before is None and claim > tail:
-            slots = [*range(max(entries, default=tail) + 1, max(entries, default=tail) + 1 + len(fitting))]
-        found = _placed_in(slots, fitting, entries)
-        placed |= {slot: save for slot, save in found.items() if slot in entries or slot > tail}
-        rest += [save for save in fitting if save not in placed.values()]
-    return placed, rest
-
-
-def _known(start: LogState, entries: Entries) -> list[tuple[int, int, int]]:
-    """List the claim, the step and the slot of each commit that the log still tells of."""
-    bodies = ((slot, entry.claim, entry.body) for slot, entry in entries.items() if entry is not None)
-    return [(record.claim, record.step, record.slot) for record in start.commits.values()] + [
-        (claim, body.step, slot) for slot, claim, body in bodies if isinstance(body, CommitEntry)
-    ]
-
-
-def _bounds(
-    record: CommitRecord, known: Iterable[tuple[int, int, int]], end: int | None
-) -> tuple[int, int | None]:
-    """Find the slots between which a save's commit was: those of the commits of its claim next to it by step."""
-    same = [(step, slot) for claim, step, slot in known if claim == record.claim]
-    after = max((slot for step, slot in same if step < record.step), default=record.claim)
-    return after, min((slot for step, slot in same if step > record.step), default=end)
-
-
-def _placed_in(slots: Sequence[int], saves: Sequence[FoundSave], entries: Entries) -> dict[int, FoundSave]:
-    """Give the newest save the last of these slots, and so on down, but for those that may be condemned or deleted."""
-    bodies = [entry.body for entry in entries.values() if entry is not None]
-    condemned = {body.commit for body in bodies if isinstance(body, QuarantineEntry)}
-    deleted = {slot for body in bodies if isinstance(body, DeleteEntry) for slot in body.commits}
-    surplus = len(saves) - len(slots)
-    doubtful: set[int] = set()
-    for place, slot in enumerate(slots):
-        if slot in condemned | deleted:
-            first, last = sorted((place, place + surplus))
-            # What a retention deletes isn't HEAD: a newer save is there.
-            newest = slot in deleted - condemned and place < len(slots) - 1
-            doubtful |= {*range(first, min(last, len(saves) - 1 - newest) + 1)}
-    return {
-        slots[index - surplus]: save
-        for index, save in enumerate(saves)
-        if index >= surplus and index not in doubtful
-    }
 
 
 def rebuild(

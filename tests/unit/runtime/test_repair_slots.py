@@ -7,6 +7,7 @@ Slot 0 is the begin, and each of the others but `+` takes the next one.
 
 import secrets
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from store_parts.damaged_root import IMPATIENT, damage, goes_on, planned, repaired, save_whole
@@ -24,6 +25,10 @@ TO_INDEX = " ".join(str(step) for step in range(300, 2000, 100))
 """Commits to slot 19, from slot 3 on; the newest index is in slot 16."""
 
 
+def chosen(slot: int, _: LogState) -> list[int]:
+    return [slot]
+
+
 def made(story: str) -> SmallRoot:
     """Make a root whose job did this."""
     root = SmallRoot(f"memory://{secrets.token_hex(8)}")
@@ -36,7 +41,7 @@ def made(story: str) -> SmallRoot:
             case "^":
                 root.log.void(root.claim, "given up", save_whole(root, number))
             case "-":
-                root.log.delete(root.claim, lambda state, slot=number: [slot])
+                root.log.delete(root.claim, partial(chosen, number))
             case "!":
                 root.log.quarantine(root.claim, number, "read bad")
             case "*":
