@@ -6,8 +6,8 @@ from typing import Final
 
 from stepkeeper.errors import ContradictedEntryError, DamagedEntryError, LogFormatError
 from stepkeeper.log.entries import BeginEntry, Body, Entry
-from stepkeeper.log.records import CommitRecord, Index, StateAfter
-from stepkeeper.log.state import LogState, applied
+from stepkeeper.log.records import CommitRecord, Index, IndexRef, StateAfter
+from stepkeeper.log.state import LogState, applied, without
 
 __all__ = ["ReadEntry", "apply", "entry_for", "state_at"]
 
@@ -84,20 +84,42 @@ def state_at(slot: int, read: ReadEntry) -> LogState:
 
 def _from_index(slot: int, entry: Entry, read: ReadEntry) -> LogState:
     """Compute the state after the entry in `slot` from its index, and from what that goes on from."""
-    chain = [(slot, entry)]
+    chain, state = [(slot, entry)], LogState()
     while (index := entry.index) is not None and (base := index.base) is not None:
         if base.slot >= slot:
             raise LogFormatError(f"slot {slot} has an index that goes on from slot {base.slot}")
-        slot, entry = base.slot, read(base.slot)
-        if entry.nonce != base.nonce:
-            raise DamagedEntryError(
-                f"slot {slot} holds the entry {entry.nonce}; the index of slot {chain[-1][0]} goes on from {base.nonce}"
-            )
+        try:
+            entry = _base_entry(slot, base, read)
+        except DamagedEntryError as error:
+            state = _before(base, error, read)
+            break
+        slot = base.slot
         chain.append((slot, entry))
-    state = LogState()
     for at, each in reversed(chain):
         state = _overlaid(state, at, each)
     return state
+
+
+def _base_entry(slot: int, base: IndexRef, read: ReadEntry) -> Entry:
+    entry = read(base.slot)
+    if entry.nonce != base.nonce:
+        raise DamagedEntryError(
+            f"slot {base.slot} holds the entry {entry.nonce}; the index of slot {slot} goes on from {base.nonce}"
+        )
+    return entry
+
+
+def _before(base: IndexRef, error: DamagedEntryError, read: ReadEntry) -> LogState:
+    """Compute the state before a bad entry. The index that goes on from it repeats what that entry itself has changed.
+
+    Raises the entry's error if that isn't possible, or the entry was a repair.
+    """
+    if base.repair:
+        raise error
+    try:
+        return state_at(base.slot - 1, read)
+    except DamagedEntryError:
+        raise error from None
 
 
 def _overlaid(below: LogState, slot: int, entry: Entry) -> LogState:
@@ -128,12 +150,12 @@ def _overlaid(below: LogState, slot: int, entry: Entry) -> LogState:
 
 
 def _commits_after(below: LogState, index: Index) -> dict[int, CommitRecord]:
-    left = {
-        slot: record
-        for slot, record in below.commits.items()
-        if not any(span[0] <= slot <= span[-1] for span in index.gone)
-    }
-    return left | {record.slot: record for record in index.commits}
+    gone = [slot for slot in below.commits if any(span[0] <= slot <= span[-1] for span in index.gone)]
+    condemned = [
+        record.slot for record in index.commits if record.quarantined and record.slot in below.commits
+    ]
+    left = without(below, {*gone, *condemned}, below.tail).commits
+    return dict(sorted({**left, **{record.slot: record for record in index.commits}}.items()))
 
 
 def _index_of(state: LogState) -> Index:

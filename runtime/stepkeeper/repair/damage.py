@@ -4,7 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from stepkeeper.errors import DamagedEntryError, MissingObjectError, TransientStorageError
+from stepkeeper.checkpoint.manifest import manifest_name
+from stepkeeper.errors import DamagedEntryError, LogFormatError, MissingObjectError, TransientStorageError
 from stepkeeper.log import BeginEntry, CommitEntry, Entry, LogState, VoidEntry
 from stepkeeper.log.reading import read_entry
 from stepkeeper.log.replay import state_at
@@ -18,6 +19,9 @@ __all__ = ["DamagedLog"]
 
 _THREADS: Final = 16
 
+_REACH: Final = 100_000
+"""How many slots after the last one a save's claim may be. A folder of a later claim isn't this root's."""
+
 
 class DamagedLog:
     """A log as it is in the store, read from the newest index that a reader could open it from."""
@@ -27,10 +31,14 @@ class DamagedLog:
         self._found: dict[int, Entry | str] = {}
         self._listed = frozenset(listed_slots(patience.retry(lambda: store.list(LOG_PREFIX))))
         self.tail = max(self._listed, default=-1)
-        self.sizes = sizes_by_folder(patience.retry(lambda: store.list("")))
+        sizes = sizes_by_folder(patience.retry(lambda: store.list("")))
+        self.sizes = {
+            folder: found for folder, found in sizes.items() if claim_of(folder) <= self.tail + _REACH
+        }
         """The sizes of the objects of each save's folder, as they were after the log was listed."""
-        # A claim that a save is of was there, also if no slot after it is.
-        self._end = 1 + max([self.tail, *map(claim_of, self.sizes)])
+        # A claim that a save is of was there, also if no slot after it is. Any file may lie in a folder of such a name.
+        self._claims = {claim_of(folder) for folder, found in self.sizes.items() if manifest_name(0) in found}
+        self._end = 1 + max([self.tail, *self._claims])
         self.gone = tuple(slot for slot in range(self.tail + 1) if slot not in self._listed)
         self._read()
         while (found := find_contradiction(self.start, self.entries)) is not None:
@@ -58,7 +66,7 @@ class DamagedLog:
             if not isinstance(entry, str) and entry.index is not None:
                 try:
                     return state_at(slot, self._needed)
-                except DamagedEntryError:
+                except LogFormatError:
                     continue
         return LogState()
 
@@ -71,17 +79,21 @@ class DamagedLog:
     @property
     def claims(self) -> set[int]:
         """The slots that are known to be claims."""
-        found = {entry.claim for entry in self.entries.values() if entry is not None} | set(
-            map(claim_of, self.sizes)
-        )
+        found = {entry.claim for entry in self.entries.values() if entry is not None} | self._claims
         return found if self.start.claim is None else found | {self.start.claim}
 
-    def named_folders(self) -> set[str | None]:
-        """Read the older entries of the claim of the newest index too, and return the folders that entries tell of."""
+    def read_older(self) -> tuple[set[str | None], list[int]]:
+        """Read the older entries of the claim of the newest index too.
+
+        Returns:
+            The folders that entries tell of, and the slots of those older entries that can't be read.
+
+        """
         older = range((self.start.claim or 0) + 1, self.start.tail + 1)
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="stepkeeper-log") as threads:
-            found = set(threads.map(lambda slot: _folder_in(self._read_slot(slot)), older))
-        return (found | {_folder_in(entry) for entry in self.entries.values()}) - {None}
+            found = dict(zip(older, threads.map(self._read_slot, older), strict=True))
+        named = {_folder_in(entry) for entry in (*found.values(), *self.entries.values())} - {None}
+        return named, [slot for slot, entry in found.items() if isinstance(entry, str)]
 
     def last_begin(self, state: LogState) -> BeginEntry | None:
         """Return what the last claim said, if that can be read."""

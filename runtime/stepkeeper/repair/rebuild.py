@@ -1,13 +1,14 @@
 """Rebuild the state of a log of which entries are damaged or gone. Pure.
 
-Up to the damage it is what the log says. A save without an entry that is whole counts as a commit if a lost slot can
-have been its own.
+Up to the damage it is what the log says.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
+from stepkeeper.checkpoint.manifest import manifest_name
 from stepkeeper.errors import LogFormatError
 from stepkeeper.log.entries import (
     BeginEntry,
@@ -21,16 +22,15 @@ from stepkeeper.log.entries import (
 )
 from stepkeeper.log.records import CommitRecord
 from stepkeeper.log.replay import apply
-from stepkeeper.log.state import LogState, applied, without
+from stepkeeper.log.state import LogState, applied, quarantined, without
+from stepkeeper.repair.placing import Entries
 from stepkeeper.repair.saves import FoundSave
 
-__all__ = ["Rebuilt", "find_contradiction", "place_saves", "rebuild"]
-
-Entries = Mapping[int, Entry | None]
-"""The entries by slot, without a gap; None for one that is damaged or gone."""
+__all__ = ["Rebuilt", "find_contradiction", "rebuild"]
 
 
-_NO_SLOT: Final = "no slot is left that it can have been committed in"
+_NO_SLOT: Final = "no lost slot can be told to be its own"
+_HALF_DELETED: Final = "part of it is deleted: %s is missing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,52 +62,12 @@ def find_contradiction(state: LogState, entries: Entries) -> tuple[int, str] | N
     return None
 
 
-def place_saves(
-    saves: Iterable[FoundSave], entries: Entries, claims: Collection[int], tail: int
-) -> tuple[dict[int, FoundSave], list[FoundSave]]:
-    """Give each save that is whole a lost slot that may have been its commit's: by order, as they were made.
-
-    A claim's commits are in the slots before the next claim. If the claim itself is after the log's tail, the end of
-    the log is lost, and there were as many slots as it takes.
-
-    Args:
-        saves: The saves that no entry tells of.
-        entries: The entries.
-        claims: The slots that are known to be claims.
-        tail: The greatest slot that is there.
-
-    Returns:
-        The saves by slot, and those that may have been commits but aren't whole, or get no slot.
-
-    """
-    bodies = [entry.body for entry in entries.values() if entry is not None]
-    taken = {slot for body in bodies if isinstance(body, DeleteEntry) for slot in body.commits} | {*claims}
-    lost = [slot for slot, entry in entries.items() if entry is None]
-    placed: dict[int, FoundSave] = {}
-    rest = []
-    for save in sorted(saves, key=lambda each: (each.record.claim, each.record.step, each.record.folder)):
-        claim = save.record.claim
-        end = min((slot for slot in claims if slot > claim), default=None)
-        if not any(claim <= slot and (end is None or slot <= end) for slot in lost):
-            # Every slot that its commit could be in can be read, and so can the next claim: it never was committed.
-            continue
-        after = max(claim, *placed, -1)
-        slot = next((each for each in lost if each > after and each not in taken), end)
-        if slot is None and claim > tail:
-            slot = max(after, *entries) + 1
-        if save.fault is None and slot is not None and (end is None or slot < end):
-            placed[slot] = save
-        else:
-            rest.append(save)
-    return placed, rest
-
-
 def rebuild(
     start: LogState,
     entries: Entries,
     placed: Mapping[int, FoundSave],
     rest: Sequence[FoundSave],
-    folders: Collection[str],
+    objects: Mapping[str, Collection[str]],
 ) -> Rebuilt:
     """Rebuild the state after the last of `entries`.
 
@@ -116,7 +76,7 @@ def rebuild(
         entries: The entries.
         placed: The saves that count as commits, by the slot that each gets.
         rest: The saves to keep without counting them.
-        folders: All folders in the root that hold an object of a save.
+        objects: The names of the objects in each folder of a save.
 
     """
     state = _replayed(start, entries, placed)
@@ -124,17 +84,29 @@ def rebuild(
     deleted = tuple(
         record
         for record in state.commits.values()
-        if record.folder not in folders and last_lost > record.slot
+        if record.folder not in objects and last_lost > record.slot
     )
     state = without(state, [record.slot for record in deleted], state.tail)
+    torn = {
+        record.slot: _HALF_DELETED % missing
+        for record in state.live
+        if last_lost > record.slot and (missing := _missing(objects[record.folder])) is not None
+    }
+    for slot in torn:
+        state = quarantined(state, state.commits[slot], state.tail)
     aside = dict(enumerate(rest, state.tail + 1))
-    quarantined = {slot: replace(save.record, slot=slot, quarantined=True) for slot, save in aside.items()}
+    kept = {slot: replace(save.record, slot=slot, quarantined=True) for slot, save in aside.items()}
     return Rebuilt(
-        state=replace(state, tail=state.tail + len(rest), commits={**state.commits, **quarantined}),
+        state=replace(state, tail=state.tail + len(rest), commits={**state.commits, **kept}),
         found=tuple(record for record in state.live if record.slot in placed),
-        aside={slot: save.fault or _NO_SLOT for slot, save in aside.items()},
+        aside=torn | {slot: save.fault or _NO_SLOT for slot, save in aside.items()},
         deleted=deleted,
     )
+
+
+def _missing(names: Collection[str]) -> str | None:
+    """Find what is gone of a save whose deletion was cut short: `.metadata` goes first."""
+    return next((name for name in (METADATA_NAME, manifest_name(0)) if name not in names), None)
 
 
 def _replayed(start: LogState, entries: Entries, placed: Mapping[int, FoundSave]) -> LogState:

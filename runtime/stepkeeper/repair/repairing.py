@@ -12,7 +12,8 @@ from stepkeeper.log import BeginEntry, Claim, Log, LogState
 from stepkeeper.log.entries import lost_marker, new_nonce
 from stepkeeper.log.tail import slot_path
 from stepkeeper.repair.damage import DamagedLog
-from stepkeeper.repair.rebuild import Rebuilt, place_saves, rebuild
+from stepkeeper.repair.placing import place_saves
+from stepkeeper.repair.rebuild import Rebuilt, rebuild
 from stepkeeper.repair.saves import claim_of, look_at
 from stepkeeper.storage import ObjectStat, Store
 from stepkeeper.storage.base import PROBE_PREFIX
@@ -83,11 +84,15 @@ def plan_repair(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> Plan:
     sizes = log.sizes
     unknown = {folder for folder in sizes if claim_of(folder) >= (log.start.claim or 0)}
     unknown -= {record.folder for record in log.start.commits.values()}
+    lost_before: Collection[int] = ()
     if log.faults and unknown:
-        unknown -= log.named_folders()
+        named, lost_before = log.read_older()
+        unknown -= named
     ended = {folder for folder in unknown if manifest_name(0) in sizes[folder]} if log.faults else set()
     saves = [look_at(store, folder, sizes[folder], patience) for folder in sorted(ended)]
-    placed, rest = place_saves(saves, log.entries, log.claims, log.tail)
+    placed, rest = place_saves(
+        saves, log.start, log.entries, lost_before=lost_before, claims=log.claims, tail=log.tail
+    )
     rebuilt = rebuild(log.start, log.entries, placed, rest, sizes)
     added = range(log.tail + 1, rebuilt.state.tail + 1)
     return Plan(
@@ -102,11 +107,13 @@ def plan_repair(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> Plan:
 
 def _begin(state: LogState, lost: Collection[int], last: BeginEntry | None) -> BeginEntry:
     """Make the begin that repairs the log: it goes on from where the log had come to, for the same owner."""
-    anew = state.head is None and state.legacy is None and last is not None and last.scratch
+    # Whether the last claim has saved nothing: that it began from scratch is why HEAD is nothing then.
+    unsaved = all(record.claim != state.claim for record in state.commits.values())
+    scratch = state.head is None and state.legacy is None and last is not None and last.scratch and unsaved
     return BeginEntry(
         base=state.head,
         legacy=None if state.head is not None else state.legacy,
-        scratch=anew or None,
+        scratch=scratch or None,
         owner=state.owner,
         lost=tuple(sorted(lost)),
     )

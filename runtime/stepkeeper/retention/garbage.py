@@ -11,6 +11,7 @@ from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
 from stepkeeper.checkpoint.manifest import is_object_name
 from stepkeeper.errors import DamagedEntryError, MissingObjectError
 from stepkeeper.log import CommitEntry, Entry, Log, LogState
+from stepkeeper.log.reading import read_entry
 from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.log.tail import slot_of
 from stepkeeper.retention.leases import HeldSlots, IsOver, drop_over, leases_by
@@ -90,10 +91,12 @@ def sweep(
     if not doomed:
         return ()
     pinned = drop_over(store, is_over, patience=patience).slots
+    held = _folders_of(lambda slot: patience.retry(partial(read_entry, store, slot)), pinned, doomed)
+    left = tuple(each for each in doomed if each.slot in pinned or each.folder in held)
     for each in doomed:
-        if each.slot not in pinned:
+        if each not in left:
             _delete_folder(store, each.folder, patience)
-    return tuple(each for each in doomed if each.slot in pinned)
+    return left
 
 
 def gc(log: Log, store: Store, *, dry_run: bool = False, patience: Patience = DEFAULT_PATIENCE) -> GcReport:
@@ -130,7 +133,7 @@ def collect(
 
     Args:
         state: The log at that time.
-        entry: Reads an entry whose commit is gone from the state.
+        entry: Reads an entry.
         store: The root.
         is_over: Says which leases of pins are over; without it none is.
         dry_run: Only report what would be deleted.
@@ -144,7 +147,7 @@ def collect(
     held = HeldSlots(slots=frozenset())
     if found or any(stat.path.startswith(PIN_PREFIX) for stat in listed):
         held = drop_over(store, is_over, dry_run=dry_run, patience=patience)
-    slots = _folders_of(entry, held.slots - set(state.commits), found) if found else {}
+    slots = _folders_of(entry, held.slots, found) if found else {}
     pinned = tuple(
         Garbage(
             folder=each.folder, slot=slots[each.folder], n_objects=each.n_objects, size_bytes=each.size_bytes
@@ -222,18 +225,18 @@ def _is_over(target: str, state: LogState) -> bool:
 
 
 def _folders_of(
-    entry: Callable[[int], Entry], deleted: Iterable[int], found: Collection[Garbage]
+    entry: Callable[[int], Entry], pinned: Iterable[int], found: Collection[Garbage]
 ) -> dict[str, int]:
     """Find out which commits were in slots, by folder. Their entries are read again.
 
     Args:
         entry: Reads an entry.
-        deleted: The slots, of which no commit is live.
+        pinned: The slots. A repair may have given one whose entry is lost to another commit than had it.
         found: The garbage that they may name.
 
     """
     slots: dict[str, int] = {}
-    for slot in deleted:
+    for slot in pinned:
         try:
             body = entry(slot).body
         except MissingObjectError:

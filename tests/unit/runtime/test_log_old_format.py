@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_parts.damaged_root import IMPATIENT, damage, goes_on, repaired
+from store_parts.damaged_root import IMPATIENT, damage, goes_on, planned, repaired
 
 from stepkeeper.cli.blocks import verify_commit
 from stepkeeper.errors import DamagedEntryError
@@ -57,11 +57,22 @@ def test_its_commits_are_whole_and_it_is_gone_on_from(root: SmallRoot) -> None:
     assert {*before.commits} < {*after.commits}
 
 
-def test_an_entry_below_its_newest_index_that_is_damaged_is_repaired(root: SmallRoot) -> None:
+@pytest.mark.parametrize("slot", [0, 8, 59, 63, 64])
+def test_the_entry_before_stands_in_for_one_below_its_newest_index(root: SmallRoot, slot: int) -> None:
     truth = root.log.open()
-    damage(root, [64])
+    damage(root, [slot])
+    assert Log(root.store, patience=IMPATIENT).open() == truth
+    assert not planned(root.store).is_needed
+
+
+def test_two_damaged_entries_below_its_newest_index_are_repaired(root: SmallRoot) -> None:
+    truth = root.log.open()
+    damage(root, [63, 64])
     with pytest.raises(DamagedEntryError, match="slot 64 of the log"):
         Log(root.store, patience=IMPATIENT).open()
     state = repaired(root)
-    assert (state.commits, state.head) == (truth.commits, truth.head)
+    assert ({record.slot for record in state.live}, state.head) == (
+        {record.slot for record in truth.live},
+        truth.head,
+    )
     goes_on(root, state, 400)
