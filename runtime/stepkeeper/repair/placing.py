@@ -63,7 +63,8 @@ def place_saves(
         ]
         if before is None and claim > tail:
             slots = [*range(max(entries, default=tail) + 1, max(entries, default=tail) + 1 + len(fitting))]
-        found = _placed_in(slots, fitting, entries)
+        is_last = not any(of == claim and slot > after for of, _, slot in known)
+        found = _placed_in(slots, fitting, entries, is_last=is_last)
         # What was committed before the newest index, and isn't in it, has been deleted.
         found = {slot: save for slot, save in found.items() if slot > start.tail}
         placed |= found
@@ -89,7 +90,9 @@ def _bounds(
     return after, min((slot for step, slot in same if step > record.step), default=end)
 
 
-def _placed_in(slots: Sequence[int], saves: Sequence[FoundSave], entries: Entries) -> dict[int, FoundSave]:
+def _placed_in(
+    slots: Sequence[int], saves: Sequence[FoundSave], entries: Entries, *, is_last: bool
+) -> dict[int, FoundSave]:
     """Give the newest save the last of these slots, and so on down, but for those that may be condemned or deleted."""
     bodies = [entry.body for entry in entries.values() if entry is not None]
     condemned = {body.commit for body in bodies if isinstance(body, QuarantineEntry)}
@@ -99,8 +102,8 @@ def _placed_in(slots: Sequence[int], saves: Sequence[FoundSave], entries: Entrie
     for place, slot in enumerate(slots):
         if slot in condemned | deleted:
             first, last = sorted((place, place + surplus))
-            # What a retention deletes isn't HEAD: a newer save is there.
-            newest = slot in deleted - condemned and place < len(slots) - 1
+            # HEAD isn't deleted: a newer save is there, among these if no later commit is known.
+            newest = is_last and slot in deleted - condemned and place < len(slots) - 1
             doubtful |= {*range(first, min(last, len(saves) - 1 - newest) + 1)}
     return {
         slots[index - surplus]: save

@@ -70,6 +70,9 @@ def steps(state: LogState) -> tuple[int | None, list[int]]:
         pytest.param("100 200 300 !3", [2, 3], 200, [300], id="condemned, and the one before it"),
         pytest.param("100 200 !2 400", [2, 4], 400, [200], id="condemned, and a newer one"),
         pytest.param("100 200 300 -2", [2, 3], 300, [200], id="deleted by a later entry, and HEAD"),
+        pytest.param(
+            "100 200 *1 400 -2 600", [2, 3], 600, [200], id="deleted, another entry, and a commit after"
+        ),
         pytest.param("100 200 *1 300 -2", [2, 3, 4], 300, [200], id="the same with another entry between"),
     ],
 )
