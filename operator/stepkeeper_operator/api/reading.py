@@ -32,7 +32,7 @@ class Reading(Generic[T]):
 def describe_problems(problems: Sequence[str]) -> str:
     """Say which parts of a spec can't be read, and what to do."""
     parts = "; ".join(problems)
-    return f"this operator can't read {parts}. Correct it, or upgrade the operator; what already runs goes on"
+    return f"this operator can't read {parts}. Correct it, or upgrade the operator; running pods are not affected"
 
 
 def read_object(kind: type[T], raw: object) -> Reading[T]:

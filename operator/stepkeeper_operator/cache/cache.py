@@ -128,10 +128,6 @@ class Cache:
     def get_queued_resource(self, key: ObjectKey) -> RawObject | None:
         return self._queued_resources.get(key)
 
-    def list_queued_resource_jobs(self, key: ObjectKey) -> tuple[ObjectKey, ...]:
-        """List the keys of the jobs that name the QueuedResource in their placement."""
-        return self._queued_resource_jobs.list_jobs(key)
-
     def list_root_rivals(self, key: ObjectKey) -> tuple[JobRoot, ...]:
         """List the other jobs whose root is this job's, is inside of it or around it."""
         return self._job_roots.list_rivals(key)

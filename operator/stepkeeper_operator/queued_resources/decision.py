@@ -21,7 +21,6 @@ __all__ = [
     "DeleteCloudResource",
     "DeleteNode",
     "EvictPod",
-    "Finding",
     "LabelNodes",
     "Plan",
     "Problem",
@@ -113,9 +112,6 @@ Action: TypeAlias = (
 )
 
 
-Finding: TypeAlias = ConditionUpdate
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """Something that isn't as it should be, and what to do: a part of condition Degraded."""
@@ -133,7 +129,7 @@ class Plan:
 
     actions: tuple[Action, ...] = ()
     look_s: float | None = None
-    accepted: Finding | None = None
+    accepted: ConditionUpdate | None = None
     """Set where the plan knows why the request isn't accepted."""
 
     problems: tuple[Problem, ...] = ()

@@ -1,4 +1,4 @@
-"""Define what a rank's plan of a save tells the coordinator, its rules included, and what the coordinator answers."""
+"""Define what a rank's plan of a save gives the coordinator, its rules included, and what the coordinator answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -30,7 +30,7 @@ def repair(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let a damaged log go on with every save that is whole. Without --yes, only print it; exit code 1 if damaged."""
+    """Repair a damaged log, with every save that is whole. Without --yes, only print it; exit code 1 if damaged."""
     with open_root(context, url) as root:
         plan = plan_repair(root.store, patience=root.patience)
         if not plan.is_needed:

@@ -69,7 +69,7 @@ class RankGroup(Protocol):
     def heartbeat(self) -> AbstractContextManager[Callable[[int], None]]:
         """Beat while the block runs. A rank that waits for this one takes it for lost if no beat comes.
 
-        The block gets a function that notes how many more bytes were moved, which the next beat tells.
+        The block gets a function that notes how many more bytes were moved, which the next beat reports.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Let `python -m stepkeeper.launch` know which processes below it take SIGTERM as a notice.
 
-Each of them has a file in a folder of the launcher. The launcher sends SIGTERM to them alone. The file's name tells a
-process from another one that gets its number later, and from the one with this number in another PID namespace.
+Each of them has a file in a folder of the launcher. The launcher sends SIGTERM to them alone. The file's name
+distinguishes a process from one that gets its number later, and from the one with this number in another PID namespace.
 torchrun hands SIGTERM on to whole sessions, which ends what loads the ranks' data while they still train, and kills all
 of them 30 s later.
 """

@@ -86,7 +86,7 @@ class DamagedLog:
         """Read the older entries of the claim of the newest index too.
 
         Returns:
-            The folders that entries tell of, and the slots of those older entries that can't be read.
+            The folders that entries name, and the slots of those older entries that can't be read.
 
         """
         older = range((self.start.claim or 0) + 1, self.start.tail + 1)
@@ -126,6 +126,6 @@ class DamagedLog:
 
 
 def _folder_in(found: Entry | str | None) -> str | None:
-    """Return the folder of the save that this entry tells of; None if it tells of none, or can't be read."""
+    """Return the folder of the save that this entry names; None if it names none, or can't be read."""
     body = found.body if isinstance(found, Entry) else None
     return body.folder if isinstance(body, CommitEntry | VoidEntry) else None

@@ -32,7 +32,7 @@ def place_saves(
     the log's tail, the end of the log is lost, and there were as many slots as it takes.
 
     Args:
-        saves: The saves that no entry tells of.
+        saves: The saves that no entry names.
         start: The state before the entries.
         entries: The entries.
         lost_before: The slots of the claim of `start` that are before the entries and can't be read.
@@ -74,7 +74,7 @@ def place_saves(
 
 
 def _known(start: LogState, entries: Entries) -> list[tuple[int, int, int]]:
-    """List the claim, the step and the slot of each commit that the log still tells of."""
+    """List the claim, the step and the slot of each commit that the log still has."""
     bodies = ((slot, entry.claim, entry.body) for slot, entry in entries.items() if entry is not None)
     return [(record.claim, record.step, record.slot) for record in start.commits.values()] + [
         (claim, body.step, slot) for slot, claim, body in bodies if isinstance(body, CommitEntry)

@@ -29,7 +29,7 @@ from stepkeeper.repair.saves import FoundSave
 __all__ = ["Rebuilt", "find_contradiction", "rebuild"]
 
 
-_NO_SLOT: Final = "no lost slot can be told to be its own"
+_NO_SLOT: Final = "no lost slot is certainly its own"
 _HALF_DELETED: Final = "part of it is deleted: %s is missing"
 
 
@@ -47,7 +47,7 @@ class Rebuilt:
     """Why each of these commits of the state is quarantined, by slot: it isn't whole, or was hardly ever committed."""
 
     deleted: tuple[CommitRecord, ...] = ()
-    """Commits that the log tells of without any data left: an entry that can't be read has deleted them."""
+    """Commits in the log without any data left: an entry that can't be read has deleted them."""
 
 
 def find_contradiction(state: LogState, entries: Entries) -> tuple[int, str] | None:
@@ -122,7 +122,7 @@ def _replayed(start: LogState, entries: Entries, placed: Mapping[int, FoundSave]
 
 
 def _lost(state: LogState, slot: int, save: FoundSave | None) -> LogState:
-    """Pass over a slot that can't be read; the save that counts as its commit goes on from what came before."""
+    """Pass over a slot that can't be read; the save that counts as its commit continues from what came before."""
     if save is None:
         return replace(state, tail=slot)
     parent, legacy = state.next_base
@@ -139,7 +139,7 @@ def _past_damage(state: LogState, slot: int, entry: Entry) -> LogState:
     live = {record.slot for record in state.live}
     body = entry.body
     if isinstance(body, CommitEntry):
-        # What it goes on from was HEAD; if that isn't known, the nearest one is that is.
+        # Its base was HEAD; if that isn't known, the nearest one is that is.
         parent = body.parent if body.parent is None or body.parent in live else state.head
         legacy = body.legacy if body.parent is None else state.legacy if parent is None else None
         state = replace(state, head=parent, legacy=legacy, branching=False)

@@ -41,7 +41,7 @@ class Plan:
 
     body: BeginEntry
     unfinished: int
-    """The number of saves that no entry tells of and that hadn't come to their end."""
+    """The number of saves that no entry names and that hadn't come to their end."""
 
     @property
     def is_needed(self) -> bool:
@@ -69,7 +69,7 @@ class Writing:
 
 
 def plan_repair(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> Plan:
-    """Read the log from its newest index on, and the manifests of saves that it doesn't tell of. Nothing is written.
+    """Read the log from its newest index on, and the manifests of saves that it doesn't name. Nothing is written.
 
     Args:
         store: The root's store.
@@ -106,7 +106,7 @@ def plan_repair(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> Plan:
 
 
 def _begin(state: LogState, lost: Collection[int], last: BeginEntry | None) -> BeginEntry:
-    """Make the begin that repairs the log: it goes on from where the log had come to, for the same owner."""
+    """Make the begin that repairs the log: it continues from the end of the log, for the same owner."""
     # Whether the last claim has saved nothing: that it began from scratch is why HEAD is nothing then.
     unsaved = all(record.claim != state.claim for record in state.commits.values())
     scratch = state.head is None and state.legacy is None and last is not None and last.scratch and unsaved

@@ -41,7 +41,7 @@ IsOver = Callable[[int | None], bool]
 
 
 def lease_is_over(seen: int | None, tail: int, time_of: Callable[[int], float | None]) -> bool:
-    """Tell whether a lease is over. Pure.
+    """Return whether a lease is over. Pure.
 
     No clock of a holder or a collector takes part: the times are the store's, of entries that were put after the
     holder had read the log up to `seen`. The first one's time doesn't count: it came after that reading, but the file

@@ -54,12 +54,12 @@ class SaveJob:
     def step(self) -> int:
         return self.in_flight.step
 
-    def noting_moved(self, tell: Callable[[int], None]) -> Self:
-        """Return the same save, which also tells others how many bytes were moved."""
+    def noting_moved(self, report: Callable[[int], None]) -> Self:
+        """Return the same save, which also reports how many bytes were moved."""
 
         def note(n_bytes: int) -> None:
             self.note_moved(n_bytes)
-            tell(n_bytes)
+            report(n_bytes)
 
         return replace(self, note_moved=note)
 

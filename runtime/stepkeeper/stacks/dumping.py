@@ -13,7 +13,7 @@ __all__ = ["REPORT_LIMIT", "Pace", "StackDumper", "shorten_stacks"]
 
 _FACTOR: Final = 10.0
 _LEAST_GAPS: Final = 2
-"""The first steps compile, and tell nothing of those that follow."""
+"""The first steps compile, and say nothing about those that follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

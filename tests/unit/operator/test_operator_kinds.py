@@ -101,7 +101,6 @@ def test_a_change_of_a_queued_resource_concerns_the_jobs_that_name_it() -> None:
     jobs = (job_key("default", "a"), job_key("default", "b"))
     assert cache.record_queued_resource(queued_resource(2)) == (QR, *jobs)
     assert cache.record_queued_resource(queued_resource(2, name="other", uid="qr-2"))[1:] == ()
-    assert cache.list_queued_resource_jobs(QR) == jobs
     assert cache.record_queued_resource(queued_resource(3), deleted=True) == (QR, *jobs)
     assert not cache.knows(QR)
 
@@ -154,7 +153,7 @@ def test_an_object_that_was_made_again_outlives_the_one_before() -> None:
     cache.forget_objects(frozenset({"job-1", "qr-1"}))
     assert cache.knows(JOB)
     assert cache.knows(QR)
-    assert cache.list_queued_resource_jobs(QR) == (JOB,)
+    assert cache.record_queued_resource(queued_resource(6, uid="qr-3")) == (QR, JOB)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ async def test_the_condition_names_the_choice_and_what_to_do() -> None:
     await world.run_until_settled()
     assert message(world) == (
         "this operator can't read spec.placement: none of tpu, hosts is given, and this operator doesn't know gpu."
-        " Correct it, or upgrade the operator; what already runs goes on"
+        " Correct it, or upgrade the operator; running pods are not affected"
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceConditionType,
@@ -26,7 +27,7 @@ from stepkeeper_operator.labels import ADOPT_ANNOTATION
 from stepkeeper_operator.queued_resources.decide.answers import book, error_kind
 from stepkeeper_operator.queued_resources.decide.mirror import match_members
 from stepkeeper_operator.queued_resources.decide.problems import name_some
-from stepkeeper_operator.queued_resources.decision import Action, Finding, LabelNodes, Plan, Relabel
+from stepkeeper_operator.queued_resources.decision import Action, LabelNodes, Plan, Relabel
 from stepkeeper_operator.queued_resources.naming import (
     CLUSTER_LABEL,
     NAME_LABEL,
@@ -78,7 +79,7 @@ def plan_blocked(resource: QueuedResource, status: QueuedResourceStatus, scene: 
         return None
     text = (
         f"annotation {ADOPT_ANNOTATION} names {wanted}, and the cloud has nothing of this object's name with that id. "
-        "Correct it, or remove it and the machines are made anew"
+        "Correct it, or remove it and new machines are requested"
     )
     return _refuse(status, scene, "NothingToAdopt", text)
 
@@ -90,7 +91,7 @@ def plan_labels(resource: QueuedResource, status: QueuedResourceStatus, scene: S
     return (*relabels, *_label(resource, status, scene.sight.unlabelled, scene))
 
 
-def judge_labels(status: QueuedResourceStatus, nodes: tuple[CloudNode, ...]) -> Finding | None:
+def judge_labels(status: QueuedResourceStatus, nodes: tuple[CloudNode, ...]) -> ConditionUpdate | None:
     """Say that labels are still missing. None: none is, or the cloud has refused them and its own words tell."""
     ready = [node.id for node in nodes if node.state == _READY]
     refused = status.error is not None and status.error.verb == Verb.LABEL
@@ -210,9 +211,9 @@ def _describe_other(found: CloudQueuedResource, wanted: str, scene: Scene) -> st
 
 
 def _refuse(status: QueuedResourceStatus, scene: Scene, reason: str, message: str) -> Plan:
-    accepted = Finding(type=_KIND, status=False, reason=reason, message=message[:_MESSAGE_LIMIT])
+    accepted = ConditionUpdate(type=_KIND, status=False, reason=reason, message=message[:_MESSAGE_LIMIT])
     return Plan(status=status, look_s=scene.settings.poll_waiting_s, accepted=accepted)
 
 
-def _await(message: str) -> Finding:
-    return Finding(type=_KIND, status=None, reason="Adopting", message=message)
+def _await(message: str) -> ConditionUpdate:
+    return ConditionUpdate(type=_KIND, status=None, reason="Adopting", message=message)

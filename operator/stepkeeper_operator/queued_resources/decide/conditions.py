@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceConditionType,
@@ -14,7 +15,7 @@ from stepkeeper_operator.queued_resources.decide.answers import error_kind
 from stepkeeper_operator.queued_resources.decide.joining import derive_joined
 from stepkeeper_operator.queued_resources.decide.mirror import find_next_maintenance, to_word
 from stepkeeper_operator.queued_resources.decide.problems import degraded, find_problems, name_some
-from stepkeeper_operator.queued_resources.decision import Finding, Plan
+from stepkeeper_operator.queued_resources.decision import Plan
 from stepkeeper_operator.queued_resources.sight import Presence, Scene, Sight
 
 __all__ = ["derive_conditions"]
@@ -60,7 +61,7 @@ _QUOTA_IS_ENOUGH: Final = {
 
 def derive_conditions(
     resource: QueuedResource, plan: Plan, status: QueuedResourceStatus, scene: Scene
-) -> tuple[tuple[Finding, ...], float | None]:
+) -> tuple[tuple[ConditionUpdate, ...], float | None]:
     """Derive the conditions that can be told now; the others stay as they are.
 
     Returns:
@@ -80,32 +81,32 @@ def derive_conditions(
     return tuple(finding for finding in findings if finding is not None), look_s
 
 
-def _derive_accepted(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> Finding | None:
+def _derive_accepted(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> ConditionUpdate | None:
     kind = _TYPES.ACCEPTED
     if plan.accepted is not None:
         return plan.accepted
     error = error_kind(status)
     if status.error is not None and error in _REFUSALS and status.error.verb != "Delete":
         text = f"{status.error.code}: {status.error.message}. {_ADVICE[error]}"
-        return Finding(type=kind, status=False, reason=_REFUSALS[error], message=text)
+        return ConditionUpdate(type=kind, status=False, reason=_REFUSALS[error], message=text)
     if sight.is_ours and sight.resource is not None and sight.resource.state != "FAILED":
-        return Finding(
+        return ConditionUpdate(
             type=kind, status=True, reason="Accepted", message=f"the cloud has {sight.resource.name}"
         )
     if any(condition.type == kind for condition in status.conditions) and not plan.actions:
         return None
-    return Finding(type=kind, status=None, reason="NotAnswered", message=plan.waiting)
+    return ConditionUpdate(type=kind, status=None, reason="NotAnswered", message=plan.waiting)
 
 
-def _derive_active(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> Finding | None:
+def _derive_active(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> ConditionUpdate | None:
     kind, state = _TYPES.ACTIVE, status.state or QueuedResourceState.PENDING
     removing = status.bookkeeping.removing
     if removing:
-        return Finding(type=kind, status=False, reason=removing, message=plan.waiting)
+        return ConditionUpdate(type=kind, status=False, reason=removing, message=plan.waiting)
     if sight.presence is Presence.UNKNOWN and status.conditions:
         return None
     if state is QueuedResourceState.ACTIVE:
-        return Finding(type=kind, status=True, reason="Active", message=_STATE_TEXTS[state])
+        return ConditionUpdate(type=kind, status=True, reason="Active", message=_STATE_TEXTS[state])
     text, found = plan.waiting or _STATE_TEXTS.get(state, ""), sight.resource if sight.is_ours else None
     if state is QueuedResourceState.UNKNOWN and found is not None:
         text = (
@@ -116,17 +117,17 @@ def _derive_active(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> Fi
         text = f"{found.error_code}: {found.error_message}"
     elif status.error is not None:
         text = f"{text}{'; ' if text else ''}{status.error.code}: {status.error.message}"
-    return Finding(type=kind, status=False, reason=state.value, message=text)
+    return ConditionUpdate(type=kind, status=False, reason=state.value, message=text)
 
 
-def _derive_maintenance(status: QueuedResourceStatus, scene: Scene) -> Finding | None:
+def _derive_maintenance(status: QueuedResourceStatus, scene: Scene) -> ConditionUpdate | None:
     kind, sight, listing = _TYPES.MAINTENANCE_SCHEDULED, scene.sight, scene.observed.listing
     if listing is None:
         return None
     told = listing.version is ApiVersion.V2ALPHA1
     found = find_next_maintenance(sight.nodes, now=scene.now)
     if found is None and (told or not sight.nodes):
-        return Finding(type=kind, status=False, reason="NotAnnounced")
+        return ConditionUpdate(type=kind, status=False, reason="NotAnnounced")
     if found is None:
         known = any(condition.type == kind for condition in status.conditions)
         return None if known and not listing.refusal else _say_untold(listing.refusal)
@@ -135,26 +136,26 @@ def _derive_maintenance(status: QueuedResourceStatus, scene: Scene) -> Finding |
 
 def _describe_maintenance(
     nodes: tuple[CloudNode, ...], found: tuple[CloudNode, CloudMaintenance], *, told: bool, now: float
-) -> Finding:
+) -> ConditionUpdate:
     kind = _TYPES.MAINTENANCE_SCHEDULED
     current = tuple(n for n in nodes if n.maintenance is not None and not _is_over(n.maintenance, now=now))
     first, maintenance = find_next_maintenance(current, now=now) or found
     more = f", and {len(current) - 1} more" if len(current) > 1 else ""
     text = f"node {first.id}{more}: {_describe_window(maintenance, now=now)}"
     if not current:
-        return Finding(type=kind, status=False, reason="Over", message=text)
+        return ConditionUpdate(type=kind, status=False, reason="Over", message=text)
     ongoing = [n.id for n in current if n.maintenance is not None and n.maintenance.status == _ONGOING]
     if ongoing and first.id not in ongoing:
         text += f"; {name_some(ongoing)} has maintenance now"
     if not told:
         text += ". So v2alpha1 of the Cloud TPU API told before it ceased to answer"
-    return Finding(type=kind, status=True, reason="Ongoing" if ongoing else "Pending", message=text)
+    return ConditionUpdate(type=kind, status=True, reason="Ongoing" if ongoing else "Pending", message=text)
 
 
-def _say_untold(refusal: str) -> Finding:
+def _say_untold(refusal: str) -> ConditionUpdate:
     why = f" ({refusal})" if refusal else ""
     text = f"version v2 of the Cloud TPU API doesn't tell of maintenance, and v2alpha1 doesn't answer{why}"
-    return Finding(type=_TYPES.MAINTENANCE_SCHEDULED, status=None, reason="NotTold", message=text)
+    return ConditionUpdate(type=_TYPES.MAINTENANCE_SCHEDULED, status=None, reason="NotTold", message=text)
 
 
 def _is_over(maintenance: CloudMaintenance, *, now: float) -> bool:
@@ -181,7 +182,7 @@ def _describe_window(maintenance: CloudMaintenance, *, now: float) -> str:
     return f"{text}. Jobs on it save before it begins" if asked else text
 
 
-def _derive_quota(sight: Sight, status: QueuedResourceStatus) -> Finding | None:
+def _derive_quota(sight: Sight, status: QueuedResourceStatus) -> ConditionUpdate | None:
     kind, known = _TYPES.QUOTA_EXHAUSTED, {condition.type for condition in status.conditions}
     text, error = "", status.error
     if error is not None and error.verb != "Delete" and error_kind(status) is ErrorKind.QUOTA:
@@ -190,7 +191,7 @@ def _derive_quota(sight: Sight, status: QueuedResourceStatus) -> Finding | None:
         text = sight.resource.error_message
     if text:
         text = f"{text}. It is tried again, slowly: free quota in the project, or ask for more"
-        return Finding(type=kind, status=True, reason="QuotaExhausted", message=text)
+        return ConditionUpdate(type=kind, status=True, reason="QuotaExhausted", message=text)
     if status.state in _QUOTA_IS_ENOUGH or kind not in known:
-        return Finding(type=kind, status=False, reason="QuotaSuffices")
+        return ConditionUpdate(type=kind, status=False, reason="QuotaSuffices")
     return None

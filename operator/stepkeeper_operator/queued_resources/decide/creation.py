@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceConditionType,
@@ -14,7 +15,7 @@ from stepkeeper_operator.labels import ADOPT_ANNOTATION, QUEUED_RESOURCE_UID_LAB
 from stepkeeper_operator.queued_resources.decide.answers import book
 from stepkeeper_operator.queued_resources.decide.problems import find_refusals
 from stepkeeper_operator.queued_resources.decide.removal import delete_nodes
-from stepkeeper_operator.queued_resources.decision import CreateCloudResource, Finding, Plan
+from stepkeeper_operator.queued_resources.decision import CreateCloudResource, Plan
 from stepkeeper_operator.queued_resources.naming import (
     UID_LABEL,
     make_cloud_id,
@@ -143,6 +144,6 @@ def _claim(resource: QueuedResource, status: QueuedResourceStatus, *, adopted: b
     return book(status, created=True, adopted=adopted, spec_hash=hash_spec(spec))
 
 
-def _refuse(reason: str, message: str) -> Finding:
+def _refuse(reason: str, message: str) -> ConditionUpdate:
     kind = QueuedResourceConditionType.ACCEPTED
-    return Finding(type=kind, status=False, reason=reason, message=message[:_MESSAGE_LIMIT])
+    return ConditionUpdate(type=kind, status=False, reason=reason, message=message[:_MESSAGE_LIMIT])

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from stepkeeper_operator.api.v1alpha1.conditions import merge_conditions
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionUpdate, merge_conditions
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceConditionType,
@@ -25,7 +25,6 @@ from stepkeeper_operator.queued_resources.decide.removal import Removal, begin_r
 from stepkeeper_operator.queued_resources.decision import (
     Action,
     Decision,
-    Finding,
     SetFinalizer,
     Uncordon,
 )
@@ -107,8 +106,8 @@ def _describe(
     kinds = QueuedResourceConditionType
     text = f"it is being deleted: {removal.waiting}. What is applied now goes, too: apply it again once it is gone"
     findings = [
-        Finding(type=kinds.ACTIVE, status=False, reason=_REASON, message=text),
-        Finding(type=kinds.NODES_JOINED, status=False, reason=_REASON, message="it is being deleted"),
+        ConditionUpdate(type=kinds.ACTIVE, status=False, reason=_REASON, message=text),
+        ConditionUpdate(type=kinds.NODES_JOINED, status=False, reason=_REASON, message="it is being deleted"),
         degraded((*find_blocked_deletion(meta, status), *find_refusals(observed))),
     ]
     conditions = merge_conditions(status.conditions, findings, kinds, generation=meta.generation, now=now)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceConditionType,
@@ -14,7 +15,6 @@ from stepkeeper_operator.cloud_tpu.cloud import CloudNode
 from stepkeeper_operator.labels import CLOUD_NODE_LABEL, QUEUED_RESOURCE_UID_LABEL
 from stepkeeper_operator.queued_resources.decide.answers import book
 from stepkeeper_operator.queued_resources.decide.mirror import match_members
-from stepkeeper_operator.queued_resources.decision import Finding
 from stepkeeper_operator.queued_resources.observed import Member
 from stepkeeper_operator.queued_resources.sight import Presence, Scene, Sight
 
@@ -28,19 +28,19 @@ _MISSING: Final = {"Joining", "JoinTimeout", "HostsUnknown"}
 
 def derive_joined(
     resource: QueuedResource, status: QueuedResourceStatus, scene: Scene
-) -> tuple[Finding | None, float | None]:
+) -> tuple[ConditionUpdate | None, float | None]:
     """Judge it, and also return in how many seconds the deadline is over."""
     sight, now = scene.sight, scene.now
     if sight.presence is Presence.UNKNOWN:
         return None, None
     if not _are_expected(status, sight):
         text = "its hosts join once it is active"
-        return Finding(type=_KIND, status=False, reason="NotActive", message=text), None
+        return ConditionUpdate(type=_KIND, status=False, reason="NotActive", message=text), None
     gaps = _find_gaps(sight, match_members(sight.nodes, scene.observed.members))
     if not gaps:
         total = sum(node.n_hosts for node in sight.nodes)
         text = f"{total} of {total} hosts are Ready nodes"
-        return Finding(type=_KIND, status=True, reason="AllHostsJoined", message=text), None
+        return ConditionUpdate(type=_KIND, status=True, reason="AllHostsJoined", message=text), None
     since = status.bookkeeping.missing_since or status.bookkeeping.active_since
     left_s = (now if since is None else since) + resource.spec.join_timeout_seconds - now
     return _judge_gaps(resource, gaps, left_s)
@@ -75,22 +75,24 @@ class _Gap:
     """The cloud doesn't say how many hosts it has."""
 
 
-def _judge_gaps(resource: QueuedResource, gaps: list[_Gap], left_s: float) -> tuple[Finding, float | None]:
+def _judge_gaps(
+    resource: QueuedResource, gaps: list[_Gap], left_s: float
+) -> tuple[ConditionUpdate, float | None]:
     more = f"; and {len(gaps) - _NAMED} more nodes" if len(gaps) > _NAMED else ""
     what = f"missing: {'; '.join(gap.text for gap in gaps[:_NAMED])}{more}"
     if all(gap.cordoned for gap in gaps):
-        return Finding(type=_KIND, status=False, reason="Cordoned", message=what), None
+        return ConditionUpdate(type=_KIND, status=False, reason="Cordoned", message=what), None
     if left_s > 0 and all(gap.uncounted for gap in gaps):
-        return Finding(type=_KIND, status=None, reason="HostsUnknown", message=what), left_s
+        return ConditionUpdate(type=_KIND, status=None, reason="HostsUnknown", message=what), left_s
     if left_s > 0:
-        return Finding(type=_KIND, status=False, reason="Joining", message=what), left_s
+        return ConditionUpdate(type=_KIND, status=False, reason="Joining", message=what), left_s
     text = (
         f"{what}. They had {resource.spec.join_timeout_seconds} s. Look at the startup script's output on such a host "
         "(gcloud compute tpus tpu-vm ssh, then journalctl -u google-startup-scripts, and -u kubelet or, on k3s, "
         "-u k3s-agent), at its join token, and at its labels: it needs "
         f"{QUEUED_RESOURCE_UID_LABEL}={resource.metadata.uid} and {CLOUD_NODE_LABEL}"
     )
-    return Finding(type=_KIND, status=False, reason="JoinTimeout", message=text), None
+    return ConditionUpdate(type=_KIND, status=False, reason="JoinTimeout", message=text), None
 
 
 def _find_gaps(sight: Sight, matched: Mapping[str, tuple[Member, ...]]) -> list[_Gap]:

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
@@ -12,7 +13,7 @@ from stepkeeper_operator.cloud_tpu.cloud import ErrorKind
 from stepkeeper_operator.queued_resources.decide.answers import describe_error, error_kind
 from stepkeeper_operator.queued_resources.decide.ends import find_lost_states
 from stepkeeper_operator.queued_resources.decide.mirror import to_word
-from stepkeeper_operator.queued_resources.decision import Finding, Problem
+from stepkeeper_operator.queued_resources.decision import Problem
 from stepkeeper_operator.queued_resources.observed import Observed, Verb
 from stepkeeper_operator.queued_resources.sight import Scene, Sight
 
@@ -41,12 +42,12 @@ def find_problems(resource: QueuedResource, scene: Scene) -> tuple[Problem, ...]
     )
 
 
-def degraded(problems: tuple[Problem, ...]) -> Finding:
+def degraded(problems: tuple[Problem, ...]) -> ConditionUpdate:
     """Sum up all problems; the first one gives the reason."""
     if not problems:
-        return Finding(type=QueuedResourceConditionType.DEGRADED, status=False, reason="AsExpected")
+        return ConditionUpdate(type=QueuedResourceConditionType.DEGRADED, status=False, reason="AsExpected")
     text = "; ".join(problem.message for problem in problems)
-    return Finding(
+    return ConditionUpdate(
         type=QueuedResourceConditionType.DEGRADED, status=True, reason=problems[0].reason, message=text
     )
 
