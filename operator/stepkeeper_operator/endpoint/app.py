@@ -1,5 +1,6 @@
 """Answer POST /v1/namespaces/{namespace}/jobs/{name}/report: a Report in, a Directive out."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -18,6 +19,9 @@ from stepkeeper_operator.metrics import Metrics
 __all__ = ["REPORT_PATH", "ReportEndpoint"]
 
 REPORT_PATH: Final = "/v1/namespaces/{namespace}/jobs/{name}/report"
+
+_BODY_S: Final = 5.0
+"""Seconds for the body of a report. Companions wait as long for their answer."""
 
 _log = logging.getLogger(__name__)
 
@@ -99,7 +103,10 @@ def _read_token(request: web.Request) -> str:
 
 async def _read_body(request: web.Request) -> bytes:
     try:
-        return await request.read()
+        async with asyncio.timeout(_BODY_S):
+            return await request.read()
+    except TimeoutError as error:
+        raise ReportRefusedError(408, f"the report wasn't there after {_BODY_S:.0f} s") from error
     except web.HTTPRequestEntityTooLarge as error:
         raise ReportRefusedError(413, f"a report has at most {REPORT_LIMIT_BYTES} bytes") from error
     except (OSError, web.RequestPayloadError) as error:

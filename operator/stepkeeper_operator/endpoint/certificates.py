@@ -1,6 +1,6 @@
 """Make the endpoint's own CA and serving certificate, and renew both in time."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from typing import Final
@@ -10,20 +10,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-__all__ = ["CA_NAME", "KeyPair", "TlsMaterial", "make_tls", "needs_renewal", "renew_tls"]
+__all__ = ["KeyPair", "TlsMaterial", "make_tls", "needs_renewal", "renew_tls"]
 
-CA_NAME: Final = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "stepkeeper operator CA")])
-"""Subject of each CA that an operator has made."""
+_CA_NAME: Final = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "stepkeeper operator CA")])
 
 _CA_LIFE: Final = timedelta(days=3650)
 _SERVING_LIFE: Final = timedelta(days=90)
 _RENEW_BEFORE: Final = timedelta(days=30)
-_ROTATE_BEFORE: Final = timedelta(days=730)
-"""Time before the end of a CA at which the next one is made."""
-
-_TRUSTED_BEFORE: Final = timedelta(days=30)
-"""Time for which pods are told to trust a CA before it signs."""
-
 _CLOCK_SKEW: Final = timedelta(hours=1)
 
 
@@ -35,21 +28,10 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsMaterial:
-    """The endpoint's certificate, the CA that signed it, and the CAs before and after that one."""
+    """The endpoint's certificate, and the CA that signed it, which pods trust."""
 
     ca: KeyPair
     serving: KeyPair
-    next_ca: KeyPair | None = None
-    """The CA that will sign. Pods trust it before anything is signed with it."""
-
-    old_cas: tuple[bytes, ...] = ()
-    """Certificates of earlier CAs that haven't ended."""
-
-    @property
-    def trusted_pem(self) -> bytes:
-        """All CAs that pods are to trust; the one that signs is first."""
-        known = () if self.next_ca is None else (self.next_ca.certificate_pem,)
-        return b"".join((self.ca.certificate_pem, *known, *self.old_cas))
 
 
 def make_tls(
@@ -64,26 +46,13 @@ def make_tls(
 def renew_tls(tls: TlsMaterial, names: tuple[str, ...], *, now: datetime | None = None) -> TlsMaterial:
     """Return what is to be served and trusted from now on: `tls` itself if nothing is due.
 
-    A CA is replaced in two steps: pods get the next one to trust, and only weeks later it signs. The one before stays
-    trusted until its end.
+    A CA is replaced before it can end within the life of a certificate. Pods that don't trust the next one yet report
+    again once their ConfigMap has it.
     """
     now = now or datetime.now(UTC)
-    rotated = _rotate(tls, now)
-    if rotated.ca != tls.ca or needs_renewal(rotated, names, now=now):
-        serving = make_tls(names, ca=rotated.ca, now=now).serving
-        return replace(rotated, serving=serving)
-    return tls if rotated == tls else rotated
-
-
-def _rotate(tls: TlsMaterial, now: datetime) -> TlsMaterial:
-    old = tuple(pem for pem in tls.old_cas if _load(pem).not_valid_after_utc > now)
-    if tls.next_ca is None:
-        due = _load(tls.ca.certificate_pem).not_valid_after_utc - now < _ROTATE_BEFORE
-        return replace(tls, old_cas=old, next_ca=_make_ca(now) if due else None)
-    known_for = now - (_load(tls.next_ca.certificate_pem).not_valid_before_utc + _CLOCK_SKEW)
-    if known_for < _TRUSTED_BEFORE and now < _load(tls.ca.certificate_pem).not_valid_after_utc:
-        return replace(tls, old_cas=old)
-    return replace(tls, ca=tls.next_ca, next_ca=None, old_cas=(tls.ca.certificate_pem, *old))
+    if _load(tls.ca.certificate_pem).not_valid_after_utc - now < _SERVING_LIFE:
+        return make_tls(names, now=now)
+    return make_tls(names, ca=tls.ca, now=now) if needs_renewal(tls, names, now=now) else tls
 
 
 def needs_renewal(tls: TlsMaterial, names: tuple[str, ...], *, now: datetime | None = None) -> bool:
@@ -110,7 +79,7 @@ def _make_ca(now: datetime) -> KeyPair:
         decipher_only=False,
     )
     certificate = (
-        _builder(CA_NAME, CA_NAME, key.public_key(), now, _CA_LIFE)
+        _builder(_CA_NAME, _CA_NAME, key.public_key(), now, _CA_LIFE)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)

@@ -9,11 +9,16 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from stepkeeper_operator.endpoint.certificates import KeyPair
-from stepkeeper_operator.endpoint.connections import Limits, Listener
 
 __all__ = ["Servers", "load_certificate", "server_tls"]
 
 _SHUTDOWN_S = 3.0
+_IDLE_S = 5.0
+"""Seconds for which a connection is kept after its answer."""
+
+_BACKLOG = 4096
+"""Connections that wait in the kernel when all jobs report at once."""
+
 _MAX_HEADERS = 32
 """Headers of a request, of 8 KiB at most each. They are held before anybody can look at them."""
 
@@ -49,9 +54,8 @@ _log.addFilter(_is_about_the_server)
 class Servers:
     """Run servers in this event loop until `close`."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
-        self._servers: list[tuple[Listener, web.AppRunner]] = []
+    def __init__(self) -> None:
+        self._runners: list[web.AppRunner] = []
 
     async def start(
         self, app: web.Application, *, host: str, port: int, tls: ssl.SSLContext | None = None
@@ -62,18 +66,16 @@ class Servers:
             access_log=None,
             logger=_log,
             shutdown_timeout=_SHUTDOWN_S,
+            keepalive_timeout=_IDLE_S,
             auto_decompress=False,
             max_headers=_MAX_HEADERS,
         )
         await runner.setup()
-        assert runner.server is not None  # made by its setup
-        listener = Listener(runner.server, host=host, port=port, tls=tls, limits=self._limits)
-        self._servers.append((listener, runner))
-        return listener.port
+        self._runners.append(runner)
+        await web.TCPSite(runner, host, port, ssl_context=tls, backlog=_BACKLOG).start()
+        bound: int = runner.addresses[0][1]
+        return bound
 
     async def close(self) -> None:
-        while self._servers:
-            listener, runner = self._servers.pop(0)
-            await listener.stop()
-            await runner.cleanup()
-            await listener.close()
+        while self._runners:
+            await self._runners.pop(0).cleanup()

@@ -30,12 +30,12 @@ class ServingCertificate:
 
     @property
     def ca_pem(self) -> str:
-        """The CAs that pods trust. Known after the first `renew`."""
+        """The CA that pods trust. Known after the first `renew`."""
         assert self._tls is not None  # renewed before anything is served
-        return self._tls.trusted_pem.decode()
+        return self._tls.ca.certificate_pem.decode()
 
     async def renew(self) -> None:
-        """Load the stored certificates, and do what is due: another certificate, a step of the CA's rotation.
+        """Load the stored certificates, and replace what ends soon.
 
         Without the Secret, the CA is new too.
 

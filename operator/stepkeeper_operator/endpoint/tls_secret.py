@@ -10,7 +10,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from stepkeeper_operator.endpoint.certificates import CA_NAME, KeyPair, TlsMaterial
+from stepkeeper_operator.endpoint.certificates import KeyPair, TlsMaterial
 from stepkeeper_operator.errors import CertificateError
 from stepkeeper_operator.facts.raw import RawObject
 
@@ -18,7 +18,6 @@ __all__ = ["read_secret", "secret_manifest"]
 
 _MADE_BY: Final = {"app.kubernetes.io/managed-by": "stepkeeper-operator"}
 _CA_CERT, _CA_KEY, _CERT, _KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
-_NEXT_CERT, _NEXT_KEY = "next-ca.crt", "next-ca.key"
 _NOT_OURS: Final = (
     "was not made by this operator, which changes no Secret of others. Delete it, or rename it and let what needs it "
     "read it there: the operator makes one of its own then"
@@ -38,18 +37,13 @@ def read_secret(secret: RawObject) -> TlsMaterial:
     """
     meta, data = secret["metadata"], secret.get("data") or {}
     where = f"Secret {meta['namespace']}/{meta['name']}"
-    labelled = (meta.get("labels") or {}).items() >= _MADE_BY.items()
-    if not labelled and not _is_from_older_release(data):
+    if not (meta.get("labels") or {}).items() >= _MADE_BY.items():
         raise CertificateError(f"{where} {_NOT_OURS}")
     try:
-        tls = TlsMaterial(
-            ca=_read_pair(data, _CA_CERT, _CA_KEY),
-            serving=_read_pair(data, _CERT, _KEY),
-            next_ca=_read_pair(data, _NEXT_CERT, _NEXT_KEY) if _NEXT_CERT in data else None,
-        )
+        tls = TlsMaterial(ca=_read_pair(data, _CA_CERT, _CA_KEY), serving=_read_pair(data, _CERT, _KEY))
         serving = x509.load_pem_x509_certificate(tls.serving.certificate_pem)
         serving.verify_directly_issued_by(x509.load_pem_x509_certificate(tls.ca.certificate_pem))
-        return TlsMaterial(ca=tls.ca, serving=tls.serving, next_ca=tls.next_ca, old_cas=_read_old(data, tls))
+        return tls
     except InvalidSignature as error:
         raise CertificateError(f"{where}: {_CERT} isn't signed by {_CA_CERT}. {_ADVICE}") from error
     except (ValueError, TypeError, UnsupportedAlgorithm, x509.ExtensionNotFound) as error:
@@ -59,13 +53,11 @@ def read_secret(secret: RawObject) -> TlsMaterial:
 def secret_manifest(tls: TlsMaterial, *, namespace: str, name: str) -> RawObject:
     """Build the Secret that `read_secret` reads."""
     parts = {
-        _CA_CERT: tls.trusted_pem,
+        _CA_CERT: tls.ca.certificate_pem,
         _CA_KEY: tls.ca.key_pem,
         _CERT: tls.serving.certificate_pem,
         _KEY: tls.serving.key_pem,
     }
-    if tls.next_ca is not None:
-        parts |= {_NEXT_CERT: tls.next_ca.certificate_pem, _NEXT_KEY: tls.next_ca.key_pem}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -73,15 +65,6 @@ def secret_manifest(tls: TlsMaterial, *, namespace: str, name: str) -> RawObject
         "type": "kubernetes.io/tls",
         "data": {key: base64.b64encode(data).decode() for key, data in parts.items()},
     }
-
-
-def _is_from_older_release(data: Mapping[str, str]) -> bool:
-    """Return True for a Secret with a CA of the operator and its key. Early releases set no label."""
-    try:
-        ca = _read_pair(data, _CA_CERT, _CA_KEY)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        return False
-    return x509.load_pem_x509_certificate(ca.certificate_pem).subject == CA_NAME
 
 
 def _read_part(data: Mapping[str, str], key: str) -> bytes:
@@ -107,10 +90,3 @@ def _read_pair(data: Mapping[str, str], certificate_key: str, private_key: str) 
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
         raise ValueError(f"{private_key} isn't the key of {certificate_key}")
     return KeyPair(certificate_pem=certificate.public_bytes(serialization.Encoding.PEM), key_pem=key_pem)
-
-
-def _read_old(data: Mapping[str, str], tls: TlsMaterial) -> tuple[bytes, ...]:
-    known = {tls.ca.certificate_pem} | (set() if tls.next_ca is None else {tls.next_ca.certificate_pem})
-    certificates = x509.load_pem_x509_certificates(_read_part(data, _CA_CERT))
-    texts = (certificate.public_bytes(serialization.Encoding.PEM) for certificate in certificates)
-    return tuple(text for text in texts if text not in known)
