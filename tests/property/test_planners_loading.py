@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from stepkeeper_planners import SPMDLoadPlanner
 from stepkeeper_planners.geometry.boxes import Box
-from stepkeeper_planners.geometry.segment_tree import find_intersections
+from stepkeeper_planners.loading.resharding import find_intersections
 
 # Of complex32, which torch stores none the less.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")

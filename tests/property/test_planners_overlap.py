@@ -1,9 +1,8 @@
-"""No overlap is overlooked and none is made up, whatever the boxes; and looking for one takes n log n."""
+"""No overlap is overlooked and none is made up, whatever the boxes."""
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +11,9 @@ from hypothesis import strategies as st
 from thoroughness import scaled
 
 from stepkeeper_planners.errors import LayoutError
-from stepkeeper_planners.geometry import overlapping_pair
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_cover
-from stepkeeper_planners.geometry.overlapping_pair import BoxLike, Search, find_overlap, sweep
-from stepkeeper_planners.geometry.segment_tree import OverlapSearch
+from stepkeeper_planners.geometry.overlapping_pair import find_overlap
 
 
 def box(*spans: tuple[int, int]) -> Box:
@@ -65,11 +62,6 @@ def stairs(n_boxes: int) -> tuple[tuple[int, ...], list[Box]]:
     return (side + 1, side + 1), boxes
 
 
-def search_tree(boxes: Sequence[BoxLike]) -> tuple[int, int] | None:
-    return OverlapSearch(boxes).found
-
-
-SEARCHES: list[Search] = [sweep, search_tree]
 TILINGS: list[Callable[[int], tuple[tuple[int, ...], list[Box]]]] = [
     spiral,
     columns,
@@ -80,15 +72,12 @@ TILINGS: list[Callable[[int], tuple[tuple[int, ...], list[Box]]]] = [
 
 @settings(deadline=None, max_examples=scaled(120))
 @given(
-    st.sampled_from(SEARCHES),
     st.integers(0, 2**32),
     st.integers(1, 4),
     st.integers(0, 150),
     st.integers(2, 400),
 )
-def test_found_exactly_if_there_is_one(
-    search_rest: Search, seed: int, n_axes: int, n_boxes: int, side: int
-) -> None:
+def test_found_exactly_if_there_is_one(seed: int, n_axes: int, n_boxes: int, side: int) -> None:
     chance = random.Random(seed)
 
     def any_box() -> Box:
@@ -96,7 +85,7 @@ def test_found_exactly_if_there_is_one(
         return box(*((start, start + chance.randint(1, 1 + side // 20)) for start in starts))
 
     boxes = [any_box() for _ in range(n_boxes)]
-    found = find_overlap(boxes, search_rest)
+    found = find_overlap(boxes)
     if found is None:
         assert all(one.intersect(other) is None for one, other in combinations(boxes, 2))
     else:
@@ -104,8 +93,7 @@ def test_found_exactly_if_there_is_one(
         assert boxes[found[0]].intersect(boxes[found[1]]) is not None
 
 
-@pytest.mark.parametrize("search_rest", SEARCHES)
-def test_few_boxes_and_empty_ones_overlap_exactly_if_an_element_is_in_two(search_rest: Search) -> None:
+def test_few_boxes_and_empty_ones_overlap_exactly_if_an_element_is_in_two() -> None:
     chance = random.Random(3)
     for _ in range(2000):
         n_axes = chance.randint(1, 3)
@@ -115,7 +103,7 @@ def test_few_boxes_and_empty_ones_overlap_exactly_if_an_element_is_in_two(search
             starts = [chance.randint(0, 4) for _ in range(n_axes)]
             boxes.append(box(*((start, start + chance.randint(0, 3)) for start in starts)))
             seen[boxes[-1].slices] += 1
-        found = find_overlap(boxes, search_rest)
+        found = find_overlap(boxes)
         assert (found is not None) == bool((seen > 1).any())
 
 
@@ -140,36 +128,3 @@ def test_one_change_in_a_tiling_is_seen(
     with pytest.raises(LayoutError, match="is in none") as caught:
         check_cover("w", shape, boxes)
     assert f"the one at {moved.offsets} is in none" in str(caught.value)
-
-
-@pytest.mark.parametrize("tiling", TILINGS)
-def test_eight_times_the_boxes_are_eight_times_the_work_and_a_logarithm(
-    tiling: Callable[[int], tuple[tuple[int, ...], list[Box]]],
-) -> None:
-    def looked_at() -> Iterator[tuple[int, int]]:
-        for n_boxes in (1_000, 8_000):
-            search = OverlapSearch(tiling(n_boxes)[1])
-            assert search.found is None
-            yield len(tiling(n_boxes)[1]), search.n_visited
-
-    (n_few, few), (n_many, many) = looked_at()
-    # n log^2 n grows 8 * (13 / 10)^2 = 13.5 times, n squared 64 times.
-    assert many / few < 14 * (n_many / n_few) / 8
-
-
-@pytest.mark.parametrize("tiling", TILINGS)
-def test_parting_alone_is_no_more_work_than_that(
-    tiling: Callable[[int], tuple[tuple[int, ...], list[Box]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Check the work where straight lines part one box at a time from the rest: the search of the rest takes over."""
-    n_sorted: list[int] = []
-
-    def count(items: Iterable[object], **options: Any) -> list[Any]:
-        held = list(items)
-        n_sorted.append(len(held))
-        return sorted(held, **options)
-
-    monkeypatch.setattr(overlapping_pair, "sorted", count, raising=False)
-    boxes = tiling(4_000)[1]
-    assert find_overlap(boxes, search_tree) is None
-    assert sum(n_sorted) < 30 * len(boxes)

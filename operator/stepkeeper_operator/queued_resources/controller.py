@@ -13,7 +13,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU
-from stepkeeper_operator.cloud_tpu.counting import CountingCloudTPU
+from stepkeeper_operator.cloud_tpu.counting import count_requests
 from stepkeeper_operator.cluster import QUEUED_RESOURCES, Cluster, Resource
 from stepkeeper_operator.metrics import Metrics, QueuedResourceMetrics
 from stepkeeper_operator.queued_resources.apply import Applier
@@ -133,7 +133,7 @@ def make_queued_resource_controller(
 ) -> QueuedResourceController:
     """Put a controller together with an observer and an applier that share one memory of the resources."""
     memory, figures = Memory(clock), metrics.queued_resources
-    cloud = CountingCloudTPU(cloud, figures.count_request)
+    cloud = count_requests(cloud, figures.count_request)
     observer = Observer(
         cluster=cluster,
         cache=cache,

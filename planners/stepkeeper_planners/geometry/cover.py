@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 from stepkeeper_planners.errors import LayoutError, format_ranks
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Owner, TensorLayout
-from stepkeeper_planners.geometry.overlapping_pair import BoxLike, find_overlap
-from stepkeeper_planners.geometry.segment_tree import OverlapSearch
+from stepkeeper_planners.geometry.overlapping_pair import find_overlap
 
 __all__ = ["check_cover", "check_disjoint", "check_layout"]
 
@@ -30,8 +29,6 @@ def check_layout(layout: TensorLayout) -> None:
 
 def check_cover(fqn: str, global_shape: tuple[int, ...], boxes: Sequence[Box], owners: _Owners = ()) -> None:
     """Check that the boxes are inside the tensor, are disjoint, and leave no element out.
-
-    It takes O(n log^d n) for n boxes of d dimensions, however they lie.
 
     Args:
         fqn: the tensor's name, for the error.
@@ -70,14 +67,10 @@ def check_disjoint(fqn: str, boxes: Sequence[Box], owners: _Owners = ()) -> None
     """
     if len(boxes) > 1 and not boxes[0].offsets:
         raise LayoutError(f"{fqn}: a 0-dim tensor has one chunk, got {len(boxes)}")
-    found = find_overlap(boxes, _search)
+    found = find_overlap(boxes)
     if found is not None:
         one, other = (_describe_chunk(number, boxes, owners) for number in found)
         raise LayoutError(f"{fqn}: {one} and {other} overlap")
-
-
-def _search(boxes: Sequence[BoxLike]) -> tuple[int, int] | None:
-    return OverlapSearch(boxes).found
 
 
 def _describe_chunk(number: int, boxes: Sequence[Box], owners: _Owners) -> str:

@@ -1,15 +1,15 @@
 """Find one pair of boxes that overlap, by cutting along straight lines that cross no box.
 
-The search is exact for all boxes, and fast for those that shardings make; `segment_tree` is fast for all.
+The search is exact for all boxes, and fast for those that shardings make.
 
 Only the standard library is imported: the process that commits a checkpoint, and the command line, run without torch
 and numpy.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, Protocol
 
-__all__ = ["BoxLike", "find_overlap", "sweep"]
+__all__ = ["BoxLike", "find_overlap"]
 
 _MAX_PART_SHARE: Final = 0.75
 """The largest share of a group that a part may have; with larger parts, each sort would separate only a few boxes."""
@@ -29,10 +29,7 @@ class BoxLike(Protocol):
         ...
 
 
-Search = Callable[[Sequence[BoxLike]], tuple[int, int] | None]
-
-
-def sweep(boxes: Sequence[BoxLike]) -> tuple[int, int] | None:
+def _sweep(boxes: Sequence[BoxLike]) -> tuple[int, int] | None:
     """Find two boxes that overlap. Compare each with those that it overlaps along one axis: quadratic if many do."""
     if not boxes[0].offsets:
         return 0, 1
@@ -49,7 +46,7 @@ def sweep(boxes: Sequence[BoxLike]) -> tuple[int, int] | None:
     return None
 
 
-def find_overlap(boxes: Sequence[BoxLike], search_rest: Search = sweep) -> tuple[int, int] | None:
+def find_overlap(boxes: Sequence[BoxLike]) -> tuple[int, int] | None:
     """Find two boxes that have an element in common.
 
     Shardings cut tensors along lines that cross no box. The boxes are separated along such lines, by one axis after
@@ -57,8 +54,6 @@ def find_overlap(boxes: Sequence[BoxLike], search_rest: Search = sweep) -> tuple
 
     Args:
         boxes: boxes with the same number of dimensions. Empty ones overlap none.
-        search_rest: searches groups of boxes that such lines hardly separate. It gets at least two boxes, none of
-            them empty, and returns the places of two that overlap, or None.
 
     Returns:
         The numbers of two that overlap, the lower first; None if no two do.
@@ -74,7 +69,7 @@ def find_overlap(boxes: Sequence[BoxLike], search_rest: Search = sweep) -> tuple
     while waiting:
         group, axis, n_tried = waiting.pop()
         if n_tried == n_axes:
-            found = search_rest([boxes[number] for number in group])
+            found = _sweep([boxes[number] for number in group])
             if found is not None:
                 one, other = (group[place] for place in found)
                 return min(one, other), max(one, other)

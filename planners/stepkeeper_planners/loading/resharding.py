@@ -2,13 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
 
 from stepkeeper_planners.errors import LayoutError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_disjoint
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-from stepkeeper_planners.geometry.segment_tree import find_intersections
 from stepkeeper_planners.loading.stored_state import StoredTensor
+
+_FEW: Final = 32
+"""The number of boxes up to which they are compared one by one, without arrays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +84,29 @@ def plan_tensor_reads(
     if lacking:
         raise LayoutError(f"{name}: the chunks lack {lacking} of {wanted} elements that this rank holds")
     return pieces
+
+
+def find_intersections(wanted: Sequence[Box], stored: Sequence[Box]) -> list[list[tuple[int, Box]]]:
+    """Find the stored boxes that each wanted box overlaps.
+
+    Returns:
+        For each wanted box: the numbers of these stored boxes, ascending, with the common part.
+    """
+    if len(stored) <= _FEW:
+        return [
+            [(n, common) for n, box in enumerate(stored) if (common := box.intersect(each)) is not None]
+            for each in wanted
+        ]
+    starts = np.array([box.offsets for box in stored], dtype=np.int64)
+    ends = starts + np.array([box.sizes for box in stored], dtype=np.int64)
+    found = []
+    for box in wanted:
+        lows, highs = np.maximum(starts, box.offsets), np.minimum(ends, box.ends)
+        numbers = np.flatnonzero((lows < highs).all(axis=1))
+        sizes = (highs - lows)[numbers].tolist()
+        corners = zip(numbers.tolist(), lows[numbers].tolist(), sizes, strict=True)
+        found.append([(n, Box(offsets=tuple(low), sizes=tuple(size))) for n, low, size in corners])
+    return found
 
 
 def group_by_chunk(pieces: Sequence[PieceRead]) -> tuple[ChunkRead, ...]:
