@@ -1,6 +1,6 @@
 """Test the cache: the jobs that a change concerns, and objects that are gone unnoticed."""
 
-from fake_cluster.world import World
+from fake_cluster.world import World, running
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
 from stepkeeper_operator.cache.keys import job_key
 from stepkeeper_operator.facts.raw import RawObject
@@ -8,39 +8,9 @@ from stepkeeper_operator.facts.raw import RawObject
 KEY = job_key("default", "lm")
 
 
-async def running() -> World:
-    world = World()
-    await world.run_until_settled(rounds=4)
-    return world
-
-
 def silently(world: World, plural: str, namespace: str | None, name: str) -> RawObject:
     """Delete the object while the watch is broken."""
     return world.cluster.objects.pop((plural, namespace, name))
-
-
-async def test_nothing_is_forgotten_of_a_cluster_that_is_seen_right() -> None:
-    world = await running()
-    assert await world.sweep() == frozenset()
-    assert len(world.cache.list_pods(world.job.metadata.uid)) == 2
-
-
-async def test_a_pod_a_job_and_a_jobset_that_are_gone_unnoticed_are_found() -> None:
-    world = await running()
-    silently(world, "jobsets", "default", "lm")
-    silently(world, "jobs", "default", "lm-w-0")
-    pod = silently(world, "pods", "default", world.pods[0]["metadata"]["name"])
-    assert await world.sweep() == {KEY}
-    assert world.cache.get_jobset(KEY) is None
-    assert world.cache.get_batch_job("jobs-1") is None
-    assert world.cache.get_pod("default", pod["metadata"]["name"]) is None
-
-
-async def test_a_training_job_that_is_gone_unnoticed_is_found() -> None:
-    world = await running()
-    silently(world, "checkpointedtrainingjobs", "default", "lm")
-    assert await world.sweep() == {KEY}
-    assert world.cache.get_training_job(KEY) is None
 
 
 async def test_a_node_that_is_gone_unnoticed_is_remembered_as_lost() -> None:
@@ -64,17 +34,14 @@ async def test_what_a_watch_brings_late_does_not_undo_what_a_write_was_answered_
     assert raw["spec"]["totalSteps"] == 5
 
 
-async def test_a_heartbeat_of_a_node_concerns_no_job() -> None:
-    world = await running()
-    node = world.cluster.objects["nodes", None, world.pods[0]["spec"]["nodeName"]]
-    assert world.cache.record_node(node) == ()
-
-
 async def test_a_lost_node_concerns_the_jobs_that_have_pods_on_it() -> None:
     world = await running()
     on, off = world.pods[0]["spec"]["nodeName"], "n4"
     for name, concerned in ((on, (KEY,)), (off, ())):
         node = world.cluster.objects["nodes", None, name]
+        assert world.cache.record_node(node) == (), "a heartbeat"
+        not_ready = node["status"]["conditions"][0] | {"status": "False"}
+        assert world.cache.record_node(node | {"status": {"conditions": [not_ready]}}) == ()
         assert world.cache.record_node(node, deleted=True) == concerned
 
 
@@ -98,13 +65,17 @@ async def test_a_jobset_that_is_gone_unnoticed_holds_a_job_up_for_seconds_only()
     assert len(world.pods) == 2
 
 
-async def test_a_pod_of_a_lost_node_that_is_gone_unnoticed_is_given_up_once() -> None:
+async def test_objects_that_are_gone_unnoticed_are_found() -> None:
     world = await running()
-    name = world.pods[0]["metadata"]["name"]
-    world.lose_node(world.pods[0]["spec"]["nodeName"])
-    world.cluster.mark_deleted("pods", "default", name, grace_s=30)
-    silently(world, "pods", "default", name)
-    world.now += 120
-    await world.reconcile()
-    assert world.cache.get_pod("default", name) is None
-    assert await world.record_writes(rounds=2) == []
+    assert await world.sweep() == frozenset()
+    assert len(world.cache.list_pods(world.job.metadata.uid)) == 2
+    silently(world, "jobsets", "default", "lm")
+    silently(world, "jobs", "default", "lm-w-0")
+    pod = silently(world, "pods", "default", world.pods[0]["metadata"]["name"])
+    assert await world.sweep() == {KEY}
+    assert world.cache.get_jobset(KEY) is None
+    assert world.cache.get_batch_job("jobs-1") is None
+    assert world.cache.get_pod("default", pod["metadata"]["name"]) is None
+    silently(world, "checkpointedtrainingjobs", "default", "lm")
+    assert await world.sweep() == {KEY}
+    assert world.cache.get_training_job(KEY) is None

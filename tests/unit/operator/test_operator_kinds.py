@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from fake_cluster.world import World, training_job
+from fake_cluster.world import training_job
 from stepkeeper_operator.cache.cache import Cache
-from stepkeeper_operator.cache.keys import ObjectKey, job_key, queued_resource_key
-from stepkeeper_operator.cache.kinds import list_watched_kinds
-from stepkeeper_operator.cluster import NODES, QUEUED_RESOURCES, SECRETS, TRAINING_JOBS
+from stepkeeper_operator.cache.keys import job_key, queued_resource_key
+from stepkeeper_operator.cluster import QUEUED_RESOURCES
 from stepkeeper_operator.facts import read_node
 from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL
 
@@ -17,17 +16,20 @@ QR = queued_resource_key("default", "slice")
 JOB = job_key("default", "lm")
 
 
-def queued_resource(version: int = 1, *, name: str = "slice", uid: str = "qr-1") -> dict[str, Any]:
-    meta = {"name": name, "namespace": "default", "uid": uid, "resourceVersion": str(version)}
-    return {"metadata": meta | {"managedFields": [{}]}, "spec": {}}
+META = {"name": "slice", "namespace": "default", "uid": "qr-1"}
+
+
+def queued_resource(version: int = 1, **meta: str) -> dict[str, Any]:
+    changed = META | {"resourceVersion": str(version)} | meta
+    return {"metadata": changed | {"managedFields": [{}]}, "spec": {}}
 
 
 def job_on(
-    queued_resource: str | None, *, uid: str = "job-1", version: int = 1, **meta: str
+    queued_resource: str | None, *, uid: str = "job-1", version: int = 1, hosts: int = 0, **meta: str
 ) -> dict[str, Any]:
     tpu = {"accelerator": "v5p", "topology": "2x2x1", "slices": 1}
-    placement = {"tpu": tpu | ({} if queued_resource is None else {"queuedResourceName": queued_resource})}
-    raw = training_job(placement=placement)
+    tpu |= {} if queued_resource is None else {"queuedResourceName": queued_resource}
+    raw = training_job(placement={"hosts": {"count": hosts}} if hosts else {"tpu": tpu})
     return raw | {"metadata": raw["metadata"] | {"uid": uid, "resourceVersion": str(version)} | meta}
 
 
@@ -53,38 +55,14 @@ def known(*raws: dict[str, Any]) -> Cache:
     return cache
 
 
-def test_a_kind_that_the_cache_does_not_keep_is_an_error() -> None:
-    cache = known()
-    with pytest.raises(ValueError, match="Secret"):
-        cache.list_uids(SECRETS)
-    with pytest.raises(ValueError, match="Secret"):
-        cache.record(SECRETS, {"metadata": {"uid": "1"}})
-    with pytest.raises(ValueError, match="Node"):
-        cache.list_keys(NODES.kind)
-
-
-def test_each_watched_kind_is_kept() -> None:
-    world = World()
-    for kind in list_watched_kinds(cloud_tpu=True):
-        assert isinstance(world.cache.list_uids(kind.resource), frozenset)
-
-
 def test_a_queued_resource_is_kept_as_it_is_but_for_the_managed_fields() -> None:
     cache = known()
     raw = cache.get_queued_resource(QR)
-    assert raw is not None
-    assert raw["metadata"]["uid"] == "qr-1"
-    assert "managedFields" not in raw["metadata"]
+    assert raw == {"metadata": META | {"resourceVersion": "1"}, "spec": {}}
     assert cache.knows(QR)
+    assert not cache.knows(job_key("default", "slice"))
     assert cache.list_uids(QUEUED_RESOURCES) == {"qr-1", "qr-2"}
     assert cache.list_keys("QueuedResource") == (QR, queued_resource_key("default", "other"))
-    assert cache.list_uids(TRAINING_JOBS) == frozenset()
-
-
-def test_a_queued_resource_and_a_job_of_one_name_are_two_objects() -> None:
-    cache = known()
-    assert not cache.knows(job_key("default", "slice"))
-    assert job_key("default", "slice") != QR
 
 
 def test_a_version_of_a_queued_resource_that_comes_late_changes_nothing() -> None:
@@ -103,40 +81,6 @@ def test_a_change_of_a_queued_resource_concerns_the_jobs_that_name_it() -> None:
     assert cache.record_queued_resource(queued_resource(2, name="other", uid="qr-2"))[1:] == ()
     assert cache.record_queued_resource(queued_resource(3), deleted=True) == (QR, *jobs)
     assert not cache.knows(QR)
-
-
-def test_a_change_of_a_job_concerns_that_job_only() -> None:
-    cache = known()
-    assert cache.record_training_job(job_on("slice")) == (JOB,)
-
-
-@pytest.mark.parametrize(
-    "then",
-    [
-        pytest.param(job_on("other", version=2), id="names another"),
-        pytest.param(job_on(None, version=2), id="names none"),
-        pytest.param(
-            {**job_on(None, version=2), "spec": {"placement": {"hosts": {"count": 1}}}}, id="runs on hosts"
-        ),
-    ],
-)
-def test_a_job_that_no_longer_names_the_queued_resource_is_not_concerned(then: dict[str, Any]) -> None:
-    cache = known(job_on("slice"), then)
-    assert cache.record_queued_resource(queued_resource(2)) == (QR,)
-
-
-def test_a_job_of_another_namespace_is_not_concerned() -> None:
-    cache = known(job_on("slice", namespace="elsewhere"))
-    assert cache.record_queued_resource(queued_resource(2)) == (QR,)
-
-
-def test_a_job_that_is_gone_is_not_concerned() -> None:
-    cache = known(job_on("slice"))
-    cache.record_training_job(job_on("slice"), deleted=True)
-    assert cache.record_queued_resource(queued_resource(2)) == (QR,)
-    cache = known(job_on("slice"))
-    assert cache.forget_objects(frozenset({"job-1"})) == (JOB,)
-    assert cache.record_queued_resource(queued_resource(2)) == (QR,)
 
 
 def test_a_queued_resource_that_is_gone_unnoticed_concerns_its_jobs() -> None:
@@ -183,30 +127,14 @@ def test_a_node_concerns_the_queued_resource_that_its_label_names(
 
 def test_a_node_that_is_gone_concerns_its_queued_resource() -> None:
     cache = known()
-    cache.record_node(node())
-    assert cache.record_node(node(), deleted=True) == (QR,)
-    cache.record_node(node(uid="node-2"))
-    assert cache.forget_objects(frozenset({"node-2"})) == (QR,)
-    assert cache.forget_objects(cache.list_uids(NODES)) == ()
-
-
-async def test_readiness_of_a_node_concerns_no_job() -> None:
-    world = World()
-    await world.run_until_settled(rounds=4)
-    raw = world.cluster.objects["nodes", None, world.pods[0]["spec"]["nodeName"]]
-    condition = raw["status"]["conditions"][0] | {"status": "False"}
-    assert world.cache.record_node(raw | {"status": {"conditions": [condition]}}) == ()
-    assert world.cache.record_node(raw | {"spec": {"unschedulable": True}}) == ()
-
-
-def test_nodes_of_a_queued_resource_are_those_that_are_there() -> None:
-    cache = known()
     for name, label in [("c", "qr-1"), ("a", "qr-1"), ("b", "qr-2"), ("d", None)]:
         raw = node(label=label, uid=name)
         cache.record_node(raw | {"metadata": raw["metadata"] | {"name": name}})
     assert [found.name for found in cache.list_nodes_of("qr-1")] == ["a", "c"]
-    cache.forget_objects(frozenset({"a"}))
+    assert cache.forget_objects(frozenset({"a"})) == (QR,)
     assert [found.name for found in cache.list_nodes_of("qr-1")] == ["c"]
+    assert cache.record_node(node(uid="c") | {"metadata": {"name": "c", "uid": "c"}}, deleted=True) == (QR,)
+    assert cache.list_nodes_of("qr-1") == ()
 
 
 @pytest.mark.parametrize(
@@ -223,5 +151,16 @@ def test_facts_of_a_node(raw: dict[str, Any], facts: dict[str, Any]) -> None:
     assert dataclasses.asdict(read_node(raw)).items() >= facts.items()
 
 
-def test_a_key_names_its_object_in_log_lines() -> None:
-    assert ObjectKey("QueuedResource", "ns", "a").log_fields == {"kind": "QueuedResource", "object": "ns/a"}
+@pytest.mark.parametrize(
+    ("then", "deleted"),
+    [
+        pytest.param(job_on("other", version=2), False, id="names another"),
+        pytest.param(job_on(None, version=2), False, id="names none"),
+        pytest.param(job_on(None, version=2, hosts=1), False, id="runs on hosts"),
+        pytest.param(job_on("slice"), True, id="is gone"),
+    ],
+)
+def test_a_job_is_not_concerned_that_now(then: dict[str, Any], *, deleted: bool) -> None:
+    cache = known(job_on("slice"), job_on("slice", uid="job-2", namespace="elsewhere"))
+    assert cache.record_training_job(then, deleted=deleted) == (JOB,)
+    assert cache.record_queued_resource(queued_resource(2)) == (QR,)
