@@ -11,7 +11,7 @@ from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.kinds import list_watched_kinds
 from stepkeeper_operator.cluster import JOBSETS, WORKLOADS, Resource
 from stepkeeper_operator.errors import ApiError
-from stepkeeper_operator.handlers.resync import Resync, forget_deleted_objects
+from stepkeeper_operator.handlers.resync import Resync
 
 PERIOD_S = 600
 KINDS = list_watched_kinds(cloud_tpu=False, kueue=True)
@@ -87,10 +87,3 @@ async def test_workloads_are_gone_with_kueue(monkeypatch: pytest.MonkeyPatch) ->
     await relist_once(cluster, cache, monkeypatch)
     assert cache.list_uids(WORKLOADS) == frozenset()
     assert cluster.lists[WORKLOADS.plural] == 1
-
-
-async def test_objects_of_a_kind_that_is_needed_are_kept_while_it_can_not_be_listed() -> None:
-    cluster, cache = PartlyListable(JOBSETS, 404), Cache()
-    (kind,) = [kind for kind in KINDS if kind.resource is JOBSETS]
-    with pytest.raises(ApiError):
-        await forget_deleted_objects(cluster, cache, kind)
