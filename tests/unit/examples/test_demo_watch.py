@@ -7,7 +7,7 @@ import pytest
 
 from demo import watch as demo_watch
 from demo.kubectl import Kubectl
-from demo.watch import Event, PodStarted, StepPrinted, Watch, watch_json
+from demo.watch import Event, PodStarted, StepPrinted, Watch
 
 STANDS_STILL = "exec sleep 100"
 
@@ -41,13 +41,6 @@ def see(kubectl: Kubectl, folder: Path, n_events: int) -> list[Event]:
             if isinstance(event, PodStarted | StepPrinted):
                 seen.append(event)
     return seen
-
-
-def test_a_watch_that_breaks_ends_with_a_word_for_a_status_and_with_half_a_line(tmp_path: Path) -> None:
-    printed = '{"phase": "Starting"}\\n\\n{"phase": "Running"}\\nFailure\\n{"pha'
-    kubectl = fake_kubectl(tmp_path, ctj=f"printf '{printed}'")
-    seen = list(watch_json(kubectl, "ctj", "j", "{.status}"))
-    assert seen == [{"phase": "Starting"}, {"phase": "Running"}]
 
 
 @pytest.mark.parametrize("cut", ["p n", "p n Run", "p n Pend", "p n Running"])
