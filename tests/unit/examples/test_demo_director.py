@@ -85,12 +85,6 @@ def test_a_failed_job_ends_it() -> None:
         follow(pod("a", "n1"), status("Failed", 1))
 
 
-def test_a_demo_that_is_stuck_says_so() -> None:
-    director = Director(acts=(), total_steps=10, started_unix_s=NOW)
-    with pytest.raises(DemoError, match="nothing has happened for 0 s; the phase is ''"):
-        director.follow(queue.SimpleQueue(), quiet_s=0)
-
-
 @pytest.mark.parametrize(("digits", "seconds"), [(".672345678", 27.672345), (".5", 27.5), ("", 27.0)])
 def test_a_kubelets_time_is_read_with_any_number_of_digits(digits: str, seconds: float) -> None:
     assert unix_s(f"2026-11-21T09:31:27{digits}Z") % 60 == pytest.approx(seconds, abs=1e-5)

@@ -222,13 +222,6 @@ def test_a_join_that_fails_is_undone_and_tried_again(machine: Machine) -> None:
     assert "tried again in 10 s" in done.stderr
 
 
-def test_a_join_that_never_succeeds_ends_with_its_error(machine: Machine) -> None:
-    machine.stand_in("kubeadm", 'echo "$@" >> $OUT/kubeadm; exit 3')
-    assert machine.run("join-kubeadm.sh", KUBEADM).returncode == 3
-    assert len(machine.told("kubeadm").splitlines()) == 7
-    assert machine.told("sleep").split() == ["10", "20", "40", "80", "160", "300"]
-
-
 def test_what_the_image_lacks_is_installed_at_the_clusters_version(machine: Machine) -> None:
     (machine.folder / "bin" / "kubelet").unlink()
     machine.stand_in("apt-get", 'echo "$@" >> $OUT/apt-get')

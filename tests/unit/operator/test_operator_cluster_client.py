@@ -8,7 +8,7 @@ import pytest
 from kubernetes.aio import client as kubernetes_client
 from typing_extensions import override
 
-from stepkeeper_operator.cluster import NODES, QUEUED_RESOURCES, SECRETS, KubernetesCluster
+from stepkeeper_operator.cluster import NODES, QUEUED_RESOURCES, KubernetesCluster
 from stepkeeper_operator.errors import ApiError, ConflictError, InvalidObjectError
 
 
@@ -144,16 +144,6 @@ async def test_a_write_is_refused(
     assert caught.value.status == status
 
 
-async def test_all_pods_of_a_node_are_listed_page_by_page(wire: Wire, cluster: KubernetesCluster) -> None:
-    wire.answer(200, metadata={"continue": "more"}, items=[{"metadata": {"name": "a"}}])
-    wire.answer(200, metadata={}, items=[{"metadata": {"name": "b"}}])
-    pods = await cluster.list_pods_on("n")
-    assert [pod["metadata"]["name"] for pod in pods] == ["a", "b"]
-    urls = [url for _, url, _, _ in wire.requests]
-    assert urls[0] == "/api/v1/pods?limit=500&fieldSelector=spec.nodeName%3Dn"
-    assert urls[1] == urls[0] + "&continue=more"
-
-
 async def test_uids_are_listed_page_by_page(wire: Wire, cluster: KubernetesCluster) -> None:
     wire.answer(200, metadata={"continue": "more"}, items=[{"metadata": {"uid": "a"}}])
     wire.answer(200, metadata={}, items=[{"metadata": {"uid": "b"}}])
@@ -162,11 +152,3 @@ async def test_uids_are_listed_page_by_page(wire: Wire, cluster: KubernetesClust
         "/apis/stepkeeper.dev/v1alpha1/queuedresources?limit=500",
         "/apis/stepkeeper.dev/v1alpha1/queuedresources?limit=500&continue=more",
     ]
-
-
-async def test_a_secret_is_read_or_is_not_there(wire: Wire, cluster: KubernetesCluster) -> None:
-    wire.answer(200, data={"key": "eA=="})
-    wire.answer(404, reason="NotFound")
-    assert await cluster.get(SECRETS, "ns", "s") == {"data": {"key": "eA=="}}
-    assert await cluster.get(SECRETS, "ns", "s") is None
-    assert wire.requests[0][:2] == ("GET", "/api/v1/namespaces/ns/secrets/s")

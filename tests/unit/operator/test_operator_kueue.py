@@ -57,15 +57,6 @@ async def running(**spec: Any) -> World:
     return world
 
 
-async def evict(world: World) -> None:
-    """Evict the job; its trainers save on SIGTERM, and end with 75 some seconds later."""
-    kubelets = world.controllers.kubelets
-    kubelets.stop_s, kubelets.stop_code = 10, int(ExitCode.SAVED)
-    kubelets.stop_message = saved_message(sequence=7, step=120)
-    world.controllers.kueue.evict("Preempted", "Preempted to accommodate a workload with priority 100")
-    await world.run_until_settled(rounds=20)
-
-
 def writes_of_jobsets(world: World) -> list[str]:
     return [write.verb for write in world.cluster.writes if write.plural == "jobsets"]
 
@@ -93,14 +84,23 @@ async def test_a_job_without_quota_is_queued_in_kueues_words_and_left_alone(
     assert world.condition("QuotaReserved") == (ConditionStatus.TRUE, "QuotaReserved")
 
 
-async def test_an_eviction_is_a_queue_preemption_with_a_save_and_the_job_resumes() -> None:
+@pytest.mark.parametrize("is_watched", [True, False])
+async def test_an_eviction_is_a_queue_preemption_with_a_save_and_the_job_resumes(*, is_watched: bool) -> None:
     world = await running(restarts={"maxFailures": 0})
     world.receive_report(training_report(sequence=5, step=100))
     await world.reconcile()
-    await evict(world)
+    if not is_watched:
+        world.delay_watches("workloads")
+    kubelets = world.controllers.kubelets
+    kubelets.stop_s, kubelets.stop_code = 10, int(ExitCode.SAVED)
+    kubelets.stop_message = saved_message(sequence=7, step=120)
+    world.controllers.kueue.evict("Preempted", "Preempted to accommodate a workload with priority 100")
+    await world.run_until_settled(rounds=20)
     assert world.causes == ["QueuePreemption"]
-    message = world.status.attempts[-1].message or ""
-    assert "Preempted to accommodate a workload with priority 100" in message
+    if is_watched:
+        assert "accommodate a workload with priority 100" in (world.status.attempts[-1].message or "")
+    world.deliver_watches()
+    await world.run_until_settled(rounds=2)
     assert world.latest == (7, 120)
     assert world.phase() is Phase.QUEUED
     world.controllers.kueue.quota = True
@@ -109,13 +109,6 @@ async def test_an_eviction_is_a_queue_preemption_with_a_save_and_the_job_resumes
     assert world.causes == ["QueuePreemption", None]
     assert world.status.bookkeeping.job_sets == 1
     assert writes_of_jobsets(world) == ["create"]
-
-
-async def test_an_eviction_is_one_also_where_workloads_are_not_watched() -> None:
-    world = await running()
-    world.delay_watches("workloads")
-    await evict(world)
-    assert world.causes == ["QueuePreemption"]
 
 
 async def test_a_job_that_is_suspended_leaves_its_queue_and_kueue_undoes_nothing() -> None:
@@ -135,12 +128,9 @@ async def test_a_job_that_is_suspended_leaves_its_queue_and_kueue_undoes_nothing
     assert world.causes == ["Requested", None]
 
 
-@pytest.mark.parametrize("default_queue", [None, "default"])
 @pytest.mark.parametrize("quota", [True, False])
-async def test_an_unreadable_job_that_is_to_be_suspended_leaves_its_queue(
-    default_queue: str | None, *, quota: bool
-) -> None:
-    world = queued(quota=quota, default_queue=default_queue)
+async def test_an_unreadable_job_that_is_to_be_suspended_leaves_its_queue(*, quota: bool) -> None:
+    world = queued(quota=quota)
     await world.run_until_settled(rounds=6)
     raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
     spec = raw["spec"] | {"placement": "here", "suspend": True}
@@ -149,22 +139,6 @@ async def test_an_unreadable_job_that_is_to_be_suspended_leaves_its_queue(
     assert world.jobset is None
     assert world.pods == []
     assert writes_of_jobsets(world) == ["create", "delete"]
-    assert world.controllers.kueue.undone == []
-
-
-async def test_a_queue_that_a_suspended_job_gets_counts_when_it_resumes() -> None:
-    world = World()
-    await world.run_until_settled(rounds=4)
-    world.edit(suspend=True)
-    await world.run_until_settled()
-    world.controllers.kueue.install()
-    label(world, QUEUE)
-    await world.run_until_settled()
-    world.edit(suspend=False)
-    await world.run_until_settled(rounds=20)
-    assert world.phase() is Phase.RUNNING
-    assert world.jobset is not None
-    assert world.jobset["metadata"]["labels"].items() >= QUEUE.items()
     assert world.controllers.kueue.undone == []
 
 
@@ -225,40 +199,6 @@ async def test_starts_that_kueue_takes_back_before_all_pods_run_cost_nothing() -
     await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
     assert world.causes == [None]
-
-
-def suspend_jobset(world: World, *, suspend: bool) -> None:
-    assert world.jobset is not None
-    world.cluster.put("jobsets", world.jobset | {"spec": world.jobset["spec"] | {"suspend": suspend}})
-
-
-@pytest.mark.parametrize("restarted", [False, True])
-@pytest.mark.parametrize("admitted_after", [0, 5])
-async def test_who_suspended_a_jobset_without_a_queue_as_it_was_made_stops_and_resumes_it_later_too(
-    admitted_after: int, *, restarted: bool
-) -> None:
-    world = World()
-
-    def suspend(plural: str, body: dict[str, Any]) -> dict[str, Any]:
-        return body | {"spec": body["spec"] | {"suspend": True}} if plural == "jobsets" else body
-
-    world.cluster.admission = suspend
-    await world.reconcile()
-    await world.run_until_settled(rounds=admitted_after)
-    suspend_jobset(world, suspend=False)
-    await world.run_until_settled(rounds=6)
-    assert world.phase() is Phase.RUNNING
-    if restarted:
-        world.restart_operator()
-    world.now += 600
-    suspend_jobset(world, suspend=True)
-    await world.run_until_settled(rounds=20)
-    assert world.phase() is Phase.QUEUED
-    assert world.causes == ["QueuePreemption"]
-    suspend_jobset(world, suspend=False)
-    await world.run_until_settled(rounds=6)
-    assert world.phase() is Phase.RUNNING
-    assert writes_of_jobsets(world) == ["create"]
 
 
 async def test_a_queued_job_that_is_over_is_stopped_without_a_word_to_kueue() -> None:

@@ -9,6 +9,8 @@ from fake_cluster.kubelets import termination_message, training_report
 from fake_cluster.world import World, running
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 
+NEW_IMAGE = {"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}}
+
 
 async def test_an_applied_job_gets_its_settings_and_a_jobset_and_runs() -> None:
     world = await running()
@@ -46,18 +48,12 @@ async def test_a_suspended_job_stops_and_resumes_as_a_new_attempt() -> None:
 
 async def test_an_edited_template_gets_a_new_jobset_with_the_next_number() -> None:
     world = await running()
-    world.edit(template={"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}})
+    world.edit(template=NEW_IMAGE)
     await world.run_until_settled()
     assert world.causes == ["Requested", None]
     assert world.phase() is Phase.RUNNING
     assert {pod["spec"]["containers"][0]["image"] for pod in world.pods} == {"trainer:2"}
     assert {pod["metadata"]["labels"]["stepkeeper.dev/jobset-number"] for pod in world.pods} == {"1"}
-
-
-def of_a_deleted_job(name: str) -> dict[str, Any]:
-    """Make the metadata of an object that a deleted job of the same name has left."""
-    owner = {"kind": "CheckpointedTrainingJob", "name": "lm", "uid": "deleted", "controller": True}
-    return {"name": name, "namespace": "default", "ownerReferences": [owner]}
 
 
 async def wait_for_jobset(world: World) -> float:
@@ -77,12 +73,12 @@ async def test_a_job_that_is_deleted_and_applied_again_waits_only_until_what_was
     plural: str, name: str
 ) -> None:
     world = World()
-    left: dict[str, Any] = {"metadata": of_a_deleted_job(name), "data": {"settings.json": "{}"}, "spec": {}}
-    before = world.cluster.put(plural, left | {"spec": {"suspend": False}})
+    owner = {"kind": "CheckpointedTrainingJob", "name": "lm", "uid": "deleted", "controller": True}
+    meta = {"name": name, "namespace": "default", "ownerReferences": [owner]}
+    before = world.cluster.put(plural, {"metadata": meta, "data": {}, "spec": {"suspend": False}})
     await world.reconcile()
     assert world.condition("Accepted") == (ConditionStatus.TRUE, "SpecAccepted")
-    waits = next(c.message for c in world.status.conditions if c.type == "Running")
-    assert f"{name} of a deleted job of this name is still there" in waits
+    assert f"{name} of a deleted job of this name is still there" in world.message("Running")
     assert world.cluster.objects[plural, "default", name] == before
     assert await world.record_writes() == []
     world.cluster.remove(plural, "default", name)  # the garbage collector, a second later
@@ -124,17 +120,6 @@ async def test_a_training_that_says_another_code_than_its_shell_is_not_done(
     assert world.causes == [cause, None]
     assert world.phase() is Phase.RUNNING
     assert world.status.bookkeeping.job_sets == 2
-
-
-async def test_pods_beside_one_whose_shell_hides_its_failure_are_stopped_before_the_back_off() -> None:
-    world = await running(restarts={"backoff": {"initialSeconds": 600, "maxSeconds": 600}})
-    world.controllers.end_pod(world.pods[0], 0, message=termination_message(1, step=500))
-    await world.run_until_settled()
-    assert world.pods == [], "JobSet takes the one for done, and the other would wait for it all that time"
-    assert world.phase() is Phase.RESTARTING
-    world.now += 600
-    await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
 
 
 @pytest.mark.parametrize(
@@ -201,56 +186,6 @@ async def test_a_program_that_exits_0_when_it_is_told_to_stop_is_started_again(
     assert message.startswith("every pod exited 0 after it was told to stop")
 
 
-async def test_a_jobset_that_came_and_went_between_two_looks_gives_its_number_to_no_other() -> None:
-    world = World()
-    await world.reconcile()
-    assert numbers(world) == ["0"]
-    world.controllers.sync()
-    world.controllers.end_pod(world.pods[0], 1)
-    world.controllers.sync()
-    world.cluster.mark_deleted("jobsets", "default", "lm", grace_s=0)
-    world.controllers.sync()
-    assert world.jobset is None
-    await world.run_until_settled()
-    assert numbers(world) == ["1"]
-    world.controllers.end_pod(world.pods[0], 1)
-    await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
-    assert world.causes == ["ApplicationError", None]
-
-
-def numbers(world: World) -> list[str]:
-    return [
-        raw["metadata"]["labels"]["stepkeeper.dev/jobset-number"]
-        for raw in world.cluster.list_objects("jobsets")
-    ]
-
-
-@pytest.mark.parametrize("restarted", [True, False])
-async def test_a_job_whose_status_was_lost_goes_on_with_the_jobset_that_runs(restarted: bool) -> None:
-    world = await running()
-    template = {"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}}
-    world.edit(template=template)
-    await world.run_until_settled()
-    assert numbers(world) == ["1"]
-    raw = dict(world.cluster.objects["checkpointedtrainingjobs", "default", "lm"])
-    del raw["status"]
-    world.cluster.put("checkpointedtrainingjobs", raw)
-    if restarted:
-        world.restart_operator()
-    await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
-    assert world.status.bookkeeping.job_sets == 2
-    world.receive_report(training_report(sequence=3, step=30))
-    world.now += 61
-    await world.run_until_settled()
-    assert world.status.attempts[-1].to_step == 30
-    world.controllers.end_pod(world.pods[0], 1)
-    await world.run_until_settled()
-    assert world.causes == ["ApplicationError", None]
-    assert world.phase() is Phase.RUNNING
-
-
 @pytest.mark.parametrize(
     ("plural", "name", "reason"),
     [("jobsets", "lm", "JobSetNameTaken"), ("configmaps", "lm-stepkeeper", "ConfigMapNameTaken")],
@@ -303,3 +238,23 @@ async def test_a_job_is_complete_when_every_pod_exited_0(
     assert world.phase() is Phase.COMPLETE
     assert len(world.causes) == 1
     assert await world.record_writes(rounds=3) == []
+
+
+async def test_a_job_whose_status_was_lost_is_resumed_with_the_jobset_that_runs() -> None:
+    world = await running()
+    world.edit(template=NEW_IMAGE)
+    await world.run_until_settled()
+    raw = dict(world.cluster.objects["checkpointedtrainingjobs", "default", "lm"])
+    del raw["status"]
+    world.cluster.put("checkpointedtrainingjobs", raw)
+    world.restart_operator()
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+    assert world.status.bookkeeping.job_sets == 2
+    world.receive_report(training_report(sequence=3, step=30))
+    world.now += 61
+    await world.run_until_settled()
+    assert world.status.attempts[-1].to_step == 30
+    world.controllers.end_pod(world.pods[0], 1)
+    await world.run_until_settled()
+    assert world.causes == ["ApplicationError", None]

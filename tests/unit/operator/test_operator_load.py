@@ -72,16 +72,6 @@ async def test_a_refused_job_asks_for_nothing_until_its_spec_changes(*, has_run:
     assert reads["get", "jobsets"] <= 7, "at a resync, and then to be sure"
 
 
-async def test_leftovers_are_looked_for_in_the_jobs_namespace_only() -> None:
-    world = await running()
-    world.edit(template={"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}})
-    world.cluster.reads.clear()
-    await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
-    assert world.cluster.reads["list", "pods"] > 0
-    assert world.cluster.reads["LIST", "pods"] == 0
-
-
 async def test_a_job_that_restarts_all_the_time_gets_so_many_events_an_hour_and_a_last_word() -> None:
     world = await running()
 

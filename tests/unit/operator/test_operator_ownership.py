@@ -90,18 +90,6 @@ async def test_a_pod_that_is_gone_before_its_job_is_known_is_evidence_all_the_sa
     assert world.causes == ["SpotPreemption", None]
 
 
-async def test_the_last_words_of_pods_whose_job_is_deleted_are_not_kept() -> None:
-    world = await running()
-    uid, pods = world.job.metadata.uid, world.pods
-    for raw in world.cluster.list_objects("checkpointedtrainingjobs"):
-        world.cache.record_training_job(raw, deleted=True)
-    for deleted in (False, True):
-        for pod in pods:
-            world.cache.record_pod(pod, deleted=deleted)
-    assert world.cache.evidence.list_attempts(uid) == ()
-    assert world.cache.list_pods(uid) == ()
-
-
 async def orphaned() -> World:
     """Delete the JobSet and leave its Jobs."""
     world = await running()
@@ -127,27 +115,6 @@ async def test_no_second_gang_is_made_while_a_jobs_or_pods_of_the_first_are_ther
     for pod in world.pods:
         world.cluster.remove("pods", "default", pod["metadata"]["name"])
     world.now += 5
-    await world.run_until_settled(rounds=4)
-    assert world.phase() is Phase.RUNNING
-
-
-async def test_no_second_gang_is_made_beside_one_that_no_watch_has_told_of() -> None:
-    """JobSet restarted its pods, and was deleted, while our watches were broken."""
-    world = await running()
-    world.delay_watches("pods")
-    pods = world.pods
-    world.cluster.put("pods", pods[0] | {"metadata": pods[0]["metadata"] | {"name": "later", "uid": "later"}})
-    world.cluster.remove("jobsets", "default", "lm")
-    world.cluster.remove("jobs", "default", "lm-w-0")
-    for pod in pods:
-        world.cluster.remove("pods", "default", pod["metadata"]["name"])
-    for _ in range(3):
-        await world.reconcile()
-        world.now += 5
-    assert world.jobset is None
-    assert "a Pod that no watch has told of yet" in world.message("Running")
-    world.deliver_watches()
-    world.cluster.remove("pods", "default", "later")
     await world.run_until_settled(rounds=4)
     assert world.phase() is Phase.RUNNING
 

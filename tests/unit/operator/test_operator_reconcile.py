@@ -1,8 +1,9 @@
-"""Test the loop that all kinds share, and the startup that plugs the kinds in."""
+"""Test the loop that all kinds share, the startup that plugs the kinds in, and the looks for objects that are gone."""
 
 import asyncio
 import logging
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from fake_cluster.cluster import FakeCluster
 from fake_cluster.world import training_job
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey, job_key, queued_resource_key
-from stepkeeper_operator.cluster import JOBSETS, QUEUED_RESOURCES, Resource
+from stepkeeper_operator.cache.kinds import list_watched_kinds
+from stepkeeper_operator.cluster import JOBSETS, QUEUED_RESOURCES, WORKLOADS, Resource
 from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictError
+from stepkeeper_operator.handlers.resync import Resync
 from stepkeeper_operator.handlers.watch import make_kopf_settings, make_registry
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.reconcile import RETRY_SOON_S, Reconciler
@@ -87,23 +90,8 @@ async def test_an_error_is_told_with_kind_and_name_and_tried_again(
     assert loop.results() == {"error": "1.0"}
 
 
-class Unlistable(FakeCluster):
-    """A cluster without JobSet's CRD."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda: 0.0)
-
-    @override
-    async def list_uids(
-        self, resource: Resource, label_selector: str, *, namespace: str | None = None
-    ) -> frozenset[str]:
-        if resource is JOBSETS:
-            raise ApiError(404, "the server could not find the requested resource")
-        return await super().list_uids(resource, label_selector, namespace=namespace)
-
-
 async def test_a_kind_that_cannot_be_listed_hides_no_deletion_of_another() -> None:
-    operator = Operator(OperatorSettings(cloud_tpu_enabled=True), Unlistable())
+    operator = Operator(OperatorSettings(cloud_tpu_enabled=True), PartlyListable(JOBSETS, 404))
     raw = training_job()
     operator._cache.record_training_job(raw | {"metadata": raw["metadata"] | {"uid": "job-1"}})
     operator._cache.record_queued_resource(RAW)
@@ -127,7 +115,7 @@ async def test_the_length_of_the_queue_is_told_by_kind() -> None:
 
 
 async def test_the_operator_waits_for_the_crds_of_the_kinds_that_it_watches() -> None:
-    cluster = Unlistable()
+    cluster = PartlyListable(JOBSETS, 404)
     operator = Operator(OperatorSettings(cloud_tpu_enabled=True), cluster)
     waiting = asyncio.create_task(operator._readiness._wait_for_crds())
     await asyncio.sleep(0)
@@ -173,3 +161,73 @@ async def test_queued_resources_are_watched_and_swept_only_where_they_are_on(*, 
     )
     assert await operator._make_resync().sweep() == ()
     assert operator._queues.count_due() == {JOB.kind: 0, **({QR.kind: 2} if enabled else {})}
+
+
+PERIOD_S = 600
+KINDS = list_watched_kinds(cloud_tpu=False, kueue=True)
+
+
+class PartlyListable(FakeCluster):
+    """A cluster that refuses to list one kind, and counts the lists."""
+
+    def __init__(self, unlistable: Resource, status: int) -> None:
+        super().__init__(lambda: 0.0)
+        self.lists: Counter[str] = Counter()
+        self._unlistable, self._status = unlistable, status
+
+    @override
+    async def list_uids(
+        self, resource: Resource, label_selector: str, *, namespace: str | None = None
+    ) -> frozenset[str]:
+        self.lists[resource.plural] += 1
+        if resource is self._unlistable:
+            raise ApiError(self._status, "this can't be listed")
+        return await super().list_uids(resource, label_selector, namespace=namespace)
+
+
+async def relist_once(cluster: FakeCluster, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a watch list its kind, and a period less a second go by."""
+    now = 0.0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+    relisted = asyncio.Event()
+    relisted.set()
+
+    async def never() -> bool:
+        return False
+
+    resync = Resync(
+        cluster=cluster,
+        cache=cache,
+        kinds=KINDS,
+        enqueue=lambda _key, _delay_s: None,
+        relisted=relisted,
+        period_s=PERIOD_S,
+    )
+    task = asyncio.create_task(resync.run((), until=never))
+    for _ in range(PERIOD_S - 1):
+        for _ in range(8):
+            await asyncio.sleep(0)
+        now += 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("kind", "status"), [(JOBSETS, 404), (WORKLOADS, 403)], ids=str)
+async def test_what_can_not_be_listed_is_tried_ever_less_often_and_alone(
+    kind: Resource, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = PartlyListable(kind, status)
+    await relist_once(cluster, Cache(), monkeypatch)
+    assert 5 <= cluster.lists.pop(kind.plural) <= 10
+    assert set(cluster.lists.values()) == {1}
+
+
+async def test_workloads_are_gone_with_kueue(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, cache = PartlyListable(WORKLOADS, 404), Cache()
+    owner = {"kind": "JobSet", "name": "lm", "uid": "js", "controller": True}
+    meta = {"name": "w", "namespace": "default", "uid": "w", "ownerReferences": [owner]}
+    cache.record(WORKLOADS, {"metadata": meta, "spec": {}, "status": {}}, deleted=False)
+    assert cache.list_uids(WORKLOADS) == {"w"}
+    await relist_once(cluster, cache, monkeypatch)
+    assert cache.list_uids(WORKLOADS) == frozenset()
+    assert cluster.lists[WORKLOADS.plural] == 1

@@ -58,17 +58,6 @@ async def test_a_job_is_not_resumed_with_the_settings_of_before() -> None:
     assert "gs://bucket/other" in str(world.cluster.list_objects("configmaps"))
 
 
-async def test_a_record_that_can_not_be_deleted_after_its_time_to_live_says_so() -> None:
-    world = await running(ttlSecondsAfterFinished=60)
-    world.cluster.refusals["delete", "checkpointedtrainingjobs"] = ApiError(403, "user may not delete it")
-    for pod in world.pods:
-        world.controllers.end_pod(pod, 0)
-    await run(world, 20)
-    assert world.phase() is Phase.COMPLETE
-    assert world.condition("Accepted") == (ConditionStatus.FALSE, "Forbidden")
-    assert "to delete the job, whose time to live is over" in world.message("Accepted")
-
-
 async def test_a_webhook_that_is_down_is_told_once_that_lasts() -> None:
     world = World()
     world.cluster.refusals["create", "jobsets"] = WEBHOOK_DOWN
