@@ -14,12 +14,9 @@ from demo_tpu.story import (
     MachinesStory,
     MachinesView,
     Restarts,
-    Span,
     Wait,
     Window,
     broken_machine_claims,
-    find_notice_s,
-    spans,
 )
 
 
@@ -119,22 +116,6 @@ def test_each_claim_is_checked(spoil: Callable[[Story, MachinesStory], object], 
     story, machines = _story(), _machines()
     spoil(story, machines)
     assert any(said in line for line in _broken(story, machines))
-
-
-def test_a_state_lasts_until_another_is_seen() -> None:
-    seen = [(1.0, "Suspended"), (2.0, "Suspended"), (5.0, "Running"), (5.0, "Complete")]
-    assert spans(seen, 9.0) == [
-        Span(begin_s=1.0, end_s=5.0, state="Suspended"),
-        Span(begin_s=5.0, end_s=9.0, state="Complete"),
-    ]
-
-
-@pytest.mark.parametrize(("step_s", "notice_s"), [(0.4, 30), (1, 60), (5, 120)])
-def test_a_slow_machine_has_longer_notice(step_s: float, notice_s: float) -> None:
-    steps = [
-        StepSeen(at_s=step * step_s, step=step, epoch=0, loss=1, exact="0x1.0p+0") for step in range(1, 71)
-    ]
-    assert find_notice_s(steps) == pytest.approx(notice_s)
 
 
 def test_the_picture_is_what_its_suffix_says(tmp_path: Path) -> None:

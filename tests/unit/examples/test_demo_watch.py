@@ -43,15 +43,6 @@ def see(kubectl: Kubectl, folder: Path, n_events: int) -> list[Event]:
     return seen
 
 
-@pytest.mark.parametrize("cut", ["p n", "p n Run", "p n Pend", "p n Running"])
-def test_a_pod_in_half_a_line_has_not_started(tmp_path: Path, cut: str) -> None:
-    again = f"[ -e again ] && printf 'p n Pending\\np node-1 Running\\n' && {STANDS_STILL}"
-    kubectl = fake_kubectl(tmp_path, pods=f"{again}; touch again; printf '{cut}'")
-    (started,) = see(kubectl, tmp_path, 1)
-    assert isinstance(started, PodStarted)
-    assert (started.pod, started.node) == ("p", "node-1")
-
-
 def test_a_log_that_ends_before_its_pod_is_followed_again_without_repeating_a_step(tmp_path: Path) -> None:
     def line(step: int) -> str:
         return f"2026-11-21T09:31:27.{step}Z step={step} epoch=0 loss=1.5 exact=0x1\\n"

@@ -51,21 +51,13 @@ class Machine:
         return self.folder / "etc"
 
     def told(self, program: str) -> str:
-        """Return what a stand-in was called with."""
         path = self.folder / program
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
     def stand_in(self, program: str, body: str) -> None:
-        """Put a stand-in in a program's place."""
         path = self.folder / "bin" / program
         path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
         path.chmod(0o700)
-
-    def fail_once(self, program: str, body: str) -> None:
-        """Let a stand-in fail when it is called for the first time."""
-        self.stand_in(
-            program, f"[ -e $OUT/{program}.failed ] || {{ touch $OUT/{program}.failed; exit 1; }}\n{body}"
-        )
 
     def run(self, script: str, settings: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         """Run the script with its settings changed."""
@@ -183,7 +175,8 @@ def test_a_machine_joins_with_the_operators_labels_and_the_cloud_nodes_id(
 def test_the_token_can_come_from_secret_manager_which_is_asked_again_if_it_fails(
     machine: Machine, script: Script
 ) -> None:
-    machine.fail_once("gcloud", STAND_INS["gcloud"])
+    fail_once = "[ -e $OUT/asked ] || { touch $OUT/asked; exit 1; }; "
+    machine.stand_in("gcloud", fail_once + STAND_INS["gcloud"])
     settings = {**script.settings, "TOKEN": "", "TOKEN_SECRET": "projects/p/secrets/join"}
     done = machine.run(script.name, settings)
     assert done.returncode == 0, done.stderr

@@ -64,20 +64,11 @@ def test_the_runtime_is_told_where_the_template_wants_the_last_word() -> None:
 
 
 def test_every_container_leaves_the_end_of_its_log_unless_the_template_says_otherwise() -> None:
-    spec = {
-        "initContainers": [{"name": "init", "image": "x"}],
-        "containers": [
-            {"name": "trainer", "image": "x"},
-            {"name": "logs", "image": "y", "terminationMessagePolicy": "File"},
-        ],
-    }
-    built = pod_spec(jobset(template={"spec": spec}))
-    found = {c["name"]: c["terminationMessagePolicy"] for c in built["initContainers"] + built["containers"]}
-    assert found == {
-        "init": "FallbackToLogsOnError",
-        "trainer": "FallbackToLogsOnError",
-        "logs": "File",
-    }
+    inits = [{"name": "init", "image": "x"}]
+    others = [{"name": "trainer", "image": "x"}, {"name": "logs", "terminationMessagePolicy": "File"}]
+    built = pod_spec(jobset(template=template(spec={"initContainers": inits, "containers": others})))
+    policies = [c["terminationMessagePolicy"] for c in built["initContainers"] + built["containers"]]
+    assert policies == ["FallbackToLogsOnError", "FallbackToLogsOnError", "File"]
 
 
 def test_spot_machines_leave_15_seconds_and_others_what_the_template_says() -> None:
@@ -88,22 +79,18 @@ def test_spot_machines_leave_15_seconds_and_others_what_the_template_says() -> N
 
 
 def test_what_the_template_says_of_its_own_is_kept() -> None:
-    container = {
-        "name": "trainer",
-        "image": "x",
-        "env": [{"name": "MINE", "value": "1"}],
-        "lifecycle": {"preStop": {"exec": {"command": ["./stop"]}}},
-        "resources": {"limits": {"memory": "1Gi"}},
-    }
+    stop = {"preStop": {"exec": {"command": ["./stop"]}}}
+    env = [{"name": "MINE", "value": "1"}]
+    container = {"name": "trainer", "image": "x", "env": env, "lifecycle": stop}
+    container |= {"resources": {"limits": {"memory": "1Gi"}}}
     sidecar = {"name": "logs", "image": "y"}
     toleration = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "tolerationSeconds": 5}
     spec = {"containers": [container, sidecar], "tolerations": [toleration], "nodeSelector": {"disk": "ssd"}}
-    manifest = jobset(placement=TPU, template={"metadata": {"labels": {"mine": "1"}}, "spec": spec})
-    built = pod_spec(manifest)
-    assert trainer(manifest)["env"][-1] == {"name": "MINE", "value": "1"}
-    assert trainer(manifest)["lifecycle"] == container["lifecycle"]
-    assert trainer(manifest)["resources"]["limits"] == {"memory": "1Gi", "google.com/tpu": "4"}
-    assert built["containers"][1].items() >= sidecar.items()
+    built = pod_spec(jobset(placement=TPU, template={"spec": spec}))
+    trainer, logs = built["containers"]
+    assert (trainer["env"][-1], trainer["lifecycle"]) == (env[0], stop)
+    assert trainer["resources"]["limits"] == {"memory": "1Gi", "google.com/tpu": "4"}
+    assert logs.items() >= sidecar.items()
     assert built["nodeSelector"]["disk"] == "ssd"
     assert [t for t in built["tolerations"] if t.get("key") == toleration["key"]] == [toleration]
 

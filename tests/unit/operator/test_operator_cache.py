@@ -1,6 +1,5 @@
 """Test the cache: what it keeps, whom a change concerns, and objects that are gone unnoticed."""
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from stepkeeper_operator.api.v1alpha1.conditions import Phase
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import job_key, queued_resource_key
 from stepkeeper_operator.cluster import QUEUED_RESOURCES
-from stepkeeper_operator.facts import read_node
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL
 
@@ -118,20 +116,6 @@ def test_a_node_that_is_gone_concerns_its_queued_resource() -> None:
     assert [found.name for found in cache.list_nodes_of("qr-1")] == ["c"]
     assert cache.record_node(node(uid="c") | {"metadata": {"name": "c", "uid": "c"}}, deleted=True) == (QR,)
     assert cache.list_nodes_of("qr-1") == ()
-
-
-@pytest.mark.parametrize(
-    ("raw", "facts"),
-    [
-        (node(), {"ready": True, "unschedulable": False, "queued_resource_uid": "qr-1"}),
-        (node(ready="False"), {"ready": False, "unknown_since": None}),
-        (node(ready="Unknown"), {"ready": False, "unknown_since": 1767225600.0}),
-        (node(label=None, unschedulable=True), {"unschedulable": True, "queued_resource_uid": None}),
-        ({"metadata": {"name": "n", "uid": "u"}}, {"ready": False, "unschedulable": False}),
-    ],
-)
-def test_facts_of_a_node(raw: dict[str, Any], facts: dict[str, Any]) -> None:
-    assert dataclasses.asdict(read_node(raw)).items() >= facts.items()
 
 
 @pytest.mark.parametrize(

@@ -128,20 +128,6 @@ async def test_a_job_that_is_suspended_leaves_its_queue_and_kueue_undoes_nothing
     assert world.causes == ["Requested", None]
 
 
-@pytest.mark.parametrize("quota", [True, False])
-async def test_an_unreadable_job_that_is_to_be_suspended_leaves_its_queue(*, quota: bool) -> None:
-    world = queued(quota=quota)
-    await world.run_until_settled(rounds=6)
-    raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
-    spec = raw["spec"] | {"placement": "here", "suspend": True}
-    world.cluster.put("checkpointedtrainingjobs", raw | {"spec": spec})
-    await world.run_until_settled(rounds=20)
-    assert world.jobset is None
-    assert world.pods == []
-    assert writes_of_jobsets(world) == ["create", "delete"]
-    assert world.controllers.kueue.undone == []
-
-
 async def test_workloads_are_watched_where_kueue_is_there_also_if_it_comes_later() -> None:
     cluster = WithoutKueue(lambda: 0.0)
     operator = Operator(OperatorSettings(identity="a"), cluster)

@@ -87,15 +87,6 @@ async def test_a_job_that_is_deleted_and_applied_again_waits_only_until_what_was
     assert world.phase() is Phase.RUNNING
 
 
-async def test_a_jobset_that_somebody_deleted_is_made_again() -> None:
-    world = await running()
-    world.cluster.mark_deleted("jobsets", "default", "lm", grace_s=0)
-    await world.run_until_settled()
-    assert world.causes == ["Requested", None]
-    assert world.phase() is Phase.RUNNING
-    assert world.status.bookkeeping.job_sets == 2
-
-
 async def test_a_job_whose_pods_exited_0_after_a_notice_before_its_last_step_goes_on() -> None:
     world = await running()
     for pod in world.pods:
@@ -103,23 +94,6 @@ async def test_a_job_whose_pods_exited_0_after_a_notice_before_its_last_step_goe
     await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
     assert world.causes == ["Requested", None]
-
-
-@pytest.mark.parametrize(
-    ("code", "cause"), [(1, "ApplicationError"), (75, "Requested"), (78, "ApplicationError")]
-)
-@pytest.mark.parametrize("ended_together", [True, False])
-async def test_a_training_that_says_another_code_than_its_shell_is_not_done(
-    code: int, cause: str, ended_together: bool
-) -> None:
-    world = await running()
-    for pod in world.pods if ended_together else world.pods[:1]:
-        world.controllers.end_pod(pod, 0, message=termination_message(code, step=500))
-    for _ in range(8):
-        await world.run_until_settled(rounds=4)
-    assert world.causes == [cause, None]
-    assert world.phase() is Phase.RUNNING
-    assert world.status.bookkeeping.job_sets == 2
 
 
 @pytest.mark.parametrize(

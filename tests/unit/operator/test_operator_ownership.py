@@ -9,7 +9,6 @@ from fake_cluster.world import World, running
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
 from stepkeeper_operator.cache.cache import Cache
-from stepkeeper_operator.cache.keys import job_key
 
 
 def copied(pod: dict[str, Any], **meta: Any) -> dict[str, Any]:
@@ -127,18 +126,6 @@ async def test_leftovers_that_are_gone_unnoticed_are_not_waited_for() -> None:
     }
     await world.run_until_settled(rounds=4)
     assert world.phase() is Phase.RUNNING
-
-
-async def test_a_job_of_a_longer_name_and_a_copy_of_a_pod_are_not_in_the_way() -> None:
-    world = await running()
-    other = world.cluster.list_objects("jobs")[0]
-    world.cluster.put("jobs", other | {"metadata": other["metadata"] | {"name": "lm-w-0-w-0", "uid": "o"}})
-    world.cluster.put("pods", copied(world.pods[0], name="lm-w-0-0-copy"))
-    names = [item.name for item in world.cache.list_leftovers(job_key("default", "lm"))]
-    assert names == [
-        "lm-w-0",
-        *sorted(p["metadata"]["name"] for p in world.pods if "copy" not in p["metadata"]["name"]),
-    ]
 
 
 @pytest.mark.parametrize("suspend", [False, True])

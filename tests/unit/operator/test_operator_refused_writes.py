@@ -7,7 +7,6 @@ import pytest
 from fake_cluster.world import World, running
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.errors import ApiError, InvalidObjectError
-from stepkeeper_operator.facts.raw import RawObject
 
 CONFIG_MAP_WRITES = ("apply", "configmaps")
 MOST_CONDITIONS = 16
@@ -81,36 +80,6 @@ async def test_a_refusal_that_only_names_other_numbers_is_told_once() -> None:
     assert world.condition("Accepted") == (ConditionStatus.FALSE, "Rejected")
     assert len(set(told[15:])) == 1
     assert world.events.count("Rejected") == 1
-
-
-async def test_a_refusal_is_over_once_the_jobset_is_there_whatever_was_answered() -> None:
-    world = World()
-    timeout = ApiError(504, "Timeout: request did not complete within the allotted timeout")
-    world.cluster.refusals["create", "jobsets"] = timeout
-    await run(world, 20)
-    assert world.condition("Accepted") == (ConditionStatus.FALSE, "Rejected")
-    world.cluster.refusals.clear()
-    record = world.cluster.on_change
-
-    def lose_answer(plural: str, raw: RawObject, deleted: bool) -> None:  # a plain callable
-        record(plural, raw, deleted)
-        if plural == "jobsets":
-            world.cluster.on_change = record
-            raise timeout
-
-    world.cluster.on_change = lose_answer
-    await run(world, 30)
-    assert world.phase() is Phase.RUNNING
-    assert world.condition("Accepted") == (ConditionStatus.TRUE, "SpecAccepted")
-
-
-async def test_a_job_that_is_deleted_meanwhile_has_no_unwritten_status() -> None:
-    world = await running()
-    gone = 'PATCH: 404 NotFound checkpointedtrainingjobs.stepkeeper.dev "lm" not found'
-    world.cluster.refusals[STATUS_WRITES] = ApiError(404, gone)
-    world.edit(suspend=True)
-    await run(world, 1)
-    assert "StatusNotWritten" not in world.events
 
 
 @pytest.mark.parametrize("refusal", [UNDECLARED, DENIED], ids=["undeclared field", "denied"])

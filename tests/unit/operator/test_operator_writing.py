@@ -45,18 +45,6 @@ class Desk:
         return line in self.metrics.render().decode().splitlines()
 
 
-async def test_a_finalizer_keeps_a_deleted_object_until_it_is_taken_off() -> None:
-    desk = Desk()
-    await desk.writer.set_finalizers(desk.meta, ["stepkeeper.dev/cloud-tpu"])
-    assert desk.count("finalizers")
-    await desk.cluster.delete(QUEUED_RESOURCES, "default", "slice", uid=desk.meta.uid)
-    assert "deletionTimestamp" in desk.raw["metadata"]
-    meta = desk.meta
-    await desk.writer.set_finalizers(meta, [])
-    assert PLACE not in desk.cluster.objects
-    assert await desk.writer.set_finalizers(meta, []) is None
-
-
 async def test_an_event_regards_its_object(caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk()
     with caplog.at_level(logging.INFO):

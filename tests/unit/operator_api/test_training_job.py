@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import yaml
 
-from stepkeeper.contract import OnDisruption
 from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob, PlacementSpec
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, TrainingJobStatus
@@ -40,17 +39,6 @@ def test_what_the_api_server_accepts_the_operator_can_read(path: Path) -> None:
     job = CheckpointedTrainingJob.model_validate(raw)
     assert job.spec.placement.n_hosts >= 1
     assert job.to_raw()["spec"]["template"] == raw["spec"]["template"]
-
-
-def test_defaults_are_those_of_a_careful_user() -> None:
-    spec = CheckpointedTrainingJob.model_validate(raw_job()).spec
-    assert not spec.suspend
-    assert spec.checkpoint.retention.last == 3
-    assert spec.checkpoint.on_disruption is OnDisruption.SAVE
-    assert (spec.restarts.max_failures, spec.restarts.max_disruptions) == (3, None)
-    assert spec.restarts.reset_on_new_checkpoint
-    assert (spec.restarts.backoff.initial_seconds, spec.restarts.backoff.max_seconds) == (10, 600)
-    assert spec.ttl_seconds_after_finished is None
 
 
 def test_a_field_of_the_spec_that_is_not_known_is_kept_to_be_named() -> None:

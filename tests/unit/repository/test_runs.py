@@ -8,29 +8,6 @@ import tally
 from lanes import Attempt, Lanes
 
 
-class Site:
-    """Runs a file as its script says: by file, whether each run of it passes."""
-
-    def __init__(self, **script: list[bool]) -> None:
-        self.script = script
-        self.calls: list[str] = []
-
-    def run(self, file: Path, lane: int) -> Attempt:
-        self.calls.append(f"{lane}: {file.stem}")
-        passed = self.script[file.stem].pop(0)
-        return Attempt(passed=passed, failed_tests=() if passed else (f"{file.stem}::test",))
-
-    def renew(self, lane: int) -> bool:
-        self.calls.append(f"{lane}: renew")
-        return True
-
-    def clear(self, lane: int) -> None:
-        self.calls.append(f"{lane}: clear")
-
-    def has_second_chance(self, file: Path) -> bool:
-        return file.stem != "only_once"
-
-
 def test_the_plan_has_each_file_with_end_to_end_tests_and_trainings_in_one_lane() -> None:
     expected = {*side_by_side.E2E.glob("test_*.py"), *side_by_side.CONTRACT.glob("test_*.py")}
     named = {*side_by_side.TRAININGS, *side_by_side.LONGEST}
@@ -53,22 +30,6 @@ def test_a_file_whose_process_crashed_is_an_error(tmp_path: Path, left: str | No
     assert tally.main(["1", str(xml)]) == 1
 
 
-def test_a_file_that_fails_is_run_once_more_on_something_fresh() -> None:
-    site = Site(shaky=[False, True], good=[True], bad=[False, False], only_once=[False])
-    lanes = Lanes(workplace=site)
-    lanes.run_all([[Path(f"{name}.py") for name in ("shaky", "good", "bad", "only_once")]])
-    assert site.calls[:5] == ["0: renew", "0: shaky", "0: renew", "0: shaky", "0: good"]
-    assert (lanes.failed, lanes.flaky) == ([Path("bad.py"), Path("only_once.py")], ["shaky::test"])
-
-
-def test_each_file_runs_in_one_lane_only() -> None:
-    names = [f"file_{number}" for number in range(9)]
-    site = Site(**{name: [True] for name in names})
-    files = [Path(f"{name}.py") for name in names]
-    Lanes(workplace=site).run_all([files, files[::-1], files])
-    assert sorted(call[3:] for call in site.calls if "file" in call) == names
-
-
 def test_outcomes_are_counted_and_flaky_tests_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,3 +47,27 @@ def test_outcomes_are_counted_and_flaky_tests_named(
     assert lines[-2] == "flaky: test_outcomes::test_once"
     assert lines[-1] == "===== 1 failed, 1 passed, 1 error in 61.50s (0:01:01) ====="
     assert tally.exit_code(tally.count([])) == 5, "a run of no tests is no success"
+
+
+class Site:
+    """Runs each file as its script says, and writes down what it is asked for."""
+
+    def __init__(self, **script: list[bool]) -> None:
+        self.script = script
+        self.calls: list[str] = []
+        self.renew = lambda lane: self.calls.append("renew") is None
+        self.clear = lambda lane: self.calls.append("clear")
+        self.has_second_chance = lambda file: file.stem != "only_once"
+
+    def run(self, file: Path, lane: int) -> Attempt:
+        self.calls.append(file.stem)
+        passed = self.script[file.stem].pop(0)
+        return Attempt(passed=passed, failed_tests=() if passed else (f"{file.stem}::test",))
+
+
+def test_a_file_that_fails_is_run_once_more_on_something_fresh() -> None:
+    site = Site(shaky=[False, True], good=[True], bad=[False, False], only_once=[False])
+    lanes = Lanes(workplace=site)
+    lanes.run_all([[Path(f"{name}.py") for name in ("shaky", "good", "bad", "only_once")]])
+    assert site.calls[:5] == ["renew", "shaky", "renew", "shaky", "good"]
+    assert (lanes.failed, lanes.flaky) == ([Path("bad.py"), Path("only_once.py")], ["shaky::test"])
