@@ -1,11 +1,8 @@
 import itertools
-import random
 
-import numpy as np
 import pytest
-import torch
 
-from text_lm.data import Loader, ShuffledBatches, noisy_batch
+from text_lm.data import Loader, ShuffledBatches
 
 
 def _batches(first: int, count: int) -> list[list[int]]:
@@ -17,24 +14,6 @@ def _batches(first: int, count: int) -> list[list[int]]:
 @pytest.mark.parametrize("first", [0, 1, 4, 5, 6, 13])
 def test_the_batches_from_any_position_on_are_those_of_the_whole_run(first: int) -> None:
     assert _batches(first, 10) == _batches(0, first + 10)[first:]
-
-
-def test_noise_comes_from_both_generators_and_leaves_targets_alone() -> None:
-    windows = torch.arange(4 * 65).view(4, 65) % 256
-
-    def run(python_seed: int, numpy_seed: int) -> list[torch.Tensor]:
-        random.seed(python_seed)
-        rng = np.random.default_rng(numpy_seed)
-        made = [noisy_batch(windows, rng) for _ in range(6)]
-        assert all(torch.equal(targets, windows[:, 1:]) for _, targets in made)
-        return [inputs for inputs, _ in made]
-
-    def equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-        return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-    assert equal(run(1, 2), run(1, 2))
-    assert not equal(run(1, 2), run(7, 2))
-    assert not equal(run(1, 2), run(1, 7))
 
 
 def test_a_position_in_another_text_is_refused() -> None:

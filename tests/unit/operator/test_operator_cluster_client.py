@@ -117,7 +117,9 @@ async def test_a_write_names_the_uid_of_its_object(
     [
         pytest.param(FINALIZERS, 409, "Conflict", "modified", ConflictError, id="changed meanwhile"),
         pytest.param(CORDON, 422, "Invalid", "uid: field is immutable", ConflictError, id="another node"),
-        pytest.param(CORDON, 403, "Forbidden", "webhook", InvalidObjectError, id="a webhook forbids it"),
+        pytest.param(
+            CORDON, 403, "Forbidden", "admission webhook", InvalidObjectError, id="a webhook forbids it"
+        ),
         pytest.param(EVICT, 429, "TooManyRequests", "budget", ApiError, id="a budget forbids it now"),
         pytest.param(EVICT, 409, "Conflict", "another pod", ConflictError, id="another pod has its name"),
         pytest.param(EVICT, 500, "InternalError", "two budgets", ApiError, id="two budgets select it"),
@@ -134,7 +136,7 @@ async def test_a_write_is_refused(
     message: str,
     error: type[ApiError] | None,
 ) -> None:
-    wire.answer(status, reason=reason, message=f"admission webhook: {message}")
+    wire.answer(status, reason=reason, message=message)
     if error is None:
         assert await call(cluster) is None
         return

@@ -8,13 +8,6 @@ from typing import Any
 
 import pytest
 
-from stepkeeper_operator.errors import (
-    AlreadyExistsError,
-    ApiError,
-    ConflictError,
-    InvalidObjectError,
-    api_error,
-)
 from stepkeeper_operator.logs import KeyValueFormatter
 from stepkeeper_operator.settings import OperatorSettings
 
@@ -39,25 +32,6 @@ def test_a_log_line_is_pairs_that_can_be_searched_for() -> None:
     line, *traceback = KeyValueFormatter().format(logging.makeLogRecord(told | bug)).splitlines()
     assert line == 'time=1970-01-01T00:00:00.250Z level=info event="wrote status" job=a/b why="x y"'
     assert traceback[-1] == "ValueError: broken"
-
-
-@pytest.mark.parametrize(
-    ("status", "reason", "kind"),
-    [
-        (409, "AlreadyExists", AlreadyExistsError),
-        (409, "Conflict", ConflictError),
-        (422, "Invalid", InvalidObjectError),
-        (403, "Forbidden", ApiError),
-        (500, "", ApiError),
-    ],
-)
-def test_an_answer_of_the_api_server_becomes_an_error_that_names_the_request(
-    status: int, reason: str, kind: type[ApiError]
-) -> None:
-    body = f'{{"reason":"{reason}","message":"because"}}'.encode()
-    error = api_error(status, body, "PUT", "/api/v1/x")
-    assert type(error) is kind
-    assert str(error) == " ".join(f"PUT /api/v1/x: {status} {reason} because".split())
 
 
 def test_the_operator_needs_no_torch() -> None:

@@ -81,18 +81,6 @@ async def test_the_commits_of_an_unreadable_job_are_mirrored_and_are_progress(sp
     assert world.phase() is Phase.RUNNING, "the commit has refilled the budget"
 
 
-async def test_a_refused_edit_of_the_placement_changes_nothing_that_is_said_of_what_runs() -> None:
-    world = await running()
-    world.edit(placement={"hosts": {"count": 4}}, **REFUSAL)
-    await world.run_until_settled()
-    assert world.condition("Accepted") == REFUSED
-    assert world.phase() is Phase.RUNNING
-    assert world.message("Running") == "2 of 2 pods run"
-    world.controllers.end_pod(world.pods[0], 0)
-    await world.run_until_settled()
-    assert world.message("Running") == "1 of 2 pods have exited 0"
-
-
 def spoil(world: World, **spec: Any) -> dict[str, Any]:
     """Write a spec that can't be read, as clients can that validate nothing. Return the object before it."""
     raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]

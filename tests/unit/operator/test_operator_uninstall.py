@@ -65,15 +65,6 @@ async def test_a_resource_that_would_be_left_is_named_with_what_to_do(cluster: F
     assert "kept" not in text
 
 
-async def test_the_message_stays_short(cluster: FakeCluster) -> None:
-    for number in range(200):
-        add(cluster, f"v5e-{number}")
-    text = (await check(cluster))[1]
-    assert "200 QueuedResources have" in text
-    assert "and 180 more" in text
-    assert len(text.splitlines()) < 30
-
-
 def test_a_command_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["uninstall"]) == os.EX_USAGE
     assert "[check-uninstall]" in capsys.readouterr().err

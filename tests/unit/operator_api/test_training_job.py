@@ -52,29 +52,17 @@ def test_a_field_of_the_spec_that_is_not_known_is_kept_to_be_named() -> None:
 
 
 def test_a_status_reads_back_as_it_was_written() -> None:
-    status = TrainingJobStatus(
-        observed_generation=3,
-        conditions=(
-            Condition(
-                type="Running",
-                status=ConditionStatus.TRUE,
-                reason="AllPodsRunning",
-                last_transition_time=1_795_251_300,
-            ),
-        ),
-        attempts=(Attempt(number=1, start=1_795_251_300, cause="SpotPreemption", from_step=0, to_step=7),),
+    start = 1_795_251_300
+    running = Condition(
+        type="Running", status=ConditionStatus.TRUE, reason="AllPodsRunning", last_transition_time=start
     )
+    attempt = Attempt(number=1, start=start, cause="SpotPreemption", from_step=0, to_step=7)
+    status = TrainingJobStatus(observed_generation=3, conditions=(running,), attempts=(attempt,))
     raw = status.to_raw()
-    assert raw["conditions"][0]["lastTransitionTime"] == "2026-11-21T08:55:00Z"
-    assert raw["attempts"] == [
-        {
-            "number": 1,
-            "start": "2026-11-21T08:55:00Z",
-            "cause": "SpotPreemption",
-            "fromStep": 0,
-            "toStep": 7,
-        }
-    ]
+    at = "2026-11-21T08:55:00Z"
+    assert raw["conditions"][0]["lastTransitionTime"] == at
+    shown = {"number": 1, "start": at, "cause": "SpotPreemption", "fromStep": 0, "toStep": 7}
+    assert raw["attempts"] == [shown]
     assert TrainingJobStatus.model_validate(raw) == status
 
 
