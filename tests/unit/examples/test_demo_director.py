@@ -1,12 +1,12 @@
-"""Test what the demo makes of the events it sees: printed lines, the story, and faults at their time."""
+"""Test what the demo makes of the events it sees for the story of a run."""
 
 import queue
 from typing import Any
 
 import pytest
 
-from demo.director import Act, DemoError, Director
-from demo.story import Story, lost_steps
+from demo.director import DemoError, Director
+from demo.story import Story
 from demo.watch import Event, LogGrew, PodStarted, StatusChanged, StepPrinted, unix_s
 from stepkeeper.log import CommitRecord, LogState, ManifestRef
 
@@ -42,42 +42,12 @@ def status(phase: str, attempt: int, restored: tuple[int, int] | None = None) ->
     return StatusChanged(at_s=NOW, status={"phase": phase, "checkpoint": checkpoint, "attempts": numbers})
 
 
-def follow(*seen: Event | list[Event], acts: tuple[Act, ...] = ()) -> Story:
+def follow(*seen: Event | list[Event]) -> Story:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     for item in seen:
         for event in item if isinstance(item, list) else [item]:
             events.put(event)
-    return Director(acts=acts, total_steps=10, started_unix_s=NOW).follow(events, quiet_s=20)
-
-
-def test_a_disrupted_run_is_told_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
-    hit: list[str] = []
-    power_cut = Act(name="Power cut", told="suddenly", cause=hit.append, at_step=5, uncommitted_steps=2)
-    story = follow(
-        pod("a", "n1"),
-        log(0),
-        steps("a", 1, 4),
-        log(0, (1, 4)),
-        steps("a", 5, 7),
-        pod("b", "n2"),
-        log(2, (1, 4)),
-        status("Running", 2, restored=(1, 4)),
-        steps("b", 5, 10),
-        log(2, (1, 4), (3, 10)),
-        status("Complete", 2, restored=(1, 4)),
-        acts=(power_cut,),
-    )
-
-    assert hit == ["n1"]
-    assert [(d.name, d.node) for d in story.disruptions] == [("Power cut", "n1")]
-    assert [(c.sequence, c.step) for c in story.commits] == [(1, 4), (3, 10)]
-    assert [step.step for step in lost_steps(story, 0)] == [5, 6, 7]
-    told = capsys.readouterr().out
-    assert "the job is at step 6, the log names step 4, entry 1" in told
-    assert (
-        "RESUMED from step 4: restored.sequence is 1, as the log named. 3 uncommitted steps were lost" in told
-    )
-    assert "steps 5 to 7 done again: their losses are equal to the last bit" in told
+    return Director(acts=(), total_steps=10, started_unix_s=NOW).follow(events, quiet_s=20)
 
 
 def test_a_failed_job_ends_it() -> None:

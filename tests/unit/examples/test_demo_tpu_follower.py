@@ -49,7 +49,7 @@ def test_room_is_made_once_and_only_for_a_job_that_waits_for_a_request_in_the_qu
     assert follow(queued, waits)[1] == 1
 
 
-def test_machines_and_maintenance_are_told_once_as_they_were(capsys: pytest.CaptureFixture[str]) -> None:
+def test_machines_and_maintenance_are_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     request = {"id": "maintenance-1", "reason": "maintenance in 28 s"}
     saved = request | {"sequence": 3, "step": 71}
     ongoing = {"name": "n", "state": "Ready", "upcomingMaintenance": {"status": "Ongoing"}}

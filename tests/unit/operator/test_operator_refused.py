@@ -111,7 +111,7 @@ async def test_an_unreadable_part_of_the_spec_is_named_and_the_job_is_suspended_
     assert await world.record_writes(rounds=3) == []
 
 
-async def test_nobody_judges_a_job_that_can_not_be_read() -> None:
+async def test_a_job_that_can_not_be_read_is_not_judged() -> None:
     world = await running()
     before = spoil(world, placement="here")
     await world.run_until_settled()

@@ -136,7 +136,7 @@ async def test_a_refused_jobset_is_told_in_the_api_servers_words_and_tried_again
     assert world.condition("Accepted") == (ConditionStatus.TRUE, "SpecAccepted")
 
 
-async def test_a_refusal_of_what_nobody_asks_for_any_more_does_not_stand() -> None:
+async def test_a_refusal_of_a_write_that_is_not_asked_for_any_more_does_not_stand() -> None:
     world = await running()
     world.cluster.refusals["apply", "jobsets"] = DENIED
     world.edit(suspend=True)
