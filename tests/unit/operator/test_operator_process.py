@@ -24,7 +24,13 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_log_line_is_pairs_that_can_be_searched_for() -> None:
-    told = {"msg": "wrote %s", "args": ("status",), "levelname": "INFO", "job": "a/b", "why": "x y"}
+    told: dict[str, Any] = {
+        "msg": "wrote %s",
+        "args": ("status",),
+        "levelname": "INFO",
+        "job": "a/b",
+        "why": "x y",
+    }
     try:
         raise ValueError("broken")
     except ValueError:

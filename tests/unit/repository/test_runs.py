@@ -55,9 +55,16 @@ class Site:
     def __init__(self, **script: list[bool]) -> None:
         self.script = script
         self.calls: list[str] = []
-        self.renew = lambda lane: self.calls.append("renew") is None
-        self.clear = lambda lane: self.calls.append("clear")
-        self.has_second_chance = lambda file: file.stem != "only_once"
+
+    def renew(self, lane: int) -> bool:
+        self.calls.append("renew")
+        return True
+
+    def clear(self, lane: int) -> None:
+        self.calls.append("clear")
+
+    def has_second_chance(self, file: Path) -> bool:
+        return file.stem != "only_once"
 
     def run(self, file: Path, lane: int) -> Attempt:
         self.calls.append(file.stem)
