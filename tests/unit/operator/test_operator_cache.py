@@ -204,3 +204,15 @@ async def test_objects_that_are_gone_unnoticed_are_found() -> None:
     silently(world, "checkpointedtrainingjobs", "default", "lm")
     assert await world.sweep() == {JOB}
     assert world.cache.get_training_job(JOB) is None
+
+
+async def test_a_pod_of_a_lost_node_that_is_gone_unnoticed_is_given_up_once() -> None:
+    world = await running()
+    name = world.pods[0]["metadata"]["name"]
+    world.lose_node(world.pods[0]["spec"]["nodeName"])
+    world.cluster.mark_deleted("pods", "default", name, grace_s=30)
+    silently(world, "pods", "default", name)
+    world.now += 120
+    await world.reconcile()
+    assert world.cache.get_pod("default", name) is None
+    assert await world.record_writes(rounds=2) == []

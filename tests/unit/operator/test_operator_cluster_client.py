@@ -146,11 +146,20 @@ async def test_a_write_is_refused(
     assert caught.value.status == status
 
 
-async def test_uids_are_listed_page_by_page(wire: Wire, cluster: KubernetesCluster) -> None:
-    wire.answer(200, metadata={"continue": "more"}, items=[{"metadata": {"uid": "a"}}])
-    wire.answer(200, metadata={}, items=[{"metadata": {"uid": "b"}}])
+async def test_lists_are_read_page_by_page(wire: Wire, cluster: KubernetesCluster) -> None:
+    for _ in range(2):
+        wire.answer(200, metadata={"continue": "more"}, items=[{"metadata": {"uid": "a"}}])
+        wire.answer(200, metadata={}, items=[{"metadata": {"uid": "b"}}])
     assert await cluster.list_uids(QUEUED_RESOURCES, "") == {"a", "b"}
-    assert [url for _, url, _, _ in wire.requests] == [
-        "/apis/stepkeeper.dev/v1alpha1/queuedresources?limit=500",
-        "/apis/stepkeeper.dev/v1alpha1/queuedresources?limit=500&continue=more",
-    ]
+    assert [pod["metadata"]["uid"] for pod in await cluster.list_pods_on("n")] == ["a", "b"]
+    slices = "/apis/stepkeeper.dev/v1alpha1/queuedresources?limit=500"
+    pods = "/api/v1/pods?limit=500&fieldSelector=spec.nodeName%3Dn"
+    urls = [url for _, url, _, _ in wire.requests]
+    assert urls == [slices, f"{slices}&continue=more", pods, f"{pods}&continue=more"]
+
+
+async def test_an_object_is_read_or_is_not_there(wire: Wire, cluster: KubernetesCluster) -> None:
+    wire.answer(200, data={"key": "eA=="})
+    wire.answer(404, reason="NotFound")
+    assert await cluster.get(NODES, None, "s") == {"data": {"key": "eA=="}}
+    assert await cluster.get(NODES, None, "s") is None

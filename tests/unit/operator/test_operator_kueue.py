@@ -199,3 +199,32 @@ async def test_a_queued_job_that_is_over_is_stopped_without_a_word_to_kueue() ->
     assert world.phase() is Phase.FAILED
     assert world.controllers.kueue.undone == []
     assert world.jobset is None
+
+
+async def test_an_unreadable_job_that_is_to_be_suspended_leaves_its_queue() -> None:
+    world = await running()
+    raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
+    spec = raw["spec"] | {"placement": "here", "suspend": True}
+    world.cluster.put("checkpointedtrainingjobs", raw | {"spec": spec})
+    await world.run_until_settled(rounds=20)
+    assert (world.jobset, world.pods) == (None, [])
+    assert writes_of_jobsets(world) == ["create", "delete"]
+    assert world.controllers.kueue.undone == []
+
+
+async def test_a_jobset_without_a_queue_that_is_suspended_as_it_is_made_is_left_to_who_did_it() -> None:
+    world = World()
+
+    def suspend(plural: str, body: dict[str, Any]) -> dict[str, Any]:
+        return body | {"spec": body["spec"] | {"suspend": True}} if plural == "jobsets" else body
+
+    world.cluster.admission = suspend
+    await world.run_until_settled(rounds=20)
+    assert writes_of_jobsets(world) == ["create"]
+    assert world.phase() is Phase.QUEUED
+    assert world.condition("QuotaReserved") == (ConditionStatus.UNKNOWN, "NoWorkload")
+    assert world.jobset is not None
+    spec = world.jobset["spec"] | {"suspend": False}
+    world.cluster.put("jobsets", world.jobset | {"spec": spec})
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING

@@ -149,3 +149,24 @@ async def test_pods_that_outlived_their_job_are_deleted_when_nobody_else_has_don
     assert await world.record_writes() == ["delete pods", "delete pods"]
     await world.run_until_settled(rounds=4)
     assert world.phase() is (Phase.SUSPENDED if suspend else Phase.RUNNING)
+
+
+async def test_no_second_gang_is_made_beside_one_that_no_watch_has_told_of() -> None:
+    """JobSet restarted its pods, and was deleted, while our watches were broken."""
+    world = await running()
+    world.delay_watches("pods")
+    pods = world.pods
+    world.cluster.put("pods", pods[0] | {"metadata": pods[0]["metadata"] | {"name": "later", "uid": "later"}})
+    world.cluster.remove("jobsets", "default", "lm")
+    world.cluster.remove("jobs", "default", "lm-w-0")
+    for pod in pods:
+        world.cluster.remove("pods", "default", pod["metadata"]["name"])
+    for _ in range(3):
+        await world.reconcile()
+        world.now += 5
+    assert world.jobset is None
+    assert "a Pod that no watch has told of yet" in world.message("Running")
+    world.deliver_watches()
+    world.cluster.remove("pods", "default", "later")
+    await world.run_until_settled(rounds=4)
+    assert world.phase() is Phase.RUNNING

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stepkeeper_operator.errors import api_error
 from stepkeeper_operator.logs import KeyValueFormatter
 from stepkeeper_operator.settings import OperatorSettings
 
@@ -55,3 +56,7 @@ def test_the_operator_needs_no_torch() -> None:
 def test_a_setting_that_can_not_be_is_refused(given: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         OperatorSettings(**given)
+
+
+def test_an_answer_of_the_api_server_that_is_no_json_is_an_error_too() -> None:
+    assert "Bad Gateway" in str(api_error(502, b"<html>Bad Gateway", "GET", "/x"))

@@ -80,3 +80,11 @@ async def test_what_can_not_be_listed_is_no_obstacle_only_if_there_is_no_crd(
     ended, text = await check(cluster)
     assert ended == ends_with
     assert ("no answer" in text) is (ends_with != 0)
+
+
+async def test_the_message_stays_short(cluster: FakeCluster) -> None:
+    for number in range(200):
+        add(cluster, f"v5e-{number}")
+    text = (await check(cluster))[1]
+    assert "and 180 more" in text
+    assert len(text.splitlines()) < 30
