@@ -21,7 +21,7 @@ from stepkeeper_operator.reconcile import Reconciler
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.controller import make_job_controller
 
-__all__ = ["World", "training_job"]
+__all__ = ["World", "running", "training_job"]
 
 _KEY = job_key("default", "lm")
 _PLACE = (_KEY.namespace, _KEY.name)
@@ -213,6 +213,16 @@ class World:
         """Return status and reason of a condition."""
         return next(((c.status, c.reason) for c in self.status.conditions if c.type == kind), None)
 
+    def message(self, kind: str) -> str:
+        """Return the message of a condition that is there."""
+        return next(c.message for c in self.status.conditions if c.type == kind)
+
+    @property
+    def latest(self) -> tuple[int, int] | None:
+        """Sequence and step of the latest commit that the status shows."""
+        shown = self.status.checkpoint.latest if self.status.checkpoint is not None else None
+        return None if shown is None else (shown.sequence, shown.step)
+
     @property
     def jobset(self) -> dict[str, Any] | None:
         return self.cluster.objects.get(("jobsets", *_PLACE))
@@ -232,3 +242,11 @@ class World:
     def _record_change(self, plural: str, raw: RawObject, deleted: bool) -> None:  # a plain callable
         if plural in self._kinds:
             self.cache.record(self._kinds[plural].resource, raw, deleted=deleted)
+
+
+async def running(*, spot: bool = False, **spec: Any) -> World:
+    """Make a world whose job runs."""
+    world = World(spot=spot, **spec)
+    await world.run_until_settled(rounds=4)
+    assert world.phase() is Phase.RUNNING
+    return world

@@ -8,61 +8,17 @@ from dataclasses import replace
 import pytest
 
 from stepkeeper.contract import (
-    CommitPoint,
     ContractError,
-    Directive,
-    Endpoint,
     Identity,
-    Interval,
     Report,
-    ReportedCommit,
-    ReportPhase,
     Settings,
     Termination,
-    token_audience,
 )
 from stepkeeper_testing.pod import pod_environ, pod_identity
 
 IDENTITY = pod_identity(
     jobset_number=1, restart_attempt=4, slice_index=1, host_index=3, n_slices=2, hosts_per_slice=4
 )
-
-
-def test_an_identity_survives_the_environment() -> None:
-    assert Identity.from_env(pod_environ(IDENTITY)) == IDENTITY
-    assert set(pod_environ(IDENTITY)) == set(Identity.variables())
-
-
-def test_the_rank_counts_hosts_over_all_slices() -> None:
-    assert IDENTITY.rank == 7
-    assert IDENTITY.n_hosts == 8
-    assert IDENTITY.ordinal == (1, 4)
-
-
-def test_a_missing_variable_is_named() -> None:
-    environ = pod_environ(IDENTITY)
-    del environ["STEPKEEPER_POD_UID"]
-    with pytest.raises(ContractError, match="STEPKEEPER_POD_UID is missing"):
-        Identity.from_env(environ)
-
-
-def test_an_operator_that_names_no_termination_file_means_kubernetes_own() -> None:
-    environ = pod_environ(IDENTITY)
-    del environ["STEPKEEPER_TERMINATION_FILE"]
-    assert Identity.from_env(environ).termination_file == "/dev/termination-log"
-
-
-def test_a_variable_that_is_no_number_is_named() -> None:
-    with pytest.raises(ContractError, match="STEPKEEPER_GRACE_S='soon' is no whole number"):
-        Identity.from_env(pod_environ(IDENTITY) | {"STEPKEEPER_GRACE_S": "soon"})
-
-
-def test_settings_survive_json_and_equal_settings_give_equal_bytes() -> None:
-    settings = Settings(
-        uri="gs://b/x", interval=Interval(steps=50), endpoint=Endpoint(url="https://s:8443/v1")
-    )
-    assert Settings.from_json(settings.to_json()) == settings
-    assert settings.to_json() == Settings.from_json(settings.to_json()).to_json()
 
 
 @pytest.mark.parametrize(
@@ -81,33 +37,6 @@ def test_wrong_settings_are_refused_with_the_place(text: str, message: str) -> N
         Settings.from_json(text)
 
 
-def test_a_report_survives_json() -> None:
-    commit = ReportedCommit(
-        sequence=4, step=100, uri="gs://b/x/100/3-ab", size_bytes=9, duration_millis=8, time_unix_s=7
-    )
-    report = Report(
-        phase=ReportPhase.TRAINING,
-        root="ab",
-        tail=4,
-        step=101,
-        commits=(commit,),
-        restored=CommitPoint(sequence=2, step=50),
-        metrics={"loss": "2.5"},
-    )
-    assert Report.from_json(report.to_json()) == report
-
-
-def test_a_report_over_the_limit_is_refused_unread() -> None:
-    with pytest.raises(ContractError, match="at most 65536 bytes"):
-        Report.from_json(b"{" * 65537)
-
-
-def test_metrics_are_bounded() -> None:
-    raw = {"phase": "Training", "metrics": {str(i): "1" for i in range(17)}}
-    with pytest.raises(ContractError, match="at most 16 metrics"):
-        Report.from_json(json.dumps(raw))
-
-
 HEAD = {"sequence": 1, "step": 1, "uri": "gs://b/x", "size_bytes": 1}
 COMMIT = HEAD | {"duration_millis": 1, "time_unix_s": 1}
 
@@ -117,13 +46,12 @@ COMMIT = HEAD | {"duration_millis": 1, "time_unix_s": 1}
     [
         ({"step": -5}, r"Report\.step: expected a number from 0"),
         ({"step": 2**53 + 1}, r"Report\.step: expected a number from 0"),
-        ({"tail": -1}, r"Report\.tail"),
         ({"root": "r" * 65}, r"Report\.root: expected at most 64 characters, got 65"),
         ({"head": HEAD | {"uri": "x" * 2049}}, r"Report\.head\.uri: expected at most 2048 characters"),
-        ({"commits": [COMMIT | {"uri": "x" * 2049}]}, r"Report\.commits\[0\]\.uri"),
         ({"commits": [COMMIT | {"time_unix_s": 253_402_300_800}]}, r"Report\.commits\[0\]\.time_unix_s"),
         ({"notice": "\ud800"}, r"Report\.notice: a half of a surrogate pair"),
         ({"metrics": {"loss": "\ud800"}}, r"Report\.metrics\.loss: a half of a surrogate pair"),
+        ({"metrics": {str(i): "1" for i in range(17)}}, "at most 16 metrics"),
     ],
 )
 def test_a_report_with_a_value_that_no_status_can_hold_is_refused(
@@ -131,12 +59,6 @@ def test_a_report_with_a_value_that_no_status_can_hold_is_refused(
 ) -> None:
     with pytest.raises(ContractError, match=place):
         Report.from_json(json.dumps({"phase": "Training"} | more))
-
-
-def test_the_greatest_values_are_read() -> None:
-    commit = COMMIT | {"uri": "x" * 2048, "time_unix_s": 253_402_300_799, "size_bytes": 2**53}
-    raw = {"phase": "Training", "root": "r" * 64, "commits": [commit]}
-    assert Report.from_json(json.dumps(raw)).commits[0].size_bytes == 2**53
 
 
 @pytest.mark.parametrize(
@@ -166,23 +88,12 @@ def test_last_words_with_a_name_that_is_no_text_are_still_said() -> None:
     )
 
 
-def test_a_directive_survives_json() -> None:
-    directive = Directive(
-        checkpoint_now="a", save_reason="maintenance", save_within_s=110, stop=True, report_interval_s=3
-    )
-    assert Directive.from_json(directive.to_json()) == directive
-
-
 @pytest.mark.parametrize("error", ["x" * 100_000, "é" * 9000, '"\\\n' * 4000])
 def test_a_termination_message_fits_what_the_kubelet_keeps_and_keeps_the_end(error: str) -> None:
     data = Termination(code=1, step=3, error=error + "ValueError: no").to_json()
     assert len(data) <= 4096
     assert Termination.from_json(data).error is not None
     assert str(Termination.from_json(data).error).endswith("ValueError: no")
-
-
-def test_the_audience_names_one_job() -> None:
-    assert token_audience("7c1d") == "stepkeeper.dev/jobs/7c1d"
 
 
 def test_importing_the_contract_brings_no_torch() -> None:
@@ -215,3 +126,25 @@ def test_the_notice_that_the_pod_had_first_stays_when_its_launcher_stops_the_res
     for notice in ("directive", "preempted", "peer"):
         assert not stopped.replaces(Termination(code=75, rank=0, notice=notice))
     assert stopped.replaces(Termination(code=75, rank=0, notice="sigterm"))
+
+
+def test_an_identity_survives_the_environment() -> None:
+    environ = pod_environ(IDENTITY)
+    assert Identity.from_env(environ) == IDENTITY
+    assert set(environ) == set(Identity.variables())
+    assert (IDENTITY.rank, IDENTITY.n_hosts, IDENTITY.ordinal) == (7, 8, (1, 4))
+    with pytest.raises(ContractError, match="STEPKEEPER_GRACE_S='soon' is no whole number"):
+        Identity.from_env(environ | {"STEPKEEPER_GRACE_S": "soon"})
+    del environ["STEPKEEPER_TERMINATION_FILE"]
+    assert Identity.from_env(environ).termination_file == "/dev/termination-log", "Kubernetes' own"
+    del environ["STEPKEEPER_POD_UID"]
+    with pytest.raises(ContractError, match="STEPKEEPER_POD_UID is missing"):
+        Identity.from_env(environ)
+
+
+def test_the_greatest_values_are_read_and_longer_reports_are_refused_unread() -> None:
+    commit = COMMIT | {"uri": "x" * 2048, "time_unix_s": 253_402_300_799, "size_bytes": 2**53}
+    raw = {"phase": "Training", "root": "r" * 64, "commits": [commit]}
+    assert Report.from_json(json.dumps(raw)).commits[0].size_bytes == 2**53
+    with pytest.raises(ContractError, match="at most 65536 bytes"):
+        Report.from_json(b"{" * 65537)

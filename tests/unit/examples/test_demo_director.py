@@ -1,12 +1,12 @@
-"""Test what the demo makes of the events it sees: printed lines, the story, and faults at their time."""
+"""Test what the demo makes of the events it sees for the story of a run."""
 
 import queue
 from typing import Any
 
 import pytest
 
-from demo.director import Act, DemoError, Director, midway
-from demo.story import Story, lost_steps
+from demo.director import DemoError, Director
+from demo.story import Story
 from demo.watch import Event, LogGrew, PodStarted, StatusChanged, StepPrinted, unix_s
 from stepkeeper.log import CommitRecord, LogState, ManifestRef
 
@@ -42,59 +42,12 @@ def status(phase: str, attempt: int, restored: tuple[int, int] | None = None) ->
     return StatusChanged(at_s=NOW, status={"phase": phase, "checkpoint": checkpoint, "attempts": numbers})
 
 
-def follow(*seen: Event | list[Event], acts: tuple[Act, ...] = ()) -> Story:
+def follow(*seen: Event | list[Event]) -> Story:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     for item in seen:
         for event in item if isinstance(item, list) else [item]:
             events.put(event)
-    return Director(acts=acts, total_steps=10, started_unix_s=NOW).follow(events, quiet_s=20)
-
-
-def test_a_disrupted_run_is_told_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
-    hit: list[str] = []
-    power_cut = Act(name="Power cut", told="suddenly", cause=hit.append, at_step=5, uncommitted_steps=2)
-    story = follow(
-        pod("a", "n1"),
-        log(0),
-        steps("a", 1, 4),
-        log(0, (1, 4)),
-        steps("a", 5, 7),
-        pod("b", "n2"),
-        log(2, (1, 4)),
-        status("Running", 2, restored=(1, 4)),
-        steps("b", 5, 10),
-        log(2, (1, 4), (3, 10)),
-        status("Complete", 2, restored=(1, 4)),
-        acts=(power_cut,),
-    )
-
-    assert hit == ["n1"]
-    assert [(d.name, d.node) for d in story.disruptions] == [("Power cut", "n1")]
-    assert [(c.sequence, c.step) for c in story.commits] == [(1, 4), (3, 10)]
-    assert [step.step for step in lost_steps(story, 0)] == [5, 6, 7]
-    told = capsys.readouterr().out
-    assert "the job is at step 6, the log names step 4, entry 1" in told
-    assert (
-        "RESUMED from step 4: restored.sequence is 1, as the log named. 3 uncommitted steps were lost" in told
-    )
-    assert "steps 5 to 7 done again: their losses are equal to the last bit" in told
-
-
-def test_what_an_older_attempt_restored_is_not_taken_for_the_new_ones() -> None:
-    story = follow(
-        pod("a", "n1"),
-        log(0, (1, 4)),
-        steps("a", 1, 5),
-        pod("b", "n1"),
-        log(2, (1, 4)),
-        status("Starting", 1, restored=(9, 9)),
-        status("Running", 2, restored=(1, 4)),
-        steps("b", 5, 10),
-        status("Complete", 2, restored=(1, 4)),
-    )
-    resume = story.attempts[1].resume
-    assert resume is not None
-    assert (resume.restored.sequence, resume.named.sequence) == (1, 1)
+    return Director(acts=(), total_steps=10, started_unix_s=NOW).follow(events, quiet_s=20)
 
 
 def test_a_failed_job_ends_it() -> None:
@@ -102,31 +55,12 @@ def test_a_failed_job_ends_it() -> None:
         follow(pod("a", "n1"), status("Failed", 1))
 
 
-def test_a_demo_that_is_stuck_says_so() -> None:
-    director = Director(acts=(), total_steps=10, started_unix_s=NOW)
-    with pytest.raises(DemoError, match="nothing has happened for 0 s; the phase is ''"):
-        director.follow(queue.SimpleQueue(), quiet_s=0)
+@pytest.mark.parametrize(("digits", "seconds"), [(".672345678", 27.672345), (".5", 27.5), ("", 27.0)])
+def test_a_kubelets_time_is_read_with_any_number_of_digits(digits: str, seconds: float) -> None:
+    assert unix_s(f"2026-11-21T09:31:27{digits}Z") % 60 == pytest.approx(seconds, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("stamp", "seconds"),
-    [
-        ("2026-11-21T09:31:27.672345678Z", 27.672345),
-        ("2026-11-21T09:31:27.5Z", 27.5),
-        ("2026-11-21T09:31:27Z", 27.0),
-    ],
-)
-def test_a_kubelets_time_is_read_with_any_number_of_digits(stamp: str, seconds: float) -> None:
-    assert unix_s(stamp) % 60 == pytest.approx(seconds, abs=1e-5)
-
-
-def test_midway_is_half_an_interval_from_the_saves_on_both_sides() -> None:
-    assert [midway(step, 20) for step in (0, 10, 11, 160, 170, 171)] == [10, 10, 30, 170, 170, 190]
-    assert [midway(step, 5) for step in (0, 2, 3)] == [2, 2, 7]
-
-
-def test_a_pod_that_never_came_to_train_is_no_part_of_the_story() -> None:
-    """A job that is restarted on a machine that goes a moment later."""
+def test_a_pod_that_never_came_to_train_and_what_an_older_attempt_restored_are_no_part_of_the_story() -> None:
     story = follow(
         pod("a", "n1"),
         log(0),
@@ -135,6 +69,7 @@ def test_a_pod_that_never_came_to_train_is_no_part_of_the_story() -> None:
         pod("b", "n1"),
         pod("c", "n2"),
         log(2, (1, 4)),
+        status("Starting", 1, restored=(9, 9)),
         status("Running", 2, restored=(1, 4)),
         steps("c", 5, 10),
         status("Complete", 2, restored=(1, 4)),
@@ -143,13 +78,3 @@ def test_a_pod_that_never_came_to_train_is_no_part_of_the_story() -> None:
     resume = story.attempts[1].resume
     assert resume is not None
     assert (resume.restored.sequence, resume.named.sequence) == (1, 1)
-
-
-def test_others_see_all_events_too() -> None:
-    seen: list[Event] = []
-    given = [pod("a", "n1"), Event(at_s=NOW), *steps("a", 1, 10), status("Complete", 1)]
-    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    for event in given:
-        events.put(event)
-    Director(acts=(), total_steps=10, started_unix_s=NOW, also=seen.append).follow(events, quiet_s=20)
-    assert seen == given

@@ -1,4 +1,4 @@
-"""Test what the demo makes of what kubectl prints: also where a watch breaks, and where a log ends too early."""
+"""Test what the demo makes of a log that kubectl ends too early."""
 
 import os
 from pathlib import Path
@@ -7,75 +7,38 @@ import pytest
 
 from demo import watch as demo_watch
 from demo.kubectl import Kubectl
-from demo.watch import Event, PodStarted, StepPrinted, Watch, watch_json
-
-STANDS_STILL = "exec sleep 100"
+from demo.watch import StepPrinted, Watch
 
 
-@pytest.fixture(autouse=True)
-def looks_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_ends_before_its_pod_is_followed_again_without_repeating_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(demo_watch, "_AGAIN_S", 0.05)
     monkeypatch.setattr(demo_watch, "_FOLLOW_AGAIN_S", 0.05)
 
-
-def fake_kubectl(folder: Path, **answers: str) -> Kubectl:
-    """Return a kubectl that runs a few lines of shell for each verb; "watch" is `get` with --watch of the pods."""
-    cases = [
-        f"*'get ctj'*) {answers.get('ctj', STANDS_STILL)};;",
-        f"*'get pods'*) {answers.get('pods', STANDS_STILL)};;",
-        f"*'get pod '*) {answers.get('pod', 'true')};;",
-        f"*logs*) {answers.get('logs', 'true')};;",
-    ]
-    program = folder / "kubectl"
-    program.write_text("\n".join(["#!/bin/sh", f"cd {folder}", 'case "$*" in', *cases, "esac"]))
-    program.chmod(0o755)
-    return Kubectl(environment={"PATH": f"{folder}:{os.environ['PATH']}"})
-
-
-def see(kubectl: Kubectl, folder: Path, n_events: int) -> list[Event]:
-    """Watch until so many events of pods have come."""
-    seen: list[Event] = []
-    with Watch(kubectl, job="j", uri=(folder / "root").as_uri()) as watch:
-        while len(seen) < n_events:
-            event = watch.events.get(timeout=60)
-            if isinstance(event, PodStarted | StepPrinted):
-                seen.append(event)
-    return seen
-
-
-def test_a_watch_that_breaks_ends_with_a_word_for_a_status_and_with_half_a_line(tmp_path: Path) -> None:
-    printed = '{"phase": "Starting"}\\n\\n{"phase": "Running"}\\nFailure\\n{"pha'
-    kubectl = fake_kubectl(tmp_path, ctj=f"printf '{printed}'")
-    seen = list(watch_json(kubectl, "ctj", "j", "{.status}"))
-    assert seen == [{"phase": "Starting"}, {"phase": "Running"}]
-
-
-@pytest.mark.parametrize("cut", ["p n", "p n Run", "p n Pend", "p n Running"])
-def test_a_pod_in_half_a_line_has_not_started(tmp_path: Path, cut: str) -> None:
-    again = f"[ -e again ] && printf 'p n Pending\\np node-1 Running\\n' && {STANDS_STILL}"
-    kubectl = fake_kubectl(tmp_path, pods=f"{again}; touch again; printf '{cut}'")
-    (started,) = see(kubectl, tmp_path, 1)
-    assert isinstance(started, PodStarted)
-    assert (started.pod, started.node) == ("p", "node-1")
-
-
-def test_a_log_that_ends_before_its_pod_is_followed_again_without_repeating_a_step(tmp_path: Path) -> None:
-    def line(step: int) -> str:
-        return f"2026-11-21T09:31:27.{step}Z step={step} epoch=0 loss=1.5 exact=0x1\\n"
+    def lines(*steps: int) -> str:
+        return "".join(f"2026-11-21T09:31:27.{n}Z step={n} epoch=0 loss=1.5 exact=0x1\\n" for n in steps)
 
     cut = "2026-11-21T09:31:27.3Z step=3 epoch=0 loss=1.5 exact=0"
-    kubectl = fake_kubectl(
-        tmp_path,
-        pods=f"printf 'p n Running\\n'; {STANDS_STILL}",
-        pod="[ -e second ] && echo Succeeded || echo Running",
-        logs=(
-            f"[ -e second ] && printf '{line(1)}{line(2)}{line(3)}' && exit;"
-            f"[ -e first ] && touch second && printf '{line(1)}{line(2)}{cut}' && exit; touch first; exit 1"
-        ),
-    )
-    _, *steps = see(kubectl, tmp_path, 4)
-    assert [(step.step, step.exact) for step in steps if isinstance(step, StepPrinted)] == [
-        (1, "0x1"),
-        (2, "0x1"),
-        (3, "0x1"),
-    ]
+    program = tmp_path / "kubectl"
+    program.write_text(f"""#!/bin/sh
+cd {tmp_path}
+case "$*" in
+*'get ctj'*) exec sleep 100;;
+*'get pods'*) printf 'p n Running\\n'; exec sleep 100;;
+*'get pod '*) [ -e second ] && echo Succeeded || echo Running;;
+*logs*)
+  [ -e second ] && printf '{lines(1, 2, 3)}' && exit
+  [ -e first ] && touch second && printf '{lines(1, 2)}{cut}' && exit
+  touch first; exit 1;;
+esac
+""")
+    program.chmod(0o755)
+    kubectl = Kubectl(environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    steps: list[StepPrinted] = []
+    with Watch(kubectl, job="j", uri=(tmp_path / "root").as_uri()) as watch:
+        while len(steps) < 3:
+            event = watch.events.get(timeout=60)
+            if isinstance(event, StepPrinted):
+                steps.append(event)
+    assert [(step.step, step.exact) for step in steps] == [(1, "0x1"), (2, "0x1"), (3, "0x1")]

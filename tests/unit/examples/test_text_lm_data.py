@@ -1,11 +1,8 @@
 import itertools
-import random
 
-import numpy as np
 import pytest
-import torch
 
-from text_lm.data import Loader, ShuffledBatches, Windows, library_text, noisy_batch
+from text_lm.data import Loader, ShuffledBatches
 
 
 def _batches(first: int, count: int) -> list[list[int]]:
@@ -17,41 +14,6 @@ def _batches(first: int, count: int) -> list[list[int]]:
 @pytest.mark.parametrize("first", [0, 1, 4, 5, 6, 13])
 def test_the_batches_from_any_position_on_are_those_of_the_whole_run(first: int) -> None:
     assert _batches(first, 10) == _batches(0, first + 10)[first:]
-
-
-def test_an_epoch_uses_no_window_twice_and_the_next_has_another_order() -> None:
-    epochs = [list(itertools.chain(*_batches(first, 5))) for first in (0, 5)]
-    assert all(len(set(epoch)) == 20 for epoch in epochs)
-    assert epochs[0] != epochs[1]
-
-
-def test_windows_follow_each_other_and_share_one_byte() -> None:
-    windows = Windows(b"abcdefghi", window=4)
-    assert [bytes(windows[i].tolist()) for i in range(len(windows))] == [b"abcde", b"efghi"]
-
-
-def test_the_text_is_as_long_as_asked_for_or_refused() -> None:
-    assert len(library_text(10_000)) == 10_000
-    with pytest.raises(ValueError, match="source files; asked for"):
-        library_text(10**9)
-
-
-def test_noise_comes_from_both_generators_and_leaves_targets_alone() -> None:
-    windows = torch.arange(4 * 65).view(4, 65) % 256
-
-    def run(python_seed: int, numpy_seed: int) -> list[torch.Tensor]:
-        random.seed(python_seed)
-        rng = np.random.default_rng(numpy_seed)
-        made = [noisy_batch(windows, rng) for _ in range(6)]
-        assert all(torch.equal(targets, windows[:, 1:]) for _, targets in made)
-        return [inputs for inputs, _ in made]
-
-    def equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-        return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-    assert equal(run(1, 2), run(1, 2))
-    assert not equal(run(1, 2), run(7, 2))
-    assert not equal(run(1, 2), run(1, 7))
 
 
 def test_a_position_in_another_text_is_refused() -> None:

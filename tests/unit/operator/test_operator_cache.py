@@ -1,17 +1,136 @@
-"""Test the cache: the jobs that a change concerns, and objects that are gone unnoticed."""
+"""Test the cache: what it keeps, whom a change concerns, and objects that are gone unnoticed."""
 
-from fake_cluster.world import World
+from typing import Any
+
+import pytest
+
+from fake_cluster.world import World, running, training_job
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
-from stepkeeper_operator.cache.keys import job_key
+from stepkeeper_operator.cache.cache import Cache
+from stepkeeper_operator.cache.keys import job_key, queued_resource_key
+from stepkeeper_operator.cluster import QUEUED_RESOURCES
 from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL
 
-KEY = job_key("default", "lm")
+QR = queued_resource_key("default", "slice")
+JOB = job_key("default", "lm")
 
 
-async def running() -> World:
-    world = World()
-    await world.run_until_settled(rounds=4)
-    return world
+META = {"name": "slice", "namespace": "default", "uid": "qr-1"}
+
+
+def queued_resource(version: int = 1, **meta: str) -> dict[str, Any]:
+    changed = META | {"resourceVersion": str(version)} | meta
+    return {"metadata": changed | {"managedFields": [{}]}, "spec": {}}
+
+
+def job_on(
+    queued_resource: str | None, *, uid: str = "job-1", version: int = 1, hosts: int = 0, **meta: str
+) -> dict[str, Any]:
+    tpu = {"accelerator": "v5p", "topology": "2x2x1", "slices": 1}
+    tpu |= {} if queued_resource is None else {"queuedResourceName": queued_resource}
+    raw = training_job(placement={"hosts": {"count": hosts}} if hosts else {"tpu": tpu})
+    return raw | {"metadata": raw["metadata"] | {"uid": uid, "resourceVersion": str(version)} | meta}
+
+
+def node(
+    *, uid: str = "node-1", label: str | None = "qr-1", ready: str = "True", **spec: Any
+) -> dict[str, Any]:
+    labels = {} if label is None else {QUEUED_RESOURCE_UID_LABEL: label}
+    condition = {"type": "Ready", "status": ready, "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    return {
+        "metadata": {"name": "n", "uid": uid, "labels": labels},
+        "spec": spec,
+        "status": {"conditions": [condition]},
+    }
+
+
+def known(*raws: dict[str, Any]) -> Cache:
+    """Return a cache with both QueuedResources, `slice` (qr-1) and `other` (qr-2), and these jobs."""
+    cache = Cache(lambda: 0.0)
+    cache.record_queued_resource(queued_resource())
+    cache.record_queued_resource(queued_resource(name="other", uid="qr-2"))
+    for raw in raws:
+        cache.record_training_job(raw)
+    return cache
+
+
+def test_a_queued_resource_is_kept_as_it_is_but_for_the_managed_fields() -> None:
+    cache = known()
+    raw = cache.get_queued_resource(QR)
+    assert raw == {"metadata": META | {"resourceVersion": "1"}, "spec": {}}
+    assert cache.knows(QR)
+    assert not cache.knows(job_key("default", "slice"))
+    assert cache.list_uids(QUEUED_RESOURCES) == {"qr-1", "qr-2"}
+    assert cache.list_keys("QueuedResource") == (QR, queued_resource_key("default", "other"))
+
+
+def test_a_change_of_a_queued_resource_concerns_the_jobs_that_name_it() -> None:
+    cache = known(job_on("slice", name="b", uid="b"), job_on("slice", name="a", uid="a"))
+    jobs = (job_key("default", "a"), job_key("default", "b"))
+    assert cache.record_queued_resource(queued_resource(2)) == (QR, *jobs)
+    assert cache.record_queued_resource(queued_resource(2, name="other", uid="qr-2"))[1:] == ()
+    assert cache.record_queued_resource(queued_resource(3), deleted=True) == (QR, *jobs)
+    assert not cache.knows(QR)
+
+
+def test_a_queued_resource_that_is_gone_unnoticed_concerns_its_jobs() -> None:
+    cache = known(job_on("slice"))
+    assert set(cache.forget_objects(frozenset({"qr-1"}))) == {QR, JOB}
+    assert cache.get_queued_resource(QR) is None
+    assert cache.list_uids(QUEUED_RESOURCES) == {"qr-2"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "concerned"),
+    [
+        pytest.param(None, node(), {"slice"}, id="joined"),
+        pytest.param(node(), node(), set(), id="only lives on"),
+        pytest.param(node(ready="False"), node(), {"slice"}, id="became ready"),
+        pytest.param(node(), node(ready="Unknown"), {"slice"}, id="fell silent"),
+        pytest.param(node(), node(unschedulable=True), {"slice"}, id="was cordoned"),
+        pytest.param(node(), node(uid="node-2"), {"slice"}, id="was made again"),
+        pytest.param(node(label=None), node(), {"slice"}, id="got the label"),
+        pytest.param(node(), node(label=None), {"slice"}, id="lost the label"),
+        pytest.param(node(), node(label="qr-2"), {"slice", "other"}, id="changed hands"),
+        pytest.param(None, node(label="unknown"), set(), id="names none that is known"),
+        pytest.param(None, node(label=None), set(), id="has no label"),
+    ],
+)
+def test_a_node_concerns_the_queued_resource_that_its_label_names(
+    before: dict[str, Any] | None, after: dict[str, Any], concerned: set[str]
+) -> None:
+    cache = known()
+    if before is not None:
+        cache.record_node(before)
+    assert set(cache.record_node(after)) == {queued_resource_key("default", name) for name in concerned}
+
+
+def test_a_node_that_is_gone_concerns_its_queued_resource() -> None:
+    cache = known()
+    for name, label in [("c", "qr-1"), ("a", "qr-1"), ("b", "qr-2"), ("d", None)]:
+        raw = node(label=label, uid=name)
+        cache.record_node(raw | {"metadata": raw["metadata"] | {"name": name}})
+    assert [found.name for found in cache.list_nodes_of("qr-1")] == ["a", "c"]
+    assert cache.forget_objects(frozenset({"a"})) == (QR,)
+    assert [found.name for found in cache.list_nodes_of("qr-1")] == ["c"]
+    assert cache.record_node(node(uid="c") | {"metadata": {"name": "c", "uid": "c"}}, deleted=True) == (QR,)
+    assert cache.list_nodes_of("qr-1") == ()
+
+
+@pytest.mark.parametrize(
+    ("then", "deleted"),
+    [
+        pytest.param(job_on("other", version=2), False, id="names another"),
+        pytest.param(job_on(None, version=2), False, id="names none"),
+        pytest.param(job_on(None, version=2, hosts=1), False, id="runs on hosts"),
+        pytest.param(job_on("slice"), True, id="is gone"),
+    ],
+)
+def test_a_job_is_not_concerned_that_now(then: dict[str, Any], *, deleted: bool) -> None:
+    cache = known(job_on("slice"), job_on("slice", uid="job-2", namespace="elsewhere"))
+    assert cache.record_training_job(then, deleted=deleted) == (JOB,)
+    assert cache.record_queued_resource(queued_resource(2)) == (QR,)
 
 
 def silently(world: World, plural: str, namespace: str | None, name: str) -> RawObject:
@@ -19,35 +138,11 @@ def silently(world: World, plural: str, namespace: str | None, name: str) -> Raw
     return world.cluster.objects.pop((plural, namespace, name))
 
 
-async def test_nothing_is_forgotten_of_a_cluster_that_is_seen_right() -> None:
-    world = await running()
-    assert await world.sweep() == frozenset()
-    assert len(world.cache.list_pods(world.job.metadata.uid)) == 2
-
-
-async def test_a_pod_a_job_and_a_jobset_that_are_gone_unnoticed_are_found() -> None:
-    world = await running()
-    silently(world, "jobsets", "default", "lm")
-    silently(world, "jobs", "default", "lm-w-0")
-    pod = silently(world, "pods", "default", world.pods[0]["metadata"]["name"])
-    assert await world.sweep() == {KEY}
-    assert world.cache.get_jobset(KEY) is None
-    assert world.cache.get_batch_job("jobs-1") is None
-    assert world.cache.get_pod("default", pod["metadata"]["name"]) is None
-
-
-async def test_a_training_job_that_is_gone_unnoticed_is_found() -> None:
-    world = await running()
-    silently(world, "checkpointedtrainingjobs", "default", "lm")
-    assert await world.sweep() == {KEY}
-    assert world.cache.get_training_job(KEY) is None
-
-
 async def test_a_node_that_is_gone_unnoticed_is_remembered_as_lost() -> None:
     world = await running()
     name = world.pods[0]["spec"]["nodeName"]
     silently(world, "nodes", None, name)
-    assert await world.sweep() == {KEY}
+    assert await world.sweep() == {JOB}
     node = world.cache.get_node(name)
     assert node is not None
     assert node.lost
@@ -59,22 +154,19 @@ async def test_what_a_watch_brings_late_does_not_undo_what_a_write_was_answered_
     old = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
     world.edit(totalSteps=5)
     assert world.cache.record_training_job(old) == ()
-    raw = world.cache.get_training_job(KEY)
+    raw = world.cache.get_training_job(JOB)
     assert raw is not None
     assert raw["spec"]["totalSteps"] == 5
-
-
-async def test_a_heartbeat_of_a_node_concerns_no_job() -> None:
-    world = await running()
-    node = world.cluster.objects["nodes", None, world.pods[0]["spec"]["nodeName"]]
-    assert world.cache.record_node(node) == ()
 
 
 async def test_a_lost_node_concerns_the_jobs_that_have_pods_on_it() -> None:
     world = await running()
     on, off = world.pods[0]["spec"]["nodeName"], "n4"
-    for name, concerned in ((on, (KEY,)), (off, ())):
+    for name, concerned in ((on, (JOB,)), (off, ())):
         node = world.cluster.objects["nodes", None, name]
+        assert world.cache.record_node(node) == (), "a heartbeat"
+        not_ready = node["status"]["conditions"][0] | {"status": "False"}
+        assert world.cache.record_node(node | {"status": {"conditions": [not_ready]}}) == ()
         assert world.cache.record_node(node, deleted=True) == concerned
 
 
@@ -96,6 +188,22 @@ async def test_a_jobset_that_is_gone_unnoticed_holds_a_job_up_for_seconds_only()
     await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
     assert len(world.pods) == 2
+
+
+async def test_objects_that_are_gone_unnoticed_are_found() -> None:
+    world = await running()
+    assert await world.sweep() == frozenset()
+    assert len(world.cache.list_pods(world.job.metadata.uid)) == 2
+    silently(world, "jobsets", "default", "lm")
+    silently(world, "jobs", "default", "lm-w-0")
+    pod = silently(world, "pods", "default", world.pods[0]["metadata"]["name"])
+    assert await world.sweep() == {JOB}
+    assert world.cache.get_jobset(JOB) is None
+    assert world.cache.get_batch_job("jobs-1") is None
+    assert world.cache.get_pod("default", pod["metadata"]["name"]) is None
+    silently(world, "checkpointedtrainingjobs", "default", "lm")
+    assert await world.sweep() == {JOB}
+    assert world.cache.get_training_job(JOB) is None
 
 
 async def test_a_pod_of_a_lost_node_that_is_gone_unnoticed_is_given_up_once() -> None:

@@ -1,14 +1,14 @@
 """Test the requests that the cluster's client sends, and the errors that it makes of answers."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 from kubernetes.aio import client as kubernetes_client
 from typing_extensions import override
 
-from stepkeeper_operator.cluster import NODES, QUEUED_RESOURCES, SECRETS, KubernetesCluster
+from stepkeeper_operator.cluster import NODES, QUEUED_RESOURCES, KubernetesCluster
 from stepkeeper_operator.errors import ApiError, ConflictError, InvalidObjectError
 
 
@@ -50,129 +50,116 @@ def cluster(wire: Wire) -> KubernetesCluster:
     return KubernetesCluster(wire)
 
 
-async def test_finalizers_are_merged_into_the_version_that_was_read(
-    wire: Wire, cluster: KubernetesCluster
-) -> None:
-    wire.answer(200, metadata={"name": "a"})
-    args = {"uid": "u", "resource_version": "7"}
-    assert await cluster.set_finalizers(QUEUED_RESOURCES, "ns", "a", ["x/y"], **args) == {
-        "metadata": {"name": "a"}
-    }
-    ((method, url, content_type, body),) = wire.requests
-    assert (method, content_type) == ("PATCH", "application/merge-patch+json")
-    assert url == "/apis/stepkeeper.dev/v1alpha1/namespaces/ns/queuedresources/a?fieldManager=stepkeeper"
-    assert body == {"metadata": {"uid": "u", "resourceVersion": "7", "finalizers": ["x/y"]}}
-
-
-async def test_finalizers_of_a_changed_object_are_a_conflict(wire: Wire, cluster: KubernetesCluster) -> None:
-    wire.answer(409, reason="Conflict", message="the object has been modified")
-    with pytest.raises(ConflictError, match="modified"):
-        await cluster.set_finalizers(QUEUED_RESOURCES, "ns", "a", [], uid="u", resource_version="7")
-
-
-async def test_finalizers_of_an_object_that_is_gone_are_no_error(
-    wire: Wire, cluster: KubernetesCluster
-) -> None:
-    wire.answer(404, reason="NotFound")
-    answer = await cluster.set_finalizers(QUEUED_RESOURCES, "ns", "a", [], uid="u", resource_version="7")
-    assert answer is None
-
-
-async def test_a_node_is_cordoned_by_its_uid(wire: Wire, cluster: KubernetesCluster) -> None:
-    wire.answer(200, metadata={"name": "n"})
-    await cluster.change_node("n", uid="u", unschedulable=True)
-    ((method, url, content_type, body),) = wire.requests
-    assert (method, url) == ("PATCH", "/api/v1/nodes/n?fieldManager=stepkeeper")
-    assert content_type == "application/merge-patch+json"
-    assert body == {"metadata": {"uid": "u"}, "spec": {"unschedulable": True}}
-
-
-async def test_a_node_is_labelled_and_annotated_by_its_uid(wire: Wire, cluster: KubernetesCluster) -> None:
-    wire.answer(200, metadata={"name": "n"})
-    await cluster.change_node("n", uid="u", labels={"a": "b"}, annotations={"c": None})
-    ((_, _, _, body),) = wire.requests
-    assert body == {"metadata": {"uid": "u", "labels": {"a": "b"}, "annotations": {"c": None}}}
-
-
-async def test_a_node_of_another_uid_is_a_conflict(wire: Wire, cluster: KubernetesCluster) -> None:
-    wire.answer(422, reason="Invalid", message='Node "n" is invalid: metadata.uid: field is immutable')
-    with pytest.raises(ConflictError, match="immutable"):
-        await cluster.change_node("n", uid="u", unschedulable=True)
-
-
-async def test_a_webhook_that_forbids_to_cordon_is_no_conflict(
-    wire: Wire, cluster: KubernetesCluster
-) -> None:
-    wire.answer(403, reason="Forbidden", message="admission webhook said no")
-    with pytest.raises(InvalidObjectError):
-        await cluster.change_node("n", uid="u", unschedulable=True)
-
-
-async def test_a_node_is_deleted_by_its_uid(wire: Wire, cluster: KubernetesCluster) -> None:
-    wire.answer(200)
-    await cluster.delete(NODES, None, "n", uid="u")
-    ((method, url, _, body),) = wire.requests
-    assert (method, url) == ("DELETE", "/api/v1/nodes/n")
-    assert body["preconditions"] == {"uid": "u"}
-
-
-async def test_a_pod_is_evicted_by_its_uid(wire: Wire, cluster: KubernetesCluster) -> None:
-    wire.answer(201)
-    await cluster.evict_pod("ns", "p", uid="u")
-    ((method, url, _, body),) = wire.requests
-    assert (method, url) == ("POST", "/api/v1/namespaces/ns/pods/p/eviction")
-    assert (body["apiVersion"], body["kind"]) == ("policy/v1", "Eviction")
-    assert body["metadata"] == {"name": "p", "namespace": "ns"}
-    assert body["deleteOptions"] == {"preconditions": {"uid": "u"}}
-
-
-async def test_a_pod_that_is_gone_is_evicted_already(wire: Wire, cluster: KubernetesCluster) -> None:
-    wire.answer(404, reason="NotFound")
-    await cluster.evict_pod("ns", "p", uid="u")
-    assert len(wire.requests) == 1
+Call = Callable[[KubernetesCluster], Awaitable[Any]]
+SLICE = "/apis/stepkeeper.dev/v1alpha1/namespaces/ns/queuedresources/a?fieldManager=stepkeeper"
+NODE = "/api/v1/nodes/n?fieldManager=stepkeeper"
+FINALIZERS: Call = lambda cluster: cluster.set_finalizers(  # a row names it
+    QUEUED_RESOURCES, "ns", "a", ["x/y"], uid="u", resource_version="7"
+)
+CORDON: Call = lambda cluster: cluster.change_node("n", uid="u", unschedulable=True)
+EVICT: Call = lambda cluster: cluster.evict_pod("ns", "p", uid="u")
 
 
 @pytest.mark.parametrize(
-    ("status", "reason", "kind"),
+    ("call", "method", "url", "body"),
     [
-        pytest.param(429, "TooManyRequests", ApiError, id="a budget forbids it now"),
-        pytest.param(409, "Conflict", ConflictError, id="another pod has its name"),
-        pytest.param(500, "InternalError", ApiError, id="two budgets select it"),
+        pytest.param(
+            FINALIZERS,
+            "PATCH",
+            SLICE,
+            {"metadata": {"uid": "u", "resourceVersion": "7", "finalizers": ["x/y"]}},
+            id="finalizers, into the version that was read",
+        ),
+        pytest.param(
+            CORDON, "PATCH", NODE, {"metadata": {"uid": "u"}, "spec": {"unschedulable": True}}, id="cordon"
+        ),
+        pytest.param(
+            lambda cluster: cluster.change_node("n", uid="u", labels={"a": "b"}, annotations={"c": None}),
+            "PATCH",
+            NODE,
+            {"metadata": {"uid": "u", "labels": {"a": "b"}, "annotations": {"c": None}}},
+            id="labels and annotations of a node",
+        ),
+        pytest.param(
+            lambda cluster: cluster.delete(NODES, None, "n", uid="u"),
+            "DELETE",
+            "/api/v1/nodes/n",
+            {"preconditions": {"uid": "u"}},
+            id="deletion",
+        ),
+        pytest.param(
+            EVICT,
+            "POST",
+            "/api/v1/namespaces/ns/pods/p/eviction",
+            {
+                "apiVersion": "policy/v1",
+                "kind": "Eviction",
+                "metadata": {"name": "p", "namespace": "ns"},
+                "deleteOptions": {"preconditions": {"uid": "u"}},
+            },
+            id="eviction",
+        ),
     ],
 )
-async def test_an_eviction_is_refused(
-    wire: Wire, cluster: KubernetesCluster, status: int, reason: str, kind: type[ApiError]
+async def test_a_write_names_the_uid_of_its_object(
+    wire: Wire, cluster: KubernetesCluster, call: Call, method: str, url: str, body: dict[str, Any]
 ) -> None:
-    wire.answer(status, reason=reason, message="the pod's disruption budget")
-    with pytest.raises(ApiError, match=r"pods/p/eviction.*budget") as caught:
-        await cluster.evict_pod("ns", "p", uid="u")
-    assert type(caught.value) is kind
+    wire.answer(200, metadata={"name": "a"})
+    await call(cluster)
+    ((sent_method, sent_url, content_type, sent),) = wire.requests
+    assert (sent_method, sent_url) == (method, url)
+    assert sent.items() >= body.items()
+    assert method != "PATCH" or content_type == "application/merge-patch+json"
+
+
+@pytest.mark.parametrize(
+    ("call", "status", "reason", "message", "error"),
+    [
+        pytest.param(FINALIZERS, 409, "Conflict", "modified", ConflictError, id="changed meanwhile"),
+        pytest.param(CORDON, 422, "Invalid", "uid: field is immutable", ConflictError, id="another node"),
+        pytest.param(
+            CORDON, 403, "Forbidden", "admission webhook", InvalidObjectError, id="a webhook forbids it"
+        ),
+        pytest.param(EVICT, 429, "TooManyRequests", "budget", ApiError, id="a budget forbids it now"),
+        pytest.param(EVICT, 409, "Conflict", "another pod", ConflictError, id="another pod has its name"),
+        pytest.param(EVICT, 500, "InternalError", "two budgets", ApiError, id="two budgets select it"),
+        pytest.param(FINALIZERS, 404, "NotFound", "gone", None, id="finalizers of what is gone"),
+        pytest.param(EVICT, 404, "NotFound", "gone", None, id="a pod that is gone"),
+    ],
+)
+async def test_a_write_is_refused(
+    wire: Wire,
+    cluster: KubernetesCluster,
+    call: Call,
+    status: int,
+    reason: str,
+    message: str,
+    error: type[ApiError] | None,
+) -> None:
+    wire.answer(status, reason=reason, message=message)
+    if error is None:
+        assert await call(cluster) is None
+        return
+    with pytest.raises(ApiError, match=message) as caught:
+        await call(cluster)
+    assert type(caught.value) is error
     assert caught.value.status == status
 
 
-async def test_all_pods_of_a_node_are_listed_page_by_page(wire: Wire, cluster: KubernetesCluster) -> None:
-    wire.answer(200, metadata={"continue": "more"}, items=[{"metadata": {"name": "a"}}])
-    wire.answer(200, metadata={}, items=[{"metadata": {"name": "b"}}])
-    pods = await cluster.list_pods_on("n")
-    assert [pod["metadata"]["name"] for pod in pods] == ["a", "b"]
-    urls = [url for _, url, _, _ in wire.requests]
-    assert urls[0] == "/api/v1/pods?limit=500&fieldSelector=spec.nodeName%3Dn"
-    assert urls[1] == urls[0] + "&continue=more"
-
-
-async def test_uids_are_listed_page_by_page(wire: Wire, cluster: KubernetesCluster) -> None:
-    wire.answer(200, metadata={"continue": "more"}, items=[{"metadata": {"uid": "a"}}])
-    wire.answer(200, metadata={}, items=[{"metadata": {"uid": "b"}}])
+async def test_lists_are_read_page_by_page(wire: Wire, cluster: KubernetesCluster) -> None:
+    for _ in range(2):
+        wire.answer(200, metadata={"continue": "more"}, items=[{"metadata": {"uid": "a"}}])
+        wire.answer(200, metadata={}, items=[{"metadata": {"uid": "b"}}])
     assert await cluster.list_uids(QUEUED_RESOURCES, "") == {"a", "b"}
-    assert [url for _, url, _, _ in wire.requests] == [
-        "/apis/stepkeeper.dev/v1alpha1/queuedresources?limit=500",
-        "/apis/stepkeeper.dev/v1alpha1/queuedresources?limit=500&continue=more",
-    ]
+    assert [pod["metadata"]["uid"] for pod in await cluster.list_pods_on("n")] == ["a", "b"]
+    slices = "/apis/stepkeeper.dev/v1alpha1/queuedresources?limit=500"
+    pods = "/api/v1/pods?limit=500&fieldSelector=spec.nodeName%3Dn"
+    urls = [url for _, url, _, _ in wire.requests]
+    assert urls == [slices, f"{slices}&continue=more", pods, f"{pods}&continue=more"]
 
 
-async def test_a_secret_is_read_or_is_not_there(wire: Wire, cluster: KubernetesCluster) -> None:
+async def test_an_object_is_read_or_is_not_there(wire: Wire, cluster: KubernetesCluster) -> None:
     wire.answer(200, data={"key": "eA=="})
     wire.answer(404, reason="NotFound")
-    assert await cluster.get(SECRETS, "ns", "s") == {"data": {"key": "eA=="}}
-    assert await cluster.get(SECRETS, "ns", "s") is None
-    assert wire.requests[0][:2] == ("GET", "/api/v1/namespaces/ns/secrets/s")
+    assert await cluster.get(NODES, None, "s") == {"data": {"key": "eA=="}}
+    assert await cluster.get(NODES, None, "s") is None

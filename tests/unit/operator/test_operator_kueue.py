@@ -57,26 +57,23 @@ async def running(**spec: Any) -> World:
     return world
 
 
-async def evict(world: World) -> None:
-    """Evict the job; its trainers save on SIGTERM, and end with 75 some seconds later."""
-    kubelets = world.controllers.kubelets
-    kubelets.stop_s, kubelets.stop_code = 10, int(ExitCode.SAVED)
-    kubelets.stop_message = saved_message(sequence=7, step=120)
-    world.controllers.kueue.evict("Preempted", "Preempted to accommodate a workload with priority 100")
-    await world.run_until_settled(rounds=20)
-
-
 def writes_of_jobsets(world: World) -> list[str]:
     return [write.verb for write in world.cluster.writes if write.plural == "jobsets"]
 
 
-async def test_a_job_without_quota_is_queued_in_kueues_words_and_left_alone() -> None:
-    world = queued(quota=False)
+@pytest.mark.parametrize("default_queue", [None, "default"])
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_job_without_quota_is_queued_in_kueues_words_and_left_alone(
+    default_queue: str | None, *, restarted: bool
+) -> None:
+    world = queued(quota=False, default_queue=default_queue)
+    await world.run_until_settled()
+    if restarted:
+        world.restart_operator()
     await world.run_until_settled(rounds=20)
     assert world.phase() is Phase.QUEUED
     assert world.condition("QuotaReserved") == (ConditionStatus.FALSE, "Pending")
-    message = next(c.message for c in world.status.conditions if c.type == "QuotaReserved")
-    assert "insufficient unused quota" in message
+    assert "insufficient unused quota" in world.message("QuotaReserved")
     assert "Queued" in world.events
     assert writes_of_jobsets(world) == ["create"]
     assert world.controllers.kueue.undone == []
@@ -87,25 +84,24 @@ async def test_a_job_without_quota_is_queued_in_kueues_words_and_left_alone() ->
     assert world.condition("QuotaReserved") == (ConditionStatus.TRUE, "QuotaReserved")
 
 
-async def test_a_default_queue_that_only_the_jobset_names_is_believed() -> None:
-    world = queued(quota=False, default_queue="default")
-    await world.run_until_settled(rounds=20)
-    assert world.phase() is Phase.QUEUED
-    assert writes_of_jobsets(world) == ["create"]
-    assert world.controllers.kueue.undone == []
-
-
-async def test_an_eviction_is_a_queue_preemption_with_a_save_and_the_job_resumes() -> None:
+@pytest.mark.parametrize("is_watched", [True, False])
+async def test_an_eviction_is_a_queue_preemption_with_a_save_and_the_job_resumes(*, is_watched: bool) -> None:
     world = await running(restarts={"maxFailures": 0})
     world.receive_report(training_report(sequence=5, step=100))
     await world.reconcile()
-    await evict(world)
+    if not is_watched:
+        world.delay_watches("workloads")
+    kubelets = world.controllers.kubelets
+    kubelets.stop_s, kubelets.stop_code = 10, int(ExitCode.SAVED)
+    kubelets.stop_message = saved_message(sequence=7, step=120)
+    world.controllers.kueue.evict("Preempted", "Preempted to accommodate a workload with priority 100")
+    await world.run_until_settled(rounds=20)
     assert world.causes == ["QueuePreemption"]
-    message = world.status.attempts[-1].message or ""
-    assert "Preempted to accommodate a workload with priority 100" in message
-    assert world.status.checkpoint is not None
-    assert world.status.checkpoint.latest is not None
-    assert world.status.checkpoint.latest.sequence == 7
+    if is_watched:
+        assert "accommodate a workload with priority 100" in (world.status.attempts[-1].message or "")
+    world.deliver_watches()
+    await world.run_until_settled(rounds=2)
+    assert world.latest == (7, 120)
     assert world.phase() is Phase.QUEUED
     world.controllers.kueue.quota = True
     await world.run_until_settled()
@@ -113,13 +109,6 @@ async def test_an_eviction_is_a_queue_preemption_with_a_save_and_the_job_resumes
     assert world.causes == ["QueuePreemption", None]
     assert world.status.bookkeeping.job_sets == 1
     assert writes_of_jobsets(world) == ["create"]
-
-
-async def test_an_eviction_is_one_also_where_workloads_are_not_watched() -> None:
-    world = await running()
-    world.delay_watches("workloads")
-    await evict(world)
-    assert world.causes == ["QueuePreemption"]
 
 
 async def test_a_job_that_is_suspended_leaves_its_queue_and_kueue_undoes_nothing() -> None:
@@ -137,56 +126,6 @@ async def test_a_job_that_is_suspended_leaves_its_queue_and_kueue_undoes_nothing
     await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
     assert world.causes == ["Requested", None]
-
-
-@pytest.mark.parametrize("default_queue", [None, "default"])
-@pytest.mark.parametrize("quota", [True, False])
-async def test_an_unreadable_job_that_is_to_be_suspended_leaves_its_queue(
-    default_queue: str | None, *, quota: bool
-) -> None:
-    world = queued(quota=quota, default_queue=default_queue)
-    await world.run_until_settled(rounds=6)
-    raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
-    spec = raw["spec"] | {"placement": "here", "suspend": True}
-    world.cluster.put("checkpointedtrainingjobs", raw | {"spec": spec})
-    await world.run_until_settled(rounds=20)
-    assert world.jobset is None
-    assert world.pods == []
-    assert writes_of_jobsets(world) == ["create", "delete"]
-    assert world.controllers.kueue.undone == []
-
-
-async def test_a_queue_that_a_suspended_job_gets_counts_when_it_resumes() -> None:
-    world = World()
-    await world.run_until_settled(rounds=4)
-    world.edit(suspend=True)
-    await world.run_until_settled()
-    world.controllers.kueue.install()
-    label(world, QUEUE)
-    await world.run_until_settled()
-    world.edit(suspend=False)
-    await world.run_until_settled(rounds=20)
-    assert world.phase() is Phase.RUNNING
-    assert world.jobset is not None
-    assert world.jobset["metadata"]["labels"].items() >= QUEUE.items()
-    assert world.controllers.kueue.undone == []
-
-
-async def test_a_queued_job_that_fails_for_good_is_stopped_without_a_word_to_kueue() -> None:
-    world = await running(restarts={"maxFailures": 0})
-    world.controllers.end_pod(world.pods[0], 1)
-    await world.run_until_settled()
-    assert world.phase() is Phase.FAILED
-    assert "apply" not in writes_of_jobsets(world)
-
-
-async def test_a_restarted_operator_knows_who_manages() -> None:
-    world = queued(quota=False)
-    await world.run_until_settled()
-    world.restart_operator()
-    await world.run_until_settled(rounds=20)
-    assert world.phase() is Phase.QUEUED
-    assert writes_of_jobsets(world) == ["create"]
 
 
 async def test_workloads_are_watched_where_kueue_is_there_also_if_it_comes_later() -> None:
@@ -226,43 +165,20 @@ def test_the_jobset_tells_who_manages(
     assert Observed(jobset=jobset, workload=cache.get_workload("js")).is_queued is is_queued
 
 
-def test_a_workload_of_another_kind_concerns_no_job() -> None:
-    cache = Cache()
-    owner = {"kind": "Job", "name": "lm", "uid": "j", "controller": True}
-    meta = {"namespace": "default", "name": "w", "uid": "w", "ownerReferences": [owner]}
-    assert cache.record(WORKLOADS, {"metadata": meta}) == ()
-    assert cache.list_uids(WORKLOADS) == frozenset()
-
-
-async def test_a_queued_job_without_restarts_left_is_deleted_and_kueue_undoes_nothing() -> None:
-    world = await running(spot=True, restarts={"maxDisruptions": 0})
-    world.preempt()
-    await world.run_until_settled()
-    assert world.phase() is Phase.FAILED
-    assert world.controllers.kueue.undone == []
-    assert world.jobset is None
-
-
-async def evict_before_all_run(world: World) -> None:
-    """Let Kueue take back the quota of a job of which one pod finds no node."""
-    world.controllers.gone.add("n2")
-    world.controllers.kueue.quota = True
-    await world.run_until_settled(rounds=6)
-    assert [pod["status"]["phase"] for pod in world.pods] == ["Running", "Pending"]
-    world.controllers.kueue.evict("PodsReadyTimeout", "Exceeded the PodsReady timeout default/lm")
-    await world.run_until_settled(rounds=6)
-
-
 async def test_starts_that_kueue_takes_back_before_all_pods_run_cost_nothing() -> None:
     world = queued(quota=False, restarts={"maxStartsWithoutCheckpoint": 2, "maxDisruptions": 0})
     for _ in range(4):
-        await evict_before_all_run(world)
+        world.controllers.gone.add("n2")  # so that one pod finds no node
+        world.controllers.kueue.quota = True
+        await world.run_until_settled(rounds=6)
+        assert [pod["status"]["phase"] for pod in world.pods] == ["Running", "Pending"]
+        world.controllers.kueue.evict("PodsReadyTimeout", "Exceeded the PodsReady timeout default/lm")
+        await world.run_until_settled(rounds=6)
     assert world.phase() is Phase.QUEUED
     assert world.status.attempts == ()
     assert world.status.restarts.total == 0
     assert world.status.bookkeeping.starts_without_checkpoint == 0
-    message = next(c.message for c in world.status.conditions if c.type == "QuotaReserved")
-    assert "PodsReadyTimeout" in message
+    assert "PodsReadyTimeout" in world.message("QuotaReserved")
     assert world.events.count("StartWithdrawn") == 4
     world.controllers.gone.clear()
     world.controllers.kueue.quota = True
@@ -271,107 +187,44 @@ async def test_starts_that_kueue_takes_back_before_all_pods_run_cost_nothing() -
     assert world.causes == [None]
 
 
-async def test_a_start_that_kueue_takes_back_leaves_the_restart_uncounted() -> None:
-    world = await running(restarts={"maxDisruptions": 1})
-    await evict(world)
-    await evict_before_all_run(world)
-    assert world.causes == ["QueuePreemption"]
-    assert world.status.restarts.total == 0
-    world.controllers.gone.clear()
-    world.controllers.kueue.quota = True
-    await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
-    assert world.causes == ["QueuePreemption", None]
-    assert world.status.restarts.total == 1
-
-
-async def test_an_eviction_takes_back_no_start_in_which_a_pod_failed_by_itself() -> None:
-    world = queued()
-    world.controllers.gone.add("n2")
-    await world.run_until_settled(rounds=6)
-    world.now += 10
-    world.controllers.kueue.evict("PodsReadyTimeout", "Exceeded the PodsReady timeout default/lm")
+async def test_a_queued_job_that_is_over_is_stopped_without_a_word_to_kueue() -> None:
+    world = await running(restarts={"maxFailures": 0})
     world.controllers.end_pod(world.pods[0], 1)
-    world.controllers.kueue.sync()
-    world.now += 10
-    for pod in world.pods:
-        world.cluster.mark_deleted("pods", "default", pod["metadata"]["name"], grace_s=30)
-    jobset = world.jobset
-    assert jobset is not None
-    suspended = {"type": "Suspended", "status": "True", "lastTransitionTime": "2027-01-15T09:00:00Z"}
-    world.cluster.put("jobsets", jobset | {"status": jobset.get("status", {}) | {"conditions": [suspended]}})
-    for name in [pod["metadata"]["name"] for pod in world.pods]:
-        world.cluster.remove("pods", "default", name)
-    await world.reconcile()
-    assert len(world.causes) == 1
-
-
-@pytest.mark.parametrize("workload_after", [1, 20, None])
-async def test_a_jobset_without_a_queue_that_is_suspended_as_it_is_made_is_left_to_who_did_it(
-    workload_after: int | None,
-) -> None:
-    world = World()
-
-    def suspend(plural: str, body: dict[str, Any]) -> dict[str, Any]:
-        if plural == "jobsets":
-            body["spec"]["suspend"] = True
-        return body
-
-    world.cluster.admission = suspend
-    for second in range(40):
-        await world.reconcile()
-        world.controllers.sync()
-        if second == workload_after and world.jobset is not None:
-            owner = {
-                "kind": "JobSet",
-                "name": "lm",
-                "uid": world.jobset["metadata"]["uid"],
-                "controller": True,
-            }
-            meta = {"name": "jobset-lm-x", "namespace": "default", "ownerReferences": [owner]}
-            world.cluster.put("workloads", {"metadata": meta, "spec": {}, "status": {}})
-        world.now += 1
-    assert [write.verb for write in world.cluster.writes if write.plural == "jobsets"] == ["create"]
-    assert world.phase() is Phase.QUEUED
-    expected = (ConditionStatus.UNKNOWN, "NoWorkload")
-    assert world.condition("QuotaReserved") == (
-        expected if workload_after is None else (ConditionStatus.FALSE, "Pending")
-    )
-    suspend_jobset(world, suspend=False)
     await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
-    assert world.status.bookkeeping.starts_without_checkpoint == 1
+    assert world.phase() is Phase.FAILED
+    assert "apply" not in writes_of_jobsets(world)
+    world = await running(spot=True, restarts={"maxDisruptions": 0})
+    world.preempt()
+    await world.run_until_settled()
+    assert world.phase() is Phase.FAILED
+    assert world.controllers.kueue.undone == []
+    assert world.jobset is None
 
 
-def suspend_jobset(world: World, *, suspend: bool) -> None:
-    assert world.jobset is not None
-    world.cluster.put("jobsets", world.jobset | {"spec": world.jobset["spec"] | {"suspend": suspend}})
+async def test_an_unreadable_job_that_is_to_be_suspended_leaves_its_queue() -> None:
+    world = await running()
+    raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
+    spec = raw["spec"] | {"placement": "here", "suspend": True}
+    world.cluster.put("checkpointedtrainingjobs", raw | {"spec": spec})
+    await world.run_until_settled(rounds=20)
+    assert (world.jobset, world.pods) == (None, [])
+    assert writes_of_jobsets(world) == ["create", "delete"]
+    assert world.controllers.kueue.undone == []
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-@pytest.mark.parametrize("admitted_after", [0, 5])
-async def test_who_suspended_a_jobset_without_a_queue_as_it_was_made_stops_and_resumes_it_later_too(
-    admitted_after: int, *, restarted: bool
-) -> None:
+async def test_a_jobset_without_a_queue_that_is_suspended_as_it_is_made_is_left_to_who_did_it() -> None:
     world = World()
 
     def suspend(plural: str, body: dict[str, Any]) -> dict[str, Any]:
         return body | {"spec": body["spec"] | {"suspend": True}} if plural == "jobsets" else body
 
     world.cluster.admission = suspend
-    await world.reconcile()
-    await world.run_until_settled(rounds=admitted_after)
-    suspend_jobset(world, suspend=False)
-    await world.run_until_settled(rounds=6)
-    assert world.phase() is Phase.RUNNING
-    if restarted:
-        world.restart_operator()
-    world.now += 600
-    suspend_jobset(world, suspend=True)
     await world.run_until_settled(rounds=20)
-    assert world.phase() is Phase.QUEUED
-    assert world.causes == ["QueuePreemption"]
-    suspend_jobset(world, suspend=False)
-    await world.run_until_settled(rounds=6)
-    assert world.phase() is Phase.RUNNING
     assert writes_of_jobsets(world) == ["create"]
+    assert world.phase() is Phase.QUEUED
+    assert world.condition("QuotaReserved") == (ConditionStatus.UNKNOWN, "NoWorkload")
+    assert world.jobset is not None
+    spec = world.jobset["spec"] | {"suspend": False}
+    world.cluster.put("jobsets", world.jobset | {"spec": spec})
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING

@@ -3,14 +3,14 @@
 import asyncio
 import random
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-from typing_extensions import override
 
 from fake_cluster.cluster import FakeCluster
-from stepkeeper_operator.cluster import CONFIG_MAPS, Resource, guard_writes
+from stepkeeper_operator.cluster import CONFIG_MAPS, guard_writes
 from stepkeeper_operator.errors import ApiError, LeaseLostError
-from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.lease import LeaseGuard
 
 
@@ -45,45 +45,37 @@ def rival(cluster: FakeCluster, namespace: str) -> LeaseGuard:
     return LeaseGuard(cluster, namespace=namespace, name="operator", identity=f"{namespace}-0", duration_s=15)
 
 
-def holder(cluster: FakeCluster) -> str:
-    return str(cluster.objects["leases", "ns", "operator"]["spec"]["holderIdentity"])
-
-
-async def test_the_first_operator_holds_the_lease_at_once(cluster: FakeCluster, clock: Time) -> None:
-    first = guard(cluster, "a")
-    assert not first.held
-    await first.acquire()
-    assert first.held
-    assert holder(cluster) == "a"
-    assert clock.now == 100
-
-
-async def test_a_second_operator_waits_until_the_lease_of_a_dead_one_is_over(
-    cluster: FakeCluster, clock: Time
+@pytest.mark.parametrize(
+    ("first", "second", "gives_back", "waits"),
+    [
+        pytest.param(guard, "b", False, True, id="the other one has died"),
+        pytest.param(guard, "b", True, False, id="the other one has given it back"),
+        pytest.param(guard, "a", False, False, id="it is the same one, restarted in place"),
+        pytest.param(rival, "b", False, True, id="one of another release has died"),
+    ],
+)
+async def test_an_operator_waits_for_the_lease_of_another_as_long_as_it_may_be_held(
+    cluster: FakeCluster,
+    clock: Time,
+    first: Callable[[FakeCluster, str], LeaseGuard],
+    second: str,
+    *,
+    gives_back: bool,
+    waits: bool,
 ) -> None:
-    await guard(cluster, "a").acquire()
-    second = guard(cluster, "b")
-    await second.acquire()
-    assert clock.now > 115
-    assert holder(cluster) == "b"
-
-
-async def test_a_lease_that_was_given_back_is_taken_at_once(cluster: FakeCluster, clock: Time) -> None:
-    first, second = guard(cluster, "a"), guard(cluster, "b")
-    await first.acquire()
-    await first.release()
-    assert not first.held
-    await second.acquire()
+    before = first(cluster, "a")
+    assert not before.held
+    await before.acquire()
+    assert before.held
     assert clock.now == 100
-    assert second.held
-
-
-async def test_an_operator_that_is_restarted_in_place_takes_its_own_lease(
-    cluster: FakeCluster, clock: Time
-) -> None:
-    await guard(cluster, "a").acquire()
-    await guard(cluster, "a").acquire()
-    assert clock.now == 100
+    if gives_back:
+        await before.release()
+        assert not before.held
+    after = guard(cluster, second)
+    await after.acquire()
+    assert after.held
+    assert cluster.objects["leases", "ns", "operator"]["spec"]["holderIdentity"] == second
+    assert 115 < clock.now < 125 if waits else clock.now == 100
 
 
 async def test_an_operator_whose_lease_was_taken_stops_acting(cluster: FakeCluster, clock: Time) -> None:
@@ -108,24 +100,31 @@ async def test_an_operator_that_cannot_renew_stops_before_another_may_start(
     assert clock.now <= 115
 
 
-async def test_of_two_that_want_it_at_once_the_slower_one_waits(cluster: FakeCluster, clock: Time) -> None:
-    first, second = guard(cluster, "a"), guard(cluster, "b")
-    seen = cluster.get
-    calls = 0
+async def test_a_process_that_stood_still_stops_though_nobody_took_its_lease(
+    cluster: FakeCluster, clock: Time
+) -> None:
+    first = guard(cluster, "a")
+    await first.acquire()
+    clock.now += 16
+    with pytest.raises(LeaseLostError, match="could not be renewed"):
+        await first.keep_renewing()
 
-    async def overtaken(resource: Resource, namespace: str | None, name: str) -> RawObject | None:
-        nonlocal calls
-        calls += 1
-        answer = await seen(resource, namespace, name)
-        if calls == 1:
-            cluster.get = seen  # type: ignore[method-assign]  # the first look only
-            await first.acquire()
-        return answer
 
-    cluster.get = overtaken  # type: ignore[method-assign]  # between its look and its write the other one writes
-    await second.acquire()
-    assert clock.now > 115
-    assert holder(cluster) == "b"
+async def test_a_request_that_hangs_does_not_keep_an_operator_acting_until_its_lease_is_over(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = LeaseGuard(cluster, namespace="ns", name="operator", identity="a", duration_s=3)
+    await guard.acquire()
+    began = time.monotonic()
+
+    async def hang(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(cluster, "replace", hang)
+    with pytest.raises(LeaseLostError):
+        await guard.keep_renewing()
+    assert not guard.held
+    assert time.monotonic() - began < 3, "it stops acting while the lease still keeps others away"
 
 
 async def test_a_second_release_in_the_cluster_does_nothing_and_names_the_first(
@@ -152,24 +151,31 @@ async def test_a_second_release_in_the_cluster_does_nothing_and_names_the_first(
     assert [told in record.message for record in caplog.records if record.levelname == "ERROR"] == [True]
 
 
-async def test_a_release_whose_operator_died_keeps_another_waiting_only_for_its_lease(
-    cluster: FakeCluster, clock: Time
+async def test_an_operator_that_may_not_list_leases_says_so_and_does_nothing(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await rival(cluster, "dead").acquire()
-    second = rival(cluster, "train")
-    await second.acquire()
-    assert second.held
-    assert 115 < clock.now < 125
+    first = guard(cluster, "a")
+    cluster.refusals["list", "leases"] = ApiError(403, "leases is forbidden")
+
+    async def look(seconds: float) -> None:
+        assert first.waits_for.startswith("Leases can't be listed")
+        assert "leases is forbidden" in first.waits_for
+        cluster.refusals.clear()
+
+    monkeypatch.setattr(asyncio, "sleep", look)
+    await first.acquire()
+    assert first.waits_for == ""
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("make", [guard, rival], ids=["one release", "several releases"])
+@pytest.mark.parametrize("seed", range(15))
 async def test_of_two_releases_that_start_at_once_one_acts(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, make: Callable[[FakeCluster, str], LeaseGuard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    print(f"seed {seed}")
     rng, now = random.Random(seed), 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    cluster = Shuffled(rng)
+    cluster = FakeCluster(lambda: 0.0)
+    requests = delay_requests(cluster, monkeypatch)
     began: list[LeaseGuard] = []
 
     async def run(guard: LeaseGuard) -> None:
@@ -177,11 +183,13 @@ async def test_of_two_releases_that_start_at_once_one_acts(
         began.append(guard)
         await guard.keep_renewing()
 
-    tasks = [asyncio.ensure_future(run(rival(cluster, name))) for name in ("a", "b", "c")]
+    tasks = [asyncio.ensure_future(run(make(cluster, name))) for name in ("a", "b", "c")]
     for _ in range(2500):
-        cluster.let_one_answer()
+        if requests:
+            requests.pop(rng.randrange(len(requests))).set_result(None)
         for _ in range(rng.randint(1, 3)):
             await turn()
+        requests[:] = [request for request in requests if not request.done()]
         assert len(began) <= 1
         now += 0.01
     assert len(began) == 1
@@ -191,87 +199,29 @@ async def test_of_two_releases_that_start_at_once_one_acts(
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def delay_requests(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Future[None]]:
+    """Let each request wait until its future, of those that are returned, has a result."""
+    requests: list[asyncio.Future[None]] = []
+
+    def late(request: Callable[..., Any]) -> Callable[..., Any]:
+        async def wait(*args: Any) -> Any:
+            requests.append(asyncio.get_running_loop().create_future())
+            await requests[-1]
+            return await request(*args)
+
+        return wait
+
+    for name in ("get", "list_all", "create", "replace"):
+        monkeypatch.setattr(cluster, name, late(getattr(cluster, name)))
+    return requests
+
+
 async def turn() -> None:
     """Give all tasks a turn; `asyncio.sleep` is a pause of their own here."""
     loop = asyncio.get_running_loop()
     passed = loop.create_future()
     loop.call_soon(passed.set_result, None)
     await passed
-
-
-class Shuffled(FakeCluster):
-    """Answer requests in any order, one at a time."""
-
-    def __init__(self, rng: random.Random) -> None:
-        super().__init__(lambda: 0.0)
-        self._rng = rng
-        self._open: list[asyncio.Future[None]] = []
-
-    def let_one_answer(self) -> None:
-        self._open = [request for request in self._open if not request.done()]
-        if self._open:
-            self._open.pop(self._rng.randrange(len(self._open))).set_result(None)
-
-    async def _wait(self) -> None:
-        request = asyncio.get_running_loop().create_future()
-        self._open.append(request)
-        await request
-
-    @override
-    async def get(self, resource: Resource, namespace: str | None, name: str) -> RawObject | None:
-        await self._wait()
-        return await super().get(resource, namespace, name)
-
-    @override
-    async def list_all(self, resource: Resource, label_selector: str = "") -> tuple[RawObject, ...]:
-        await self._wait()
-        return await super().list_all(resource, label_selector)
-
-    @override
-    async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
-        await self._wait()
-        return await super().create(resource, namespace, body)
-
-    @override
-    async def replace(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
-        await self._wait()
-        return await super().replace(resource, namespace, body)
-
-
-class Silent(FakeCluster):
-    """An API server that stops answering."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda: 0.0)
-        self.silent = False
-
-    @override
-    async def replace(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
-        if self.silent:
-            await asyncio.Event().wait()
-        return await super().replace(resource, namespace, body)
-
-
-async def test_a_request_that_hangs_does_not_keep_an_operator_acting_until_its_lease_is_over() -> None:
-    cluster = Silent()
-    guard = LeaseGuard(cluster, namespace="ns", name="operator", identity="a", duration_s=9)
-    await guard.acquire()
-    began = time.monotonic()
-    cluster.silent = True
-    with pytest.raises(LeaseLostError):
-        await guard.keep_renewing()
-    assert not guard.held
-    assert time.monotonic() - began < 9, "it stops acting while the lease still keeps others away"
-
-
-async def test_a_process_that_stood_still_stops_though_nobody_took_its_lease(
-    cluster: FakeCluster, clock: Time
-) -> None:
-    first = guard(cluster, "a")
-    await first.acquire()
-    clock.now += 16
-    with pytest.raises(LeaseLostError, match="could not be renewed"):
-        await first.keep_renewing()
 
 
 async def test_the_lease_is_looked_at_before_each_write(cluster: FakeCluster) -> None:
@@ -295,20 +245,3 @@ async def test_the_lease_is_looked_at_before_each_write(cluster: FakeCluster) ->
             await write
     assert cluster.writes == []
     assert await guarded.get(CONFIG_MAPS, "ns", "a") is not None
-
-
-async def test_an_operator_that_may_not_list_leases_says_so_and_does_nothing(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = guard(cluster, "a")
-    cluster.refusals["list", "leases"] = ApiError(403, "leases is forbidden")
-
-    async def look(seconds: float) -> None:
-        assert (
-            first.waits_for == "Leases can't be listed, which show other installations: leases is forbidden"
-        )
-        cluster.refusals.clear()
-
-    monkeypatch.setattr(asyncio, "sleep", look)
-    await first.acquire()
-    assert first.waits_for == ""

@@ -1,23 +1,16 @@
 """Test starts, stops, edits and ends of a job, with the shipped reconcile and controllers that obey its manifests."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fake_cluster.kubelets import termination_message, training_report
-from fake_cluster.world import World
+from fake_cluster.kubelets import saved_message, termination_message, training_report
+from fake_cluster.world import World, running
+from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
-from stepkeeper_operator.cache.keys import job_key
-from stepkeeper_operator.errors import InvalidObjectError
 
-
-async def running(**spec: Any) -> World:
-    world = World(**spec)
-    await world.run_until_settled(rounds=4)
-    assert world.phase() is Phase.RUNNING
-    return world
+NEW_IMAGE = {"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}}
 
 
 async def test_an_applied_job_gets_its_settings_and_a_jobset_and_runs() -> None:
@@ -37,11 +30,16 @@ async def test_a_job_at_rest_causes_no_write() -> None:
 
 
 async def test_a_suspended_job_stops_and_resumes_as_a_new_attempt() -> None:
-    world = await running()
+    world = World(suspend=True)
+    await world.run_until_settled()
+    assert (world.phase(), world.jobset) == (Phase.SUSPENDED, None)
+    world.edit(suspend=False)
+    await world.run_until_settled()
+    world.controllers.kubelets.stop_code = 0
+    world.controllers.kubelets.stop_message = termination_message(75, notice="sigterm", step=500)
     world.edit(suspend=True)
     await world.run_until_settled()
-    assert world.phase() is Phase.SUSPENDED
-    assert world.pods == []
+    assert (world.phase(), world.pods) == (Phase.SUSPENDED, [])
     assert await world.record_writes(rounds=3) == []
     world.edit(suspend=False)
     await world.run_until_settled()
@@ -49,80 +47,14 @@ async def test_a_suspended_job_stops_and_resumes_as_a_new_attempt() -> None:
     assert world.causes == ["Requested", None]
 
 
-async def test_a_job_that_is_born_suspended_gets_no_jobset() -> None:
-    world = World(suspend=True)
-    await world.run_until_settled()
-    assert world.phase() is Phase.SUSPENDED
-    assert world.jobset is None
-
-
 async def test_an_edited_template_gets_a_new_jobset_with_the_next_number() -> None:
     world = await running()
-    world.edit(template={"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}})
+    world.edit(template=NEW_IMAGE)
     await world.run_until_settled()
     assert world.causes == ["Requested", None]
     assert world.phase() is Phase.RUNNING
     assert {pod["spec"]["containers"][0]["image"] for pod in world.pods} == {"trainer:2"}
     assert {pod["metadata"]["labels"]["stepkeeper.dev/jobset-number"] for pod in world.pods} == {"1"}
-
-
-@pytest.mark.parametrize("step", [None, 50])
-async def test_an_edited_job_that_began_and_was_done_while_no_operator_looked_is_complete(
-    step: int | None,
-) -> None:
-    world = await running()
-    world.receive_report(replace(training_report(8, 0), step=step, commits=()))
-    await world.run_until_settled(rounds=2)
-    world.edit(template={"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}})
-    edited = world.jobset
-    while (
-        world.jobset is None or edited is None or world.jobset["metadata"]["uid"] == edited["metadata"]["uid"]
-    ):
-        world.controllers.sync()
-        world.now += 5
-        await world.reconcile()
-    made = world.jobset["metadata"]["uid"]
-    world.stop_operator()
-    world.controllers.sync()
-    for pod in world.pods:
-        world.controllers.end_pod(pod, 0)
-    world.controllers.sync()
-    world.restart_operator()
-    await world.run_until_settled()
-    assert world.phase() is Phase.COMPLETE
-    assert world.jobset is not None
-    assert world.jobset["metadata"]["uid"] == made, "nothing that was done is done again"
-
-
-async def test_a_jobset_of_somebody_else_is_waited_for_and_never_adopted() -> None:
-    world = World()
-    world.cluster.put(
-        "jobsets", {"metadata": {"name": "lm", "namespace": "default"}, "spec": {"suspend": True}}
-    )
-    await world.run_until_settled(rounds=3)
-    assert world.condition("Accepted") == (ConditionStatus.FALSE, "JobSetNameTaken")
-    assert await world.record_writes(rounds=3) == []
-    world.cluster.remove("jobsets", "default", "lm")
-    world.cache.forget_jobset(job_key("default", "lm"))
-    await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
-
-
-async def test_a_config_map_of_somebody_else_is_left_alone() -> None:
-    world = World()
-    foreign = {"metadata": {"name": "lm-stepkeeper", "namespace": "default"}, "data": {"mine": "x"}}
-    world.cluster.put("configmaps", foreign)
-    await world.run_until_settled(rounds=3)
-    assert world.condition("Accepted") == (ConditionStatus.FALSE, "ConfigMapNameTaken")
-    assert world.cluster.objects["configmaps", "default", "lm-stepkeeper"]["data"] == {"mine": "x"}
-    world.cluster.remove("configmaps", "default", "lm-stepkeeper")
-    assert await wait_for_jobset(world) <= 30
-
-
-def of_a_deleted_job(name: str) -> dict[str, Any]:
-    """Make the metadata of an object that a deleted job of the same name has left."""
-    owner = {"kind": "CheckpointedTrainingJob", "name": "lm", "uid": "deleted", "controller": True}
-    return {"name": name, "namespace": "default", "ownerReferences": [owner]}
 
 
 async def wait_for_jobset(world: World) -> float:
@@ -142,37 +74,18 @@ async def test_a_job_that_is_deleted_and_applied_again_waits_only_until_what_was
     plural: str, name: str
 ) -> None:
     world = World()
-    left: dict[str, Any] = {"metadata": of_a_deleted_job(name), "data": {"settings.json": "{}"}, "spec": {}}
-    before = world.cluster.put(plural, left | {"spec": {"suspend": False}})
+    owner = {"kind": "CheckpointedTrainingJob", "name": "lm", "uid": "deleted", "controller": True}
+    meta = {"name": name, "namespace": "default", "ownerReferences": [owner]}
+    before = world.cluster.put(plural, {"metadata": meta, "data": {}, "spec": {"suspend": False}})
     await world.reconcile()
     assert world.condition("Accepted") == (ConditionStatus.TRUE, "SpecAccepted")
-    waits = next(c.message for c in world.status.conditions if c.type == "Running")
-    assert f"{name} of a deleted job of this name is still there" in waits
+    assert f"{name} of a deleted job of this name is still there" in world.message("Running")
     assert world.cluster.objects[plural, "default", name] == before
     assert await world.record_writes() == []
     world.cluster.remove(plural, "default", name)  # the garbage collector, a second later
     assert await wait_for_jobset(world) <= 10
     await world.run_until_settled(rounds=3)
     assert world.phase() is Phase.RUNNING
-
-
-async def test_a_jobset_that_somebody_deleted_is_made_again() -> None:
-    world = await running()
-    world.cluster.mark_deleted("jobsets", "default", "lm", grace_s=0)
-    await world.run_until_settled()
-    assert world.causes == ["Requested", None]
-    assert world.phase() is Phase.RUNNING
-    assert world.status.bookkeeping.job_sets == 2
-
-
-async def test_a_job_is_complete_when_every_pod_exited_0() -> None:
-    world = await running()
-    for pod in world.pods:
-        world.controllers.end_pod(pod, 0)
-    await world.run_until_settled()
-    assert world.phase() is Phase.COMPLETE
-    assert world.status.attempts[-1].cause is None
-    assert await world.record_writes(rounds=3) == []
 
 
 async def test_a_job_whose_pods_exited_0_after_a_notice_before_its_last_step_goes_on() -> None:
@@ -182,35 +95,6 @@ async def test_a_job_whose_pods_exited_0_after_a_notice_before_its_last_step_goe
     await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
     assert world.causes == ["Requested", None]
-
-
-@pytest.mark.parametrize(
-    ("code", "cause"),
-    [(1, "ApplicationError"), (42, "ApplicationError"), (75, "Requested"), (78, "ApplicationError")],
-)
-@pytest.mark.parametrize("ended_together", [True, False])
-async def test_a_training_that_says_another_code_than_its_shell_is_not_done(
-    code: int, cause: str, ended_together: bool
-) -> None:
-    world = await running()
-    for pod in world.pods if ended_together else world.pods[:1]:
-        world.controllers.end_pod(pod, 0, message=termination_message(code, step=500))
-    for _ in range(8):
-        await world.run_until_settled(rounds=4)
-    assert world.causes == [cause, None]
-    assert world.phase() is Phase.RUNNING
-    assert world.status.bookkeeping.job_sets == 2
-
-
-async def test_pods_beside_one_whose_shell_hides_its_failure_are_stopped_before_the_back_off() -> None:
-    world = await running(restarts={"backoff": {"initialSeconds": 600, "maxSeconds": 600}})
-    world.controllers.end_pod(world.pods[0], 0, message=termination_message(1, step=500))
-    await world.run_until_settled()
-    assert world.pods == [], "JobSet takes the one for done, and the other would wait for it all that time"
-    assert world.phase() is Phase.RESTARTING
-    world.now += 600
-    await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
 
 
 @pytest.mark.parametrize(
@@ -230,27 +114,6 @@ async def test_a_final_end_that_a_shell_hides_is_final(code: int, reason: str, e
     assert all(pod["status"]["phase"] == "Succeeded" for pod in world.pods)
 
 
-async def test_a_training_that_saved_its_last_step_behind_a_shell_is_complete() -> None:
-    world = await running()
-    for pod in world.pods:
-        world.controllers.end_pod(pod, 0, message=termination_message(75, notice="sigterm", step=1000))
-    await world.run_until_settled()
-    assert world.phase() is Phase.COMPLETE
-
-
-async def test_a_suspended_job_whose_shells_exit_0_is_suspended_and_goes_on() -> None:
-    world = await running()
-    world.controllers.kubelets.stop_code = 0
-    world.controllers.kubelets.stop_message = termination_message(75, notice="sigterm", step=500)
-    world.edit(suspend=True)
-    await world.run_until_settled()
-    assert world.phase() is Phase.SUSPENDED
-    world.edit(suspend=False)
-    await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
-    assert world.causes == ["Requested", None]
-
-
 async def test_a_finished_job_is_deleted_after_its_time_to_live() -> None:
     world = await running(ttlSecondsAfterFinished=60)
     for pod in world.pods:
@@ -259,23 +122,6 @@ async def test_a_finished_job_is_deleted_after_its_time_to_live() -> None:
     assert world.phase() is Phase.COMPLETE
     world.now += 60
     assert "delete checkpointedtrainingjobs" in await world.record_writes()
-
-
-async def test_a_refused_jobset_is_a_condition_and_one_event() -> None:
-    world = World()
-    world.cluster.refusals["create", "jobsets"] = InvalidObjectError(422, "env is too long")
-    for _ in range(4):
-        await world.reconcile()
-        world.now += 2
-    assert [write.verb for write in world.cluster.writes if write.plural == "jobsets"] == ["create"]
-    assert world.condition("Accepted") == (ConditionStatus.FALSE, "Rejected")
-    assert world.events.count("Rejected") == 1
-    assert world.status.bookkeeping.job_sets == 1
-    world.cluster.refusals.clear()
-    world.now += 60
-    await world.run_until_settled()
-    assert world.condition("Accepted") == (ConditionStatus.TRUE, "SpecAccepted")
-    assert world.phase() is Phase.RUNNING
 
 
 async def test_a_job_that_is_being_deleted_is_left_alone() -> None:
@@ -315,65 +161,68 @@ async def test_a_program_that_exits_0_when_it_is_told_to_stop_is_started_again(
     assert message.startswith("every pod exited 0 after it was told to stop")
 
 
-async def test_a_program_that_was_done_when_it_was_told_to_stop_is_complete() -> None:
-    world = await running()
-    world.receive_report(training_report(sequence=3, step=1000))
-    await world.reconcile()
-    for pod in world.pods:
-        world.controllers.disrupt(pod, "EvictionByEvictionAPI")
-        world.controllers.end_pod(pod, 0)
-    await world.run_until_settled()
-    assert world.phase() is Phase.COMPLETE
+@pytest.mark.parametrize(
+    ("plural", "name", "reason"),
+    [("jobsets", "lm", "JobSetNameTaken"), ("configmaps", "lm-stepkeeper", "ConfigMapNameTaken")],
+)
+async def test_what_somebody_else_has_made_is_left_alone_until_it_is_gone(
+    plural: str, name: str, reason: str
+) -> None:
+    world = World()
+    world.delay_watches("jobsets")  # no watch tells of JobSets without the operator's labels
+    meta = {"name": name, "namespace": "default"}
+    theirs = world.cluster.put(plural, {"metadata": meta, "spec": {"suspend": True}, "data": {"mine": "x"}})
+    await world.run_until_settled(rounds=3)
+    assert world.condition("Accepted") == (ConditionStatus.FALSE, reason)
+    assert await world.record_writes(rounds=3) == []
+    now = world.cluster.objects[plural, "default", name]
+    assert (now["spec"], now["data"]) == (theirs["spec"], theirs["data"])
+    world.cluster.remove(plural, "default", name)
+    assert await wait_for_jobset(world) <= 60
+    assert world.condition("Accepted") == (ConditionStatus.TRUE, "SpecAccepted")
 
 
-async def test_pods_that_are_deleted_after_they_exited_0_were_not_told_to_stop() -> None:
+@pytest.mark.parametrize(
+    ("step", "word", "is_evicted"),
+    [
+        pytest.param(None, "", False, id="nothing else is known"),
+        pytest.param(1000, "", True, id="its last step was done when it was evicted"),
+        pytest.param(
+            None,
+            termination_message(75, notice="sigterm", step=1000),
+            False,
+            id="it saved its last step, and a shell hides the code",
+        ),
+    ],
+)
+async def test_a_job_is_complete_when_every_pod_exited_0(
+    step: int | None, word: str, *, is_evicted: bool
+) -> None:
     world = await running()
+    if step is not None:
+        world.receive_report(training_report(sequence=3, step=step))
+        await world.reconcile()
     for pod in world.pods:
-        world.controllers.end_pod(pod, 0)
+        if is_evicted:
+            world.controllers.disrupt(pod, "EvictionByEvictionAPI")
+        world.controllers.end_pod(pod, 0, message=word)
     world.now += 5
-    for pod in world.pods:
+    for pod in world.pods:  # pods that are deleted now were not told to stop before they ended
         world.cluster.mark_deleted("pods", "default", pod["metadata"]["name"], grace_s=30)
     await world.run_until_settled()
     assert world.phase() is Phase.COMPLETE
+    assert len(world.causes) == 1
+    assert await world.record_writes(rounds=3) == []
 
 
-async def test_a_jobset_that_came_and_went_between_two_looks_gives_its_number_to_no_other() -> None:
-    world = World()
-    await world.reconcile()
-    assert numbers(world) == ["0"]
-    world.controllers.sync()
-    world.controllers.end_pod(world.pods[0], 1)
-    world.controllers.sync()
-    world.cluster.mark_deleted("jobsets", "default", "lm", grace_s=0)
-    world.controllers.sync()
-    assert world.jobset is None
-    await world.run_until_settled()
-    assert numbers(world) == ["1"]
-    world.controllers.end_pod(world.pods[0], 1)
-    await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
-    assert world.causes == ["ApplicationError", None]
-
-
-def numbers(world: World) -> list[str]:
-    return [
-        raw["metadata"]["labels"]["stepkeeper.dev/jobset-number"]
-        for raw in world.cluster.list_objects("jobsets")
-    ]
-
-
-@pytest.mark.parametrize("restarted", [True, False])
-async def test_a_job_whose_status_was_lost_goes_on_with_the_jobset_that_runs(restarted: bool) -> None:
+async def test_a_job_whose_status_was_lost_is_resumed_with_the_jobset_that_runs() -> None:
     world = await running()
-    template = {"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}}
-    world.edit(template=template)
+    world.edit(template=NEW_IMAGE)
     await world.run_until_settled()
-    assert numbers(world) == ["1"]
     raw = dict(world.cluster.objects["checkpointedtrainingjobs", "default", "lm"])
     del raw["status"]
     world.cluster.put("checkpointedtrainingjobs", raw)
-    if restarted:
-        world.restart_operator()
+    world.restart_operator()
     await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
     assert world.status.bookkeeping.job_sets == 2
@@ -384,4 +233,67 @@ async def test_a_job_whose_status_was_lost_goes_on_with_the_jobset_that_runs(res
     world.controllers.end_pod(world.pods[0], 1)
     await world.run_until_settled()
     assert world.causes == ["ApplicationError", None]
+
+
+@pytest.mark.parametrize("code", [1, 143, int(ExitCode.SAVED)])
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_suspension_costs_nothing_however_its_pods_end_and_whenever_jobset_says_so(
+    code: int, *, late: bool
+) -> None:
+    world = await running(restarts={"maxFailures": 0})
+    world.controllers.kubelets.stop_code = code
+    if code == ExitCode.SAVED:
+        world.controllers.kubelets.stop_message = saved_message(sequence=4, step=44)
+    world.edit(suspend=True)
+    await world.reconcile()
+    if late:
+        world.delay_watches("jobsets")
+    world.now += 2
+    world.controllers.sync()
+    await world.reconcile()
+    world.deliver_watches()
+    await world.run_until_settled()
+    assert world.phase() is Phase.SUSPENDED
+    world.edit(suspend=False)
+    await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
+    assert world.causes == ["Requested", None]
+    assert world.status.attempts[0].message == "suspended"
+
+
+async def test_a_job_is_suspending_until_its_last_pod_has_ended_and_what_it_saves_meanwhile_is_shown() -> (
+    None
+):
+    world = await running()
+    world.controllers.kubelets.stop_s = 20
+    world.controllers.kubelets.stop_code = int(ExitCode.SAVED)
+    world.edit(suspend=True)
+    await world.run_until_settled(rounds=5)
+    assert world.jobset is not None
+    assert world.jobset["status"]["conditions"][0]["type"] == "Suspended"
+    assert world.phase() is Phase.SUSPENDING
+    assert world.condition("Suspended") == (ConditionStatus.FALSE, "Suspending")
+    assert "2 of its pods" in world.message("Suspended")
+    assert world.causes == [None], "its pods run down"
+    world.receive_report(training_report(sequence=9, step=90))
+    await world.reconcile()
+    assert world.latest == (9, 90)
+    world.now += 20
+    await world.run_until_settled()
+    assert world.phase() is Phase.SUSPENDED
+    assert world.causes == ["Requested"]
+    assert world.events.count("Suspending") == world.events.count("Suspended") == 1
+
+
+async def test_commits_and_steps_are_shown_though_the_clock_has_gone_back() -> None:
+    world = await running()
+    world.receive_report(training_report(sequence=3, step=100))
+    world.now += 20
+    await world.reconcile()
+    world.now -= 3600
+    for step in (200, 300):
+        world.receive_report(training_report(sequence=step, step=step))
+        await world.reconcile()
+        world.now += 61
+    assert world.latest == (300, 300)
+    assert world.status.attempts[-1].to_step == 300

@@ -1,7 +1,9 @@
-"""Test the loop that all kinds share, and the startup that plugs the kinds in."""
+"""Test the loop that all kinds share, the startup that plugs the kinds in, and the looks for objects that are gone."""
 
 import asyncio
 import logging
+import re
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,9 +15,10 @@ from fake_cluster.cluster import FakeCluster
 from fake_cluster.world import training_job
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey, job_key, queued_resource_key
-from stepkeeper_operator.cluster import JOBSETS, QUEUED_RESOURCES, Resource
-from stepkeeper_operator.endpoint.health import make_health_app
+from stepkeeper_operator.cache.kinds import list_watched_kinds
+from stepkeeper_operator.cluster import JOBSETS, QUEUED_RESOURCES, WORKLOADS, Resource
 from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictError
+from stepkeeper_operator.handlers.resync import Resync
 from stepkeeper_operator.handlers.watch import make_kopf_settings, make_registry
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.reconcile import RETRY_SOON_S, Reconciler
@@ -58,40 +61,17 @@ class Loop:
             controllers={controller.resource.kind: controller}, cache=self.cache, metrics=self.metrics
         )
 
-    def count(self, result: str) -> str | None:
-        start = f'stepkeeper_reconciles_total{{kind="QueuedResource",result="{result}"}} '
-        lines = self.metrics.render().decode().splitlines()
-        return next((line.removeprefix(start) for line in lines if line.startswith(start)), None)
-
-
-async def test_a_key_goes_to_the_controller_of_its_kind() -> None:
-    controller = Recorder(7.0)
-    loop = Loop(controller)
-    assert await loop.reconciler.reconcile(QR) == 7.0
-    assert (controller.reconciled, controller.forgotten) == ([QR], [])
-    assert loop.count("done") == "1.0"
-    assert 'stepkeeper_reconcile_seconds_count{kind="QueuedResource"} 1.0' in loop.metrics.render().decode()
-
-
-async def test_a_key_without_a_controller_is_left_alone() -> None:
-    controller = Recorder()
-    assert await Loop(controller).reconciler.reconcile(JOB) is None
-    assert (controller.reconciled, controller.forgotten) == ([], [])
-
-
-async def test_an_object_that_is_gone_is_forgotten() -> None:
-    controller = Recorder()
-    loop = Loop(controller)
-    loop.cache.record_queued_resource(RAW, deleted=True)
-    assert await loop.reconciler.reconcile(QR) is None
-    assert (controller.reconciled, controller.forgotten) == ([], [QR])
+    def results(self) -> dict[str, str]:
+        """Return how many reconciles had each result."""
+        found = r'stepkeeper_reconciles_total\{kind="QueuedResource",result="(\w+)"\} (\S+)'
+        return dict(re.findall(found, self.metrics.render().decode()))
 
 
 @pytest.mark.parametrize("error", [ConflictError(409, "changed"), AlreadyExistsError(409, "exists")])
 async def test_a_reconcile_that_was_behind_is_done_again_soon(error: ApiError) -> None:
     loop = Loop(Recorder(error))
     assert await loop.reconciler.reconcile(QR) == RETRY_SOON_S
-    assert loop.count("behind") == "1.0"
+    assert loop.results() == {"behind": "1.0"}
 
 
 @pytest.mark.parametrize(
@@ -104,36 +84,14 @@ async def test_an_error_is_told_with_kind_and_name_and_tried_again(
     with pytest.raises(type(error)):
         await loop.reconciler.reconcile(QR)
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert (
-        vars(record).items()
-        >= {
-            "kind": "QueuedResource",
-            "object": "default/slice",
-            "error": str(error),
-        }.items()
-    )
+    told = {"kind": "QueuedResource", "object": "default/slice", "error": str(error)}
+    assert vars(record).items() >= told.items()
     assert bool(record.exc_info) is traceback
-    assert loop.count("error") == "1.0"
-    assert loop.count("done") is None
-
-
-class Unlistable(FakeCluster):
-    """A cluster without JobSet's CRD."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda: 0.0)
-
-    @override
-    async def list_uids(
-        self, resource: Resource, label_selector: str, *, namespace: str | None = None
-    ) -> frozenset[str]:
-        if resource is JOBSETS:
-            raise ApiError(404, "the server could not find the requested resource")
-        return await super().list_uids(resource, label_selector, namespace=namespace)
+    assert loop.results() == {"error": "1.0"}
 
 
 async def test_a_kind_that_cannot_be_listed_hides_no_deletion_of_another() -> None:
-    operator = Operator(OperatorSettings(cloud_tpu_enabled=True), Unlistable())
+    operator = Operator(OperatorSettings(cloud_tpu_enabled=True), PartlyListable(JOBSETS, 404))
     raw = training_job()
     operator._cache.record_training_job(raw | {"metadata": raw["metadata"] | {"uid": "job-1"}})
     operator._cache.record_queued_resource(RAW)
@@ -142,16 +100,32 @@ async def test_a_kind_that_cannot_be_listed_hides_no_deletion_of_another() -> No
     assert operator._queues.count_due() == {JOB.kind: 1, QR.kind: 1}
 
 
-@pytest.mark.parametrize("enabled", [False, True])
-async def test_queued_resources_are_swept_only_where_they_are_on(*, enabled: bool) -> None:
-    operator = Operator(OperatorSettings(cloud_tpu_enabled=enabled), FakeCluster(lambda: 0.0))
-    operator._cache.record_queued_resource(RAW)
-    assert await operator._make_resync().sweep() == ()
-    assert operator._queues.count_due() == {JOB.kind: 0, **({QR.kind: 1} if enabled else {})}
+async def test_the_operator_waits_for_the_crds_of_the_kinds_that_it_watches() -> None:
+    cluster = PartlyListable(JOBSETS, 404)
+    operator = Operator(OperatorSettings(cloud_tpu_enabled=True), cluster)
+    waiting = asyncio.create_task(operator._readiness._wait_for_crds())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    waiting.cancel()
+    operator = Operator(OperatorSettings(), FakeCluster(lambda: 0.0))
+    await operator._readiness._wait_for_crds()
+
+
+async def test_a_key_goes_to_the_controller_of_its_kind_until_its_object_is_gone() -> None:
+    controller = Recorder(7.0)
+    loop = Loop(controller)
+    assert await loop.reconciler.reconcile(QR) == 7.0
+    assert await loop.reconciler.reconcile(JOB) is None
+    assert (controller.reconciled, controller.forgotten) == ([QR], [])
+    assert loop.results() == {"done": "1.0"}
+    assert 'stepkeeper_reconcile_seconds_count{kind="QueuedResource"} 1.0' in loop.metrics.render().decode()
+    loop.cache.record_queued_resource(RAW, deleted=True)
+    assert await loop.reconciler.reconcile(QR) is None
+    assert (controller.reconciled, controller.forgotten) == ([QR], [QR])
 
 
 @pytest.mark.parametrize("enabled", [False, True])
-async def test_queued_resources_are_watched_only_where_they_are_on(*, enabled: bool) -> None:
+async def test_queued_resources_are_watched_and_swept_only_where_they_are_on(*, enabled: bool) -> None:
     operator = Operator(OperatorSettings(cloud_tpu_enabled=enabled), FakeCluster(lambda: 0.0))
     registry = make_registry(
         operator._cache,
@@ -162,43 +136,98 @@ async def test_queued_resources_are_watched_only_where_they_are_on(*, enabled: b
     )
     handlers = {handler.id: handler for handler in registry._watching.get_all_handlers()}
     assert ("watch-queuedresources" in handlers) is enabled
-    assert len(handlers) == (6 if enabled else 5)
     if enabled:
         await handlers["watch-queuedresources"].fn(event={"type": "ADDED", "object": RAW})
         assert operator._queues.count_due() == {JOB.kind: 0, QR.kind: 1}
     selectors = make_kopf_settings(operator._kinds).watching.label_selectors
     assert {selector.any_name for selector in selectors} == {"jobsets", "jobs", "pods"}
+    other = queued_resource_key("default", "other")
+    operator._cache.record_queued_resource(
+        RAW | {"metadata": RAW["metadata"] | {"name": other.name, "uid": "o"}}
+    )
+    assert await operator._make_resync().sweep() == ()
+    assert operator._queues.count_due() == {JOB.kind: 0, **({QR.kind: 2} if enabled else {})}
 
 
-async def test_the_length_of_the_queue_is_told_by_kind() -> None:
+PERIOD_S = 600
+KINDS = list_watched_kinds(cloud_tpu=False, kueue=True)
+
+
+class PartlyListable(FakeCluster):
+    """A cluster that refuses to list one kind, and counts the lists."""
+
+    def __init__(self, unlistable: Resource, status: int) -> None:
+        super().__init__(lambda: 0.0)
+        self.lists: Counter[str] = Counter()
+        self._unlistable, self._status = unlistable, status
+
+    @override
+    async def list_uids(
+        self, resource: Resource, label_selector: str, *, namespace: str | None = None
+    ) -> frozenset[str]:
+        self.lists[resource.plural] += 1
+        if resource is self._unlistable:
+            raise ApiError(self._status, "this can't be listed")
+        return await super().list_uids(resource, label_selector, namespace=namespace)
+
+
+async def relist_once(cluster: FakeCluster, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a watch list its kind, and a period less a second go by."""
+    now = 0.0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+    relisted = asyncio.Event()
+    relisted.set()
+
+    async def never() -> bool:
+        return False
+
+    resync = Resync(
+        cluster=cluster,
+        cache=cache,
+        kinds=KINDS,
+        enqueue=lambda _key, _delay_s: None,
+        relisted=relisted,
+        period_s=PERIOD_S,
+    )
+    task = asyncio.create_task(resync.run((), until=never))
+    for _ in range(PERIOD_S - 1):
+        for _ in range(8):
+            await asyncio.sleep(0)
+        now += 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("kind", "status"), [(JOBSETS, 404), (WORKLOADS, 403)], ids=str)
+async def test_what_can_not_be_listed_is_tried_ever_less_often_and_alone(
+    kind: Resource, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = PartlyListable(kind, status)
+    await relist_once(cluster, Cache(), monkeypatch)
+    assert 5 <= cluster.lists.pop(kind.plural) <= 10
+    assert set(cluster.lists.values()) == {1}
+
+
+async def test_workloads_are_gone_with_kueue(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, cache = PartlyListable(WORKLOADS, 404), Cache()
+    owner = {"kind": "JobSet", "name": "lm", "uid": "js", "controller": True}
+    meta = {"name": "w", "namespace": "default", "uid": "w", "ownerReferences": [owner]}
+    cache.record(WORKLOADS, {"metadata": meta, "spec": {}, "status": {}}, deleted=False)
+    assert cache.list_uids(WORKLOADS) == {"w"}
+    await relist_once(cluster, cache, monkeypatch)
+    assert cache.list_uids(WORKLOADS) == frozenset()
+    assert cluster.lists[WORKLOADS.plural] == 1
+
+
+async def test_the_length_of_the_queue_is_shown_by_kind() -> None:
     operator = Operator(OperatorSettings(cloud_tpu_enabled=True), FakeCluster(lambda: 0.0))
-    assert operator._queues.count_due() == {"CheckpointedTrainingJob": 0, "QueuedResource": 0}
     for key in (JOB, QR, queued_resource_key("default", "other"), QR):
         operator._queues.add(key)
-    assert operator._queues.count_due() == {"CheckpointedTrainingJob": 1, "QueuedResource": 2}
-    app = make_health_app(
-        cache=operator._cache,
-        metrics=operator._metrics,
-        acting=lambda: True,
-        queue_lengths=operator._queues.count_due,
-        waits_for=lambda: "",
-    )
     (handler,) = (
         route.handler
-        for route in app.router.routes()
+        for route in operator._make_health_app().router.routes()
         if route.method == "GET" and route.resource is not None and route.resource.canonical == "/metrics"
     )
     answer = await handler(make_mocked_request("GET", "/metrics"))
     assert isinstance(answer, web.Response)
     assert 'stepkeeper_queue_length{kind="QueuedResource"} 2.0' in (answer.text or "").splitlines()
-
-
-async def test_the_operator_waits_for_the_crds_of_the_kinds_that_it_watches() -> None:
-    cluster = Unlistable()
-    operator = Operator(OperatorSettings(cloud_tpu_enabled=True), cluster)
-    waiting = asyncio.create_task(operator._readiness._wait_for_crds())
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    waiting.cancel()
-    operator = Operator(OperatorSettings(), FakeCluster(lambda: 0.0))
-    await operator._readiness._wait_for_crds()

@@ -10,7 +10,6 @@ from aiohttp.test_utils import make_mocked_request
 
 from fake_cluster.cluster import FakeCluster
 from stepkeeper_operator import readiness
-from stepkeeper_operator.lease import LeaseGuard
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.startup import Operator
 
@@ -83,16 +82,3 @@ async def test_the_lease_is_kept_while_the_operator_waits_for_its_secret(
     assert starting._lease.held
     ready.cancel()
     await asyncio.gather(ready, return_exceptions=True)
-
-
-async def test_another_installation_is_named_on_the_health_page(
-    cluster: FakeCluster, starting: Operator
-) -> None:
-    other = LeaseGuard(cluster, namespace="train", name="operator", identity="train-0", duration_s=60)
-    await other.acquire()
-    ready = asyncio.create_task(starting._readiness.get_ready())
-    await wait_until_told(starting, "operator train-0 of lease train/operator is in this cluster already")
-    assert not [write for write in cluster.writes if write.plural == "secrets"]
-    await other.release()
-    await ready
-    assert (await health(starting))["waits_for"] == ""

@@ -4,16 +4,10 @@ from typing import Any, Final
 
 import pytest
 
-from fake_cluster.world import training_job
-from stepkeeper.contract import (
-    CommitPoint,
-    Head,
-    Report,
-    ReportedCommit,
-    ReportPhase,
-    SlowestRank,
-    Termination,
-)
+from fake_cluster.kubelets import termination_message, training_report
+from fake_cluster.world import World, running, training_job
+from stepkeeper.contract import CommitPoint, Head, Report, ReportedCommit, ReportPhase, SlowestRank
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_RECENT, Bookkeeping, RestartsStatus
 from stepkeeper_operator.cache.reports import LastReport, ReportCache
@@ -25,119 +19,87 @@ NO_HISTORY: Final = JobHistory(attempts=(), restarts=RestartsStatus(), bookkeepi
 
 
 def job(**checkpoint: Any) -> CheckpointedTrainingJob:
+    return job_with(checkpoint=checkpoint) if checkpoint else job_with()
+
+
+def job_with(**status: Any) -> CheckpointedTrainingJob:
     raw = training_job()
     raw["metadata"]["uid"] = "u"
-    if checkpoint:
-        raw["status"] = {"checkpoint": checkpoint}
-    return CheckpointedTrainingJob.model_validate(raw)
-
-
-def commit(sequence: int) -> ReportedCommit:
-    return ReportedCommit(
-        sequence=sequence,
-        step=sequence * 10,
-        uri=f"u/{sequence}",
-        size_bytes=5,
-        duration_millis=7,
-        time_unix_s=9,
-    )
+    return CheckpointedTrainingJob.model_validate(raw | {"status": status})
 
 
 def head(sequence: int) -> Head:
     return Head(sequence=sequence, step=sequence * 10, uri=f"u/{sequence}", size_bytes=5)
 
 
-def observed(report: Report, *, ordinal: tuple[int, int] = (0, 0), received_at: float = 100.0) -> Observed:
+def commit(sequence: int) -> ReportedCommit:
+    at = head(sequence)
+    return ReportedCommit(
+        sequence=sequence, step=at.step, uri=at.uri, size_bytes=5, duration_millis=7, time_unix_s=9
+    )
+
+
+def observed(*reports: Report) -> Observed:
     book = ReportCache(silence_s=90)
-    book.add_report("u", LastReport(report=report, ordinal=ordinal, received_at=received_at, pod_uid="p"))
+    for report in reports:
+        last = LastReport(report=report, ordinal=(0, 0), received_at=100.0, pod_uid="p")
+        book.add_report("u", last)
     return Observed(report=book.get_report("u"))
 
 
-def mirror(known: CheckpointedTrainingJob, report: Report, *, running: tuple[int, int] = (0, 0)) -> Mirror:
-    return mirror_storage(known, observed(report), running=running)
+def mirror(known: CheckpointedTrainingJob, *reports: Report, running: tuple[int, int] = (0, 0)) -> Mirror:
+    return mirror_storage(known, observed(*reports), running=running)
 
 
-def training(**more: Any) -> Report:
+def training(*, commits: tuple[int, ...] = (), **more: Any) -> Report:
     base: dict[str, Any] = {"phase": ReportPhase.TRAINING, "root": "r", "tail": 4, "head": head(4)}
-    return Report(**(base | more))
-
-
-def test_the_head_of_a_root_that_is_new_is_taken() -> None:
-    result = mirror(job(), training(commits=(commit(4),)))
-    assert result.new_commit
-    assert result.checkpoint is not None
-    assert result.checkpoint.latest is not None
-    assert result.checkpoint.latest.to_raw() == {
-        "sequence": 4,
-        "step": 40,
-        "uri": "u/4",
-        "time": "1970-01-01T00:00:09Z",
-        "sizeBytes": 5,
-        "durationMillis": 7,
-    }
-    assert (result.checkpoint.root, result.checkpoint.tail) == ("r", 4)
+    return Report(commits=tuple(map(commit, commits)), **(base | more))
 
 
 KNOWN: dict[str, Any] = {"root": "r", "tail": 9, "latest": {"sequence": 9, "step": 90, "uri": "u/9"}}
 
 
-def test_a_head_of_a_tail_that_is_known_already_is_not_taken() -> None:
-    result = mirror(job(**KNOWN), training(tail=9, head=head(8)))
-    assert not result.new_commit
-    assert result.checkpoint == job(**KNOWN).status.checkpoint
-
-
-def test_a_rollback_moves_the_head_back_and_is_no_new_commit() -> None:
-    result = mirror(job(**KNOWN), training(tail=10, head=head(8)))
-    assert not result.new_commit
+@pytest.mark.parametrize(
+    ("known", "report", "latest", "is_new"),
+    [
+        pytest.param({}, training(commits=(4,)), 4, True, id="the first root"),
+        pytest.param({}, training(), 4, False, id="the first root held it before"),
+        pytest.param(KNOWN, training(tail=9, head=head(8)), 9, False, id="a tail that is known already"),
+        pytest.param(KNOWN, training(tail=11, head=head(11)), 11, True, id="a commit that no report named"),
+        pytest.param(KNOWN, training(tail=10, head=head(8)), 8, False, id="a rollback"),
+        pytest.param(KNOWN, training(tail=11, head=None), None, False, id="all commits are quarantined"),
+        pytest.param(KNOWN, training(root="s", tail=2, head=head(2)), 2, False, id="another root held it"),
+        pytest.param(KNOWN, training(root="s", commits=(4,)), 4, True, id="a pod makes it in another root"),
+        pytest.param(KNOWN, training(root="s", tail=1, head=None), None, False, id="a new root"),
+        pytest.param(KNOWN, Report(phase=ReportPhase.STARTING), 9, False, id="a report before begin"),
+    ],
+)
+def test_the_head_that_is_shown_and_whether_it_is_a_new_commit(
+    known: dict[str, Any], report: Report, latest: int | None, *, is_new: bool
+) -> None:
+    result = mirror(job(**known), report)
+    assert result.new_commit is is_new
     assert result.checkpoint is not None
-    assert result.checkpoint.latest is not None
-    assert result.checkpoint.latest.sequence == 8
+    shown = result.checkpoint.latest
+    assert (None if shown is None else shown.sequence) == latest
+    if shown is not None and latest != known.get("latest", {}).get("sequence"):
+        assert (result.checkpoint.root, result.checkpoint.tail) == (report.root, report.tail)
 
 
-def test_another_root_starts_anew_however_short_its_log_is() -> None:
-    result = mirror(job(**KNOWN), training(root="s", tail=2, head=head(2)))
-    assert result.checkpoint is not None
-    assert (result.checkpoint.root, result.checkpoint.tail) == ("s", 2)
-    assert result.checkpoint.latest is not None
-    assert result.checkpoint.latest.sequence == 2
-
-
-@pytest.mark.parametrize("report", [training(root="s", tail=1, head=None), training(tail=11, head=None)])
-def test_without_a_head_there_is_no_latest_commit(report: Report) -> None:
-    """The root is new, or all its commits are quarantined."""
-    result = mirror(job(**KNOWN), report)
-    assert result.checkpoint is not None
-    assert result.checkpoint.latest is None
-    assert not result.new_commit
-
-
-def test_what_another_root_held_before_is_no_new_commit_and_what_a_pod_makes_in_it_is() -> None:
-    old = training(root="s", tail=2, head=head(2))
-    assert not mirror(job(**KNOWN), old).new_commit
-    assert not mirror(job(), old).new_commit
-    made = training(root="s", tail=4, head=head(4), commits=(commit(4),))
-    assert mirror(job(**KNOWN), made).new_commit
-
-
-def test_a_later_head_of_the_jobs_own_root_is_a_new_commit_though_no_report_named_it() -> None:
-    assert mirror(job(**KNOWN), training(tail=11, head=head(11))).new_commit
-
-
-def test_a_report_before_begin_changes_nothing() -> None:
-    result = mirror(job(**KNOWN), Report(phase=ReportPhase.STARTING))
-    assert result.checkpoint == job(**KNOWN).status.checkpoint
-
-
-def test_the_newest_commits_are_kept_in_their_order_without_doubles() -> None:
-    book = ReportCache(silence_s=90)
-    for sequence in (3, 4, 4, 5, *range(6, 20)):
-        report = training(tail=sequence, head=head(sequence), commits=(commit(sequence),))
-        book.add_report("u", LastReport(report=report, ordinal=(0, 0), received_at=1.0, pod_uid="p"))
-    result = mirror_storage(job(), Observed(report=book.get_report("u")), running=(0, 0))
+def test_what_a_pod_says_of_its_commits_is_shown_in_their_order_without_doubles() -> None:
+    sequences = (3, 4, 4, 5, *range(6, 20))
+    result = mirror(job(), *(training(tail=n, head=head(n), commits=(n,)) for n in sequences))
     assert result.checkpoint is not None
     assert [entry.sequence for entry in result.checkpoint.recent] == list(range(10, 20))
     assert len(result.checkpoint.recent) == MAX_RECENT
+    assert result.checkpoint.recent[0].to_raw() == {
+        "sequence": 10,
+        "step": 100,
+        "uri": "u/10",
+        "time": "1970-01-01T00:00:09Z",
+        "sizeBytes": 5,
+        "durationMillis": 7,
+    }
 
 
 def test_what_an_attempt_restored_is_shown_while_it_is_the_present_one() -> None:
@@ -148,13 +110,9 @@ def test_what_an_attempt_restored_is_shown_while_it_is_the_present_one() -> None
     assert (present.checkpoint.restored.sequence, present.checkpoint.in_flight_step) == (3, 50)
     assert past.checkpoint is not None
     assert (past.checkpoint.restored, past.checkpoint.in_flight_step) == (None, None)
-
-
-def test_an_attempt_that_trains_from_scratch_shows_no_restored_commit() -> None:
-    known = job(**KNOWN, restored={"sequence": 3, "step": 30})
-    result = mirror(known, training())
-    assert result.checkpoint is not None
-    assert result.checkpoint.restored is None
+    from_scratch = mirror(job(**KNOWN, restored={"sequence": 3, "step": 30}), training())
+    assert from_scratch.checkpoint is not None
+    assert from_scratch.checkpoint.restored is None
 
 
 def test_progress_is_a_percentage_an_estimate_and_the_time_it_was_last_seen_to_move() -> None:
@@ -169,24 +127,90 @@ def test_progress_is_a_percentage_an_estimate_and_the_time_it_was_last_seen_to_m
     assert (progress.percent, progress.eta_seconds, progress.slowest_rank) == (25, 1500, 3)
     assert progress.last_progress_time == 100
     assert [(metric.name, len(metric.value)) for metric in progress.metrics] == [("loss", 4), ("lr", 64)]
-
-
-def test_a_step_that_stands_still_keeps_the_time_it_moved_at() -> None:
-    raw = training_job()
-    raw["metadata"]["uid"] = "u"
-    raw["status"] = {"progress": {"step": 250, "lastProgressTime": "1970-01-01T00:00:50Z"}}
-    known = CheckpointedTrainingJob.model_validate(raw)
-    progress = derive_progress(known, observed(training(step=250)), NO_HISTORY)
+    known = job_with(progress={"step": 250, "lastProgressTime": "1970-01-01T00:00:50Z"})
+    progress = derive_progress(known, observed(report), NO_HISTORY)
     assert progress is not None
-    assert progress.last_progress_time == 50
-
-
-def test_last_words_are_short_enough_to_be_read_back() -> None:
-    word = Termination(code=1, error="é" * 9000)
-    assert Termination.from_json(word.to_json()).code == 1
+    assert progress.last_progress_time == 50, "the step stands still"
 
 
 def test_an_estimate_beyond_all_bounds_is_one_that_the_api_keeps() -> None:
     progress = derive_progress(job(), observed(training(step=0, step_millis=2**53)), NO_HISTORY)
     assert progress is not None
     assert progress.eta_seconds == 2**53
+
+
+def fail(world: World, *, committed: int | None = None, root: str = "r") -> None:
+    """End all trainers with code 1; their last words name a commit of theirs."""
+    point = None if committed is None else CommitPoint(sequence=committed, step=10 * committed)
+    for pod in world.pods:
+        message = termination_message(1, root=root, committed=point, error="ValueError: x", step=999)
+        world.controllers.end_pod(pod, 1, message=message)
+
+
+def failures(world: World) -> list[tuple[int, int]]:
+    return [(entry.count, entry.counted_towards_limit) for entry in world.status.restarts.by_cause]
+
+
+async def test_a_job_whose_reports_never_arrive_lives_as_long_as_its_last_words_name_new_commits() -> None:
+    world = await running()
+    for sequence in range(10, 70, 10):
+        assert world.phase() is Phase.RUNNING
+        fail(world, committed=sequence)
+        await world.run_until_settled(rounds=30)
+        assert world.latest == (sequence, 10 * sequence)
+    assert world.status.restarts.total == 6
+    assert world.status.bookkeeping.starts_without_checkpoint == 1
+    for _ in range(4):
+        fail(world)
+        await world.run_until_settled(rounds=30)
+    assert world.condition("Failed") == (ConditionStatus.TRUE, "MaxFailuresReached")
+
+
+async def test_a_commit_that_turned_out_to_be_bad_is_not_shown_again() -> None:
+    world = await running(spot=True)
+    world.receive_report(training_report(sequence=5, step=100))
+    await world.reconcile()
+    world.preempt()  # the last words name commit 7, step 120
+    await world.run_until_settled()
+    assert world.latest == (7, 120)
+    older = Head(sequence=5, step=100, uri="gs://b/5", size_bytes=1)
+    world.receive_report(training(tail=9, head=older, step=101, restored=CommitPoint(sequence=5, step=100)))
+    await world.run_until_settled(rounds=3)
+    assert world.latest == (5, 100)
+    assert world.status.bookkeeping.starts_without_checkpoint == 1, "nothing was committed since"
+    assert await world.record_writes(rounds=3) == []
+    world.restart_operator()
+    await world.run_until_settled(rounds=3)
+    assert world.latest == (5, 100)
+    world.receive_report(training_report(sequence=11, step=130))
+    await world.reconcile()
+    assert world.latest == (11, 130)
+    assert world.status.bookkeeping.starts_without_checkpoint == 0
+
+
+async def test_last_words_of_another_root_count_only_while_nothing_newer_is_known() -> None:
+    world = await running()
+    world.receive_report(training_report(sequence=7, step=120))
+    await world.reconcile()
+    world.now += 5
+    fail(world, committed=8)
+    await world.run_until_settled()
+    assert world.latest == (8, 80)
+    # The uri was edited before this start, and no report of it arrived.
+    fail(world, committed=3, root="other")
+    await world.run_until_settled()
+    assert world.latest == (3, 30)
+    assert await world.record_writes(rounds=3) == []
+    fail(world)
+    await world.run_until_settled(rounds=30)
+    assert failures(world) == [(3, 2)]
+    held = training(root="third", tail=3, head=head(2), step=12)
+    world.receive_report(held)
+    await world.run_until_settled(rounds=2)
+    assert world.latest == (2, 20)
+    assert failures(world) == [(3, 2)], "what an old root holds refills no budget"
+    world.receive_report(training_report(sequence=9, step=140, root="third"))
+    await world.run_until_settled(rounds=3)
+    assert world.latest == (9, 140)
+    assert failures(world) == [(3, 0)]
+    assert await world.record_writes(rounds=3) == []

@@ -60,12 +60,10 @@ async def test_the_pod_of_a_token_is_the_one_that_the_review_names() -> None:
 @pytest.mark.parametrize(
     "token",
     [
-        "garbage",
         "a.b.c",
         "e30..c2ln",
         jwt({"aud": ["https://kubernetes.default.svc"]}),
         jwt({"aud": None}),
-        jwt({"sub": "me"}),
         jwt([AUDIENCE]),
         jwt({"aud": [AUDIENCE]}).rpartition(".")[0] + ".",
         "e30." + base64.urlsafe_b64encode(b"[" * 100_000).decode() + ".c2ln",

@@ -7,7 +7,7 @@ import pytest
 
 from fake_cluster.cluster import FakeCluster
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
-from stepkeeper_operator.cluster import PODS, QUEUED_RESOURCES
+from stepkeeper_operator.cluster import QUEUED_RESOURCES
 from stepkeeper_operator.errors import ApiError, ConflictError
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.metrics import Metrics
@@ -45,44 +45,6 @@ class Desk:
         return line in self.metrics.render().decode().splitlines()
 
 
-async def test_a_status_is_written_whole() -> None:
-    desk = Desk()
-    raw = await desk.writer.write_status(desk.meta, {"state": "ACTIVE"})
-    assert raw["status"] == desk.raw["status"] == {"state": "ACTIVE"}
-    assert desk.count("status")
-
-
-async def test_a_status_of_an_object_that_somebody_changed_is_a_conflict() -> None:
-    desk = Desk()
-    meta = desk.meta
-    desk.cluster.put("queuedresources", desk.raw)
-    with pytest.raises(ConflictError):
-        await desk.writer.write_status(meta, {"state": "ACTIVE"})
-    assert "status" not in desk.raw
-    assert not desk.count("status")
-
-
-async def test_a_finalizer_keeps_a_deleted_object_until_it_is_taken_off() -> None:
-    desk = Desk()
-    await desk.writer.set_finalizers(desk.meta, ["stepkeeper.dev/cloud-tpu"])
-    assert desk.count("finalizers")
-    await desk.cluster.delete(QUEUED_RESOURCES, "default", "slice", uid=desk.meta.uid)
-    assert "deletionTimestamp" in desk.raw["metadata"]
-    meta = desk.meta
-    await desk.writer.set_finalizers(meta, [])
-    assert PLACE not in desk.cluster.objects
-    assert await desk.writer.set_finalizers(meta, []) is None
-
-
-async def test_finalizers_of_an_object_that_somebody_changed_are_a_conflict() -> None:
-    desk = Desk()
-    meta = desk.meta
-    desk.cluster.put("queuedresources", desk.raw)
-    with pytest.raises(ConflictError):
-        await desk.writer.set_finalizers(meta, ["stepkeeper.dev/cloud-tpu"])
-    assert "finalizers" not in desk.raw["metadata"]
-
-
 async def test_an_event_regards_its_object(caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk()
     with caplog.at_level(logging.INFO):
@@ -111,28 +73,6 @@ async def test_an_event_that_is_lost_is_told_and_stops_nothing(caplog: pytest.Lo
     ]
 
 
-async def test_the_cluster_in_memory_drains_a_node_as_the_real_one_does() -> None:
-    cluster = FakeCluster(lambda: 1000.0)
-    node = cluster.put("nodes", {"metadata": {"name": "n"}})
-    pod = cluster.put(
-        "pods", {"metadata": {"name": "p", "namespace": "ns"}, "spec": {"nodeName": "n"}, "status": {}}
-    )
-    assert [p["metadata"]["name"] for p in await cluster.list_pods_on("n")] == ["p"]
-    assert await cluster.list_pods_on("other") == ()
-    with pytest.raises(ConflictError):
-        await cluster.change_node("n", uid="another", unschedulable=True)
-    await cluster.change_node("n", uid=node["metadata"]["uid"], unschedulable=True)
-    assert cluster.objects["nodes", None, "n"]["spec"] == {"unschedulable": True}
-    assert await cluster.change_node("gone", uid="u", unschedulable=True) is None
-    cluster.refusals["evict", PODS.plural] = ApiError(429, "a budget")
-    with pytest.raises(ApiError):
-        await cluster.evict_pod("ns", "p", uid=pod["metadata"]["uid"])
-    cluster.refusals.clear()
-    await cluster.evict_pod("ns", "p", uid=pod["metadata"]["uid"])
-    assert "deletionTimestamp" in cluster.objects["pods", "ns", "p"]["metadata"]
-    await cluster.evict_pod("ns", "gone", uid="u")
-
-
 @pytest.mark.parametrize("text", ["ä" * 600, "x" + "データ" * 200, "🙂" * 300])
 async def test_an_event_is_cut_by_bytes_and_through_no_character(text: str) -> None:
     desk = Desk()
@@ -140,3 +80,21 @@ async def test_an_event_is_cut_by_bytes_and_through_no_character(text: str) -> N
     (event,) = desk.cluster.list_objects("events")
     assert text.startswith(event["note"])
     assert 1020 < len(event["note"].encode()) <= 1024
+
+
+async def test_what_somebody_changed_meanwhile_is_a_conflict_and_is_left_as_it_is() -> None:
+    desk = Desk()
+    meta = desk.meta
+    desk.cluster.put("queuedresources", desk.raw)
+    for write in (
+        desk.writer.write_status(meta, {"state": "ACTIVE"}),
+        desk.writer.set_finalizers(meta, ["stepkeeper.dev/cloud-tpu"]),
+    ):
+        with pytest.raises(ConflictError):
+            await write
+    assert "status" not in desk.raw
+    assert "finalizers" not in desk.raw["metadata"]
+    assert not desk.count("status")
+    raw = await desk.writer.write_status(desk.meta, {"state": "ACTIVE"})
+    assert raw["status"] == desk.raw["status"] == {"state": "ACTIVE"}
+    assert desk.count("status")

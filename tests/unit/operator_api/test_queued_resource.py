@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stepkeeper_operator.api.v1alpha1.queuedresource import OnEnd, QueuedResource, UpdatePolicy
+from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 
 MANIFESTS = Path(__file__).parents[2] / "data/crd/queuedresources"
 ACCEPTED = sorted((MANIFESTS / "accepted").glob("*.yaml"))
@@ -29,17 +29,6 @@ def test_what_the_api_server_accepts_the_operator_can_read(path: Path) -> None:
     resource = read(raw)
     assert list(resource.spec.unknown_fields()) == []
     assert QueuedResource.model_validate(resource.to_raw()) == resource
-
-
-def test_defaults_are_those_of_a_careful_user() -> None:
-    spec = minimal().spec
-    assert spec.update_policy is UpdatePolicy.REFUSE
-    assert (spec.recreate_policy.on_suspended, spec.recreate_policy.on_failed) == (
-        OnEnd.RECREATE,
-        OnEnd.RECREATE,
-    )
-    assert spec.node.autocheckpoint_enabled is None
-    assert (spec.node.count, spec.join_timeout_seconds) == (1, 900)
 
 
 def test_unknown_fields_are_found_in_lists_and_in_objects_without_fields() -> None:

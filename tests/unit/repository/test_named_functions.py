@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import typer
 
 from stepkeeper.cli.app import app
@@ -43,20 +42,6 @@ def exists(name: str) -> bool:
     except (ImportError, AttributeError):
         return False
     return True
-
-
-@pytest.mark.parametrize(
-    ("name", "is_there"),
-    [
-        ("stepkeeper.distributed.init", True),
-        ("CheckpointManager.from_env", True),
-        ("stepkeeper.from_env", False),
-        ("CheckpointManager.start", False),
-    ],
-)
-def test_a_name_is_looked_up(name: str, *, is_there: bool) -> None:
-    assert FUNCTION.findall(f"It doesn't use {name}(). Or") == [name]
-    assert exists(name) is is_there
 
 
 def test_every_function_exists_that_a_message_or_a_page_names() -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from page_blocks import LANGUAGES, ROOT, Block, page_names, read_blocks
+from page_blocks import LANGUAGES, ROOT, page_names, read_blocks
 from page_marks import MARKS, STORIES
 
 BLOCKS = [block for page in page_names() for block in read_blocks(page)]
@@ -20,14 +20,6 @@ ALL_PAGES = subprocess.run(
 def test_every_block_names_its_language(page: str) -> None:
     for block in read_blocks(page):
         assert block.language in LANGUAGES, str(block)
-
-
-@pytest.mark.parametrize("page", page_names())
-def test_no_block_is_told_by_its_indent_alone(page: str) -> None:
-    text = re.sub(
-        r"^( *)```.*?^\1```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
-    )
-    assert not re.search(r"^\n {4,}(?!- |[0-9]+\. )\S", text, re.MULTILINE)
 
 
 def test_commands_for_a_cluster_run_on_one() -> None:
@@ -45,30 +37,19 @@ def test_what_is_not_run_is_listed_with_its_reason() -> None:
         assert Path(page).name in (ROOT / test).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "bash"], ids=str)
-def test_commands_are_whole(block: Block) -> None:
-    assert block.commands
-
-
-@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "json"], ids=str)
-def test_documents_are_whole(block: Block) -> None:
-    json.loads(block.text)
-
-
-def test_pictures_hide_no_command() -> None:
-    for block in BLOCKS:
+@pytest.mark.parametrize("page", page_names())
+def test_blocks_are_whole_and_none_hides(page: str) -> None:
+    text = re.sub(
+        r"^( *)```.*?^\1```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    assert not re.search(r"^\n {4,}(?!- |[0-9]+\. )\S", text, re.MULTILINE), "a block by its indent alone"
+    blocks = read_blocks(page)
+    run = "".join(block.text for block in blocks if block.language in ("bash", "console"))
+    for block in blocks:
+        assert block.language != "bash" or block.commands, str(block)
+        assert not block.file or block.file in run, str(block)
+        if block.language == "json":
+            json.loads(block.text)
         if block.language == "text":
-            assert not re.search(
-                r"^(?:\$ |(?:kubectl|helm|gcloud|stepkeeper|python|pip|make|import|from) )",
-                block.text,
-                re.MULTILINE,
-            ), str(block)
-
-
-def test_files_that_pages_show_are_used_there() -> None:
-    for block in BLOCKS:
-        if block.file:
-            others = "".join(
-                each.text for each in read_blocks(block.page) if each.language in ("bash", "console")
-            )
-            assert block.file in others, str(block)
+            command = r"^(?:\$ |(?:kubectl|helm|gcloud|stepkeeper|python|pip|make|import|from) )"
+            assert not re.search(command, block.text, re.MULTILINE), str(block)

@@ -23,12 +23,6 @@ def test_the_symbol_and_the_test_of_a_mechanism_exist(name: str) -> None:
     assert test.partition("[")[0] in functions, f"no such test: {mechanism.test}"
 
 
-def test_a_symbol_that_is_gone_is_no_mechanism() -> None:
-    mechanism = MECHANISMS["fence"]
-    with pytest.raises(AttributeError, match="check_claim is gone"):
-        mechanism.find_owner(import_module("stepkeeper.log.reading"))
-
-
 @pytest.mark.parametrize("core", CORES.values(), ids=CORES)
 def test_each_pattern_of_a_core_finds_something(core: Core) -> None:
     sources = [Path(package).parent for package in PACKAGES]

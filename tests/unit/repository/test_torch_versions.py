@@ -47,11 +47,6 @@ def test_the_locks_have_the_oldest_and_the_newest() -> None:
     assert "torch-xla" not in (ROOT / "requirements-newest.lock").read_text(encoding="utf-8")
 
 
-def test_every_minor_between_them_is_there() -> None:
-    minors = [Version(release).minor for release in RELEASES]
-    assert minors == list(range(minors[0], minors[-1] + 1))
-
-
 def test_the_library_names_no_accelerator_but_xla() -> None:
     """torch.accelerator has what is needed of any other one."""
     sources = [*(ROOT / "planners").rglob("*.py"), *(ROOT / "runtime").rglob("*.py")]
