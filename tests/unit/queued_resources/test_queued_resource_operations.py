@@ -16,7 +16,6 @@ from fake_cluster.resource_world import ResourceWorld
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import CloudOperation, QueuedResourceState
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 
-CREATION = CloudOperation(name="op", verb="Create", start_time=0)
 
 
 def unreadable_operations() -> ResourceWorld:
@@ -46,16 +45,5 @@ async def test_a_deletion_ends_with_the_resource_though_no_operation_can_be_read
     assert not world.cloud.resources
 
 
-@pytest.mark.parametrize(("state", "over"), [("CREATING", False), ("ACCEPTED", True), ("ACTIVE", True)])
-def test_a_creation_is_over_once_the_resource_is_further(state: str, *, over: bool) -> None:
-    resource = with_status(created(QueuedResourceState.CREATING), operation=CREATION)
-    cloud = make_cloud_resource(resource, state)
-    decision = decide(resource, observe(cloud, nodes=[make_node(cloud)]), now=60.0)
-    assert (decision.status.operation is None) is over
 
 
-def test_a_creation_that_may_still_come_keeps_a_deletion_waiting() -> None:
-    resource = noted(with_status(deleting(), operation=CREATION), removing="Deleted", removing_since=0)
-    decision = decide(resource, observe(pods=()), now=60.0)
-    assert decision.actions == ()
-    assert decision.status.operation == CREATION

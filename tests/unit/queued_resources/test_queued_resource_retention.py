@@ -19,7 +19,6 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import CloudOperatio
 from stepkeeper_operator.queued_resources.decision import SetFinalizer, Uncordon
 from stepkeeper_operator.queued_resources.observed import Member
 
-OURS = Member(name="host-0", uid="n0", cloud_node="team-v5e", cordoned=True, cordoned_by_us=True)
 
 
 def unschedulable(world: ResourceWorld) -> dict[str, bool]:
@@ -80,21 +79,5 @@ async def test_an_operator_that_is_killed_on_the_way_leaves_no_cordon(write: int
     assert unschedulable(world) == {"team-v5e-0-w0": False, "team-v5e-1-w0": True}
 
 
-def test_nodes_are_uncordoned_before_the_object_goes() -> None:
-    resource = noted(deleting(deletion_policy="Retain"), removing="Deleted")
-    members = (OURS, replace(OURS, name="host-1", cordoned_by_us=False))
-    decision = decide(resource, observe(make_cloud_resource(resource, "ACTIVE"), members=members))
-    assert decision.actions == (Uncordon(member=OURS), SetFinalizer(present=False))
 
 
-@pytest.mark.parametrize(
-    ("verb", "state"), [("Delete", QueuedResourceState.ACTIVE), ("", QueuedResourceState.DELETING)]
-)
-def test_what_the_cloud_deletes_already_is_not_said_to_stay(verb: str, state: QueuedResourceState) -> None:
-    resource = deleting(state, deletion_policy="Retain")
-    if verb:
-        operation = CloudOperation(name="op", verb=verb, start_time=0)
-        resource = with_status(resource, operation=operation)
-    (event,) = decide(resource, observe()).events
-    assert "goes on" in event.message
-    assert "stay" not in event.message
