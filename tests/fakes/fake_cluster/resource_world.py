@@ -24,7 +24,7 @@ from stepkeeper_operator.reconcile import Reconciler
 from tpuapi.cloud import FakeCloud
 from tpuapi.nodes import Timings
 
-__all__ = ["Killed", "ResourceWorld"]
+__all__ = ["Killed", "ResourceWorld", "active"]
 
 _KINDS: Final = {kind.resource.plural: kind for kind in list_watched_kinds(cloud_tpu=True)}
 _PLURAL: Final = "queuedresources"
@@ -196,6 +196,15 @@ class ResourceWorld:
         """Return status and reason of a condition."""
         return next(((c.status.value, c.reason) for c in self.status.conditions if c.type == kind), None)
 
+    def message(self, kind: str) -> str:
+        """Return the message of a condition."""
+        return next(c.message for c in self.status.conditions if c.type == kind)
+
+    @property
+    def hosts(self) -> list[str]:
+        """The names of the Nodes in the cluster."""
+        return [raw["metadata"]["name"] for raw in self.cluster.list_objects("nodes")]
+
     @property
     def events(self) -> list[str]:
         """The reasons of the events, in their order."""
@@ -256,3 +265,11 @@ class ResourceWorld:
             return answer
 
         return wrapped
+
+
+async def active(**options: Any) -> ResourceWorld:
+    """Make a world whose resource is active, with all its hosts."""
+    world = ResourceWorld(**options)
+    await world.run(12)
+    assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
+    return world

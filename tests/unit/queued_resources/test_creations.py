@@ -1,4 +1,4 @@
-"""Test when a cloud resource is asked for: after a failure, after a lost answer, within its time, once there is quota."""
+"""Test when a cloud resource is asked for: after failures, lost answers and lacks of quota, and within its time."""
 
 from dataclasses import replace
 from typing import Any
@@ -129,7 +129,10 @@ def list_of_awaited() -> dict[str, tuple[Decision, bool]]:
         "it was sent again after a restart": (lose_answer(again, made), True),
         "it was sent again, and is listed later": (look_later(again, made), True),
         "an earlier try is shown": (lose_answer(another, made), True),
-        "an earlier try is listed later": (look_later(after(another, lose_answer(another, made)), made), True),
+        "an earlier try is listed later": (
+            look_later(after(another, lose_answer(another, made)), made),
+            True,
+        ),
     }
 
 

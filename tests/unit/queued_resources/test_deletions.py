@@ -259,9 +259,7 @@ def test_the_deletion_of_an_earlier_one_waits_for_its_own_refusals_alone() -> No
 @pytest.mark.parametrize("status", ["empty", "older"])
 def test_a_lost_or_older_status_is_filled_from_what_is_ours_and_costs_no_machine(status: str) -> None:
     resource = make_resource() if status == "empty" else created(QueuedResourceState.ACTIVE)
-    earlier, present = (
-        make_cloud_resource(noted(created(), number=number), "ACTIVE") for number in (1, 3)
-    )
+    earlier, present = (make_cloud_resource(noted(created(), number=number), "ACTIVE") for number in (1, 3))
     listed = (present,) if status == "empty" else (earlier, present)
     taken = decide(resource, observe(*listed))
     assert taken.actions == ()

@@ -184,7 +184,10 @@ OWN_FAILURES: dict[str, tuple[tuple[Step, ...], list[str | None]]] = {
         (second_silent, OUT_OF_MEMORY, run(), gone_and_stopped),
         ["ApplicationError"],
     ),
-    "it failed long before": ((end(), run(), wait(130), gone_and_stopped), ["ApplicationError", "SpotPreemption"]),
+    "it failed long before": (
+        (end(), run(), wait(130), gone_and_stopped),
+        ["ApplicationError", "SpotPreemption"],
+    ),
     "it failed long before, and a pod still stops": (
         (second_stuck, end(), run(), wait(130), lose),
         ["ApplicationError"],
@@ -241,7 +244,9 @@ async def test_a_jobset_that_survivors_have_failed_does_not_end_the_job(*, resta
     await settle(world)
 
 
-async def test_a_last_failure_ends_the_job_at_once_if_no_loss_can_explain_it_and_else_two_minutes_later() -> None:
+async def test_a_last_failure_ends_the_job_at_once_if_no_loss_can_explain_it_and_else_two_minutes_later() -> (
+    None
+):
     world = await running(tier=SPOT, restarts={"maxFailures": 0})
     await play(world, OUT_OF_MEMORY, run())
     assert world.phase() is Phase.FAILED

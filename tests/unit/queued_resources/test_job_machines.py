@@ -58,10 +58,6 @@ async def test_a_job_waits_for_its_machines_suspended_and_says_for_what(
     assert await world.record_writes(rounds=3) == []
 
 
-
-
-
-
 async def test_a_resource_that_is_made_again_under_its_name_gets_the_pods_and_not_the_old_one() -> None:
     world = await running()
     await change(world, deleting=True)
@@ -133,10 +129,6 @@ async def test_a_job_says_what_autocheckpoint_its_machines_have(
     assert world.status.checkpoint.autocheckpoint not in {shown, None}
 
 
-
-
-
-
 async def test_pods_keep_their_grace_period_until_they_have_to_stop_anyway() -> None:
     world = await running(read_back="On")
     await change(world, read_back="Mixed")
@@ -170,8 +162,6 @@ async def test_machines_that_are_taken_away_are_the_cause_and_the_job_comes_back
     assert counts == {cause: 1}
 
 
-
-
 async def test_a_lost_node_of_preempted_machines_is_a_preemption_also_once_they_are_back() -> None:
     world = await running(tier={"spot": {}})
     node = world.pods[0]["spec"]["nodeName"]
@@ -183,8 +173,6 @@ async def test_a_lost_node_of_preempted_machines_is_a_preemption_also_once_they_
     assert set(world.causes) == {"SpotPreemption"}
     await change(world, tier={"spot": {}})
     assert {cause for cause in world.causes if cause is not None} == {"SpotPreemption"}
-
-
 
 
 @pytest.mark.parametrize(
@@ -223,8 +211,6 @@ async def test_a_pod_that_is_deleted_in_the_midst_of_maintenance_has_not_ended_f
     assert world.causes[0] == "Requested"
 
 
-
-
 async def test_a_change_or_deletion_that_somebody_asked_for_is_requested() -> None:
     world = await running()
     await change(world, active=False, joined=False, state="Deleting", removing="SpecChanged")
@@ -233,12 +219,6 @@ async def test_a_change_or_deletion_that_somebody_asked_for_is_requested() -> No
     await change(world, deleting=True)
     assert world.causes == ["Requested", "Requested"]
     assert world.status.restarts.total == 1
-
-
-
-
-
-
 
 
 async def test_each_thing_that_a_job_waits_for_is_an_event() -> None:
@@ -293,5 +273,3 @@ async def test_an_operator_that_cannot_see_the_machines_blames_them_for_nothing(
     world.controllers.end_pod(world.pods[0], 1)
     await world.run_until_settled()
     assert world.causes == ["ApplicationError", None]
-
-

@@ -28,7 +28,13 @@ async def tell(world: World, sequence: int, step: int, at_step: int) -> None:
     )
     head = Head(sequence=sequence, step=step, uri=uri, size_bytes=1)
     report = Report(
-        phase=ReportPhase.TRAINING, root="r", claim=1, tail=sequence, head=head, step=at_step, commits=(commit,)
+        phase=ReportPhase.TRAINING,
+        root="r",
+        claim=1,
+        tail=sequence,
+        head=head,
+        step=at_step,
+        commits=(commit,),
     )
     world.receive_report(report)
     await world.reconcile()
@@ -114,7 +120,9 @@ async def test_a_new_attempt_is_asked_again_for_what_it_did_since_the_last_commi
     assert world.events.count("SaveRequested") == 2
 
 
-async def test_a_later_or_moved_window_is_a_reason_to_save_again_and_one_that_begins_soon_after_is_none() -> None:
+async def test_a_later_or_moved_window_is_a_reason_to_save_again_and_one_that_begins_soon_after_is_none() -> (
+    None
+):
     world = await training()
     later = world.now + 3600
     await change(world, maintenance_at=(world.now + 100, world.now + 110, world.now + 200, later))
