@@ -1,7 +1,6 @@
 """Test whose a cloud resource is: the object's whose uid its label is. Others are taken over by annotation alone."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,99 +8,37 @@ import pytest
 from fake_cluster.queued_resources import (
     PLACE,
     decide,
-    deleting,
     find,
     kinds,
-    make_cloud_resource,
     make_node,
     make_resource,
-    noted,
     observe,
+)
+from fake_cluster.resource_owners import (
+    BY_HAND,
+    THEIRS,
+    adopting,
+    beside,
+    made,
+    owners,
+    record_requests,
+    run_all,
 )
 from fake_cluster.resource_world import ResourceWorld, active
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
-from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudQueuedResource
+from stepkeeper_operator.cloud_tpu.cloud import CloudNode
 from stepkeeper_operator.facts.queued_resource import read_queued_machines
 from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL
-from stepkeeper_operator.queued_resources.decision import CreateCloudResource, DeleteCloudResource
+from stepkeeper_operator.queued_resources.decision import CreateCloudResource
 from stepkeeper_operator.queued_resources.naming import CLUSTER_LABEL, UID_LABEL
-from stepkeeper_operator.queued_resources.settings import CloudSettings
 
-THEIRS = {
-    "stepkeeper-cluster": "another",
-    "stepkeeper-namespace": "x",
-    "stepkeeper-name": "y",
-    "stepkeeper-uid": "z",
-}
 FORMER = {
     "stepkeeper-cluster": "cluster-uid",
     "stepkeeper-namespace": "team",
     "stepkeeper-name": "v5e",
     "stepkeeper-uid": "uid-0",
 }
-BY_HAND = {"team": "blue"}
 SLICES: dict[str, Any] = {"node": {"count": 2}}
-
-
-def made(
-    labels: Mapping[str, str] = BY_HAND, state: str = "ACTIVE", cloud_id: str = "team-v5e", **spec: Any
-) -> CloudQueuedResource:
-    """Make a cloud resource that isn't the object's."""
-    asked = make_cloud_resource(make_resource(**spec), state)
-    node = {key: value for key, value in asked.node.items() if key != "metadata"}
-    node_ids = tuple(name.replace("team-v5e", cloud_id) for name in asked.node_ids)
-    return replace(asked, id=cloud_id, node_ids=node_ids, node={**node, "labels": dict(labels)})
-
-
-def beside(cloud_id: str = "team-v5e", labels: Mapping[str, str] = BY_HAND, **options: Any) -> ResourceWorld:
-    """Make a world whose object names what is there by hand."""
-    world = ResourceWorld(adopt=cloud_id, **options)
-    spec = {"node": options["node"]} if "node" in options else {}
-    world.cloud.add(made(labels, cloud_id=cloud_id, **spec))
-    return world
-
-
-async def adopting(labels: Mapping[str, str] = BY_HAND, **options: Any) -> ResourceWorld:
-    world = beside(labels=labels, **options)
-    await world.run(8)
-    assert world.status.bookkeeping.adopted
-    assert world.condition("Accepted") == ("True", "Accepted")
-    return world
-
-
-async def run_all(rounds: int, *worlds: ResourceWorld) -> None:
-    """Let the operators of several clusters act in turn."""
-    for _ in range(rounds):
-        for world in worlds:
-            await world.reconcile()
-            await world.reconcile()
-        worlds[0].step()
-        for world in worlds[1:]:
-            world.now = worlds[0].now
-
-
-def record_requests(world: ResourceWorld) -> list[str]:
-    asked: list[str] = []
-    world.cloud.on_request = lambda verb, cloud_id: asked.append(f"{verb} {cloud_id}")
-    return asked
-
-
-def owners(world: ResourceWorld) -> set[str | None]:
-    return {node.labels.get(UID_LABEL) for node in world.cloud.nodes.values()}
-
-
-def take_nodes(world: ResourceWorld) -> None:
-    """Label the nodes as another cluster would that adopts it."""
-    for key, node in world.cloud.nodes.items():
-        world.cloud.nodes[key] = replace(node, labels=THEIRS)
-
-
-def take_name(world: ResourceWorld) -> None:
-    """Delete it and make another one of that name, as another cluster would."""
-    for key, found in world.cloud.resources.items():
-        node = {**found.node, "labels": THEIRS}
-        world.cloud.resources[key] = replace(found, create_time=5000, node=node)
-    take_nodes(world)
 
 
 def lose_status(world: ResourceWorld) -> None:
@@ -138,15 +75,12 @@ def test_an_annotation_that_names_nothing_there_is_told(adopt: str, *, exists: b
         ("tier", {"tier": {"guaranteed": {}}}),
     ],
 )
-async def test_other_machines_than_the_spec_asks_for_are_not_taken_over(
-    field: str, spec: dict[str, Any]
-) -> None:
-    world = ResourceWorld(adopt="team-v5e", **spec)
-    world.cloud.add(made())
-    await world.run(4)
-    assert world.condition("Accepted") == ("False", "Differs")
-    assert f"{field}: asked for " in world.message("Accepted")
-    assert owners(world) == {None}
+def test_other_machines_than_the_spec_asks_for_are_not_taken_over(field: str, spec: dict[str, Any]) -> None:
+    decision = decide(make_resource(adopt="team-v5e", **spec), observe(made(), nodes=[make_node(made())]))
+    assert decision.actions == ()
+    accepted = find(decision, "Accepted")
+    assert (accepted.status, accepted.reason) == ("False", "Differs")
+    assert f"{field}: asked for " in accepted.message
 
 
 async def retained(preemptions: int, **spec: Any) -> ResourceWorld:
@@ -252,31 +186,6 @@ async def test_the_annotation_is_harmless_afterwards() -> None:
     await world.run(8)
     assert world.ours == ["team-v5e-r1"]
     assert world.cloud.nodes[PLACE, "team-v5e"].labels == BY_HAND
-
-
-@pytest.mark.parametrize("adopted", [True, False], ids=["adopted", "made"])
-@pytest.mark.parametrize("deleted", [True, False], ids=["and deleted", "and kept"])
-async def test_what_somebody_else_takes_over_is_let_go_untouched(*, deleted: bool, adopted: bool) -> None:
-    world = await adopting() if adopted else ResourceWorld()
-    await world.run(14)
-    requests = record_requests(world)
-    take_nodes(world)
-    if deleted:
-        world.delete()
-    await world.run(20)
-    assert requests == []
-    assert owners(world) == {"z"}
-    assert world.events.count("LetGo") == 1
-    if deleted:
-        assert world.raw is None
-        return
-    assert world.condition("Accepted") == ("False", "NotOurs")
-    world.annotate(None)
-    await world.run(4)
-    world.annotate("team-v5e")
-    await world.run(8)
-    assert owners(world) == {"uid-1"}
-    assert world.condition("Accepted") == ("True", "Accepted")
 
 
 @pytest.mark.parametrize("state", ["WAITING_FOR_RESOURCES", "FAILED", "SUSPENDED"])
@@ -390,106 +299,3 @@ async def test_what_carries_our_label_is_deleted_with_the_object_whatever_lists_
     await run_all(16, world)
     assert asked == [f"delete {cloud_id}"]
     assert world.raw is None
-
-
-@pytest.mark.parametrize("adopted", [True, False])
-@pytest.mark.parametrize("take", [take_nodes, take_name])
-@pytest.mark.parametrize("by", ["its own deletion", "a change of its spec"])
-async def test_what_another_cluster_has_taken_since_the_last_list_is_not_deleted(
-    by: str, take: Callable[[ResourceWorld], None], *, adopted: bool
-) -> None:
-    options: dict[str, Any] = {"settings": CloudSettings(poll_active_s=60), "update_policy": "Recreate"}
-    world = beside(**options) if adopted else ResourceWorld(**options)
-    world.sync_hosts = lambda *_: None  # type: ignore[method-assign]
-    await world.run(40)
-    await world.reconcile()
-    assert world.status.bookkeeping.adopted is adopted
-    asked = record_requests(world)
-    take(world)
-    theirs = dict(world.cloud.resources)
-    if by == "its own deletion":
-        world.delete()
-    else:
-        world.edit(node={**world.resource.to_raw()["spec"]["node"], "acceleratorType": "v5litepod-4"})
-    await world.run(12)
-    assert not [each for each in asked if each.startswith("delete")]
-    assert theirs.items() <= world.cloud.resources.items()
-    assert "LetGo" in world.events or not adopted
-    assert (world.raw is None) is (by == "its own deletion")
-    if world.raw is not None:
-        assert world.status.error is None
-
-
-@pytest.mark.parametrize("number", [0, 1])
-@pytest.mark.parametrize("deleted", ["never", "while it has nodes", "afterwards"])
-async def test_the_former_owner_neither_takes_back_nor_replaces_what_another_cluster_has_adopted(
-    number: int, deleted: str
-) -> None:
-    first = await active(recreatePolicy={"backoff": {"initialSeconds": 0}})
-    if number:
-        first.cloud.suspend("team-v5e")
-        await first.run(14)
-    cloud_id = f"team-v5e-r{number}" if number else "team-v5e"
-    kept = {"onSuspended": "Keep", "onFailed": "Keep"}
-    second = ResourceWorld(
-        uid="uid-2", cluster_id="another", service=first.cloud, now=first.now, recreatePolicy=kept
-    )
-    second.annotate(cloud_id)
-    await run_all(8, first, second)
-    assert second.status.bookkeeping.adopted
-    assert "LetGo" in first.events
-    asked = record_requests(first)
-    hosts = first.hosts
-    assert hosts
-    if deleted == "while it has nodes":
-        first.delete()
-    await run_all(8, first, second)
-    assert first.hosts == hosts
-    first.cloud.suspend(cloud_id)
-    first.cloud.nodes.clear()
-    if deleted == "afterwards":
-        first.delete()
-    await run_all(8, first, second)
-    assert asked == []
-    assert second.status.state is QueuedResourceState.SUSPENDED
-    assert (first.raw is None) is (deleted != "never")
-    if deleted == "never":
-        assert first.condition("Accepted") == ("False", "NotOurs")
-        first.sync_hosts([])
-        second.delete()
-        await run_all(20, first, second)
-        assert asked[:2] == [f"delete {cloud_id}", f"create {cloud_id}"]
-
-
-def test_a_loss_is_no_reason_to_forget_another_one_of_ours() -> None:
-    resource = deleting(QueuedResourceState.ACTIVE)
-    lost = make_cloud_resource(resource, "ACTIVE")
-    stray = make_cloud_resource(noted(resource, number=1), "ACTIVE")
-    decision = decide(
-        resource, observe(lost, stray, nodes=[make_node(lost, labels=THEIRS), make_node(stray)])
-    )
-    (action,) = decision.actions
-    assert isinstance(action, DeleteCloudResource)
-    assert action.cloud_id == stray.id
-    assert [event.reason for event in decision.events if event.reason == "LetGo"] == ["LetGo"]
-
-
-async def test_what_belongs_to_another_object_of_this_cluster_is_not_adopted_before_it_is_let_go() -> None:
-    owner = ResourceWorld(namespace="team", name="v5-e")
-    await owner.run(6)
-    other = ResourceWorld(
-        namespace="team-v5", name="e", uid="uid-2", service=owner.cloud, now=owner.now, adopt="team-v5-e"
-    )
-    assert owner.raw is not None
-    other.cluster.put("queuedresources", owner.raw)
-    asked = record_requests(owner)
-    await run_all(6, owner, other)
-    assert asked == []
-    assert other.condition("Accepted") == ("False", "NotOurs")
-    assert any("belongs to QueuedResource team/v5-e of" in each.message for each in other.status.conditions)
-    owner.edit(deletionPolicy="Retain")
-    owner.delete()
-    await run_all(2, owner)
-    other.cluster.remove("queuedresources", "team", "v5-e")
-    await run_all(8, owner, other)
-    assert other.status.bookkeeping.adopted

@@ -20,8 +20,7 @@ from fake_cluster.queued_resources import (
     observe,
     with_status,
 )
-from fake_cluster.resource_cells import WISHES, WORDS, make_cell
-from fake_cluster.resource_situations import STATES
+from fake_cluster.resource_cells import STATES, WISHES, WORDS, make_cell
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     CloudError,
     QueuedResourceState,
@@ -156,7 +155,7 @@ def test_what_follows_from_a_situation(
     said: str,
     look_s: float | None,
 ) -> None:
-    cell = make_cell(situation, "no error", _WISHES[wish], "spot, 1")
+    cell = make_cell(situation, "no error", _WISHES[wish])
     decision = decide(cell.resource, cell.observed)
     assert tuple(type(action) for action in decision.actions) == actions
     assert decision.status.bookkeeping.removing == removing
@@ -173,7 +172,7 @@ def test_what_follows_from_a_situation(
 
 @pytest.mark.parametrize(("situation", "wish", "answer", "said", "look_s"), ERRORS)
 def test_what_follows_from_an_error(situation: str, wish: str, answer: str, said: str, look_s: float) -> None:
-    cell = make_cell(situation, answer, _WISHES[wish], "spot, 1")
+    cell = make_cell(situation, answer, _WISHES[wish])
     decision = decide(cell.resource, cell.observed)
     assert not [action for action in decision.actions if not isinstance(action, Cordon)]
     kind, _, value = said.partition("=")
@@ -196,16 +195,16 @@ def test_what_follows_from_an_error(situation: str, wish: str, answer: str, said
 
 
 def test_an_error_is_told_though_another_condition_changes_with_it() -> None:
-    cell = make_cell("gone for good", "Create: Busy", _WISHES[KEPT], "spot, 1")
+    cell = make_cell("gone for good", "Create: Busy", _WISHES[KEPT])
     reasons = [event.reason for event in decide(cell.resource, cell.observed).events]
     assert {"Gone", "CloudError"} <= set(reasons)
-    refused = make_cell("asked for", "Create: Terminal", _WISHES[ANEW], "spot, 1")
+    refused = make_cell("asked for", "Create: Terminal", _WISHES[ANEW])
     reasons = [event.reason for event in decide(refused.resource, refused.observed).events]
     assert ("Refused" in reasons, "CloudError" in reasons) == (True, False), "once, in the condition's words"
 
 
 def test_a_stray_that_may_not_be_deleted_is_told_with_the_clouds_words() -> None:
-    cell = make_cell("a stray", "no error", _WISHES[ANEW], "spot, 1")
+    cell = make_cell("a stray", "no error", _WISHES[ANEW])
     assert "next request" not in find(decide(cell.resource, cell.observed), "Degraded").message
     error = CloudError(
         code="PERMISSION_DENIED", message="may not delete", kind="Terminal", verb="Delete", time=9000

@@ -21,7 +21,7 @@ from fake_cluster.queued_resources import (
     observe,
     with_status,
 )
-from fake_cluster.resource_situations import STATES
+from fake_cluster.resource_cells import STATES
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     CloudOperation,

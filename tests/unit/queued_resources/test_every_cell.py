@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fake_cluster.queued_resources import NOW, SETTINGS, after, decide, find, list_cloud
-from fake_cluster.resource_cells import WORDS, Cell, lay_out, requests_of
-from fake_cluster.resource_situations import SITUATIONS
+from fake_cluster.resource_cells import SITUATIONS, WORDS, Cell, lay_out, requests_of
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource
