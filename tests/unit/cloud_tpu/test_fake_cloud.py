@@ -84,16 +84,6 @@ async def test_states_pass_in_their_order_and_operations_end_with_what_they_are_
     assert [each and each.done for each in (running, *ended)] == [False, True, True]
 
 
-async def test_what_can_not_be_fulfilled_in_its_time_fails_and_stays() -> None:
-    cloud = FakeCloud()
-    cloud.set_capacity("v5litepod", 0)
-    await cloud.create_queued_resource(replace(request_of(), queueing={"valid_until_duration": "60s"}))
-    cloud.step(59)
-    assert state_of(cloud) == "WAITING_FOR_RESOURCES"
-    cloud.step(1)
-    assert (state_of(cloud), cloud.resources[PLACE, ID].error_code) == ("FAILED", "DEADLINE_EXCEEDED")
-
-
 async def test_a_preempted_node_suspends_its_queued_resource_which_needs_quota_until_it_is_deleted() -> None:
     cloud = FakeCloud()
     cloud.set_quota("v5litepod", 16)
@@ -111,29 +101,3 @@ async def test_a_preempted_node_suspends_its_queued_resource_which_needs_quota_u
     cloud.delete(ID)
     cloud.step(10)
     await cloud.create_queued_resource(request_of("next"))
-
-
-@pytest.mark.parametrize(
-    ("exited", "ends_in"), [(True, "REPAIRING"), (False, "REPAIRING"), (False, "TERMINATED")]
-)
-async def test_maintenance_waits_5_minutes_for_the_processes_of_a_node_with_autocheckpoint(
-    ends_in: str, *, exited: bool
-) -> None:
-    cloud = FakeCloud()
-    request = request_of(autocheckpoint_enabled=True)
-    await cloud.create_queued_resource(replace(request, api_version=ALPHA, tier={"guaranteed": {}}))
-    cloud.step(100)
-    cloud.announce_maintenance(ID, starts_in_s=600, lasts_s=1800, ends_in=ends_in)
-    cloud.step(600)
-    node = cloud.nodes[PLACE, ID]
-    assert node.maintenance is not None
-    assert (node.state, node.maintenance.status) == ("READY", "ONGOING")
-    if exited:
-        cloud.processes_exited(ID)
-    else:
-        cloud.step(299)
-        assert cloud.nodes[PLACE, ID].state == "READY"
-        cloud.step(1)
-    assert (cloud.nodes[PLACE, ID].state, state_of(cloud)) == (ends_in, "ACTIVE")
-    cloud.step(1800)
-    assert state_of(cloud) == ("ACTIVE" if ends_in == "REPAIRING" else "SUSPENDED")

@@ -129,18 +129,6 @@ async def test_a_job_says_what_autocheckpoint_its_machines_have(
     assert world.status.checkpoint.autocheckpoint not in {shown, None}
 
 
-async def test_pods_keep_their_grace_period_until_they_have_to_stop_anyway() -> None:
-    world = await running(read_back="On")
-    await change(world, read_back="Mixed")
-    assert world.causes == [None]
-    assert read_graces(world) == (300, 300)
-    await change(world, read_back="", active=False, joined=False, state="Suspended")
-    await change(world, read_back="Off")
-    assert world.phase() is Phase.RUNNING
-    assert read_graces(world) == (30, 30)
-    assert world.causes == ["NodeFailure", None]
-
-
 @pytest.mark.parametrize(
     ("tier", "cause"),
     [({"spot": {}}, "SpotPreemption"), ({"bestEffort": {}}, "QueuePreemption"), (GUARANTEED, "NodeFailure")],
@@ -233,43 +221,22 @@ async def test_each_thing_that_a_job_waits_for_is_an_event() -> None:
     assert world.events == ["Suspended", *waits, "Pending", "Running"]
 
 
-async def test_several_jobs_share_one_resource_and_its_fate() -> None:
-    world = await running(tier={"spot": {}})
-    other = training_job(placement={"tpu": TPU}, checkpoint={"uri": "gs://b/o", "interval": {"steps": 1}})
-    other["metadata"]["name"] = "other"
-    world.cluster.put("checkpointedtrainingjobs", other)
-    keys = [job_key("default", "lm"), job_key("default", "other")]
-
-    async def settle(**resource: Any) -> None:
-        world.cluster.put("queuedresources", machines(tier={"spot": {}}, **resource))
-        raw = world.cache.get_queued_resource(queued_resource_key("default", "pod-a"))
-        assert raw is not None
-        assert world.cache.record_queued_resource(raw)[1:] == tuple(keys)
-        for _ in range(6):
-            for key in keys:
-                await world.reconciler.reconcile(key)
-            world.controllers.sync()
-            world.now += 2
-
-    def phases() -> list[str]:
-        jobs = world.cluster.list_objects("checkpointedtrainingjobs")
-        return [job["status"]["phase"] for job in jobs]
-
-    await settle()
-    assert phases() == ["Running", "Running"]
-    await settle(active=False, joined=False, state="Suspended")
-    assert phases() == ["Suspended", "Suspended"]
-    await settle()
-    assert phases() == ["Running", "Running"]
-    world.cluster.remove("checkpointedtrainingjobs", "default", "other")
-    raw = world.cache.get_queued_resource(queued_resource_key("default", "pod-a"))
-    assert raw is not None
-    assert world.cache.record_queued_resource(raw)[1:] == (keys[0],)
-
-
 async def test_an_operator_that_cannot_see_the_machines_blames_them_for_nothing() -> None:
     world = await running()
     world.restart_operator(queued_resources=False)
     world.controllers.end_pod(world.pods[0], 1)
     await world.run_until_settled()
     assert world.causes == ["ApplicationError", None]
+
+
+async def test_all_jobs_that_name_a_resource_are_looked_at_when_it_changes() -> None:
+    world = await running()
+    other = training_job(placement={"tpu": TPU}, checkpoint={"uri": "gs://b/o", "interval": {"steps": 1}})
+    other["metadata"]["name"] = "other"
+    world.cluster.put("checkpointedtrainingjobs", other)
+    raw = world.cache.get_queued_resource(queued_resource_key("default", "pod-a"))
+    assert raw is not None
+    keys = (job_key("default", "lm"), job_key("default", "other"))
+    assert world.cache.record_queued_resource(raw)[1:] == keys
+    world.cluster.remove("checkpointedtrainingjobs", "default", "other")
+    assert world.cache.record_queued_resource(raw)[1:] == keys[:1]
