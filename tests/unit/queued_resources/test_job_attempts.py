@@ -14,13 +14,14 @@ from stepkeeper_operator.api.v1alpha1.conditions import Phase
 NODES = ("n1", "n2", "n3", "n4")
 SPOT: dict[str, Any] = {"spot": {}}
 GONE: dict[str, Any] = {"tier": SPOT, "active": False, "joined": False, "state": "Suspended"}
-Step = Callable[[World], Awaitable[object] | None]
+Step = Callable[[World], Awaitable[object] | object]
 
 
-async def play(world: World, *steps: Step) -> None:
-    for step in steps:
-        done = step(world)
-        if done is not None:
+async def play(world: World, story: str) -> None:
+    """Let the steps of a story happen, which are named in STEPS."""
+    for step in story.split(", "):
+        done = STEPS[step](world)
+        if isinstance(done, Awaitable):
             await done
 
 
@@ -29,24 +30,24 @@ async def look(world: World) -> None:
     world.now += 5
 
 
-async def lose(world: World) -> None:
-    """Let the operator see that the machines are gone, before the cluster does anything about it."""
-    world.cluster.put("queuedresources", machines(**GONE))
-    await world.reconcile()
+def see(**resource: Any) -> Step:
+    """Let the operator see machines that are so, before the cluster does anything about it."""
 
-
-def back(uid: str = "uid-a") -> Step:
-    """Let the operator see machines again, before the cluster does anything about it."""
-
-    async def step(world: World) -> None:
-        world.cluster.put("queuedresources", machines(tier=SPOT, uid=uid))
-        await world.reconcile()
+    def step(world: World) -> Awaitable[object]:
+        world.cluster.put("queuedresources", machines(tier=SPOT, **resource))
+        return world.reconcile()
 
     return step
 
 
-async def gone_and_stopped(world: World) -> None:
-    await change(world, **GONE)
+def end(code: int, **more: Any) -> Step:
+    """Let the first pod that runs end."""
+
+    def step(world: World) -> None:
+        pod = next(pod for pod in world.pods if pod["status"]["phase"] == "Running")
+        world.controllers.end_pod(pod, code, **more)
+
+    return step
 
 
 def cluster_acts(world: World) -> None:
@@ -54,53 +55,7 @@ def cluster_acts(world: World) -> None:
     world.now += 5
 
 
-def end(code: int = 1, **more: Any) -> Step:
-    """Let the first pod that runs end."""
-
-    def step(world: World) -> None:
-        world.controllers.end_pod(
-            next(pod for pod in world.pods if pod["status"]["phase"] == "Running"), code, **more
-        )
-
-    return step
-
-
-def notice(world: World) -> None:
-    world.controllers.notice_failures()
-
-
-def run(rounds: int = 3) -> Step:
-    return lambda world: world.run_until_settled(rounds=rounds)
-
-
-def wait(seconds: float) -> Step:
-    def step(world: World) -> None:
-        world.now += seconds
-
-    return step
-
-
-def all_silent(world: World) -> None:
-    world.controllers.gone.update(NODES)
-
-
-def second_silent(world: World) -> None:
-    world.controllers.gone.add(world.pods[1]["spec"]["nodeName"])
-
-
-def second_stuck(world: World) -> None:
-    world.controllers.stuck.add(world.pods[1]["spec"]["nodeName"])
-
-
-def restart(world: World) -> None:
-    world.restart_operator()
-
-
-def preempt(world: World) -> None:
-    world.preempt()
-
-
-async def away(world: World) -> None:
+def be_away(world: World) -> None:
     """Let the operator be away until the machines are back."""
     world.stop_operator()
     cluster_acts(world)
@@ -124,45 +79,54 @@ def hang(world: World) -> None:
     world.cluster.put("pods", pod | {"status": pod["status"] | {"conditions": [condition]}})
 
 
-def disrupt(world: World) -> None:
-    world.controllers.disrupt(world.pods[0], "TerminationByKubelet")
-
-
-SEEN = (end(), look)
-NO_NEW_POD = (disrupt, end(75), look, restart_without_pods)
-ONE_LOSS: dict[str, tuple[Step, ...]] = {
-    "an end that its job hasn't seen": (end(), look, lose, cluster_acts, back()),
-    "a save that its job hasn't seen": (end(75), look, lose, cluster_acts, back("uid-b")),
-    "an end that its job acts on meanwhile": (end(143), notice, look, lose, run(), back("uid-b")),
+STEPS: dict[str, Step] = {
+    "look": look,
+    "lose": see(**{key: GONE[key] for key in GONE if key != "tier"}),
+    "back": see(),
+    "others": see(uid="uid-b"),
+    "stop": lambda world: change(world, **GONE),
+    "act": cluster_acts,
+    "run": lambda world: world.run_until_settled(rounds=3),
+    "fail": end(1),
+    "save": end(75),
+    "kill": end(143),
+    "out of memory": end(137, reason="OOMKilled"),
+    "notice": lambda world: world.controllers.notice_failures(),
+    "wait": lambda world: setattr(world, "now", world.now + 130),
+    "all silent": lambda world: world.controllers.gone.update(NODES),
+    "second silent": lambda world: world.controllers.gone.add(world.pods[1]["spec"]["nodeName"]),
+    "second stuck": lambda world: world.controllers.stuck.add(world.pods[1]["spec"]["nodeName"]),
+    "restart": lambda world: world.restart_operator(),
+    "away": be_away,
+    "preempt": lambda world: world.preempt(),
+    "disrupt": lambda world: world.controllers.disrupt(world.pods[0], "TerminationByKubelet"),
+    "no pods": restart_without_pods,
+    "hang": hang,
+}
+ONE_LOSS = {
+    "an end that its job hasn't seen": "fail, look, lose, act, back",
+    "a save that its job hasn't seen": "save, look, lose, act, others",
+    "an end that its job acts on meanwhile": "kill, notice, look, lose, run, others",
     "an end that its job acts on afterwards": (
-        *(end(), second_stuck, notice, look, lose, cluster_acts),
-        *(back(), cluster_acts, look),
+        "fail, second stuck, notice, look, lose, act, back, look, act, look"
     ),
-    "machines that are back before a stop": (preempt, look, lose, back()),
-    "an end that is seen together with it": (end(), lose, wait(5), run(), back()),
-    "an end that a new operator sees with it": (end(), lose, restart, wait(5), run(), back()),
-    "an operator that was away": (*SEEN, lose, away),
-    "a restart without pods, seen before": (*NO_NEW_POD, look, lose, cluster_acts, run(), back()),
-    "a restart without pods, seen with it": (*NO_NEW_POD, lose, cluster_acts, run(), back()),
-    "new pods on machines that are gone": (*SEEN, all_silent, cluster_acts, look, gone_and_stopped, back()),
-    "new pods on machines that are left": (
-        *SEEN,
-        *(second_silent, cluster_acts, look, gone_and_stopped, back()),
-    ),
-    "new pods that fail on those that are left": (
-        *(*SEEN, second_silent, cluster_acts, look),
-        *(end(), lose, wait(5), run(), back()),
-    ),
-    "new pods on machines that seem gone": (all_silent, end(), run(2), lose, back()),
+    "machines that are back before a stop": "preempt, look, lose, back",
+    "an end that is seen together with it": "fail, lose, run, back",
+    "an end that a new operator sees with it": "fail, lose, restart, run, back",
+    "an operator that was away": "fail, look, lose, away",
+    "a restart without pods, seen before": "disrupt, save, look, no pods, look, lose, act, run, back",
+    "a restart without pods, seen with it": "disrupt, save, look, no pods, lose, act, run, back",
+    "new pods on machines that are gone": "fail, look, all silent, act, look, stop, back",
+    "new pods on machines that are left": "fail, look, second silent, act, look, stop, back",
+    "new pods that fail on those that are left": "fail, look, second silent, act, look, fail, lose, run, back",
+    "new pods on machines that seem gone": "all silent, fail, run, lose, back",
 }
 
 
 @pytest.mark.parametrize("story", ONE_LOSS.values(), ids=ONE_LOSS)
-async def test_one_loss_of_machines_costs_one_restart_and_pods_that_run_are_an_attempt(
-    story: tuple[Step, ...],
-) -> None:
+async def test_one_loss_of_machines_costs_one_restart_and_pods_that_run_are_an_attempt(story: str) -> None:
     world = await running(tier=SPOT)
-    await play(world, *story)
+    await play(world, story)
     await settle(world)
 
 
@@ -178,33 +142,24 @@ async def settle(world: World) -> None:
     assert await world.record_writes(rounds=3) == []
 
 
-OUT_OF_MEMORY = end(137, reason="OOMKilled")
-OWN_FAILURES: dict[str, tuple[tuple[Step, ...], list[str | None]]] = {
-    "it was over its memory limit": (
-        (second_silent, OUT_OF_MEMORY, run(), gone_and_stopped),
-        ["ApplicationError"],
-    ),
-    "it failed long before": (
-        (end(), run(), wait(130), gone_and_stopped),
-        ["ApplicationError", "SpotPreemption"],
-    ),
+OWN_FAILURES: dict[str, tuple[str, list[str | None]]] = {
+    "it was over its memory limit": ("second silent, out of memory, run, stop", ["ApplicationError"]),
+    "it failed long before": ("fail, run, wait, stop", ["ApplicationError", "SpotPreemption"]),
     "it failed long before, and a pod still stops": (
-        (second_stuck, end(), run(), wait(130), lose),
+        "second stuck, fail, run, wait, lose",
         ["ApplicationError"],
     ),
     "it hung, and the next pods never ran": (
-        (hang, end(143), look, second_silent, cluster_acts, look, lose, end(), look, gone_and_stopped),
+        "hang, kill, look, second silent, act, look, lose, fail, look, stop",
         ["Hang"],
     ),
 }
 
 
 @pytest.mark.parametrize(("story", "causes"), OWN_FAILURES.values(), ids=OWN_FAILURES)
-async def test_a_loss_of_machines_explains_no_end_if(
-    story: tuple[Step, ...], causes: list[str | None]
-) -> None:
+async def test_a_loss_of_machines_explains_no_end_if(story: str, causes: list[str | None]) -> None:
     world = await running(tier=SPOT)
-    await play(world, *story)
+    await play(world, story)
     assert world.causes == causes
     assert "CauseCorrected" not in world.events
 
@@ -212,7 +167,7 @@ async def test_a_loss_of_machines_explains_no_end_if(
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_survivor_that_failed_before_the_loss_was_seen_costs_no_failure(*, restarted: bool) -> None:
     world = await running(tier=SPOT)
-    await play(world, second_silent, end(), run())
+    await play(world, "second silent, fail, run")
     assert [(e.cause, e.counted_towards_limit) for e in world.status.restarts.by_cause] == [
         ("ApplicationError", 1)
     ]
@@ -225,14 +180,14 @@ async def test_a_survivor_that_failed_before_the_loss_was_seen_costs_no_failure(
     first = world.status.attempts[0].message or ""
     assert "exited with code 1" in first
     assert "QueuedResource pod-a are gone" in first
-    await play(world, back())
+    await play(world, "back")
     await settle(world)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_jobset_that_survivors_have_failed_does_not_end_the_job(*, restarted: bool) -> None:
     world = await running(tier=SPOT, restarts={"maxFailures": 0})
-    await play(world, end(), run(20))
+    await play(world, ", ".join(["fail", *["run"] * 7]))
     assert world.jobset is not None
     assert world.jobset["status"]["conditions"][-1]["type"] == "Failed"
     assert world.phase() is Phase.RESTARTING
@@ -248,10 +203,10 @@ async def test_a_last_failure_ends_the_job_at_once_if_no_loss_can_explain_it_and
     None
 ):
     world = await running(tier=SPOT, restarts={"maxFailures": 0})
-    await play(world, OUT_OF_MEMORY, run())
+    await play(world, "out of memory, run")
     assert world.phase() is Phase.FAILED
     world = await running(tier=SPOT, restarts={"maxFailures": 0})
-    await play(world, end(), run())
+    await play(world, "fail, run")
     ended = world.status.attempts[-1].end
     assert ended is not None
     world.now = ended + 119
@@ -265,7 +220,7 @@ async def test_a_last_failure_ends_the_job_at_once_if_no_loss_can_explain_it_and
 @pytest.mark.parametrize("restarts", [0, 1])
 async def test_machines_that_go_before_the_first_pod_has_run_cost_nothing(restarts: int) -> None:
     world = world_of(machines(tier=SPOT))
-    await play(world, all_silent, run())
+    await play(world, "all silent, run")
     assert world.causes == [None]
     await change(world, **GONE)
     assert world.causes == []
@@ -282,7 +237,7 @@ async def test_machines_that_go_before_the_first_pod_has_run_cost_nothing(restar
 
 async def test_a_failure_that_a_suspension_by_the_user_met_and_a_later_loss_are_two_restarts() -> None:
     world = await running(tier=SPOT)
-    await play(world, end(), look)
+    await play(world, "fail, look")
     world.edit(suspend=True)
     await world.run_until_settled(rounds=3)
     world.edit(suspend=False)
