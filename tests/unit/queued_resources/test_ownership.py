@@ -60,6 +60,21 @@ async def test_what_somebody_else_takes_over_is_let_go_untouched(*, deleted: boo
     assert world.condition("Accepted") == ("True", "Accepted")
 
 
+async def test_what_another_cluster_labels_just_before_our_label_is_written_stays_theirs() -> None:
+    world = beside()
+    get_node = world.cloud.get_node
+
+    async def get_late(*args: Any) -> Any:
+        take_nodes(world)
+        return await get_node(*args)
+
+    world.cloud.get_node = get_late  # type: ignore[method-assign]
+    requests = record_requests(world)
+    await world.run(8)
+    assert requests == []
+    assert world.condition("Accepted") == ("False", "NotOurs")
+
+
 @pytest.mark.parametrize("adopted", [True, False])
 @pytest.mark.parametrize("take", [take_nodes, take_name])
 @pytest.mark.parametrize("by", ["its own deletion", "a change of its spec"])
