@@ -1,5 +1,7 @@
 """Every error of google's client becomes one of ours, which says what it means for the request."""
 
+from typing import Any
+
 import grpc
 import pytest
 from google.api_core import exceptions as api
@@ -29,11 +31,11 @@ MEANINGS = {
 
 
 @pytest.mark.parametrize(("kind", "errors"), MEANINGS.items())
-def test_an_error_says_what_it_means(kind: ErrorKind, errors: list[api.GoogleAPICallError]) -> None:
+def test_an_error_says_what_it_means(kind: ErrorKind, errors: list[Any]) -> None:
     for error in errors:
-        assert isinstance(error, EXPECTED)
         explained = explain_error(error)
         assert (explained.kind, explained.code) == (kind, error.grpc_status_code.name)
+        assert isinstance(error, EXPECTED)
     assert isinstance(TimeoutError(), EXPECTED)
     assert explain_error(TimeoutError()).code == "DEADLINE_EXCEEDED"
 

@@ -101,8 +101,8 @@ async def retained(preemptions: int, **spec: Any) -> ResourceWorld:
 @pytest.mark.parametrize(
     ("whose", "forgets", "spec"),
     [
-        ("nobody's", "nothing", SLICES),
-        ("nobody's", "its process", {}),
+        ("made by hand", "nothing", SLICES),
+        ("made by hand", "its process", {}),
         ("another cluster's", "its status", SLICES),
         ("another cluster's", "its process", SLICES),
         ("retained", "nothing", SLICES),
@@ -118,7 +118,7 @@ async def test_what_the_annotation_names_is_taken_over(
         world = await retained(int("later" in whose), **spec)
     else:
         world = ResourceWorld(uid="uid-2", **spec)
-        world.cloud.add(made(BY_HAND if whose == "nobody's" else THEIRS, **spec))
+        world.cloud.add(made(BY_HAND if whose == "made by hand" else THEIRS, **spec))
     created, ((_, cloud_id),) = list(world.cloud.created), world.cloud.resources
     await world.run(2)
     assert world.condition("Accepted") == ("False", "NotOurs")
@@ -138,7 +138,7 @@ async def test_what_the_annotation_names_is_taken_over(
     assert world.events.count("Adopted") == 1 or forgets == "its status"
     labels = [node.labels for node in world.cloud.nodes.values()]
     assert {(each[UID_LABEL], each[CLUSTER_LABEL]) for each in labels} == {("uid-2", "cluster-uid")}
-    assert whose != "nobody's" or all(each.get("team") == "blue" for each in labels)
+    assert whose != "made by hand" or all(each.get("team") == "blue" for each in labels)
     hosts = world.cluster.list_objects("nodes")
     assert {host["metadata"]["labels"][QUEUED_RESOURCE_UID_LABEL] for host in hosts} == {"uid-2"}
     assert await world.record_writes() == []

@@ -87,7 +87,7 @@ NOT_JOINED = {
     "it hasn't come": ((member(0),), "team-v5e-1: hosts at 10.0.0.1"),
     "it isn't Ready": ((member(0), member(1, ready=False)), "team-v5e-1: host-1 not Ready"),
     "its label names the other one": ((member(0), member(1, cloud_node="team-v5e-0")), "team-v5e-1"),
-    "its label names nobody's": ((member(0), member(1, cloud_node="strange")), "team-v5e-1"),
+    "its label names no slice": ((member(0), member(1, cloud_node="strange")), "team-v5e-1"),
 }
 
 

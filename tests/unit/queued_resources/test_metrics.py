@@ -44,7 +44,7 @@ async def test_state_and_hosts_are_shown_and_go_with_the_object() -> None:
     assert world.raw is None
     left = {name: series for name, series in read(world).items() if "queued_resource" in name}
     assert not any(left.values())
-    assert "stepkeeper_cloud_tpu_list_age_seconds" not in read(world), "nobody is in the place any more"
+    assert "stepkeeper_cloud_tpu_list_age_seconds" not in read(world), "no object is in the place any more"
 
 
 async def test_requests_are_counted_by_method_and_code() -> None:

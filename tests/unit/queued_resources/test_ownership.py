@@ -68,7 +68,7 @@ async def test_what_another_cluster_labels_just_before_our_label_is_written_stay
         take_nodes(world)
         return await get_node(*args)
 
-    world.cloud.get_node = get_late  # type: ignore[method-assign]
+    world.cloud.get_node = get_late  # type: ignore[assignment, method-assign]
     requests = record_requests(world)
     await world.run(8)
     assert requests == []
