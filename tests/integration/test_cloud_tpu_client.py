@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from stepkeeper_operator.cloud_tpu.client import GoogleCloudTPU
-from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudRequest, CloudTPUError, ErrorKind, Place
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudRequest, Place
 from stepkeeper_operator.cloud_tpu.polling import Poller
 from tpuapi.cloud import FakeCloud
 from tpuapi.wire import serving
@@ -83,15 +83,6 @@ async def test_what_is_created_is_listed_becomes_active_and_is_deleted_with_its_
     assert await cloud.delete_queued_resource(PLACE, request.id, request_id="", version=version) is None
 
 
-async def test_the_same_request_twice_is_carried_out_once(cloud: GoogleCloudTPU) -> None:
-    request_id = "0b5ad8f0-5f4a-5c9e-9d2d-0d6a3f1c2b4e"
-    first = await cloud.create_queued_resource(request_of(request_id=request_id))
-    assert await cloud.create_queued_resource(request_of(request_id=request_id)) == first
-    with pytest.raises(CloudTPUError) as refusal:
-        await cloud.create_queued_resource(request_of(request_id=""))
-    assert refusal.value.kind is ErrorKind.ALREADY_EXISTS
-
-
 async def test_many_are_listed_page_by_page(cloud: GoogleCloudTPU) -> None:
     for number in range(3):
         await cloud.create_queued_resource(request_of(f"train-{number}"))
@@ -106,22 +97,6 @@ async def test_an_unknown_operation_or_resource_is_none(cloud: GoogleCloudTPU) -
         assert await cloud.get_node(PLACE, "nobody", version) is None
 
 
-async def test_exhausted_quota_names_the_quota(tpu: FakeCloud, cloud: GoogleCloudTPU) -> None:
-    tpu.set_quota("v5litepod", 0)
-    with pytest.raises(CloudTPUError) as refusal:
-        await cloud.create_queued_resource(request_of())
-    assert refusal.value.kind is ErrorKind.QUOTA
-    assert "quota" in refusal.value.message.lower()
-
-
-async def test_a_service_that_is_not_there_is_transient() -> None:
-    client = GoogleCloudTPU(endpoint="127.0.0.1:1", insecure=True)
-    with pytest.raises(CloudTPUError) as failure:
-        await client.list_nodes(PLACE, V2)
-    await client.close()
-    assert failure.value.kind is ErrorKind.TRANSIENT
-
-
 async def test_plaintext_without_credentials_is_logged_with_the_address(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -132,17 +107,6 @@ async def test_plaintext_without_credentials_is_logged_with_the_address(
     assert record.levelname == "WARNING"
     assert "plaintext and anonymous" in record.getMessage()
     assert vars(record)["endpoint"] == "127.0.0.1:1"
-
-
-async def test_without_credentials_every_request_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
-    client = GoogleCloudTPU(endpoint="127.0.0.1:1", insecure=False)
-    for _ in range(2):
-        with pytest.raises(CloudTPUError) as refusal:
-            await client.list_nodes(PLACE, V2)
-        assert refusal.value.kind is ErrorKind.CREDENTIALS
-        assert "/nowhere/key.json" in refusal.value.message
-    await client.close()
 
 
 @pytest.mark.parametrize("version", [ALPHA, V2])

@@ -17,19 +17,6 @@ from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.causes.finding import Finding
 from stepkeeper_operator.policy.history import JobHistory
 
-__all__ = [
-    "ON_MACHINES",
-    "make_ended_pod",
-    "make_failed_job",
-    "make_history",
-    "make_job",
-    "make_jobset",
-    "make_machines",
-    "make_observed",
-    "make_pod",
-    "make_unedited_jobset",
-]
-
 ON_MACHINES: Final[dict[str, Any]] = {
     "placement": {"tpu": {"accelerator": "v5p", "topology": "2x2x1", "queuedResourceName": "tpu"}}
 }

@@ -21,26 +21,6 @@ from stepkeeper_operator.queued_resources.observed import Observed
 from stepkeeper_operator.queued_resources.request import build_request, hash_spec
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 
-__all__ = [
-    "CLUSTER_ID",
-    "NOW",
-    "PLACE",
-    "SETTINGS",
-    "after",
-    "created",
-    "decide",
-    "deleting",
-    "find",
-    "kinds",
-    "list_cloud",
-    "make_cloud_resource",
-    "make_node",
-    "make_resource",
-    "noted",
-    "observe",
-    "with_status",
-]
-
 CLUSTER_ID: Final = "cluster-uid"
 NOW: Final = 10_000.0
 SETTINGS: Final = CloudSettings()

@@ -7,15 +7,14 @@ from typing import Any, Final
 
 from fake_cluster.cluster import FakeCluster
 from fake_cluster.queued_resources import CLUSTER_ID, make_resource
-from fake_cluster.resource_hosts import sync_hosts
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import queued_resource_key
 from stepkeeper_operator.cache.kinds import list_watched_kinds
 from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudTPU
-from stepkeeper_operator.facts.raw import RawObject
-from stepkeeper_operator.labels import ADOPT_ANNOTATION
+from stepkeeper_operator.facts.raw import RawObject, parse_time, render_time
+from stepkeeper_operator.labels import ADOPT_ANNOTATION, CLOUD_NODE_LABEL, QUEUED_RESOURCE_UID_LABEL
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.queued_resources.controller import make_queued_resource_controller
 from stepkeeper_operator.queued_resources.naming import UID_LABEL
@@ -24,7 +23,7 @@ from stepkeeper_operator.reconcile import Reconciler
 from tpuapi.cloud import FakeCloud
 from tpuapi.nodes import Timings
 
-__all__ = ["Killed", "ResourceWorld"]
+__all__ = ["Killed", "ResourceWorld", "active"]
 
 _KINDS: Final = {kind.resource.plural: kind for kind in list_watched_kinds(cloud_tpu=True)}
 _PLURAL: Final = "queuedresources"
@@ -141,7 +140,7 @@ class ResourceWorld:
     def sync_hosts(self, nodes: Iterable[CloudNode] | None = None) -> None:
         """Let the hosts of ready cloud nodes join, silence the others, and end the pods that are told to."""
         shown = self.cloud.nodes.values() if nodes is None else nodes
-        sync_hosts(self.cluster, shown, uid=self.uid, now=self.now)
+        _sync_hosts(self.cluster, shown, uid=self.uid, now=self.now)
 
     def add_pod(self, node: str, name: str = "lm-w-0-0") -> None:
         """Run a pod on a node."""
@@ -195,6 +194,15 @@ class ResourceWorld:
     def condition(self, kind: str) -> tuple[str, str] | None:
         """Return status and reason of a condition."""
         return next(((c.status.value, c.reason) for c in self.status.conditions if c.type == kind), None)
+
+    def message(self, kind: str) -> str:
+        """Return the message of a condition."""
+        return next(c.message for c in self.status.conditions if c.type == kind)
+
+    @property
+    def hosts(self) -> list[str]:
+        """The names of the Nodes in the cluster."""
+        return [raw["metadata"]["name"] for raw in self.cluster.list_objects("nodes")]
 
     @property
     def events(self) -> list[str]:
@@ -256,3 +264,60 @@ class ResourceWorld:
             return answer
 
         return wrapped
+
+
+async def active(**options: Any) -> ResourceWorld:
+    """Make a world whose resource is active, with all its hosts."""
+    world = ResourceWorld(**options)
+    await world.run(12)
+    assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
+    return world
+
+
+def _sync_hosts(cluster: FakeCluster, nodes: Iterable[CloudNode], *, uid: str, now: float) -> None:
+    """Let the hosts of ready cloud nodes join, silence the others, and end the pods that are told to.
+
+    Args:
+        cluster: The cluster that they join.
+        nodes: All nodes of the cloud.
+        uid: Uid of the QueuedResource whose the nodes without labels are.
+        now: The time.
+
+    """
+    alive = set()
+    for node in nodes:
+        for index, address in enumerate(node.addresses):
+            if node.state == "READY":
+                alive.add(f"{node.id}-w{index}")
+                labels = {
+                    QUEUED_RESOURCE_UID_LABEL: node.labels.get(UID_LABEL, uid),
+                    CLOUD_NODE_LABEL: node.id,
+                }
+                _join(cluster, f"{node.id}-w{index}", labels, address, now)
+    for raw in cluster.list_objects("nodes"):
+        if raw["metadata"]["name"] not in alive and _is_ready(raw):
+            cluster.put("nodes", {**raw, "status": _status("Unknown", raw, now)})
+    for pod in cluster.list_objects("pods"):
+        deadline = parse_time(pod["metadata"].get("deletionTimestamp"))
+        if deadline is not None and deadline <= now:
+            cluster.remove("pods", pod["metadata"]["namespace"], pod["metadata"]["name"])
+
+
+def _join(cluster: FakeCluster, name: str, labels: dict[str, str], address: str, now: float) -> None:
+    known = cluster.objects.get(("nodes", None, name))
+    if known is not None:
+        if not _is_ready(known):
+            cluster.put("nodes", {**known, "status": _status("True", known, now)})
+        return
+    raw: dict[str, Any] = {"metadata": {"name": name, "labels": labels}, "spec": {}}
+    raw["status"] = {"addresses": [{"type": "InternalIP", "address": address}]}
+    cluster.put("nodes", {**raw, "status": _status("True", raw, now)})
+
+
+def _is_ready(raw: RawObject) -> bool:
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in raw["status"].get("conditions", ()))
+
+
+def _status(ready: str, raw: RawObject, now: float) -> dict[str, Any]:
+    condition = {"type": "Ready", "status": ready, "lastTransitionTime": render_time(now)}
+    return {**raw["status"], "conditions": [condition]}

@@ -26,7 +26,7 @@ class LoggedCall:
     """OK, or the code that the caller has got; empty while the call is held."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Fault:
     method: str
     error: RefusedError
@@ -81,16 +81,7 @@ class Faults:
             version: Only calls by this version of the API.
         """
         error = RefusedError(code, message or f"injected {code}")
-        self._errors.append(
-            _Fault(
-                method=method,
-                error=error,
-                left=times,
-                after_commit=after_commit,
-                resource=resource,
-                version=version,
-            )
-        )
+        self._errors.append(_Fault(method, error, times, after_commit, resource, version))
 
     def hold(self, method: str, *, after_commit: bool = False) -> None:
         """Let calls of a method wait until `release`; after the commit, only their answers wait."""
@@ -116,7 +107,6 @@ class Faults:
         return Counter(call.method for call in self.calls)
 
     def count(self, *methods: str) -> int:
-        """Return how often these methods were called, with whatever success."""
         return sum(self.counts()[method] for method in methods)
 
     async def answer(self, method: str, version: ApiVersion, resource: str, carry_out: Callable[[], T]) -> T:

@@ -58,22 +58,6 @@ async def test_a_job_waits_for_its_machines_suspended_and_says_for_what(
     assert await world.record_writes(rounds=3) == []
 
 
-async def test_a_job_starts_once_all_hosts_have_joined() -> None:
-    world = world_of(machines(active=False, joined=False))
-    await world.run_until_settled()
-    await change(world, joined=False)
-    assert world.jobset is None
-    await change(world)
-    assert world.phase() is Phase.RUNNING
-    assert world.condition("Suspended") == (ConditionStatus.FALSE, "NotSuspended")
-
-
-async def test_its_pods_go_to_the_nodes_of_the_resource_and_ask_for_no_gke_labels() -> None:
-    world = await running()
-    selectors = [pod["spec"]["nodeSelector"] for pod in world.pods]
-    assert selectors == [{"stepkeeper.dev/queued-resource-uid": "uid-a"}] * 2
-
-
 async def test_a_resource_that_is_made_again_under_its_name_gets_the_pods_and_not_the_old_one() -> None:
     world = await running()
     await change(world, deleting=True)
@@ -124,7 +108,6 @@ async def test_pods_have_five_minutes_where_the_cloud_has_autocheckpoint_on(
     ("asked", "read_back", "shown"),
     [
         (None, "", "On"),
-        (False, "", "Off"),
         (True, "Off", "Off"),
         (False, "On", "On"),
         (None, "Mixed", "Mixed"),
@@ -144,39 +127,6 @@ async def test_a_job_says_what_autocheckpoint_its_machines_have(
     await change(world, autocheckpoint=asked, read_back="Off" if shown == "On" else "On")
     assert world.status.checkpoint is not None
     assert world.status.checkpoint.autocheckpoint not in {shown, None}
-
-
-async def test_a_job_without_queued_machines_says_nothing_of_autocheckpoint() -> None:
-    for world in (World(), world_of(None)):
-        await world.run_until_settled(rounds=3)
-        assert world.status.checkpoint is None
-        assert not [c for c in world.status.conditions if "autocheckpoint" in c.message]
-
-
-@pytest.mark.parametrize(
-    ("template_grace_s", "read_back", "counted_on_s"),
-    [(60, "On", 60), (600, "On", 300), (600, "Off", 600), (0, "On", 0)],
-)
-async def test_the_grace_period_of_a_template_is_respected(
-    template_grace_s: int, read_back: str, counted_on_s: int
-) -> None:
-    container = {"name": "trainer", "image": "t"}
-    template = {"spec": {"terminationGracePeriodSeconds": template_grace_s, "containers": [container]}}
-    world = world_of(machines(read_back=read_back), template=template)
-    await world.run_until_settled()
-    assert read_graces(world) == (template_grace_s, counted_on_s)
-
-
-async def test_pods_keep_their_grace_period_until_they_have_to_stop_anyway() -> None:
-    world = await running(read_back="On")
-    await change(world, read_back="Mixed")
-    assert world.causes == [None]
-    assert read_graces(world) == (300, 300)
-    await change(world, read_back="", active=False, joined=False, state="Suspended")
-    await change(world, read_back="Off")
-    assert world.phase() is Phase.RUNNING
-    assert read_graces(world) == (30, 30)
-    assert world.causes == ["NodeFailure", None]
 
 
 @pytest.mark.parametrize(
@@ -200,15 +150,6 @@ async def test_machines_that_are_taken_away_are_the_cause_and_the_job_comes_back
     assert counts == {cause: 1}
 
 
-async def test_pods_that_end_before_the_resource_is_seen_to_be_gone_get_its_cause_as_well() -> None:
-    world = await running(tier={"spot": {}})
-    world.preempt()
-    await world.run_until_settled(rounds=2)
-    await change(world, tier={"spot": {}}, active=False, joined=False, state="Suspending")
-    assert set(world.causes) == {"SpotPreemption"}
-    assert world.phase() is Phase.SUSPENDED
-
-
 async def test_a_lost_node_of_preempted_machines_is_a_preemption_also_once_they_are_back() -> None:
     world = await running(tier={"spot": {}})
     node = world.pods[0]["spec"]["nodeName"]
@@ -220,12 +161,6 @@ async def test_a_lost_node_of_preempted_machines_is_a_preemption_also_once_they_
     assert set(world.causes) == {"SpotPreemption"}
     await change(world, tier={"spot": {}})
     assert {cause for cause in world.causes if cause is not None} == {"SpotPreemption"}
-
-
-async def test_maintenance_of_guaranteed_machines_is_maintenance() -> None:
-    world = await running()
-    await change(world, active=False, joined=False, state="Suspending", maintenance_at=(world.now,))
-    assert world.causes == ["Maintenance"]
 
 
 @pytest.mark.parametrize(
@@ -264,12 +199,6 @@ async def test_a_pod_that_is_deleted_in_the_midst_of_maintenance_has_not_ended_f
     assert world.causes[0] == "Requested"
 
 
-async def test_machines_that_are_lost_days_before_their_maintenance_have_failed() -> None:
-    world = await running()
-    await change(world, active=False, joined=False, state="Suspended", maintenance_at=(world.now + 86_400,))
-    assert world.causes == ["NodeFailure"]
-
-
 async def test_a_change_or_deletion_that_somebody_asked_for_is_requested() -> None:
     world = await running()
     await change(world, active=False, joined=False, state="Deleting", removing="SpecChanged")
@@ -278,32 +207,6 @@ async def test_a_change_or_deletion_that_somebody_asked_for_is_requested() -> No
     await change(world, deleting=True)
     assert world.causes == ["Requested", "Requested"]
     assert world.status.restarts.total == 1
-
-
-async def test_a_resource_that_is_gone_while_its_job_runs_stops_it_until_there_is_one_again() -> None:
-    world = await running()
-    world.cluster.remove("queuedresources", "default", "pod-a")
-    await world.run_until_settled()
-    assert world.pods == []
-    assert world.condition("Suspended") == (ConditionStatus.TRUE, "QueuedResourceNotFound")
-    assert world.causes == ["Requested"]
-    await change(world, uid="uid-b")
-    assert world.causes == ["Requested", None]
-    assert world.phase() is Phase.RUNNING
-
-
-async def test_hosts_that_leave_for_a_moment_stop_nothing_that_runs() -> None:
-    world = await running()
-    await change(world, joined=False, message="1 of 2 hosts")
-    assert world.phase() is Phase.RUNNING
-    assert world.causes == [None]
-
-
-async def test_a_job_that_names_no_resource_waits_for_none() -> None:
-    world = World()
-    world.cluster.put("queuedresources", machines(active=False, joined=False))
-    await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
 
 
 async def test_each_thing_that_a_job_waits_for_is_an_event() -> None:
@@ -318,40 +221,6 @@ async def test_each_thing_that_a_job_waits_for_is_an_event() -> None:
     assert world.events == ["Suspended", *waits, "Pending", "Running"]
 
 
-async def test_several_jobs_share_one_resource_and_its_fate() -> None:
-    world = await running(tier={"spot": {}})
-    other = training_job(placement={"tpu": TPU}, checkpoint={"uri": "gs://b/o", "interval": {"steps": 1}})
-    other["metadata"]["name"] = "other"
-    world.cluster.put("checkpointedtrainingjobs", other)
-    keys = [job_key("default", "lm"), job_key("default", "other")]
-
-    async def settle(**resource: Any) -> None:
-        world.cluster.put("queuedresources", machines(tier={"spot": {}}, **resource))
-        raw = world.cache.get_queued_resource(queued_resource_key("default", "pod-a"))
-        assert raw is not None
-        assert world.cache.record_queued_resource(raw)[1:] == tuple(keys)
-        for _ in range(6):
-            for key in keys:
-                await world.reconciler.reconcile(key)
-            world.controllers.sync()
-            world.now += 2
-
-    def phases() -> list[str]:
-        jobs = world.cluster.list_objects("checkpointedtrainingjobs")
-        return [job["status"]["phase"] for job in jobs]
-
-    await settle()
-    assert phases() == ["Running", "Running"]
-    await settle(active=False, joined=False, state="Suspended")
-    assert phases() == ["Suspended", "Suspended"]
-    await settle()
-    assert phases() == ["Running", "Running"]
-    world.cluster.remove("checkpointedtrainingjobs", "default", "other")
-    raw = world.cache.get_queued_resource(queued_resource_key("default", "pod-a"))
-    assert raw is not None
-    assert world.cache.record_queued_resource(raw)[1:] == (keys[0],)
-
-
 async def test_an_operator_that_cannot_see_the_machines_blames_them_for_nothing() -> None:
     world = await running()
     world.restart_operator(queued_resources=False)
@@ -360,8 +229,14 @@ async def test_an_operator_that_cannot_see_the_machines_blames_them_for_nothing(
     assert world.causes == ["ApplicationError", None]
 
 
-async def test_an_operator_without_the_kind_says_so() -> None:
-    world = world_of(None)
-    world.restart_operator(queued_resources=False)
-    await world.run_until_settled()
-    assert world.condition("Suspended") == (ConditionStatus.TRUE, "QueuedResourcesDisabled")
+async def test_all_jobs_that_name_a_resource_are_looked_at_when_it_changes() -> None:
+    world = await running()
+    other = training_job(placement={"tpu": TPU}, checkpoint={"uri": "gs://b/o", "interval": {"steps": 1}})
+    other["metadata"]["name"] = "other"
+    world.cluster.put("checkpointedtrainingjobs", other)
+    raw = world.cache.get_queued_resource(queued_resource_key("default", "pod-a"))
+    assert raw is not None
+    keys = (job_key("default", "lm"), job_key("default", "other"))
+    assert world.cache.record_queued_resource(raw)[1:] == keys
+    world.cluster.remove("checkpointedtrainingjobs", "default", "other")
+    assert world.cache.record_queued_resource(raw)[1:] == keys[:1]

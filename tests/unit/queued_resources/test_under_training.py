@@ -119,18 +119,6 @@ async def test_the_training_saves_before_the_machines_of_a_deleted_resource_go()
     assert world.condition("Suspended") == (ConditionStatus.TRUE, "QueuedResourceNotFound")
 
 
-async def test_a_training_that_never_ends_holds_the_machines_for_a_bounded_time() -> None:
-    both = await running()
-    world = both.world
-    world.controllers.stuck |= {pod["spec"]["nodeName"] for pod in world.pods}
-    world.cluster.mark_deleted("queuedresources", "default", "pod-a", grace_s=0)
-    began_at = world.now
-    while both.requests == ["create"]:
-        await both.run(1)
-        assert world.now < began_at + 700, "the time for its pods is bounded"
-    assert world.now >= began_at + CloudSettings().drain_s
-
-
 @pytest.mark.parametrize("ends_in", ["TERMINATED", "REPAIRING"])
 async def test_a_training_that_autocheckpoint_ends_for_maintenance_goes_on_with_its_machines(
     ends_in: str,

@@ -1,10 +1,32 @@
 """Test the rows of the truth table that people ask about: what happens, what is said, when it is looked at again."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from fake_cluster.queued_resources import after, decide, find, noted, with_status
-from fake_cluster.resource_cells import WISHES, WORDS, make_cell
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import CloudError
+from fake_cluster.queued_resources import (
+    NOW,
+    SETTINGS,
+    after,
+    created,
+    decide,
+    find,
+    kinds,
+    make_cloud_resource,
+    make_node,
+    make_resource,
+    noted,
+    observe,
+    with_status,
+)
+from fake_cluster.resource_cells import STATES, WISHES, WORDS, make_cell
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
+    CloudError,
+    QueuedResourceState,
+    QueuedResourceStatus,
+)
+from stepkeeper_operator.cloud_tpu.cloud import CloudTPUError, ErrorKind
 from stepkeeper_operator.queued_resources.decision import (
     Action,
     Cordon,
@@ -13,6 +35,8 @@ from stepkeeper_operator.queued_resources.decision import (
     LabelNodes,
     SetFinalizer,
 )
+from stepkeeper_operator.queued_resources.observed import Observed
+from stepkeeper_operator.queued_resources.pacing import compute_retry_s
 
 CREATE, DELETE, LET_GO, CORDON, LABEL = (
     CreateCloudResource,
@@ -131,7 +155,7 @@ def test_what_follows_from_a_situation(
     said: str,
     look_s: float | None,
 ) -> None:
-    cell = make_cell(situation, "no error", _WISHES[wish], "spot, 1")
+    cell = make_cell(situation, "no error", _WISHES[wish])
     decision = decide(cell.resource, cell.observed)
     assert tuple(type(action) for action in decision.actions) == actions
     assert decision.status.bookkeeping.removing == removing
@@ -148,7 +172,7 @@ def test_what_follows_from_a_situation(
 
 @pytest.mark.parametrize(("situation", "wish", "answer", "said", "look_s"), ERRORS)
 def test_what_follows_from_an_error(situation: str, wish: str, answer: str, said: str, look_s: float) -> None:
-    cell = make_cell(situation, answer, _WISHES[wish], "spot, 1")
+    cell = make_cell(situation, answer, _WISHES[wish])
     decision = decide(cell.resource, cell.observed)
     assert not [action for action in decision.actions if not isinstance(action, Cordon)]
     kind, _, value = said.partition("=")
@@ -158,23 +182,29 @@ def test_what_follows_from_an_error(situation: str, wish: str, answer: str, said
     assert [event for event in decision.events if WORDS in event.message] or wish == DELETED
     assert decision.requeue_after_s is not None
     assert look_s <= decision.requeue_after_s <= 1.1 * look_s
-    again = decide(after(cell.resource, decision), cell.observed)
+    resource = after(cell.resource, decision)
+    again = decide(resource, cell.observed)
     assert not [event for event in again.events if WORDS in event.message], "each is told once"
+    if answer.startswith("list"):
+        return
+    waiting = replace(cell.observed, outcome=None, operation=None)
+    quiet = decide(resource, waiting, now=NOW + look_s - 1)
+    assert (quiet.actions, quiet.write_status) == ((), False)
+    asked_again = CREATE if situation == "asked for" else DELETE
+    assert kinds(decide(resource, waiting, now=NOW + look_s)) == [asked_again]
 
 
 def test_an_error_is_told_though_another_condition_changes_with_it() -> None:
-    cell = make_cell("gone for good", "Create: Busy", _WISHES[KEPT], "spot, 1")
-    decision = decide(cell.resource, cell.observed)
-    reasons = [event.reason for event in decision.events]
-    assert "Gone" in reasons
-    assert "CloudError" in reasons
-    refused = make_cell("asked for", "Create: Terminal", _WISHES[ANEW], "spot, 1")
+    cell = make_cell("gone for good", "Create: Busy", _WISHES[KEPT])
+    reasons = [event.reason for event in decide(cell.resource, cell.observed).events]
+    assert {"Gone", "CloudError"} <= set(reasons)
+    refused = make_cell("asked for", "Create: Terminal", _WISHES[ANEW])
     reasons = [event.reason for event in decide(refused.resource, refused.observed).events]
     assert ("Refused" in reasons, "CloudError" in reasons) == (True, False), "once, in the condition's words"
 
 
 def test_a_stray_that_may_not_be_deleted_is_told_with_the_clouds_words() -> None:
-    cell = make_cell("a stray", "no error", _WISHES[ANEW], "spot, 1")
+    cell = make_cell("a stray", "no error", _WISHES[ANEW])
     assert "next request" not in find(decide(cell.resource, cell.observed), "Degraded").message
     error = CloudError(
         code="PERMISSION_DENIED", message="may not delete", kind="Terminal", verb="Delete", time=9000
@@ -182,5 +212,127 @@ def test_a_stray_that_may_not_be_deleted_is_told_with_the_clouds_words() -> None
     refused = noted(with_status(cell.resource, error=error), retries=1, not_before=20_000)
     decision = decide(refused, cell.observed)
     assert decision.actions == ()
-    message = find(decision, "Degraded").message
-    assert "PERMISSION_DENIED: may not delete" in message
+    assert "PERMISSION_DENIED: may not delete" in find(decision, "Degraded").message
+
+
+RETRIES = {
+    (ErrorKind.QUOTA, 1): 300,
+    (ErrorKind.QUOTA, 2): 600,
+    (ErrorKind.QUOTA, 50): 1800,
+    (ErrorKind.TRANSIENT, 1): 5,
+    (ErrorKind.TRANSIENT, 4): 40,
+    (ErrorKind.TRANSIENT, 50): 300,
+    (ErrorKind.TERMINAL, 1): 3600,
+    (ErrorKind.CREDENTIALS, 9): 300,
+}
+
+
+@pytest.mark.parametrize(("kind", "retries"), RETRIES)
+def test_waits_double_up_to_a_bound(kind: ErrorKind, retries: int) -> None:
+    assert compute_retry_s(kind, retries, SETTINGS) == RETRIES[kind, retries]
+
+
+def test_nothing_is_asked_of_the_cloud_before_the_finalizer_is_seen() -> None:
+    decision = decide(make_resource(finalizers=()), observe())
+    assert decision.actions == (SetFinalizer(present=True),)
+    assert not decision.write_status
+    lost = created(QueuedResourceState.ACTIVE, finalizers=())
+    assert decide(lost, observe(make_cloud_resource(lost, "SUSPENDED"))).actions == decision.actions
+    error = CloudTPUError(ErrorKind.CREDENTIALS, "UNAUTHENTICATED", "no credentials")
+    decision = decide(make_resource(finalizers=()), Observed(cluster_id="cluster-uid", error=error))
+    assert decision.actions == (), "it can ask for nothing"
+    assert find(decision, "Accepted").reason == "NoCredentials"
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("deleting", [True, False], ids=["deleting", "wanted"])
+@pytest.mark.parametrize("asked", [True, False], ids=["asked for", "not asked for"])
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ({"stepkeeper-cluster": "other", "stepkeeper-uid": "uid-9"}, "uid-9"),
+        ({"stepkeeper-cluster": "cluster-uid", "stepkeeper-uid": "uid-2"}, "uid-2"),
+        ({}, "carries no label"),
+    ],
+    ids=["another cluster's", "another object's", "unlabelled"],
+)
+def test_what_is_not_ours_is_never_touched(
+    state: str, labels: dict[str, str], said: str, *, asked: bool, deleting: bool
+) -> None:
+    resource = created() if asked else make_resource()
+    node = {"accelerator_type": "v5litepod-16", "runtime_version": "x", "labels": labels}
+    cloud = make_cloud_resource(resource, state, node=node)
+    if deleting:
+        meta = resource.metadata.model_copy(update={"deletion_timestamp": 1})
+        resource = resource.model_copy(update={"metadata": meta})
+    decision = decide(resource, observe(cloud, nodes=[make_node(cloud)]))
+    if deleting:
+        assert decision.actions == (SetFinalizer(present=False),)
+        return
+    assert decision.actions == ()
+    accepted = find(decision, "Accepted")
+    assert (accepted.status, accepted.reason) == ("False", "NotOurs")
+    assert "stepkeeper.dev/adopt: team-v5e on" in accepted.message
+    assert state in accepted.message
+    assert said in accepted.message
+
+
+@pytest.mark.parametrize(
+    ("state", "policy", "removed"),
+    [
+        ("SUSPENDED", {"onFailed": "Keep"}, True),
+        ("FAILED", {"onSuspended": "Keep"}, True),
+        ("FAILED", {"max": 2}, True),
+        ("FAILED", {"max": 1}, False),
+    ],
+)
+def test_the_recreate_policy_says_what_happens_at_an_end(
+    state: str, policy: dict[str, Any], *, removed: bool
+) -> None:
+    resource = noted(created(QueuedResourceState.ACTIVE, recreate_policy=policy), streak=1)
+    decision = decide(resource, observe(make_cloud_resource(resource, state)))
+    assert kinds(decision) == ([DELETE] if removed else [])
+    assert (find(decision, "Degraded").status == "True") is not removed
+
+
+NODE_ENDS: tuple[tuple[str, dict[str, Any], str, str], ...] = (
+    ("STOPPED", {}, "Preempted", "AsExpected"),
+    ("STOPPED", {"tier": {"bestEffort": {}}}, "Preempted", "AsExpected"),
+    ("STOPPED", {"tier": {"guaranteed": {}}}, "", "NodeNotReady"),
+    ("STOPPED", {"recreate_policy": {"onSuspended": "Keep"}}, "", "Preempted"),
+    ("STOPPING", {}, "", "NodeNotReady"),
+)
+
+
+@pytest.mark.parametrize(("state", "spec", "removing", "degraded"), NODE_ENDS)
+def test_a_node_that_does_not_come_back_ends_an_active_resource(
+    state: str, spec: dict[str, Any], removing: str, degraded: str
+) -> None:
+    resource = created(QueuedResourceState.ACTIVE, **spec)
+    cloud = make_cloud_resource(resource, "ACTIVE")
+    decision = decide(resource, observe(cloud, nodes=[make_node(cloud, state=state)]))
+    assert decision.status.bookkeeping.removing == removing
+    assert find(decision, "Degraded").reason == degraded
+    assert [event.reason for event in decision.events].count("Preempted") == int(degraded != "NodeNotReady")
+
+
+def test_a_node_that_is_missing_for_long_ends_it() -> None:
+    resource = noted(created(QueuedResourceState.ACTIVE), active_since=int(NOW - 119))
+    cloud = make_cloud_resource(resource, "ACTIVE")
+    assert not decide(resource, observe(cloud)).status.bookkeeping.removing
+    assert decide(resource, observe(cloud), now=NOW + 2).status.bookkeeping.removing == "Preempted"
+
+
+def test_an_hour_of_being_active_refills_the_budget() -> None:
+    resource = created(QueuedResourceState.ACTIVE, recreate_policy={"max": 3})
+    resource = noted(resource, streak=2, active_since=int(NOW - 3600))
+    cloud = make_cloud_resource(resource, "SUSPENDED")
+    assert decide(resource, observe(cloud)).status.bookkeeping.streak == 0
+
+
+def test_a_later_number_that_somebody_has_taken_is_passed_over() -> None:
+    resource = noted(make_resource(QueuedResourceStatus(observed_generation=1)), number=2)
+    foreign = make_cloud_resource(resource, "ACTIVE", node={"labels": {"stepkeeper-uid": "x"}})
+    decision = decide(resource, observe(foreign))
+    assert decision.status.bookkeeping.number == 3
+    assert not decision.status.bookkeeping.created

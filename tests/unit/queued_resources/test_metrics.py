@@ -1,9 +1,13 @@
 """Test the figures of QueuedResources in /metrics, as Prometheus reads them."""
 
+import logging
+from dataclasses import replace
+
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fake_cluster.resource_world import ResourceWorld
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
+from fake_cluster.resource_world import ResourceWorld, active
+from stepkeeper_operator.queued_resources.naming import CLUSTER_LABEL, NAME_LABEL, UID_LABEL
 
 OBJECT = (("namespace", "team"), ("queued_resource", "v5e"))
 PLACE = (("project", "my-project"), ("zone", "us-central2-b"))
@@ -40,27 +44,7 @@ async def test_state_and_hosts_are_shown_and_go_with_the_object() -> None:
     assert world.raw is None
     left = {name: series for name, series in read(world).items() if "queued_resource" in name}
     assert not any(left.values())
-    assert "stepkeeper_cloud_tpu_list_age_seconds" not in read(world), "nobody is in the place any more"
-
-
-async def test_recreations_are_counted_over_a_restart() -> None:
-    world = ResourceWorld()
-    await world.run(12)
-    world.cloud.set_nodes("PREEMPTED")
-    await world.run(40)
-    world.restart_operator()
-    await world.reconcile()
-    assert read(world)["stepkeeper_queued_resource_recreations"] == {OBJECT: 1.0}
-
-
-async def test_lack_of_quota_is_shown() -> None:
-    world = ResourceWorld()
-    world.cloud.set_quota("v5litepod", 0)
-    await world.run(5)
-    figures = read(world)
-    assert figures["stepkeeper_queued_resource_quota_exhausted"] == {OBJECT: 1.0}
-    requests = figures["stepkeeper_cloud_tpu_requests_total"]
-    assert requests[("code", "RESOURCE_EXHAUSTED"), ("method", "CreateQueuedResource")] == 1.0
+    assert "stepkeeper_cloud_tpu_list_age_seconds" not in read(world), "no object is in the place any more"
 
 
 async def test_requests_are_counted_by_method_and_code() -> None:
@@ -82,10 +66,24 @@ async def test_requests_are_counted_by_method_and_code() -> None:
     assert by_key["GetOperation", "OK"] >= 1.0
 
 
-async def test_the_age_of_the_last_list_grows_while_the_cloud_is_silent() -> None:
-    world = ResourceWorld()
+async def test_recreations_lack_of_quota_and_uncounted_hosts_are_shown_also_by_a_new_operator() -> None:
+    world = await active()
+    world.cloud.set_nodes("PREEMPTED")
+    world.cloud.set_quota("v5litepod", 0)
+    await world.run(40)
+    world.restart_operator()
+    await world.reconcile()
+    figures = read(world)
+    assert figures["stepkeeper_queued_resource_recreations"] == {OBJECT: 1.0}
+    assert figures["stepkeeper_queued_resource_quota_exhausted"] == {OBJECT: 1.0}
+    world = ResourceWorld(hosts_per_node=0)
     await world.run(12)
-    assert world.status.state is QueuedResourceState.ACTIVE
+    assert "stepkeeper_queued_resource_hosts" not in read(world), "it is no number"
+    assert read(world)["stepkeeper_queued_resource_joined_hosts"] == {OBJECT: 0.0}
+
+
+async def test_the_age_of_the_last_list_grows_while_the_cloud_is_silent() -> None:
+    world = await active()
     world.cloud.inject_error("ListNodes", "UNAVAILABLE", None, message="down")
     before = read(world)["stepkeeper_cloud_tpu_list_age_seconds"][PLACE]
     await world.run(10, seconds=30)
@@ -95,9 +93,19 @@ async def test_the_age_of_the_last_list_grows_while_the_cloud_is_silent() -> Non
     assert read(world)["stepkeeper_cloud_tpu_list_age_seconds"][PLACE] <= 60
 
 
-async def test_hosts_that_nobody_counts_are_no_number() -> None:
-    world = ResourceWorld(hosts_per_node=0)
-    await world.run(12)
-    figures = read(world)
-    assert "stepkeeper_queued_resource_hosts" not in figures
-    assert figures["stepkeeper_queued_resource_joined_hosts"] == {OBJECT: 0.0}
+@pytest.mark.parametrize(("cluster", "orphans"), [("cluster-uid", ["team-old"]), ("another", [])])
+async def test_what_has_no_object_any_more_in_this_cluster_is_counted_logged_once_and_left_alone(
+    cluster: str, orphans: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    world = await active()
+    assert read(world)["stepkeeper_queued_resource_orphans"] == {PLACE: 0}
+    (ours,) = world.cloud.resources.values()
+    labels = {**ours.node["labels"], CLUSTER_LABEL: cluster, UID_LABEL: "gone", NAME_LABEL: "old"}
+    world.cloud.add(replace(ours, id="team-old", node={**ours.node, "labels": labels}))
+    world.now += 300
+    with caplog.at_level(logging.WARNING):
+        await world.run(12, seconds=60)
+    assert read(world)["stepkeeper_queued_resource_orphans"] == {PLACE: len(orphans)}
+    told = [record for record in caplog.records if "whose object is gone" in record.message]
+    assert [vars(record)["resource"].rpartition("/")[2] for record in told] == orphans
+    assert "team-old" in [each.id for each in world.cloud.resources.values()]

@@ -6,19 +6,16 @@ from typing import Any
 import pytest
 
 from fake_cluster.queued_resources import PLACE
-from fake_cluster.resource_world import ResourceWorld
+from fake_cluster.resource_world import ResourceWorld, active
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudMaintenance
 from stepkeeper_operator.errors import ApiError, InvalidObjectError, LeaseLostError
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.settings import OperatorSettings
 
-
-async def active(**spec: Any) -> ResourceWorld:
-    world = ResourceWorld(**spec)
-    await world.run(10)
-    assert world.status.state is QueuedResourceState.ACTIVE
-    assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
-    return world
+NODE = {"acceleratorType": "v5litepod-4", "runtimeVersion": "v2-alpha-tpuv5-lite"}
+SPOT: dict[str, Any] = {"tier": {"spot": {}}}
+GUARANTEED: dict[str, Any] = {"tier": {"guaranteed": {}}}
 
 
 async def test_it_is_created_provided_joined_and_then_nothing_is_written() -> None:
@@ -64,7 +61,7 @@ async def test_a_deletion_lets_pods_end_and_leaves_nothing() -> None:
     await world.run(20)
     assert world.raw is None
     assert not world.cloud.resources
-    assert not world.cluster.list_objects("nodes")
+    assert not world.hosts
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before it", "after it"])
@@ -100,23 +97,13 @@ async def test_a_refusal_is_told_in_the_apis_words_and_a_new_spec_is_tried_at_on
     world.cloud.inject_error("CreateQueuedResource", "INVALID_ARGUMENT", message="no such accelerator")
     await world.run(10)
     assert world.condition("Accepted") == ("False", "Refused")
+    assert "no such accelerator" in world.message("Accepted")
     assert world.events.count("Refused") == 1
     assert not world.cloud.resources
-    node = {"acceleratorType": "v5litepod-4", "runtimeVersion": "v2-alpha-tpuv5-lite"}
-    world.edit(node=node)
+    world.edit(node=NODE)
     await world.run(10)
     assert world.status.state is QueuedResourceState.ACTIVE
     assert world.condition("Accepted") == ("True", "Accepted")
-
-
-async def test_a_changed_spec_is_recreated_where_it_may() -> None:
-    world = await active(update_policy="Recreate")
-    world.edit(node={"acceleratorType": "v5litepod-4", "runtimeVersion": "v2-alpha-tpuv5-lite"})
-    await world.run(30)
-    assert world.cloud.created == ["team-v5e", "team-v5e-r1"]
-    (resource,) = world.cloud.resources.values()
-    assert resource.node["accelerator_type"] == "v5litepod-4"
-    assert world.events.count("SpecChanged") == 1
 
 
 async def test_a_script_that_is_missing_is_told_and_waited_for() -> None:
@@ -130,80 +117,42 @@ async def test_a_script_that_is_missing_is_told_and_waited_for() -> None:
     assert resource.node["metadata"]["startup-script"] == "#!/bin/sh\njoin"
 
 
-async def test_an_unreadable_spec_is_deleted_all_the_same() -> None:
-    world = await active()
-    raw = world.raw
-    assert raw is not None
-    world.cluster.put("queuedresources", raw | {"spec": {"project": 1, "newField": {}}})
-    world.delete()
-    await world.run(20)
-    assert world.raw is None
-    assert not world.cloud.resources
-
-
-async def test_an_unreadable_spec_is_deleted_between_two_cloud_resources_too() -> None:
-    world = await active(recreate_policy={"backoff": {"initialSeconds": 5000, "maxSeconds": 5000}})
-    world.cloud.set_nodes("PREEMPTED")
-    await world.run(20)
-    assert (world.status.bookkeeping.number, world.status.bookkeeping.created) == (1, False)
-    raw = world.raw
-    assert raw is not None
-    world.cluster.put("queuedresources", raw | {"spec": {"project": 1, "newField": {}}})
-    world.delete()
-    await world.run(20)
-    assert world.raw is None
-
-
-async def test_the_apis_silence_writes_nothing_for_a_while_and_loses_nothing() -> None:
-    world = await active()
-    world.cloud.inject_error("ListNodes", "UNAVAILABLE", None, message="down")
-    world.now += 60
-    assert await world.record_writes(1) == []
-    await world.run(40)
-    world.cloud.clear_faults()
-    await world.run(20)
-    assert world.cloud.created == ["team-v5e"]
-    assert world.condition("Degraded") == ("False", "AsExpected")
-
-
-async def test_lists_from_before_a_request_of_ours_are_not_believed() -> None:
+async def test_lists_from_before_a_request_of_ours_are_not_believed_and_other_looks_share_one() -> None:
     world = ResourceWorld()
     while not world.cloud.created:
         await world.reconcile()
     before = world.cloud.count("ListQueuedResources")
     await world.reconcile()
     assert world.cloud.count("ListQueuedResources") == before + 1, "asked anew, though no time has passed"
-
-
-async def test_many_looks_share_one_list() -> None:
-    world = await active()
+    await world.run(12)
     before = world.cloud.count("ListQueuedResources")
     for _ in range(20):
         await world.reconcile()
     assert world.cloud.count("ListQueuedResources") <= before + 1
 
 
-@pytest.mark.parametrize("tier", [{"spot": {}}, {"guaranteed": {}}], ids=["v2", "v2alpha1"])
-async def test_the_cloud_is_listed_at_the_idle_pace_once_all_is_well(tier: dict[str, Any]) -> None:
+@pytest.mark.parametrize("readable", [True, False], ids=["", "operations can't be read"])
+@pytest.mark.parametrize("spec", [SPOT, GUARANTEED], ids=["v2", "v2alpha1"])
+async def test_the_cloud_is_listed_at_the_idle_pace_once_all_is_well(
+    spec: dict[str, Any], *, readable: bool
+) -> None:
     paces = OperatorSettings(cloud_tpu_poll_s=5, cloud_tpu_idle_poll_s=100)
-    world = ResourceWorld(settings=CloudSettings.from_settings(paces), tier=tier)
+    world = ResourceWorld(settings=CloudSettings.from_settings(paces), **spec)
+    if not readable:
+        world.cloud.inject_error("GetOperation", "PERMISSION_DENIED", None, message="may not read them")
     await world.run(60)
     assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
+    assert world.status.operation is None
     lists_before, ends_at = world.cloud.count("ListQueuedResources"), world.now + 2000
     while world.now < ends_at:
         wait_s = await world.reconcile()
         assert wait_s is not None
         world.now += min(wait_s, 7)  # something or other wakes it, more often than it wants
     assert 15 <= world.cloud.count("ListQueuedResources") - lists_before <= 23
-
-
-async def test_a_list_that_leaves_it_out_is_no_proof_that_it_is_gone() -> None:
-    world = await active()
-    world.cloud.unlisted.add("team-v5e")
-    await world.run(10)
-    assert "Vanished" not in world.events
-    assert world.cloud.created == ["team-v5e"]
-    assert world.status.state is QueuedResourceState.ACTIVE
+    world.delete()
+    await world.run(8)
+    assert world.raw is None
+    assert not world.cloud.resources
 
 
 async def test_a_deletion_goes_on_where_no_status_can_be_kept() -> None:
@@ -238,3 +187,72 @@ async def test_an_eviction_that_is_refused_holds_nothing_up_for_ever(refusal: Ap
     assert sum(write.verb == "evict" for write in world.cluster.writes) > 1, "it is asked for again"
     await world.run(60)
     assert world.raw is None
+
+
+REFUSED, DOWN = "PERMISSION_DENIED", "UNAVAILABLE"
+
+
+def lose_v2alpha1(world: ResourceWorld, code: str) -> None:
+    """Let only v2 answer, which shows nothing of maintenance and autocheckpoint."""
+    world.cloud.inject_error("ListNodes", code, None, version=ApiVersion.V2ALPHA1)
+
+
+async def test_where_only_v2_answers_maintenance_and_autocheckpoint_are_unknown() -> None:
+    world = ResourceWorld()
+    lose_v2alpha1(world, REFUSED)
+    await world.run(12)
+    assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
+    assert world.condition("MaintenanceScheduled") == ("Unknown", "NotTold")
+    assert REFUSED in world.message("MaintenanceScheduled")
+    assert world.status.autocheckpoint == ""
+    assert world.condition("Degraded") == ("False", "AsExpected")
+    assert await world.record_writes() == []
+
+
+@pytest.mark.parametrize("lasts_s", [600, None])
+async def test_a_window_that_is_not_told_any_more_is_not_over(lasts_s: int | None) -> None:
+    world = await active()
+    assert world.status.api_version == "v2", "v2alpha1 tells it all the same"
+    assert world.condition("MaintenanceScheduled") == ("False", "NotAnnounced")
+    start = int(world.now) + 3600
+    end = None if lasts_s is None else start + lasts_s
+    window = CloudMaintenance(type="SCHEDULED", status="PENDING", window_start=start, window_end=end)
+    world.cloud.set_nodes(maintenance=window)
+    await world.run(4)
+    n_events = len(world.events)
+    lose_v2alpha1(world, REFUSED)
+    await world.run(4)
+    assert world.condition("MaintenanceScheduled") == ("True", "Pending")
+    assert world.status.next_maintenance_time == start
+    assert len(world.events) == n_events
+    world.now = start + (lasts_s or 0)
+    await world.run(4)
+    assert world.condition("MaintenanceScheduled") == ("Unknown", "NotTold")
+    assert world.status.next_maintenance_time is None
+    world.cloud.clear_faults()
+    world.cloud.set_nodes(maintenance=None)
+    world.now += 300
+    await world.run(4)
+    assert world.condition("MaintenanceScheduled") == ("False", "NotAnnounced")
+
+
+async def test_a_short_silence_of_v2alpha1_changes_nothing_and_a_long_one_is_told() -> None:
+    world = await active()
+    lose_v2alpha1(world, DOWN)
+    for _ in range(10):
+        world.step(20)
+        assert await world.record_writes(2) == []
+    await world.run(20)
+    assert world.condition("MaintenanceScheduled") == ("Unknown", "NotTold")
+    assert world.condition("Active") == ("True", "Active")
+
+
+async def test_a_mismatch_of_autocheckpoint_stays_known() -> None:
+    world = await active(**GUARANTEED)
+    assert world.status.autocheckpoint == "On"
+    world.cloud.set_nodes(autocheckpoint=False)
+    await world.run(4)
+    lose_v2alpha1(world, REFUSED)
+    await world.run(4)
+    assert world.condition("Degraded") == ("True", "AutocheckpointMismatch")
+    assert world.status.autocheckpoint == "Off"

@@ -12,12 +12,9 @@ from fake_cluster.resource_world import ResourceWorld
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey, queued_resource_key
 from stepkeeper_operator.cloud_tpu.cloud import (
-    ApiVersion,
-    CloudQueuedResource,
     CloudRequest,
     CloudTPUError,
     ErrorKind,
-    Place,
 )
 from stepkeeper_operator.cloud_tpu.polling import Listing
 from stepkeeper_operator.cluster import QUEUED_RESOURCES
@@ -35,36 +32,23 @@ N_HUNG = 40
 
 
 class HangingCloud(FakeCloud):
-    """A cloud that never answers some requests."""
+    """A cloud that never answers some creations."""
 
-    def __init__(self, n_asked: int = 3) -> None:
+    def __init__(self) -> None:
         super().__init__(lambda: 0.0)
-        self._n_asked = n_asked
         self.hung: list[str] = []
-        self.all_asked = asyncio.Event()
-        self.answered = asyncio.Event()
+        self.all_hang, self.answered = asyncio.Event(), asyncio.Event()
 
     @override
     async def create_queued_resource(self, request: CloudRequest) -> str:
         if request.id.startswith("team-hung"):
-            self._note(request.id)
+            self.hung.append(request.id)
+            if len(self.hung) == N_HUNG:
+                self.all_hang.set()
             await asyncio.Event().wait()
         operation = await super().create_queued_resource(request)
         self.answered.set()
         return operation
-
-    @override
-    async def get_queued_resource(
-        self, place: Place, queued_resource_id: str, version: ApiVersion
-    ) -> CloudQueuedResource | None:
-        self._note(queued_resource_id)
-        await self.all_asked.wait()
-        return await super().get_queued_resource(place, queued_resource_id, version)
-
-    def _note(self, cloud_id: str) -> None:
-        self.hung.append(cloud_id)
-        if len(self.hung) == self._n_asked:
-            self.all_asked.set()
 
 
 def raw_of(name: str) -> dict[str, Any]:
@@ -75,7 +59,7 @@ def raw_of(name: str) -> dict[str, Any]:
 
 
 async def test_many_creations_that_hang_hold_up_no_other_one() -> None:
-    cloud, cluster, cache, metrics = HangingCloud(N_HUNG), FakeCluster(lambda: 0.0), Cache(), Metrics()
+    cloud, cluster, cache, metrics = HangingCloud(), FakeCluster(lambda: 0.0), Cache(), Metrics()
     settings = CloudSettings()
     controller = make_queued_resource_controller(
         cluster=cluster,
@@ -100,7 +84,7 @@ async def test_many_creations_that_hang_hold_up_no_other_one() -> None:
         cluster.put("queuedresources", raw_of(f"hung-{number}"))
     reconciler = Reconciler(controllers={kind: controller}, cache=cache, metrics=metrics)
     running = asyncio.create_task(queues.run(reconciler.reconcile))
-    await cloud.all_asked.wait()
+    await cloud.all_hang.wait()
     cluster.put("queuedresources", raw_of("good"))
     await cloud.answered.wait()
     assert cloud.created == ["team-good"]
@@ -109,49 +93,15 @@ async def test_many_creations_that_hang_hold_up_no_other_one() -> None:
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def complete(cloud: FakeCloud, *names: str, limit_s: float = 30.0) -> Listing | None:
-    check = AbsenceCheck(cloud, CloudSettings(gets_limit_s=limit_s), clock=lambda: 0.0)
-    memory = ResourceMemory(listed_at=0.0)
-    expected = Expected(resources=names)
-    return await check.complete(Listing(asked_at=0.0), expected, memory, PLACE)
-
-
-async def test_what_a_list_leaves_out_is_asked_for_all_at_once() -> None:
-    cloud = HangingCloud()
-    listing = await complete(cloud, "a", "b", "c")  # none is answered before all are asked for
-    assert listing is not None
-    assert sorted(cloud.hung) == ["a", "b", "c"]
-
-
-async def test_all_that_is_asked_for_by_name_has_one_limit() -> None:
+async def test_what_a_list_leaves_out_is_asked_for_all_at_once_with_one_limit() -> None:
+    cloud = FakeCloud()
+    cloud.hold("GetQueuedResource")
+    check = AbsenceCheck(cloud, CloudSettings(gets_limit_s=0.01), clock=lambda: 0.0)
+    expected = Expected(resources=("a", "b", "c"))
     with pytest.raises(CloudTPUError, match="slow") as failure:
-        await complete(HangingCloud(), "a", "b", limit_s=0.01)
+        await check.complete(Listing(asked_at=0.0), expected, ResourceMemory(listed_at=0.0), PLACE)
     assert failure.value.kind is ErrorKind.TRANSIENT
-
-
-async def run_slowly(world: ResourceWorld, rounds: int) -> None:
-    """Let each list end only after the reconcile that asked for it has given up."""
-    for _ in range(rounds):
-        world.cloud.hold("ListQueuedResources")
-        await world.reconcile()
-        world.cloud.release("ListQueuedResources")
-        for _ in range(20):
-            await asyncio.sleep(0)
-        world.step(10.5)
-        if world.raw is None:
-            return
-
-
-async def test_lists_that_are_always_slow_hold_up_neither_a_creation_nor_a_deletion() -> None:
-    settings = CloudSettings(list_wait_s=0.0)
-    world = ResourceWorld(settings=settings)
-    await run_slowly(world, 40)
-    assert world.status.state == "Active"
-    assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
-    world.delete()
-    await run_slowly(world, 40)
-    assert world.raw is None
-    assert not world.cloud.resources
+    assert cloud.count("GetQueuedResource") == 3
 
 
 async def test_a_slow_list_that_fails_says_why_to_whom_waited() -> None:
@@ -159,6 +109,12 @@ async def test_a_slow_list_that_fails_says_why_to_whom_waited() -> None:
     world.cloud.inject_error(
         "ListQueuedResources", "PERMISSION_DENIED", None, message="the account may not list"
     )
-    await run_slowly(world, 3)
+    for _ in range(3):  # each list ends only after the reconcile that asked for it has given up
+        world.cloud.hold("ListQueuedResources")
+        await world.reconcile()
+        world.cloud.release("ListQueuedResources")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        world.step(10.5)
     assert world.condition("Accepted") == ("False", "Refused")
-    assert "may not list" in world.status.conditions[0].message
+    assert "may not list" in world.message("Accepted")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fake_cluster.resource_world import ResourceWorld
+from fake_cluster.resource_world import ResourceWorld, active
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 
 NEWER_STATUSES: dict[str, dict[str, Any]] = {
@@ -21,25 +21,35 @@ def change(world: ResourceWorld, part: str, changes: dict[str, Any]) -> None:
     world.cluster.put("queuedresources", raw | {part: raw[part] | changes})
 
 
+def use_newer_hash(world: ResourceWorld) -> None:
+    """Let a newer operator have noted its hash of the spec, and the user use one of its fields."""
+    bookkeeping = world.status.bookkeeping.model_copy(update={"spec_hash": "newer"}).to_raw()
+    change(world, "status", {"bookkeeping": bookkeeping})
+    change(world, "spec", {"node": world.resource.spec.node.to_raw() | {"bootDisk": {"size": 5}}})
+
+
 def accepted(world: ResourceWorld) -> dict[str, Any]:
     assert world.raw is not None
     return next(dict(c) for c in world.raw["status"]["conditions"] if c["type"] == "Accepted")
 
 
+async def delete(world: ResourceWorld) -> None:
+    world.delete()
+    await world.run(20)
+    assert world.raw is None
+    assert not world.cloud.resources
+
+
 @pytest.mark.parametrize("newer", NEWER_STATUSES.values(), ids=NEWER_STATUSES)
 async def test_a_status_of_a_newer_operator_keeps_nothing_from_being_managed(newer: dict[str, Any]) -> None:
-    world = ResourceWorld()
-    await world.run(12)
+    world = await active()
     change(world, "status", newer)
     world.restart_operator()
     await world.run(4)
     assert world.raw is not None
     assert world.raw["status"]["state"] == "Active"
     assert len(world.cloud.created) == 1
-    world.delete()
-    await world.run(20)
-    assert world.raw is None
-    assert world.ours == []
+    await delete(world)
 
 
 @pytest.mark.parametrize(
@@ -49,9 +59,10 @@ async def test_a_status_of_a_newer_operator_keeps_nothing_from_being_managed(new
 async def test_what_can_not_be_read_is_told_and_its_machines_are_left_alone(
     part: str, changes: dict[str, Any], said: str
 ) -> None:
-    world = ResourceWorld()
-    await world.run(12)
+    world = await active()
     before = dict(world.cloud.resources)
+    assert world.raw is not None
+    readable = world.raw[part]
     change(world, part, changes)
     await world.run(4)
     assert (accepted(world)["status"], accepted(world)["reason"]) == ("False", "UnreadableSpec")
@@ -59,18 +70,21 @@ async def test_what_can_not_be_read_is_told_and_its_machines_are_left_alone(
     assert world.events.count("UnreadableSpec") == 1
     assert world.cloud.resources == before
     assert await world.record_writes() == []
-
-
-async def test_a_spec_that_can_be_read_again_is_accepted_again() -> None:
-    world = ResourceWorld()
-    await world.run(12)
-    assert world.raw is not None
-    spec = world.raw["spec"]
-    change(world, "spec", {"node": "here"})
-    await world.run(2)
-    change(world, "spec", spec)
+    change(world, part, readable)
     await world.run(4)
     assert world.condition("Accepted") == ("True", "Accepted")
+
+
+@pytest.mark.parametrize("between_two", [True, False], ids=["between two cloud resources", "active"])
+async def test_what_can_not_be_read_is_deleted_all_the_same(*, between_two: bool) -> None:
+    world = await active(recreate_policy={"backoff": {"initialSeconds": 5000, "maxSeconds": 5000}})
+    if between_two:
+        world.cloud.set_nodes("PREEMPTED")
+        await world.run(20)
+        assert (world.status.bookkeeping.number, world.status.bookkeeping.created) == (1, False)
+    assert world.raw is not None
+    world.cluster.put("queuedresources", world.raw | {"spec": {"project": 1, "newField": {}}})
+    await delete(world)
 
 
 UNKNOWN_CHOICES: dict[str, dict[str, Any]] = {
@@ -81,37 +95,27 @@ UNKNOWN_CHOICES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("spec", UNKNOWN_CHOICES.values(), ids=UNKNOWN_CHOICES)
-async def test_a_choice_that_is_not_known_buys_nothing(spec: dict[str, Any]) -> None:
+async def test_a_choice_that_is_not_known_buys_nothing_and_leaves_machines_alone(
+    spec: dict[str, Any],
+) -> None:
     world = ResourceWorld()
     change(world, "spec", spec)
     await world.run(6)
     assert world.cloud.created == []
     assert (accepted(world)["status"], accepted(world)["reason"]) == ("False", "UnreadableSpec")
     assert "and this operator doesn't know" in accepted(world)["message"]
-
-
-@pytest.mark.parametrize("spec", UNKNOWN_CHOICES.values(), ids=UNKNOWN_CHOICES)
-async def test_a_choice_that_is_not_known_leaves_machines_alone(spec: dict[str, Any]) -> None:
-    world = ResourceWorld(updatePolicy="Recreate")
-    await world.run(12)
+    world = await active(updatePolicy="Recreate")
     before = dict(world.cloud.resources)
     change(world, "spec", spec)
     world.restart_operator()
     await world.run(6)
     assert world.cloud.resources == before
-    world.delete()
-    await world.run(20)
-    assert world.raw is None
-    assert world.ours == []
+    await delete(world)
 
 
-async def test_what_stays_gone_keeps_the_hash_of_a_newer_operator() -> None:
-    """So the newer operator finds nothing changed."""
-    world = ResourceWorld(recreatePolicy={"onFailed": "Recreate", "max": 0})
-    await world.run(12)
-    bookkeeping = world.status.bookkeeping.model_copy(update={"spec_hash": "newer"}).to_raw()
-    change(world, "status", {"bookkeeping": bookkeeping})
-    change(world, "spec", {"node": world.resource.spec.node.to_raw() | {"bootDisk": {"size": 5}}})
+async def test_what_stays_gone_keeps_the_hash_of_a_newer_operator_which_finds_nothing_changed() -> None:
+    world = await active(recreatePolicy={"onFailed": "Recreate", "max": 0})
+    use_newer_hash(world)
     world.cloud.resources.clear()
     world.cloud.nodes.clear()
     await world.run(20)
@@ -121,12 +125,9 @@ async def test_what_stays_gone_keeps_the_hash_of_a_newer_operator() -> None:
 
 
 async def test_a_hash_of_a_newer_operator_deletes_no_machines() -> None:
-    world = ResourceWorld(updatePolicy="Recreate")
-    await world.run(12)
+    world = await active(updatePolicy="Recreate")
     before, node = dict(world.cloud.resources), world.resource.spec.node.to_raw()
-    bookkeeping = world.status.bookkeeping.model_copy(update={"spec_hash": "newer"}).to_raw()
-    change(world, "status", {"bookkeeping": bookkeeping})
-    change(world, "spec", {"node": node | {"bootDisk": {"size": 5}}})
+    use_newer_hash(world)
     world.restart_operator()
     await world.run(6)
     assert world.cloud.resources == before

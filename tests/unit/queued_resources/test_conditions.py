@@ -1,0 +1,335 @@
+"""Test the conditions of an active QueuedResource: joining, autocheckpoint, health, maintenance."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fake_cluster.queued_resources import (
+    NOW,
+    after,
+    created,
+    decide,
+    find,
+    make_cloud_resource,
+    make_node,
+    noted,
+    observe,
+)
+from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import MAX_NODES, QueuedResourceState
+from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudNode, CloudTPUError, ErrorKind
+from stepkeeper_operator.facts.queued_resource import read_queued_machines
+from stepkeeper_operator.facts.raw import render_time
+from stepkeeper_operator.queued_resources.decision import Decision
+from stepkeeper_operator.queued_resources.observed import Member, Observed
+
+TWO: dict[str, Any] = {"node": {"count": 2}}
+
+
+def active(*, active_s: int = 0, **spec: Any) -> QueuedResource:
+    return noted(created(QueuedResourceState.ACTIVE, **spec), active_since=int(NOW) - active_s)
+
+
+def slices(resource: QueuedResource, **changes: Any) -> list[CloudNode]:
+    cloud = make_cloud_resource(resource, "ACTIVE")
+    return [make_node(cloud, index, **changes) for index in range(len(cloud.node_ids))]
+
+
+def judge(
+    resource: QueuedResource, *members: Member, nodes: list[CloudNode] | None = None, now: float = NOW
+) -> Decision:
+    """Decide about an active one, with nodes that are as its spec says, or are these."""
+    shown = slices(resource) if nodes is None else nodes
+    cloud = make_cloud_resource(resource, "ACTIVE")
+    return decide(resource, observe(cloud, nodes=shown, members=members), now=now)
+
+
+def member(index: int, **changes: Any) -> Member:
+    """Make a host of one of several slices."""
+    made = Member(name=f"host-{index}", uid=f"n{index}", cloud_node=f"team-v5e-{index}")
+    return replace(made, **changes)
+
+
+HOST = member(0, cloud_node="team-v5e", addresses=("10.0.0.0",))
+SILENT = replace(HOST, ready=False)
+CORDONED = replace(HOST, cordoned=True)
+
+
+def reason(decision: Decision, kind: str = "NodesJoined") -> str:
+    return find(decision, kind).reason
+
+
+def test_fields_that_are_not_known_are_named_and_change_nothing_else() -> None:
+    decision = judge(active(node={"futureDisk": 1}, futureBudget={}))
+    degraded = find(decision, "Degraded")
+    assert (degraded.status, degraded.reason) == ("True", "UnknownFields")
+    assert "doesn't know spec.futureBudget, spec.node.futureDisk" in degraded.message
+    assert decision.actions == judge(active()).actions
+
+
+@pytest.mark.parametrize(
+    ("resource", "members", "joined"),
+    [
+        (active(**TWO), (member(0), member(1)), "2/2"),
+        (active(), (HOST,), "1/1"),
+        (active(), (replace(HOST, cloud_node=""),), "1/1"),
+    ],
+    ids=["two slices", "one", "known by its address"],
+)
+def test_hosts_have_joined(resource: QueuedResource, members: tuple[Member, ...], joined: str) -> None:
+    decision = judge(resource, *members)
+    assert find(decision, "NodesJoined").status == "True"
+    assert decision.status.joined == joined
+
+
+NOT_JOINED = {
+    "it hasn't come": ((member(0),), "team-v5e-1: hosts at 10.0.0.1"),
+    "it isn't Ready": ((member(0), member(1, ready=False)), "team-v5e-1: host-1 not Ready"),
+    "its label names the other one": ((member(0), member(1, cloud_node="team-v5e-0")), "team-v5e-1"),
+    "its label names no slice": ((member(0), member(1, cloud_node="strange")), "team-v5e-1"),
+}
+
+
+@pytest.mark.parametrize(("members", "text"), NOT_JOINED.values(), ids=NOT_JOINED)
+def test_a_host_is_missing_while(members: tuple[Member, ...], text: str) -> None:
+    resource = active(**TWO)
+    joining = judge(resource, *members)
+    condition = find(joining, "NodesJoined")
+    assert (condition.status, condition.reason) == ("False", "Joining")
+    assert text in condition.message
+    assert joining.status.joined == "1/2"
+    late = find(judge(resource, *members, now=NOW + 900), "NodesJoined")
+    assert late.reason == "JoinTimeout"
+    assert "journalctl" in late.message
+
+
+def test_a_slice_that_is_not_listed_has_not_joined() -> None:
+    resource = active(**TWO)
+    decision = judge(resource, member(0), nodes=slices(resource)[:1])
+    assert "team-v5e-1" in find(decision, "NodesJoined").message
+    assert decision.status.joined == "1/?"
+
+
+@pytest.mark.parametrize("members", [(), (HOST,)], ids=["none", "one host"])
+def test_hosts_that_the_cloud_does_not_count_are_unknown_and_not_one(members: tuple[Member, ...]) -> None:
+    uncounted = slices(active(), n_hosts=0, addresses=())
+    decision = judge(active(), *members, nodes=uncounted)
+    condition = find(decision, "NodesJoined")
+    assert (condition.status, condition.reason) == ("Unknown", "HostsUnknown")
+    assert "team-v5e" in condition.message
+    assert decision.status.joined == f"{len(members)}/?"
+    late = find(judge(active(), *members, nodes=uncounted, now=NOW + 900), "NodesJoined")
+    assert (late.status, late.reason) == ("False", "JoinTimeout")
+    assert "doesn't say how many hosts" in late.message
+
+
+def test_a_cordoned_host_has_not_joined_and_the_message_says_what_to_do() -> None:
+    decision = judge(active(), CORDONED, now=NOW + 5000)
+    condition = find(decision, "NodesJoined")
+    assert (condition.status, condition.reason) == ("False", "Cordoned")
+    assert "kubectl uncordon host-0" in condition.message
+    assert decision.status.joined == "0/1"
+
+
+@pytest.mark.parametrize(
+    ("shown", "words"), [(CORDONED, "kubectl uncordon host-0"), (SILENT, "host-0 not Ready")]
+)
+def test_no_host_hides_one_that_never_came(shown: Member, words: str) -> None:
+    two_hosts = slices(active(), n_hosts=2, addresses=("10.0.0.0", "10.0.0.1"))
+    condition = find(judge(active(), shown, nodes=two_hosts, now=NOW + 5000), "NodesJoined")
+    assert condition.reason == "JoinTimeout"
+    assert words in condition.message
+    assert "10.0.0.1" in condition.message
+
+
+def test_a_host_that_goes_missing_later_has_the_whole_time_to_come_back() -> None:
+    resource = active()
+    resource = after(resource, judge(resource, HOST, now=NOW + 60))
+    gone_at = NOW + 5 * 86_400
+    decision = judge(resource, SILENT, now=gone_at)
+    assert reason(decision) == "Joining"
+    resource = after(resource, decision)
+    assert read_queued_machines(resource.to_raw()).join_deadline == gone_at + 900
+    assert reason(judge(resource, SILENT, now=gone_at + 899)) == "Joining"
+    assert reason(judge(resource, SILENT, now=gone_at + 900)) == "JoinTimeout"
+    resource = after(resource, judge(resource, HOST, now=gone_at + 950))
+    assert reason(judge(resource, SILENT, now=gone_at + 1000)) == "Joining"
+    cordoned = after(active(), judge(active(), CORDONED, now=NOW + 60))
+    assert reason(judge(cordoned, SILENT, now=NOW + 9000)) == "Joining"
+
+
+def test_the_join_deadline_is_looked_at_in_time() -> None:
+    decision = judge(active(active_s=890))
+    assert decision.requeue_after_s is not None
+    assert decision.requeue_after_s <= 10
+
+
+def test_hosts_that_come_one_by_one_are_not_written_one_by_one() -> None:
+    resource = active(node={"count": 3})
+    resource = after(resource, judge(resource, member(0)))
+    cloud = make_cloud_resource(resource, "ACTIVE")
+    seen = observe(cloud, nodes=slices(resource), members=(member(0), member(1)), last_write_at=NOW)
+    assert not decide(resource, seen, now=NOW + 1).write_status
+    later = decide(resource, seen, now=NOW + 5)
+    assert later.write_status
+    assert later.status.joined == "2/3"
+
+
+@pytest.mark.parametrize(
+    ("tier", "asked", "on", "mismatch"),
+    [
+        ("guaranteed", None, True, False),
+        ("guaranteed", None, False, True),
+        ("guaranteed", False, True, True),
+        ("spot", None, False, False),
+        ("spot", None, True, True),
+        ("spot", True, True, False),
+        ("bestEffort", None, False, False),
+        ("spot", None, None, False),
+    ],
+)
+def test_autocheckpoint_is_read_back(
+    tier: str, asked: bool | None, on: bool | None, *, mismatch: bool
+) -> None:
+    resource = active(tier={tier: {}}, node={} if asked is None else {"autocheckpointEnabled": asked})
+    decision = judge(resource, HOST, nodes=slices(resource, autocheckpoint_enabled=on))
+    assert (reason(decision, "Degraded") == "AutocheckpointMismatch") is mismatch
+    assert decision.status.autocheckpoint == {True: "On", False: "Off", None: ""}[on]
+    assert decision.actions == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem", "words"),
+    [
+        (
+            {"health": "UNHEALTHY_TENSORFLOW", "health_description": "chip 3 is down"},
+            "NodeUnhealthy",
+            "UnhealthyTensorflow: chip 3 is down",
+        ),
+        ({"state": "STOPPED"}, "NodeNotReady", "team-v5e is Stopped"),
+        ({"state": "REPAIRING"}, "NodeNotReady", "team-v5e is Repairing"),
+        ({"state": "UNKNOWN"}, "NodeNotReady", "team-v5e is Unknown"),
+        ({"state": "READY"}, "AsExpected", ""),
+    ],
+)
+def test_a_slice_that_is_not_well_is_a_problem_of_an_active_resource(
+    changes: dict[str, Any], problem: str, words: str
+) -> None:
+    resource = active(tier={"guaranteed": {}}, node={"autocheckpointEnabled": False})
+    degraded = find(judge(resource, HOST, nodes=slices(resource, **changes)), "Degraded")
+    assert (degraded.status == "True", degraded.reason) == (problem != "AsExpected", problem)
+    assert words in degraded.message
+
+
+def test_slices_that_are_being_made_are_no_problem() -> None:
+    cloud = make_cloud_resource(active(), "PROVISIONING")
+    decision = decide(active(), observe(cloud, nodes=[make_node(cloud, state="CREATING")]))
+    assert find(decision, "Degraded").status == "False"
+
+
+def test_a_large_status_stays_bounded_and_shows_the_worst_first() -> None:
+    resource = active(node={"count": 200})
+    nodes = slices(resource, symptoms=("x" * 5000,) * 50, health_description="y" * 5000)
+    nodes[150] = replace(nodes[150], health="TIMEOUT")
+    status = judge(resource, *map(member, range(200)), nodes=nodes).status
+    assert len(status.nodes) == MAX_NODES
+    assert status.node_count == 200
+    assert status.nodes[0].name == "team-v5e-150"
+    type(status).model_validate(status.to_raw())
+
+
+def test_a_long_silence_of_the_cloud_is_told_and_keeps_what_was_seen() -> None:
+    resource = after(active(), judge(active(), HOST))
+    error = CloudTPUError(ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
+    blind = Observed(cluster_id="cluster-uid", error=error, listed_at=NOW)
+    assert not decide(resource, blind, now=NOW + 299).write_status
+    told = decide(resource, blind, now=NOW + 300)
+    assert reason(told, "Degraded") == "CloudUnreachable"
+    assert told.status.joined == "1/1"
+    assert find(told, "Active").status == "True"
+
+
+START = int(NOW)
+
+
+def window(status: str, start: int | None, end: int | None = None) -> CloudMaintenance:
+    return CloudMaintenance(type="SCHEDULED", status=status, window_start=start, window_end=end)
+
+
+def announce(*windows: CloudMaintenance | None, before: Decision | None = None, now: float = NOW) -> Decision:
+    """Decide about one with a window for each slice, perhaps after an earlier decision."""
+    resource = active(node={"count": len(windows)})
+    resource = resource if before is None else after(resource, before)
+    nodes = [replace(node, maintenance=each) for node, each in zip(slices(resource), windows, strict=True)]
+    return judge(resource, nodes=nodes, now=now)
+
+
+AHEAD, ONGOING = window("PENDING", START + 900, START + 4500), window("ONGOING", START - 600)
+
+
+@pytest.mark.parametrize(
+    ("windows", "next_start", "named"),
+    [
+        ((ONGOING, AHEAD), START + 900, "team-v5e-1"),
+        ((window("PENDING", START - 60), AHEAD), START + 900, "team-v5e-1"),
+        ((window("PENDING", None), AHEAD), START + 900, "team-v5e-1"),
+        ((AHEAD, window("PENDING", START + 60)), START + 60, "team-v5e-1"),
+        ((None, ONGOING), START - 600, "team-v5e-1"),
+        ((window("ONGOING", START - 900), ONGOING), START - 600, "team-v5e-1"),
+        ((None, window("PENDING", None)), None, "team-v5e-1"),
+        ((window("PENDING", START - 7200, START - 3600), AHEAD), START + 900, "team-v5e-1"),
+    ],
+)
+def test_the_next_window_is_told_whatever_else_is_announced(
+    windows: tuple[CloudMaintenance | None, ...], next_start: int | None, named: str
+) -> None:
+    decision = announce(*windows)
+    assert decision.status.next_maintenance_time == next_start
+    message = find(decision, "MaintenanceScheduled").message
+    assert message.startswith(f"node {named}")
+    over = windows[0] is not None and windows[0].window_end == START - 3600
+    assert ("1 more" in message) is (windows[0] is not None and not over)
+
+
+PAST = f"began at {render_time(START - 7200)} and ended at {render_time(START - 3600)}"
+
+
+@pytest.mark.parametrize(
+    ("announced", "said", "words", "promised"),
+    [
+        (AHEAD, "True/Pending", f"{render_time(START + 900)} to {render_time(START + 4500)}", True),
+        (window("PENDING", None), "True/Pending", "", False),
+        (window("PENDING", START - 600, START + 60), "True/Pending", "began at", False),
+        (window("ONGOING", START - 600, START + 60), "True/Ongoing", "began at", False),
+        (window("UNKNOWN(9)", START - 600, START + 60), "True/Pending", "began at", False),
+        (window("PENDING", START - 7200, START - 3600), "False/Over", PAST, False),
+        (window("ONGOING", START - 7200, START - 3600), "True/Ongoing", f"though its window {PAST}", False),
+        (window("PENDING", None, START - 3600), "False/Over", "Pending, its window ended at", False),
+        (window("ONGOING", None, START - 3600), "True/Ongoing", "though its window ended at", False),
+    ],
+)
+def test_a_window_is_told_with_its_times_and_a_save_is_promised_only_before_it_begins(
+    announced: CloudMaintenance, said: str, words: str, *, promised: bool
+) -> None:
+    condition = find(announce(announced), "MaintenanceScheduled")
+    assert f"{condition.status}/{condition.reason}" == said
+    assert words in condition.message
+    assert ("Jobs on it save before it begins" in condition.message) is promised
+
+
+def test_each_window_is_told_by_an_event_of_its_own_and_its_end_by_none() -> None:
+    first = announce(ONGOING, None)
+    assert [event.reason for event in first.events if "maintenance" in event.message.lower()] == ["Ongoing"]
+    second = announce(ONGOING, AHEAD, before=first)
+    assert len([event for event in second.events if "team-v5e-1" in event.message]) == 1
+    assert "team-v5e-0 has maintenance now" in find(second, "MaintenanceScheduled").message
+    shown = second.status.nodes[1].upcoming_maintenance
+    assert shown is not None
+    assert (shown.status, shown.type) == ("Pending", "Scheduled")
+    again = announce(ONGOING, AHEAD, before=second)
+    assert (again.events, again.write_status) == ((), False)
+    listed = window("PENDING", START - 7200, START - 3600)
+    over = announce(listed, before=announce(listed, now=START - 5000))
+    assert not [event for event in over.events if "maintenance" in event.message.lower()]
+    assert not announce(listed, before=over).write_status

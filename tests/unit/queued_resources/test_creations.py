@@ -1,0 +1,295 @@
+"""Test when a cloud resource is asked for: after failures, lost answers and lacks of quota, and within its time."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fake_cluster.queued_resources import (
+    CLUSTER_ID,
+    NOW,
+    SETTINGS,
+    after,
+    created,
+    decide,
+    find,
+    kinds,
+    list_cloud,
+    make_cloud_resource,
+    make_node,
+    make_resource,
+    noted,
+    observe,
+    with_status,
+)
+from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
+    CloudOperation,
+    QueuedResourceState,
+    QueuedResourceStatus,
+)
+from stepkeeper_operator.cloud_tpu.cloud import (
+    CloudOperationState,
+    CloudQueuedResource,
+    CloudTPUError,
+    ErrorKind,
+)
+from stepkeeper_operator.queued_resources.decision import (
+    CreateCloudResource,
+    Decision,
+    DeleteCloudResource,
+)
+from stepkeeper_operator.queued_resources.observed import Observed, Outcome, Verb
+
+NO_QUOTA = CloudTPUError(ErrorKind.QUOTA, "RESOURCE_EXHAUSTED", "no quota")
+DOWN = CloudTPUError(ErrorKind.TRANSIENT, "UNAVAILABLE", "words")
+
+
+def asked_for() -> QueuedResource:
+    return after(make_resource(), decide(make_resource(), observe()))
+
+
+@pytest.mark.parametrize("kind", [ErrorKind.TERMINAL, ErrorKind.QUOTA, ErrorKind.NOT_FOUND])
+def test_a_changed_spec_is_tried_at_once_after_an_error(kind: ErrorKind) -> None:
+    outcome = Outcome(verb=Verb.CREATE, at=NOW, error=CloudTPUError(kind, "X", "words"))
+    resource = created()
+    resource = after(resource, decide(resource, observe(outcome=outcome)))
+    changed = make_resource(resource.status, node={"runtimeVersion": "another"})
+    assert kinds(decide(changed, observe(), now=NOW + 1)) == [CreateCloudResource]
+
+
+def test_a_failed_operation_that_left_nothing_is_tried_with_another_number() -> None:
+    operation = CloudOperation(name="op", verb="Create", start_time=int(NOW))
+    resource = with_status(created(QueuedResourceState.CREATING), operation=operation)
+    running = decide(resource, observe(operation=CloudOperationState(name="op", done=False)))
+    assert running.actions == ()
+    assert running.status.operation == operation
+    assert not running.status.bookkeeping.removing, "it isn't taken for deleted by somebody"
+    forgotten = decide(resource, observe(), now=NOW + SETTINGS.operation_s)
+    assert forgotten.status.operation is None
+    failed = decide(resource, observe(operation=CloudOperationState(name="op", done=True, error=NO_QUOTA)))
+    assert failed.status.bookkeeping.number == 1
+    assert not failed.status.bookkeeping.created
+    assert failed.status.operation is None
+    assert find(failed, "QuotaExhausted").status == "True"
+    due = decide(after(resource, failed), observe(), now=NOW + 300)
+    assert kinds(due) == [CreateCloudResource]
+
+
+@pytest.mark.parametrize(("state", "over"), [("CREATING", False), ("ACCEPTED", True), ("ACTIVE", True)])
+def test_a_creation_whose_operation_cannot_be_read_is_over_once_the_resource_is_further(
+    state: str, *, over: bool
+) -> None:
+    operation = CloudOperation(name="op", verb="Create", start_time=0)
+    resource = with_status(created(QueuedResourceState.CREATING), operation=operation)
+    cloud = make_cloud_resource(resource, state)
+    decision = decide(resource, observe(cloud, nodes=[make_node(cloud)]), now=60.0)
+    assert (decision.status.operation is None) is over
+
+
+@pytest.mark.parametrize("kind", ErrorKind)
+def test_a_request_without_an_answer_may_still_be_carried_out(kind: ErrorKind) -> None:
+    outcome = Outcome(verb=Verb.CREATE, at=NOW, error=CloudTPUError(kind, "X", "words"))
+    told = decide(asked_for(), observe(outcome=outcome))
+    assert (told.status.bookkeeping.asked_at is not None) is (kind is ErrorKind.TRANSIENT)
+    done = decide(asked_for(), observe(outcome=replace(outcome, error=None, operation="op")))
+    assert done.status.bookkeeping.asked_at is None
+
+
+def lose_answer(
+    resource: QueuedResource, *shown: CloudQueuedResource, listed_at: float = NOW + 1
+) -> Decision:
+    """Decide after a creation at NOW that got no answer, with a list of `listed_at` that shows this."""
+    listing = list_cloud(shown, asked_at=listed_at)
+    outcome = Outcome(verb=Verb.CREATE, at=NOW, error=DOWN)
+    return decide(resource, Observed(cluster_id=CLUSTER_ID, listing=listing, outcome=outcome), now=NOW + 1)
+
+
+def look_later(resource: QueuedResource, *shown: CloudQueuedResource) -> Decision:
+    """Decide with a later list, without an answer."""
+    listing = list_cloud(shown, asked_at=NOW + 11)
+    return decide(resource, Observed(cluster_id=CLUSTER_ID, listing=listing), now=NOW + 11)
+
+
+def list_of_awaited() -> dict[str, tuple[Decision, bool]]:
+    """Make cases: what was decided, and whether the creation is still awaited."""
+    resource = asked_for()
+    made = make_cloud_resource(resource, "CREATING")
+    theirs = replace(made, node={**made.node, "labels": {}})
+    again = after(resource, decide(resource, observe()))
+    another = noted(resource, retries=1)
+    return {
+        "a list shows what it made": (lose_answer(resource, made), False),
+        "a later list shows what it made": (look_later(after(resource, lose_answer(resource)), made), False),
+        "a restarted operator sees what it made": (look_later(resource, made), False),
+        "nothing is shown": (lose_answer(resource), True),
+        "an earlier list shows it": (lose_answer(resource, made, listed_at=NOW - 1), True),
+        "another's is shown": (lose_answer(resource, theirs), True),
+        "an adopted one without labels is shown": (lose_answer(noted(resource, adopted=True), theirs), True),
+        "it was sent again after a restart": (lose_answer(again, made), True),
+        "it was sent again, and is listed later": (look_later(again, made), True),
+        "an earlier try is shown": (lose_answer(another, made), True),
+        "an earlier try is listed later": (
+            look_later(after(another, lose_answer(another, made)), made),
+            True,
+        ),
+    }
+
+
+@pytest.mark.parametrize(("told", "awaited"), list_of_awaited().values(), ids=list_of_awaited())
+def test_a_creation_without_an_answer_is_awaited_until_a_list_proves_that_no_more_comes_of_it(
+    told: Decision, *, awaited: bool
+) -> None:
+    assert told.status.bookkeeping.asked_at == (int(NOW) if awaited else None)
+
+
+def test_a_changed_spec_waits_for_a_request_without_an_answer() -> None:
+    resource = noted(created(), asked_at=int(NOW))
+    changed = make_resource(resource.status, node={"runtimeVersion": "another"})
+    assert decide(changed, observe(), now=NOW + 89).actions == ()
+    assert kinds(decide(changed, observe(), now=NOW + 90)) == [CreateCloudResource]
+
+
+def test_an_error_of_lists_that_passes_leaves_the_back_off_alone() -> None:
+    resource = noted(make_resource(QueuedResourceStatus(observed_generation=1)), not_before=int(NOW + 500))
+    error = CloudTPUError(ErrorKind.TERMINAL, "PERMISSION_DENIED", "may not list")
+    told = decide(resource, Observed(cluster_id="cluster-uid", error=error))
+    passed = decide(after(resource, told), observe())
+    assert passed.status.error is None
+    assert passed.actions == ()
+    assert passed.status.bookkeeping.not_before == int(NOW + 500)
+
+
+def test_the_next_one_is_asked_for_after_the_old_one_is_gone_and_after_the_back_off() -> None:
+    resource = noted(
+        created(QueuedResourceState.SUSPENDED), removing="Suspended", removing_since=9000, streak=2
+    )
+    assert decide(resource, observe(make_cloud_resource(resource, "DELETING"), pods=())).actions == ()
+    gone = decide(resource, observe(pods=()))
+    book = gone.status.bookkeeping
+    assert (book.number, book.created, book.streak, book.removing) == (1, False, 3, "")
+    assert book.not_before == int(NOW + 120)
+    assert gone.status.recreations == 1
+    assert decide(after(resource, gone), observe(), now=NOW + 119).actions == ()
+    due = decide(after(resource, gone), observe(), now=NOW + 120)
+    assert kinds(due) == [CreateCloudResource]
+    assert due.status.cloud_name.endswith("/team-v5e-r1")
+
+
+UNTIL_60_S: dict[str, Any] = {"queueing": {"validUntilSeconds": 60}}
+KEPT: dict[str, Any] = {**UNTIL_60_S, "recreate_policy": {"onFailed": "Keep"}}
+INTERVAL: dict[str, Any] = {
+    "queueing": {"validInterval": {"startTime": "1970-01-01T02:00:00Z", "endTime": "1970-01-01T03:00:00Z"}}
+}
+BROKEN, LATE = {"error_code": "INTERNAL"}, {"error_code": "DEADLINE_EXCEEDED"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "active_since", "state", "cloud", "after_s", "removing"),
+    [
+        (UNTIL_60_S, None, "WAITING_FOR_RESOURCES", {"create_time": int(NOW) - 100}, 0, ""),
+        (UNTIL_60_S, None, "WAITING_FOR_RESOURCES", {"create_time": int(NOW) - 100}, 21, "Expired"),
+        (INTERVAL, None, "WAITING_FOR_RESOURCES", {}, 0, ""),
+        (INTERVAL, None, "WAITING_FOR_RESOURCES", {}, 860, "Expired"),
+        (KEPT, None, "FAILED", {}, 0, "Expired"),
+        (KEPT, 2000, "FAILED", BROKEN, 0, ""),
+        (KEPT, None, "FAILED", {"create_time": int(NOW), **BROKEN}, 0, ""),
+        (KEPT, None, "FAILED", {"create_time": int(NOW), **LATE}, 90, "Expired"),
+    ],
+)
+def test_a_request_whose_time_is_over_is_removed_unless_it_failed_of_something_else(
+    spec: dict[str, Any],
+    active_since: int | None,
+    state: str,
+    cloud: dict[str, Any],
+    after_s: int,
+    removing: str,
+) -> None:
+    resource = noted(created(QueuedResourceState.WAITING, **spec), active_since=active_since)
+    decision = decide(resource, observe(make_cloud_resource(resource, state, **cloud)), now=NOW + after_s)
+    assert decision.status.bookkeeping.removing == removing
+
+
+def test_what_had_failed_and_was_kept_stays_when_its_time_is_over() -> None:
+    resource = created(QueuedResourceState.CREATING, **KEPT)
+    cloud = make_cloud_resource(resource, "FAILED", create_time=int(NOW), **BROKEN)
+    resource = after(resource, decide(resource, observe(cloud)))
+    assert not decide(resource, observe(cloud), now=NOW + 90).status.bookkeeping.removing
+
+
+def test_what_has_expired_stays_gone_until_the_spec_changes_if_the_policy_says_so() -> None:
+    resource = created(QueuedResourceState.WAITING, **KEPT)
+    resource = after(resource, decide(resource, observe(make_cloud_resource(resource, "FAILED"))))
+    gone = decide(resource, observe(pods=()), now=NOW + 60)
+    assert gone.status.state is QueuedResourceState.GONE
+    resource = after(resource, gone)
+    assert decide(resource, observe(), now=NOW + 90_000).actions == ()
+    changed = resource.model_copy(update={"spec": resource.spec.model_copy(update={"queueing": None})})
+    assert kinds(decide(changed, observe(), now=NOW + 90_000)) == [CreateCloudResource]
+
+
+OVER = {
+    "validUntilTime": "1970-01-01T02:00:00Z",
+    "validInterval": {"startTime": "1970-01-01T01:00:00Z", "endTime": "1970-01-01T02:00:00Z"},
+}
+
+
+@pytest.mark.parametrize("field", OVER)
+@pytest.mark.parametrize("asked_before", [True, False], ids=["after an earlier one", "for the first time"])
+def test_a_request_whose_time_is_over_is_not_sent(field: str, *, asked_before: bool) -> None:
+    resource = make_resource(queueing={field: OVER[field]})
+    if asked_before:
+        resource = noted(resource.model_copy(update={"status": created().status}), created=False, number=1)
+    decision = decide(resource, observe())
+    assert decision.actions == ()
+    accepted = find(decision, "Accepted")
+    assert (accepted.status, accepted.reason) == ("False", "Expired")
+    assert field in accepted.message
+    assert kinds(decide(resource, observe(), now=7000.0)) == [CreateCloudResource]
+
+
+def lack_quota(resource: QueuedResource, now: float, how: str) -> QueuedResource:
+    """Ask for it, let the cloud take the request, and tell of the lack by the state or by the operation."""
+    asked = decide(resource, observe(), now=now)
+    assert kinds(asked) == [CreateCloudResource]
+    resource = after(resource, asked)
+    outcome = Outcome(verb=Verb.CREATE, at=now, operation="op")
+    resource = after(resource, decide(resource, observe(outcome=outcome), now=now))
+    if how == "operation":
+        failed = CloudOperationState(name="op", done=True, error=NO_QUOTA)
+        return after(resource, decide(resource, observe(operation=failed), now=now))
+    cloud = make_cloud_resource(resource, "FAILED", error_code=NO_QUOTA.code, error_message="no quota")
+    done = CloudOperationState(name="op", done=True)
+    told = decide(resource, observe(cloud, operation=done), now=now)
+    assert kinds(told) == [DeleteCloudResource], "it frees what is left"
+    assert find(told, "QuotaExhausted").status == "True"
+    return after(resource, decide(after(resource, told), observe(pods=()), now=now))
+
+
+@pytest.mark.parametrize(
+    "ways", [["state"] * 5, ["operation"] * 5, ["state", "operation"]], ids=["state", "operation", "both"]
+)
+def test_a_lack_of_quota_is_tried_again_ever_more_slowly(ways: list[str]) -> None:
+    resource, now, waits = make_resource(recreate_policy={"max": 0}), NOW, []
+    for how in ways:
+        resource = lack_quota(resource, now, how)
+        book = resource.status.bookkeeping
+        assert book.not_before is not None
+        assert book.streak == 0, "it is no failure"
+        waits.append(book.not_before - now)
+        now += waits[-1]
+    assert waits == [300, 600, 1200, 1800, 1800][: len(ways)]
+
+
+def test_a_smaller_wish_is_tried_at_once_after_a_lack_of_quota() -> None:
+    resource = lack_quota(make_resource(), NOW, "state")
+    assert decide(resource, observe(), now=NOW + 1).actions == ()
+    smaller = make_resource(resource.status, node={"acceleratorType": "v5litepod-4"})
+    assert kinds(decide(smaller, observe(), now=NOW + 1)) == [CreateCloudResource]
+
+
+def test_an_active_resource_starts_the_count_of_lacks_anew() -> None:
+    resource = noted(created(QueuedResourceState.PROVISIONING), quota_failures=3)
+    cloud = make_cloud_resource(resource, "ACTIVE")
+    decision = decide(resource, observe(cloud, nodes=[make_node(cloud)]))
+    assert decision.status.bookkeeping.quota_failures == 0

@@ -1,0 +1,311 @@
+"""Test how cloud resources are deleted: in which order, after refusals, with an emptied status, and which are kept."""
+
+from dataclasses import replace
+
+import pytest
+
+from fake_cluster.queued_resources import (
+    CLUSTER_ID,
+    NOW,
+    SETTINGS,
+    after,
+    created,
+    decide,
+    deleting,
+    find,
+    kinds,
+    make_cloud_resource,
+    make_node,
+    make_resource,
+    noted,
+    observe,
+    with_status,
+)
+from fake_cluster.resource_cells import STATES
+from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
+    CloudOperation,
+    QueuedResourceState,
+    QueuedResourceStatus,
+)
+from stepkeeper_operator.cloud_tpu.cloud import (
+    CloudOperationState,
+    CloudQueuedResource,
+    CloudTPUError,
+    ErrorKind,
+)
+from stepkeeper_operator.facts.raw import render_time
+from stepkeeper_operator.queued_resources.decision import (
+    Cordon,
+    Decision,
+    DeleteCloudResource,
+    DeleteNode,
+    EvictPod,
+    SetFinalizer,
+    Uncordon,
+)
+from stepkeeper_operator.queued_resources.observed import Member, MemberPod, Observed, Outcome, Verb
+from stepkeeper_operator.queued_resources.subject import read_subject
+
+MEMBER = Member(name="host-0", uid="n0", cloud_node="team-v5e", addresses=("10.0.0.0",))
+POD = MemberPod(namespace="team", name="lm-w-0-0", uid="p0", node="host-0")
+LETS_GO = (SetFinalizer(present=False),)
+NO_CREDENTIALS = Observed(
+    cluster_id=CLUSTER_ID,
+    error=CloudTPUError(ErrorKind.CREDENTIALS, "UNAUTHENTICATED", "no credentials"),
+    pods=(),
+)
+WAITS_S = [5, 10, 20, 40, 80, 160, 300, 300]
+
+
+def test_a_deletion_drains_then_deletes_then_removes_nodes_then_lets_go() -> None:
+    resource = deleting()
+    cloud = make_cloud_resource(resource, "ACTIVE")
+    node = make_node(cloud)
+    first = decide(resource, observe(cloud, nodes=[node], members=(MEMBER,)))
+    assert first.actions == (Cordon(member=MEMBER),)
+    assert first.status.bookkeeping.removing == "Deleted"
+    resource, cordoned = after(resource, first), replace(MEMBER, cordoned=True)
+    draining = observe(cloud, nodes=[node], members=(cordoned,), pods=(POD,))
+    assert decide(resource, draining).actions == (EvictPod(pod=POD),)
+    stopping = replace(draining, pods=(replace(POD, stopping=True),))
+    assert decide(resource, stopping).actions == ()
+    silent = replace(draining, members=(replace(cordoned, ready=False),))
+    for drained, late_s in ((stopping, SETTINGS.drain_s), (replace(draining, pods=()), 0), (silent, 0)):
+        assert kinds(decide(resource, drained, now=NOW + late_s)) == [DeleteCloudResource]
+    dying = decide(resource, observe(nodes=[replace(node, state="DELETING")], pods=()))
+    assert dying.actions == ()
+    assert "team-v5e" in find(dying, "Active").message
+    gone = observe(members=(replace(cordoned, ready=False),), pods=())
+    assert kinds(decide(resource, gone)) == [DeleteNode]
+    assert decide(resource, observe(pods=())).actions == LETS_GO
+
+
+def test_a_deletion_waits_for_a_creation_without_an_answer_or_an_end() -> None:
+    resource = noted(deleting(QueuedResourceState.PENDING), asked_at=int(NOW - 10))
+    assert decide(resource, observe(pods=())).actions == ()
+    assert decide(resource, observe(pods=()), now=NOW + 80).actions == LETS_GO
+    operation = CloudOperation(name="op", verb="Create", start_time=0)
+    resource = noted(with_status(deleting(), operation=operation), removing="Deleted", removing_since=0)
+    decision = decide(resource, observe(pods=()), now=60.0)
+    assert (decision.actions, decision.status.operation) == ((), operation)
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("known", [True, False], ids=["known", "with an emptied status"])
+def test_a_deletion_in_every_state_deletes_or_waits(state: str, *, known: bool) -> None:
+    resource = deleting(QueuedResourceState.CREATING) if known else make_resource(deleting=True)
+    decision = decide(resource, observe(make_cloud_resource(resource, state), pods=()))
+    assert kinds(decision) == ([] if state == "DELETING" else [DeleteCloudResource])
+    assert decision.requeue_after_s is not None
+
+
+def test_a_deletion_without_credentials_says_what_to_do() -> None:
+    decision = decide(deleting(), NO_CREDENTIALS)
+    degraded = find(decision, "Degraded")
+    assert degraded.reason == "DeletionBlocked"
+    assert "Retain" in degraded.message
+    assert not decide(after(deleting(), decision), NO_CREDENTIALS).write_status
+
+
+@pytest.mark.parametrize(
+    ("resource", "goes"),
+    [
+        (make_resource(QueuedResourceStatus(observed_generation=1), deleting=True), True),
+        (noted(deleting(QueuedResourceState.GONE), created=False, number=1), True),
+        (noted(deleting(QueuedResourceState.PENDING), created=False, number=1), False),
+        (make_resource(deleting=True), False),
+    ],
+    ids=["it asked for nothing", "its resource is gone for good", "a creation failed", "its status is empty"],
+)
+def test_an_object_goes_without_the_cloud_if_nothing_can_be_left(
+    resource: QueuedResource, *, goes: bool
+) -> None:
+    assert decide(resource, NO_CREDENTIALS).actions == (LETS_GO if goes else ())
+    assert decide(resource, observe(pods=())).actions == LETS_GO
+    made = make_cloud_resource(created(), "PROVISIONING")
+    assert goes or kinds(decide(resource, observe(made, pods=()))) == [DeleteCloudResource]
+
+
+def test_a_deletion_that_ended_without_effect_is_asked_for_again_with_another_id() -> None:
+    operation = CloudOperation(name="op", verb="Delete", start_time=int(NOW))
+    resource = noted(
+        with_status(deleting(), operation=operation), removing="Deleted", removing_since=int(NOW)
+    )
+    cloud = make_cloud_resource(resource, "ACTIVE")
+    before = decide(with_status(resource, operation=None), observe(cloud, pods=()))
+    done = CloudOperationState(name="op", done=True)
+    told = decide(resource, observe(cloud, pods=(), operation=done))
+    assert told.actions == ()
+    again = decide(after(resource, told), observe(cloud, pods=()), now=NOW + 5)
+    ids = {a.request_id for d in (before, again) for a in d.actions if isinstance(a, DeleteCloudResource)}
+    assert len(ids) == 2
+
+
+def test_each_deletion_whose_operation_fails_is_followed_by_another_request_and_a_longer_wait() -> None:
+    resource = noted(deleting(), removing="Deleted", removing_since=int(NOW))
+    seen, now = observe(make_cloud_resource(resource, "ACTIVE"), pods=()), NOW
+    ids, waits_s = [], []
+    for index in range(5):
+        asked = decide(resource, seen, now=now)
+        ids += [a.request_id for a in asked.actions if isinstance(a, DeleteCloudResource)]
+        accepted = Outcome(verb=Verb.DELETE, at=now, operation=f"op-{index}")
+        running = decide(after(resource, asked), replace(seen, outcome=accepted), now=now)
+        error = CloudTPUError(ErrorKind.TRANSIENT, "INTERNAL", "it broke")
+        failed = CloudOperationState(name=f"op-{index}", done=True, error=error)
+        told = decide(after(resource, running), replace(seen, operation=failed), now=now + 10)
+        assert told.status.bookkeeping.not_before is not None
+        waits_s.append(told.status.bookkeeping.not_before - (now + 10))
+        resource, now = after(resource, told), float(told.status.bookkeeping.not_before)
+    assert len(set(ids)) == 5, "the API answers a request that it knows with the operation that has failed"
+    assert waits_s == WAITS_S[:5]
+
+
+Removed = tuple[QueuedResource, CloudQueuedResource]
+
+
+def removals() -> dict[str, Removed]:
+    changed = noted(created(QueuedResourceState.ACTIVE, update_policy="Recreate"), spec_hash="another")
+    cases = {
+        "deleted": (deleting(), "ACTIVE"),
+        "suspended": (created(QueuedResourceState.ACTIVE), "SUSPENDED"),
+        "changed": (changed, "ACTIVE"),
+    }
+    return {name: (each, make_cloud_resource(each, state)) for name, (each, state) in cases.items()}
+
+
+every_removal = pytest.mark.parametrize("removed", removals().values(), ids=removals())
+
+
+def refuse(
+    resource: QueuedResource, cloud: CloudQueuedResource, kind: ErrorKind, now: float = NOW
+) -> tuple[QueuedResource, Decision]:
+    """Ask for the deletion, and be refused. Return the object as it is then, and what was decided last."""
+    asked = decide(resource, observe(cloud, pods=()), now=now)
+    assert kinds(asked) == [DeleteCloudResource]
+    error = CloudTPUError(kind, "PERMISSION_DENIED", "the words")
+    outcome = Outcome(verb=Verb.DELETE, at=now, error=error)
+    told = decide(after(resource, asked), observe(cloud, pods=(), outcome=outcome), now=now)
+    assert told.actions == ()
+    return after(resource, told), told
+
+
+@every_removal
+@pytest.mark.parametrize("kind", ErrorKind)
+def test_a_deletion_is_asked_for_again_within_five_minutes_however_it_fails(
+    kind: ErrorKind, removed: Removed
+) -> None:
+    (resource, cloud), now = removed, NOW
+    for wait_s in WAITS_S:
+        resource, told = refuse(resource, cloud, kind, now)
+        when = f"the next request is sent at {render_time(now + wait_s)}"
+        assert when in find(told, "Active").message
+        assert len([event for event in told.events if when in event.message]) == int(now == NOW), "once"
+        resting = decide(resource, observe(cloud, pods=()), now=now + 1)
+        assert (resting.actions, resting.write_status, resting.events) == ((), False, ())
+        assert resting.requeue_after_s == wait_s - 1
+        now += wait_s
+
+
+@every_removal
+@pytest.mark.parametrize("kind", [ErrorKind.TERMINAL, ErrorKind.NOT_FOUND, ErrorKind.CREDENTIALS])
+def test_a_blocked_deletion_is_a_problem_until_it_is_accepted(kind: ErrorKind, removed: Removed) -> None:
+    resource, told = refuse(*removed, kind)
+    degraded = find(told, "Degraded")
+    assert (degraded.status, degraded.reason) == ("True", "DeletionBlocked")
+    assert "PERMISSION_DENIED: the words" in degraded.message
+    assert "costs money" in degraded.message
+    # To retain it lets go of a deleted object's resource; one that is made anew would be deleted all the same.
+    assert ("Retain" in degraded.message) is (resource.metadata.deletion_timestamp is not None)
+    accepted = Outcome(verb=Verb.DELETE, at=NOW + 5, operation="op")
+    seen = observe(removed[1], pods=(), outcome=accepted)
+    assert find(decide(resource, seen, now=NOW + 5), "Degraded").status == "False"
+
+
+@every_removal
+@pytest.mark.parametrize("kind", [ErrorKind.TERMINAL, ErrorKind.TRANSIENT])
+def test_a_refused_list_hides_no_refused_deletion_that_waits(kind: ErrorKind, removed: Removed) -> None:
+    resource, told = refuse(*removed, kind)
+    error = CloudTPUError(ErrorKind.TERMINAL, "PERMISSION_DENIED", "may not list")
+    blind = Observed(cluster_id=CLUSTER_ID, error=error, pods=())
+    meanwhile = decide(resource, blind, now=NOW + 1)
+    assert "may not list" in find(meanwhile, "Active").message
+    again = decide(after(resource, meanwhile), observe(removed[1], pods=()), now=NOW + 2)
+    assert again.actions == ()
+    for condition in ("Active", "Degraded"):
+        assert find(again, condition).message == find(told, condition).message
+        assert find(again, condition).status == find(told, condition).status
+    # Once its time has come, the list is what holds the deletion up.
+    late = decide(after(resource, meanwhile), blind, now=NOW + 5)
+    assert "PERMISSION_DENIED: may not list" in find(late, "Degraded").message
+    assert [event for event in late.events if "may not list" in event.message]
+    due = decide(after(resource, late), observe(removed[1], pods=()), now=NOW + 6)
+    assert kinds(due) == [DeleteCloudResource]
+
+
+def test_the_deletion_of_an_earlier_one_waits_for_its_own_refusals_alone() -> None:
+    old = make_cloud_resource(created(), "ACTIVE")
+    error = CloudTPUError(ErrorKind.TERMINAL, "PERMISSION_DENIED", "the words")
+    resource = noted(created(QueuedResourceState.ACTIVE), number=1)
+    present = make_cloud_resource(resource, "ACTIVE")
+    told = decide(resource, observe(old, present, outcome=Outcome(verb=Verb.DELETE, at=NOW, error=error)))
+    assert f"the next request is sent at {render_time(NOW + 5)}" in find(told, "Degraded").message
+    resource = noted(created(QueuedResourceState.PENDING), number=1)
+    refused = decide(resource, observe(outcome=Outcome(verb=Verb.CREATE, at=NOW, error=error)))
+    assert refused.status.bookkeeping.not_before == NOW + 3600
+    assert kinds(decide(after(resource, refused), observe(old), now=NOW + 20)) == [DeleteCloudResource]
+
+
+@pytest.mark.parametrize("status", ["empty", "older"])
+def test_a_lost_or_older_status_is_filled_from_what_is_ours_and_costs_no_machine(status: str) -> None:
+    resource = make_resource() if status == "empty" else created(QueuedResourceState.ACTIVE)
+    earlier, present = (make_cloud_resource(noted(created(), number=number), "ACTIVE") for number in (1, 3))
+    listed = (present,) if status == "empty" else (earlier, present)
+    taken = decide(resource, observe(*listed))
+    assert taken.actions == ()
+    assert taken.status.bookkeeping.number == 3
+    settled = decide(after(resource, taken), observe(*listed, nodes=[make_node(present)]))
+    deleted = [a.cloud_id for a in settled.actions if isinstance(a, DeleteCloudResource)]
+    assert deleted == ([] if status == "empty" else [earlier.id])
+    assert settled.status.state is QueuedResourceState.ACTIVE
+
+
+def test_nodes_of_an_earlier_one_are_removed_before_the_next_is_asked_for_and_living_ones_are_told() -> None:
+    assert kinds(decide(noted(make_resource(), number=1), observe(members=(MEMBER,)))) == [DeleteNode]
+    silent = replace(MEMBER, ready=False)
+    assert kinds(decide(make_resource(), observe(members=(silent,)))) == [DeleteNode]
+    unknown = decide(make_resource(), observe(members=(MEMBER,)))
+    assert unknown.actions == ()
+    assert unknown.requeue_after_s is not None
+    assert "host-0" in find(unknown, "Active").message
+    assert "stepkeeper.dev/queued-resource-uid" in find(unknown, "Active").message
+
+
+def test_the_status_beside_a_spec_of_another_version_still_names_what_is_to_be_deleted() -> None:
+    raw = created(QueuedResourceState.ACTIVE).to_raw()
+    raw["spec"] |= {"deletionPolicy": "Retain", "node": "Strange"}
+    subject = read_subject(raw)
+    assert subject.resource is None
+    assert subject.retain
+    assert subject.status.cloud_name.endswith("/team-v5e")
+    assert subject.status.bookkeeping.created
+
+
+def test_a_retained_resource_stays_and_the_nodes_that_we_cordoned_take_pods_again() -> None:
+    resource = noted(deleting(deletion_policy="Retain"), removing="Deleted")
+    ours = replace(MEMBER, cordoned=True, cordoned_by_us=True)
+    members = (ours, replace(ours, name="host-1", cordoned_by_us=False))
+    decision = decide(resource, observe(make_cloud_resource(resource, "ACTIVE"), members=members))
+    assert decision.actions == (Uncordon(member=ours), *LETS_GO)
+    assert decision.events[0].reason == "Retained"
+
+
+@pytest.mark.parametrize("verb", ["Delete", ""])
+def test_what_the_cloud_deletes_already_is_not_said_to_stay(verb: str) -> None:
+    state = QueuedResourceState.ACTIVE if verb else QueuedResourceState.DELETING
+    resource = deleting(state, deletion_policy="Retain")
+    if verb:
+        resource = with_status(resource, operation=CloudOperation(name="op", verb=verb, start_time=0))
+    (event,) = decide(resource, observe()).events
+    assert "goes on" in event.message
+    assert "stay" not in event.message

@@ -1,0 +1,177 @@
+"""Test what a deletion or recreation meets at Node objects: refused writes, cordons of others, pods that save."""
+
+import contextlib
+from typing import Any
+
+import pytest
+
+from fake_cluster.queued_resources import PLACE
+from fake_cluster.resource_world import ResourceWorld, active
+from stepkeeper_operator.errors import ApiError, InvalidObjectError
+
+N_HOSTS = 4
+WEBHOOK = ApiError(403, "webhook nodes.corp says no")
+NODE_REFUSALS = {
+    "forbidden": ApiError(403, "DELETE /api/v1/nodes/a: 403 Forbidden User cannot delete resource nodes"),
+    "webhook": InvalidObjectError(403, 'admission webhook "nodes.corp" denied the request'),
+    "webhook is down": ApiError(500, 'InternalError failed calling webhook "nodes.corp": no route to host'),
+}
+by_either = pytest.mark.parametrize("deleted", [True, False], ids=["its own deletion", "its end"])
+
+
+def end(world: ResourceWorld, *, deleted: bool) -> None:
+    if deleted:
+        world.delete()
+    else:
+        world.cloud.fail("team-v5e", "INTERNAL", "it broke")
+        world.now += 30  # a list from before isn't taken any more
+
+
+@by_either
+async def test_a_refused_cordon_is_told_and_holds_no_deletion_up(*, deleted: bool) -> None:
+    world = await active()
+    world.cluster.refusals["patch", "nodes"] = WEBHOOK
+    end(world, deleted=deleted)
+    for _ in range(3):
+        await world.reconcile()
+    assert world.cloud.resources[PLACE, "team-v5e"].state == "DELETING"
+    assert world.condition("Degraded") == ("True", "CordonRefused")
+    assert world.events.count("CordonRefused") == 1
+    assert "webhook nodes.corp says no" in world.message("Degraded")
+    await world.run(20)
+    assert "team-v5e" not in world.ours
+    assert (world.raw is None) is deleted
+    if world.raw is not None:
+        assert world.condition("Degraded") == ("False", "AsExpected")
+
+
+@pytest.mark.parametrize("refusal", NODE_REFUSALS.values(), ids=NODE_REFUSALS)
+@by_either
+async def test_a_refused_deletion_of_a_node_is_told_with_what_to_do(
+    refusal: ApiError, *, deleted: bool
+) -> None:
+    world = await active(hosts_per_node=2)
+    world.cluster.refusals["delete", "nodes"] = refusal
+    end(world, deleted=deleted)
+    await world.run(20)
+    assert world.raw is not None
+    assert world.ours == [], "nothing is made anew beside what is left"
+    assert world.condition("Degraded") == ("True", "NodeDeletionRefused")
+    assert world.events.count("NodeDeletionRefused") == 1
+    assert str(refusal) in world.message("Degraded")
+    assert "kubectl delete node" in world.message("Degraded")
+    asked = {w.name for w in world.cluster.writes if (w.verb, w.plural) == ("delete", "nodes")}
+    assert len(asked) == 2, "one refusal keeps no other node from being asked for"
+    del world.cluster.refusals["delete", "nodes"]
+    await world.run(40)
+    assert (world.raw is None) is deleted
+    if world.raw is not None:
+        assert world.condition("Degraded") == ("False", "AsExpected")
+        assert world.ours == ["team-v5e-r1"]
+
+
+async def test_a_passing_error_of_a_nodes_deletion_is_tried_again_and_not_told() -> None:
+    world = await active()
+    world.cluster.refusals["delete", "nodes"] = ApiError(0, "no answer within 30 s")
+    world.delete()
+    for _ in range(6):
+        with contextlib.suppress(ApiError):
+            await world.reconcile()
+        world.step()
+    assert world.condition("Degraded") == ("False", "AsExpected")
+    del world.cluster.refusals["delete", "nodes"]
+    await world.run(4)
+    assert world.raw is None
+
+
+async def play_hours(world: ResourceWorld, verb: str) -> list[float]:
+    """Let the operator work for two hours, a look whenever it wants one; return when it asked for changes of nodes."""
+    asked_s: list[float] = []
+    began = world.now
+    while world.now - began < 7_200:
+        world.cluster.writes.clear()
+        wait_s = await world.reconcile()
+        n_asked = sum((write.verb, write.plural) == (verb, "nodes") for write in world.cluster.writes)
+        asked_s += [world.now - began] * n_asked
+        world.step(max(1.0, wait_s or 60.0))
+    return asked_s
+
+
+async def test_refused_deletions_of_nodes_are_asked_for_ever_less_often() -> None:
+    world = await active(hosts_per_node=N_HOSTS)
+    world.cluster.refusals["delete", "nodes"] = NODE_REFUSALS["forbidden"]
+    world.delete()
+    asked_s = await play_hours(world, "delete")
+    at_first = [at_s for at_s in asked_s if at_s <= asked_s[0] + 30]
+    assert len(at_first) >= 3 * N_HOSTS, "a right that comes late is used soon"
+    in_last_hour = [at_s for at_s in asked_s if at_s > 3_600]
+    assert 10 * N_HOSTS <= len(in_last_hour) <= 13 * N_HOSTS, "each every five minutes"
+
+
+async def test_refused_cordons_of_nodes_are_asked_for_ever_less_often() -> None:
+    world = await active(hosts_per_node=N_HOSTS)
+    world.cluster.refusals["patch", "nodes"] = WEBHOOK
+    world.cluster.refusals["evict", "pods"] = ApiError(429, "a disruption budget forbids it")
+    world.add_pod(world.hosts[0])
+    world.delete()
+    for _ in range(3):
+        await world.reconcile()
+    assert "evict" in [write.verb for write in world.cluster.writes], "its pod is told to end all the same"
+    n_asked = len(await play_hours(world, "patch"))
+    assert 3 * N_HOSTS <= n_asked <= 12 * N_HOSTS, "while its pod has ten minutes to end"
+    assert world.raw is None
+
+
+async def test_a_last_look_that_fails_is_taken_again_before_anything_is_deleted() -> None:
+    world = await active()
+    world.sync_hosts = lambda *_: None  # type: ignore[method-assign]
+    asked: list[str] = []
+    world.cloud.on_request = lambda verb, _: asked.append(verb)
+    world.cloud.inject_error("GetQueuedResource", "UNAVAILABLE", message="down")
+    world.delete()
+    await world.run(1)
+    assert asked == []
+    await world.run(8)
+    assert asked == ["delete"]
+
+
+def unschedulable(world: ResourceWorld) -> list[bool]:
+    nodes = world.cluster.list_objects("nodes")
+    return [raw["spec"].get("unschedulable", False) for raw in nodes]
+
+
+async def draining(**spec: Any) -> ResourceWorld:
+    """Make one of two slices with a pod that saves on the first; somebody else has cordoned the second's node."""
+    world = await active(node={"count": 2}, **spec)
+    theirs = world.cluster.objects["nodes", None, "team-v5e-1-w0"]
+    world.cluster.put("nodes", {**theirs, "spec": {"unschedulable": True}})
+    world.add_pod("team-v5e-0-w0")
+    return world
+
+
+@pytest.mark.parametrize("kill_at", [None, 0, 1, 2])
+async def test_retain_in_the_midst_of_a_deletion_uncordons_what_we_cordoned(kill_at: int | None) -> None:
+    world = await draining()
+    world.delete()
+    await world.run(1)
+    assert unschedulable(world) == [True, True]
+    world.edit(deletionPolicy="Retain")
+    world.kill_at, world.kill_before = kill_at, False
+    await world.run(3)
+    assert world.raw is None
+    assert unschedulable(world) == [False, True]
+    node = world.cluster.objects["nodes", None, "team-v5e-0-w0"]
+    assert not node["metadata"].get("annotations")
+    assert (PLACE, "team-v5e") in world.cloud.resources
+
+
+async def test_a_retained_object_that_is_deleted_in_the_midst_of_a_drain_leaves_no_cordon() -> None:
+    world = await draining(deletion_policy="Retain", update_policy="Recreate")
+    world.edit(node={"count": 2, "acceleratorType": "v5litepod-4", "runtimeVersion": "x"})
+    await world.run(2)
+    assert unschedulable(world)[0]
+    world.delete()
+    world.restart_operator()
+    await world.run(2)
+    assert world.raw is None
+    assert unschedulable(world) == [False, True]

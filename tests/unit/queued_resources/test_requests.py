@@ -1,0 +1,155 @@
+"""Test what is asked of the cloud: names, labels, fields, the API's version, and what counts as another wish."""
+
+from typing import Any
+
+import pytest
+
+from fake_cluster.queued_resources import (
+    created,
+    decide,
+    make_cloud_resource,
+    make_node,
+    make_resource,
+    observe,
+)
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion
+from stepkeeper_operator.queued_resources.naming import (
+    make_cloud_id,
+    make_node_ids,
+    parse_cloud_name,
+    parse_number,
+)
+from stepkeeper_operator.queued_resources.request import build_request, choose_api_version, hash_spec
+
+GUARANTEED: dict[str, Any] = {"tier": {"guaranteed": {}}}
+RESERVED: dict[str, Any] = {"tier": {"guaranteed": {"reserved": True}}}
+OFF = {"node": {"autocheckpointEnabled": False}}
+RESERVATIONS = "projects/my-project/locations/us-central2-b/reservations"
+
+
+@pytest.mark.parametrize(
+    ("spec", "version", "why"),
+    [
+        ({"tier": {"spot": {}}}, ApiVersion.V2, "v2"),
+        (GUARANTEED, ApiVersion.V2ALPHA1, "autocheckpoint"),
+        (GUARANTEED | OFF, ApiVersion.V2, "nothing in the spec"),
+        ({"tier": {"bestEffort": {}}}, ApiVersion.V2ALPHA1, "bestEffort"),
+        (RESERVED | OFF, ApiVersion.V2ALPHA1, "reserved"),
+    ],
+)
+def test_the_version_of_the_api_follows_from_the_spec(
+    spec: dict[str, Any], version: ApiVersion, why: str
+) -> None:
+    chosen, reason = choose_api_version(make_resource(**spec).spec)
+    assert chosen is version
+    assert why in reason
+
+
+def test_names_are_stable_bounded_and_readable_back() -> None:
+    assert make_cloud_id("team", "v5e", 0) == "team-v5e"
+    assert make_cloud_id("team", "v5e", 12) == "team-v5e-r12"
+    assert parse_number("team", "v5e", "team-v5e-r12") == 12
+    assert parse_number("team", "v5e", "team-v5e2") is None
+    assert make_cloud_id("1st", "x", 0)[0].isalpha()
+    long = make_cloud_id("n" * 63, "q" * 40, 999)
+    assert len(f"{long}-255") <= 63
+    assert long != make_cloud_id("n" * 63, "q" * 39, 999)
+    parsed = parse_cloud_name("projects/p/locations/z/queuedResources/i")
+    assert parsed is not None
+    assert (parsed[0].project, parsed[0].zone, parsed[1]) == ("p", "z", "i")
+
+
+def test_the_request_names_owner_labels_and_script() -> None:
+    resource = make_resource(
+        node={
+            "count": 2,
+            "labels": {"team": "a"},
+            "metadata": {"k": "v"},
+            "network": {"network": "net"},
+            "serviceAccount": {"email": "x@y.iam"},
+            "dataDisks": [{"sourceDisk": "d", "mode": "ReadWrite"}],
+            "secureBoot": True,
+            "autocheckpointEnabled": True,
+        },
+        queueing={"validUntilSeconds": 600},
+    )
+    request = build_request(resource, number=1, cluster_id="c", script="#!/bin/sh")
+    assert request.node["labels"] == {
+        "team": "a",
+        "stepkeeper-cluster": "c",
+        "stepkeeper-namespace": "team",
+        "stepkeeper-name": "v5e",
+        "stepkeeper-uid": "uid-1",
+    }
+    assert request.node["metadata"]["startup-script"] == "#!/bin/sh"
+    assert "stepkeeper.dev/queued-resource-uid=uid-1" in request.node["metadata"]["stepkeeper-node-labels"]
+    assert request.node["network_config"] == {"network": "net"}
+    assert request.node["data_disks"] == [{"source_disk": "d", "mode": "READ_WRITE"}]
+    assert request.node["shielded_instance_config"] == {"enable_secure_boot": True}
+    assert request.node["autocheckpoint_enabled"] is True
+    assert request.queueing == {"valid_until_duration": "600s"}
+    assert request.node_ids == ("team-v5e-r1-0", "team-v5e-r1-1")
+    assert make_node_ids(resource, "x") == (("x-0", "x-1"), "x")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        GUARANTEED,
+        {"node": {"runtimeVersion": "x"}},
+        {"reservation_name": "r"},
+        {"queueing": {"validUntilSeconds": 600}},
+    ],
+)
+def test_the_hash_changes_with_what_the_cloud_cannot_change(spec: dict[str, Any]) -> None:
+    assert hash_spec(make_resource(**spec).spec) != hash_spec(make_resource().spec)
+
+
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+ACCOUNT, DISK, SECRET = {"email": "a@b.iam"}, {"sourceDisk": "d"}, {"name": "s"}
+SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "another policy": ({}, {"deletion_policy": "Retain", "join_timeout_seconds": 100}),
+    "a count of one": ({}, {"node": {"count": 1}}),
+    "autocheckpoint on, guaranteed": (GUARANTEED, {**GUARANTEED, "node": {"autocheckpointEnabled": True}}),
+    "autocheckpoint off, spot": ({}, OFF),
+    "an empty network": ({}, {"node": {"network": {}}}),
+    "the default network": ({}, {"node": {"network": {"network": "default"}}}),
+    "flags of the network": ({}, {"node": {"network": {"externalIps": False, "canIpForward": False}}}),
+    "no secure boot": ({}, {"node": {"secureBoot": False}}),
+    "no queueing limits": ({}, {"queueing": {}}),
+    "not reserved": (GUARANTEED, {"tier": {"guaranteed": {"reserved": False}}}),
+    "empty collections": ({}, {"node": {"labels": {}, "tags": [], "metadata": {}, "dataDisks": []}}),
+    "a disk's mode": (
+        {"node": {"dataDisks": [DISK]}},
+        {"node": {"dataDisks": [{**DISK, "mode": "ReadOnly"}]}},
+    ),
+    "an account's scopes": (
+        {"node": {"serviceAccount": ACCOUNT}},
+        {"node": {"serviceAccount": {**ACCOUNT, "scopes": [SCOPE]}}},
+    ),
+    "the path of a reservation": (
+        {**RESERVED, "reservationName": "r"},
+        {**RESERVED, "reservationName": f"{RESERVATIONS}/r"},
+    ),
+    "another order of a set": ({"node": {"tags": ["a", "b"]}}, {"node": {"tags": ["b", "a"]}}),
+    "a script's key": (
+        {"node": {"startupScriptSecretRef": SECRET}},
+        {"node": {"startupScriptSecretRef": {**SECRET, "key": "startup-script"}}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("short", "written_out"), SAME.values(), ids=SAME)
+def test_a_written_out_default_is_no_change_of_the_spec(
+    short: dict[str, Any], written_out: dict[str, Any]
+) -> None:
+    before = created(QueuedResourceState.ACTIVE, updatePolicy="Recreate", **short)
+    resource = make_resource(before.status, updatePolicy="Recreate", **written_out)
+    assert hash_spec(before.spec) == hash_spec(resource.spec)
+    cloud = make_cloud_resource(before, "ACTIVE")
+    decision = decide(resource, observe(cloud, nodes=[make_node(cloud)]))
+    assert decision.actions == ()
+    assert not decision.status.bookkeeping.removing
+    asked = build_request(resource, number=0, cluster_id="c", script=None)
+    assert asked.request_id == build_request(before, number=0, cluster_id="c", script=None).request_id
