@@ -16,6 +16,7 @@ from stepkeeper_operator.policy.circumstances import Circumstances
 __all__ = [
     "EARLIER",
     "EVICTION",
+    "FAILURE",
     "FILE",
     "KNOWS",
     "KUBELET",
@@ -30,6 +31,7 @@ __all__ = [
     "word",
 ]
 
+FAILURE: Final = "ApplicationError"
 KUBELET: Final = "TerminationByKubelet"
 EVICTION: Final = "EvictionByEvictionAPI"
 TOLD: Final[dict[str, Any]] = {"deadline": 430.0}
@@ -78,7 +80,9 @@ def killed(rank: int, at: float = 401.0) -> Pod:
 
 def case(name: str, cause: str, *pods: Pod, said: str = "", **more: Any) -> Any:
     """Make a row. `guess` is for an end that later evidence may explain better."""
-    judged = cause, not more.pop("guess", False), more.pop("verdict", Verdict.RESTART)
+    verdict = Verdict.FATAL if more.pop("fatal", False) else Verdict.RESTART
+    verdict = Verdict.FENCED if cause == "Fenced" else verdict
+    judged = cause, not more.pop("guess", False), verdict
     return pytest.param(pods, more, judged, said, id=name)
 
 

@@ -1,10 +1,14 @@
 """What happens to jobs in a world, and what their status then says."""
 
+from collections.abc import Mapping
+
+import pytest
+
 from fake_cluster.kubelets import termination_message
 from fake_cluster.world import World
 from stepkeeper_operator.api.v1alpha1.conditions import Condition, Phase
 
-__all__ = ["condition_of", "count_restarts", "disrupt", "end_pods", "fail", "message_of", "run_job"]
+__all__ = ["condition_of", "count_restarts", "disrupt", "end_pods", "fail", "message_of", "run_job", "table"]
 
 
 async def run_job(*, spot: bool = False, **spec: object) -> World:
@@ -47,3 +51,8 @@ def message_of(world: World, kind: str) -> str:
 def count_restarts(world: World) -> dict[str, tuple[int, int]]:
     """Return how many restarts each cause had, and how many of these count towards a limit."""
     return {each.cause: (each.count, each.counted_towards_limit) for each in world.status.restarts.by_cause}
+
+
+def table(names: str, rows: Mapping[str, tuple[object, ...]]) -> pytest.MarkDecorator:
+    """Parametrize a test by rows, each under what it is about."""
+    return pytest.mark.parametrize([name.strip() for name in names.split(",")], rows.values(), ids=rows)

@@ -5,7 +5,7 @@ from typing import Any, Final
 import pytest
 
 from fake_cluster.facts import make_job, make_jobset
-from fake_cluster.stories import fail, message_of, run_job
+from fake_cluster.stories import fail, message_of, run_job, table
 from fake_cluster.world import World, training_job
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.facts import ConfigMap, read_job_root
@@ -128,22 +128,20 @@ AT_CLAIM: Final = ("claim", "default", "runs", "lm")
 DATA: Final = "file:///data/lm"
 
 
-@pytest.mark.parametrize(
-    ("source", "uri", "mount", "place"),
-    [
-        pytest.param(CLAIM, DATA, {}, AT_CLAIM, id="claim"),
-        pytest.param(CLAIM, DATA, {"subPath": "a"}, ("claim", "default", "runs", "a", "lm"), id="subPath"),
-        pytest.param({"hostPath": {"path": "/mnt/"}}, DATA, {}, ("host", "mnt", "lm"), id="host"),
-        pytest.param(
-            {"nfs": {"server": "10.0.0.2", "path": "/x"}}, DATA, {}, ("nfs", "10.0.0.2", "x", "lm"), id="nfs"
-        ),
-        pytest.param({"emptyDir": {}}, DATA, {}, None, id="a pod's own"),
-        pytest.param(CLAIM, DATA, {"subPathExpr": "$(POD)"}, None, id="subPathExpr"),
-        pytest.param(CLAIM, "file:///elsewhere/lm", {}, None, id="no volume"),
-        pytest.param(CLAIM, "file:///data/../data/lm", {}, AT_CLAIM, id="a path in curves"),
-        pytest.param(CLAIM, "s3://b/lm", {}, None, id="no uri of ours"),
-        pytest.param(CLAIM, "gs://[b", {}, None, id="no uri at all"),
-    ],
+@table(
+    "source, uri, mount, place",
+    {
+        "claim": (CLAIM, DATA, {}, AT_CLAIM),
+        "subPath": (CLAIM, DATA, {"subPath": "a"}, ("claim", "default", "runs", "a", "lm")),
+        "host": ({"hostPath": {"path": "/mnt/"}}, DATA, {}, ("host", "mnt", "lm")),
+        "nfs": ({"nfs": {"server": "10.0.0.2", "path": "/x"}}, DATA, {}, ("nfs", "10.0.0.2", "x", "lm")),
+        "a pod's own": ({"emptyDir": {}}, DATA, {}, None),
+        "subPathExpr": (CLAIM, DATA, {"subPathExpr": "$(POD)"}, None),
+        "no volume": (CLAIM, "file:///elsewhere/lm", {}, None),
+        "a path in curves": (CLAIM, "file:///data/../data/lm", {}, AT_CLAIM),
+        "no uri of ours": (CLAIM, "s3://b/lm", {}, None),
+        "no uri at all": (CLAIM, "gs://[b", {}, None),
+    },
 )
 def test_a_file_root_is_known_by_its_volume_and_folder(
     source: dict[str, Any], uri: str, mount: dict[str, Any], place: tuple[str, ...] | None

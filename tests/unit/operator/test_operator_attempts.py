@@ -11,6 +11,7 @@ from fake_cluster.facts import make_history as history
 from fake_cluster.facts import make_jobset as jobset
 from fake_cluster.facts import make_pod as pod
 from fake_cluster.kubelets import training_report
+from fake_cluster.stories import table
 from stepkeeper.contract import Cause, Termination
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_ATTEMPTS, Attempt, Bookkeeping
 from stepkeeper_operator.cache.evidence import AttemptEvidence
@@ -45,32 +46,32 @@ def found_uids(since: int | None, *pods: Pod, jobs: tuple[BatchJob, ...] = ()) -
 NEW: Final = pod(created_at=300.0, uid="new")
 
 
-@pytest.mark.parametrize(
-    ("before", "kept"),
-    [
-        pytest.param(ended(0, **EVICTED), False, id="exited 0"),
-        pytest.param(ended(1), True, id="failed"),
-        pytest.param(pod(deadline=330.0), True, id="still stops"),
-        pytest.param(ended(143, deadline=330.0), True, id="was killed"),
-    ],
+@table(
+    "before, kept",
+    {
+        "exited 0": (ended(0, **EVICTED), False),
+        "failed": (ended(1), True),
+        "still stops": (pod(deadline=330.0), True),
+        "was killed": (ended(143, deadline=330.0), True),
+    },
 )
 def test_a_pod_whose_place_another_took_is_evidence_unless_it(before: Pod, *, kept: bool) -> None:
     assert found_uids(None, before, NEW, pod(1)) == {"new", "p1"} | ({"p0"} if kept else set())
 
 
-@pytest.mark.parametrize(
-    ("other", "own"),
-    [
-        pytest.param(pod(1, created_at=200.0), True, id="was made later"),
-        pytest.param(ended(1, 1, created_at=200.0, at=201.0), True, id="was made later and has ended"),
-        pytest.param(pod(1, created_at=200.0, deadline=200.0), True, id="was made later, and told to end"),
-        pytest.param(pod(1), True, id="runs on"),
-        pytest.param(pod(1, deadline=260.0), True, id="was told to end later"),
-        pytest.param(pod(1, deadline=220.0), False, id="was told to end before"),
-        pytest.param(ended(1, 1, at=250.0), True, id="ended later"),
-        pytest.param(ended(1, 1, at=150.0), False, id="ended before"),
-        pytest.param(ended(1, 1, at=None), False, id="ended at a time that is not known"),
-    ],
+@table(
+    "other, own",
+    {
+        "was made later": (pod(1, created_at=200.0), True),
+        "was made later and has ended": (ended(1, 1, created_at=200.0, at=201.0), True),
+        "was made later, and told to end": (pod(1, created_at=200.0, deadline=200.0), True),
+        "runs on": (pod(1), True),
+        "was told to end later": (pod(1, deadline=260.0), True),
+        "was told to end before": (pod(1, deadline=220.0), False),
+        "ended later": (ended(1, 1, at=250.0), True),
+        "ended before": (ended(1, 1, at=150.0), False),
+        "ended at a time that is not known": (ended(1, 1, at=None), False),
+    },
 )
 def test_a_pod_is_of_the_attempt_after_a_resumption_if_it(other: Pod, *, own: bool) -> None:
     assert attempt_evidence.is_of_attempt(other, 200) is own
@@ -111,15 +112,15 @@ def test_a_report_is_of_the_last_attempt_by_its_ordinal_and_its_time(
     assert (attempt_evidence.find_current_report(Observed(report=last), known) is last) is own
 
 
-@pytest.mark.parametrize(
-    ("pods", "n_done"),
-    [
-        pytest.param((ended(0), pod(1)), 1, id="exited 0"),
-        pytest.param((ended(0, created_at=50.0, uid="old"), pod(), pod(1)), 0, id="was replaced"),
-        pytest.param((ended(0, termination=Termination(code=75)), pod(1)), 0, id="said that it had saved"),
-        pytest.param((ended(0, deadline=430.0), pod(1)), 0, id="was told to stop"),
-        pytest.param((ended(1), pod(1)), 0, id="failed"),
-    ],
+@table(
+    "pods, n_done",
+    {
+        "exited 0": ((ended(0), pod(1)), 1),
+        "was replaced": ((ended(0, created_at=50.0, uid="old"), pod(), pod(1)), 0),
+        "said that it had saved": ((ended(0, termination=Termination(code=75)), pod(1)), 0),
+        "was told to stop": ((ended(0, deadline=430.0), pod(1)), 0),
+        "failed": ((ended(1), pod(1)), 0),
+    },
 )
 def test_a_pod_is_done_that(pods: tuple[Pod, ...], n_done: int) -> None:
     assert attempt_evidence.find_done(seen(*pods), history(RUNNING))[0] == n_done
@@ -129,28 +130,20 @@ OLD: Final = ended(143, deadline=430.0)
 NEXT: Final = pod(created_at=520.0, uid="new")
 
 
-@pytest.mark.parametrize(
-    ("last", "observed", "since"),
-    [
-        pytest.param(ENDED, seen(OLD, NEXT, pod(1)), 520, id="pods that took places"),
-        pytest.param(ENDED, seen(NEXT, pod(1)), 500, id="pods, the old one was not seen"),
-        pytest.param(ENDED, seen(OLD, NEXT, ended(0, 1)), 520, id="pods, one is done"),
-        pytest.param(
-            ENDED, seen(OLD, NEXT, ended(0, 1), present=(NEXT,)), 520, id="pods, one is done and gone"
-        ),
-        pytest.param(RUNNING, seen(OLD, NEXT, pod(1)), None, id="no pods of an attempt that runs"),
-        pytest.param(ENDED, seen(OLD, NEXT, ended(1, 1)), None, id="no pods of which one has failed"),
-        pytest.param(
-            ENDED, seen(OLD, NEXT, pod(1, deadline=530.0)), None, id="no pods of which one has to end"
-        ),
-        pytest.param(ENDED, seen(ended(0), ended(0, 1)), None, id="no pods that are all done"),
-        pytest.param(
-            ENDED, seen(OLD, NEXT, pod(1), present=(NEXT,)), None, id="no pods of which one is gone"
-        ),
-        pytest.param(
-            ENDED, seen(OLD, NEXT, pod(1), jobs=(failed_job(),)), None, id="no pods of a failed Job"
-        ),
-    ],
+@table(
+    "last, observed, since",
+    {
+        "pods that took places": (ENDED, seen(OLD, NEXT, pod(1)), 520),
+        "pods, the old one was not seen": (ENDED, seen(NEXT, pod(1)), 500),
+        "pods, one is done": (ENDED, seen(OLD, NEXT, ended(0, 1)), 520),
+        "pods, one is done and gone": (ENDED, seen(OLD, NEXT, ended(0, 1), present=(NEXT,)), 520),
+        "no pods of an attempt that runs": (RUNNING, seen(OLD, NEXT, pod(1)), None),
+        "no pods of which one has failed": (ENDED, seen(OLD, NEXT, ended(1, 1)), None),
+        "no pods of which one has to end": (ENDED, seen(OLD, NEXT, pod(1, deadline=530.0)), None),
+        "no pods that are all done": (ENDED, seen(ended(0), ended(0, 1)), None),
+        "no pods of which one is gone": (ENDED, seen(OLD, NEXT, pod(1), present=(NEXT,)), None),
+        "no pods of a failed Job": (ENDED, seen(OLD, NEXT, pod(1), jobs=(failed_job(),)), None),
+    },
 )
 def test_an_attempt_begins_in_place_with(last: Attempt, observed: Observed, since: int | None) -> None:
     assert attempt_evidence.find_new_pods(history(last), observed) == since
@@ -168,23 +161,19 @@ def test_an_attempt_begins_with_its_first_pod_and_runs_down_until_its_last_one_h
         assert attempt_evidence.runs_down(history(RUNNING), observed) is down
 
 
-@pytest.mark.parametrize(
-    ("pods", "said", "failure"),
-    [
-        pytest.param((ended(1),), None, True, id="a pod that failed"),
-        pytest.param((pod(),), None, None, id="no end"),
-        pytest.param((ended(1), ended(75, 1)), None, False, id="one that saved"),
-        pytest.param((ended(1, **EVICTED),), None, False, id="a disruption"),
-        pytest.param((ended(137, hang=True),), None, False, id="a hang"),
-        pytest.param((ended(75),), "it has reached its limit", True, id="a Job that says nothing of a save"),
-        pytest.param(
-            (ended(1),), "has condition DisruptionTarget", False, id="a Job that tells of a condition"
-        ),
-        pytest.param(
-            (ended(1),), "failed with exit code 75 matching", False, id="a Job that tells of a save"
-        ),
-        pytest.param((ended(1),), "failed with exit code 1 matching", True, id="a Job that tells of a code"),
-    ],
+@table(
+    "pods, said, failure",
+    {
+        "a pod that failed": ((ended(1),), None, True),
+        "no end": ((pod(),), None, None),
+        "one that saved": ((ended(1), ended(75, 1)), None, False),
+        "a disruption": ((ended(1, **EVICTED),), None, False),
+        "a hang": ((ended(137, hang=True),), None, False),
+        "a Job that says nothing of a save": ((ended(75),), "it has reached its limit", True),
+        "a Job that tells of a condition": ((ended(1),), "has condition DisruptionTarget", False),
+        "a Job that tells of a save": ((ended(1),), "failed with exit code 75 matching", False),
+        "a Job that tells of a code": ((ended(1),), "failed with exit code 1 matching", True),
+    },
 )
 def test_jobset_counts_as_a_failure(pods: tuple[Pod, ...], said: str | None, *, failure: bool | None) -> None:
     jobs = () if said is None else (failed_job(message=said),)
@@ -213,19 +202,19 @@ def test_only_so_many_attempts_are_kept_and_messages_are_cut() -> None:
     assert closed.attempts[-1].message == "é" * attempts.MESSAGE_LIMIT
 
 
-@pytest.mark.parametrize(
-    ("pods", "end"),
-    [
-        pytest.param((ended(0, at=200.0), ended(1, 1), ended(143, 2, at=401.0)), 400, id="its first failure"),
-        pytest.param((ended(0, at=200.0), ended(0, 1)), 400, id="its last pod"),
-        pytest.param((ended(0, at=200.0), pod(1)), 1000, id="now while a pod runs"),
-        pytest.param((ended(1, phase="Running"),), 1000, id="now while another container runs"),
-        pytest.param((ended(1, at=2000.0),), 1000, id="now by a clock that is ahead"),
-        pytest.param((ended(1, at=50.0),), 100, id="its start by a clock that is behind"),
-        pytest.param((ended(0, termination=Termination(code=1)), pod(1)), 400, id="a failure behind a shell"),
-        pytest.param((ended(1, at=None),), 1000, id="now where no time is given"),
-        pytest.param((), 1000, id="now where nothing was seen"),
-    ],
+@table(
+    "pods, end",
+    {
+        "its first failure": ((ended(0, at=200.0), ended(1, 1), ended(143, 2, at=401.0)), 400),
+        "its last pod": ((ended(0, at=200.0), ended(0, 1)), 400),
+        "now while a pod runs": ((ended(0, at=200.0), pod(1)), 1000),
+        "now while another container runs": ((ended(1, phase="Running"),), 1000),
+        "now by a clock that is ahead": ((ended(1, at=2000.0),), 1000),
+        "its start by a clock that is behind": ((ended(1, at=50.0),), 100),
+        "a failure behind a shell": ((ended(0, termination=Termination(code=1)), pod(1)), 400),
+        "now where no time is given": ((ended(1, at=None),), 1000),
+        "now where nothing was seen": ((), 1000),
+    },
 )
 def test_an_attempt_ends_with(pods: tuple[Pod, ...], end: int) -> None:
     evidence = AttemptEvidence(ordinal=(0, 0), pods=pods)
@@ -270,17 +259,17 @@ def test_nothing_begins_in_a_jobset_that_is(state: str) -> None:
 LATER: Final = jobset(resumed_at=700.0)
 
 
-@pytest.mark.parametrize(
-    ("known", "of", "since"),
-    [
-        pytest.param((SUSPENDED,), LATER, 700, id="after a suspension"),
-        pytest.param((ENDED,), LATER, 700, id="after another end"),
-        pytest.param((), LATER, 700, id="at first"),
-        pytest.param((SUSPENDED,), jobset(), 1000, id="at a time that JobSet doesn't say"),
-        pytest.param((SUSPENDED,), jobset(resumed_at=500.0), 500, id="in the second of the suspension"),
-        pytest.param((ENDED,), jobset(resumed_at=50.0), None, id="long before the end"),
-        pytest.param((ENDED,), jobset(), None, id="by JobSet's restart"),
-    ],
+@table(
+    "known, of, since",
+    {
+        "after a suspension": ((SUSPENDED,), LATER, 700),
+        "after another end": ((ENDED,), LATER, 700),
+        "at first": ((), LATER, 700),
+        "at a time that JobSet doesn't say": ((SUSPENDED,), jobset(), 1000),
+        "in the second of the suspension": ((SUSPENDED,), jobset(resumed_at=500.0), 500),
+        "long before the end": ((ENDED,), jobset(resumed_at=50.0), None),
+        "by JobSet's restart": ((ENDED,), jobset(), None),
+    },
 )
 def test_a_resumption_is_an_attempt_from_the_time_that_jobset_says(
     known: tuple[Attempt, ...], of: JobSet, since: int | None

@@ -185,18 +185,6 @@ async def test_the_job_ends_with(
     assert await world.record_writes(rounds=3) == []
 
 
-async def test_a_fatal_code_that_the_watches_tell_of_after_the_restart_ends_the_job() -> None:
-    world = await run_job(restarts=FATAL)
-    world.delay_watches("pods", "jobs")
-    fail(world, said=42)
-    world.controllers.sync()
-    await world.reconcile()
-    assert world.causes == ["ApplicationError", None]
-    world.deliver_watches()
-    await world.run_until_settled()
-    assert world.condition("Failed") == (ConditionStatus.TRUE, "FatalExitCode")
-
-
 async def test_a_lower_budget_ends_no_attempt_that_was_allowed_to_start() -> None:
     world = await run_job(spot=True)
     for end in (fail, World.preempt) * 2:

@@ -7,6 +7,7 @@ import pytest
 
 from fake_cluster.cause_rows import (
     EARLIER,
+    FAILURE,
     FILE,
     KUBELET,
     PEER,
@@ -21,6 +22,7 @@ from fake_cluster.cause_rows import (
 )
 from fake_cluster.facts import make_ended_pod as ended
 from fake_cluster.facts import make_pod as pod
+from fake_cluster.stories import table
 from stepkeeper.contract import Cause, ExitCode
 from stepkeeper_operator.cache.evidence import EvidenceCache
 from stepkeeper_operator.facts import Pod
@@ -31,43 +33,25 @@ from stepkeeper_operator.policy.causes.finding import Finding, Verdict
 from stepkeeper_operator.policy.causes.losses import attribute_to_loss
 from stepkeeper_operator.policy.machines import MachinesLoss
 
+BAD: Final = word(1, error="ValueError: bad")
+OWNED: Final = word(ExitCode.FENCED, error="Traceback\nFencedError: owned by default/other")
+TOLD_BY_PEER: Final = ended(75, at=399.0, **PEER)
+NO_FATAL: Final[dict[str, Any]] = {"fatal_codes": frozenset()}
+MADE_UP: Final = "ContainerStatusUnknown"
 FAILURES: Final = (
-    case("an exit code", "ApplicationError", ended(1), killed(1), said="pod p0 exited with code 1"),
-    case("an exit code and a peer that lost it", "ApplicationError", ended(1), ended(78, 1, at=399.0)),
+    case("an exit code", FAILURE, ended(1), killed(1), said="pod p0 exited with code 1"),
+    case("an exit code and a peer that lost it", FAILURE, ended(1), ended(78, 1, at=399.0)),
     case(
-        "out of memory",
-        "ApplicationError",
-        ended(137, exit_reason="OOMKilled", **EARLIER),
-        said="OOMKilled",
-        fatal_codes=frozenset(),
+        "out of memory", FAILURE, ended(137, exit_reason="OOMKilled", **EARLIER), said="OOMKilled", **NO_FATAL
     ),
-    case(
-        "a liveness probe, a deletion later",
-        "ApplicationError",
-        ended(137, deadline=410.0, grace_s=0),
-        fatal_codes=frozenset(),
-    ),
-    case(
-        "its own limits", "ApplicationError", ended(137, reason="Evicted"), said="was evicted by its kubelet"
-    ),
+    case("a liveness probe, a deletion later", FAILURE, ended(137, deadline=410.0, grace_s=0), **NO_FATAL),
+    case("its own limits", FAILURE, ended(137, reason="Evicted"), said="was evicted"),
     case("its own limits and no end yet", "Requested", pod(reason="Evicted"), guess=True),
     case(
-        "two failures, the second first",
-        "ApplicationError",
-        ended(3, at=402.0),
-        ended(4, 1, at=401.0),
-        said="p1 exited with code 4",
+        "two failures, the second first", FAILURE, ended(3, at=402.0), ended(4, 1, at=401.0), said="p1 exited"
     ),
-    case(
-        "two failures, one without a time",
-        "ApplicationError",
-        ended(3, at=None),
-        ended(4, 1),
-        said="p1 exited with code 4",
-    ),
-    case(
-        "a sibling that its Job stopped saves", "ApplicationError", ended(1), ended(75, 1, at=402.0, **TOLD)
-    ),
+    case("two failures, one without a time", FAILURE, ended(3, at=None), ended(4, 1), said="p1 exited"),
+    case("a sibling that was stopped", FAILURE, ended(1), ended(75, 1, at=402.0, **TOLD)),
     case("a sibling that saved by itself", "Requested", ended(1), ended(75, 1, at=390.0, **FILE)),
     case(
         "lost peers, a sibling saves",
@@ -78,70 +62,33 @@ FAILURES: Final = (
         guess=True,
     ),
     case(
-        "a launcher stops workers of another host, a third one hears of it",
-        "ApplicationError",
+        "a launcher that stops another host's workers",
+        FAILURE,
         ended(75, 2, at=399.0, **PEER),
-        ended(1, 1, **word(1, error="ValueError: bad")),
+        ended(1, 1, **BAD),
         ended(1, at=401.0),
         said="ValueError: bad",
     ),
+    case("a failure after a peer saved", FAILURE, TOLD_BY_PEER, ended(1, 1)),
+    case("a failure after a peer saved, a peer reported", FAILURE, TOLD_BY_PEER, ended(1, 1), notice="peer"),
     case(
-        "a failure, a peer saves first, nothing reported",
-        "ApplicationError",
-        ended(75, at=399.0, **PEER),
-        ended(1, 1),
-    ),
-    case(
-        "a failure, a peer saves first and reported a peer",
-        "ApplicationError",
-        ended(75, at=399.0, **PEER),
-        ended(1, 1),
-        notice="peer",
-    ),
-    case(
-        "a failure, a peer saves first and reported a notice",
+        "a failure after a peer saved, a notice reported",
         "Requested",
-        ended(75, at=399.0, **PEER),
+        TOLD_BY_PEER,
         ended(1, 1),
         notice="file",
     ),
-    case(
-        "a notice and a save that failed, peers heard it",
-        "Requested",
-        ended(75, at=399.0, **PEER),
-        ended(1, 1, **word(1, notice="sigterm")),
-    ),
-    case("a signal that the others heard of", "Requested", ended(75, at=399.0, **PEER), ended(143, 1)),
-    case(
-        "a fatal code",
-        "ApplicationError",
-        ended(1, at=300.0),
-        ended(42, 1),
-        verdict=Verdict.FATAL,
-        said="p1 exited with code 42",
-    ),
-    case(
-        "a fatal code while it is stopped",
-        "ApplicationError",
-        ended(42, at=401.0, **TOLD),
-        verdict=Verdict.FATAL,
-    ),
+    case("a notice and no save", "Requested", TOLD_BY_PEER, ended(1, 1, **word(1, notice="sigterm"))),
+    case("a signal that the others heard of", "Requested", TOLD_BY_PEER, ended(143, 1)),
+    case("a fatal code", FAILURE, ended(1, at=300.0), ended(42, 1), fatal=True, said="p1 exited"),
+    case("a fatal code while it is stopped", FAILURE, ended(42, at=401.0, **TOLD), fatal=True),
     case("a signal's code while it is stopped", "Requested", ended(137, at=401.0, **TOLD)),
     case(
-        "a program's code while it is stopped",
-        "Requested",
-        ended(1, at=401.0, **TOLD),
-        said="pod p0 was deleted",
+        "a program's code while it is stopped", "Requested", ended(1, at=401.0, **TOLD), said="p0 was deleted"
     ),
     case("a fatal code with a disruption", "Maintenance", ended(42, disruption=KUBELET)),
-    case("another claim", "Fenced", ended(77), ended(1, 1, at=390.0), verdict=Verdict.FENCED),
-    case(
-        "another claim, said behind a shell",
-        "Fenced",
-        ended(1, **word(ExitCode.FENCED, error="Traceback\nFencedError: owned by default/other")),
-        verdict=Verdict.FENCED,
-        said="owned by default/other",
-    ),
+    case("another claim", "Fenced", ended(77), ended(1, 1, at=390.0)),
+    case("another claim, said behind a shell", "Fenced", ended(1, **OWNED), said="default/other"),
     case("another claim with a disruption", "Maintenance", ended(77, disruption=KUBELET)),
     case(
         "storage that gives no answer",
@@ -151,45 +98,36 @@ FAILURES: Final = (
     ),
     case(
         "an init container",
-        "ApplicationError",
+        FAILURE,
         pod(**side(3, said="no such file")),
         pod(1),
-        said="container 'side' of pod p0 exited with code 3: no such file",
+        said="pod p0 exited with code 3: no such file",
     ),
     case(
         "another container, the trainer was done",
-        "ApplicationError",
+        FAILURE,
         ended(0, **side(3, "StartError")),
         said="code 3 (StartError)",
     ),
     case(
         "another container in a pod that runs", "Requested", pod(**side(3) | {"phase": "Running"}), guess=True
     ),
+    case("another container beside a failure", FAILURE, ended(5, **side(3)), said="exited with code 5"),
     case(
-        "another container beside a trainer that failed",
-        "ApplicationError",
-        ended(5, **side(3)),
-        said="exited with code 5",
+        "another container beside lost peers", "NodeFailure", ended(78, **side(3)), committed=True, guess=True
     ),
-    case(
-        "another container beside a trainer that lost its peers",
-        "NodeFailure",
-        ended(78, **side(3)),
-        committed=True,
-        guess=True,
-    ),
-    case("another container beside a trainer that saved", "Requested", ended(75, **SIGTERM, **side(1))),
+    case("another container beside a save", "Requested", ended(75, **SIGTERM, **side(1))),
     case("an init container that is stopped", "Requested", pod(**side(143), **TOLD)),
     case("another container that is stopped", "Requested", ended(0, **side(143), **TOLD)),
     case(
-        "a pod that was never admitted",
+        "a pod not admitted",
         "NodeFailure",
         pod(phase="Failed", reason="UnexpectedAdmissionError"),
         said="UnexpectedAdmissionError",
         guess=True,
     ),
     case("one pod that goes on and one that is done", "Requested", pod(), ended(0, 1), guess=True),
-    case("lost peers", "ApplicationError", ended(78), ended(78, 1), said="pod p0 lost its peers", guess=True),
+    case("lost peers", FAILURE, ended(78), ended(78, 1), said="lost its peers", guess=True),
     case(
         "lost peers after a commit",
         "NodeFailure",
@@ -199,10 +137,10 @@ FAILURES: Final = (
         guess=True,
     ),
     case(
-        "lost peers in its error",
-        "ApplicationError",
-        ended(78, **word(78, error="Traceback\nrank 3 is gone")),
-        said=": rank 3 is gone",
+        "lost peers in an error",
+        FAILURE,
+        ended(78, **word(78, error="rank 3 is gone")),
+        said=": rank 3 is",
         guess=True,
     ),
 )
@@ -221,20 +159,20 @@ def test_the_first_failure_is_blamed_with_its_node_and_its_last_words() -> None:
     assert (finding.node, finding.message) == ("n2", "pod p1 exited with code 3: ValueError: bad")
 
 
-@pytest.mark.parametrize(
-    ("code", "reason", "at", "by_deletion"),
-    [
-        pytest.param(143, "Error", 401.0, True, id="a signal"),
-        pytest.param(143, "Error", 399.0, True, id="a signal by a clock that is behind"),
-        pytest.param(143, "Error", 398.0, False, id="a signal before it"),
-        pytest.param(143, "Error", None, True, id="a signal at a time that is not known"),
-        pytest.param(1, "Error", 400.0, True, id="a code of the program"),
-        pytest.param(1, "Error", 399.5, False, id="a code of the program before it"),
-        pytest.param(1, None, 401.0, True, id="a code without a reason"),
-        pytest.param(1, "ContainerCannotRun", 401.0, False, id="the kubelet's own reason"),
-        pytest.param(1, "Error", None, False, id="a code of the program at a time that is not known"),
-        pytest.param(137, "OOMKilled", 401.0, False, id="too little memory"),
-    ],
+@table(
+    "code, reason, at, by_deletion",
+    {
+        "a signal": (143, "Error", 401.0, True),
+        "a signal by a clock that is behind": (143, "Error", 399.0, True),
+        "a signal before it": (143, "Error", 398.0, False),
+        "a signal at a time that is not known": (143, "Error", None, True),
+        "a code of the program": (1, "Error", 400.0, True),
+        "a code of the program before it": (1, "Error", 399.5, False),
+        "a code without a reason": (1, None, 401.0, True),
+        "the kubelet's own reason": (1, "ContainerCannotRun", 401.0, False),
+        "a code of the program at a time that is not known": (1, "Error", None, False),
+        "too little memory": (137, "OOMKilled", 401.0, False),
+    },
 )
 def test_a_deletion_ended_a_container_with(
     code: int, reason: str | None, at: float | None, *, by_deletion: bool
@@ -247,17 +185,17 @@ def test_a_deletion_ended_a_container_with(
     assert pod_ends.was_killed(pod(phase="Failed", other_failure=other, **TOLD)) is by_deletion
 
 
-@pytest.mark.parametrize(
-    ("at", "more", "stopped"),
-    [
-        pytest.param(401.0, TOLD, True, id="later"),
-        pytest.param(None, TOLD, True, id="at a time that is not known"),
-        pytest.param(399.0, TOLD, True, id="a second before by its node"),
-        pytest.param(398.0, TOLD, False, id="before"),
-        pytest.param(401.0, {}, False, id="undeleted"),
-        pytest.param(401.0, TOLD | {"disruption": KUBELET}, False, id="with a disruption"),
-        pytest.param(401.0, TOLD | {"hang": True}, False, id="with a hang"),
-    ],
+@table(
+    "at, more, stopped",
+    {
+        "later": (401.0, TOLD, True),
+        "at a time that is not known": (None, TOLD, True),
+        "a second before by its node": (399.0, TOLD, True),
+        "before": (398.0, TOLD, False),
+        "undeleted": (401.0, {}, False),
+        "with a disruption": (401.0, TOLD | {"disruption": KUBELET}, False),
+        "with a hang": (401.0, TOLD | {"hang": True}, False),
+    },
 )
 def test_a_pod_was_stopped_by_its_deletion_that_ended(
     at: float | None, more: dict[str, Any], *, stopped: bool
@@ -265,15 +203,15 @@ def test_a_pod_was_stopped_by_its_deletion_that_ended(
     assert pod_ends.was_stopped(ended(75, at=at, **more)) is stopped
 
 
-@pytest.mark.parametrize(
-    ("one", "stopped"),
-    [
-        pytest.param(ended(0, at=401.0, **TOLD), True, id="it was deleted"),
-        pytest.param(ended(0, at=401.0, disruption=KUBELET), True, id="it was disrupted"),
-        pytest.param(ended(0, at=398.0, **TOLD), False, id="its deletion came later"),
-        pytest.param(ended(1, at=401.0, **TOLD), False, id="it failed"),
-        pytest.param(ended(0, at=401.0, **word(0), **TOLD), False, id="its training said it was done"),
-    ],
+@table(
+    "one, stopped",
+    {
+        "it was deleted": (ended(0, at=401.0, **TOLD), True),
+        "it was disrupted": (ended(0, at=401.0, disruption=KUBELET), True),
+        "its deletion came later": (ended(0, at=398.0, **TOLD), False),
+        "it failed": (ended(1, at=401.0, **TOLD), False),
+        "its training said it was done": (ended(0, at=401.0, **word(0), **TOLD), False),
+    },
 )
 def test_a_program_that_exited_0_was_told_to_stop_if(one: Pod, *, stopped: bool) -> None:
     assert pod_ends.stopped_with_0(one) is stopped
@@ -297,8 +235,8 @@ def test_a_failure_is_described_by_its_error_or_the_end_of_its_log() -> None:
 
 
 LOSS: Final = MachinesLoss(cause=Cause.SPOT_PREEMPTION, message="the machines are gone")
-FATAL: Final = Finding(cause="ApplicationError", message="42", verdict=Verdict.FATAL)
-OWN: Final = Finding(cause="ApplicationError", message=pod_ends.describe_eviction(pod()))
+FATAL: Final = Finding(cause=FAILURE, message="42", verdict=Verdict.FATAL)
+OWN: Final = Finding(cause=FAILURE, message=pod_ends.describe_eviction(pod()))
 
 
 @pytest.mark.parametrize(
@@ -306,7 +244,7 @@ OWN: Final = Finding(cause="ApplicationError", message=pod_ends.describe_evictio
     [
         *(
             (Finding(cause=cause, message="it ended"), True)
-            for cause in ("NodeFailure", "Eviction", "Requested", "ApplicationError", "Disruption")
+            for cause in ("NodeFailure", "Eviction", "Requested", FAILURE, "Disruption")
         ),
         *((Finding(cause=cause, message="it ended"), False) for cause in ("Maintenance", "Hang")),
         (Finding(cause="Hang", message="it ended", explained=False), True),
@@ -364,7 +302,7 @@ def test_evidence_outlives_the_pods_and_keeps_the_most_that_was_seen() -> None:
     first, second, third, fourth = evidence.pods
     assert (first.disruption, second.exit_code) == ("EvictionByEvictionAPI", 1)
     assert third.disruption is None, "it came to nothing"
-    assert find(fourth).cause == "ApplicationError", "it was dead before its deletion was asked for"
+    assert find(fourth).cause == FAILURE, "it was dead before its deletion was asked for"
     for number in range(1, 9):
         book.add_pod(pod(ordinal=(0, number)))
     assert [each.ordinal for each in book.list_attempts("j")] == [(0, 5), (0, 6), (0, 7), (0, 8)]

@@ -12,6 +12,7 @@ from fake_cluster.facts import make_history as history
 from fake_cluster.facts import make_jobset as jobset
 from fake_cluster.facts import make_pod as pod
 from fake_cluster.kubelets import training_report
+from fake_cluster.stories import table
 from stepkeeper.contract import CommitPoint, Termination
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, Bookkeeping
@@ -55,32 +56,28 @@ TWO: Final = jobset(restarts=2, restarts_counted=1)
 ONE_SEEN: Final = history(RUNNING, restarts_seen=1, counted_restarts_seen=1)
 
 
-@pytest.mark.parametrize(
-    ("known", "seen", "of", "found"),
-    [
-        pytest.param(
-            history(started=False), (), jobset(restarts=1), ["Disruption", None], id="an attempt too"
-        ),
-        pytest.param(history(RUNNING), (), jobset(restarts=1, rule="hang"), ["Hang", None], id="a hang"),
-        pytest.param(history(RUNNING), (), TWO, ["ApplicationError", "Disruption", None], id="one of two"),
-        pytest.param(history(FAILED), (), TWO, ["ApplicationError", "Disruption", None], id="the known one"),
-        pytest.param(history(EVICTED), (), TWO, ["Eviction", "ApplicationError", None], id="the other one"),
-        pytest.param(ONE_SEEN, (), TWO, ["Disruption", None], id="one counted before"),
-        pytest.param(
+@table(
+    "known, seen, of, found",
+    {
+        "an attempt too": (history(started=False), (), jobset(restarts=1), ["Disruption", None]),
+        "a hang": (history(RUNNING), (), jobset(restarts=1, rule="hang"), ["Hang", None]),
+        "one of two": (history(RUNNING), (), TWO, ["ApplicationError", "Disruption", None]),
+        "the known one": (history(FAILED), (), TWO, ["ApplicationError", "Disruption", None]),
+        "the other one": (history(EVICTED), (), TWO, ["Eviction", "ApplicationError", None]),
+        "one counted before": (ONE_SEEN, (), TWO, ["Disruption", None]),
+        "one that its pods show": (
             history(RUNNING),
             (evidence(0, ended(1)),),
             TWO,
             ["ApplicationError", "Disruption", None],
-            id="one that its pods show",
         ),
-        pytest.param(
+        "one that its Job shows": (
             history(RUNNING),
             (evidence(0, failed_batch_jobs=(failed_job(),)),),
             jobset(restarts=1, restarts_counted=1),
             ["ApplicationError", None],
-            id="one that its Job shows",
         ),
-    ],
+    },
 )
 def test_unseen_ends_are_failures_as_often_as_jobset_has_counted_some(
     known: JobHistory, seen: tuple[AttemptEvidence, ...], of: JobSet, found: list[str | None]
@@ -170,16 +167,16 @@ FIVE: Final[dict[str, Any]] = {"starts_without_checkpoint": 5}
 SAME: Final = FIVE | {"started_template": template_hash(JOB)}
 
 
-@pytest.mark.parametrize(
-    ("attempt", "more", "n_starts"),
-    [
-        pytest.param(RUNNING, {"commit": True, "known": FIVE}, 0, id="a commit"),
-        pytest.param(RUNNING, {"commit": True, "of": jobset(restarts=2)}, 1, id="a commit in unseen starts"),
-        pytest.param(RUNNING, {"known": FIVE}, 5, id="no commit"),
-        pytest.param(FAILED, {"suspend": True, "known": FIVE}, 0, id="a suspension"),
-        pytest.param(FAILED, {"known": FIVE | {"started_template": "another"}}, 0, id="an edit"),
-        pytest.param(FAILED, {"known": SAME}, 5, id="no edit"),
-    ],
+@table(
+    "attempt, more, n_starts",
+    {
+        "a commit": (RUNNING, {"commit": True, "known": FIVE}, 0),
+        "a commit in unseen starts": (RUNNING, {"commit": True, "of": jobset(restarts=2)}, 1),
+        "no commit": (RUNNING, {"known": FIVE}, 5),
+        "a suspension": (FAILED, {"suspend": True, "known": FIVE}, 0),
+        "an edit": (FAILED, {"known": FIVE | {"started_template": "another"}}, 0),
+        "no edit": (FAILED, {"known": SAME}, 5),
+    },
 )
 def test_starts_without_a_commit_are_counted_until(
     attempt: Attempt, more: dict[str, Any], n_starts: int
@@ -225,44 +222,32 @@ KILLED: Final = (ended(143, at=995.0, deadline=1020.0), pod(1, deadline=1020.0))
 FAILED_BEFORE: Final = (ended(1, at=900.0), pod(1, deadline=1020.0))
 
 
-@pytest.mark.parametrize(
-    ("attempt", "more", "cause", "message"),
-    [
-        pytest.param(RUNNING, GONE, "Requested", DELETED, id="its JobSet is gone"),
-        pytest.param(
-            RUNNING, GONE | STOP | {"status": QUOTA}, "Requested", SUSPENDED, id="it left its queue"
-        ),
-        pytest.param(RUNNING, {"pods": (TOLD,), "of": STOPPED}, None, "", id="it stops, a pod has not ended"),
-        pytest.param(
-            RUNNING, {"pods": (ended(143),), "of": STOPPED}, "Requested", SUSPENDED, id="it stopped"
-        ),
-        pytest.param(
-            STEPPED, LEFT, "NodeFailure", "QueuedResource tpu", id="it stops, its machines are gone"
-        ),
-        pytest.param(STEPPED, LEFT | STOP, "Requested", SUSPENDED, id="its user stops it, and they are gone"),
-        pytest.param(STEPPED, {"of": NO_QUOTA}, "QueuePreemption", "", id="Kueue takes its quota"),
-        pytest.param(
-            RUNNING, {"of": NO_QUOTA} | STOP, "Requested", SUSPENDED, id="Kueue takes it as it stops"
-        ),
-        pytest.param(
-            RUNNING, {"of": GOING} | STOP, "Requested", SUSPENDED, id="its queued JobSet is deleted"
-        ),
-        pytest.param(RUNNING, {"pods": (pod(),)}, None, "", id="it runs"),
-        pytest.param(RUNNING, {"pods": (ended(1), pod(1))}, "ApplicationError", "", id="one pod failed"),
-        *(
-            pytest.param(RUNNING, {"pods": pods} | stopping, cause, "", id=f"one pod {what}, {state}")
+@table(
+    "attempt, more, cause, message",
+    {
+        "its JobSet is gone": (RUNNING, GONE, "Requested", DELETED),
+        "it left its queue": (RUNNING, GONE | STOP | {"status": QUOTA}, "Requested", SUSPENDED),
+        "it stops, a pod has not ended": (RUNNING, {"pods": (TOLD,), "of": STOPPED}, None, ""),
+        "it stopped": (RUNNING, {"pods": (ended(143),), "of": STOPPED}, "Requested", SUSPENDED),
+        "it stops, its machines are gone": (STEPPED, LEFT, "NodeFailure", "QueuedResource tpu"),
+        "its user stops it, and they are gone": (STEPPED, LEFT | STOP, "Requested", SUSPENDED),
+        "Kueue takes its quota": (STEPPED, {"of": NO_QUOTA}, "QueuePreemption", ""),
+        "Kueue takes it as it stops": (RUNNING, {"of": NO_QUOTA} | STOP, "Requested", SUSPENDED),
+        "its queued JobSet is deleted": (RUNNING, {"of": GOING} | STOP, "Requested", SUSPENDED),
+        "it runs": (RUNNING, {"pods": (pod(),)}, None, ""),
+        "one pod failed": (RUNNING, {"pods": (ended(1), pod(1))}, "ApplicationError", ""),
+        **{
+            f"one pod {what}, {state}": (RUNNING, {"pods": pods} | stopping, cause, "")
             for pods, cause, what in ((KILLED, None, "killed"), (FAILED_BEFORE, "ApplicationError", "failed"))
             for state, stopping in (
                 ("it is suspended", STOP),
                 ("JobSet suspends", {"of": jobset(suspend=True)}),
                 ("JobSet has suspended", {"of": STOPPED}),
             )
-        ),
-        pytest.param(RUNNING, {"seen": {"evidence": FAILED_JOB}}, "Requested", "", id="a Job failed"),
-        pytest.param(
-            RUNNING, {"of": jobset(failure_reason="Failed")}, "ApplicationError", "", id="its JobSet failed"
-        ),
-    ],
+        },
+        "a Job failed": (RUNNING, {"seen": {"evidence": FAILED_JOB}}, "Requested", ""),
+        "its JobSet failed": (RUNNING, {"of": jobset(failure_reason="Failed")}, "ApplicationError", ""),
+    },
 )
 def test_an_attempt_ends_when(
     attempt: Attempt, more: dict[str, Any], cause: str | None, message: str
@@ -317,35 +302,19 @@ KNOWS: Final = ended(0, 1, termination=Termination(code=0, notice="metadata", ca
 UNCLEAR: Final = ended(0, at=401.0, exit_reason="Completed", deadline=430.0)
 
 
-@pytest.mark.parametrize(
-    ("pods", "last", "cause", "message"),
-    [
-        pytest.param((ended(0), ended(0, 1)), None, None, "", id="by themselves"),
-        pytest.param((BY_FILE,), None, "Requested", " after notice 'file'", id="after a notice"),
-        pytest.param((BY_FILE, KNOWS), None, "Maintenance", " after notice 'file'", id="for a known cause"),
-        pytest.param(
-            (ended(0),), report(notice="sigterm"), "Requested", " after notice 'sigterm'", id="as reported"
-        ),
-        pytest.param(
-            (ended(0),), report(ordinal=(0, 9), notice="sigterm"), None, "", id="after an older report"
-        ),
-        pytest.param(
-            (STOPPED_WITH_0,),
-            None,
-            "Requested",
-            " after it was told to stop: pod p0 was deleted",
-            id="deleted",
-        ),
-        pytest.param(
-            (replace(STOPPED_WITH_0, disruption="EvictionByEvictionAPI"),), None, "Eviction", "", id="evicted"
-        ),
-        pytest.param(
-            (UNCLEAR,), None, "Requested", " after it was told to stop: its pods were deleted", id="unclear"
-        ),
-        pytest.param(
-            (STOPPED_WITH_0, KNOWS), None, "Maintenance", " after notice 'metadata'", id="deleted, one knows"
-        ),
-    ],
+@table(
+    "pods, last, cause, message",
+    {
+        "by themselves": ((ended(0), ended(0, 1)), None, None, ""),
+        "after a notice": ((BY_FILE,), None, "Requested", " after notice 'file'"),
+        "for a known cause": ((BY_FILE, KNOWS), None, "Maintenance", " after notice 'file'"),
+        "as reported": ((ended(0),), report(notice="sigterm"), "Requested", " after notice 'sigterm'"),
+        "after an older report": ((ended(0),), report(ordinal=(0, 9), notice="sigterm"), None, ""),
+        "deleted": ((STOPPED_WITH_0,), None, "Requested", " after it was told to stop: pod p0 was deleted"),
+        "evicted": ((replace(STOPPED_WITH_0, disruption="EvictionByEvictionAPI"),), None, "Eviction", ""),
+        "unclear": ((UNCLEAR,), None, "Requested", " after it was told to stop: its pods were deleted"),
+        "deleted, one knows": ((STOPPED_WITH_0, KNOWS), None, "Maintenance", " after notice 'metadata'"),
+    },
 )
 def test_pods_that_exited_0_are_complete_unless_they_were_told_to_stop(
     pods: tuple[Pod, ...], last: LastReport | None, cause: str | None, message: str

@@ -7,6 +7,7 @@ import pytest
 
 from fake_cluster.facts import ON_MACHINES, make_ended_pod, make_job, make_machines
 from fake_cluster.kubelets import training_report
+from fake_cluster.stories import table
 from stepkeeper.contract import CommitPoint, Termination
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
@@ -94,18 +95,18 @@ def test_the_loss_of_machines(observed: Observed, cause: str | None) -> None:
     assert not rules.is_explained_by_machines(JOB, None)
 
 
-@pytest.mark.parametrize(
-    ("announced", "goes_on"),
-    [
-        pytest.param(window(NOW + 50), True, id="is about to begin"),
-        pytest.param(window(NOW + 70), False, id="begins later"),
-        pytest.param(window(NOW - 100, NOW - 50), True, id="is just over"),
-        pytest.param(window(NOW - 5000, NOW - 340), True, id="is over while processes have their time"),
-        pytest.param(window(NOW - 5000, NOW - 400), False, id="is long over"),
-        pytest.param(window(NOW - 5000, NOW + 100), True, id="is long"),
-        pytest.param(window(NOW - 3500), True, id="has no end"),
-        pytest.param(window(NOW - 4000), False, id="has no end and began long ago"),
-    ],
+@table(
+    "announced, goes_on",
+    {
+        "is about to begin": (window(NOW + 50), True),
+        "begins later": (window(NOW + 70), False),
+        "is just over": (window(NOW - 100, NOW - 50), True),
+        "is over while processes have their time": (window(NOW - 5000, NOW - 340), True),
+        "is long over": (window(NOW - 5000, NOW - 400), False),
+        "is long": (window(NOW - 5000, NOW + 100), True),
+        "has no end": (window(NOW - 3500), True),
+        "has no end and began long ago": (window(NOW - 4000), False),
+    },
 )
 def test_maintenance_goes_on_in_a_window_that(announced: MaintenanceWindow, *, goes_on: bool) -> None:
     observed = on(windows=(announced,))
@@ -224,20 +225,18 @@ SAID: Final = make_ended_pod(75, termination=Termination(code=75, committed=Comm
 RESUMED: Final = RUNNING.model_copy(update={"from_step": 50})
 
 
-@pytest.mark.parametrize(
-    ("found", "committed"),
-    [
-        pytest.param(gather(PLAIN), False, id="nothing"),
-        pytest.param(gather(PLAIN, SAID), True, id="a pod's last words"),
-        pytest.param(gather(PLAIN, report=heard()), True, id="its report"),
-        pytest.param(gather(PLAIN, report=heard((0, 9))), False, id="not another attempt's report"),
-        pytest.param(gather(with_latest(time=9001)), True, id="the status"),
-        pytest.param(gather(with_latest(time=8999)), False, id="not a commit before it"),
-        pytest.param(gather(with_latest(time=8999), attempt=RESUMED), True, id="a step after its first"),
-        pytest.param(
-            gather(with_latest(time=8999, step=50), attempt=RESUMED), False, id="not the step it restored"
-        ),
-    ],
+@table(
+    "found, committed",
+    {
+        "nothing": (gather(PLAIN), False),
+        "a pod's last words": (gather(PLAIN, SAID), True),
+        "its report": (gather(PLAIN, report=heard()), True),
+        "not another attempt's report": (gather(PLAIN, report=heard((0, 9))), False),
+        "the status": (gather(with_latest(time=9001)), True),
+        "not a commit before it": (gather(with_latest(time=8999)), False),
+        "a step after its first": (gather(with_latest(time=8999), attempt=RESUMED), True),
+        "not the step it restored": (gather(with_latest(time=8999, step=50), attempt=RESUMED), False),
+    },
 )
 def test_an_attempt_has_committed_by(found: Circumstances, *, committed: bool) -> None:
     assert found.committed is committed

@@ -88,20 +88,6 @@ async def test_what_a_pod_waits_for_is_said_before_the_pods_that_are_not_made() 
     assert "NoPods" not in world.events
 
 
-async def test_pods_that_are_done_and_gone_are_not_missed() -> None:
-    world = await run_job()
-    done, other = world.pods
-    fail(world, 0)
-    world.controllers.sync()
-    world.cluster.remove("pods", "default", done["metadata"]["name"])
-    waiting = [{"name": "trainer", "state": {}}]
-    world.cluster.put("pods", other | {"status": {"phase": "Pending", "containerStatuses": waiting}})
-    world.controllers.gone.add(other["spec"]["nodeName"])
-    await world.reconcile()
-    await pass_time(world, 60)
-    assert running_condition(world) == (STARTING, "0 of 2 pods run")
-
-
 @pytest.mark.parametrize("kept", [0, 1, 2])
 async def test_pods_that_are_done_are_counted_once_whether_they_still_exist_or_not(kept: int) -> None:
     world = await run_job(placement={"hosts": {"count": 4}})

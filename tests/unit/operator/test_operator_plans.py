@@ -10,6 +10,7 @@ from fake_cluster.facts import make_ended_pod as ended
 from fake_cluster.facts import make_history as history
 from fake_cluster.facts import make_observed as seen
 from fake_cluster.facts import make_unedited_jobset as jobset
+from fake_cluster.stories import table
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, Bookkeeping
 from stepkeeper_operator.build import machines_hash, template_hash
@@ -62,33 +63,26 @@ def recorded(*known: Attempt, max_failures: int = 1) -> CheckpointedTrainingJob:
 TWICE: Final = history(FAILED, SECOND, failures=2)
 
 
-@pytest.mark.parametrize(
-    ("job", "known", "restarted", "reason"),
-    [
-        pytest.param(NONE_LEFT, history(DONE), False, None, id="completion"),
-        pytest.param(JOB, history(FENCED), False, "RootOwnedByAnother", id="another claim"),
-        pytest.param(JOB, history(FAILED, finding=FATAL), False, "FatalExitCode", id="a fatal code"),
-        pytest.param(JOB, history(FAILED), False, None, id="a failure"),
-        pytest.param(
-            ONE_LEFT, history(FAILED, failures=1), False, "MaxFailuresReached", id="the last failure"
-        ),
-        pytest.param(
-            ONE_LEFT, history(FAILED, failures=1), True, None, id="a failure whose restart has begun"
-        ),
-        pytest.param(
-            ONE_LEFT, history(EVICTED, evictions=1), False, "MaxDisruptionsReached", id="an eviction"
-        ),
-        pytest.param(recorded(FAILED), TWICE, True, "MaxFailuresReached", id="a failure before a restart"),
-        pytest.param(recorded(EVICTED, SECOND), TWICE, True, "MaxFailuresReached", id="one of another cause"),
-        pytest.param(recorded(FAILED, SECOND), TWICE, True, None, id="a recorded one, not by a lower budget"),
-        pytest.param(
+@table(
+    "job, known, restarted, reason",
+    {
+        "completion": (NONE_LEFT, history(DONE), False, None),
+        "another claim": (JOB, history(FENCED), False, "RootOwnedByAnother"),
+        "a fatal code": (JOB, history(FAILED, finding=FATAL), False, "FatalExitCode"),
+        "a failure": (JOB, history(FAILED), False, None),
+        "the last failure": (ONE_LEFT, history(FAILED, failures=1), False, "MaxFailuresReached"),
+        "a failure whose restart has begun": (ONE_LEFT, history(FAILED, failures=1), True, None),
+        "an eviction": (ONE_LEFT, history(EVICTED, evictions=1), False, "MaxDisruptionsReached"),
+        "a failure before a restart": (recorded(FAILED), TWICE, True, "MaxFailuresReached"),
+        "one of another cause": (recorded(EVICTED, SECOND), TWICE, True, "MaxFailuresReached"),
+        "a recorded one, not by a lower budget": (recorded(FAILED, SECOND), TWICE, True, None),
+        "a recorded one that was fatal": (
             recorded(FAILED, SECOND),
             history(FAILED, SECOND, finding=FATAL),
             True,
             "FatalExitCode",
-            id="a recorded one that was fatal",
         ),
-    ],
+    },
 )
 def test_the_newest_end_is_judged_by_its_cause_and_what_is_left(
     job: CheckpointedTrainingJob, known: JobHistory, reason: str | None, *, restarted: bool
@@ -110,16 +104,16 @@ def test_an_end_is_recorded_once_the_status_has_its_cause_and_the_attempt_after_
 OWN_LIMIT: Final = "(OOMKilled: it used more memory than its limit)"
 
 
-@pytest.mark.parametrize(
-    ("finding", "off_machines", "on_machines"),
-    [
-        pytest.param(None, False, False, id="nothing found"),
-        pytest.param(GUESS, True, True, id="a guess"),
-        pytest.param(USUAL, False, True, id="a failure"),
-        pytest.param(replace(USUAL, message=OWN_LIMIT), False, False, id="its own limit"),
-        pytest.param(Finding(cause="Eviction", message="drained"), False, False, id="an eviction"),
-        pytest.param(replace(FATAL, explained=False), False, False, id="a fatal code"),
-    ],
+@table(
+    "finding, off_machines, on_machines",
+    {
+        "nothing found": (None, False, False),
+        "a guess": (GUESS, True, True),
+        "a failure": (USUAL, False, True),
+        "its own limit": (replace(USUAL, message=OWN_LIMIT), False, False),
+        "an eviction": (Finding(cause="Eviction", message="drained"), False, False),
+        "a fatal code": (replace(FATAL, explained=False), False, False),
+    },
 )
 def test_a_cause_can_still_change_that_is(
     finding: Finding | None, *, off_machines: bool, on_machines: bool
@@ -136,17 +130,17 @@ def with_step(step: int) -> Attempt:
     return EVICTED.model_copy(update={"to_step": step})
 
 
-@pytest.mark.parametrize(
-    ("attempt", "observed", "complete"),
-    [
-        pytest.param(DONE, Observed(), True, id="complete where it was not told to stop"),
-        pytest.param(EVICTED, Observed(), False, id="not where its pods were not seen"),
-        pytest.param(EVICTED, seen(), False, id="not where its pods are forgotten"),
-        pytest.param(EVICTED, seen(ended(0)), True, id="complete where its pods were done"),
-        pytest.param(EVICTED, seen(TOLD), False, id="not where a program was told to stop"),
-        pytest.param(with_step(999), seen(ended(0)), False, id="not where steps are left"),
-        pytest.param(with_step(1000), seen(TOLD), True, id="complete where no steps are left"),
-    ],
+@table(
+    "attempt, observed, complete",
+    {
+        "complete where it was not told to stop": (DONE, Observed(), True),
+        "not where its pods were not seen": (EVICTED, Observed(), False),
+        "not where its pods are forgotten": (EVICTED, seen(), False),
+        "complete where its pods were done": (EVICTED, seen(ended(0)), True),
+        "not where a program was told to stop": (EVICTED, seen(TOLD), False),
+        "not where steps are left": (with_step(999), seen(ended(0)), False),
+        "complete where no steps are left": (with_step(1000), seen(TOLD), True),
+    },
 )
 def test_a_job_whose_pods_all_exited_0_is(attempt: Attempt, observed: Observed, *, complete: bool) -> None:
     of = jobset(completed=True)
@@ -182,52 +176,40 @@ ON_READY: Final[dict[str, Any]] = {"template_hash": template_hash(TPU_JOB, READY
 OTHERS: Final = make_jobset(suspended=True, machines_hash="others", **ON_READY)
 
 
-@pytest.mark.parametrize(
-    ("job", "of", "observed", "attempt", "changed"),
-    [
-        pytest.param(JOB, jobset(), {}, RUNNING, False, id="nothing"),
-        pytest.param(JOB, EDITED, {}, RUNNING, True, id="an edit"),
-        pytest.param(JOB, EDITED, {"held": True}, RUNNING, False, id="no edit that isn't accepted"),
-        pytest.param(JOB, jobset(suspended=True), {}, EVICTED, False, id="no suspension"),
-        pytest.param(MOVED, jobset(MOVED, suspended=True), {}, EVICTED, True, id="another queue"),
-        pytest.param(
-            MOVED, jobset(MOVED, suspended=True), {}, RUNNING, False, id="no queue while it runs down"
-        ),
-        pytest.param(MOVED, jobset(MOVED), {}, EVICTED, False, id="no queue while it runs"),
-        pytest.param(TPU_JOB, OTHERS, {"machines": READY}, EVICTED, True, id="other machines"),
-        pytest.param(
+@table(
+    "job, of, observed, attempt, changed",
+    {
+        "nothing": (JOB, jobset(), {}, RUNNING, False),
+        "an edit": (JOB, EDITED, {}, RUNNING, True),
+        "no edit that isn't accepted": (JOB, EDITED, {"held": True}, RUNNING, False),
+        "no suspension": (JOB, jobset(suspended=True), {}, EVICTED, False),
+        "another queue": (MOVED, jobset(MOVED, suspended=True), {}, EVICTED, True),
+        "no queue while it runs down": (MOVED, jobset(MOVED, suspended=True), {}, RUNNING, False),
+        "no queue while it runs": (MOVED, jobset(MOVED), {}, EVICTED, False),
+        "other machines": (TPU_JOB, OTHERS, {"machines": READY}, EVICTED, True),
+        "none while it runs": (
             TPU_JOB,
             replace(OTHERS, suspended=False),
             {"machines": READY},
             EVICTED,
             False,
-            id="none while it runs",
         ),
-        pytest.param(
+        "not the same machines": (
             TPU_JOB,
             replace(OTHERS, machines_hash=machines_hash(READY)),
             {"machines": READY},
             EVICTED,
             False,
-            id="not the same machines",
         ),
-        pytest.param(
+        "none that aren't ready": (
             TPU_JOB,
             OTHERS,
             {"machines": replace(READY, joined=False)},
             EVICTED,
             False,
-            id="none that aren't ready",
         ),
-        pytest.param(
-            TPU_JOB,
-            replace(OTHERS, template_hash="another"),
-            {},
-            EVICTED,
-            False,
-            id="no edit without machines",
-        ),
-    ],
+        "no edit without machines": (TPU_JOB, replace(OTHERS, template_hash="another"), {}, EVICTED, False),
+    },
 )
 def test_a_jobset_is_replaced_for(
     job: CheckpointedTrainingJob, of: JobSet, observed: dict[str, Any], attempt: Attempt, *, changed: bool
@@ -285,21 +267,17 @@ BEGUN: Final = history(FAILED, SECOND, failures=1)
 FATAL_BEGUN: Final = replace(BEGUN, finding=FATAL)
 
 
-@pytest.mark.parametrize(
-    ("job", "known", "pods", "message"),
-    [
-        pytest.param(
-            NONE_LEFT, history(FAILED, finding=USUAL), (ended(1),), None, id="not before JobSet acts"
-        ),
-        pytest.param(
-            NONE_LEFT, history(FAILED, finding=FATAL), (ended(1),), "exit 1", id="at once if it is fatal"
-        ),
-        pytest.param(NONE_LEFT, BEGUN, (), NOT_ALLOWED, id="with a restart that JobSet began"),
-        pytest.param(ONE_LEFT, BEGUN, (), None, id="not with one that is allowed"),
-        pytest.param(recorded(FAILED, SECOND, max_failures=0), BEGUN, (), None, id="not by an edited budget"),
-        pytest.param(NONE_LEFT, FATAL_BEGUN, (), NOT_ALLOWED, id="with a fatal code before it"),
-        pytest.param(recorded(FAILED, SECOND), FATAL_BEGUN, (), None, id="not by edited fatal codes"),
-    ],
+@table(
+    "job, known, pods, message",
+    {
+        "not before JobSet acts": (NONE_LEFT, history(FAILED, finding=USUAL), (ended(1),), None),
+        "at once if it is fatal": (NONE_LEFT, history(FAILED, finding=FATAL), (ended(1),), "exit 1"),
+        "with a restart that JobSet began": (NONE_LEFT, BEGUN, (), NOT_ALLOWED),
+        "not with one that is allowed": (ONE_LEFT, BEGUN, (), None),
+        "not by an edited budget": (recorded(FAILED, SECOND, max_failures=0), BEGUN, (), None),
+        "with a fatal code before it": (NONE_LEFT, FATAL_BEGUN, (), NOT_ALLOWED),
+        "not by edited fatal codes": (recorded(FAILED, SECOND), FATAL_BEGUN, (), None),
+    },
 )
 def test_the_job_ends(
     job: CheckpointedTrainingJob, known: JobHistory, pods: tuple[Pod, ...], message: str | None
@@ -322,45 +300,26 @@ HELD_IDLE: Final = seen(jobset=jobset(**IDLE), held=True)
 BACKED_OFF: Final = make_job(restarts={"backoff": MINUTE})
 
 
-@pytest.mark.parametrize(
-    ("found", "action", "said"),
-    [
-        pytest.param(on_machines(RUNNING), None, None, id="its machines are there"),
-        pytest.param(on_machines(RUNNING, active=False), "stop", "QueuedResource tpu", id="they are lost"),
-        pytest.param(on_machines(RUNNING, joined=False), None, None, id="a host left"),
-        pytest.param(on_machines(EVICTED, IDLE, joined=False), None, "to join", id="a host has to join"),
-        pytest.param(on_machines(EVICTED, IDLE), "resume", None, id="they are back"),
-        pytest.param(
-            on_machines(RUNNING, QUEUED, active=False), "delete", "tpu", id="they are lost in a queue"
-        ),
-        pytest.param(on_machines(RUNNING, QUEUED, joined=False), None, None, id="a host left in a queue"),
-        pytest.param(plan(history(EVICTED), seen(jobset=jobset(**IDLE))), "resume", None, id="it may start"),
-        pytest.param(plan(history(EVICTED), HELD_IDLE), None, "", id="it isn't accepted"),
-        pytest.param(
-            plan(WAITED, HELD_IDLE, SHORT), "resume", None, id="it was accepted, its back-off is over"
-        ),
-        pytest.param(plan(history(RUNNING), seen(held=True), STOPPED), "stop", "", id="its user stops it"),
-        pytest.param(
-            plan(history(EVICTED), seen(jobset=jobset(**IDLE, **QUEUED))),
-            None,
-            "",
-            id="it is Kueue's to start",
-        ),
-        pytest.param(
-            plan(history(RUNNING), seen(jobset=jobset(**QUEUED)), STOPPED),
-            "delete",
-            "",
-            id="it leaves its queue",
-        ),
-        pytest.param(
-            plan(history(FAILED), seen(ended(1), ended(75, 1)), BACKED_OFF),
-            "stop",
-            "",
-            id="JobSet doesn't wait",
-        ),
-        pytest.param(plan(OVER, seen(), FEW), "stop", "", id="it had too many starts"),
-        pytest.param(plan(OVER, seen(operator_started_at=NOW - 20), FEW), None, None, id="reports are due"),
-    ],
+@table(
+    "found, action, said",
+    {
+        "its machines are there": (on_machines(RUNNING), None, None),
+        "they are lost": (on_machines(RUNNING, active=False), "stop", "QueuedResource tpu"),
+        "a host left": (on_machines(RUNNING, joined=False), None, None),
+        "a host has to join": (on_machines(EVICTED, IDLE, joined=False), None, "to join"),
+        "they are back": (on_machines(EVICTED, IDLE), "resume", None),
+        "they are lost in a queue": (on_machines(RUNNING, QUEUED, active=False), "delete", "tpu"),
+        "a host left in a queue": (on_machines(RUNNING, QUEUED, joined=False), None, None),
+        "it may start": (plan(history(EVICTED), seen(jobset=jobset(**IDLE))), "resume", None),
+        "it isn't accepted": (plan(history(EVICTED), HELD_IDLE), None, ""),
+        "it was accepted, its back-off is over": (plan(WAITED, HELD_IDLE, SHORT), "resume", None),
+        "its user stops it": (plan(history(RUNNING), seen(held=True), STOPPED), "stop", ""),
+        "it is Kueue's to start": (plan(history(EVICTED), seen(jobset=jobset(**IDLE, **QUEUED))), None, ""),
+        "it leaves its queue": (plan(history(RUNNING), seen(jobset=jobset(**QUEUED)), STOPPED), "delete", ""),
+        "JobSet doesn't wait": (plan(history(FAILED), seen(ended(1), ended(75, 1)), BACKED_OFF), "stop", ""),
+        "it had too many starts": (plan(OVER, seen(), FEW), "stop", ""),
+        "reports are due": (plan(OVER, seen(operator_started_at=NOW - 20), FEW), None, None),
+    },
 )
 def test_what_runs_is_stopped_resumed_or_left_when(found: Plan, action: str | None, said: str | None) -> None:
     does = {SetSuspend: lambda each: "stop" if each.suspend else "resume", DeleteJobSet: lambda _: "delete"}

@@ -5,10 +5,10 @@ from typing import Final
 import pytest
 
 from fake_cluster.kubelets import termination_message, training_report
-from fake_cluster.stories import end_pods, fail, message_of, run_job
+from fake_cluster.stories import end_pods, fail, message_of, run_job, table
 from fake_cluster.world import World
 from stepkeeper.contract import CommitPoint, Head, Report, ReportPhase
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
+from stepkeeper_operator.api.v1alpha1.conditions import Phase
 from stepkeeper_operator.facts.log_end import pick_last_words
 
 
@@ -82,18 +82,6 @@ async def test_what_an_attempt_restored_is_shown_and_told_and_is_not_the_next_on
         await world.reconcile()
 
 
-async def test_silence_is_a_condition_and_never_a_restart() -> None:
-    world = await run_job()
-    world.receive_report(training_report(sequence=3, step=100))
-    await world.reconcile()
-    assert world.condition("Reporting") == (ConditionStatus.TRUE, "ReportsArrive")
-    world.now += 600
-    await world.run_until_settled(rounds=3)
-    assert world.condition("Reporting") == (ConditionStatus.FALSE, "NoReports")
-    assert world.causes == [None]
-    assert await world.record_writes(rounds=3) == []
-
-
 async def test_a_job_that_changed_since_it_was_read_is_read_again_before_anything_is_done() -> None:
     world = World()
     world.stop_operator()
@@ -145,15 +133,13 @@ def test_of_a_log_little_is_kept_and_nothing_of_nothing() -> None:
     assert pick_last_words("") == pick_last_words("\n \n") == ""
 
 
-@pytest.mark.parametrize(
-    ("message", "said"),
-    [
-        pytest.param(TRACEBACK, "exited with code 1: ValueError: the data set is empty", id="its log"),
-        pytest.param(
-            termination_message(1, error="Traceback\nKeyError: 1"), "code 1: KeyError: 1", id="its own"
-        ),
-        pytest.param(termination_message(0), "exited with code 1", id="done, and another failure follows"),
-    ],
+@table(
+    "message, said",
+    {
+        "its log": (TRACEBACK, "exited with code 1: ValueError: the data set is empty"),
+        "its own": (termination_message(1, error="Traceback\nKeyError: 1"), "code 1: KeyError: 1"),
+        "done, and another failure follows": (termination_message(0), "exited with code 1"),
+    },
 )
 async def test_the_last_words_of_a_program_are_in_the_attempts_message(message: str, said: str) -> None:
     world = await run_job(restarts={"maxFailures": 0})

@@ -14,7 +14,7 @@ from fake_cluster.facts import make_history as history
 from fake_cluster.facts import make_observed as seen
 from fake_cluster.facts import make_unedited_jobset as jobset
 from fake_cluster.kubelets import training_report
-from fake_cluster.stories import disrupt, end_pods, fail, message_of, run_job
+from fake_cluster.stories import disrupt, end_pods, fail, message_of, run_job, table
 from fake_cluster.world import World
 from stepkeeper.contract import CommitPoint
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
@@ -45,29 +45,20 @@ REFUSED: Final = Rejection(generation=1, status=403, message="", at=NOW - 20, si
 ORPHANED: Final = Leftover(name="pod p0", orphans=(make_pod(),))
 
 
-@pytest.mark.parametrize(
-    ("job", "observed", "wait_s", "said", "again_s"),
-    [
-        pytest.param(JOB, {}, 0.0, None, None, id="nothing"),
-        pytest.param(STOPPED, {}, 0.0, "it is suspended", None, id="its user"),
-        pytest.param(STOPPED, {"held": True}, 7.0, "not accepted", None, id="its acceptance before its user"),
-        pytest.param(JOB, {"held": True}, 0.0, "not accepted", None, id="its acceptance"),
-        pytest.param(TPU_JOB, {}, 0.0, "QueuedResource tpu", None, id="its machines"),
-        pytest.param(JOB, {}, 7.0, waits.BACKING_OFF, 7.0, id="its back-off"),
-        pytest.param(JOB, {"rejection": REFUSED}, 0.0, "refuses its JobSet", 40.0, id="a refused JobSet"),
-        pytest.param(
-            JOB, {"rejection": replace(REFUSED, at=NOW - 60)}, 0.0, None, None, id="nothing after a minute"
-        ),
-        pytest.param(
-            JOB,
-            {"leftover": Leftover(name="Job lm-w-0")},
-            0.0,
-            "Job lm-w-0 of an earlier",
-            None,
-            id="leftovers",
-        ),
-        pytest.param(JOB, {"leftover": ORPHANED}, 0.0, "its Job is gone", None, id="orphans"),
-    ],
+@table(
+    "job, observed, wait_s, said, again_s",
+    {
+        "nothing": (JOB, {}, 0.0, None, None),
+        "its user": (STOPPED, {}, 0.0, "it is suspended", None),
+        "its acceptance before its user": (STOPPED, {"held": True}, 7.0, "not accepted", None),
+        "its acceptance": (JOB, {"held": True}, 0.0, "not accepted", None),
+        "its machines": (TPU_JOB, {}, 0.0, "QueuedResource tpu", None),
+        "its back-off": (JOB, {}, 7.0, waits.BACKING_OFF, 7.0),
+        "a refused JobSet": (JOB, {"rejection": REFUSED}, 0.0, "refuses its JobSet", 40.0),
+        "nothing after a minute": (JOB, {"rejection": replace(REFUSED, at=NOW - 60)}, 0.0, None, None),
+        "leftovers": (JOB, {"leftover": Leftover(name="Job lm-w-0")}, 0.0, "Job lm-w-0 of an earlier", None),
+        "orphans": (JOB, {"leftover": ORPHANED}, 0.0, "its Job is gone", None),
+    },
 )
 def test_the_next_jobset_waits_for(
     job: CheckpointedTrainingJob,
@@ -92,24 +83,22 @@ def restarted(code: int, n_counted: int) -> Observed:
     return seen(ended(1), ended(code, 1), jobset=jobset(restarts=1, restarts_counted=n_counted))
 
 
-@pytest.mark.parametrize(
-    ("known", "observed", "now", "until"),
-    [
-        pytest.param(history(FAILED), SAVED, NOW, 1050, id="a restart that JobSet doesn't limit"),
-        pytest.param(history(FAILED), COUNTED, NOW, None, id="one that JobSet limits"),
-        pytest.param(history(FAILED), seen(), NOW, None, id="one after an end that was not seen"),
-        pytest.param(history(FAILED), SAVED, 1051.0, None, id="one after its back-off"),
-        pytest.param(history(RUNNING, starts_without_checkpoint=9), SAVED, NOW, None, id="what runs"),
-        pytest.param(history(DONE, starts_without_checkpoint=9), SAVED, NOW, None, id="what is done"),
-        pytest.param(history(FAILED), restarted(1, 0), NOW, 1050, id="a restart that JobSet didn't count"),
-        pytest.param(history(FAILED), restarted(75, 1), NOW, None, id="a restart that JobSet counted"),
-        pytest.param(
-            history(FAILED), seen(ended(1), jobs=(NEUTRAL_JOB,)), NOW, 1050, id="a Job's exit code 75"
-        ),
-        pytest.param(history(FAILED), seen(ended(1), jobs=(failed_job(),)), NOW, None, id="a Job's failure"),
-        pytest.param(history(EARLY, starts_without_checkpoint=2), COUNTED, 911.0, 960, id="a second start"),
-        pytest.param(history(EARLY, starts_without_checkpoint=1), COUNTED, 911.0, None, id="a first start"),
-    ],
+@table(
+    "known, observed, now, until",
+    {
+        "a restart that JobSet doesn't limit": (history(FAILED), SAVED, NOW, 1050),
+        "one that JobSet limits": (history(FAILED), COUNTED, NOW, None),
+        "one after an end that was not seen": (history(FAILED), seen(), NOW, None),
+        "one after its back-off": (history(FAILED), SAVED, 1051.0, None),
+        "what runs": (history(RUNNING, starts_without_checkpoint=9), SAVED, NOW, None),
+        "what is done": (history(DONE, starts_without_checkpoint=9), SAVED, NOW, None),
+        "a restart that JobSet didn't count": (history(FAILED), restarted(1, 0), NOW, 1050),
+        "a restart that JobSet counted": (history(FAILED), restarted(75, 1), NOW, None),
+        "a Job's exit code 75": (history(FAILED), seen(ended(1), jobs=(NEUTRAL_JOB,)), NOW, 1050),
+        "a Job's failure": (history(FAILED), seen(ended(1), jobs=(failed_job(),)), NOW, None),
+        "a second start": (history(EARLY, starts_without_checkpoint=2), COUNTED, 911.0, 960),
+        "a first start": (history(EARLY, starts_without_checkpoint=1), COUNTED, 911.0, None),
+    },
 )
 def test_a_start_in_place_waits_or_not_for(
     known: JobHistory, observed: Observed, now: float, until: int | None
@@ -126,25 +115,19 @@ SPACED: Final = make_job(restarts={"backoff": {"initialSeconds": 10, "maxSeconds
 AT_ONCE: Final = make_job(restarts={"backoff": {"initialSeconds": 0}})
 
 
-@pytest.mark.parametrize(
-    ("known", "job", "at"),
-    [
-        pytest.param(history(FAILED), SPACED, 1000, id="a failure"),
-        pytest.param(history(FAILED, failures=3), SPACED, 990 + 80, id="the fourth failure"),
-        pytest.param(history(FAILED), AT_ONCE, None, id="a failure without a back-off"),
-        pytest.param(
-            history(FAILED, started_template="another"), SPACED, None, id="a failure before an edit"
-        ),
-        pytest.param(history(EVICTED, starts_without_checkpoint=1), SPACED, None, id="a disruption"),
-        pytest.param(
-            history(EVICTED, starts_without_checkpoint=2), SPACED, None, id="a start that ran for long"
-        ),
-        pytest.param(history(EVICTED, starts_without_checkpoint=6), SPACED, 900 + 160, id="many disruptions"),
-        pytest.param(
-            history(ASKED_FOR, starts_without_checkpoint=6), SPACED, None, id="deletions by a person"
-        ),
-        pytest.param(history(DONE, starts_without_checkpoint=6), SPACED, None, id="the end"),
-    ],
+@table(
+    "known, job, at",
+    {
+        "a failure": (history(FAILED), SPACED, 1000),
+        "the fourth failure": (history(FAILED, failures=3), SPACED, 990 + 80),
+        "a failure without a back-off": (history(FAILED), AT_ONCE, None),
+        "a failure before an edit": (history(FAILED, started_template="another"), SPACED, None),
+        "a disruption": (history(EVICTED, starts_without_checkpoint=1), SPACED, None),
+        "a start that ran for long": (history(EVICTED, starts_without_checkpoint=2), SPACED, None),
+        "many disruptions": (history(EVICTED, starts_without_checkpoint=6), SPACED, 900 + 160),
+        "deletions by a person": (history(ASKED_FOR, starts_without_checkpoint=6), SPACED, None),
+        "the end": (history(DONE, starts_without_checkpoint=6), SPACED, None),
+    },
 )
 def test_the_next_start_may_be_after(
     known: JobHistory, job: CheckpointedTrainingJob, at: float | None
@@ -155,17 +138,17 @@ def test_the_next_start_may_be_after(
 RING: Final = make_job(placement={"hosts": {"count": 2, "shape": "ring"}})
 
 
-@pytest.mark.parametrize(
-    ("job", "observed", "template", "edited"),
-    [
-        pytest.param(JOB, {}, template_hash(JOB), False, id="the same template"),
-        pytest.param(JOB, {}, "another", True, id="another template"),
-        pytest.param(JOB, {}, None, False, id="an unknown template"),
-        pytest.param(JOB, {"held": True}, "another", False, id="a job that isn't accepted"),
-        pytest.param(RING, {}, "of a newer operator", False, id="a field of a newer operator"),
-        pytest.param(TPU_JOB, {}, "another", False, id="unknown machines"),
-        pytest.param(TPU_JOB, {"machines": make_machines()}, "another", True, id="known machines"),
-    ],
+@table(
+    "job, observed, template, edited",
+    {
+        "the same template": (JOB, {}, template_hash(JOB), False),
+        "another template": (JOB, {}, "another", True),
+        "an unknown template": (JOB, {}, None, False),
+        "a job that isn't accepted": (JOB, {"held": True}, "another", False),
+        "a field of a newer operator": (RING, {}, "of a newer operator", False),
+        "unknown machines": (TPU_JOB, {}, "another", False),
+        "known machines": (TPU_JOB, {"machines": make_machines()}, "another", True),
+    },
 )
 def test_an_edit_since_the_newest_start_is_seen_by(
     job: CheckpointedTrainingJob, observed: dict[str, Any], template: str | None, *, edited: bool
@@ -354,18 +337,6 @@ async def test_a_job_that_waits_has_no_pods_and_says_until_when() -> None:
     assert world.condition("Suspended") == (ConditionStatus.FALSE, "NotSuspended")
     assert "status.bookkeeping.notBefore" in message_of(world, "Running")
     assert await world.record_writes(rounds=3) == []
-
-
-async def test_a_repaired_image_does_not_wait_for_the_broken_ones_back_off() -> None:
-    world = await run_job(restarts={"backoff": {"initialSeconds": 600, "maxSeconds": 3600}})
-    for _ in range(3):
-        fail(world)
-        await world.run_until_settled(rounds=4)
-    assert world.status.bookkeeping.not_before is not None
-    world.edit(template=IMAGE)
-    await world.run_until_settled()
-    assert (world.phase(), world.status.bookkeeping.not_before) == (Phase.RUNNING, None)
-    assert world.status.restarts.total == 3
 
 
 @pytest.mark.parametrize("committed", [True, False])
