@@ -1,6 +1,7 @@
 """What happens to jobs in a world, and what their status then says."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from stepkeeper_operator.api.v1alpha1.conditions import Condition, Phase
 __all__ = ["condition_of", "count_restarts", "disrupt", "end_pods", "fail", "message_of", "run_job", "table"]
 
 
-async def run_job(*, spot: bool = False, **spec: object) -> World:
+async def run_job(*, spot: bool = False, **spec: Any) -> World:
     """Make a world in which the pods of its job run. `spec` overrides or adds fields of the spec."""
     world = World(spot=spot, **spec)
     await world.run_until_settled(rounds=4)

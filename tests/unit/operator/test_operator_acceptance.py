@@ -160,7 +160,6 @@ def test_a_spec_that_can_not_be_read_has_no_root(spec: object) -> None:
     assert read_job_root({"metadata": {"namespace": "a", "name": "b", "uid": "c"}, "spec": spec}) is None
 
 
-RING: Final[dict[str, Any]] = {"placement": {"hosts": {"count": 2, "shape": "ring"}}}
 UNKNOWN_CHOICES: Final[dict[str, dict[str, Any]]] = {
     "placement.gpu": {"placement": {"gpu": {"count": 2}}},
     "interval.minutes": {"checkpoint": {"uri": "gs://bucket/lm", "interval": {"minutes": 5}}},

@@ -92,14 +92,6 @@ def test_a_job_that_was_made_again_since_has_not_failed() -> None:
     assert found_uids(200, new, jobs=(failed_job("new"),)) == {"new"}
 
 
-def test_pods_whose_places_others_took_complete_nothing() -> None:
-    told = ended(143, deadline=430.0), ended(0, 1, deadline=430.0)
-    done = [ended(0, rank, f"new{rank}", created_at=500.0, at=600.0) for rank in (0, 1)]
-    found = attempt_evidence.find_last_evidence(history(RUNNING), seen(*told, *done))
-    assert found is not None
-    assert set(found.pods) == set(done)
-
-
 @pytest.mark.parametrize(
     ("ordinal", "at", "since", "own"),
     [((0, 0), 600, 100, True), ((0, 1), 600, 100, False), ((0, 0), 99, 100, False), ((0, 0), 99, None, True)],
@@ -187,7 +179,7 @@ def test_an_attempt_opens_after_the_last_one_with_what_it_was_started_from() -> 
     assert opened.attempts == (ENDED, Attempt(number=2, start=500)), "its pod was made before the last end"
     assert opened.restarts == history(evictions=1).restarts
     assert opened.finding == NOTHING, "JobSet may have begun it though the end is final"
-    noted = {"starts_without_checkpoint": 3, "started_template": "t1"}
+    noted: dict[str, Any] = {"starts_without_checkpoint": 3, "started_template": "t1"}
     assert opened.bookkeeping == Bookkeeping(job_sets=1, started=True, **noted)
     withdrawn = attempts.withdraw_attempt(opened)
     assert (withdrawn.attempts, withdrawn.restarts) == (known.attempts, known.restarts)

@@ -185,20 +185,6 @@ async def test_the_job_ends_with(
     assert await world.record_writes(rounds=3) == []
 
 
-async def test_a_lower_budget_ends_no_attempt_that_was_allowed_to_start() -> None:
-    world = await run_job(spot=True)
-    for end in (fail, World.preempt) * 2:
-        end(world)
-        await world.run_until_settled()
-    world.now += 600
-    world.edit(restarts={"maxFailures": 1, "maxDisruptions": 1})
-    await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
-    fail(world)
-    await world.run_until_settled()
-    assert world.condition("Failed") == (ConditionStatus.TRUE, "MaxFailuresReached")
-
-
 @pytest.mark.parametrize("seen", [True, False])
 async def test_a_trainer_that_ends_with_137_by_itself_is_charged_though_its_dead_pod_is_deleted(
     *, seen: bool

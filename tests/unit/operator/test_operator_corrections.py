@@ -284,12 +284,7 @@ SEEN_CODE: Final = "pod p0 exited with code 42"
 CODE: Final = evidence(0, ended(42))
 FINDINGS: Final[dict[str, tuple[Attempt, tuple[AttemptEvidence, ...], dict[str, Any], Any]]] = {
     "a settled cause": (closed(880), (STILL,), {}, (FAILURE, "exit 1", False)),
-    "a settled cause and its evidence": (
-        closed(880),
-        (evidence(0, ended(42)),),
-        {"job": FATAL},
-        (FAILURE, SEEN_CODE, True),
-    ),
+    "a cause and its evidence": (closed(880), (CODE,), {"job": FATAL}, (FAILURE, SEEN_CODE, True)),
     "a settled cause without words": (closed(880, "Hang", None), (failure(0),), {}, ("Hang", "", False)),
     "a cause without evidence": (closed(), (), {}, (FAILURE, "exit 1", False)),
     "a cause without evidence or words": (closed(message=None), (), {}, (FAILURE, "", False)),

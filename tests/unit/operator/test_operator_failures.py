@@ -37,7 +37,6 @@ BAD: Final = word(1, error="ValueError: bad")
 OWNED: Final = word(ExitCode.FENCED, error="Traceback\nFencedError: owned by default/other")
 TOLD_BY_PEER: Final = ended(75, at=399.0, **PEER)
 NO_FATAL: Final[dict[str, Any]] = {"fatal_codes": frozenset()}
-MADE_UP: Final = "ContainerStatusUnknown"
 FAILURES: Final = (
     case("an exit code", FAILURE, ended(1), killed(1), said="pod p0 exited with code 1"),
     case("an exit code and a peer that lost it", FAILURE, ended(1), ended(78, 1, at=399.0)),

@@ -52,6 +52,7 @@ def causes(known: JobHistory) -> list[str | None]:
     return [attempt.cause for attempt in known.attempts]
 
 
+FAILED_JOB: Final = (evidence(0, failed_batch_jobs=(failed_job(),)),)
 TWO: Final = jobset(restarts=2, restarts_counted=1)
 ONE_SEEN: Final = history(RUNNING, restarts_seen=1, counted_restarts_seen=1)
 
@@ -73,7 +74,7 @@ ONE_SEEN: Final = history(RUNNING, restarts_seen=1, counted_restarts_seen=1)
         ),
         "one that its Job shows": (
             history(RUNNING),
-            (evidence(0, failed_batch_jobs=(failed_job(),)),),
+            FAILED_JOB,
             jobset(restarts=1, restarts_counted=1),
             ["ApplicationError", None],
         ),
@@ -217,7 +218,6 @@ STOP: Final[dict[str, Any]] = {"suspend": True}
 GONE: Final[dict[str, Any]] = {"seen": {"jobset": None}}
 LEFT: Final[dict[str, Any]] = {"pods": (TOLD,), "of": STOPPED, "seen": {"machines": LOST}} | ON_MACHINES
 UNSEEN: Final = LEFT | {"seen": {"machines": LOST, "evidence": ()}, "pods": ()}
-FAILED_JOB: Final = (evidence(0, failed_batch_jobs=(failed_job(),)),)
 KILLED: Final = (ended(143, at=995.0, deadline=1020.0), pod(1, deadline=1020.0))
 FAILED_BEFORE: Final = (ended(1, at=900.0), pod(1, deadline=1020.0))
 
@@ -311,7 +311,7 @@ UNCLEAR: Final = ended(0, at=401.0, exit_reason="Completed", deadline=430.0)
         "as reported": ((ended(0),), report(notice="sigterm"), "Requested", " after notice 'sigterm'"),
         "after an older report": ((ended(0),), report(ordinal=(0, 9), notice="sigterm"), None, ""),
         "deleted": ((STOPPED_WITH_0,), None, "Requested", " after it was told to stop: pod p0 was deleted"),
-        "evicted": ((replace(STOPPED_WITH_0, disruption="EvictionByEvictionAPI"),), None, "Eviction", ""),
+        "evicted": ((DISRUPTED,), None, "Eviction", ""),
         "unclear": ((UNCLEAR,), None, "Requested", " after it was told to stop: its pods were deleted"),
         "deleted, one knows": ((STOPPED_WITH_0, KNOWS), None, "Maintenance", " after notice 'metadata'"),
     },

@@ -1,4 +1,4 @@
-"""Test what a job waits for of its machines, what their loss and maintenance mean, and saves before maintenance."""
+"""Test what the loss of machines and their maintenance mean, and when a training is asked to save before it."""
 
 from dataclasses import replace
 from typing import Any, Final
@@ -32,9 +32,6 @@ RUNNING: Final = Attempt(number=3, start=9000, to_step=70)
 ENDED: Final = RUNNING.model_copy(update={"end": 9999})
 PLAIN: Final = make_job()
 JOB: Final = make_job(**ON_MACHINES)
-STARTED: Final = make_job(
-    status={"attempts": [RUNNING.model_dump(mode="json", by_alias=True)]}, **ON_MACHINES
-)
 
 
 def window(begins_at: float, ends_at: float | None = None) -> MaintenanceWindow:
@@ -49,33 +46,10 @@ UNMANAGED: Final = Observed(queued_resources_managed=False)
 
 
 @pytest.mark.parametrize(
-    ("job", "observed", "reason", "stop"),
-    [
-        (JOB, on(deleting=True), "QueuedResourceDeleting", True),
-        (JOB, on(active=False), "WaitingForQueuedResource", True),
-        (STARTED, on(active=False), "QueuedResourceLost", True),
-        (JOB, on(joined=False), "WaitingForNodes", False),
-        (JOB, on(joined=False, join_timed_out=True), "NodesJoinTimeout", False),
-        (JOB, Observed(), "QueuedResourceNotFound", True),
-        (JOB, UNMANAGED, "QueuedResourcesDisabled", False),
-        (JOB, on(), None, False),
-        (PLAIN, Observed(), None, False),
-    ],
-)
-def test_a_job_waits_for_its_machines(
-    job: CheckpointedTrainingJob, observed: Observed, reason: str | None, *, stop: bool
-) -> None:
-    wait = rules.find_wait(job, observed)
-    assert (reason, stop) == (None, False) if wait is None else (wait.reason, wait.stop) == (reason, stop)
-
-
-@pytest.mark.parametrize(
     ("observed", "cause"),
     [
         (on(), None),
         (on(active=False), "NodeFailure"),
-        (on(active=False, spot=True), "SpotPreemption"),
-        (on(active=False, best_effort=True), "QueuePreemption"),
         (on(active=False, windows=(window(NOW + 30),)), "Maintenance"),
         (on(active=False, windows=(window(NOW + 90),)), "NodeFailure"),
         (on(active=False, replaced=True), "Requested"),

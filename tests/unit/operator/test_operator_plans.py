@@ -16,7 +16,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, Bookkee
 from stepkeeper_operator.build import machines_hash, template_hash
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.decision import CreateJobSet, DeleteJobSet, SetSuspend
-from stepkeeper_operator.facts import JobSet, Pod, Workload
+from stepkeeper_operator.facts import JobSet, Pod
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy import queueing
 from stepkeeper_operator.policy.attempts import NOT_ALLOWED
@@ -173,6 +173,7 @@ MOVED: Final = make_job(labels={"kueue.x-k8s.io/queue-name": "other"})
 EDITED: Final = jobset(template_hash="another")
 READY: Final = make_machines()
 ON_READY: Final[dict[str, Any]] = {"template_hash": template_hash(TPU_JOB, READY)}
+ON: Final[dict[str, Any]] = {"machines": READY}
 OTHERS: Final = make_jobset(suspended=True, machines_hash="others", **ON_READY)
 
 
@@ -186,18 +187,12 @@ OTHERS: Final = make_jobset(suspended=True, machines_hash="others", **ON_READY)
         "another queue": (MOVED, jobset(MOVED, suspended=True), {}, EVICTED, True),
         "no queue while it runs down": (MOVED, jobset(MOVED, suspended=True), {}, RUNNING, False),
         "no queue while it runs": (MOVED, jobset(MOVED), {}, EVICTED, False),
-        "other machines": (TPU_JOB, OTHERS, {"machines": READY}, EVICTED, True),
-        "none while it runs": (
-            TPU_JOB,
-            replace(OTHERS, suspended=False),
-            {"machines": READY},
-            EVICTED,
-            False,
-        ),
+        "other machines": (TPU_JOB, OTHERS, ON, EVICTED, True),
+        "none while it runs": (TPU_JOB, replace(OTHERS, suspended=False), ON, EVICTED, False),
         "not the same machines": (
             TPU_JOB,
             replace(OTHERS, machines_hash=machines_hash(READY)),
-            {"machines": READY},
+            ON,
             EVICTED,
             False,
         ),
@@ -248,14 +243,6 @@ def test_a_jobset_may_restart_as_often_as_failures_are_left() -> None:
     assert (ended_job.actions, ended_job.end is not None) == ((), True)
 
 
-def test_completion_comes_before_edits_and_deletion() -> None:
-    edited = jobset(completed=True, template_hash="another")
-    assert plan(history(DONE), seen(jobset=edited)).end is not None
-    assert plan(history(DONE), seen(jobset=replace(edited, deleting=True))).end is not None
-    gone = plan(history(EVICTED), seen(jobset=jobset(completed=True, deleting=True)))
-    assert (gone.end, gone.actions, gone.waiting) == (None, (), "the old JobSet's pods are still stopping")
-
-
 def test_an_edit_ends_the_attempt_and_deletes_the_jobset_once() -> None:
     edited = plan(history(RUNNING), seen(jobset=EDITED))
     assert edited.actions == (DeleteJobSet(jobset=EDITED),)
@@ -293,6 +280,12 @@ def on_machines(attempt: Attempt, of: dict[str, Any] | None = None, **more: Any)
     return plan(history(attempt), seen(jobset=make_jobset(**(base | (of or {}))), machines=machines), TPU_JOB)
 
 
+def name_of(action: object) -> str:
+    if isinstance(action, SetSuspend):
+        return "stop" if action.suspend else "resume"
+    return "delete" if isinstance(action, DeleteJobSet) else "make"
+
+
 SHORT: Final = make_job(restarts={"backoff": {"initialSeconds": 46, "maxSeconds": 1000}})
 WAITED: Final = history(EVICTED, not_before=980, starts_without_checkpoint=3)
 OVER: Final = history(RUNNING, starts_without_checkpoint=3)
@@ -322,8 +315,7 @@ BACKED_OFF: Final = make_job(restarts={"backoff": MINUTE})
     },
 )
 def test_what_runs_is_stopped_resumed_or_left_when(found: Plan, action: str | None, said: str | None) -> None:
-    does = {SetSuspend: lambda each: "stop" if each.suspend else "resume", DeleteJobSet: lambda _: "delete"}
-    assert [does[type(each)](each) for each in found.actions] == ([] if action is None else [action])
+    assert [name_of(each) for each in found.actions] == ([] if action is None else [action])
     assert said == "" or (found.waiting is None) is (said is None)
     assert (said or "") in (found.waiting or "")
 
@@ -376,31 +368,8 @@ def test_a_job_has_left_its_queue_when_its_jobset_is_gone_or_going_because_it_st
     assert queueing.has_left_queue(job, Observed(jobset=of), now=NOW) is left
 
 
-WORKLOAD: Final = Workload(
-    namespace="default",
-    name="w",
-    uid="w",
-    jobset_name="lm",
-    jobset_uid="s",
-    quota_reserved=True,
-    reason="",
-    message="",
-    eviction=None,
-)
-
-
-@pytest.mark.parametrize(
-    ("job", "observed", "leaves"),
-    [
-        (STOPPED, Observed(jobset=jobset(**QUEUED)), True),
-        (STOPPED, Observed(jobset=jobset(), workload=WORKLOAD), True),
-        (STOPPED, Observed(jobset=jobset()), False),
-        (JOB, Observed(jobset=jobset(**QUEUED)), False),
-    ],
-)
-def test_only_a_queued_job_leaves_a_queue(
-    job: CheckpointedTrainingJob, observed: Observed, *, leaves: bool
-) -> None:
-    assert queueing.leaves_queue(job, observed, history(RUNNING), now=NOW) is leaves
+def test_only_a_queued_job_leaves_a_queue() -> None:
+    assert queueing.leaves_queue(STOPPED, Observed(jobset=jobset(**QUEUED)), history(RUNNING), now=NOW)
+    assert not queueing.leaves_queue(STOPPED, Observed(jobset=jobset()), history(RUNNING), now=NOW)
     over = history(EVICTED, starts_without_checkpoint=2)
     assert queueing.should_suspend(FEW, Observed(), over, now=NOW)

@@ -191,16 +191,6 @@ async def test_pods_that_make_steps_or_commits_after_another_is_done_go_on() -> 
     assert world.condition(PROGRESSING) == ADVANCES
 
 
-async def test_a_commit_before_pods_fell_silent_counts_for_them_too() -> None:
-    world = await running()
-    await finish_one(world)
-    await report(world, None, after_s=HOUR_S - 60, commits=training_report(9, 3).commits)
-    await be_silent(world, HOUR_S - 60)
-    assert world.condition(PROGRESSING) == SILENT
-    await be_silent(world, 60)
-    assert world.condition(PROGRESSING) == LEFT_ALONE
-
-
 async def test_pods_that_were_left_alone_and_all_run_again_are_not_left_alone_any_more() -> None:
     world = await running(placement={"tpu": {"accelerator": "v5p", "topology": "2x2x1", "slices": 2}})
     await finish_one(world)

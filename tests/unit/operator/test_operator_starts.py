@@ -173,7 +173,7 @@ def test_an_edit_since_the_newest_start_is_seen_by(
 def test_the_last_start_that_was_allowed_may_run(
     attempt: Attempt, n_starts: int, allowed: int | None, *, reached: bool
 ) -> None:
-    more = {} if allowed is None else {"starts_allowed": allowed}
+    more: dict[str, Any] = {} if allowed is None else {"starts_allowed": allowed}
     known = history(attempt, starts_without_checkpoint=n_starts, **more)
     assert starts.is_limit_reached(FEW, Observed(jobset=jobset()), known, now=NOW) is reached
 
@@ -203,7 +203,8 @@ def heard(*, ordinal: tuple[int, int] = (0, 0), **more: Any) -> LastReport:
 def test_a_new_operator_lets_more_starts_run_for_a_minute_until_it_hears_of_a_root(
     known: JobHistory, more: dict[str, Any], wait_s: float | None
 ) -> None:
-    observed = Observed(**({"jobset": jobset(), "operator_started_at": NOW - 20} | more))
+    base: dict[str, Any] = {"jobset": jobset(), "operator_started_at": NOW - 20}
+    observed = Observed(**(base | more))
     assert starts.compute_report_wait_s(FEW, observed, known, now=NOW) == wait_s
     if wait_s:
         assert not starts.is_limit_reached(FEW, observed, known, now=NOW)
