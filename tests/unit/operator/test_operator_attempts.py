@@ -64,10 +64,10 @@ def test_a_pod_whose_place_another_took_is_evidence_unless_it(before: Pod, *, ke
     {
         "was made later": (pod(1, created_at=200.0), True),
         "was made later and has ended": (ended(1, 1, created_at=200.0, at=201.0), True),
-        "was made later, and told to end": (pod(1, created_at=200.0, deadline=200.0), True),
+        "was made later, and has to end": (pod(1, created_at=200.0, deadline=200.0), True),
         "runs on": (pod(1), True),
-        "was told to end later": (pod(1, deadline=260.0), True),
-        "was told to end before": (pod(1, deadline=220.0), False),
+        "was asked to end later": (pod(1, deadline=260.0), True),
+        "was asked to end before": (pod(1, deadline=220.0), False),
         "ended later": (ended(1, 1, at=250.0), True),
         "ended before": (ended(1, 1, at=150.0), False),
         "ended at a time that is not known": (ended(1, 1, at=None), False),
@@ -110,7 +110,7 @@ def test_a_report_is_of_the_last_attempt_by_its_ordinal_and_its_time(
         "exited 0": ((ended(0), pod(1)), 1),
         "was replaced": ((ended(0, created_at=50.0, uid="old"), pod(), pod(1)), 0),
         "said that it had saved": ((ended(0, termination=Termination(code=75)), pod(1)), 0),
-        "was told to stop": ((ended(0, deadline=430.0), pod(1)), 0),
+        "was asked to stop": ((ended(0, deadline=430.0), pod(1)), 0),
         "failed": ((ended(1), pod(1)), 0),
     },
 )
@@ -162,9 +162,9 @@ def test_an_attempt_begins_with_its_first_pod_and_runs_down_until_its_last_one_h
         "a disruption": ((ended(1, **EVICTED),), None, False),
         "a hang": ((ended(137, hang=True),), None, False),
         "a Job that says nothing of a save": ((ended(75),), "it has reached its limit", True),
-        "a Job that tells of a condition": ((ended(1),), "has condition DisruptionTarget", False),
-        "a Job that tells of a save": ((ended(1),), "failed with exit code 75 matching", False),
-        "a Job that tells of a code": ((ended(1),), "failed with exit code 1 matching", True),
+        "a Job that names a condition": ((ended(1),), "has condition DisruptionTarget", False),
+        "a Job that names a save": ((ended(1),), "failed with exit code 75 matching", False),
+        "a Job that names a code": ((ended(1),), "failed with exit code 1 matching", True),
     },
 )
 def test_jobset_counts_as_a_failure(pods: tuple[Pod, ...], said: str | None, *, failure: bool | None) -> None:

@@ -111,7 +111,7 @@ STOPS: Final = (
     case("a save without a notice", "Requested", ended(75), killed(1), guess=True),
     case("a save after a reported notice", "Requested", ended(75), notice="sigterm", said="'sigterm'"),
     case("a save after a commit", "Requested", ended(75), committed=True),
-    case("a save that tells of a commit", "Requested", ended(75, **word(75, committed=COMMIT))),
+    case("a save that names a commit", "Requested", ended(75, **word(75, committed=COMMIT))),
     case(
         "a save after a restored commit",
         "Requested",
@@ -157,9 +157,9 @@ def job_says(code: int) -> tuple[BatchJob, ...]:
 
 UNSEEN: Final = (
     case("nothing", "Requested", guess=True),
-    case("a Job that tells of a fatal code", FAILURE, jobs=job_says(42), fatal=True),
-    case("a Job that tells of a longer code", "Requested", jobs=job_says(421), guess=True),
-    case("a Job that tells of another claim", "Fenced", jobs=job_says(77)),
+    case("a Job that names a fatal code", FAILURE, jobs=job_says(42), fatal=True),
+    case("a Job that names a longer code", "Requested", jobs=job_says(421), guess=True),
+    case("a Job that names another claim", "Fenced", jobs=job_says(77)),
     case("a failure that JobSet counted", FAILURE, counted=True, guess=True),
     case("JobSet's rule for a hang", "Hang", counted=False, rule="hang", spot=True, guess=True),
     case("JobSet's rule for a save", "Requested", counted=False, rule="saved", spot=True, guess=True),

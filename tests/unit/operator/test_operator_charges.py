@@ -74,7 +74,7 @@ async def test_a_spot_preemption_restarts_in_place_and_costs_no_failure() -> Non
     assert "SpotPreemption" in world.events
     assert world.status.checkpoint is not None
     assert world.status.checkpoint.latest is not None
-    assert world.status.checkpoint.latest.step == 120, "no report, but the pods' last words tell of it"
+    assert world.status.checkpoint.latest.step == 120, "no report said so, but the pods did"
 
 
 async def test_disruptions_are_bounded_where_the_user_says_so() -> None:
@@ -226,7 +226,7 @@ async def test_an_end_that_no_operator_saw_is_judged_by_jobsets_counts(
 
 
 async def two_ends_at_once(*delayed: str) -> World:
-    """Let two restarts come at once, of which JobSet's watch tells before those of `delayed`."""
+    """Let two restarts come at once, which the JobSet shows before the watches of `delayed` do."""
     world = await run_job(spot=True, restarts=ONE)
     world.delay_watches("jobsets", *delayed)
     world.preempt()

@@ -262,8 +262,8 @@ def test_evidence_does_not_change(known: JobHistory, seen: tuple[AttemptEvidence
 
 
 def test_maintenance_that_was_told_of_stays() -> None:
-    told = history(closed(cause="Maintenance", message="QueuedResource tpu has maintenance"))
-    assert correct(told, evidence(0, ended(1)), job=TPU_JOB) == told
+    known = history(closed(cause="Maintenance", message="QueuedResource tpu has maintenance"))
+    assert correct(known, evidence(0, ended(1)), job=TPU_JOB) == known
 
 
 @pytest.mark.parametrize("asked_for", [DELETED, EDITED])

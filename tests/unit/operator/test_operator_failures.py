@@ -125,7 +125,7 @@ FAILURES: Final = (
         said="UnexpectedAdmissionError",
         guess=True,
     ),
-    case("one pod that goes on and one that is done", "Requested", pod(), ended(0, 1), guess=True),
+    case("one pod that runs and one that is done", "Requested", pod(), ended(0, 1), guess=True),
     case("lost peers", FAILURE, ended(78), ended(78, 1), said="lost its peers", guess=True),
     case(
         "lost peers after a commit",

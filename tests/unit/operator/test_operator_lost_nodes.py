@@ -43,7 +43,7 @@ LOST: Final[dict[str, dict[str, Any]]] = {
     "an earlier attempt left it": {"pods": (), "leftover": Leftover(name="pod p0", told=(DYING,))},
     "the report is of another attempt": {"report": replace(MOVED, ordinal=(0, 1))},
     "the other pods stand still": {"report": STOOD},
-    "nothing tells whether the others move": {"report": replace(MOVED, moved_at=None)},
+    "it is not known whether the others move": {"report": replace(MOVED, moved_at=None)},
     "the others' steps are its successor's": {"report": MOVED, "evidence": beside(0)},
     "it made a step long ago": {"report": replace(HEARD, heard_at={"p0": NOW - 310}, moved_at=NOW - 310)}
     | on_node(unknown_since=NOW - 1000),
@@ -54,8 +54,8 @@ KEPT: Final[dict[str, dict[str, Any]]] = {
     "its node fell silent only just now": on_node(unknown_since=NOW - 20),
     "it has reported since the node fell silent": {"report": HEARD},
     "it has reported, though it has a successor": {"report": HEARD, "evidence": beside(0)},
-    "its training goes on": {"report": MOVED},
-    "its training goes on with a newer pod of another host": {"report": MOVED, "evidence": beside(1)},
+    "its training makes steps": {"report": MOVED},
+    "its training makes steps with a newer pod of another host": {"report": MOVED, "evidence": beside(1)},
     "half of all nodes are silent": {"n_unknown_nodes": 5},
     "the operator has just started": {"operator_started_at": NOW - 50},
     "it made a step lately": {"report": replace(HEARD, heard_at={"p0": NOW - 290}, moved_at=NOW - 290)}
@@ -64,7 +64,7 @@ KEPT: Final[dict[str, dict[str, Any]]] = {
 
 
 def scene(**more: Any) -> Observed:
-    """One node of nine is lost, with a pod on it that was told to end."""
+    """One node of nine is lost, with a pod on it that has to end."""
     base: dict[str, Any] = {"pods": (DYING,), "nodes": {"n1": SILENT}, "n_nodes": 9, "n_unknown_nodes": 1}
     return Observed(**(base | more))
 

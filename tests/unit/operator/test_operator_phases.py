@@ -1,4 +1,4 @@
-"""The phase tells one story: no word of a restart on the way to the end, whatever happens meanwhile."""
+"""Test that the phase shows no restart on the way to the end, whatever happens meanwhile."""
 
 from typing import Any, Final
 

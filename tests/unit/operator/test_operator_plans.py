@@ -133,7 +133,7 @@ def with_step(step: int) -> Attempt:
 @table(
     "attempt, observed, complete",
     {
-        "complete where it was not told to stop": (DONE, Observed(), True),
+        "complete where it was not asked to stop": (DONE, Observed(), True),
         "not where its pods were not seen": (EVICTED, Observed(), False),
         "not where its pods are forgotten": (EVICTED, seen(), False),
         "complete where its pods were done": (EVICTED, seen(ended(0)), True),

@@ -155,7 +155,7 @@ OTHER_IMAGE = {"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}
 
 
 async def stopping_slowly() -> World:
-    """Run a job whose trainers save for 20 s once they are told to stop, and say what they chose to save."""
+    """Run a job whose trainers save for 20 s once they have to stop, and say what they chose to save."""
     world = await run_job()
     kubelets = world.controllers.kubelets
     kubelets.stop_s, kubelets.stop_code = 20, 75
