@@ -46,7 +46,7 @@ def _of_operator(room: str, floor: float) -> Core:
     slow = ("certificates", "lease", "process", "startup")
     return Core(
         modules=(f"src/stepkeeper_operator/{room}/*",),
-        tests=("tests/unit/operator",),
+        tests=("tests/unit/operator", "tests/unit/queued_resources/test_job_*.py"),
         without=tuple(f"tests/unit/operator/test_operator_{name}.py" for name in slow),
         floor=floor,
         is_sampled=True,

@@ -1,381 +1,214 @@
-"""Test the causes of ends: one row for each state that pods can be in."""
+"""Test why an attempt ended: one row for each state that its pods and Jobs can be in."""
 
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
-from fake_cluster.facts import make_pod
-from stepkeeper.contract import CommitPoint, ExitCode, Termination
-from stepkeeper_operator.cache.evidence import AttemptEvidence, EvidenceCache
-from stepkeeper_operator.facts import BatchJob, Node, Pod
-from stepkeeper_operator.facts.pod import ContainerEnd, read_pod
-from stepkeeper_operator.policy.causes.find_cause import find_cause
-from stepkeeper_operator.policy.causes.finding import Finding, Verdict
-from stepkeeper_operator.policy.circumstances import Circumstances
-
-
-def pod(name: str = "p0", **more: Any) -> Pod:
-    own: dict[str, Any] = {"created_at": 0.0, "node": f"n{name[1:]}"}
-    return make_pod(int(name[1:]), **(own | more))
-
-
-def ended(name: str, code: int, at: float = 100.0, **more: Any) -> Pod:
-    phase = "Succeeded" if code == 0 else "Failed"
-    return pod(name, **({"exit_code": code, "phase": phase, "finished_at": at} | more))
-
-
-def killed(name: str, at: float = 101.0) -> Pod:
-    """Make a pod that its Job stopped after another pod had failed."""
-    return ended(name, 143, at, deadline=130.0)
-
-
-def word(code: int, **more: Any) -> Termination:
-    return Termination(code=code, **more)
-
-
-def other(name: str, code: int) -> ContainerEnd:
-    return ContainerEnd(name=name, code=code, reason="Error", finished_at=100.0)
-
-
-NODES = {
-    "n0": Node(name="n0", uid="1", spot=True, unknown_since=None),
-    "n1": Node(name="n1", uid="2", spot=False, unknown_since=None),
-    "n2": Node(name="n2", uid="3", spot=False, unknown_since=50.0),
-    "n3": Node(name="n3", uid="4", spot=False, unknown_since=None, gone_since=60.0),
-}
-
-
-def found(*pods: Pod, **more: Any) -> Finding:
-    base: dict[str, Any] = {
-        "nodes": NODES,
-        "spot": False,
-        "committed": False,
-        "notice": None,
-        "fatal_codes": frozenset({42}),
-        "counted": None,
-        "rule": None,
-        "n_hosts": 1,
-    }
-    return find_cause(AttemptEvidence(ordinal=(0, 0), pods=pods), Circumstances(**(base | more)))
-
-
-KUBELET = "TerminationByKubelet"
-
-ROWS: dict[str, tuple[tuple[Pod, ...], str, bool]] = {
-    "a spot machine is taken back": (
-        (ended("p0", 75, disruption=KUBELET, reason="Terminated"), ended("p1", 75)),
-        "SpotPreemption",
-        True,
-    ),
-    "a spot machine is taken back and the trainer dies of the signal": (
-        (ended("p0", 143, disruption=KUBELET), killed("p1")),
-        "SpotPreemption",
-        True,
-    ),
-    "a machine that is not spot is shut down": ((ended("p1", 75, disruption=KUBELET),), "Maintenance", True),
-    "a machine that nobody knows is shut down": ((ended("p7", 75, disruption=KUBELET),), "Maintenance", True),
-    "the kubelet evicts for want of memory on the node": (
-        (ended("p0", 137, disruption=KUBELET, reason="Evicted"),),
-        "Eviction",
-        True,
-    ),
-    "a drain": ((ended("p1", 143, disruption="EvictionByEvictionAPI", deadline=99.0),), "Eviction", True),
-    "a pod of higher priority": (
-        (ended("p1", 75, disruption="PreemptionByScheduler", deadline=99.0),),
-        "SchedulerPreemption",
-        True,
-    ),
-    "the taint of a lost node": (
-        (pod("p1", disruption="DeletionByTaintManager", deadline=99.0),),
-        "NodeFailure",
-        True,
-    ),
-    "a node that is gone": ((ended("p1", 137, disruption="DeletionByPodGC"),), "NodeFailure", True),
-    "a pod that the operator gave up with its node": (
-        (pod("p1", disruption="NodeLost", phase="Failed"),),
-        "NodeFailure",
-        True,
-    ),
-    "a disruption that this operator does not know": (
-        (ended("p1", 143, disruption="NewInKubernetes2", deadline=99.0),),
-        "Disruption",
-        True,
-    ),
-    "the survivor of a lost node fails first": ((ended("p0", 1, 60.0), pod("p2")), "NodeFailure", True),
-    "the survivor of a node that is gone fails first": (
-        (ended("p0", 1, 60.0), pod("p3")),
-        "NodeFailure",
-        True,
-    ),
-    "an exit code of the application": ((ended("p0", 1), killed("p1")), "ApplicationError", True),
-    "an exit code and a peer that lost it": (
-        (ended("p1", 1, 100.0), ended("p0", 78, 99.0)),
-        "ApplicationError",
-        True,
-    ),
-    "out of memory": ((ended("p0", 137, exit_reason="OOMKilled", deadline=99.0),), "ApplicationError", True),
-    "saved after a notice": ((ended("p0", 75, termination=word(75, notice="file")),), "Requested", True),
-    "saved after a notice whose cause the process knew": (
-        (ended("p0", 75, termination=word(75, notice="metadata", cause="Maintenance")),),
-        "Maintenance",
-        True,
-    ),
-    "saved, said the message, behind a shell that exits 1": (
-        (ended("p0", 1, termination=word(75, notice="sigterm")),),
-        "Requested",
-        True,
-    ),
-    "one rank heard it from the cloud, the others from it": (
-        (
-            ended("p0", 75, 99.0, termination=word(75, notice="peer")),
-            ended("p1", 75, termination=word(75, notice="preempted", cause="SpotPreemption")),
-        ),
-        "SpotPreemption",
-        True,
-    ),
-    "a worker fails, its launcher stops those of another host, and a third one hears of that": (
-        (
-            ended("p2", 75, 99.0, termination=word(75, notice="peer")),
-            ended("p1", 1, 100.0, termination=word(1, error="ValueError: bad")),
-            ended("p0", 1, 101.0),
-        ),
-        "ApplicationError",
-        True,
-    ),
-    "one rank had a notice and could not save, the others heard it from it": (
-        (
-            ended("p0", 75, 99.0, termination=word(75, notice="peer")),
-            ended("p1", 1, termination=word(1, notice="sigterm", error="OSError: full")),
-        ),
-        "Requested",
-        True,
-    ),
-    "one rank died of the signal that the others heard of": (
-        (ended("p0", 75, 99.0, termination=word(75, notice="peer")), ended("p1", 143)),
-        "Requested",
-        True,
-    ),
-    "75 out of nowhere": ((ended("p0", 75), killed("p1")), "Requested", False),
-    "75 with only a restored commit in its last words": (
-        (ended("p0", 75, termination=word(75, restored=CommitPoint(sequence=4, step=40))), killed("p1")),
-        "Requested",
-        False,
-    ),
-    "75 with a commit in its last words": (
-        (ended("p0", 75, termination=word(75, committed=CommitPoint(sequence=4, step=40))),),
-        "Requested",
-        True,
-    ),
-    "only lost peers": ((ended("p0", 78), ended("p1", 78)), "ApplicationError", False),
-    "somebody deleted a pod": ((killed("p0", 100.0), killed("p1", 101.0)), "Requested", True),
-    "a liveness probe that failed, in a pod that was deleted later": (
-        (ended("p0", 137, 100.0, deadline=110.0, grace_s=0),),
-        "ApplicationError",
-        True,
-    ),
-    "a pod that was never admitted": (
-        (pod("p0", phase="Failed", reason="UnexpectedAdmissionError"),),
-        "NodeFailure",
-        False,
-    ),
-    "a node that restarts, and the survivor that fails first": (
-        (ended("p1", 255, 160.0, exit_reason="Unknown"), ended("p0", 1, 100.0)),
-        "NodeFailure",
-        True,
-    ),
-    "a kubelet that lost its container": (
-        (ended("p1", 137, exit_reason="ContainerStatusUnknown"), killed("p0")),
-        "NodeFailure",
-        True,
-    ),
-    "a pod that is deleted before its container was made, after another pod failed": (
-        (ended("p0", 1), ended("p1", 137, deadline=130.0, exit_reason="ContainerStatusUnknown")),
-        "ApplicationError",
-        True,
-    ),
-    "an init container that fails": (
-        (pod("p0", phase="Failed", other_failure=other("fetch", 3)), pod("p1")),
-        "ApplicationError",
-        True,
-    ),
-    "a sidecar that fails after the trainer was done": (
-        (ended("p0", 0, phase="Failed", other_failure=other("side", 1)),),
-        "ApplicationError",
-        True,
-    ),
-    "a pod that is deleted while its init container runs": (
-        (pod("p0", phase="Failed", deadline=130.0, other_failure=other("fetch", 143)),),
-        "Requested",
-        True,
-    ),
-    "saved, and its sidecar fails of the signal": (
-        (ended("p0", 75, termination=word(75, notice="sigterm"), other_failure=other("side", 1)),),
-        "Requested",
-        True,
-    ),
-    "a hang that ends in an eviction": (
-        (ended("p0", 137, hang=True, disruption="EvictionByEvictionAPI", deadline=99.0),),
-        "Hang",
-        True,
-    ),
-    "nothing": ((), "Requested", False),
-}
-
-
-@pytest.mark.parametrize(("pods", "cause", "explained"), ROWS.values(), ids=ROWS)
-def test_the_cause_of(pods: tuple[Pod, ...], cause: str, *, explained: bool) -> None:
-    for order in (pods, pods[::-1]):
-        finding = found(*order)
-        assert (finding.cause, finding.explained, finding.verdict) == (cause, explained, Verdict.RESTART)
-
-
-def test_a_disruption_target_on_a_pod_that_goes_on_ends_nothing() -> None:
-    assert found(pod("p0", disruption="PreemptionByScheduler"), ended("p1", 3)).cause == "ApplicationError"
-
-
-def test_a_job_on_spot_machines_knows_what_a_node_was_that_is_gone() -> None:
-    assert found(ended("p7", 75, disruption=KUBELET), spot=True).cause == "SpotPreemption"
-
-
-def test_lost_peers_after_a_commit_mean_a_lost_node() -> None:
-    assert found(ended("p0", 78), committed=True).cause == "NodeFailure"
-
-
-def test_the_notice_of_a_report_explains_75() -> None:
-    assert found(ended("p0", 75), notice="sigterm").explained
-
-
-@pytest.mark.parametrize(("notice", "cause"), [("peer", "ApplicationError"), ("file", "Requested")])
-def test_a_failure_is_the_cause_unless_a_report_knows_what_the_peers_had_heard(
-    notice: str, cause: str
-) -> None:
-    told = ended("p0", 75, 99.0, termination=word(75, notice="peer"))
-    assert found(told, ended("p1", 1), notice=notice).cause == cause
-
-
-def test_a_fatal_code_is_fatal_and_a_disruption_before_it_is_not() -> None:
-    assert found(ended("p0", 42)).verdict is Verdict.FATAL
-    assert found(ended("p0", 42, disruption=KUBELET)).verdict is Verdict.RESTART
-
-
-def test_77_is_fenced_by_code_or_by_message_and_says_who() -> None:
-    last = word(ExitCode.FENCED, error="Traceback\nFencedError: owned by default/other")
-    for one in (ended("p0", 77, termination=last), ended("p0", 1, termination=last)):
-        finding = found(one, ended("p1", 1, 90.0))
-        assert finding.verdict is Verdict.FENCED
-        assert "owned by default/other" in finding.message
-
-
-def test_the_first_failure_is_blamed_and_its_last_words_are_quoted() -> None:
-    first = ended(
-        "p1", 3, 90.0, termination=word(3, error="Traceback (most recent call last):\nValueError: bad\n")
-    )
-    finding = found(ended("p0", 1, 100.0), first)
-    assert finding.node == "n1"
-    assert finding.message == "pod p1 exited with code 3: ValueError: bad"
-
-
-@pytest.mark.parametrize(
-    ("counted", "rule", "spot", "cause"),
-    [
-        (True, None, False, "ApplicationError"),
-        (False, "disruption", False, "Disruption"),
-        (False, "disruption", True, "SpotPreemption"),
-        (False, "saved", False, "Requested"),
-        (False, "hang", True, "Hang"),
-    ],
+from fake_cluster.cause_rows import (
+    EARLIER,
+    EVICTION,
+    FAILURE,
+    FILE,
+    KNOWS,
+    KUBELET,
+    PEER,
+    SIGTERM,
+    TOLD,
+    case,
+    check_cause,
+    killed,
+    side,
+    word,
 )
-def test_without_a_witness_jobset_is_believed(
-    counted: bool, rule: str | None, spot: bool, cause: str
-) -> None:  # a table
-    finding = found(counted=counted, rule=rule, spot=spot)
-    assert (finding.cause, finding.explained) == (cause, False)
+from fake_cluster.facts import make_ended_pod as ended
+from fake_cluster.facts import make_failed_job as failed_job
+from fake_cluster.facts import make_pod as pod
+from stepkeeper.contract import Cause, CommitPoint
+from stepkeeper_operator.facts import BatchJob, Pod
+from stepkeeper_operator.policy.causes.finding import Verdict
+from stepkeeper_operator.policy.machines import MachinesLoss
+
+COMMIT: Final = CommitPoint(sequence=4, step=40)
+MAINTAINED: Final = MachinesLoss(cause=Cause.MAINTENANCE, message="maintenance")
+TAKEN_BACK: Final = MachinesLoss(cause=Cause.SPOT_PREEMPTION, message="the machines are gone")
 
 
-@pytest.mark.parametrize(("code", "verdict"), [(77, Verdict.FENCED), (42, Verdict.FATAL)])
-def test_a_job_that_is_left_says_what_its_pods_did(code: int, verdict: Verdict) -> None:
+MADE_UP: Final = "ContainerStatusUnknown"
+SCHEDULER: Final = "PreemptionByScheduler"
+BAD: Final = word(1, error="ValueError: bad")
+DISRUPTIONS: Final = (
+    case("a spot machine taken back", "SpotPreemption", ended(75, disruption=KUBELET, node="spot")),
+    case(
+        "a spot machine, a signal", "SpotPreemption", ended(143, disruption=KUBELET, node="spot"), killed(1)
+    ),
+    case("a machine shut down that isn't spot", "Maintenance", ended(75, disruption=KUBELET)),
+    case("a machine that is not known", "Maintenance", ended(75, disruption=KUBELET, node="n7")),
+    case("the machine of a spot job", "SpotPreemption", ended(75, disruption=KUBELET, node="n7"), spot=True),
+    case("want of memory on the node", "Eviction", ended(137, disruption=KUBELET, reason="Evicted")),
+    case("a drain", "Eviction", ended(143, disruption=EVICTION, **EARLIER), said=f"{EVICTION} on node n1"),
+    case("a pod of higher priority", "SchedulerPreemption", ended(75, disruption=SCHEDULER, **EARLIER)),
+    case("the taint of a lost node", "NodeFailure", pod(disruption="DeletionByTaintManager", **EARLIER)),
+    case("a node that was removed", "NodeFailure", ended(137, disruption="DeletionByPodGC")),
+    case("a pod given up with its node", "NodeFailure", pod(disruption="NodeLost", phase="Failed")),
+    case("an unknown disruption", "Disruption", ended(143, disruption="NewInKubernetes2", **EARLIER)),
+    case("a disruption of a pod that runs", FAILURE, pod(disruption=EVICTION), ended(3, 1)),
+    *(case(f"reason {why}", "Maintenance", ended(75, reason=why)) for why in ("NodeShutdown", "Shutdown")),
+    case("reason Terminated", "Maintenance", ended(75, reason="Terminated")),
+    case("a condition and a reason", "Eviction", ended(75, disruption=EVICTION, reason="Terminated")),
+    *(
+        case(
+            f"{cause} announced before {why}",
+            cause,
+            ended(75, disruption=why, node=node, **word(75, notice="sigterm", cause=cause)),
+        )
+        for cause, node in (("SpotPreemption", "n1"), ("Maintenance", "spot"))
+        for why in (KUBELET, EVICTION, "DeletionByTaintManager", "DeletionByPodGC", "NewInKubernetes2")
+    ),
+    case(
+        "a notice without a cause",
+        "Maintenance",
+        ended(143, disruption=KUBELET, **word(75, cause="Requested")),
+    ),
+    case(
+        "pressure, maintenance announced",
+        "Eviction",
+        ended(75, disruption=KUBELET, reason="Evicted", **KNOWS),
+    ),
+    case("priority, maintenance announced", "SchedulerPreemption", ended(143, disruption=SCHEDULER, **KNOWS)),
+    case("a hang that ends in an eviction", "Hang", ended(137, hang=True, disruption=EVICTION, **EARLIER)),
+    case("a silent node", "NodeFailure", pod(node="silent"), said="node silent was lost"),
+    case("a survivor of a silent node", "NodeFailure", ended(1, at=360.0), pod(1, node="silent")),
+    case("a survivor of a node that is gone", "NodeFailure", ended(1, at=360.0), pod(1, node="gone")),
+    case("a silent node, its pod was done", "Requested", ended(0, node="silent"), guess=True),
+    case("a silent node, its trainer had failed", FAILURE, pod(exit_code=3, node="silent")),
+    case("a silent node, its pod had failed", "NodeFailure", pod(phase="Failed", node="silent"), guess=True),
+    case(
+        "a node that restarts",
+        "NodeFailure",
+        ended(255, at=460.0, exit_reason="Unknown"),
+        ended(1, 1),
+        said="n1 restarted",
+    ),
+    case("a container lost by its kubelet", "NodeFailure", ended(137, exit_reason=MADE_UP), killed(1)),
+    case("a made-up end after an error", FAILURE, ended(1, exit_reason=MADE_UP, **BAD)),
+    case("a made-up end without a code", "Requested", pod(exit_reason="Unknown"), guess=True),
+    case("a pod deleted before it began", FAILURE, ended(1), ended(137, 1, exit_reason=MADE_UP, **TOLD)),
+)
+DECISION: Final = "at step 8, 6.9 s are left: only the one in flight is finished"
+CHOSEN: Final = word(75, notice="sigterm", decision=DECISION)
+SPOT: Final = word(75, notice="sigterm", cause="SpotPreemption")
+STOPS: Final = (
+    case("a save after a notice", "Requested", ended(75, **FILE), said="'file'"),
+    case("a save for a known cause", "Maintenance", ended(75, **KNOWS)),
+    case("a save behind a shell that exits 1", "Requested", ended(1, **SIGTERM)),
+    case("a save and what was chosen", "Requested", ended(75, **CHOSEN), said=DECISION),
+    case(
+        "a disruption and what was chosen",
+        "Maintenance",
+        ended(75, disruption=KUBELET, **CHOSEN),
+        said=DECISION,
+    ),
+    case("a save without a notice", "Requested", ended(75), killed(1), guess=True),
+    case("a save after a reported notice", "Requested", ended(75), notice="sigterm", said="'sigterm'"),
+    case("a save after a commit", "Requested", ended(75), committed=True),
+    case("a save that names a commit", "Requested", ended(75, **word(75, committed=COMMIT))),
+    case(
+        "a save after a restored commit",
+        "Requested",
+        ended(75, **word(75, restored=COMMIT)),
+        killed(1),
+        guess=True,
+    ),
+    case(
+        "saves, one knows the cause",
+        "Maintenance",
+        ended(75, at=300.0),
+        ended(75, 1, **PEER),
+        ended(75, 2, **FILE),
+        ended(75, 3, at=410.0, **KNOWS),
+    ),
+    case(
+        "saves, one knows a notice",
+        "Requested",
+        ended(75, at=300.0),
+        ended(75, 1, **PEER),
+        ended(75, 2, at=410.0, **FILE),
+        said="'file'",
+    ),
+    case("saves, one heard of a peer", "Requested", ended(75, at=300.0), ended(75, 1, **PEER), said="'peer'"),
+    case("deletions", "Requested", killed(0, 400.0), killed(1)),
+    case("maintenance and SIGTERM", "Maintenance", ended(75, **SIGTERM), maintenance=MAINTAINED),
+    case("maintenance and a notice by file", "Requested", ended(75, **FILE), maintenance=MAINTAINED),
+    case("maintenance and a better cause", "SpotPreemption", ended(75, **SPOT), maintenance=MAINTAINED),
+    case(
+        "maintenance and a deletion",
+        "Requested",
+        ended(75, at=401.0, **SIGTERM, **TOLD),
+        maintenance=MAINTAINED,
+    ),
+    case("lost machines", "SpotPreemption", ended(1), loss=TAKEN_BACK, said="the machines are gone"),
+)
+
+
+def job_says(code: int) -> tuple[BatchJob, ...]:
     message = f"Container trainer for pod a/b failed with exit code {code} matching FailJob rule at index 3"
-    job = BatchJob(
-        namespace="a",
-        name="b",
-        uid="c",
-        job_uid="j",
-        owner_uid="s",
-        ordinal=(0, 0),
-        failure_reason="PodFailurePolicy",
-        failure_message=message,
-    )
-    evidence = AttemptEvidence(ordinal=(0, 0), failed_batch_jobs=(job,))
-    known = Circumstances(
-        nodes={},
-        spot=False,
-        committed=False,
-        notice=None,
-        fatal_codes=frozenset({42}),
-        counted=True,
-        rule=None,
-        n_hosts=1,
-    )
-    assert find_cause(evidence, known).verdict is verdict
+    return (failed_job(message=message),)
 
 
-def test_evidence_outlives_the_pods_and_keeps_the_most_that_was_seen() -> None:
-    book = EvidenceCache()
-    book.add_pod(pod("p0", disruption="EvictionByEvictionAPI", deadline=9.0))
-    book.add_pod(ended("p0", 75, deadline=9.0))
-    (evidence,) = book.list_attempts("j")
-    assert evidence.pods[0].disruption == "EvictionByEvictionAPI"
-    book.add_pod(ended("p1", 1))
-    book.add_pod(pod("p1"))
-    (evidence,) = book.list_attempts("j")
-    assert evidence.pods[1].exit_code == 1
+UNSEEN: Final = (
+    case("nothing", "Requested", guess=True),
+    case("a Job that names a fatal code", FAILURE, jobs=job_says(42), fatal=True),
+    case("a Job that names a longer code", "Requested", jobs=job_says(421), guess=True),
+    case("a Job that names another claim", "Fenced", jobs=job_says(77)),
+    case("a failure that JobSet counted", FAILURE, counted=True, guess=True),
+    case("JobSet's rule for a hang", "Hang", counted=False, rule="hang", spot=True, guess=True),
+    case("JobSet's rule for a save", "Requested", counted=False, rule="saved", spot=True, guess=True),
+    case("JobSet's rule for a disruption", "Disruption", counted=False, rule="disruption", guess=True),
+    case("JobSet's rule for spot", "SpotPreemption", counted=False, rule="disruption", spot=True, guess=True),
+    case("JobSet's rule for all else", "Disruption", counted=False, rule="default", guess=True),
+)
+DONE: Final = word(0, step=40)
+ALL_DONE: Final = "every trainer exited 0 and said that the training is done"
+BOTH_DONE: Final = (ended(0, **DONE), ended(0, 1, **DONE))
+REPLACED: Final = ended(0, 2, "p3", created_at=200.0, **DONE)
+COMPLETIONS: Final = (
+    case(
+        "a training that is done, a sidecar failed", "", ended(0, **DONE, **side(3)), said="container 'side'"
+    ),
+    case(
+        "a training that is done on two hosts",
+        "",
+        ended(0, 1, **DONE),
+        ended(0, **DONE, **side(3)),
+        said="of pod p0",
+        n_hosts=2,
+    ),
+    case(
+        "a training that is done and evicted",
+        "",
+        ended(0, **DONE, phase="Failed", disruption=EVICTION),
+        said=ALL_DONE,
+    ),
+    case("another host that isn't done", FAILURE, ended(0, **DONE, **side(3)), n_hosts=2),
+    case("a trainer that exits 0 without a word", FAILURE, ended(0, **side(3))),
+    case("a trainer that is done after a notice", FAILURE, ended(0, **word(0, notice="sigterm"), **side(3))),
+    case("a trainer that fails after it was done", FAILURE, ended(1, **DONE, **side(3))),
+    case("a host too many that failed", FAILURE, *BOTH_DONE, ended(1, 2), n_hosts=2),
+    case("a host too many that runs", "Requested", *BOTH_DONE, pod(2), n_hosts=2, guess=True),
+    case("a host whose newest pod is done", "", *BOTH_DONE, REPLACED, ended(1, 2), n_hosts=2),
+    case(
+        "a host whose newest pod failed",
+        FAILURE,
+        *BOTH_DONE,
+        REPLACED,
+        ended(1, 2, "p4", created_at=300.0),
+        n_hosts=3,
+    ),
+)
 
 
-def test_a_pod_that_was_dead_before_its_deletion_was_asked_for_was_not_killed() -> None:
-    book = EvidenceCache()
-    book.add_pod(ended("p0", 137, 100.0))
-    book.add_pod(ended("p0", 137, 100.0, deadline=100.0, grace_s=0))
-    (evidence,) = book.list_attempts("j")
-    assert found(*evidence.pods).cause == "ApplicationError"
-
-
-def test_a_disruption_that_came_to_nothing_is_forgotten() -> None:
-    book = EvidenceCache()
-    book.add_pod(pod("p0", disruption="PreemptionByScheduler"))
-    book.add_pod(pod("p0"))
-    (evidence,) = book.list_attempts("j")
-    assert evidence.pods[0].disruption is None
-
-
-def test_evidence_of_the_newest_attempts_only_is_kept() -> None:
-    book = EvidenceCache()
-    for number in range(9):
-        book.add_pod(pod(f"p{number}", ordinal=(0, number)))
-    assert [evidence.ordinal for evidence in book.list_attempts("j")] == [(0, 5), (0, 6), (0, 7), (0, 8)]
-    book.forget_job("j")
-    assert book.list_attempts("j") == ()
-
-
-def test_a_pod_says_which_of_its_other_containers_failed() -> None:
-    def status(name: str, code: int) -> dict[str, Any]:
-        return {"name": name, "state": {"terminated": {"exitCode": code, "reason": "Error"}}}
-
-    raw = {
-        "metadata": {"namespace": "a", "name": "b", "uid": "c"},
-        "spec": {"initContainers": [{"name": "proxy", "restartPolicy": "Always"}, {"name": "fetch"}]},
-        "status": {
-            "phase": "Failed",
-            "initContainerStatuses": [status("proxy", 143), status("fetch", 3)],
-            "containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}],
-        },
-    }
-    assert (failure := read_pod(raw).other_failure) is not None
-    assert (failure.name, failure.code) == ("fetch", 3)
-    assert found(read_pod(raw)).message == "container 'fetch' of pod b exited with code 3"
-
-
-@pytest.mark.parametrize("more", [{}, {"disruption": KUBELET, "reason": "Terminated"}])
-def test_what_a_training_chose_to_save_is_in_the_message(more: dict[str, Any]) -> None:
-    decision = "at step 8, 6.9 s are left: only the one in flight is finished"
-    finding = found(ended("p0", 75, termination=word(75, notice="sigterm", decision=decision), **more))
-    assert finding.message.endswith(f"; {decision}")
+@pytest.mark.parametrize(("pods", "known", "judged", "said"), [*DISRUPTIONS, *STOPS, *UNSEEN, *COMPLETIONS])
+def test_the_cause_of(
+    pods: tuple[Pod, ...], known: dict[str, Any], judged: tuple[str, bool, Verdict], said: str
+) -> None:
+    check_cause(pods, known, judged, said)

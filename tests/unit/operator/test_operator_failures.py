@@ -1,0 +1,309 @@
+"""Test which ends are failures of the application, and what is said of each."""
+
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from fake_cluster.cause_rows import (
+    EARLIER,
+    FAILURE,
+    FILE,
+    KUBELET,
+    PEER,
+    SIGTERM,
+    TOLD,
+    case,
+    check_cause,
+    find,
+    killed,
+    side,
+    word,
+)
+from fake_cluster.facts import make_ended_pod as ended
+from fake_cluster.facts import make_pod as pod
+from fake_cluster.stories import table
+from stepkeeper.contract import Cause, ExitCode
+from stepkeeper_operator.cache.evidence import EvidenceCache
+from stepkeeper_operator.facts import Pod
+from stepkeeper_operator.facts.pod import ContainerEnd, read_pod
+from stepkeeper_operator.policy import pod_ends
+from stepkeeper_operator.policy.causes.counts import ended_unseen
+from stepkeeper_operator.policy.causes.finding import Finding, Verdict
+from stepkeeper_operator.policy.causes.losses import attribute_to_loss
+from stepkeeper_operator.policy.machines import MachinesLoss
+
+BAD: Final = word(1, error="ValueError: bad")
+OWNED: Final = word(ExitCode.FENCED, error="Traceback\nFencedError: owned by default/other")
+TOLD_BY_PEER: Final = ended(75, at=399.0, **PEER)
+NO_FATAL: Final[dict[str, Any]] = {"fatal_codes": frozenset()}
+FAILURES: Final = (
+    case("an exit code", FAILURE, ended(1), killed(1), said="pod p0 exited with code 1"),
+    case("an exit code and a peer that lost it", FAILURE, ended(1), ended(78, 1, at=399.0)),
+    case(
+        "out of memory", FAILURE, ended(137, exit_reason="OOMKilled", **EARLIER), said="OOMKilled", **NO_FATAL
+    ),
+    case("a liveness probe, a deletion later", FAILURE, ended(137, deadline=410.0, grace_s=0), **NO_FATAL),
+    case("its own limits", FAILURE, ended(137, reason="Evicted"), said="was evicted"),
+    case("its own limits and no end yet", "Requested", pod(reason="Evicted"), guess=True),
+    case(
+        "two failures, the second first", FAILURE, ended(3, at=402.0), ended(4, 1, at=401.0), said="p1 exited"
+    ),
+    case("two failures, one without a time", FAILURE, ended(3, at=None), ended(4, 1), said="p1 exited"),
+    case("a sibling that was stopped", FAILURE, ended(1), ended(75, 1, at=402.0, **TOLD)),
+    case("a sibling that saved by itself", "Requested", ended(1), ended(75, 1, at=390.0, **FILE)),
+    case(
+        "lost peers, a sibling saves",
+        "NodeFailure",
+        ended(78),
+        ended(75, 1, at=402.0, **TOLD),
+        committed=True,
+        guess=True,
+    ),
+    case(
+        "a launcher that stops another host's workers",
+        FAILURE,
+        ended(75, 2, at=399.0, **PEER),
+        ended(1, 1, **BAD),
+        ended(1, at=401.0),
+        said="ValueError: bad",
+    ),
+    case("a failure after a peer saved", FAILURE, TOLD_BY_PEER, ended(1, 1)),
+    case("a failure after a peer saved, a peer reported", FAILURE, TOLD_BY_PEER, ended(1, 1), notice="peer"),
+    case(
+        "a failure after a peer saved, a notice reported",
+        "Requested",
+        TOLD_BY_PEER,
+        ended(1, 1),
+        notice="file",
+    ),
+    case("a notice and no save", "Requested", TOLD_BY_PEER, ended(1, 1, **word(1, notice="sigterm"))),
+    case("a signal that the others heard of", "Requested", TOLD_BY_PEER, ended(143, 1)),
+    case("a fatal code", FAILURE, ended(1, at=300.0), ended(42, 1), fatal=True, said="p1 exited"),
+    case("a fatal code while it is stopped", FAILURE, ended(42, at=401.0, **TOLD), fatal=True),
+    case("a signal's code while it is stopped", "Requested", ended(137, at=401.0, **TOLD)),
+    case(
+        "a program's code while it is stopped", "Requested", ended(1, at=401.0, **TOLD), said="p0 was deleted"
+    ),
+    case("a fatal code with a disruption", "Maintenance", ended(42, disruption=KUBELET)),
+    case("another claim", "Fenced", ended(77), ended(1, 1, at=390.0)),
+    case("another claim, said behind a shell", "Fenced", ended(1, **OWNED), said="default/other"),
+    case("another claim with a disruption", "Maintenance", ended(77, disruption=KUBELET)),
+    case(
+        "storage that gives no answer",
+        "StorageUnavailable",
+        ended(1, at=390.0),
+        ended(1, 1, **word(1, cause="StorageUnavailable")),
+    ),
+    case(
+        "an init container",
+        FAILURE,
+        pod(**side(3, said="no such file")),
+        pod(1),
+        said="pod p0 exited with code 3: no such file",
+    ),
+    case(
+        "another container, the trainer was done",
+        FAILURE,
+        ended(0, **side(3, "StartError")),
+        said="code 3 (StartError)",
+    ),
+    case(
+        "another container in a pod that runs", "Requested", pod(**side(3) | {"phase": "Running"}), guess=True
+    ),
+    case("another container beside a failure", FAILURE, ended(5, **side(3)), said="exited with code 5"),
+    case(
+        "another container beside lost peers", "NodeFailure", ended(78, **side(3)), committed=True, guess=True
+    ),
+    case("another container beside a save", "Requested", ended(75, **SIGTERM, **side(1))),
+    case("an init container that is stopped", "Requested", pod(**side(143), **TOLD)),
+    case("another container that is stopped", "Requested", ended(0, **side(143), **TOLD)),
+    case(
+        "a pod not admitted",
+        "NodeFailure",
+        pod(phase="Failed", reason="UnexpectedAdmissionError"),
+        said="UnexpectedAdmissionError",
+        guess=True,
+    ),
+    case("one pod that runs and one that is done", "Requested", pod(), ended(0, 1), guess=True),
+    case("lost peers", FAILURE, ended(78), ended(78, 1), said="lost its peers", guess=True),
+    case(
+        "lost peers after a commit",
+        "NodeFailure",
+        ended(78, last_words="rank 3 left"),
+        said=": rank 3 left",
+        committed=True,
+        guess=True,
+    ),
+    case(
+        "lost peers in an error",
+        FAILURE,
+        ended(78, **word(78, error="rank 3 is gone")),
+        said=": rank 3 is",
+        guess=True,
+    ),
+)
+
+
+@pytest.mark.parametrize(("pods", "known", "judged", "said"), [*FAILURES])
+def test_a_failure_is_found_and_blamed_for(
+    pods: tuple[Pod, ...], known: dict[str, Any], judged: tuple[str, bool, Verdict], said: str
+) -> None:
+    check_cause(pods, known, judged, said)
+
+
+def test_the_first_failure_is_blamed_with_its_node_and_its_last_words() -> None:
+    first = ended(3, 1, at=390.0, node="n2", **word(3, error="Traceback\nValueError: bad\n"))
+    finding = find(ended(1), first)
+    assert (finding.node, finding.message) == ("n2", "pod p1 exited with code 3: ValueError: bad")
+
+
+@table(
+    "code, reason, at, by_deletion",
+    {
+        "a signal": (143, "Error", 401.0, True),
+        "a signal by a clock that is behind": (143, "Error", 399.0, True),
+        "a signal before it": (143, "Error", 398.0, False),
+        "a signal at a time that is not known": (143, "Error", None, True),
+        "a code of the program": (1, "Error", 400.0, True),
+        "a code of the program before it": (1, "Error", 399.5, False),
+        "a code without a reason": (1, None, 401.0, True),
+        "the kubelet's own reason": (1, "ContainerCannotRun", 401.0, False),
+        "a code of the program at a time that is not known": (1, "Error", None, False),
+        "too little memory": (137, "OOMKilled", 401.0, False),
+    },
+)
+def test_a_deletion_ended_a_container_with(
+    code: int, reason: str | None, at: float | None, *, by_deletion: bool
+) -> None:
+    told = ended(code, at=at, exit_reason=reason, **TOLD)
+    assert pod_ends.ended_by_deletion(told, code, reason, at) is by_deletion
+    assert pod_ends.ended_by_deletion(ended(code, at=at), code, reason, at) is False, "it was not deleted"
+    assert pod_ends.was_killed(told) is by_deletion
+    other = ContainerEnd(name="side", code=code, reason=reason, finished_at=at)
+    assert pod_ends.was_killed(pod(phase="Failed", other_failure=other, **TOLD)) is by_deletion
+
+
+@table(
+    "at, more, stopped",
+    {
+        "later": (401.0, TOLD, True),
+        "at a time that is not known": (None, TOLD, True),
+        "a second before by its node": (399.0, TOLD, True),
+        "before": (398.0, TOLD, False),
+        "undeleted": (401.0, {}, False),
+        "with a disruption": (401.0, TOLD | {"disruption": KUBELET}, False),
+        "with a hang": (401.0, TOLD | {"hang": True}, False),
+    },
+)
+def test_a_pod_was_stopped_by_its_deletion_that_ended(
+    at: float | None, more: dict[str, Any], *, stopped: bool
+) -> None:
+    assert pod_ends.was_stopped(ended(75, at=at, **more)) is stopped
+
+
+@table(
+    "one, stopped",
+    {
+        "it was deleted": (ended(0, at=401.0, **TOLD), True),
+        "it was disrupted": (ended(0, at=401.0, disruption=KUBELET), True),
+        "its deletion came later": (ended(0, at=398.0, **TOLD), False),
+        "it failed": (ended(1, at=401.0, **TOLD), False),
+        "its training said it was done": (ended(0, at=401.0, **word(0), **TOLD), False),
+    },
+)
+def test_a_program_that_exited_0_was_told_to_stop_if(one: Pod, *, stopped: bool) -> None:
+    assert pod_ends.stopped_with_0(one) is stopped
+
+
+def test_only_peers_have_told_each_other_where_none_knows_more() -> None:
+    knows = ended(75, 1, **word(75, notice="peer", cause="Maintenance"))
+    assert pod_ends.only_peers_told([ended(75, **PEER), ended(1, 1, **word(1)), ended(1, 2)])
+    for others in ([ended(75, **PEER), ended(75, 1, **SIGTERM)], [knows], [ended(75, **word(75))], []):
+        assert not pod_ends.only_peers_told(others)
+
+
+def test_a_failure_is_described_by_its_error_or_the_end_of_its_log() -> None:
+    said = word(1, error="Traceback\nOSError: full")
+    both = ended(1, last_words="Killed", **said)
+    assert pod_ends.describe_failure(ended(1, last_words="Killed")) == "pod p0 exited with code 1: Killed"
+    assert pod_ends.describe_failure(both) == "pod p0 exited with code 1: OSError: full"
+    assert pod_ends.tells_own_limits(pod_ends.describe_failure(ended(137, exit_reason="OOMKilled")))
+    assert pod_ends.tells_own_limits(pod_ends.describe_eviction(pod()))
+    assert not pod_ends.tells_own_limits("pod p0 exited with code 1")
+
+
+LOSS: Final = MachinesLoss(cause=Cause.SPOT_PREEMPTION, message="the machines are gone")
+FATAL: Final = Finding(cause=FAILURE, message="42", verdict=Verdict.FATAL)
+OWN: Final = Finding(cause=FAILURE, message=pod_ends.describe_eviction(pod()))
+
+
+@pytest.mark.parametrize(
+    ("known", "by_loss"),
+    [
+        *(
+            (Finding(cause=cause, message="it ended"), True)
+            for cause in ("NodeFailure", "Eviction", "Requested", FAILURE, "Disruption")
+        ),
+        *((Finding(cause=cause, message="it ended"), False) for cause in ("Maintenance", "Hang")),
+        (Finding(cause="Hang", message="it ended", explained=False), True),
+        (FATAL, False),
+        (OWN, False),
+    ],
+)
+def test_lost_machines_explain_what_comes_of_them(known: Finding, *, by_loss: bool) -> None:
+    judged = attribute_to_loss(known, LOSS)
+    assert judged == (
+        replace(known, cause=LOSS.cause, message=judged.message, explained=True) if by_loss else known
+    )
+    assert attribute_to_loss(known, None) is known
+
+
+def test_an_end_that_was_not_seen_says_so() -> None:
+    for counted in (True, False):
+        assert ended_unseen(find(counted=counted).message)
+    assert not ended_unseen(find().message)
+    assert not ended_unseen(None)
+    assert attribute_to_loss(find(), LOSS).explained
+
+
+def status(name: str, code: int) -> dict[str, Any]:
+    return {"name": name, "state": {"terminated": {"exitCode": code, "reason": "Error"}}}
+
+
+def test_a_pod_says_which_of_its_other_containers_failed() -> None:
+    raw = {
+        "metadata": {"namespace": "a", "name": "b", "uid": "c"},
+        "spec": {"initContainers": [{"name": "proxy", "restartPolicy": "Always"}, {"name": "fetch"}]},
+        "status": {
+            "phase": "Failed",
+            "initContainerStatuses": [status("proxy", 143), status("fetch", 3)],
+            "containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}],
+        },
+    }
+    assert find(read_pod(raw)).message == "container 'fetch' of pod b exited with code 3"
+
+
+def test_evidence_outlives_the_pods_and_keeps_the_most_that_was_seen() -> None:
+    book = EvidenceCache()
+    for seen in (
+        pod(disruption="EvictionByEvictionAPI", deadline=9.0),
+        ended(75, deadline=9.0),
+        ended(1, 1),
+        pod(1),
+        pod(2, disruption="PreemptionByScheduler"),
+        pod(2),
+        ended(137, 3),
+        ended(137, 3, deadline=400.0, grace_s=0),
+    ):
+        book.add_pod(seen)
+    (evidence,) = book.list_attempts("j")
+    first, second, third, fourth = evidence.pods
+    assert (first.disruption, second.exit_code) == ("EvictionByEvictionAPI", 1)
+    assert third.disruption is None, "it came to nothing"
+    assert find(fourth).cause == FAILURE, "it was dead before its deletion was asked for"
+    for number in range(1, 9):
+        book.add_pod(pod(ordinal=(0, number)))
+    assert [each.ordinal for each in book.list_attempts("j")] == [(0, 5), (0, 6), (0, 7), (0, 8)]
+    book.forget_job("j")
+    assert book.list_attempts("j") == ()

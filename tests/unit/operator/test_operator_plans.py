@@ -1,0 +1,375 @@
+"""Test what is planned next: the job's end, a new JobSet, a stop or a wait."""
+
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from fake_cluster.facts import ON_MACHINES, make_job, make_jobset, make_machines
+from fake_cluster.facts import make_ended_pod as ended
+from fake_cluster.facts import make_history as history
+from fake_cluster.facts import make_observed as seen
+from fake_cluster.facts import make_unedited_jobset as jobset
+from fake_cluster.stories import table
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, Bookkeeping
+from stepkeeper_operator.build import machines_hash, template_hash
+from stepkeeper_operator.cache.evidence import AttemptEvidence
+from stepkeeper_operator.decision import CreateJobSet, DeleteJobSet, SetSuspend
+from stepkeeper_operator.facts import JobSet, Pod
+from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy import queueing
+from stepkeeper_operator.policy.attempts import NOT_ALLOWED
+from stepkeeper_operator.policy.causes.finding import Finding, Verdict
+from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.planning import finished, judgement, waits
+from stepkeeper_operator.policy.planning.changes import find_change
+from stepkeeper_operator.policy.planning.making import plan_without_jobset
+from stepkeeper_operator.policy.planning.next_step import plan_next
+from stepkeeper_operator.policy.planning.plan import Plan, set_suspend, stop_jobset
+from stepkeeper_operator.settings import OperatorSettings
+
+NOW: Final = 1000.0
+SETTINGS: Final = OperatorSettings(identity="operator-1")
+RUNNING: Final = Attempt(number=1, start=900)
+SECOND: Final = Attempt(number=2, start=995)
+FAILED: Final = Attempt(number=1, start=900, end=990, cause="ApplicationError", message="exit 1")
+EVICTED: Final = Attempt(number=1, start=900, end=990, cause="Eviction", message="drained")
+DONE: Final = Attempt(number=1, start=900, end=990, message="every pod exited 0")
+FENCED: Final = Attempt(number=1, start=900, end=990, cause="Fenced", message="another claim")
+JOB: Final = make_job()
+TPU_JOB: Final = make_job(**ON_MACHINES)
+FEW: Final = make_job(restarts={"maxStartsWithoutCheckpoint": 2})
+NONE_LEFT: Final = make_job(restarts={"maxFailures": 0, "maxDisruptions": 0})
+ONE_LEFT: Final = make_job(restarts={"maxFailures": 1, "maxDisruptions": 1})
+STOPPED: Final = make_job(suspend=True)
+USUAL: Final = Finding(cause="ApplicationError", message="exit 1")
+FATAL: Final = Finding(cause="ApplicationError", message="42", verdict=Verdict.FATAL)
+GUESS: Final = Finding(cause="Requested", message="?", explained=False)
+QUEUED: Final[dict[str, Any]] = {"queue_labels": {"kueue.x-k8s.io/queue-name": "default"}}
+IDLE: Final[dict[str, Any]] = {"suspend": True, "suspended": True}
+MINUTE: Final[dict[str, Any]] = {"initialSeconds": 60, "maxSeconds": 60}
+
+
+def plan(known: JobHistory, observed: Observed, job: CheckpointedTrainingJob = JOB) -> Plan:
+    return plan_next(job, observed, known, settings=SETTINGS, now=NOW)
+
+
+def recorded(*known: Attempt, max_failures: int = 1) -> CheckpointedTrainingJob:
+    attempts = [each.model_dump(mode="json", by_alias=True) for each in known]
+    return make_job(status={"attempts": attempts}, restarts={"maxFailures": max_failures})
+
+
+TWICE: Final = history(FAILED, SECOND, failures=2)
+
+
+@table(
+    "job, known, restarted, reason",
+    {
+        "completion": (NONE_LEFT, history(DONE), False, None),
+        "another claim": (JOB, history(FENCED), False, "RootOwnedByAnother"),
+        "a fatal code": (JOB, history(FAILED, finding=FATAL), False, "FatalExitCode"),
+        "a failure": (JOB, history(FAILED), False, None),
+        "the last failure": (ONE_LEFT, history(FAILED, failures=1), False, "MaxFailuresReached"),
+        "a failure whose restart has begun": (ONE_LEFT, history(FAILED, failures=1), True, None),
+        "an eviction": (ONE_LEFT, history(EVICTED, evictions=1), False, "MaxDisruptionsReached"),
+        "a failure before a restart": (recorded(FAILED), TWICE, True, "MaxFailuresReached"),
+        "one of another cause": (recorded(EVICTED, SECOND), TWICE, True, "MaxFailuresReached"),
+        "a recorded one, not by a lower budget": (recorded(FAILED, SECOND), TWICE, True, None),
+        "a recorded one that was fatal": (
+            recorded(FAILED, SECOND),
+            history(FAILED, SECOND, finding=FATAL),
+            True,
+            "FatalExitCode",
+        ),
+    },
+)
+def test_the_newest_end_is_judged_by_its_cause_and_what_is_left(
+    job: CheckpointedTrainingJob, known: JobHistory, reason: str | None, *, restarted: bool
+) -> None:
+    end = judgement.judge_last_end(job, known, restarted=restarted)
+    assert (None if end is None else end.reason) == reason
+
+
+def test_an_end_is_recorded_once_the_status_has_its_cause_and_the_attempt_after_it() -> None:
+    known = history(FAILED, SECOND)
+    guess = FAILED.model_copy(
+        update={"message": "it ended unseen; JobSet counted a failure of the application"}
+    )
+    assert not judgement.has_unrecorded_end(recorded(FAILED, SECOND), known)
+    for before in ((), (FAILED,), (EVICTED, SECOND), (guess, SECOND)):
+        assert judgement.has_unrecorded_end(recorded(*before), known)
+
+
+OWN_LIMIT: Final = "(OOMKilled: it used more memory than its limit)"
+
+
+@table(
+    "finding, off_machines, on_machines",
+    {
+        "nothing found": (None, False, False),
+        "a guess": (GUESS, True, True),
+        "a failure": (USUAL, False, True),
+        "its own limit": (replace(USUAL, message=OWN_LIMIT), False, False),
+        "an eviction": (Finding(cause="Eviction", message="drained"), False, False),
+        "a fatal code": (replace(FATAL, explained=False), False, False),
+    },
+)
+def test_a_cause_can_still_change_that_is(
+    finding: Finding | None, *, off_machines: bool, on_machines: bool
+) -> None:
+    known = history(FAILED, finding=finding)
+    assert judgement.is_provisional(JOB, Observed(), known) is off_machines
+    assert judgement.is_provisional(TPU_JOB, Observed(), known) is on_machines
+
+
+TOLD: Final = ended(0, at=995.0, deadline=1020.0)
+
+
+def with_step(step: int) -> Attempt:
+    return EVICTED.model_copy(update={"to_step": step})
+
+
+@table(
+    "attempt, observed, complete",
+    {
+        "complete where it was not asked to stop": (DONE, Observed(), True),
+        "not where its pods were not seen": (EVICTED, Observed(), False),
+        "not where its pods are forgotten": (EVICTED, seen(), False),
+        "complete where its pods were done": (EVICTED, seen(ended(0)), True),
+        "not where a program was told to stop": (EVICTED, seen(TOLD), False),
+        "not where steps are left": (with_step(999), seen(ended(0)), False),
+        "complete where no steps are left": (with_step(1000), seen(TOLD), True),
+    },
+)
+def test_a_job_whose_pods_all_exited_0_is(attempt: Attempt, observed: Observed, *, complete: bool) -> None:
+    of = jobset(completed=True)
+    before = Plan(history=history(attempt), job_set=None)
+    found = finished.plan_after_completion(JOB, observed, of, before)
+    assert (found.end is not None) is complete
+    assert found.actions == (() if complete else (DeleteJobSet(jobset=of),))
+
+
+def after_failure(finding: Finding | None, now: float = NOW, **restarts: Any) -> Plan:
+    job, before = make_job(restarts=restarts), Plan(history=history(FAILED, finding=finding), job_set=None)
+    of = jobset(failure_reason="Failed")
+    return finished.plan_after_failure(job, Observed(), of, before, settings=SETTINGS, now=now)
+
+
+def test_a_failed_jobset_ends_the_job_once_its_cause_is_known_or_is_replaced_after_its_back_off() -> None:
+    awaited = after_failure(GUESS, maxFailures=0)
+    assert (awaited.end, awaited.look_again_s) == (None, 990 + 120 - NOW)
+    assert after_failure(replace(USUAL, explained=False), 990 + 120, maxFailures=0).end is not None
+    assert after_failure(USUAL, maxFailures=0).end is not None
+    waiting = after_failure(None, backoff=MINUTE)
+    assert (waiting.actions, waiting.waiting, waiting.look_again_s) == ((), waits.BACKING_OFF, 50)
+    assert waiting.history.bookkeeping.not_before == 1050
+    assert len(after_failure(None, 1051.0, backoff=MINUTE).actions) == 1
+    replaced = plan(history(EVICTED), seen(jobset=jobset(failure_reason="ReachedMaxRestarts")))
+    assert replaced.waiting == "its JobSet is being replaced"
+
+
+MOVED: Final = make_job(labels={"kueue.x-k8s.io/queue-name": "other"})
+EDITED: Final = jobset(template_hash="another")
+READY: Final = make_machines()
+ON_READY: Final[dict[str, Any]] = {"template_hash": template_hash(TPU_JOB, READY)}
+ON: Final[dict[str, Any]] = {"machines": READY}
+OTHERS: Final = make_jobset(suspended=True, machines_hash="others", **ON_READY)
+
+
+@table(
+    "job, of, observed, attempt, changed",
+    {
+        "nothing": (JOB, jobset(), {}, RUNNING, False),
+        "an edit": (JOB, EDITED, {}, RUNNING, True),
+        "no edit that isn't accepted": (JOB, EDITED, {"held": True}, RUNNING, False),
+        "no suspension": (JOB, jobset(suspended=True), {}, EVICTED, False),
+        "another queue": (MOVED, jobset(MOVED, suspended=True), {}, EVICTED, True),
+        "no queue while it runs down": (MOVED, jobset(MOVED, suspended=True), {}, RUNNING, False),
+        "no queue while it runs": (MOVED, jobset(MOVED), {}, EVICTED, False),
+        "other machines": (TPU_JOB, OTHERS, ON, EVICTED, True),
+        "none while it runs": (TPU_JOB, replace(OTHERS, suspended=False), ON, EVICTED, False),
+        "not the same machines": (
+            TPU_JOB,
+            replace(OTHERS, machines_hash=machines_hash(READY)),
+            ON,
+            EVICTED,
+            False,
+        ),
+        "none that aren't ready": (
+            TPU_JOB,
+            OTHERS,
+            {"machines": replace(READY, joined=False)},
+            EVICTED,
+            False,
+        ),
+        "no edit without machines": (TPU_JOB, replace(OTHERS, template_hash="another"), {}, EVICTED, False),
+    },
+)
+def test_a_jobset_is_replaced_for(
+    job: CheckpointedTrainingJob, of: JobSet, observed: dict[str, Any], attempt: Attempt, *, changed: bool
+) -> None:
+    assert (find_change(job, of, Observed(**observed), history(attempt)) is not None) is changed
+
+
+def make(known: JobHistory, job: CheckpointedTrainingJob = JOB, **observed: Any) -> Plan:
+    return plan_without_jobset(job, Observed(**observed), known, settings=SETTINGS, now=NOW)
+
+
+def test_a_jobset_gets_a_number_of_its_own() -> None:
+    assert make(history(job_sets=0, started=False)).history.bookkeeping.job_sets == 1
+    known = history(EVICTED, restarts_seen=3, counted_restarts_seen=2, resumed_at=950)
+    assert make(known).history.bookkeeping == known.bookkeeping, "the number was not used yet"
+    made = make_job(status={"resources": {"jobSet": {"name": "lm", "uid": "s"}}})
+    next_one = Bookkeeping(job_sets=2)
+    assert make(known, made).history.bookkeeping == next_one
+    assert make(known, evidence=(AttemptEvidence(ordinal=(0, 2)),)).history.bookkeeping == next_one
+    waiting = make(history(EVICTED), STOPPED)
+    assert (waiting.actions, waiting.waiting) == ((), "it is suspended")
+
+
+def test_a_jobset_may_restart_as_often_as_failures_are_left() -> None:
+    job = make_job(restarts={"maxFailures": 2, "backoff": {"initialSeconds": 0}})
+    for known, left in (
+        (history(EVICTED), 2),
+        (history(EVICTED, failures=1), 1),
+        (history(EVICTED, failures=5), 0),
+        (history(FAILED, failures=1), 0),  # this JobSet is itself a restart
+    ):
+        (action,) = make(known, job).actions
+        assert isinstance(action, CreateJobSet)
+        assert action.manifest["spec"]["failurePolicy"]["maxRestarts"] == left
+    ended_job = make(history(FAILED, failures=2), job)
+    assert (ended_job.actions, ended_job.end is not None) == ((), True)
+
+
+def test_an_edit_ends_the_attempt_and_deletes_the_jobset_once() -> None:
+    edited = plan(history(RUNNING), seen(jobset=EDITED))
+    assert edited.actions == (DeleteJobSet(jobset=EDITED),)
+    assert not edited.history.is_running
+    assert plan(history(RUNNING), seen(jobset=replace(EDITED, deleting=True))).actions == ()
+
+
+BEGUN: Final = history(FAILED, SECOND, failures=1)
+FATAL_BEGUN: Final = replace(BEGUN, finding=FATAL)
+
+
+@table(
+    "job, known, pods, message",
+    {
+        "not before JobSet acts": (NONE_LEFT, history(FAILED, finding=USUAL), (ended(1),), None),
+        "at once if it is fatal": (NONE_LEFT, history(FAILED, finding=FATAL), (ended(1),), "exit 1"),
+        "with a restart that JobSet began": (NONE_LEFT, BEGUN, (), NOT_ALLOWED),
+        "not with one that is allowed": (ONE_LEFT, BEGUN, (), None),
+        "not by an edited budget": (recorded(FAILED, SECOND, max_failures=0), BEGUN, (), None),
+        "with a fatal code before it": (NONE_LEFT, FATAL_BEGUN, (), NOT_ALLOWED),
+        "not by edited fatal codes": (recorded(FAILED, SECOND), FATAL_BEGUN, (), None),
+    },
+)
+def test_the_job_ends(
+    job: CheckpointedTrainingJob, known: JobHistory, pods: tuple[Pod, ...], message: str | None
+) -> None:
+    found = plan(known, seen(*pods), job)
+    assert (found.end is not None) is (message is not None)
+    assert message is None or found.history.attempts[-1].message == message
+
+
+def on_machines(attempt: Attempt, of: dict[str, Any] | None = None, **more: Any) -> Plan:
+    machines = make_machines(**more)
+    base = {"template_hash": template_hash(TPU_JOB, machines), "machines_hash": machines_hash(machines)}
+    return plan(history(attempt), seen(jobset=make_jobset(**(base | (of or {}))), machines=machines), TPU_JOB)
+
+
+def name_of(action: object) -> str:
+    if isinstance(action, SetSuspend):
+        return "stop" if action.suspend else "resume"
+    return "delete" if isinstance(action, DeleteJobSet) else "make"
+
+
+SHORT: Final = make_job(restarts={"backoff": {"initialSeconds": 46, "maxSeconds": 1000}})
+WAITED: Final = history(EVICTED, not_before=980, starts_without_checkpoint=3)
+OVER: Final = history(RUNNING, starts_without_checkpoint=3)
+HELD_IDLE: Final = seen(jobset=jobset(**IDLE), held=True)
+BACKED_OFF: Final = make_job(restarts={"backoff": MINUTE})
+
+
+@table(
+    "found, action, said",
+    {
+        "its machines are there": (on_machines(RUNNING), None, None),
+        "they are lost": (on_machines(RUNNING, active=False), "stop", "QueuedResource tpu"),
+        "a host left": (on_machines(RUNNING, joined=False), None, None),
+        "a host has to join": (on_machines(EVICTED, IDLE, joined=False), None, "to join"),
+        "they are back": (on_machines(EVICTED, IDLE), "resume", None),
+        "they are lost in a queue": (on_machines(RUNNING, QUEUED, active=False), "delete", "tpu"),
+        "a host left in a queue": (on_machines(RUNNING, QUEUED, joined=False), None, None),
+        "it may start": (plan(history(EVICTED), seen(jobset=jobset(**IDLE))), "resume", None),
+        "it isn't accepted": (plan(history(EVICTED), HELD_IDLE), None, ""),
+        "it was accepted, its back-off is over": (plan(WAITED, HELD_IDLE, SHORT), "resume", None),
+        "its user stops it": (plan(history(RUNNING), seen(held=True), STOPPED), "stop", ""),
+        "it is Kueue's to start": (plan(history(EVICTED), seen(jobset=jobset(**IDLE, **QUEUED))), None, ""),
+        "it leaves its queue": (plan(history(RUNNING), seen(jobset=jobset(**QUEUED)), STOPPED), "delete", ""),
+        "JobSet doesn't wait": (plan(history(FAILED), seen(ended(1), ended(75, 1)), BACKED_OFF), "stop", ""),
+        "it had too many starts": (plan(OVER, seen(), FEW), "stop", ""),
+        "reports are due": (plan(OVER, seen(operator_started_at=NOW - 20), FEW), None, None),
+    },
+)
+def test_what_runs_is_stopped_resumed_or_left_when(found: Plan, action: str | None, said: str | None) -> None:
+    assert [name_of(each) for each in found.actions] == ([] if action is None else [action])
+    assert said == "" or (found.waiting is None) is (said is None)
+    assert (said or "") in (found.waiting or "")
+
+
+def test_more_starts_than_are_allowed_are_looked_at_again_when_reports_are_due() -> None:
+    assert plan(OVER, seen(operator_started_at=NOW - 20), FEW).look_again_s == 40
+
+
+def test_a_jobset_is_stopped_once_and_kept_where_it_ended_by_itself() -> None:
+    for of in (None, jobset(completed=True), jobset(deleting=True)):
+        assert stop_jobset(of, queued=False) == ()
+    assert stop_jobset(jobset(suspended=True), queued=False) == (DeleteJobSet(jobset=jobset(suspended=True)),)
+    assert stop_jobset(jobset(), queued=True) == (DeleteJobSet(jobset=jobset()),)
+    assert stop_jobset(jobset(), queued=False) == (SetSuspend(jobset=jobset(), suspend=True),)
+    assert set_suspend(jobset(), suspend=False) == ()
+
+
+def quota(reason: str = "Pending", kind: str = "QuotaReserved") -> dict[str, Any]:
+    since = "2027-01-15T09:00:00Z"
+    condition = {
+        "type": kind,
+        "status": "False",
+        "reason": reason,
+        "message": "",
+        "lastTransitionTime": since,
+    }
+    return {"status": {"conditions": [condition]}}
+
+
+IN_QUEUE: Final = make_job(suspend=True, **quota())
+
+
+@pytest.mark.parametrize(
+    ("job", "of", "left"),
+    [
+        (IN_QUEUE, None, True),
+        (make_job(**quota()), None, False),
+        (STOPPED, None, False),
+        (make_job(suspend=True, **quota(queueing.NOT_QUEUED)), None, False),
+        (make_job(suspend=True, **quota(kind="Running")), None, False),
+        (IN_QUEUE, jobset(deleting=True, **QUEUED), True),
+        (IN_QUEUE, jobset(**QUEUED), False),
+        (IN_QUEUE, jobset(deleting=True), False),
+        (make_job(**quota(), **ON_MACHINES), None, True),
+    ],
+)
+def test_a_job_has_left_its_queue_when_its_jobset_is_gone_or_going_because_it_stops(
+    job: CheckpointedTrainingJob, of: JobSet | None, *, left: bool
+) -> None:
+    assert queueing.has_left_queue(job, Observed(jobset=of), now=NOW) is left
+
+
+def test_only_a_queued_job_leaves_a_queue() -> None:
+    assert queueing.leaves_queue(STOPPED, Observed(jobset=jobset(**QUEUED)), history(RUNNING), now=NOW)
+    assert not queueing.leaves_queue(STOPPED, Observed(jobset=jobset()), history(RUNNING), now=NOW)
+    over = history(EVICTED, starts_without_checkpoint=2)
+    assert queueing.should_suspend(FEW, Observed(), over, now=NOW)
