@@ -10,7 +10,17 @@ import pytest
 
 from stepcluster.api import Cluster
 from stepcluster.product import NAMESPACE
-from stepcluster.shelljobs import HOLD, ShellJob, apply_all, container, delete_all, until, watch_gangs
+from stepcluster.shelljobs import (
+    HOLD,
+    ShellJob,
+    apply_all,
+    causes,
+    condition,
+    container,
+    delete_all,
+    until,
+    watch_gangs,
+)
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -86,15 +96,6 @@ def await_quota(job: ShellJob) -> None:
         job.kubectl("delete", "resourcequota", "none")
         job.kubectl("apply", "-f", "-", stdin=json.dumps(NO_JOBSETS_ALLOWED))
         time.sleep(5)
-
-
-def causes(status: Mapping[str, Any]) -> list[str | None]:
-    return [attempt.get("cause") for attempt in status["attempts"]]
-
-
-def condition(status: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """The condition of that type; empty as long as there is none."""
-    return next((dict(item) for item in status.get("conditions", ()) if item["type"] == kind), {})
 
 
 def edit(job: ShellJob, **spec: Any) -> None:
@@ -261,13 +262,9 @@ def test_a_namespace_is_gone_within_a_minute_with_all_its_jobs(jobs: dict[str, S
 @pytest.fixture
 def no_operator(operator: Cluster) -> Iterator[None]:
     """Nobody watches meanwhile."""
-    deployment = ("-n", NAMESPACE, "deployment/stepkeeper-operator")
-    selector = ("-l", "app.kubernetes.io/component=operator")
-    operator.kubectl("scale", *deployment, "--replicas=0")
-    operator.kubectl("-n", NAMESPACE, "wait", "pods", *selector, "--for=delete", "--timeout=110s")
+    operator.faults.stop_operator()
     yield
-    operator.kubectl("scale", *deployment, "--replicas=1")
-    operator.kubectl("rollout", "status", *deployment, "--timeout=110s")
+    operator.faults.start_operator()
 
 
 @pytest.mark.usefixtures("no_operator")

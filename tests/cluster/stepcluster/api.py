@@ -8,19 +8,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepcluster import images, kueue, lifecycle, nodeinit
+from stepcluster import images, kueue, lifecycle
 from stepcluster.errors import NoClusterError
 from stepcluster.faults import Faults
-from stepcluster.gcs import BUCKET
 from stepcluster.machine import COMMAND_TIMEOUT_S, run, search_path
 from stepcluster.nodes import SYSTEM_NODE
 from stepcluster.parts import Parts
 from stepcluster.vms import joining
 from stepcluster.vms.joining import JoinTerms
 from stepcluster.vms.machines import VirtualMachines
-
-TORCH_HOST_PATH = str(nodeinit.TORCH_PATH)
-"""The hostPath at which every node has the torch environment of the Python that started the cluster."""
 
 
 class Cluster:
@@ -80,19 +76,9 @@ class Cluster:
         """The object storage's URL on this machine."""
         return self._parts.layout.gcs_url
 
-    @property
-    def gcs_bucket(self) -> str:
-        """A bucket that is there from the start."""
-        return BUCKET
-
-    @property
-    def audit_log(self) -> Path:
-        """The audit log of the API server: one JSON object in a line for each request, after it was answered."""
-        return self._parts.layout.audit_log
-
     def audit_entries(self, user: str | None = None) -> list[dict[str, Any]]:
-        """Return what the audit log has of all requests, or of one user's."""
-        return read_audit(self.audit_log.read_text(encoding="utf-8"), user)
+        """Return what the API server's audit log has of all requests that were answered, or of one user's."""
+        return read_audit(self._parts.layout.audit_log.read_text(encoding="utf-8"), user)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -148,26 +134,15 @@ class Cluster:
         self.load_image(images.shell())
         return images.SHELL_IMAGE
 
-    def load_operator_image(self, wheel: Path | None = None, tag: str = "dev") -> str:
-        """Import the operator's image, of this tree or of a wheel, on the system node, and return its name."""
-        name, archive = images.operator(wheel, tag)
+    def load_operator_image(self) -> str:
+        """Import the operator's image, of this tree, on the system node, and return its name."""
+        name, archive = images.operator()
         self.load_image(archive, nodes=[SYSTEM_NODE])
         return name
 
-    def load_trainer_image(
-        self,
-        app: Path,
-        wheel: Path | None = None,
-        tag: str = "dev",
-        *,
-        name: str | None = None,
-        folder: str = "/app",
-    ) -> str:
-        """Import an image with the wheel, and with `app` at /app, on the TPU nodes, and return its name.
-
-        `name` and `folder` are those of `images.trainer`.
-        """
-        name, archive = images.trainer(app, wheel, tag, name=name, folder=folder)
+    def load_trainer_image(self, app: Path, *, name: str | None = None) -> str:
+        """Import an image with the wheel, and with `app` at /app, on the TPU nodes, and return its name."""
+        name, archive = images.trainer(app, name=name)
         self.load_image(archive, nodes=self.tpu_nodes)
         return name
 
@@ -175,9 +150,9 @@ class Cluster:
         """Start Kueue, built from its pinned module, for the rest of the cluster's life."""
         kueue.start_kueue(self._parts)
 
-    def join_terms(self, *, ttl_s: float = 24 * 3600) -> JoinTerms:
-        """Make a token with which machines can join for so long."""
-        return joining.prepare(self._parts, ttl_s=ttl_s)
+    def join_terms(self) -> JoinTerms:
+        """Make a token with which machines can join for a day."""
+        return joining.prepare(self._parts)
 
     def down(self) -> None:
         """End the cluster; nothing of it is left on the machine."""
@@ -212,7 +187,7 @@ def cluster_up(
 
 
 def start(name: str, *, n_tpu_nodes: int = 2, topology: str = "2x2") -> Cluster:
-    """Start a cluster whose pods find this Python's packages, torch among them, at TORCH_HOST_PATH."""
+    """Start a cluster whose pods find this Python's packages, torch among them, at /opt/torch."""
     torch_folder = Path(sysconfig.get_path("purelib"))
     parts = lifecycle.start(name, n_tpu_nodes=n_tpu_nodes, topology=topology, torch_folder=torch_folder)
     return Cluster(parts)

@@ -1,14 +1,16 @@
 """Ending a cluster, whether it runs, half started or crashed, and leaving the machine as it was."""
 
+import subprocess
+import tempfile
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from stepcluster import cgroups, network, state
-from stepcluster.discarding import discard
 from stepcluster.layout import Layout
-from stepcluster.machine import run, wait_until
-from stepcluster.processes import CLUSTER_MARK, first_process, kill_marked, marked
+from stepcluster.machine import run, say, wait_until
+from stepcluster.processes import CLUSTER_MARK, kill_marked, marked
 
 GRACE_S = 100.0
 PATIENCE_S = 10.0
@@ -56,9 +58,6 @@ def clean(layout: Layout, others: Iterable[str]) -> None:
         StartError: A process or a group would not go away; it is named.
     """
     folder = layout.folder
-    first = first_process(CLUSTER_MARK, str(folder))
-    if first is not None:
-        kill_marked(CLUSTER_MARK, str(folder))
     wait_until(
         lambda: _no_process(folder), f"the end of cluster {layout.name}", timeout_s=GRACE_S, poll_s=0.05
     )
@@ -86,6 +85,39 @@ def remove_cable(layout: Layout) -> None:
             for other in others
         ):
             network.disconnect(layout)
+
+
+def discard(folder: Path, trash: Path, *, patience_s: float) -> None:
+    """Empty a folder, below which nothing is mounted any more, and delete what was in it.
+
+    What takes longer than `patience_s`, on a slow disk, is deleted in the background, in `trash`: a folder of the same
+    file system. What an earlier deletion has left there goes too.
+    """
+    trash.mkdir(parents=True, exist_ok=True)
+    # Collected here and moved at once: whatever is in the trash is whole, and may be deleted by anybody.
+    collected = Path(tempfile.mkdtemp(prefix="discarded-", dir=folder))
+    for path in folder.iterdir():
+        if path != collected:
+            path.rename(collected / path.name)
+    discarded = collected.rename(trash / collected.name)
+    # A session of its own: neither Ctrl-C nor the end of this program ends it.
+    remove: list[str | Path] = [
+        "setsid",
+        "--fork",
+        "rm",
+        "-rf",
+        "--one-file-system",
+        "--",
+        *trash.glob("discarded-*"),
+    ]
+    none = subprocess.DEVNULL
+    subprocess.run(remove, stdin=none, stdout=none, stderr=none, check=True)
+    deadline = time.monotonic() + patience_s
+    while discarded.exists():
+        if time.monotonic() > deadline:
+            say(f"the disk is slow: the files of {folder.name} are still being deleted, in the background")
+            return
+        time.sleep(0.05)
 
 
 def _no_process(folder: Path) -> bool:

@@ -57,17 +57,9 @@ def build_wheel() -> Path:
         return found[0]
     say("images: building the wheel")
     with _workspace() as workspace:
-        build: list[str | Path] = [
-            sys.executable,
-            "-m",
-            "build",
-            "--wheel",
-            "--no-isolation",
-            f"--outdir={workspace}/wheel",
-            ROOT,
-        ]
+        options = ["--wheel", "--no-isolation", f"--outdir={workspace}/wheel"]
         try:
-            run(build, timeout_s=300)
+            run([sys.executable, "-m", "build", *options, ROOT], timeout_s=300)
         except CommandError as error:
             raise BuildError(f"the wheel could not be built: {error}") from error
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -80,14 +72,14 @@ def build_wheel() -> Path:
     return next(iter(folder.glob("*.whl")))
 
 
-def operator(wheel: Path | None = None, tag: str = "dev") -> tuple[str, Path]:
+def operator() -> tuple[str, Path]:
     """Name and archive of the operator's image: the wheel and the locked packages of its `operator` extra."""
     lock = ROOT / "requirements-operator.lock"
     packages = _layer(
         "operator-packages", [lock.read_text(encoding="utf-8"), sys.version], _installed(lock, "opt/packages")
     )
-    name = f"localhost/stepkeeper-operator:{tag}"
-    layers = [_shell_layer(), _python_layer(), packages, _wheel_layer(wheel or build_wheel())]
+    name = "localhost/stepkeeper-operator:dev"
+    layers = [_shell_layer(), _python_layer(), packages, _wheel_layer(build_wheel())]
     settings = Settings(
         environment=_python_environment("/opt/stepkeeper:/opt/packages"),
         entrypoint=["python", "-m", "stepkeeper_operator"],
@@ -97,25 +89,21 @@ def operator(wheel: Path | None = None, tag: str = "dev") -> tuple[str, Path]:
     return name, _image(name, layers, settings)
 
 
-def trainer(
-    app: Path, wheel: Path | None = None, tag: str = "dev", *, name: str | None = None, folder: str = "/app"
-) -> tuple[str, Path]:
+def trainer(app: Path, *, name: str | None = None, folder: str = "/app") -> tuple[str, Path]:
     """Name and archive of an image with the wheel and the files of `app` in /app.
 
     torch isn't in it: the pod mounts the node's torch environment, read-only, at /opt/torch.
 
     Args:
         app: A folder, which is in the image's /app under its own name.
-        wheel: stepkeeper; by default that of this tree.
-        tag: The tag of the image's usual name.
         name: Another name for the image, with its tag.
         folder: The folder that its processes start in.
 
     """
-    name = name or f"localhost/stepkeeper-trainer:{tag}"
+    name = name or "localhost/stepkeeper-trainer:dev"
     files = [Entry(path="app"), *tree(app, f"app/{app.name}"), Entry(path="opt"), Entry(path="opt/torch")]
     own = _layer("app", [_content([app]), app.name], lambda _: files)
-    layers = [_shell_layer(), _python_layer(), _wheel_layer(wheel or build_wheel()), own]
+    layers = [_shell_layer(), _python_layer(), _wheel_layer(build_wheel()), own]
     settings = Settings(
         environment=_python_environment("/app:/opt/stepkeeper:/opt/torch"), command=["python"], folder=folder
     )
@@ -151,15 +139,10 @@ def _installed(what: Path, target: str) -> Callable[[Path], Iterable[Entry]]:
     def entries(workspace: Path) -> Iterable[Entry]:
         say(f"images: installing {what.name}")
         source = [str(what)] if what.suffix == ".whl" else ["--require-hashes", "-r", str(what)]
-        options = [
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-deps",
-            "--no-compile",
-            f"--target={workspace / 'pip'}",
-        ]
+        options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-compile"]
+        where = f"--target={workspace / 'pip'}"
         try:
-            run([sys.executable, "-m", "pip", "install", *options, *source], timeout_s=PIP_TIMEOUT_S)
+            run([sys.executable, "-m", "pip", "install", *options, where, *source], timeout_s=PIP_TIMEOUT_S)
         except CommandError as error:
             raise BuildError(f"{what} could not be installed into an image: {error}") from error
         top = [Entry(path="opt"), *tree(workspace / "pip", target, skip=("__pycache__", "bin"))]

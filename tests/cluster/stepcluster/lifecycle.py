@@ -15,7 +15,6 @@ from stepcluster import (
     gcs,
     images,
     jobset,
-    limits,
     network,
     packages,
     processes,
@@ -28,6 +27,12 @@ from stepcluster.nodes import Node, choose_nodes
 from stepcluster.parts import Parts
 
 READY_TIMEOUT_S = 240.0
+
+INOTIFY_INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")
+WANTED_INSTANCES = 2048
+"""Each program of the cluster watches some files; two clusters reach the 128 that Linux allows a user."""
+MEMO = "max_user_instances.before"
+"""In the folder of all clusters: the setting as it was before the first of them."""
 
 _OF_TESTS = frozenset({"test", "slice", "lane"})
 """First words of the names of clusters that runs of tests start."""
@@ -109,7 +114,7 @@ def _remove(name: str) -> None:
     state.cluster_folder(name).rmdir()
     with state.lock(state.state_root()):
         if not state.names():
-            limits.restore_limits(state.state_root())
+            restore_limits(state.state_root())
 
 
 def _start(
@@ -144,7 +149,7 @@ def _prepare(
     folder = state.cluster_folder(name)
     spaces = processes.start_namespaces(folder, folder / "logs" / "namespaces.log")
     with state.lock(state.state_root()):
-        limits.raise_limits(state.state_root())
+        raise_limits(state.state_root())
         layout = Layout(name=name, block=network.free_block(), folder=folder)
         record = state.Record(
             name=name, block=layout.block, nodes=nodes, torch_folder=str(torch_folder or "")
@@ -154,6 +159,25 @@ def _prepare(
     authority = certificates.create_authority(layout.certificates, name)
     certificates.issue_all(authority, layout, [node.name for node in nodes])
     return Parts.of(record, programs)
+
+
+def raise_limits(folder: Path, setting: Path = INOTIFY_INSTANCES) -> None:
+    """Raise the one setting of the machine that a cluster changes, if need be."""
+    value = setting.read_text(encoding="utf-8").strip()
+    if int(value) < WANTED_INSTANCES:
+        memo = folder / MEMO
+        if not memo.exists():
+            memo.write_text(value, encoding="utf-8")
+        setting.write_text(str(WANTED_INSTANCES), encoding="utf-8")
+
+
+def restore_limits(folder: Path, setting: Path = INOTIFY_INSTANCES) -> None:
+    """Restore the setting, unless somebody has changed it since."""
+    memo = folder / MEMO
+    if memo.exists():
+        if setting.read_text(encoding="utf-8").strip() == str(WANTED_INSTANCES):
+            setting.write_text(memo.read_text(encoding="utf-8"), encoding="utf-8")
+        memo.unlink()
 
 
 def _start_nodes(parts: Parts) -> None:

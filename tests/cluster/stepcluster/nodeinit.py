@@ -135,17 +135,8 @@ def prepare_mounts(plan: NodePlan) -> None:
         upper, work = (folder / "own" / f"{lower.name}-{part}" for part in ("files", "work"))
         upper.mkdir(parents=True, exist_ok=True)
         work.mkdir(exist_ok=True)
-        run(
-            [
-                "mount",
-                "-t",
-                "overlay",
-                "-o",
-                f"lowerdir={lower},upperdir={upper},workdir={work}",
-                "overlay",
-                lower,
-            ]
-        )
+        folders = f"lowerdir={lower},upperdir={upper},workdir={work}"
+        run(["mount", "-t", "overlay", "-o", folders, "overlay", lower])
     run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"])
     settings = folder / "kernel-settings"
     settings.mkdir(exist_ok=True)

@@ -15,13 +15,7 @@ from stepcluster.binaries import Binaries
 from stepcluster.errors import FaultError
 from stepcluster.layout import METADATA_PORT, Layout
 from stepcluster.machine import run, wait_until
-from stepcluster.processes import (
-    NODE_MARK,
-    Launcher,
-    Namespaces,
-    first_process,
-    marked,
-)
+from stepcluster.processes import NODE_MARK, Launcher, Namespaces, first_process, marked
 
 TPU_TAINTS = (
     {"key": "google.com/tpu", "value": "present", "effect": "NoSchedule"},

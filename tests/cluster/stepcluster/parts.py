@@ -92,18 +92,8 @@ class Parts:
         if node.tpu_chips:
             chips = {"google.com/tpu": str(node.tpu_chips)}
             patch = json.dumps({"status": {"capacity": chips, "allocatable": chips}})
-            run(
-                [
-                    *self.kubectl,
-                    "patch",
-                    "node",
-                    node.name,
-                    "--subresource=status",
-                    "--type=merge",
-                    "-p",
-                    patch,
-                ]
-            )
+            options = ["--subresource=status", "--type=merge", "-p", patch]
+            run([*self.kubectl, "patch", "node", node.name, *options])
 
     def wait_established(self, crd: str) -> None:
         """Objects of that CRD can be made. Raises StartError if that takes longer than two minutes."""

@@ -155,14 +155,6 @@ def namespace_number(pid: int) -> int:
     return int((_status(pid).get("NSpid") or "0").split()[-1])
 
 
-def command_line(pid: int) -> str:
-    """Return the process's arguments, joined by spaces; empty if it has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
 def _environment(pid: int) -> set[bytes]:
     try:
         return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))

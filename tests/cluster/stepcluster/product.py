@@ -36,14 +36,12 @@ def install_operator(
     }
     assignments = ",".join(f"{name}={value}" for name, value in values.items())
     options = [
-        "--namespace",
-        NAMESPACE,
+        f"--namespace={NAMESPACE}",
         "--create-namespace",
         "--set",
         assignments,
         "--wait",
-        "--timeout",
-        "240s",
+        "--timeout=240s",
     ]
     # Helm upgrades no CRDs, and a cluster that is used again may have older ones.
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(_CHART / "crds"))

@@ -14,13 +14,25 @@ from stepcluster.api import Cluster
 from stepcluster.errors import CommandError
 from stepcluster.machine import is_passing
 
-__all__ = ["HOLD", "Gangs", "ShellJob", "apply_all", "container", "delete_all", "until", "watch_gangs"]
+__all__ = [
+    "HOLD",
+    "PATIENCE_S",
+    "Gangs",
+    "ShellJob",
+    "apply_all",
+    "causes",
+    "condition",
+    "container",
+    "delete_all",
+    "until",
+    "watch_gangs",
+]
 
 HOLD: Final = "until [ -e /tmp/go ]; do sleep 0.2; done"
 """Stands still until `ShellJob.release`. As a container's first process it ignores SIGTERM: its grace runs out."""
 
 _IMAGE: Final = "localhost/busybox:1"
-_PATIENCE_S: Final = 240.0
+PATIENCE_S: Final = 240.0
 """Far more than anything here takes on an idle machine."""
 
 _LOOK_AGAIN_S: Final = 0.3
@@ -99,7 +111,7 @@ class ShellJob:
         self,
         is_so: Callable[[dict[str, Any]], bool],
         *,
-        timeout_s: float = _PATIENCE_S,
+        timeout_s: float = PATIENCE_S,
     ) -> dict[str, Any]:
         """Wait for a status that fulfils `is_so`, and return it.
 
@@ -107,19 +119,15 @@ class ShellJob:
             AssertionError: None did in time; the message holds the last status, and what `describe` says.
 
         """
-        deadline = time.monotonic() + timeout_s
         status: dict[str, Any] = {}
-        while True:
-            try:
-                if is_so(status := self.status()):
-                    return status
-            except CommandError as error:
-                if not is_passing(error):
-                    raise
-            if time.monotonic() > deadline:
-                said = f"{json.dumps(status, indent=1)}\n{self.describe()}"
-                raise AssertionError(f"{self.name} after {timeout_s:g} s:\n{said}")
-            time.sleep(_LOOK_AGAIN_S)
+
+        def look() -> bool:
+            status.clear()
+            status.update(self.status())
+            return is_so(status)
+
+        until(look, timeout_s, seen=lambda: f"{self.name}: {json.dumps(status, indent=1)}\n{self.describe()}")
+        return status
 
     def describe(self) -> str:
         """Return its pods, the newest events of its namespace and the ends of its pods' logs, for a message."""
@@ -167,8 +175,15 @@ class ShellJob:
         }
 
 
-def until(is_so: Callable[[], bool], timeout_s: float = _PATIENCE_S) -> None:
-    """Wait until it is so. An API server that gives no answer in time tells nothing, and is asked again."""
+def until(
+    is_so: Callable[[], object], timeout_s: float = PATIENCE_S, *, seen: Callable[[], str] = str
+) -> None:
+    """Wait until it is so. An API server that gives no answer in time tells nothing, and is asked again.
+
+    Raises:
+        AssertionError: It wasn't in time; the message holds what was `seen` instead.
+
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -177,8 +192,18 @@ def until(is_so: Callable[[], bool], timeout_s: float = _PATIENCE_S) -> None:
         except CommandError as error:
             if not is_passing(error):
                 raise
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {seen()}"
         time.sleep(_LOOK_AGAIN_S)
+
+
+def causes(status: Mapping[str, Any]) -> list[str | None]:
+    """Return the cause of the end of each attempt; None of one that runs, or that ended as it should."""
+    return [attempt.get("cause") for attempt in status["attempts"]]
+
+
+def condition(status: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return the condition of that type; empty as long as there is none."""
+    return next((dict(item) for item in status.get("conditions", ()) if item["type"] == kind), {})
 
 
 def apply_all(cluster: Cluster, jobs: Sequence[ShellJob], *others: Mapping[str, Any]) -> None:

@@ -30,10 +30,10 @@ class JoinTerms:
     token: str
 
 
-def prepare(parts: Parts, *, ttl_s: float = 24 * 3600) -> JoinTerms:
-    """Let whoever has the token that is returned join, for so long."""
+def prepare(parts: Parts) -> JoinTerms:
+    """Let whoever has the token that is returned join, for a day."""
     token_id, secret = _random(6), _random(16)
-    manifests = [*(_binding(name, role) for name, role in _ROLES.items()), _token(token_id, secret, ttl_s)]
+    manifests = [*(_binding(name, role) for name, role in _ROLES.items()), _token(token_id, secret)]
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
     run([*parts.kubectl, "apply", "--server-side", "-f", "-"], stdin=text)
     authority = (parts.layout.certificates / "ca.crt").read_bytes()
@@ -58,8 +58,8 @@ def _binding(name: str, role: str) -> Mapping[str, object]:
     }
 
 
-def _token(token_id: str, secret: str, ttl_s: float) -> Mapping[str, object]:
-    ends = dt.datetime.now(tz=dt.UTC) + dt.timedelta(seconds=ttl_s)
+def _token(token_id: str, secret: str) -> Mapping[str, object]:
+    ends = dt.datetime.now(tz=dt.UTC) + dt.timedelta(days=1)
     return {
         "apiVersion": "v1",
         "kind": "Secret",

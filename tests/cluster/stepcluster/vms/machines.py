@@ -101,11 +101,6 @@ class VirtualMachines:
             for path in self.parts.layout.certificates.glob(f"kubelet-{name}.*"):
                 path.unlink()
 
-    def stop_all(self) -> None:
-        """Cut the power of all machines and delete them."""
-        for name in self.names():
-            self.stop(name, grace_s=0)
-
     def console(self, name: str) -> str:
         """Return what the machine's startup script has printed, all starts after one another."""
         path = self.parts.layout.node_folder(self._get(name).name) / "startup-script.log"

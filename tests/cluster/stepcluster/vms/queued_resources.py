@@ -1,32 +1,16 @@
 """QueuedResources of a test cluster: their manifests, what the operator says of them, and what the cloud has."""
 
 import json
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from stepcluster.api import Cluster
-from stepcluster.errors import CommandError
-from stepcluster.machine import is_passing
+from stepcluster.shelljobs import PATIENCE_S, condition, until
 from stepcluster.vms.tpu_cloud import JOIN_SECRET, PROJECT, TIMINGS, ZONE
 from tpuapi.remote import RemoteTpu
 
-__all__ = [
-    "PAIR",
-    "PATIENCE_S",
-    "V5E",
-    "V5P",
-    "V6E",
-    "ClusterObject",
-    "Condition",
-    "QueuedResources",
-    "queued_resource",
-    "wait_until",
-]
-
-PATIENCE_S: Final = 240.0
-"""Far more than anything takes here on an idle machine."""
+__all__ = ["PAIR", "V5E", "V5P", "V6E", "ClusterObject", "QueuedResources", "queued_resource"]
 
 PAIR: Final = "pair"
 """The resource whose two slices are real machines, so that all others exist in the API only."""
@@ -35,11 +19,7 @@ V5E: Final = "v5litepod"
 V5P: Final = "v5p"
 V6E: Final = "v6e"
 
-_LOOK_AGAIN_S: Final = 0.4
 _RESOURCE_LABEL: Final = "stepkeeper.dev/queued-resource"
-
-Condition = tuple[str, str]
-"""Status and reason."""
 
 
 def queued_resource(name: str, *, node: Mapping[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
@@ -67,29 +47,6 @@ def queued_resource(name: str, *, node: Mapping[str, Any] | None = None, **spec:
     }
 
 
-def wait_until(is_so: Callable[[], Any], what: Callable[[], str], *, timeout_s: float = PATIENCE_S) -> None:
-    """Wait until it is so.
-
-    Raises:
-        AssertionError: It wasn't in time; `what` tells what was there instead.
-    """
-    deadline = time.monotonic() + timeout_s
-    while not _is_so_by_now(is_so):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout_s:g} s: {what()}")
-        time.sleep(_LOOK_AGAIN_S)
-
-
-def _is_so_by_now(is_so: Callable[[], Any]) -> bool:
-    """An API server that gives no answer in time tells nothing, and is asked again."""
-    try:
-        return bool(is_so())
-    except CommandError as error:
-        if not is_passing(error):
-            raise
-        return False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterObject:
     """One object with a status, in namespace default."""
@@ -103,13 +60,14 @@ class ClusterObject:
         found = json.loads(self.cluster.kubectl("get", self.kind, self.name, "-o", "json"))
         return dict(found.get("status") or {})
 
-    def condition(self, kind: str) -> Condition | None:
-        """Return status and reason of a condition; None as long as there is none."""
-        return _condition_of(self.status(), kind)
+    def condition(self, kind: str) -> tuple[str, str]:
+        """Return status and reason of a condition that is there."""
+        found = condition(self.status(), kind)
+        return found["status"], found["reason"]
 
     def message(self, kind: str) -> str:
-        """Return the message of a condition."""
-        return next(str(c["message"]) for c in self.status()["conditions"] if c["type"] == kind)
+        """Return the message of a condition that is there."""
+        return str(condition(self.status(), kind)["message"])
 
     def events(self) -> list[str]:
         """Return the reasons of all events about it."""
@@ -127,10 +85,8 @@ class ClusterObject:
             seen.update(now=self.status())
             return is_so(seen["now"])
 
-        wait_until(
-            look,
-            lambda: f"{self.kind} {self.name}: {json.dumps(seen.get('now'), indent=1)}",
-            timeout_s=timeout_s,
+        until(
+            look, timeout_s, seen=lambda: f"{self.kind} {self.name}: {json.dumps(seen.get('now'), indent=1)}"
         )
         return dict(seen["now"])
 
@@ -142,8 +98,8 @@ class ClusterObject:
         """Wait until a condition has this status, and this reason if one is given."""
 
         def is_so(found: dict[str, Any]) -> bool:
-            condition = _condition_of(found, kind)
-            return condition is not None and condition[0] == status and reason in {"", condition[1]}
+            seen = condition(found, kind)
+            return seen.get("status") == status and reason in {"", seen["reason"]}
 
         return self.until(is_so)
 
@@ -192,7 +148,7 @@ class QueuedResources:
         if left:
             # Objects may take a while longer: after an answer that was lost, nobody knows what else is on its way.
             self.cluster.kubectl("delete", "qr", *left, "--wait=false")
-            wait_until(lambda: self.in_cloud().keys() <= {f"default-{PAIR}"}, lambda: str(self.in_cloud()))
+            until(lambda: self.in_cloud().keys() <= {f"default-{PAIR}"}, seen=lambda: str(self.in_cloud()))
 
     def in_cloud(self) -> dict[str, str]:
         """Return the state of everything that the cloud has, by id."""
@@ -212,10 +168,6 @@ class QueuedResources:
         """Delete objects, and wait until they are gone."""
         options = (f"--timeout={PATIENCE_S:g}s", "--ignore-not-found")
         self.cluster.kubectl("delete", "qr", *names, *options, timeout_s=PATIENCE_S + 10)
-
-
-def _condition_of(status: Mapping[str, Any], kind: str) -> Condition | None:
-    return next(((c["status"], c["reason"]) for c in status.get("conditions", ()) if c["type"] == kind), None)
 
 
 def _id(name: str) -> str:
