@@ -169,13 +169,7 @@ def read_audit(text: str, user: str | None = None) -> list[dict[str, Any]]:
 def cluster_up(
     name: str = "dev", *, n_tpu_nodes: int = 2, topology: str = "2x2", keep: bool = False
 ) -> Iterator[Cluster]:
-    """Start a cluster and take it down at the end of the block, also on Ctrl-C, unless `keep` is set.
-
-    Raises:
-        UnsupportedMachineError: This isn't Linux, or not root.
-        ClusterExistsError: One of this name is running.
-        StartError: A part of it doesn't come up.
-    """
+    """Start a cluster and take it down at the end of the block, also on Ctrl-C, unless `keep` is set."""
     cluster = start(name, n_tpu_nodes=n_tpu_nodes, topology=topology)
     try:
         yield cluster

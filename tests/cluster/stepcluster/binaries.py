@@ -80,11 +80,7 @@ def find() -> Binaries | None:
 
 
 def ensure() -> Binaries:
-    """Build every program that isn't built yet.
-
-    Raises:
-        BuildError: Go is missing or too old and could not be had, or the build failed.
-    """
+    """Build every program that isn't built yet."""
     found = find()
     if found is not None:
         return found
@@ -121,11 +117,7 @@ def _clear_abandoned(folder: Path) -> None:
 
 
 def build_module(source: Path, packages: Sequence[str], flags: Sequence[str], folder: Path) -> None:
-    """Build programs of a pinned Go module into the folder.
-
-    Raises:
-        BuildError: Go is missing or too old and could not be had, or the build failed.
-    """
+    """Build programs of a pinned Go module into the folder."""
     go, environment = _find_go(), _environment()
     say("cluster binaries: fetching the pinned modules")
     list_packages = [go, "list", "-C", str(source), "-deps", "-f", "{{.ImportPath}}", *packages]

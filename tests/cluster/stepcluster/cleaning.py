@@ -4,7 +4,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from stepcluster import cgroups, network, state
@@ -17,31 +16,21 @@ PATIENCE_S = 10.0
 """Longest wait until the files are deleted: on a healthy disk it takes two or three seconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leftovers:
-    """The groups and mounts that a cluster left on the machine; processes are found apart."""
-
-    groups: tuple[str, ...]
-    mounts: tuple[Path, ...]
-    """Below the cluster's folder, the deepest first."""
-
-
-def plan(
-    *, cluster: str, others: Iterable[str], groups: Iterable[str], mounts: Iterable[Path], folder: Path
-) -> Leftovers:
-    """Select this cluster's leftovers from all groups and mount points of the machine.
+def own_groups(cluster: str, groups: Iterable[str], *, others: Iterable[str]) -> list[str]:
+    """Select this cluster's groups.
 
     Cluster `a` must not take groups of cluster `a-b` for its own: its own are those that no longer name claims.
     """
-    prefix = f"stepkeeper-{cluster}-"
     longer = tuple(f"stepkeeper-{other}-" for other in others if other.startswith(f"{cluster}-"))
+    return [
+        name for name in groups if name.startswith(f"stepkeeper-{cluster}-") and not name.startswith(longer)
+    ]
+
+
+def own_mounts(folder: Path, mounts: Iterable[Path]) -> list[Path]:
+    """Select the mount points below the cluster's folder, the deepest first."""
     below = [mount for mount in mounts if folder in (mount, *mount.parents)]
-    return Leftovers(
-        groups=tuple(
-            sorted(name for name in groups if name.startswith(prefix) and not name.startswith(longer))
-        ),
-        mounts=tuple(sorted(below, key=lambda mount: len(mount.parts), reverse=True)),
-    )
+    return sorted(below, key=lambda mount: len(mount.parts), reverse=True)
 
 
 def mount_points(mountinfo: str) -> list[Path]:
@@ -53,25 +42,15 @@ def clean(layout: Layout, others: Iterable[str]) -> None:
     """Remove everything of the cluster, every process, interface, group, mount and file, but its empty folder.
 
     On a slow disk files are deleted in the background, elsewhere than in that folder.
-
-    Raises:
-        StartError: A process or a group would not go away; it is named.
     """
     folder = layout.folder
     wait_until(
         lambda: _no_process(folder), f"the end of cluster {layout.name}", timeout_s=GRACE_S, poll_s=0.05
     )
     remove_cable(layout)
-    left = plan(
-        cluster=layout.name,
-        others=others,
-        groups=cgroups.existing(f"stepkeeper-{layout.name}-"),
-        mounts=mount_points(Path("/proc/self/mountinfo").read_text(encoding="utf-8")),
-        folder=folder,
-    )
-    for mount in left.mounts:
+    for mount in own_mounts(folder, mount_points(Path("/proc/self/mountinfo").read_text(encoding="utf-8"))):
         run(["umount", str(mount)])
-    for name in left.groups:
+    for name in own_groups(layout.name, cgroups.existing(f"stepkeeper-{layout.name}-"), others=others):
         wait_until(lambda name=name: not cgroups.remove(name), f"group {name} to be empty", timeout_s=GRACE_S)  # type: ignore[misc]
     discard(folder, folder.parent.with_name("discarded"), patience_s=PATIENCE_S)
 

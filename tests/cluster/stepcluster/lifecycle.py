@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from stepcluster import (
@@ -44,11 +44,6 @@ def start(
     """Start a cluster, and wait until its nodes are Ready, names resolve, JobSets run and the storage answers.
 
     If that fails, or on Ctrl-C, nothing of it is left. A crashed cluster of this name is cleaned up first.
-
-    Raises:
-        UnsupportedMachineError: This isn't Linux, or not root.
-        ClusterExistsError: It is running.
-        StartError: A part doesn't come up.
     """
     require_root()
     check_name(name)
@@ -129,7 +124,7 @@ def _start(
     _start_nodes(parts)
     controlplane.start(parts.launcher, programs, parts.layout)
     told("API server ready")
-    _apply(parts, [*jobset.manifests(programs, parts.layout), *dns.manifests(parts.layout)])
+    parts.apply([*jobset.manifests(programs, parts.layout), *dns.manifests(parts.layout)])
     # Started before its CRD is served, the controller would look again only 10 s later.
     parts.wait_established(jobset.CRD)
     jobset.start(parts.launcher, programs, parts.layout)
@@ -187,11 +182,6 @@ def _start_nodes(parts: Parts) -> None:
         for archive in first_images + own:
             parts.runner.import_image(node.name, archive)
         parts.runner.start(node)
-
-
-def _apply(parts: Parts, manifests: Iterable[Mapping[str, object]]) -> None:
-    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(manifests)})
-    run([*parts.kubectl, "apply", "--server-side", "-f", "-"], stdin=text)
 
 
 def _wait_serving(parts: Parts) -> None:

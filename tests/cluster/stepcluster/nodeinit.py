@@ -22,7 +22,7 @@ from pathlib import Path
 
 from stepcluster import logind, nodeimages
 from stepcluster.layout import API_PORT
-from stepcluster.machine import run, say, wait_until
+from stepcluster.machine import listens, run, say, wait_until
 
 TORCH_PATH = Path("/opt/torch")
 """Path at which every node shows its pods the torch environment."""
@@ -80,7 +80,7 @@ class Services:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._running: dict[int, tuple[str, list[str], subprocess.Popen[bytes]]] = {}
-        self._once: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
+        """Without arguments: what isn't started again."""
 
     def start(self, name: str, argv: list[str]) -> None:
         """Start the program; its output goes to `<name>.log` in the node's folder."""
@@ -97,7 +97,7 @@ class Services:
     def run_once(self, name: str, argv: list[str], environment: Mapping[str, str]) -> None:
         """Start the program, which isn't started again when it ends."""
         process = self._start(name, argv, environment)
-        self._once[process.pid] = (name, process)
+        self._running[process.pid] = (name, [], process)
 
     def _start(
         self, name: str, argv: list[str], environment: Mapping[str, str] | None = None
@@ -119,12 +119,9 @@ class Services:
             if pid in self._running:
                 name, argv, process = self._running.pop(pid)
                 process.returncode = os.waitstatus_to_exitcode(status)
-                say(f"{name} ended with {process.returncode}, starting it again")
-                loop.call_later(RESTART_DELAY_S, self.start, name, argv)
-            if pid in self._once:
-                name, process = self._once.pop(pid)
-                process.returncode = os.waitstatus_to_exitcode(status)
                 say(f"{name} ended with {process.returncode}")
+                if argv:
+                    loop.call_later(RESTART_DELAY_S, self.start, name, argv)
 
 
 def prepare_mounts(plan: NodePlan) -> None:
@@ -163,7 +160,7 @@ def start_services(plan: NodePlan, services: Services) -> None:
     log = folder / "containerd.log"
     wait_until(lambda: _answers(containerd_socket), "containerd", timeout_s=120, log=log, poll_s=0.05)
     nodeimages.import_missing(folder, run)
-    wait_until(lambda: _api_listens(plan.api_host), "the API server", timeout_s=300)
+    wait_until(lambda: listens(plan.api_host, API_PORT), "the API server", timeout_s=300)
 
 
 def start_vm(plan: NodePlan, vm: VmPlan, services: Services) -> None:
@@ -233,14 +230,6 @@ def _answers(path: Path) -> bool:
         except OSError:
             return False
         return True
-
-
-def _api_listens(host: str) -> bool:
-    try:
-        with socket.create_connection((host, API_PORT), timeout=1):
-            return True
-    except OSError:
-        return False
 
 
 if __name__ == "__main__":

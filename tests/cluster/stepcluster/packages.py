@@ -46,11 +46,7 @@ def missing_packages() -> tuple[str, ...]:
 
 
 def ensure() -> None:
-    """Install the programs from the distribution that are missing, and leave no service running for them.
-
-    Raises:
-        UnsupportedMachineError: Something is missing and can't be installed here.
-    """
+    """Install the programs from the distribution that are missing, and leave no service running for them."""
     names = missing_packages()
     if not names:
         return

@@ -1,6 +1,7 @@
 """A running cluster put together from its record: what every command and fault works with."""
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,11 +29,7 @@ class Parts:
 
     @classmethod
     def of(cls, record: state.Record, programs: Binaries) -> "Parts":
-        """Return the parts of a cluster whose namespaces are there.
-
-        Raises:
-            NoClusterError: They aren't.
-        """
+        """Return the parts of a cluster whose namespaces are there."""
         layout = record.layout()
         pid = processes.first_process(CLUSTER_MARK, str(layout.folder))
         if pid is None:
@@ -68,12 +65,12 @@ class Parts:
         cache = self.layout.folder / "kubectl-cache"
         return [self.binaries["kubectl"], f"--kubeconfig={self.layout.kubeconfig}", f"--cache-dir={cache}"]
 
-    def node(self, name: str) -> Node:
-        """Return the node of this name: one of those that the cluster was started with, or a virtual machine.
+    def apply(self, manifests: Iterable[Mapping[str, object]]) -> None:
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(manifests)})
+        run([*self.kubectl, "apply", "--server-side", "-f", "-"], stdin=text)
 
-        Raises:
-            NoClusterError: The cluster has none.
-        """
+    def node(self, name: str) -> Node:
+        """Return the node of this name: one of those that the cluster was started with, or a virtual machine."""
         fixed = next((node for node in self.record.nodes if node.name == name), None)
         found = fixed or records.read(self.layout, name)
         if found is None:
@@ -82,11 +79,7 @@ class Parts:
         return found
 
     def wait_ready(self, node: Node, *, log: Path | None = None) -> None:
-        """Wait until the node is Ready and, if it has TPUs, reports their number.
-
-        Raises:
-            StartError: Not in time; the message has the tail of its log, or of the kubelet's.
-        """
+        """Wait until the node is Ready and, if it has TPUs, reports their number."""
         log = log or self.layout.node_folder(node.name) / "kubelet.log"
         wait_until(lambda: self._is_ready(node.name), f"node {node.name}", timeout_s=NODE_TIMEOUT_S, log=log)
         if node.tpu_chips:

@@ -65,11 +65,7 @@ class Launcher:
 
 
 def start_namespaces(folder: Path, log: Path) -> Namespaces:
-    """Make new namespaces. Everything started in them ends when their first process does.
-
-    Raises:
-        StartError: The kernel refused them; the message says why.
-    """
+    """Make new namespaces. Everything started in them ends when their first process does."""
     argv = ["unshare", "--net", "--pid", "--mount", "--fork", "--mount-proc", "--propagation", "private"]
     start_detached([*argv, sys.executable, "-I", "-S", reaper.__file__], log, {CLUSTER_MARK: str(folder)})
     wait_until(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from stepcluster.errors import NoClusterError
 from stepcluster.layout import Layout
+from stepcluster.machine import write_json
 from stepcluster.nodes import Node
 from stepcluster.processes import CLUSTER_MARK, first_process
 
@@ -41,18 +42,11 @@ def cluster_folder(name: str) -> Path:
 
 def write(record: Record) -> None:
     """Write the record to the cluster's folder."""
-    path = cluster_folder(record.name) / FILE
-    partial = path.with_name(FILE + ".new")
-    partial.write_text(json.dumps(asdict(record), indent=1), encoding="utf-8")
-    partial.rename(path)
+    write_json(cluster_folder(record.name) / FILE, asdict(record))
 
 
 def read(name: str) -> Record:
-    """Return the record of a running cluster.
-
-    Raises:
-        NoClusterError: None of this name is running.
-    """
+    """Return the record of a running cluster."""
     record = read_file(name)
     if record is None or not is_running(name):
         raise NoClusterError(

@@ -26,15 +26,8 @@ def test_only_own_groups_and_mounts_are_taken() -> None:
         ["stepkeeper-ab-system", "stepkeeper-a-b-system"],
     )
     mounts = [Path("/state/a/x"), Path("/state/ab"), Path("/state/a/x/y"), Path("/")]
-    found = cleaning.plan(
-        cluster="a",
-        others=["a-b", "c"],
-        groups=[*own, *others, "docker"],
-        mounts=mounts,
-        folder=LAYOUT.folder,
-    )
-    assert found.groups == tuple(own)
-    assert found.mounts == (Path("/state/a/x/y"), Path("/state/a/x")), "from the inside out"
+    assert cleaning.own_groups("a", [*own, *others, "docker"], others=["a-b", "c"]) == own
+    assert cleaning.own_mounts(LAYOUT.folder, mounts) == [Path("/state/a/x/y"), Path("/state/a/x")]
     line = "30 28 0:33 / /mnt/two\\040words rw shared:9 - tmpfs tmpfs rw\n"
     assert cleaning.mount_points(line) == [Path("/mnt/two words")]
 

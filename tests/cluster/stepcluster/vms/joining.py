@@ -1,7 +1,6 @@
 """What a cluster needs so that nodes can join it with a token: what `kubeadm init` and `kubeadm token create` make."""
 
 import datetime as dt
-import json
 import secrets
 import string
 from collections.abc import Mapping
@@ -9,7 +8,6 @@ from dataclasses import dataclass
 
 from stepcluster import certificates
 from stepcluster.layout import API_PORT
-from stepcluster.machine import run
 from stepcluster.parts import Parts
 
 GROUP = "system:bootstrappers:kubeadm:default-node-token"
@@ -34,8 +32,7 @@ def prepare(parts: Parts) -> JoinTerms:
     """Let whoever has the token that is returned join, for a day."""
     token_id, secret = _random(6), _random(16)
     manifests = [*(_binding(name, role) for name, role in _ROLES.items()), _token(token_id, secret)]
-    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
-    run([*parts.kubectl, "apply", "--server-side", "-f", "-"], stdin=text)
+    parts.apply(manifests)
     authority = (parts.layout.certificates / "ca.crt").read_bytes()
     return JoinTerms(
         endpoint=f"{parts.layout.address}:{API_PORT}",

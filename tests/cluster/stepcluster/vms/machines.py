@@ -43,10 +43,6 @@ class VirtualMachines:
             metadata: Attributes for its metadata server; the script is in them as `startup-script`.
             startup_script: Text of the script.
             tpu_chips: What the node is going to have of google.com/tpu.
-
-        Raises:
-            FaultError: It is on already.
-            ClusterError: The name can't be one, or the cluster is full.
         """
         layout, runner = self.parts.layout, self.parts.runner
         with state.lock(layout.folder / LOCK):
@@ -67,11 +63,7 @@ class VirtualMachines:
         return node
 
     def wait_joined(self, name: str) -> None:
-        """Wait until the machine's node is Ready, and give it its TPU chips, as a device plugin would.
-
-        Raises:
-            StartError: It isn't in time; the message has the end of its startup script's output.
-        """
+        """Wait until the machine's node is Ready, and give it its TPU chips, as a device plugin would."""
         node = self._get(name)
         log = self.parts.layout.node_folder(name) / "startup-script.log"
         self.parts.wait_ready(node, log=log)

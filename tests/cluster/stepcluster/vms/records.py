@@ -3,10 +3,10 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 
 from stepcluster.errors import ClusterError
 from stepcluster.layout import N_NODES, Layout, check_node_name
+from stepcluster.machine import write_json
 from stepcluster.nodes import Node, vm_folder
 
 FILE = "node.json"
@@ -44,9 +44,6 @@ def create(
         tpu_chips: What it has of google.com/tpu.
         metadata: Attributes that its metadata server answers with.
         startup_script: Text of the script that it runs whenever it starts.
-
-    Raises:
-        ClusterError: The name can't be one, or the cluster has as many nodes as it can have.
     """
     check_node_name(layout, name)
     taken = {node.number for node in read_all(layout)}
@@ -60,11 +57,5 @@ def create(
     script.write_text(startup_script, encoding="utf-8")
     script.chmod(0o700)
     node = Node(name=name, number=number, tpu_chips=tpu_chips, is_vm=True)
-    _write(folder / FILE, node)
+    write_json(folder / FILE, asdict(node))
     return node
-
-
-def _write(path: Path, node: Node) -> None:
-    partial = path.with_name(path.name + ".new")
-    partial.write_text(json.dumps(asdict(node)), encoding="utf-8")
-    partial.rename(path)
