@@ -62,7 +62,6 @@ def all_jobs(cluster: Cluster) -> Iterator[ShellJob]:
     yield job("job-deleted", SAVES, n_hosts=2, max_failures=0, **slow)
     yield job("again", SAVES, n_hosts=2, **slow)
     yield job("always-75", "exit 75", restarts=FEW_STARTS)
-    yield job("always-78", "exit 78", max_failures=1)
     yield job("late-secret", HOLD, trainer={"env": [token]}, pod=begins_late)
     yield job("sidecar-fails", DONE, container("ship-logs", "exit 7"))
     yield job("exits-0", EXITS_0, max_failures=0, **slow)
@@ -243,13 +242,6 @@ def test_a_jobset_that_a_quota_refuses_is_told_with_the_quotas_words(jobs: dict[
     job.until_phase("Running")  # it is tried again within a minute
     status = complete(job)
     assert condition(status, "Accepted")["status"] == "True"
-
-
-def test_a_program_that_always_loses_its_peers_fails_in_the_end(jobs: dict[str, ShellJob]) -> None:
-    """For two minutes a lost node may still turn out to be the cause."""
-    status = jobs["always-78"].until(lambda status: status.get("phase") == "Failed", timeout_s=300)
-    assert condition(status, "Failed")["reason"] == "MaxFailuresReached"
-    assert causes(status) == ["ApplicationError", "ApplicationError"]
 
 
 def test_a_namespace_is_gone_within_a_minute_with_all_its_jobs(jobs: dict[str, ShellJob]) -> None:

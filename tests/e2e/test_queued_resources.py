@@ -4,7 +4,6 @@ Two machines join the cluster; all others exist in the Cloud TPU API only. Train
 own.
 """
 
-import datetime as dt
 import json
 import time
 
@@ -56,18 +55,6 @@ def test_quota_is_gone_and_comes_back(resources: QueuedResources) -> None:
     resource.until_state("Active")
     assert resource.condition("QuotaExhausted") == ("False", "QuotaSuffices")
     assert resource.events().count("QuotaExhausted") == 1
-
-
-@pytest.mark.usefixtures("machines_taken")
-def test_an_expired_request_is_removed(resources: QueuedResources) -> None:
-    resources.set_capacity(V6E, 0)
-    until = dt.datetime.now(tz=dt.UTC) + dt.timedelta(seconds=10)
-    queueing = {"validUntilTime": until.strftime("%Y-%m-%dT%H:%M:%SZ")}
-    resource = resources.create("expires", node=OTHERS[V6E], queueing=queueing, **KEEP)
-    resource.until_state("WaitingForResources")
-    resource.until_state("Gone")
-    assert "Expired" in resource.events()
-    assert "default-expires" not in resources.in_cloud()
 
 
 @pytest.mark.usefixtures("machines_taken")

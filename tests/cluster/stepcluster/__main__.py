@@ -20,7 +20,6 @@ FAULTS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Carry out the command and return the exit status."""
     arguments = _parser().parse_args(argv)
     # A terminal that goes away or a supervisor that loses patience must end like Ctrl-C: with nothing left. Ctrl-C
     # itself is ignored, unless a program says otherwise, in what a shell script starts in the background.

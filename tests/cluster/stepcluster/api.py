@@ -155,7 +155,6 @@ class Cluster:
         return joining.prepare(self._parts)
 
     def down(self) -> None:
-        """End the cluster; nothing of it is left on the machine."""
         lifecycle.stop(self.name)
 
 

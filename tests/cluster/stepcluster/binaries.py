@@ -35,7 +35,6 @@ class Binaries:
     folder: Path
 
     def __getitem__(self, program: str) -> str:
-        """Return the path of a program, for an argument vector."""
         return str(self.folder / program)
 
     @property
@@ -80,7 +79,6 @@ def find() -> Binaries | None:
 
 
 def ensure() -> Binaries:
-    """Build every program that isn't built yet."""
     found = find()
     if found is not None:
         return found

@@ -15,8 +15,6 @@ from stepcluster.processes import namespace_number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """One running container of a pod."""
-
     pod: str
     groups: tuple[Path, ...]
 

@@ -45,7 +45,6 @@ def start(launcher: Launcher, binaries: Binaries, layout: Layout) -> None:
 
 
 def start_api_server(launcher: Launcher, binaries: Binaries, layout: Layout) -> None:
-    """Start the API server and wait until it is ready."""
     log = launcher.start("kube-apiserver", [binaries["kube"], *api_server_arguments(layout)])
     wait_until(lambda: api_is_ready(layout), "the API server", timeout_s=200, log=log)
 

@@ -76,5 +76,4 @@ spec:
 
 
 def manifests(layout: Layout) -> list[Mapping[str, object]]:
-    """Return the manifests to apply."""
     return list(yaml.safe_load_all(MANIFESTS.replace("ADDRESS", str(layout.dns_service_address))))

@@ -40,7 +40,6 @@ class Faults:
             self.power_on(known.name, fresh=True)
 
     def power_cut(self, node: str) -> None:
-        """End everything on the node in one moment, without notice."""
         self.parts.runner.power_off(self.parts.node(node).name)
 
     def power_on(self, node: str, *, fresh: bool = False) -> None:

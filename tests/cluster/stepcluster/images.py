@@ -27,7 +27,6 @@ LAYOUT = 1
 
 
 def pause(binaries: Binaries) -> Path:
-    """Return the archive of the image that holds a pod's namespaces."""
     layer = _layer(
         "pause", [binaries.folder.name], lambda _: [Entry(path="pause", source=Path(binaries["pause"]))]
     )
@@ -35,7 +34,6 @@ def pause(binaries: Binaries) -> Path:
 
 
 def coredns(binaries: Binaries) -> Path:
-    """Return the archive of CoreDNS's image."""
     layer = _layer(
         "coredns", [binaries.folder.name], lambda _: [Entry(path="coredns", source=Path(binaries["coredns"]))]
     )
@@ -43,7 +41,6 @@ def coredns(binaries: Binaries) -> Path:
 
 
 def shell() -> Path:
-    """Return the archive of an image with busybox."""
     return _image(
         SHELL_IMAGE, [_shell_layer()], Settings(environment={"PATH": SYSTEM_PATH}, command=["/bin/sh"])
     )

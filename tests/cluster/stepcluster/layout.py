@@ -115,7 +115,6 @@ class Layout:
 
 
 def check_name(name: str) -> str:
-    """Check that the name can be a cluster's, and return it."""
     if not NAME_PATTERN.fullmatch(name):
         raise ClusterError(
             f"{name!r} can't be a cluster's name: use up to 20 lower-case letters, digits and hyphens, a letter first"
@@ -124,7 +123,6 @@ def check_name(name: str) -> str:
 
 
 def check_node_name(layout: Layout, name: str) -> str:
-    """Check that the name can be a node's, and return it."""
     if not NODE_NAME_PATTERN.fullmatch(name):
         raise ClusterError(
             f"{name!r} can't be a node's name: use up to 63 lower-case letters, digits and hyphens, a letter first"

@@ -18,7 +18,6 @@ PASSING = ("connection refused", "connection reset", "deadline exceeded", "timeo
 
 
 def require_root() -> None:
-    """Check that this process is root on Linux."""
     if sys.platform != "linux":
         raise UnsupportedMachineError(
             f"the test cluster runs containers, which needs Linux; this is {sys.platform}"

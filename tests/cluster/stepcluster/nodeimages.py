@@ -13,7 +13,6 @@ IMPORTED = "containerd/imported.json"
 
 
 def ctr(folder: Path, *arguments: str) -> list[str]:
-    """Return the ctr command for a node's containerd."""
     return ["ctr", f"--address={folder / 'containerd.sock'}", "--namespace=k8s.io", *arguments]
 
 
@@ -23,12 +22,10 @@ def remember(folder: Path, archive: Path) -> None:
 
 
 def known(folder: Path) -> tuple[Path, ...]:
-    """Return the archives that were remembered there."""
     return tuple(Path(archive) for archive in _read(folder / KNOWN))
 
 
 def import_missing(folder: Path, run: Callable[[Sequence[str]], object]) -> None:
-    """Import every archive that the node is to have and its containerd lacks."""
     imported = _read(folder / IMPORTED)
     for archive in _read(folder / KNOWN):
         if archive not in imported:

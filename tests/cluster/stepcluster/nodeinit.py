@@ -52,8 +52,6 @@ class VmPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """The settings of a node's first process."""
-
     folder: str
     kube: str
     api_host: str
@@ -68,7 +66,6 @@ class NodePlan:
 
 
 def read_plan(path: Path) -> NodePlan:
-    """Read the plan that `NodeRunner` wrote."""
     values = json.loads(path.read_text(encoding="utf-8"))
     vm = VmPlan(**values.pop("vm")) if values["vm"] else values.pop("vm")
     return NodePlan(**{**values, "kubelet_arguments": tuple(values["kubelet_arguments"]), "vm": vm})
@@ -95,7 +92,6 @@ class Services:
                 self.start(path.stem, json.loads(path.read_text(encoding="utf-8")))
 
     def run_once(self, name: str, argv: list[str], environment: Mapping[str, str]) -> None:
-        """Start the program, which isn't started again when it ends."""
         process = self._start(name, argv, environment)
         self._running[process.pid] = (name, [], process)
 

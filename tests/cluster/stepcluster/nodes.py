@@ -35,8 +35,6 @@ OFF_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One node of a cluster."""
-
     name: str
     number: int
     """Place in the cluster: says which addresses its pods get and which ports its kubelet has."""
@@ -60,7 +58,6 @@ class Node:
 
 
 def vm_folder(layout: Layout, name: str) -> Path:
-    """Return the folder with what a virtual machine was started with."""
     return layout.node_folder(name) / "vm"
 
 

@@ -29,7 +29,6 @@ class Parts:
 
     @classmethod
     def of(cls, record: state.Record, programs: Binaries) -> "Parts":
-        """Return the parts of a cluster whose namespaces are there."""
         layout = record.layout()
         pid = processes.first_process(CLUSTER_MARK, str(layout.folder))
         if pid is None:
@@ -61,7 +60,6 @@ class Parts:
 
     @property
     def kubectl(self) -> list[str]:
-        """The beginning of a kubectl command."""
         cache = self.layout.folder / "kubectl-cache"
         return [self.binaries["kubectl"], f"--kubeconfig={self.layout.kubeconfig}", f"--cache-dir={cache}"]
 
@@ -70,7 +68,6 @@ class Parts:
         run([*self.kubectl, "apply", "--server-side", "-f", "-"], stdin=text)
 
     def node(self, name: str) -> Node:
-        """Return the node of this name: one of those that the cluster was started with, or a virtual machine."""
         fixed = next((node for node in self.record.nodes if node.name == name), None)
         found = fixed or records.read(self.layout, name)
         if found is None:
@@ -79,7 +76,6 @@ class Parts:
         return found
 
     def wait_ready(self, node: Node, *, log: Path | None = None) -> None:
-        """Wait until the node is Ready and, if it has TPUs, reports their number."""
         log = log or self.layout.node_folder(node.name) / "kubelet.log"
         wait_until(lambda: self._is_ready(node.name), f"node {node.name}", timeout_s=NODE_TIMEOUT_S, log=log)
         if node.tpu_chips:

@@ -32,7 +32,6 @@ class Namespaces:
     pid: int
 
     def enter(self, argv: Sequence[str]) -> list[str]:
-        """Return the arguments that run `argv` inside."""
         return ["nsenter", f"--target={self.pid}", "--net", "--pid", "--mount", "--", *argv]
 
 

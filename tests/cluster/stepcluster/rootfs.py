@@ -90,7 +90,6 @@ def shared_libraries(programs: Iterable[Path]) -> set[Path]:
 
 
 def parse_ldd(text: str) -> set[Path]:
-    """Return the paths in the output of `ldd`."""
     return {Path(match) for match in re.findall(r"(?:=>\s+|^\s+)(/\S+)\s+\(0x", text, re.MULTILINE)}
 
 

@@ -43,7 +43,6 @@ _RESTART: Final = "jobset.sigs.k8s.io/restart-attempt"
 
 
 def container(name: str, script: str, **more: Any) -> dict[str, Any]:
-    """Return a container that runs the script."""
     return {"name": name, "image": _IMAGE, "command": ["sh", "-c", script], **more}
 
 
@@ -70,7 +69,6 @@ class ShellJob:
     """Labels of the job itself."""
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        """Run kubectl in the job's namespace, and return its output."""
         return self.cluster.kubectl("-n", self.name, *arguments, stdin=stdin)
 
     def get(self, kind: str, *options: str) -> dict[str, Any]:
@@ -78,11 +76,9 @@ class ShellJob:
         return found
 
     def status(self) -> dict[str, Any]:
-        """Return the job's status; empty before the operator's first update."""
         return dict(self.get("ctj", self.name).get("status") or {})
 
     def pods(self) -> list[dict[str, Any]]:
-        """Return the pods that bear the job's name."""
         return list(self.get("pods", "-l", f"stepkeeper.dev/job-name={self.name}")["items"])
 
     def jobset_uid(self) -> str:
@@ -197,7 +193,6 @@ def until(
 
 
 def causes(status: Mapping[str, Any]) -> list[str | None]:
-    """Return the cause of the end of each attempt; None of one that runs, or that ended as it should."""
     return [attempt.get("cause") for attempt in status["attempts"]]
 
 
@@ -273,7 +268,6 @@ class Gangs:
         self._live.clear()
 
     def saw(self, event: Mapping[str, Any]) -> None:
-        """Take in an event of the watch."""
         meta, status = event["object"]["metadata"], event["object"].get("status", {})
         labels, owners = meta.get("labels") or {}, meta.get("ownerReferences") or ()
         if _JOBSET_NUMBER not in labels or not owners:

@@ -19,8 +19,6 @@ FILE = "cluster.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A cluster as it was started."""
-
     name: str
     block: int
     nodes: tuple[Node, ...]
@@ -41,12 +39,10 @@ def cluster_folder(name: str) -> Path:
 
 
 def write(record: Record) -> None:
-    """Write the record to the cluster's folder."""
     write_json(cluster_folder(record.name) / FILE, asdict(record))
 
 
 def read(name: str) -> Record:
-    """Return the record of a running cluster."""
     record = read_file(name)
     if record is None or not is_running(name):
         raise NoClusterError(
@@ -66,7 +62,6 @@ def read_file(name: str) -> Record | None:
 
 
 def is_running(name: str) -> bool:
-    """Return True if the cluster's namespaces are there."""
     return first_process(CLUSTER_MARK, str(cluster_folder(name))) is not None
 
 

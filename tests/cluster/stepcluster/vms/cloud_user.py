@@ -45,7 +45,6 @@ class CloudUser:
         self._ask(lambda client: client.create_queued_resource(request))
 
     def delete(self, cloud_id: str) -> None:
-        """Begin to delete a queued resource with its nodes."""
         request_id = str(uuid.uuid4())
         self._ask(
             lambda client: client.delete_queued_resource(

@@ -20,8 +20,6 @@ _ROLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinTerms:
-    """What a startup script has to know to join."""
-
     endpoint: str
     """Address of the API server, host:port."""
     ca_cert_hash: str

@@ -34,7 +34,6 @@ class JoinError(Exception):
 
 
 def main(arguments: list[str]) -> int:
-    """Join as `join --config FILE` says."""
     plan = read_plan(Path(arguments[0]))
     assert plan.vm is not None
     if arguments[1:3] != ["join", "--config"] or len(arguments) != 4:

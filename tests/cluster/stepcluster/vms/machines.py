@@ -21,12 +21,9 @@ GRACE_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualMachines:
-    """The virtual machines of one cluster."""
-
     parts: Parts
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of all that exist, on or off."""
         return tuple(node.name for node in records.read_all(self.parts.layout))
 
     def is_on(self, name: str) -> bool:

@@ -56,21 +56,17 @@ class ClusterObject:
     name: str
 
     def status(self) -> dict[str, Any]:
-        """Return the status; empty before the operator's first write."""
         found = json.loads(self.cluster.kubectl("get", self.kind, self.name, "-o", "json"))
         return dict(found.get("status") or {})
 
     def condition(self, kind: str) -> tuple[str, str]:
-        """Return status and reason of a condition that is there."""
         found = condition(self.status(), kind)
         return found["status"], found["reason"]
 
     def message(self, kind: str) -> str:
-        """Return the message of a condition that is there."""
         return str(condition(self.status(), kind)["message"])
 
     def events(self) -> list[str]:
-        """Return the reasons of all events about it."""
         select = f"involvedObject.name={self.name}"
         listed = self.cluster.kubectl("get", "events", "--field-selector", select, "-o", "json")
         return [event["reason"] for event in json.loads(listed)["items"]]
@@ -78,7 +74,6 @@ class ClusterObject:
     def until(
         self, is_so: Callable[[dict[str, Any]], Any], *, timeout_s: float = PATIENCE_S
     ) -> dict[str, Any]:
-        """Wait for a status that is so, and return it."""
         seen: dict[str, Any] = {}
 
         def look() -> Any:
@@ -95,7 +90,6 @@ class ClusterObject:
         return self.until(lambda status: state in {status.get("state"), status.get("phase")})
 
     def until_condition(self, kind: str, status: str, reason: str = "") -> dict[str, Any]:
-        """Wait until a condition has this status, and this reason if one is given."""
 
         def is_so(found: dict[str, Any]) -> bool:
             seen = condition(found, kind)
@@ -112,12 +106,10 @@ class QueuedResources:
     cloud: RemoteTpu
 
     def apply(self, *manifests: Mapping[str, Any]) -> None:
-        """Apply manifests, of whatever kind."""
         items = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
         self.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(items))
 
     def create(self, name: str, **spec: Any) -> ClusterObject:
-        """Apply a QueuedResource that `queued_resource` describes."""
         self.apply(queued_resource(name, **spec))
         return self.find(name)
 
@@ -125,7 +117,6 @@ class QueuedResources:
         return ClusterObject(cluster=self.cluster, kind="qr", name=name)
 
     def list_objects(self) -> dict[str, Mapping[str, Any]]:
-        """Return all objects by name."""
         listed = json.loads(self.cluster.kubectl("get", "qr", "-o", "json"))["items"]
         return {item["metadata"]["name"]: item for item in listed}
 
@@ -156,7 +147,6 @@ class QueuedResources:
         return {_id(each["name"]): each["state"]["state"] for each in found}
 
     def cloud_nodes(self) -> list[str]:
-        """Return the ids of all nodes that the cloud has."""
         return [_id(node["name"]) for node in self.cloud.state()["nodes"]]
 
     def list_joined(self, name: str) -> dict[str, Mapping[str, Any]]:
@@ -165,7 +155,6 @@ class QueuedResources:
         return {node["metadata"]["name"]: node for node in json.loads(listed)["items"]}
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects, and wait until they are gone."""
         options = (f"--timeout={PATIENCE_S:g}s", "--ignore-not-found")
         self.cluster.kubectl("delete", "qr", *names, *options, timeout_s=PATIENCE_S + 10)
 

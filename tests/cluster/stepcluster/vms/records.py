@@ -21,7 +21,6 @@ def read(layout: Layout, name: str) -> Node | None:
 
 
 def read_all(layout: Layout) -> tuple[Node, ...]:
-    """Read all virtual machines, by their names."""
     found = sorted(path.name for path in (layout.folder / "nodes").glob("*") if path.is_dir())
     return tuple(node for name in found if (node := read(layout, name)) is not None)
 
