@@ -88,21 +88,6 @@ def run_pod(cluster: Cluster, name: str, script: str) -> str:
     return printed
 
 
-def test_nodes_are_what_a_clouds_tpu_nodes_are(cluster: Cluster) -> None:
-    listed = json.loads(cluster.kubectl("get", "nodes", "-o", "json"))["items"]
-    nodes = {item["metadata"]["name"]: item for item in listed}
-    for name in cluster.tpu_nodes:
-        labels = nodes[name]["metadata"]["labels"]
-        assert labels["cloud.google.com/gke-tpu-accelerator"] == "tpu-v5-lite-podslice"
-        assert labels["cloud.google.com/gke-tpu-topology"] == "2x2"
-        assert labels["cloud.google.com/gke-spot"] == "true"
-        assert nodes[name]["status"]["allocatable"]["google.com/tpu"] == "4"
-        taints = {taint["key"]: taint["effect"] for taint in nodes[name]["spec"]["taints"]}
-        assert taints == {"google.com/tpu": "NoSchedule", "cloud.google.com/gke-spot": "NoSchedule"}
-    assert "google.com/tpu" not in nodes["system"]["status"]["allocatable"]
-    assert "taints" not in nodes["system"]["spec"]
-
-
 def test_a_pod_resolves_names_and_reaches_the_storage_and_nothing_outside(cluster: Cluster) -> None:
     upload = f"{cluster.gcs_host_url}/upload/storage/v1/b/checkpoints/o?uploadType=media&name=from-machine"
     urllib.request.urlopen(urllib.request.Request(upload, data=b"seen", method="POST"), timeout=10).close()

@@ -53,9 +53,8 @@ def test_without_an_operator_a_preempted_job_resumes_and_status_is_right_again_l
 
     def next_claim_has_committed() -> bool:
         seen["now"] = state = read_log()
-        return (
-            state.claim != seen["before"].claim and bool(state.latest) and state.latest.claim == state.claim
-        )
+        latest = state.latest
+        return state.claim != seen["before"].claim and latest is not None and latest.claim == state.claim
 
     def preempt_without_operator(node: str) -> None:
         operator.faults.stop_operator()

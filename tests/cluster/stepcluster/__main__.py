@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from stepcluster import api, binaries, images, lifecycle, packages
+from stepcluster import binaries, images, lifecycle, packages
 from stepcluster.api import Cluster
 from stepcluster.errors import ClusterError
 from stepcluster.machine import say
@@ -42,7 +42,7 @@ def build(_: argparse.Namespace) -> None:
 
 
 def up(arguments: argparse.Namespace) -> None:
-    cluster = api.start(arguments.name, n_tpu_nodes=arguments.tpu_nodes)
+    cluster = Cluster(lifecycle.start(arguments.name, n_tpu_nodes=arguments.tpu_nodes))
     cluster.load_shell_image()
     print(cluster.kubeconfig)
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,12 +31,7 @@ class Cluster:
 
     @classmethod
     def attach(cls, name: str = "dev") -> "Cluster":
-        """Return the running cluster of this name.
-
-        Raises:
-            NoClusterError: None of this name is running.
-
-        """
+        """Return the running cluster of this name. Raises NoClusterError if none is running."""
         return cls(Parts.attach(name))
 
     @property
@@ -92,21 +86,11 @@ class Cluster:
     def kubectl(
         self, *arguments: str | Path, stdin: str | None = None, timeout_s: float = COMMAND_TIMEOUT_S
     ) -> str:
-        """Run kubectl and return its output.
-
-        Raises:
-            CommandError: It failed; the message holds its output.
-
-        """
+        """Run kubectl and return its output. Raises CommandError, with the output, if it failed."""
         return run([*self._parts.kubectl, *arguments], stdin=stdin, timeout_s=timeout_s)
 
     def helm(self, *arguments: str | Path, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
-        """Run helm and return its output.
-
-        Raises:
-            CommandError: It failed; the message holds its output.
-
-        """
+        """Run helm and return its output. Raises CommandError, with the output, if it failed."""
         own = {
             f"HELM_{kind}_HOME": str(self.folder / "helm" / kind.lower())
             for kind in ("CACHE", "CONFIG", "DATA")
@@ -169,7 +153,7 @@ def cluster_up(
     name: str = "dev", *, n_tpu_nodes: int = 2, topology: str = "2x2", keep: bool = False
 ) -> Iterator[Cluster]:
     """Start a cluster and take it down at the end of the block, also on Ctrl-C, unless `keep` is set."""
-    cluster = start(name, n_tpu_nodes=n_tpu_nodes, topology=topology)
+    cluster = Cluster(lifecycle.start(name, n_tpu_nodes=n_tpu_nodes, topology=topology))
     try:
         yield cluster
     finally:
@@ -177,10 +161,3 @@ def cluster_up(
             with contextlib.suppress(NoClusterError):
                 # Somebody may have taken it down by hand.
                 cluster.down()
-
-
-def start(name: str, *, n_tpu_nodes: int = 2, topology: str = "2x2") -> Cluster:
-    """Start a cluster whose pods find this Python's packages, torch among them, at /opt/torch."""
-    torch_folder = Path(sysconfig.get_path("purelib"))
-    parts = lifecycle.start(name, n_tpu_nodes=n_tpu_nodes, topology=topology, torch_folder=torch_folder)
-    return Cluster(parts)

@@ -90,10 +90,9 @@ class Faults:
         self._kubectl("-n", namespace, "scale", deployment, "--replicas=1")
         self._kubectl("-n", namespace, "wait", deployment, "--for=condition=Available", "--timeout=110s")
 
-    def restart_api_server(self, *, down_for_s: float = 0.0) -> None:
-        """Kill the API server, start it again `down_for_s` later, and wait until it is ready."""
+    def restart_api_server(self) -> None:
+        """Kill the API server, start it again, and wait until it is ready."""
         self.parts.launcher.kill("kube-apiserver")
-        time.sleep(down_for_s)
         controlplane.start_api_server(self.parts.launcher, self.parts.binaries, self.parts.layout)
 
     def _operator(self) -> tuple[str, str]:

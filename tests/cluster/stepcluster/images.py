@@ -87,15 +87,10 @@ def operator() -> tuple[str, Path]:
 
 
 def trainer(app: Path, *, name: str | None = None, folder: str = "/app") -> tuple[str, Path]:
-    """Name and archive of an image with the wheel and the files of `app` in /app.
+    """Name and archive of an image with the wheel, and with the folder `app` in /app under its own name.
 
-    torch isn't in it: the pod mounts the node's torch environment, read-only, at /opt/torch.
-
-    Args:
-        app: A folder, which is in the image's /app under its own name.
-        name: Another name for the image, with its tag.
-        folder: The folder that its processes start in.
-
+    torch isn't in it: the pod mounts the node's torch environment, read-only, at /opt/torch. Its processes start in
+    `folder`.
     """
     name = name or "localhost/stepkeeper-trainer:dev"
     files = [Entry(path="app"), *tree(app, f"app/{app.name}"), Entry(path="opt"), Entry(path="opt/torch")]

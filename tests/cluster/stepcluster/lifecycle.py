@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sysconfig
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,9 +39,7 @@ _OF_TESTS = frozenset({"test", "slice", "lane"})
 """First words of the names of clusters that runs of tests start."""
 
 
-def start(
-    name: str, *, n_tpu_nodes: int = 2, topology: str = "2x2", torch_folder: Path | None = None
-) -> Parts:
+def start(name: str, *, n_tpu_nodes: int = 2, topology: str = "2x2") -> Parts:
     """Start a cluster, and wait until its nodes are Ready, names resolve, JobSets run and the storage answers.
 
     If that fails, or on Ctrl-C, nothing of it is left. A crashed cluster of this name is cleaned up first.
@@ -57,7 +56,7 @@ def start(
             )
         _clean_crashed(name)
         try:
-            return _start(name, programs, choose_nodes(n_tpu_nodes, topology), torch_folder)
+            return _start(name, programs, choose_nodes(n_tpu_nodes, topology))
         except BaseException:
             # Ctrl-C too: whoever started it half wants nothing of it.
             _remove(name)
@@ -112,15 +111,13 @@ def _remove(name: str) -> None:
             restore_limits(state.state_root())
 
 
-def _start(
-    name: str, programs: binaries.Binaries, nodes: tuple[Node, ...], torch_folder: Path | None
-) -> Parts:
+def _start(name: str, programs: binaries.Binaries, nodes: tuple[Node, ...]) -> Parts:
     started = time.monotonic()
 
     def told(what: str) -> None:
         say(f"cluster {name}: {what} after {time.monotonic() - started:.1f} s")
 
-    parts = _prepare(name, programs, nodes, torch_folder)
+    parts = _prepare(name, programs, nodes)
     _start_nodes(parts)
     controlplane.start(parts.launcher, programs, parts.layout)
     told("API server ready")
@@ -137,18 +134,16 @@ def _start(
     return parts
 
 
-def _prepare(
-    name: str, programs: binaries.Binaries, nodes: tuple[Node, ...], torch_folder: Path | None
-) -> Parts:
+def _prepare(name: str, programs: binaries.Binaries, nodes: tuple[Node, ...]) -> Parts:
     """Make a cluster with namespaces, addresses and certificates, in which nothing runs yet."""
     folder = state.cluster_folder(name)
     spaces = processes.start_namespaces(folder, folder / "logs" / "namespaces.log")
     with state.lock(state.state_root()):
         raise_limits(state.state_root())
         layout = Layout(name=name, block=network.free_block(), folder=folder)
-        record = state.Record(
-            name=name, block=layout.block, nodes=nodes, torch_folder=str(torch_folder or "")
-        )
+        # Pods find this Python's packages, torch among them, at /opt/torch.
+        torch_folder = sysconfig.get_path("purelib")
+        record = state.Record(name=name, block=layout.block, nodes=nodes, torch_folder=torch_folder)
         state.write(record)
         network.connect(layout, spaces)
     authority = certificates.create_authority(layout.certificates, name)

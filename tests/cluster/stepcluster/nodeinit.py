@@ -41,8 +41,6 @@ class VmPlan:
     """What only a virtual machine has."""
 
     name: str
-    address: str
-    """Of the machine in the cluster's network."""
     metadata_address: str
     folder: str
     """Holds `metadata.json` and `startup-script`."""
@@ -138,10 +136,9 @@ def prepare_mounts(plan: NodePlan) -> None:
         stand_in = settings / name.replace("/", ".")
         stand_in.write_text(value + "\n", encoding="utf-8")
         run(["mount", "--bind", str(stand_in), f"/proc/sys/{name}"])
-    if plan.torch_folder:
-        TORCH_PATH.mkdir(exist_ok=True)
-        run(["mount", "--bind", plan.torch_folder, str(TORCH_PATH)])
-        run(["mount", "-o", "remount,bind,ro", str(TORCH_PATH)])
+    TORCH_PATH.mkdir(exist_ok=True)
+    run(["mount", "--bind", plan.torch_folder, str(TORCH_PATH)])
+    run(["mount", "-o", "remount,bind,ro", str(TORCH_PATH)])
 
 
 def start_services(plan: NodePlan, services: Services) -> None:

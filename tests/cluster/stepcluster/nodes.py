@@ -74,7 +74,7 @@ class NodeRunner:
     launcher: Launcher
     binaries: Binaries
     layout: Layout
-    torch_folder: Path | None
+    torch_folder: str
     """Shown to pods, read-only, at one path on every node."""
 
     def start(self, node: Node) -> Path:
@@ -88,7 +88,7 @@ class NodeRunner:
             kube=self.binaries["kube"],
             api_host=str(self.layout.address),
             kubelet_arguments=nodeconfig.kubelet_arguments(self.layout, node.name, node.labels),
-            torch_folder=str(self.torch_folder or ""),
+            torch_folder=self.torch_folder,
             vm=self._vm_plan(node) if node.is_vm else None,
         )
         (folder / "plan.json").write_text(json.dumps(asdict(plan)), encoding="utf-8")
@@ -101,7 +101,6 @@ class NodeRunner:
     def _vm_plan(self, node: Node) -> nodeinit.VmPlan:
         return nodeinit.VmPlan(
             name=node.name,
-            address=str(self.layout.address),
             metadata_address=f"127.0.0.1:{METADATA_PORT + node.number}",
             folder=str(vm_folder(self.layout, node.name)),
             ca=str(self.layout.certificates / "ca.crt"),

@@ -33,9 +33,10 @@ class Parts:
         pid = processes.first_process(CLUSTER_MARK, str(layout.folder))
         if pid is None:
             raise NoClusterError(f"cluster {record.name!r} has ended")
-        launcher = Launcher(namespaces=Namespaces(pid=pid), folder=layout.folder, logs=layout.logs)
-        torch_folder = Path(record.torch_folder) if record.torch_folder else None
-        runner = NodeRunner(launcher=launcher, binaries=programs, layout=layout, torch_folder=torch_folder)
+        launcher = Launcher(namespaces=Namespaces(pid=pid), folder=layout.folder)
+        runner = NodeRunner(
+            launcher=launcher, binaries=programs, layout=layout, torch_folder=record.torch_folder
+        )
         return cls(record=record, binaries=programs, launcher=launcher, runner=runner)
 
     @classmethod

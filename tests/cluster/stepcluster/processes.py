@@ -41,16 +41,13 @@ class Launcher:
 
     namespaces: Namespaces
     folder: Path
-    logs: Path
+    """The cluster's."""
 
     def start(self, name: str, argv: Sequence[str], *, marks: Mapping[str, str] | None = None) -> Path:
         """Start the program and return its log's path."""
-        log = self.logs / f"{name}.log"
-        start_detached(
-            self.namespaces.enter(argv),
-            log,
-            {CLUSTER_MARK: str(self.folder), PROGRAM_MARK: name, **(marks or {})},
-        )
+        log = self.folder / "logs" / f"{name}.log"
+        own = {CLUSTER_MARK: str(self.folder), PROGRAM_MARK: name, **(marks or {})}
+        start_detached(self.namespaces.enter(argv), log, own)
         return log
 
     def kill(self, name: str) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "container",
     "delete_all",
     "until",
+    "until_status",
     "watch_gangs",
 ]
 
@@ -60,9 +61,6 @@ class ShellJob:
     max_failures: int = 3
     restarts: Mapping[str, Any] = field(default_factory=dict)
     """More of the job's spec.restarts."""
-
-    spec: Mapping[str, Any] = field(default_factory=dict)
-    """More of the job's spec."""
 
     namespace_labels: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -115,15 +113,7 @@ class ShellJob:
             AssertionError: None did in time; the message holds the last status, and what `describe` says.
 
         """
-        status: dict[str, Any] = {}
-
-        def look() -> bool:
-            status.clear()
-            status.update(self.status())
-            return is_so(status)
-
-        until(look, timeout_s, seen=lambda: f"{self.name}: {json.dumps(status, indent=1)}\n{self.describe()}")
-        return status
+        return until_status(self.status, is_so, timeout_s, seen=lambda: f"of {self.name}\n{self.describe()}")
 
     def describe(self) -> str:
         """Return its pods, the newest events of its namespace and the ends of its pods' logs, for a message."""
@@ -166,7 +156,6 @@ class ShellJob:
                     **self.restarts,
                 },
                 "template": {"spec": spec},
-                **self.spec,
             },
         }
 
@@ -190,6 +179,25 @@ def until(
                 raise
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {seen()}"
         time.sleep(_LOOK_AGAIN_S)
+
+
+def until_status(
+    read: Callable[[], dict[str, Any]],
+    is_so: Callable[[dict[str, Any]], object],
+    timeout_s: float = PATIENCE_S,
+    *,
+    seen: Callable[[], str],
+) -> dict[str, Any]:
+    """Wait until a status is so, and return it."""
+    status: dict[str, Any] = {}
+
+    def look() -> object:
+        status.clear()
+        status.update(read())
+        return is_so(status)
+
+    until(look, timeout_s, seen=lambda: f"{json.dumps(status, indent=1)} {seen()}")
+    return status
 
 
 def causes(status: Mapping[str, Any]) -> list[str | None]:

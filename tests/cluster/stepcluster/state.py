@@ -23,7 +23,7 @@ class Record:
     block: int
     nodes: tuple[Node, ...]
     torch_folder: str
-    """Folder of the machine that pods find at one path on every node; empty if none was asked for."""
+    """Folder of the machine that pods find at one path on every node."""
 
     def layout(self) -> Layout:
         return Layout(name=self.name, block=self.block, folder=cluster_folder(self.name))

@@ -35,11 +35,8 @@ class VirtualMachines:
     ) -> Node:
         """Start a machine, new or with its disk as it was; its script is to make a kubelet join.
 
-        Args:
-            name: Host name.
-            metadata: Attributes for its metadata server; the script is in them as `startup-script`.
-            startup_script: Text of the script.
-            tpu_chips: What the node is going to have of google.com/tpu.
+        Raises:
+            FaultError: It is on already.
         """
         layout, runner = self.parts.layout, self.parts.runner
         with state.lock(layout.folder / LOCK):
@@ -66,15 +63,9 @@ class VirtualMachines:
         self.parts.wait_ready(node, log=log)
 
     def stop(self, name: str, *, grace_s: float = GRACE_S, delete: bool = True) -> None:
-        """End a machine. Its Node object stays.
+        """End a machine. Its Node object stays; so does its disk, unless it is to `delete` that.
 
-        Args:
-            name: Its name.
-            grace_s: Shut it down in order, for at most so long, before its power is cut; 0 cuts it at once.
-            delete: Its disk goes too; else it can be started again.
-
-        Raises:
-            NoClusterError: There is none of this name.
+        It is shut down in order, for at most `grace_s`, before its power is cut.
         """
         node, runner = self._get(name), self.parts.runner
         if runner.is_on(node.name):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stepcluster.api import Cluster
-from stepcluster.shelljobs import PATIENCE_S, condition, until
+from stepcluster.shelljobs import PATIENCE_S, condition, until, until_status
 from stepcluster.vms.tpu_cloud import JOIN_SECRET, PROJECT, TIMINGS, ZONE
 from tpuapi.remote import RemoteTpu
 
@@ -74,16 +74,7 @@ class ClusterObject:
     def until(
         self, is_so: Callable[[dict[str, Any]], Any], *, timeout_s: float = PATIENCE_S
     ) -> dict[str, Any]:
-        seen: dict[str, Any] = {}
-
-        def look() -> Any:
-            seen.update(now=self.status())
-            return is_so(seen["now"])
-
-        until(
-            look, timeout_s, seen=lambda: f"{self.kind} {self.name}: {json.dumps(seen.get('now'), indent=1)}"
-        )
-        return dict(seen["now"])
+        return until_status(self.status, is_so, timeout_s, seen=lambda: f"of {self.kind} {self.name}")
 
     def until_state(self, state: str) -> dict[str, Any]:
         """Wait for a state of a QueuedResource, or a phase of a job."""

@@ -34,16 +34,7 @@ def create(
     metadata: Mapping[str, str],
     startup_script: str,
 ) -> Node:
-    """Write down a new virtual machine, with the first number that is free.
-
-    Args:
-        layout: The cluster's.
-        name: Its host name, by which its kubelet joins.
-        n_fixed: Nodes that the cluster was started with: they have the first numbers.
-        tpu_chips: What it has of google.com/tpu.
-        metadata: Attributes that its metadata server answers with.
-        startup_script: Text of the script that it runs whenever it starts.
-    """
+    """Write down a new virtual machine, with the first number that is free after those of the `n_fixed` first nodes."""
     check_node_name(layout, name)
     taken = {node.number for node in read_all(layout)}
     number = next((n for n in range(n_fixed, N_NODES) if n not in taken), None)
