@@ -83,7 +83,7 @@ def test_the_chart_makes_these_objects_and_these_with_cloud_tpu() -> None:
     assert render(ON).keys() == objects | more
 
 
-def test_one_operator_that_is_nobody_on_a_read_only_disk() -> None:
+def test_one_operator_without_rights_on_a_read_only_disk() -> None:
     deployment = render()["Deployment/stepkeeper-operator"]["spec"]
     assert (deployment["replicas"], deployment["strategy"]) == (1, {"type": "Recreate"})
     expected = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}

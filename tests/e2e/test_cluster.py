@@ -100,7 +100,7 @@ def test_a_pod_resolves_names_and_reaches_the_storage_and_nothing_outside(cluste
         f" printf '{ask}' | nc -w 5 {address.replace(':', ' ')}",
     )
     assert re.search(r"Address: 10\.\d+\.128\.1\n", printed)
-    assert "unreachable" in printed, "it is told at once"
+    assert "unreachable" in printed, "it hears so at once"
     assert printed.endswith("seen")
 
 
@@ -122,7 +122,7 @@ def test_a_spot_preemption_tells_the_pods_waits_15_s_and_takes_the_machine(
     # Until the machine is off and its node deleted takes longer, on a busy machine much.
     assert 14 < datetime.fromisoformat(ends["ignores"]["finishedAt"]).timestamp() - began_s < 30
     cluster.faults.power_on("tpu-1", fresh=True)
-    start("anew", "tpu-1", IGNORES)
+    start("again", "tpu-1", IGNORES)
 
 
 def test_a_power_cut_is_seen_after_the_grace_and_the_node_comes_back(

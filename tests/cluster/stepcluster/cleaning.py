@@ -73,7 +73,7 @@ def discard(folder: Path, trash: Path, *, patience_s: float) -> None:
     file system. What an earlier deletion has left there goes too.
     """
     trash.mkdir(parents=True, exist_ok=True)
-    # Collected here and moved at once: whatever is in the trash is whole, and may be deleted by anybody.
+    # Collected here and moved at once: whatever is in the trash is whole, and any process may delete it.
     collected = Path(tempfile.mkdtemp(prefix="discarded-", dir=folder))
     for path in folder.iterdir():
         if path != collected:

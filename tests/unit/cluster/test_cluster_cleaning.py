@@ -113,7 +113,7 @@ def test_a_folder_is_emptied_at_once_however_long_the_deletion_takes(
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     cleaning.discard(folder, trash, patience_s=0.1)
     assert list(folder.iterdir()) == []
-    assert folder.stat().st_ino == kept, "whoever waits for its lock waits for this folder"
+    assert folder.stat().st_ino == kept, "a process that waits for its lock has this folder"
     assert "still being deleted" in capsys.readouterr().err
     (tmp_path / "go").touch()
     deadline = time.monotonic() + 60

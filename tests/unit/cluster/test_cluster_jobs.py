@@ -64,13 +64,16 @@ DELETED = "the JobSet is deleted"
             [FIRST, pod_event("q", start=(0, 1))], [(0, 0), (0, 1)], [(0, 0), (0, 1)], id="two starts at once"
         ),
         pytest.param(
-            [FIRST, pod_event("q")], [(0, 0), (0, 0)], [(0, 0), (0, 0)], id="a Job made anew by its JobSet"
+            [FIRST, pod_event("q")],
+            [(0, 0), (0, 0)],
+            [(0, 0), (0, 0)],
+            id="a Job that its JobSet makes again",
         ),
         pytest.param(
             [FIRST, DELETED, pod_event("q"), pod_event("first", "DELETED"), pod_event("next", jobset="b")],
             [(0, 0), (0, 0)],
             [],
-            id="a Job that a deleted JobSet makes anew is no start",
+            id="a Job that a deleted JobSet makes again is no start",
         ),
         pytest.param(
             [FIRST, DELETED, pod_event("next", jobset="b", start=(1, 0))],

@@ -27,7 +27,7 @@ class JoinTerms:
 
 
 def prepare(parts: Parts) -> JoinTerms:
-    """Let whoever has the token that is returned join, for a day."""
+    """Return a token with which machines can join for a day, and what else they need."""
     token_id, secret = _random(6), _random(16)
     manifests = [*(_binding(name, role) for name, role in _ROLES.items()), _token(token_id, secret)]
     parts.apply(manifests)
