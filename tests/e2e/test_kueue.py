@@ -9,7 +9,7 @@ import pytest
 
 from stepcluster.api import Cluster
 from stepcluster.product import install_operator
-from stepcluster.shelljobs import ShellJob, container, delete_all
+from stepcluster.shelljobs import ShellJob, causes, condition, container, delete_all
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(2400)]
 
@@ -115,35 +115,8 @@ def finish(job: ShellJob) -> dict[str, Any]:
     return job.until_phase("Complete")
 
 
-def condition(status: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    return next((dict(item) for item in status.get("conditions", ()) if item["type"] == kind), {})
-
-
 def has_quota(wanted: str) -> Callable[[Mapping[str, Any]], bool]:
     return lambda status: condition(status, "QuotaReserved").get("status") == wanted
-
-
-def causes(status: Mapping[str, Any]) -> list[str | None]:
-    return [attempt.get("cause") for attempt in status["attempts"]]
-
-
-def test_a_job_waits_for_the_quota_that_another_has(kueue: Cluster) -> None:
-    first, second = (make_job(kueue, name, "low") for name in ("first", "second"))
-    with namespaces_of(kueue, first, second):
-        start(first)
-        first.until_phase("Running")
-        assert condition(first.until(has_quota("True")), "QuotaReserved")["reason"] == "QuotaReserved"
-
-        start(second)
-        second.until(lambda status: "insufficient" in condition(status, "QuotaReserved").get("message", ""))
-        status = second.until_phase("Queued")
-        assert has_quota("False")(status)
-        assert status.get("attempts", []) == []
-
-        finish(first)
-        second.until_phase("Running")
-        assert causes(finish(second)) == [None]
-        assert suspensions(kueue) == []
 
 
 def test_a_more_important_job_preempts_one_that_saves_and_resumes_when_it_is_done(kueue: Cluster) -> None:
@@ -175,8 +148,12 @@ def test_a_job_that_its_user_suspends_leaves_its_place_to_the_next_and_queues_ag
     with namespaces_of(kueue, left, next_one):
         start(left)
         left.until_phase("Running")
+        assert condition(left.until(has_quota("True")), "QuotaReserved")["reason"] == "QuotaReserved"
         start(next_one)
-        next_one.until_phase("Queued")
+        next_one.until(lambda status: "insufficient" in condition(status, "QuotaReserved").get("message", ""))
+        status = next_one.until_phase("Queued")
+        assert has_quota("False")(status)
+        assert status.get("attempts", []) == []
 
         suspend(left, suspended=True)
         left.until(lambda status: condition(status, "QuotaReserved").get("reason") == "NotQueued")

@@ -26,18 +26,6 @@ WRITES = {"create", "update", "patch", "delete", "deletecollection"}
 LEASE = "update leases stepkeeper-operator"
 MANY = "quiet-many"
 N_FINISHED = 50
-FINISHED_JOB = """
-apiVersion: stepkeeper.dev/v1alpha1
-kind: CheckpointedTrainingJob
-metadata: {name: quiet}
-spec:
-  placement: {hosts: {count: 1}}
-  checkpoint: {uri: file:///nowhere, interval: {steps: 1}}
-  template:
-    spec:
-      containers:
-      - {name: trainer, image: "localhost/busybox:1", command: ["true"]}
-"""
 
 
 def requests(cluster: Cluster) -> list[dict[str, object]]:
@@ -70,28 +58,33 @@ def is_allowed(entry: dict[str, object]) -> bool:
     return bool(annotations.get("authorization.k8s.io/decision") == "allow")
 
 
-def finished_job(name: str) -> dict[str, object]:
-    """A job that is over, as it is long after its end."""
+def manifest(name: str, namespace: str = "default", **more: object) -> dict[str, object]:
+    """A job that ends at once, unless it is suspended."""
     trainer = {"name": "trainer", "image": "localhost/busybox:1", "command": ["true"]}
-    at = "2026-01-01T00:00:00Z"
-    complete = {"type": "Complete", "status": "True", "reason": "AllPodsSucceeded", "lastTransitionTime": at}
+    spec = {
+        "placement": {"hosts": {"count": 1}},
+        "checkpoint": {"uri": f"file:///nowhere/{name}", "interval": {"steps": 1}},
+        "template": {"spec": {"containers": [trainer]}},
+    }
     return {
         "apiVersion": "stepkeeper.dev/v1alpha1",
         "kind": "CheckpointedTrainingJob",
-        "metadata": {"name": name, "namespace": MANY},
-        "spec": {
-            "suspend": True,
-            "placement": {"hosts": {"count": 1}},
-            "checkpoint": {"uri": f"file:///nowhere/{name}", "interval": {"steps": 1}},
-            "template": {"spec": {"containers": [trainer]}},
-        },
-        "status": {
-            "observedGeneration": 1,
-            "phase": "Complete",
-            "conditions": [complete],
-            "attempts": [{"number": 1, "start": at, "end": at}],
-        },
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": spec | more,
     }
+
+
+def finished_job(name: str) -> dict[str, object]:
+    """A job that is over, as it is long after its end."""
+    at = "2026-01-01T00:00:00Z"
+    complete = {"type": "Complete", "status": "True", "reason": "AllPodsSucceeded", "lastTransitionTime": at}
+    status = {
+        "observedGeneration": 1,
+        "phase": "Complete",
+        "conditions": [complete],
+        "attempts": [{"number": 1, "start": at, "end": at}],
+    }
+    return {**manifest(name, MANY, suspend=True), "status": status}
 
 
 @pytest.fixture
@@ -141,7 +134,7 @@ def test_it_is_refused_nothing_and_writes_nothing_when_nothing_happens(
     """The log has what other tests did, too: some restart the API server, which refuses requests as it begins."""
     start = len(requests(operator))
     operator.load_shell_image()
-    operator.kubectl("apply", "-f", "-", stdin=FINISHED_JOB)
+    operator.kubectl("apply", "-f", "-", stdin=json.dumps(manifest("quiet")))
     complete = ("--for=condition=Complete", "ctj/quiet", "--timeout=200s")
     operator.kubectl("wait", *complete, timeout_s=210)
     settle(operator)

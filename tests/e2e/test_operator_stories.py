@@ -10,7 +10,17 @@ import pytest
 
 from stepcluster.api import Cluster
 from stepcluster.product import NAMESPACE
-from stepcluster.shelljobs import HOLD, ShellJob, apply_all, container, delete_all, until, watch_gangs
+from stepcluster.shelljobs import (
+    HOLD,
+    ShellJob,
+    apply_all,
+    causes,
+    condition,
+    container,
+    delete_all,
+    until,
+    watch_gangs,
+)
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -52,7 +62,6 @@ def all_jobs(cluster: Cluster) -> Iterator[ShellJob]:
     yield job("job-deleted", SAVES, n_hosts=2, max_failures=0, **slow)
     yield job("again", SAVES, n_hosts=2, **slow)
     yield job("always-75", "exit 75", restarts=FEW_STARTS)
-    yield job("always-78", "exit 78", max_failures=1)
     yield job("late-secret", HOLD, trainer={"env": [token]}, pod=begins_late)
     yield job("sidecar-fails", DONE, container("ship-logs", "exit 7"))
     yield job("exits-0", EXITS_0, max_failures=0, **slow)
@@ -86,15 +95,6 @@ def await_quota(job: ShellJob) -> None:
         job.kubectl("delete", "resourcequota", "none")
         job.kubectl("apply", "-f", "-", stdin=json.dumps(NO_JOBSETS_ALLOWED))
         time.sleep(5)
-
-
-def causes(status: Mapping[str, Any]) -> list[str | None]:
-    return [attempt.get("cause") for attempt in status["attempts"]]
-
-
-def condition(status: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """The condition of that type; empty as long as there is none."""
-    return next((dict(item) for item in status.get("conditions", ()) if item["type"] == kind), {})
 
 
 def edit(job: ShellJob, **spec: Any) -> None:
@@ -244,13 +244,6 @@ def test_a_jobset_that_a_quota_refuses_is_told_with_the_quotas_words(jobs: dict[
     assert condition(status, "Accepted")["status"] == "True"
 
 
-def test_a_program_that_always_loses_its_peers_fails_in_the_end(jobs: dict[str, ShellJob]) -> None:
-    """For two minutes a lost node may still turn out to be the cause."""
-    status = jobs["always-78"].until(lambda status: status.get("phase") == "Failed", timeout_s=300)
-    assert condition(status, "Failed")["reason"] == "MaxFailuresReached"
-    assert causes(status) == ["ApplicationError", "ApplicationError"]
-
-
 def test_a_namespace_is_gone_within_a_minute_with_all_its_jobs(jobs: dict[str, ShellJob]) -> None:
     job = jobs["namespace"]
     job.until_phase("Running")
@@ -261,13 +254,9 @@ def test_a_namespace_is_gone_within_a_minute_with_all_its_jobs(jobs: dict[str, S
 @pytest.fixture
 def no_operator(operator: Cluster) -> Iterator[None]:
     """Nobody watches meanwhile."""
-    deployment = ("-n", NAMESPACE, "deployment/stepkeeper-operator")
-    selector = ("-l", "app.kubernetes.io/component=operator")
-    operator.kubectl("scale", *deployment, "--replicas=0")
-    operator.kubectl("-n", NAMESPACE, "wait", "pods", *selector, "--for=delete", "--timeout=110s")
+    operator.faults.stop_operator()
     yield
-    operator.kubectl("scale", *deployment, "--replicas=1")
-    operator.kubectl("rollout", "status", *deployment, "--timeout=110s")
+    operator.faults.start_operator()
 
 
 @pytest.mark.usefixtures("no_operator")

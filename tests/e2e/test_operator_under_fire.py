@@ -10,7 +10,18 @@ import pytest
 
 from stepcluster.api import Cluster
 from stepcluster.product import NAMESPACE
-from stepcluster.shelljobs import HOLD, Gangs, ShellJob, apply_all, container, delete_all, until, watch_gangs
+from stepcluster.shelljobs import (
+    HOLD,
+    Gangs,
+    ShellJob,
+    apply_all,
+    causes,
+    condition,
+    container,
+    delete_all,
+    until,
+    watch_gangs,
+)
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -88,15 +99,6 @@ def jobs(operator: Cluster) -> Iterator[dict[str, ShellJob]]:
     apply_all(operator, made, NO_PODS_ALLOWED)
     yield {job.name.removeprefix(PREFIX): job for job in made}
     delete_all(operator, made)
-
-
-def causes(status: dict[str, Any]) -> list[str | None]:
-    return [attempt.get("cause") for attempt in status["attempts"]]
-
-
-def condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The condition of that type; empty as long as there is none."""
-    return next((dict(item) for item in status.get("conditions", ()) if item["type"] == kind), {})
 
 
 def runs_not_for(reason: str) -> Callable[[dict[str, Any]], bool]:

@@ -4,7 +4,6 @@ Two machines join the cluster; all others exist in the Cloud TPU API only. Train
 own.
 """
 
-import datetime as dt
 import json
 import time
 
@@ -13,15 +12,14 @@ import pytest
 from stepcluster.api import Cluster
 from stepcluster.faults import OPERATOR_SELECTOR
 from stepcluster.product import NAMESPACE
+from stepcluster.shelljobs import PATIENCE_S, until
 from stepcluster.vms.cloud_user import CloudUser
 from stepcluster.vms.queued_resources import (
     PAIR,
-    PATIENCE_S,
     V5P,
     V6E,
     QueuedResources,
     queued_resource,
-    wait_until,
 )
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
@@ -57,18 +55,6 @@ def test_quota_is_gone_and_comes_back(resources: QueuedResources) -> None:
     resource.until_state("Active")
     assert resource.condition("QuotaExhausted") == ("False", "QuotaSuffices")
     assert resource.events().count("QuotaExhausted") == 1
-
-
-@pytest.mark.usefixtures("machines_taken")
-def test_an_expired_request_is_removed(resources: QueuedResources) -> None:
-    resources.set_capacity(V6E, 0)
-    until = dt.datetime.now(tz=dt.UTC) + dt.timedelta(seconds=10)
-    queueing = {"validUntilTime": until.strftime("%Y-%m-%dT%H:%M:%SZ")}
-    resource = resources.create("expires", node=OTHERS[V6E], queueing=queueing, **KEEP)
-    resource.until_state("WaitingForResources")
-    resource.until_state("Gone")
-    assert "Expired" in resource.events()
-    assert "default-expires" not in resources.in_cloud()
 
 
 @pytest.mark.usefixtures("machines_taken")
@@ -121,7 +107,7 @@ def test_many_at_once_are_looked_at_by_lists(resources: QueuedResources, n_many:
 
     resources.cloud.do("forget_calls")
     begin = time.monotonic()
-    wait_until(lambda: resources.cloud.counts().get("ListQueuedResources", 0) >= 5, lambda: "no lists")
+    until(lambda: resources.cloud.counts().get("ListQueuedResources", 0) >= 5, seen=lambda: "no lists")
     calls, elapsed_s = resources.cloud.calls(), time.monotonic() - begin
     assert {call["method"] for call in calls} == {"ListQueuedResources", "ListNodes"}
     # One round in two seconds; a little sooner, where one of them looks a little sooner.
@@ -136,13 +122,13 @@ def test_an_operator_killed_before_it_hears_of_its_creation_makes_no_second(
 ) -> None:
     resources.cloud.do("hold", method=CREATE, after_commit=True)
     resource = resources.create("killed")
-    wait_until(lambda: "default-killed" in resources.in_cloud(), lambda: str(resource.status()))
+    until(lambda: "default-killed" in resources.in_cloud(), seen=lambda: str(resource.status()))
     status = resource.status()
     assert status["bookkeeping"]["created"]
     assert "operation" not in status
     n_before = count_operator_starts(resources.cluster)
     resources.cluster.faults.kill_operator()
-    wait_until(lambda: count_operator_starts(resources.cluster) > n_before, lambda: "no new operator")
+    until(lambda: count_operator_starts(resources.cluster) > n_before, seen=lambda: "no new operator")
     resources.cloud.do("release", method=CREATE)
     status = resource.until_state("Active")
     assert [cloud_id for cloud_id in resources.in_cloud() if "killed" in cloud_id] == ["default-killed"]
@@ -169,7 +155,7 @@ def test_nothing_is_left_of_a_resource_that_is_deleted_in_any_state(resources: Q
     assert resources.in_cloud() == {}
     assert resources.cloud_nodes() == []
     assert resources.list_joined(PAIR) == {}
-    wait_until(lambda: resources.cluster.vms.names() == (), lambda: str(cloud.hook_runs()))
+    until(lambda: resources.cluster.vms.names() == (), seen=lambda: str(cloud.hook_runs()))
 
 
 def bring_into_all_states(resources: QueuedResources) -> dict[str, str]:

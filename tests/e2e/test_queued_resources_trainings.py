@@ -16,12 +16,11 @@ from demo.watch import PodStarted, StepPrinted, Watch
 from demo_tpu.undisturbed import UndisturbedRun
 from stepcluster.api import Cluster
 from stepcluster.overlay import for_test_cluster
+from stepcluster.shelljobs import PATIENCE_S, until
 from stepcluster.vms.queued_resources import (
-    PATIENCE_S,
     V5E,
     ClusterObject,
     QueuedResources,
-    wait_until,
 )
 from stepcluster.vms.tpu_cloud import TIMINGS
 from stepkeeper.log import Log, LogState
@@ -101,12 +100,12 @@ class Training:
             self.last_step(of_pod=pod)
             return len(self.pods) >= pod and len(list(self.pods.values())[pod - 1]) > 1
 
-        wait_until(is_so, lambda: json.dumps(self.job.status(), indent=1))
+        until(is_so, seen=lambda: json.dumps(self.job.status(), indent=1))
 
     def until_complete(self) -> dict[str, Any]:
         """Wait until all its steps are done, and return its status."""
         status = self.job.until(lambda found: found["phase"] == "Complete", timeout_s=2 * PATIENCE_S)
-        wait_until(lambda: self.last_step(of_pod=len(self.pods)) == self.n_steps, lambda: str(self.pods))
+        until(lambda: self.last_step(of_pod=len(self.pods)) == self.n_steps, seen=lambda: str(self.pods))
         return status
 
     def until_saved_ahead(self) -> int:

@@ -3,24 +3,19 @@
 import contextlib
 import json
 import os
-import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepcluster import images, kueue, lifecycle, nodeinit
+from stepcluster import images, kueue, lifecycle
 from stepcluster.errors import NoClusterError
 from stepcluster.faults import Faults
-from stepcluster.gcs import BUCKET
 from stepcluster.machine import COMMAND_TIMEOUT_S, run, search_path
 from stepcluster.nodes import SYSTEM_NODE
 from stepcluster.parts import Parts
 from stepcluster.vms import joining
 from stepcluster.vms.joining import JoinTerms
 from stepcluster.vms.machines import VirtualMachines
-
-TORCH_HOST_PATH = str(nodeinit.TORCH_PATH)
-"""The hostPath at which every node has the torch environment of the Python that started the cluster."""
 
 
 class Cluster:
@@ -36,12 +31,7 @@ class Cluster:
 
     @classmethod
     def attach(cls, name: str = "dev") -> "Cluster":
-        """Return the running cluster of this name.
-
-        Raises:
-            NoClusterError: None of this name is running.
-
-        """
+        """Return the running cluster of this name. Raises NoClusterError if none is running."""
         return cls(Parts.attach(name))
 
     @property
@@ -80,19 +70,9 @@ class Cluster:
         """The object storage's URL on this machine."""
         return self._parts.layout.gcs_url
 
-    @property
-    def gcs_bucket(self) -> str:
-        """A bucket that is there from the start."""
-        return BUCKET
-
-    @property
-    def audit_log(self) -> Path:
-        """The audit log of the API server: one JSON object in a line for each request, after it was answered."""
-        return self._parts.layout.audit_log
-
     def audit_entries(self, user: str | None = None) -> list[dict[str, Any]]:
-        """Return what the audit log has of all requests, or of one user's."""
-        return read_audit(self.audit_log.read_text(encoding="utf-8"), user)
+        """Return what the API server's audit log has of all requests that were answered, or of one user's."""
+        return read_audit(self._parts.layout.audit_log.read_text(encoding="utf-8"), user)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -106,21 +86,11 @@ class Cluster:
     def kubectl(
         self, *arguments: str | Path, stdin: str | None = None, timeout_s: float = COMMAND_TIMEOUT_S
     ) -> str:
-        """Run kubectl and return its output.
-
-        Raises:
-            CommandError: It failed; the message holds its output.
-
-        """
+        """Run kubectl and return its output. Raises CommandError, with the output, if it failed."""
         return run([*self._parts.kubectl, *arguments], stdin=stdin, timeout_s=timeout_s)
 
     def helm(self, *arguments: str | Path, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
-        """Run helm and return its output.
-
-        Raises:
-            CommandError: It failed; the message holds its output.
-
-        """
+        """Run helm and return its output. Raises CommandError, with the output, if it failed."""
         own = {
             f"HELM_{kind}_HOME": str(self.folder / "helm" / kind.lower())
             for kind in ("CACHE", "CONFIG", "DATA")
@@ -148,26 +118,15 @@ class Cluster:
         self.load_image(images.shell())
         return images.SHELL_IMAGE
 
-    def load_operator_image(self, wheel: Path | None = None, tag: str = "dev") -> str:
-        """Import the operator's image, of this tree or of a wheel, on the system node, and return its name."""
-        name, archive = images.operator(wheel, tag)
+    def load_operator_image(self) -> str:
+        """Import the operator's image, of this tree, on the system node, and return its name."""
+        name, archive = images.operator()
         self.load_image(archive, nodes=[SYSTEM_NODE])
         return name
 
-    def load_trainer_image(
-        self,
-        app: Path,
-        wheel: Path | None = None,
-        tag: str = "dev",
-        *,
-        name: str | None = None,
-        folder: str = "/app",
-    ) -> str:
-        """Import an image with the wheel, and with `app` at /app, on the TPU nodes, and return its name.
-
-        `name` and `folder` are those of `images.trainer`.
-        """
-        name, archive = images.trainer(app, wheel, tag, name=name, folder=folder)
+    def load_trainer_image(self, app: Path, *, name: str | None = None) -> str:
+        """Import an image with the wheel, and with `app` at /app, on the TPU nodes, and return its name."""
+        name, archive = images.trainer(app, name=name)
         self.load_image(archive, nodes=self.tpu_nodes)
         return name
 
@@ -175,12 +134,11 @@ class Cluster:
         """Start Kueue, built from its pinned module, for the rest of the cluster's life."""
         kueue.start_kueue(self._parts)
 
-    def join_terms(self, *, ttl_s: float = 24 * 3600) -> JoinTerms:
-        """Make a token with which machines can join for so long."""
-        return joining.prepare(self._parts, ttl_s=ttl_s)
+    def join_terms(self) -> JoinTerms:
+        """Make a token with which machines can join for a day."""
+        return joining.prepare(self._parts)
 
     def down(self) -> None:
-        """End the cluster; nothing of it is left on the machine."""
         lifecycle.stop(self.name)
 
 
@@ -194,14 +152,8 @@ def read_audit(text: str, user: str | None = None) -> list[dict[str, Any]]:
 def cluster_up(
     name: str = "dev", *, n_tpu_nodes: int = 2, topology: str = "2x2", keep: bool = False
 ) -> Iterator[Cluster]:
-    """Start a cluster and take it down at the end of the block, also on Ctrl-C, unless `keep` is set.
-
-    Raises:
-        UnsupportedMachineError: This isn't Linux, or not root.
-        ClusterExistsError: One of this name is running.
-        StartError: A part of it doesn't come up.
-    """
-    cluster = start(name, n_tpu_nodes=n_tpu_nodes, topology=topology)
+    """Start a cluster and take it down at the end of the block, also on Ctrl-C, unless `keep` is set."""
+    cluster = Cluster(lifecycle.start(name, n_tpu_nodes=n_tpu_nodes, topology=topology))
     try:
         yield cluster
     finally:
@@ -209,10 +161,3 @@ def cluster_up(
             with contextlib.suppress(NoClusterError):
                 # Somebody may have taken it down by hand.
                 cluster.down()
-
-
-def start(name: str, *, n_tpu_nodes: int = 2, topology: str = "2x2") -> Cluster:
-    """Start a cluster whose pods find this Python's packages, torch among them, at TORCH_HOST_PATH."""
-    torch_folder = Path(sysconfig.get_path("purelib"))
-    parts = lifecycle.start(name, n_tpu_nodes=n_tpu_nodes, topology=topology, torch_folder=torch_folder)
-    return Cluster(parts)

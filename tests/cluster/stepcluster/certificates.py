@@ -73,7 +73,6 @@ def create_authority(folder: Path, cluster: str) -> Authority:
 
 
 def load_authority(folder: Path) -> Authority:
-    """Load the authority of a running cluster from its folder."""
     key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())

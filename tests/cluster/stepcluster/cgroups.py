@@ -44,7 +44,6 @@ def processes(name: str) -> set[int]:
 
 
 def members(folder: Path) -> set[int]:
-    """Process ids in one folder."""
     try:
         return {int(line) for line in (folder / "cgroup.procs").read_text(encoding="utf-8").split()}
     except (FileNotFoundError, OSError):
@@ -66,7 +65,6 @@ def remove(name: str) -> list[Path]:
 
 
 def find(name: str, container_id: str) -> list[Path]:
-    """Return the folders of a container below a node's group, in all hierarchies."""
     return [folder for folder in groups(name) if folder.name == container_id]
 
 

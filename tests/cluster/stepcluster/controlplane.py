@@ -1,7 +1,6 @@
 """The control plane's programs and their arguments."""
 
 import json
-import socket
 import ssl
 import urllib.error
 import urllib.request
@@ -9,7 +8,7 @@ import urllib.request
 from stepcluster import layout as places
 from stepcluster.binaries import Binaries
 from stepcluster.layout import Layout
-from stepcluster.machine import wait_until
+from stepcluster.machine import listens, wait_until
 from stepcluster.processes import Launcher
 
 NODE_MONITOR_GRACE_S = 20
@@ -31,15 +30,11 @@ AUDIT_POLICY = {
 
 
 def start(launcher: Launcher, binaries: Binaries, layout: Layout) -> None:
-    """Start etcd and the API server, wait until they answer, and start controller manager and scheduler.
-
-    Raises:
-        StartError: One of them doesn't answer in time.
-    """
+    """Start etcd and the API server, wait until they answer, and start controller manager and scheduler."""
     (layout.folder / "audit-policy.yaml").write_text(json.dumps(AUDIT_POLICY), encoding="utf-8")
     kube = binaries["kube"]
     log = launcher.start("etcd", [kube, *etcd_arguments(layout)])
-    wait_until(lambda: _etcd_listens(layout), "etcd", timeout_s=120, log=log)
+    wait_until(lambda: listens(str(layout.address), places.ETCD_PORT), "etcd", timeout_s=120, log=log)
     start_api_server(launcher, binaries, layout)
     for name, arguments in (
         ("kube-controller-manager", manager_arguments(layout)),
@@ -50,11 +45,6 @@ def start(launcher: Launcher, binaries: Binaries, layout: Layout) -> None:
 
 
 def start_api_server(launcher: Launcher, binaries: Binaries, layout: Layout) -> None:
-    """Start the API server and wait until it is ready.
-
-    Raises:
-        StartError: It doesn't in time.
-    """
     log = launcher.start("kube-apiserver", [binaries["kube"], *api_server_arguments(layout)])
     wait_until(lambda: api_is_ready(layout), "the API server", timeout_s=200, log=log)
 
@@ -165,11 +155,3 @@ def _client_arguments(layout: Layout, user: str) -> list[str]:
         "--leader-elect=false",
         "--secure-port=0",
     ]
-
-
-def _etcd_listens(layout: Layout) -> bool:
-    try:
-        with socket.create_connection((str(layout.address), places.ETCD_PORT), timeout=1):
-            return True
-    except OSError:
-        return False

@@ -40,7 +40,6 @@ class Faults:
             self.power_on(known.name, fresh=True)
 
     def power_cut(self, node: str) -> None:
-        """End everything on the node in one moment, without notice."""
         self.parts.runner.power_off(self.parts.node(node).name)
 
     def power_on(self, node: str, *, fresh: bool = False) -> None:
@@ -62,41 +61,11 @@ class Faults:
                 self.power_on(name, fresh=True)
 
     def signal_pod(
-        self,
-        pod: str,
-        number: signal.Signals = signal.SIGKILL,
-        *,
-        namespace: str = "default",
-        container: str = "",
-        process: str = "",
-    ) -> int:
-        """Send the signal to one process of a container: the first, or the one with `process` in its command line."""
-        target = containers.find(self.parts, pod, namespace=namespace, container=container)
-        return containers.send(target, number, process=process)
-
-    def out_of_memory(self, pod: str, *, namespace: str = "default", container: str = "") -> None:
-        """Make the kernel kill the container's largest process for want of memory."""
-        containers.exhaust_memory(containers.find(self.parts, pod, namespace=namespace, container=container))
-
-    def evict(self, pod: str, *, namespace: str = "default") -> None:
-        """Ask the Eviction API to end the pod."""
-        eviction = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": pod, "namespace": namespace},
-        }
-        path = f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction"
-        run([*self.parts.kubectl, "create", "--raw", path, "-f", "-"], stdin=json.dumps(eviction))
-
-    def drain(self, node: str, *, timeout_s: float = 90.0) -> None:
-        """Keep new pods from the node and evict those that are there; `uncordon` opens it again."""
-        name = self.parts.node(node).name
-        options = ["--ignore-daemonsets", "--delete-emptydir-data", "--force", f"--timeout={timeout_s:.0f}s"]
-        self._kubectl("drain", name, *options, timeout_s=timeout_s + 10)
-
-    def uncordon(self, node: str) -> None:
-        """Pods may come to the node again."""
-        self._kubectl("uncordon", self.parts.node(node).name)
+        self, pod: str, number: signal.Signals = signal.SIGKILL, *, namespace: str = "default"
+    ) -> None:
+        """Send the signal to the first process of the pod's first container."""
+        found = json.loads(self._kubectl("-n", namespace, "get", "pod", pod, "-o", "json"))
+        containers.send(containers.locate(self.parts, found, ""), number)
 
     def kill_operator(self) -> None:
         """Kill the operator's process; its kubelet starts another."""
@@ -121,10 +90,9 @@ class Faults:
         self._kubectl("-n", namespace, "scale", deployment, "--replicas=1")
         self._kubectl("-n", namespace, "wait", deployment, "--for=condition=Available", "--timeout=110s")
 
-    def restart_api_server(self, *, down_for_s: float = 0.0) -> None:
-        """Kill the API server, start it again `down_for_s` later, and wait until it is ready."""
+    def restart_api_server(self) -> None:
+        """Kill the API server, start it again, and wait until it is ready."""
         self.parts.launcher.kill("kube-apiserver")
-        time.sleep(down_for_s)
         controlplane.start_api_server(self.parts.launcher, self.parts.binaries, self.parts.layout)
 
     def _operator(self) -> tuple[str, str]:

@@ -12,11 +12,7 @@ BUCKET = "checkpoints"
 
 
 def start(launcher: Launcher, binaries: Binaries, layout: Layout) -> None:
-    """Start the storage, with one bucket. It answers by HTTP at one URL for pods and the machine alike.
-
-    Raises:
-        StartError: It doesn't in time.
-    """
+    """Start the storage, with one bucket. It answers by HTTP at one URL for pods and the machine alike."""
     (layout.folder / "storage-seed" / BUCKET).mkdir(parents=True)
     arguments = [
         "-scheme=http",

@@ -27,7 +27,6 @@ LAYOUT = 1
 
 
 def pause(binaries: Binaries) -> Path:
-    """Return the archive of the image that holds a pod's namespaces."""
     layer = _layer(
         "pause", [binaries.folder.name], lambda _: [Entry(path="pause", source=Path(binaries["pause"]))]
     )
@@ -35,7 +34,6 @@ def pause(binaries: Binaries) -> Path:
 
 
 def coredns(binaries: Binaries) -> Path:
-    """Return the archive of CoreDNS's image."""
     layer = _layer(
         "coredns", [binaries.folder.name], lambda _: [Entry(path="coredns", source=Path(binaries["coredns"]))]
     )
@@ -43,7 +41,6 @@ def coredns(binaries: Binaries) -> Path:
 
 
 def shell() -> Path:
-    """Return the archive of an image with busybox."""
     return _image(
         SHELL_IMAGE, [_shell_layer()], Settings(environment={"PATH": SYSTEM_PATH}, command=["/bin/sh"])
     )
@@ -57,17 +54,9 @@ def build_wheel() -> Path:
         return found[0]
     say("images: building the wheel")
     with _workspace() as workspace:
-        build: list[str | Path] = [
-            sys.executable,
-            "-m",
-            "build",
-            "--wheel",
-            "--no-isolation",
-            f"--outdir={workspace}/wheel",
-            ROOT,
-        ]
+        options = ["--wheel", "--no-isolation", f"--outdir={workspace}/wheel"]
         try:
-            run(build, timeout_s=300)
+            run([sys.executable, "-m", "build", *options, ROOT], timeout_s=300)
         except CommandError as error:
             raise BuildError(f"the wheel could not be built: {error}") from error
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -80,14 +69,14 @@ def build_wheel() -> Path:
     return next(iter(folder.glob("*.whl")))
 
 
-def operator(wheel: Path | None = None, tag: str = "dev") -> tuple[str, Path]:
+def operator() -> tuple[str, Path]:
     """Name and archive of the operator's image: the wheel and the locked packages of its `operator` extra."""
     lock = ROOT / "requirements-operator.lock"
     packages = _layer(
         "operator-packages", [lock.read_text(encoding="utf-8"), sys.version], _installed(lock, "opt/packages")
     )
-    name = f"localhost/stepkeeper-operator:{tag}"
-    layers = [_shell_layer(), _python_layer(), packages, _wheel_layer(wheel or build_wheel())]
+    name = "localhost/stepkeeper-operator:dev"
+    layers = [_shell_layer(), _python_layer(), packages, _wheel_layer(build_wheel())]
     settings = Settings(
         environment=_python_environment("/opt/stepkeeper:/opt/packages"),
         entrypoint=["python", "-m", "stepkeeper_operator"],
@@ -97,25 +86,16 @@ def operator(wheel: Path | None = None, tag: str = "dev") -> tuple[str, Path]:
     return name, _image(name, layers, settings)
 
 
-def trainer(
-    app: Path, wheel: Path | None = None, tag: str = "dev", *, name: str | None = None, folder: str = "/app"
-) -> tuple[str, Path]:
-    """Name and archive of an image with the wheel and the files of `app` in /app.
+def trainer(app: Path, *, name: str | None = None, folder: str = "/app") -> tuple[str, Path]:
+    """Name and archive of an image with the wheel, and with the folder `app` in /app under its own name.
 
-    torch isn't in it: the pod mounts the node's torch environment, read-only, at /opt/torch.
-
-    Args:
-        app: A folder, which is in the image's /app under its own name.
-        wheel: stepkeeper; by default that of this tree.
-        tag: The tag of the image's usual name.
-        name: Another name for the image, with its tag.
-        folder: The folder that its processes start in.
-
+    torch isn't in it: the pod mounts the node's torch environment, read-only, at /opt/torch. Its processes start in
+    `folder`.
     """
-    name = name or f"localhost/stepkeeper-trainer:{tag}"
+    name = name or "localhost/stepkeeper-trainer:dev"
     files = [Entry(path="app"), *tree(app, f"app/{app.name}"), Entry(path="opt"), Entry(path="opt/torch")]
     own = _layer("app", [_content([app]), app.name], lambda _: files)
-    layers = [_shell_layer(), _python_layer(), _wheel_layer(wheel or build_wheel()), own]
+    layers = [_shell_layer(), _python_layer(), _wheel_layer(build_wheel()), own]
     settings = Settings(
         environment=_python_environment("/app:/opt/stepkeeper:/opt/torch"), command=["python"], folder=folder
     )
@@ -151,15 +131,10 @@ def _installed(what: Path, target: str) -> Callable[[Path], Iterable[Entry]]:
     def entries(workspace: Path) -> Iterable[Entry]:
         say(f"images: installing {what.name}")
         source = [str(what)] if what.suffix == ".whl" else ["--require-hashes", "-r", str(what)]
-        options = [
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-deps",
-            "--no-compile",
-            f"--target={workspace / 'pip'}",
-        ]
+        options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-compile"]
+        where = f"--target={workspace / 'pip'}"
         try:
-            run([sys.executable, "-m", "pip", "install", *options, *source], timeout_s=PIP_TIMEOUT_S)
+            run([sys.executable, "-m", "pip", "install", *options, where, *source], timeout_s=PIP_TIMEOUT_S)
         except CommandError as error:
             raise BuildError(f"{what} could not be installed into an image: {error}") from error
         top = [Entry(path="opt"), *tree(workspace / "pip", target, skip=("__pycache__", "bin"))]

@@ -33,7 +33,6 @@ def manifests(binaries: Binaries, layout: Layout) -> list[Mapping[str, object]]:
 
 
 def start(launcher: Launcher, binaries: Binaries, layout: Layout) -> None:
-    """Start the controller."""
     folder = layout.certificates / "jobset-webhook"
     folder.mkdir(exist_ok=True)
     for name in ("crt", "key"):

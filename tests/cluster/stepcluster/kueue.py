@@ -3,7 +3,7 @@
 import base64
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ import yaml
 
 from stepcluster import binaries, certificates
 from stepcluster.layout import KUEUE_HEALTH_PORT, KUEUE_WEBHOOK_PORT, Layout
-from stepcluster.machine import run, wait_until
+from stepcluster.machine import wait_until
 from stepcluster.parts import Parts
 
 __all__ = ["list_webhooks", "start_kueue"]
@@ -29,12 +29,7 @@ _BIND_ETC: Final = 'mount --bind "$0" /etc && exec "$@"'
 
 
 def start_kueue(parts: Parts) -> None:
-    """Build Kueue unless that is done, start it, and wait until its webhooks answer.
-
-    Raises:
-        BuildError: Its build failed.
-        StartError: It doesn't come up.
-    """
+    """Build Kueue unless that is done, start it, and wait until its webhooks answer."""
     folder = binaries.fill_cache(binaries.content_key(_SOURCE, _FLAGS, _PACKAGES), _build_into)
     layout = parts.layout
     authority = certificates.load_authority(layout.certificates)
@@ -45,7 +40,7 @@ def start_kueue(parts: Parts) -> None:
         certificates.write_kubeconfig(layout, layout.certificates, "kueue"), encoding="utf-8"
     )
     crds = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("crds/*.yaml"))]
-    _apply(parts, [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kueue-system"}}, *crds])
+    parts.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kueue-system"}}, *crds])
     for crd in crds:
         parts.wait_established(crd["metadata"]["name"])
     arguments = [f"--config={_write_config(layout)}", f"--kubeconfig={kubeconfig}"]
@@ -53,7 +48,7 @@ def start_kueue(parts: Parts) -> None:
     parts.launcher.start("kueue", [*_WITH_OWN_ETC, _BIND_ETC, str(_write_etc(layout)), *argv])
     log = layout.logs / "kueue.log"
     wait_until(lambda: _is_listening(log), "Kueue", timeout_s=_READY_TIMEOUT_S, log=log)
-    _apply(parts, list(list_webhooks(folder, layout)))
+    parts.apply(list_webhooks(folder, layout))
 
 
 def _build_into(folder: Path) -> None:
@@ -115,8 +110,3 @@ def list_webhooks(folder: Path, layout: Layout) -> Iterator[dict[str, Any]]:
 
 def _is_listening(log: Path) -> bool:
     return log.is_file() and "Serving webhook server" in log.read_text(encoding="utf-8", errors="replace")
-
-
-def _apply(parts: Parts, manifests: list[Mapping[str, object]]) -> None:
-    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
-    run([*parts.kubectl, "apply", "--server-side", "-f", "-"], stdin=text)

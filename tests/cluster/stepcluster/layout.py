@@ -115,11 +115,6 @@ class Layout:
 
 
 def check_name(name: str) -> str:
-    """Check that the name can be a cluster's, and return it.
-
-    Raises:
-        ClusterError: It can't.
-    """
     if not NAME_PATTERN.fullmatch(name):
         raise ClusterError(
             f"{name!r} can't be a cluster's name: use up to 20 lower-case letters, digits and hyphens, a letter first"
@@ -128,11 +123,6 @@ def check_name(name: str) -> str:
 
 
 def check_node_name(layout: Layout, name: str) -> str:
-    """Check that the name can be a node's, and return it.
-
-    Raises:
-        ClusterError: It can't.
-    """
     if not NODE_NAME_PATTERN.fullmatch(name):
         raise ClusterError(
             f"{name!r} can't be a node's name: use up to 63 lower-case letters, digits and hyphens, a letter first"
@@ -147,11 +137,7 @@ def check_node_name(layout: Layout, name: str) -> str:
 
 
 def choose_block(routed: Iterable[IPv4Network]) -> int:
-    """Choose the first block that overlaps with none of `routed`.
-
-    Raises:
-        ClusterError: All are taken.
-    """
+    """Choose the first block that overlaps with none of `routed`."""
     taken = [network for network in routed if network.prefixlen > 0]
     for block in range(FIRST_BLOCK, FIRST_BLOCK + N_BLOCKS):
         if not any(IPv4Network(f"10.{block}.0.0/16").overlaps(network) for network in taken):

@@ -2,8 +2,9 @@
 
 import contextlib
 import json
+import sysconfig
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from stepcluster import (
@@ -15,7 +16,6 @@ from stepcluster import (
     gcs,
     images,
     jobset,
-    limits,
     network,
     packages,
     processes,
@@ -29,21 +29,20 @@ from stepcluster.parts import Parts
 
 READY_TIMEOUT_S = 240.0
 
+INOTIFY_INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")
+WANTED_INSTANCES = 2048
+"""Each program of the cluster watches some files; two clusters reach the 128 that Linux allows a user."""
+MEMO = "max_user_instances.before"
+"""In the folder of all clusters: the setting as it was before the first of them."""
+
 _OF_TESTS = frozenset({"test", "slice", "lane"})
 """First words of the names of clusters that runs of tests start."""
 
 
-def start(
-    name: str, *, n_tpu_nodes: int = 2, topology: str = "2x2", torch_folder: Path | None = None
-) -> Parts:
+def start(name: str, *, n_tpu_nodes: int = 2, topology: str = "2x2") -> Parts:
     """Start a cluster, and wait until its nodes are Ready, names resolve, JobSets run and the storage answers.
 
     If that fails, or on Ctrl-C, nothing of it is left. A crashed cluster of this name is cleaned up first.
-
-    Raises:
-        UnsupportedMachineError: This isn't Linux, or not root.
-        ClusterExistsError: It is running.
-        StartError: A part doesn't come up.
     """
     require_root()
     check_name(name)
@@ -57,7 +56,7 @@ def start(
             )
         _clean_crashed(name)
         try:
-            return _start(name, programs, choose_nodes(n_tpu_nodes, topology), torch_folder)
+            return _start(name, programs, choose_nodes(n_tpu_nodes, topology))
         except BaseException:
             # Ctrl-C too: whoever started it half wants nothing of it.
             _remove(name)
@@ -109,22 +108,20 @@ def _remove(name: str) -> None:
     state.cluster_folder(name).rmdir()
     with state.lock(state.state_root()):
         if not state.names():
-            limits.restore_limits(state.state_root())
+            restore_limits(state.state_root())
 
 
-def _start(
-    name: str, programs: binaries.Binaries, nodes: tuple[Node, ...], torch_folder: Path | None
-) -> Parts:
+def _start(name: str, programs: binaries.Binaries, nodes: tuple[Node, ...]) -> Parts:
     started = time.monotonic()
 
     def told(what: str) -> None:
         say(f"cluster {name}: {what} after {time.monotonic() - started:.1f} s")
 
-    parts = _prepare(name, programs, nodes, torch_folder)
+    parts = _prepare(name, programs, nodes)
     _start_nodes(parts)
     controlplane.start(parts.launcher, programs, parts.layout)
     told("API server ready")
-    _apply(parts, [*jobset.manifests(programs, parts.layout), *dns.manifests(parts.layout)])
+    parts.apply([*jobset.manifests(programs, parts.layout), *dns.manifests(parts.layout)])
     # Started before its CRD is served, the controller would look again only 10 s later.
     parts.wait_established(jobset.CRD)
     jobset.start(parts.launcher, programs, parts.layout)
@@ -137,23 +134,40 @@ def _start(
     return parts
 
 
-def _prepare(
-    name: str, programs: binaries.Binaries, nodes: tuple[Node, ...], torch_folder: Path | None
-) -> Parts:
+def _prepare(name: str, programs: binaries.Binaries, nodes: tuple[Node, ...]) -> Parts:
     """Make a cluster with namespaces, addresses and certificates, in which nothing runs yet."""
     folder = state.cluster_folder(name)
     spaces = processes.start_namespaces(folder, folder / "logs" / "namespaces.log")
     with state.lock(state.state_root()):
-        limits.raise_limits(state.state_root())
+        raise_limits(state.state_root())
         layout = Layout(name=name, block=network.free_block(), folder=folder)
-        record = state.Record(
-            name=name, block=layout.block, nodes=nodes, torch_folder=str(torch_folder or "")
-        )
+        # Pods find this Python's packages, torch among them, at /opt/torch.
+        torch_folder = sysconfig.get_path("purelib")
+        record = state.Record(name=name, block=layout.block, nodes=nodes, torch_folder=torch_folder)
         state.write(record)
         network.connect(layout, spaces)
     authority = certificates.create_authority(layout.certificates, name)
     certificates.issue_all(authority, layout, [node.name for node in nodes])
     return Parts.of(record, programs)
+
+
+def raise_limits(folder: Path, setting: Path = INOTIFY_INSTANCES) -> None:
+    """Raise the one setting of the machine that a cluster changes, if need be."""
+    value = setting.read_text(encoding="utf-8").strip()
+    if int(value) < WANTED_INSTANCES:
+        memo = folder / MEMO
+        if not memo.exists():
+            memo.write_text(value, encoding="utf-8")
+        setting.write_text(str(WANTED_INSTANCES), encoding="utf-8")
+
+
+def restore_limits(folder: Path, setting: Path = INOTIFY_INSTANCES) -> None:
+    """Restore the setting, unless somebody has changed it since."""
+    memo = folder / MEMO
+    if memo.exists():
+        if setting.read_text(encoding="utf-8").strip() == str(WANTED_INSTANCES):
+            setting.write_text(memo.read_text(encoding="utf-8"), encoding="utf-8")
+        memo.unlink()
 
 
 def _start_nodes(parts: Parts) -> None:
@@ -163,11 +177,6 @@ def _start_nodes(parts: Parts) -> None:
         for archive in first_images + own:
             parts.runner.import_image(node.name, archive)
         parts.runner.start(node)
-
-
-def _apply(parts: Parts, manifests: Iterable[Mapping[str, object]]) -> None:
-    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(manifests)})
-    run([*parts.kubectl, "apply", "--server-side", "-f", "-"], stdin=text)
 
 
 def _wait_serving(parts: Parts) -> None:

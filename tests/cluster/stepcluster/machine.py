@@ -1,6 +1,8 @@
 """Check the machine, run programs on it, and wait for conditions."""
 
+import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -16,11 +18,6 @@ PASSING = ("connection refused", "connection reset", "deadline exceeded", "timeo
 
 
 def require_root() -> None:
-    """Check that this process is root on Linux.
-
-    Raises:
-        UnsupportedMachineError: It isn't; the message says why that is needed.
-    """
     if sys.platform != "linux":
         raise UnsupportedMachineError(
             f"the test cluster runs containers, which needs Linux; this is {sys.platform}"
@@ -90,6 +87,21 @@ def wait_until(
         if time.monotonic() > deadline:
             raise StartError(f"{what}: not within {timeout_s:g} s{tail(log)}")
         time.sleep(poll_s)
+
+
+def listens(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write the file as a whole, for those who read it meanwhile."""
+    partial = path.with_name(path.name + ".new")
+    partial.write_text(json.dumps(value), encoding="utf-8")
+    partial.rename(path)
 
 
 def tail(log: Path | None) -> str:

@@ -26,21 +26,8 @@ def connect(layout: Layout, namespaces: Namespaces) -> None:
     away with the cluster's network namespace.
     """
     outer, prefix = layout.host_interface, layout.pod_network(0).prefixlen
-    run(
-        [
-            "ip",
-            "link",
-            "add",
-            outer,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            INNER_INTERFACE,
-            "netns",
-            str(namespaces.pid),
-        ]
-    )
+    peer = ["peer", "name", INNER_INTERFACE, "netns", str(namespaces.pid)]
+    run(["ip", "link", "add", outer, "type", "veth", *peer])
     run(["ip", "address", "add", f"{layout.host_address}/{prefix}", "dev", outer])
     run(["ip", "link", "set", outer, "up"])
     for words in (

@@ -44,7 +44,6 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
 
 
 def write(layout: Layout, node: str, number: int, taints: Sequence[Mapping[str, str]]) -> None:
-    """Write all configuration files to the node's folder."""
     folder = layout.node_folder(node)
     (folder / "cni").mkdir(parents=True, exist_ok=True)
     cni = cni_folder() or CNI_FOLDERS[0]

@@ -4,6 +4,8 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from stepcluster.machine import write_json
+
 KNOWN = "images.json"
 """In a node's folder: archives that the node is to have, also after it was wiped."""
 IMPORTED = "containerd/imported.json"
@@ -11,35 +13,26 @@ IMPORTED = "containerd/imported.json"
 
 
 def ctr(folder: Path, *arguments: str) -> list[str]:
-    """Return the ctr command for a node's containerd."""
     return ["ctr", f"--address={folder / 'containerd.sock'}", "--namespace=k8s.io", *arguments]
 
 
 def remember(folder: Path, archive: Path) -> None:
     """Add the archive to those that the node imports when it starts."""
-    _write(folder / KNOWN, sorted({*_read(folder / KNOWN), str(archive)}))
+    write_json(folder / KNOWN, sorted({*_read(folder / KNOWN), str(archive)}))
 
 
 def known(folder: Path) -> tuple[Path, ...]:
-    """Return the archives that were remembered there."""
     return tuple(Path(archive) for archive in _read(folder / KNOWN))
 
 
 def import_missing(folder: Path, run: Callable[[Sequence[str]], object]) -> None:
-    """Import every archive that the node is to have and its containerd lacks."""
     imported = _read(folder / IMPORTED)
     for archive in _read(folder / KNOWN):
         if archive not in imported:
             run(ctr(folder, "images", "import", "--snapshotter=overlayfs", archive))
             imported.append(archive)
-            _write(folder / IMPORTED, imported)
+            write_json(folder / IMPORTED, imported)
 
 
 def _read(path: Path) -> list[str]:
     return [str(item) for item in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
-
-
-def _write(path: Path, items: Sequence[str]) -> None:
-    partial = path.with_name(path.name + ".new")
-    partial.write_text(json.dumps(list(items)), encoding="utf-8")
-    partial.rename(path)

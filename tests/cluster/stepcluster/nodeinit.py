@@ -22,7 +22,7 @@ from pathlib import Path
 
 from stepcluster import logind, nodeimages
 from stepcluster.layout import API_PORT
-from stepcluster.machine import run, say, wait_until
+from stepcluster.machine import listens, run, say, wait_until
 
 TORCH_PATH = Path("/opt/torch")
 """Path at which every node shows its pods the torch environment."""
@@ -41,8 +41,6 @@ class VmPlan:
     """What only a virtual machine has."""
 
     name: str
-    address: str
-    """Of the machine in the cluster's network."""
     metadata_address: str
     folder: str
     """Holds `metadata.json` and `startup-script`."""
@@ -52,8 +50,6 @@ class VmPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """The settings of a node's first process."""
-
     folder: str
     kube: str
     api_host: str
@@ -68,7 +64,6 @@ class NodePlan:
 
 
 def read_plan(path: Path) -> NodePlan:
-    """Read the plan that `NodeRunner` wrote."""
     values = json.loads(path.read_text(encoding="utf-8"))
     vm = VmPlan(**values.pop("vm")) if values["vm"] else values.pop("vm")
     return NodePlan(**{**values, "kubelet_arguments": tuple(values["kubelet_arguments"]), "vm": vm})
@@ -80,7 +75,7 @@ class Services:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._running: dict[int, tuple[str, list[str], subprocess.Popen[bytes]]] = {}
-        self._once: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
+        """Without arguments: what isn't started again."""
 
     def start(self, name: str, argv: list[str]) -> None:
         """Start the program; its output goes to `<name>.log` in the node's folder."""
@@ -95,9 +90,8 @@ class Services:
                 self.start(path.stem, json.loads(path.read_text(encoding="utf-8")))
 
     def run_once(self, name: str, argv: list[str], environment: Mapping[str, str]) -> None:
-        """Start the program, which isn't started again when it ends."""
         process = self._start(name, argv, environment)
-        self._once[process.pid] = (name, process)
+        self._running[process.pid] = (name, [], process)
 
     def _start(
         self, name: str, argv: list[str], environment: Mapping[str, str] | None = None
@@ -119,12 +113,9 @@ class Services:
             if pid in self._running:
                 name, argv, process = self._running.pop(pid)
                 process.returncode = os.waitstatus_to_exitcode(status)
-                say(f"{name} ended with {process.returncode}, starting it again")
-                loop.call_later(RESTART_DELAY_S, self.start, name, argv)
-            if pid in self._once:
-                name, process = self._once.pop(pid)
-                process.returncode = os.waitstatus_to_exitcode(status)
                 say(f"{name} ended with {process.returncode}")
+                if argv:
+                    loop.call_later(RESTART_DELAY_S, self.start, name, argv)
 
 
 def prepare_mounts(plan: NodePlan) -> None:
@@ -135,17 +126,8 @@ def prepare_mounts(plan: NodePlan) -> None:
         upper, work = (folder / "own" / f"{lower.name}-{part}" for part in ("files", "work"))
         upper.mkdir(parents=True, exist_ok=True)
         work.mkdir(exist_ok=True)
-        run(
-            [
-                "mount",
-                "-t",
-                "overlay",
-                "-o",
-                f"lowerdir={lower},upperdir={upper},workdir={work}",
-                "overlay",
-                lower,
-            ]
-        )
+        folders = f"lowerdir={lower},upperdir={upper},workdir={work}"
+        run(["mount", "-t", "overlay", "-o", folders, "overlay", lower])
     run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"])
     settings = folder / "kernel-settings"
     settings.mkdir(exist_ok=True)
@@ -154,10 +136,9 @@ def prepare_mounts(plan: NodePlan) -> None:
         stand_in = settings / name.replace("/", ".")
         stand_in.write_text(value + "\n", encoding="utf-8")
         run(["mount", "--bind", str(stand_in), f"/proc/sys/{name}"])
-    if plan.torch_folder:
-        TORCH_PATH.mkdir(exist_ok=True)
-        run(["mount", "--bind", plan.torch_folder, str(TORCH_PATH)])
-        run(["mount", "-o", "remount,bind,ro", str(TORCH_PATH)])
+    TORCH_PATH.mkdir(exist_ok=True)
+    run(["mount", "--bind", plan.torch_folder, str(TORCH_PATH)])
+    run(["mount", "-o", "remount,bind,ro", str(TORCH_PATH)])
 
 
 def start_services(plan: NodePlan, services: Services) -> None:
@@ -172,7 +153,7 @@ def start_services(plan: NodePlan, services: Services) -> None:
     log = folder / "containerd.log"
     wait_until(lambda: _answers(containerd_socket), "containerd", timeout_s=120, log=log, poll_s=0.05)
     nodeimages.import_missing(folder, run)
-    wait_until(lambda: _api_listens(plan.api_host), "the API server", timeout_s=300)
+    wait_until(lambda: listens(plan.api_host, API_PORT), "the API server", timeout_s=300)
 
 
 def start_vm(plan: NodePlan, vm: VmPlan, services: Services) -> None:
@@ -242,14 +223,6 @@ def _answers(path: Path) -> bool:
         except OSError:
             return False
         return True
-
-
-def _api_listens(host: str) -> bool:
-    try:
-        with socket.create_connection((host, API_PORT), timeout=1):
-            return True
-    except OSError:
-        return False
 
 
 if __name__ == "__main__":

@@ -15,13 +15,7 @@ from stepcluster.binaries import Binaries
 from stepcluster.errors import FaultError
 from stepcluster.layout import METADATA_PORT, Layout
 from stepcluster.machine import run, wait_until
-from stepcluster.processes import (
-    NODE_MARK,
-    Launcher,
-    Namespaces,
-    first_process,
-    marked,
-)
+from stepcluster.processes import NODE_MARK, Launcher, Namespaces, first_process, marked
 
 TPU_TAINTS = (
     {"key": "google.com/tpu", "value": "present", "effect": "NoSchedule"},
@@ -41,8 +35,6 @@ OFF_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One node of a cluster."""
-
     name: str
     number: int
     """Place in the cluster: says which addresses its pods get and which ports its kubelet has."""
@@ -66,7 +58,6 @@ class Node:
 
 
 def vm_folder(layout: Layout, name: str) -> Path:
-    """Return the folder with what a virtual machine was started with."""
     return layout.node_folder(name) / "vm"
 
 
@@ -83,7 +74,7 @@ class NodeRunner:
     launcher: Launcher
     binaries: Binaries
     layout: Layout
-    torch_folder: Path | None
+    torch_folder: str
     """Shown to pods, read-only, at one path on every node."""
 
     def start(self, node: Node) -> Path:
@@ -97,7 +88,7 @@ class NodeRunner:
             kube=self.binaries["kube"],
             api_host=str(self.layout.address),
             kubelet_arguments=nodeconfig.kubelet_arguments(self.layout, node.name, node.labels),
-            torch_folder=str(self.torch_folder or ""),
+            torch_folder=self.torch_folder,
             vm=self._vm_plan(node) if node.is_vm else None,
         )
         (folder / "plan.json").write_text(json.dumps(asdict(plan)), encoding="utf-8")
@@ -110,7 +101,6 @@ class NodeRunner:
     def _vm_plan(self, node: Node) -> nodeinit.VmPlan:
         return nodeinit.VmPlan(
             name=node.name,
-            address=str(self.layout.address),
             metadata_address=f"127.0.0.1:{METADATA_PORT + node.number}",
             folder=str(vm_folder(self.layout, node.name)),
             ca=str(self.layout.certificates / "ca.crt"),

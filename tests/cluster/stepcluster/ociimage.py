@@ -31,8 +31,6 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """A layer's uncompressed tar file."""
-
     path: Path
     digest: str
     size_bytes: int
@@ -40,8 +38,6 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The image's settings for running it."""
-
     environment: Mapping[str, str] = field(default_factory=dict)
     entrypoint: Sequence[str] = ()
     command: Sequence[str] = ()
@@ -58,7 +54,6 @@ def write_layer(path: Path, entries: Iterable[Entry]) -> Layer:
 
 
 def read_layer(path: Path) -> Layer:
-    """Read the layer that was written to `path`."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
     return Layer(path=path, digest=f"sha256:{digest.hexdigest()}", size_bytes=path.stat().st_size)
@@ -103,7 +98,6 @@ def image_config(layers: Sequence[Layer], settings: Settings) -> dict[str, objec
 
 
 def image_manifest(config: bytes, layers: Sequence[Layer]) -> dict[str, object]:
-    """Return the image's manifest."""
     return {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
@@ -135,7 +129,6 @@ def image_index(manifest: bytes, name: str) -> dict[str, object]:
 
 
 def write_image(path: Path, name: str, layers: Sequence[Layer], settings: Settings) -> None:
-    """Write the image to an archive at `path`."""
     config = _json(image_config(layers, settings))
     manifest = _json(image_manifest(config, layers))
     with tarfile.open(path, "w") as tar:

@@ -21,12 +21,8 @@ def for_test_cluster(
     """Return the job with what it needs here: the cluster's bucket and its address, torch from the nodes.
 
     The address is in ConfigMap `object-storage` of the job's namespace. The image is on the nodes, under its own name.
-
-    Args:
-        job: The manifest, as a user applies it.
-        nodes: For a job that asks for no TPUs: the nodes that it may run on, one pod on each. TPU nodes have its image.
-        torch_xla: True if it trains on torch_xla's devices.
-
+    A job that asks for no TPUs may run on `nodes`, one pod on each: TPU nodes have its image. Without `torch_xla` it
+    gets no devices of that.
     """
     changed: dict[str, Any] = copy.deepcopy(dict(job))
     spec = changed["spec"]

@@ -1,9 +1,7 @@
 """The programs that come from the distribution, installed by name, and only those that are missing."""
 
-import functools
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 from stepcluster.errors import CommandError, UnsupportedMachineError
@@ -30,32 +28,25 @@ PACKAGE_OF = {
 """Program, package that has it in Debian and Ubuntu."""
 
 
-def cni_folder(exists: Callable[[Path], bool] = Path.exists) -> Path | None:
+def cni_folder() -> Path | None:
     """Return the folder with the plugins `ptp` and `host-local`, if there is one."""
-    return next(
-        (folder for folder in CNI_FOLDERS if exists(folder / "ptp") and exists(folder / "host-local")), None
-    )
+    plugins = ("ptp", "host-local")
+    return next((folder for folder in CNI_FOLDERS if all((folder / name).exists() for name in plugins)), None)
 
 
-def missing_packages(
-    which: Callable[[str], str | None] | None = None, exists: Callable[[Path], bool] = Path.exists
-) -> tuple[str, ...]:
+def missing_packages() -> tuple[str, ...]:
     """Return the names of the packages to install, sorted."""
-    find = which or functools.partial(shutil.which, path=search_path())
-    names = {package for program, package in PACKAGE_OF.items() if find(program) is None}
-    if cni_folder(exists) is None:
+    path = search_path()
+    names = {package for program, package in PACKAGE_OF.items() if shutil.which(program, path=path) is None}
+    if cni_folder() is None:
         names.add("containernetworking-plugins")
-    if not exists(Path("/bin/busybox")) and not exists(Path("/usr/bin/busybox")):
+    if not Path("/bin/busybox").exists() and not Path("/usr/bin/busybox").exists():
         names.add("busybox-static")
     return tuple(sorted(names))
 
 
 def ensure() -> None:
-    """Install the programs from the distribution that are missing, and leave no service running for them.
-
-    Raises:
-        UnsupportedMachineError: Something is missing and can't be installed here.
-    """
+    """Install the programs from the distribution that are missing, and leave no service running for them."""
     names = missing_packages()
     if not names:
         return
@@ -80,11 +71,8 @@ def _containerd_runs() -> bool:
     if shutil.which("systemctl") is None or not Path("/run/systemd/system").exists():
         return False
     try:
-        return (
-            run(["systemctl", "show", "--property=ActiveState", "containerd.service"])
-            .strip()
-            .endswith("=active")
-        )
+        shown = run(["systemctl", "show", "--property=ActiveState", "containerd.service"])
     except CommandError:
         # Without a running systemd there is no service either.
         return False
+    return shown.strip().endswith("=active")

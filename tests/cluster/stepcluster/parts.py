@@ -1,6 +1,7 @@
 """A running cluster put together from its record: what every command and fault works with."""
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,18 +29,14 @@ class Parts:
 
     @classmethod
     def of(cls, record: state.Record, programs: Binaries) -> "Parts":
-        """Return the parts of a cluster whose namespaces are there.
-
-        Raises:
-            NoClusterError: They aren't.
-        """
         layout = record.layout()
         pid = processes.first_process(CLUSTER_MARK, str(layout.folder))
         if pid is None:
             raise NoClusterError(f"cluster {record.name!r} has ended")
-        launcher = Launcher(namespaces=Namespaces(pid=pid), folder=layout.folder, logs=layout.logs)
-        torch_folder = Path(record.torch_folder) if record.torch_folder else None
-        runner = NodeRunner(launcher=launcher, binaries=programs, layout=layout, torch_folder=torch_folder)
+        launcher = Launcher(namespaces=Namespaces(pid=pid), folder=layout.folder)
+        runner = NodeRunner(
+            launcher=launcher, binaries=programs, layout=layout, torch_folder=record.torch_folder
+        )
         return cls(record=record, binaries=programs, launcher=launcher, runner=runner)
 
     @classmethod
@@ -64,16 +61,14 @@ class Parts:
 
     @property
     def kubectl(self) -> list[str]:
-        """The beginning of a kubectl command."""
         cache = self.layout.folder / "kubectl-cache"
         return [self.binaries["kubectl"], f"--kubeconfig={self.layout.kubeconfig}", f"--cache-dir={cache}"]
 
-    def node(self, name: str) -> Node:
-        """Return the node of this name: one of those that the cluster was started with, or a virtual machine.
+    def apply(self, manifests: Iterable[Mapping[str, object]]) -> None:
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(manifests)})
+        run([*self.kubectl, "apply", "--server-side", "-f", "-"], stdin=text)
 
-        Raises:
-            NoClusterError: The cluster has none.
-        """
+    def node(self, name: str) -> Node:
         fixed = next((node for node in self.record.nodes if node.name == name), None)
         found = fixed or records.read(self.layout, name)
         if found is None:
@@ -82,28 +77,13 @@ class Parts:
         return found
 
     def wait_ready(self, node: Node, *, log: Path | None = None) -> None:
-        """Wait until the node is Ready and, if it has TPUs, reports their number.
-
-        Raises:
-            StartError: Not in time; the message has the tail of its log, or of the kubelet's.
-        """
         log = log or self.layout.node_folder(node.name) / "kubelet.log"
         wait_until(lambda: self._is_ready(node.name), f"node {node.name}", timeout_s=NODE_TIMEOUT_S, log=log)
         if node.tpu_chips:
             chips = {"google.com/tpu": str(node.tpu_chips)}
             patch = json.dumps({"status": {"capacity": chips, "allocatable": chips}})
-            run(
-                [
-                    *self.kubectl,
-                    "patch",
-                    "node",
-                    node.name,
-                    "--subresource=status",
-                    "--type=merge",
-                    "-p",
-                    patch,
-                ]
-            )
+            options = ["--subresource=status", "--type=merge", "-p", patch]
+            run([*self.kubectl, "patch", "node", node.name, *options])
 
     def wait_established(self, crd: str) -> None:
         """Objects of that CRD can be made. Raises StartError if that takes longer than two minutes."""

@@ -32,7 +32,6 @@ class Namespaces:
     pid: int
 
     def enter(self, argv: Sequence[str]) -> list[str]:
-        """Return the arguments that run `argv` inside."""
         return ["nsenter", f"--target={self.pid}", "--net", "--pid", "--mount", "--", *argv]
 
 
@@ -42,16 +41,13 @@ class Launcher:
 
     namespaces: Namespaces
     folder: Path
-    logs: Path
+    """The cluster's."""
 
     def start(self, name: str, argv: Sequence[str], *, marks: Mapping[str, str] | None = None) -> Path:
         """Start the program and return its log's path."""
-        log = self.logs / f"{name}.log"
-        start_detached(
-            self.namespaces.enter(argv),
-            log,
-            {CLUSTER_MARK: str(self.folder), PROGRAM_MARK: name, **(marks or {})},
-        )
+        log = self.folder / "logs" / f"{name}.log"
+        own = {CLUSTER_MARK: str(self.folder), PROGRAM_MARK: name, **(marks or {})}
+        start_detached(self.namespaces.enter(argv), log, own)
         return log
 
     def kill(self, name: str) -> None:
@@ -65,11 +61,7 @@ class Launcher:
 
 
 def start_namespaces(folder: Path, log: Path) -> Namespaces:
-    """Make new namespaces. Everything started in them ends when their first process does.
-
-    Raises:
-        StartError: The kernel refused them; the message says why.
-    """
+    """Make new namespaces. Everything started in them ends when their first process does."""
     argv = ["unshare", "--net", "--pid", "--mount", "--fork", "--mount-proc", "--propagation", "private"]
     start_detached([*argv, sys.executable, "-I", "-S", reaper.__file__], log, {CLUSTER_MARK: str(folder)})
     wait_until(
@@ -153,14 +145,6 @@ def _is_marked(pid: int, mark: str, value: str, within: str) -> bool:
 def namespace_number(pid: int) -> int:
     """Return the process's number in the innermost namespace that it is in; 0 if it has ended."""
     return int((_status(pid).get("NSpid") or "0").split()[-1])
-
-
-def command_line(pid: int) -> str:
-    """Return the process's arguments, joined by spaces; empty if it has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
 
 
 def _environment(pid: int) -> set[bytes]:

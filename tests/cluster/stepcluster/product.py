@@ -17,12 +17,9 @@ _TOLERATION_S: Final = 5
 def install_operator(
     cluster: Cluster, *, more: Mapping[str, int | str] | None = None, **settings: int | str
 ) -> None:
-    """Install the operator from its image, or upgrade it, and wait until it takes reports.
+    """Install the operator from its image, or upgrade it, with the chart's settings, and wait until it takes reports.
 
-    Args:
-        cluster: Where to.
-        more: Other values of the chart, by their paths.
-        settings: The chart's settings.
+    `more` are other values of the chart, by their paths.
     """
     image = cluster.load_operator_image()
     repository, _, tag = image.rpartition(":")
@@ -36,14 +33,12 @@ def install_operator(
     }
     assignments = ",".join(f"{name}={value}" for name, value in values.items())
     options = [
-        "--namespace",
-        NAMESPACE,
+        f"--namespace={NAMESPACE}",
         "--create-namespace",
         "--set",
         assignments,
         "--wait",
-        "--timeout",
-        "240s",
+        "--timeout=240s",
     ]
     # Helm upgrades no CRDs, and a cluster that is used again may have older ones.
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(_CHART / "crds"))

@@ -17,7 +17,6 @@ def main() -> None:
 
 
 def reap() -> None:
-    """Wait for every child that has ended."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

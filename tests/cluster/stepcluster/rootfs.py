@@ -14,30 +14,15 @@ PASSWD = (
 )
 GROUP = "root:x:0:\nstepkeeper:x:65532:\nnobody:x:65534:\n"
 CERTIFICATES = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pki/tls/certs/ca-bundle.crt"))
+FOLDERS = ("dev", "etc", "proc", "root", "run", "sys", "usr", "var")
 NOT_IN_A_POD = (
-    "__pycache__",
-    "test",
-    "tests",
-    "idlelib",
-    "tkinter",
-    "turtledemo",
-    "ensurepip",
-    "lib2to3",
-    "site-packages",
-    "dist-packages",
+    *("__pycache__", "test", "tests", "site-packages", "dist-packages"),
+    *("idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3"),
 )
 """Folders of the standard library that are left out."""
 WHEELS_EXPECT = (
-    "libstdc++.so.6",
-    "libgcc_s.so.1",
-    "libz.so.1",
-    "libexpat.so.1",
-    "libm.so.6",
-    "libdl.so.2",
-    "librt.so.1",
-    "libutil.so.1",
-    "libpthread.so.0",
-    "libresolv.so.2",
+    *("libstdc++.so.6", "libgcc_s.so.1", "libz.so.1", "libexpat.so.1", "libm.so.6", "libdl.so.2"),
+    *("librt.so.1", "libutil.so.1", "libpthread.so.0", "libresolv.so.2"),
 )
 """Libraries that binary wheels take for granted on any Linux, and that the interpreter itself may not need."""
 
@@ -45,19 +30,7 @@ WHEELS_EXPECT = (
 def shell_entries() -> Iterator[Entry]:
     """Yield a root with busybox under all its names."""
     busybox = next(path for path in (Path("/bin/busybox"), Path("/usr/bin/busybox")) if path.exists())
-    for folder in (
-        "dev",
-        "etc",
-        "proc",
-        "root",
-        "run",
-        "sys",
-        "usr",
-        "usr/bin",
-        "usr/lib",
-        "usr/lib64",
-        "var",
-    ):
+    for folder in (*FOLDERS, "usr/bin", "usr/lib", "usr/lib64"):
         yield Entry(path=folder)
     yield Entry(path="tmp", mode=0o1777)
     for name in ("bin", "lib", "lib64"):
@@ -117,7 +90,6 @@ def shared_libraries(programs: Iterable[Path]) -> set[Path]:
 
 
 def parse_ldd(text: str) -> set[Path]:
-    """Return the paths in the output of `ldd`."""
     return {Path(match) for match in re.findall(r"(?:=>\s+|^\s+)(/\S+)\s+\(0x", text, re.MULTILINE)}
 
 

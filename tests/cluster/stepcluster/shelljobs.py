@@ -14,13 +14,26 @@ from stepcluster.api import Cluster
 from stepcluster.errors import CommandError
 from stepcluster.machine import is_passing
 
-__all__ = ["HOLD", "Gangs", "ShellJob", "apply_all", "container", "delete_all", "until", "watch_gangs"]
+__all__ = [
+    "HOLD",
+    "PATIENCE_S",
+    "Gangs",
+    "ShellJob",
+    "apply_all",
+    "causes",
+    "condition",
+    "container",
+    "delete_all",
+    "until",
+    "until_status",
+    "watch_gangs",
+]
 
 HOLD: Final = "until [ -e /tmp/go ]; do sleep 0.2; done"
 """Stands still until `ShellJob.release`. As a container's first process it ignores SIGTERM: its grace runs out."""
 
 _IMAGE: Final = "localhost/busybox:1"
-_PATIENCE_S: Final = 240.0
+PATIENCE_S: Final = 240.0
 """Far more than anything here takes on an idle machine."""
 
 _LOOK_AGAIN_S: Final = 0.3
@@ -31,7 +44,6 @@ _RESTART: Final = "jobset.sigs.k8s.io/restart-attempt"
 
 
 def container(name: str, script: str, **more: Any) -> dict[str, Any]:
-    """Return a container that runs the script."""
     return {"name": name, "image": _IMAGE, "command": ["sh", "-c", script], **more}
 
 
@@ -50,15 +62,11 @@ class ShellJob:
     restarts: Mapping[str, Any] = field(default_factory=dict)
     """More of the job's spec.restarts."""
 
-    spec: Mapping[str, Any] = field(default_factory=dict)
-    """More of the job's spec."""
-
     namespace_labels: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the job itself."""
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        """Run kubectl in the job's namespace, and return its output."""
         return self.cluster.kubectl("-n", self.name, *arguments, stdin=stdin)
 
     def get(self, kind: str, *options: str) -> dict[str, Any]:
@@ -66,11 +74,9 @@ class ShellJob:
         return found
 
     def status(self) -> dict[str, Any]:
-        """Return the job's status; empty before the operator's first update."""
         return dict(self.get("ctj", self.name).get("status") or {})
 
     def pods(self) -> list[dict[str, Any]]:
-        """Return the pods that bear the job's name."""
         return list(self.get("pods", "-l", f"stepkeeper.dev/job-name={self.name}")["items"])
 
     def jobset_uid(self) -> str:
@@ -99,7 +105,7 @@ class ShellJob:
         self,
         is_so: Callable[[dict[str, Any]], bool],
         *,
-        timeout_s: float = _PATIENCE_S,
+        timeout_s: float = PATIENCE_S,
     ) -> dict[str, Any]:
         """Wait for a status that fulfils `is_so`, and return it.
 
@@ -107,19 +113,7 @@ class ShellJob:
             AssertionError: None did in time; the message holds the last status, and what `describe` says.
 
         """
-        deadline = time.monotonic() + timeout_s
-        status: dict[str, Any] = {}
-        while True:
-            try:
-                if is_so(status := self.status()):
-                    return status
-            except CommandError as error:
-                if not is_passing(error):
-                    raise
-            if time.monotonic() > deadline:
-                said = f"{json.dumps(status, indent=1)}\n{self.describe()}"
-                raise AssertionError(f"{self.name} after {timeout_s:g} s:\n{said}")
-            time.sleep(_LOOK_AGAIN_S)
+        return until_status(self.status, is_so, timeout_s, seen=lambda: f"of {self.name}\n{self.describe()}")
 
     def describe(self) -> str:
         """Return its pods, the newest events of its namespace and the ends of its pods' logs, for a message."""
@@ -162,13 +156,19 @@ class ShellJob:
                     **self.restarts,
                 },
                 "template": {"spec": spec},
-                **self.spec,
             },
         }
 
 
-def until(is_so: Callable[[], bool], timeout_s: float = _PATIENCE_S) -> None:
-    """Wait until it is so. An API server that gives no answer in time tells nothing, and is asked again."""
+def until(
+    is_so: Callable[[], object], timeout_s: float = PATIENCE_S, *, seen: Callable[[], str] = str
+) -> None:
+    """Wait until it is so. An API server that gives no answer in time tells nothing, and is asked again.
+
+    Raises:
+        AssertionError: It wasn't in time; the message holds what was `seen` instead.
+
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -177,8 +177,36 @@ def until(is_so: Callable[[], bool], timeout_s: float = _PATIENCE_S) -> None:
         except CommandError as error:
             if not is_passing(error):
                 raise
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {seen()}"
         time.sleep(_LOOK_AGAIN_S)
+
+
+def until_status(
+    read: Callable[[], dict[str, Any]],
+    is_so: Callable[[dict[str, Any]], object],
+    timeout_s: float = PATIENCE_S,
+    *,
+    seen: Callable[[], str],
+) -> dict[str, Any]:
+    """Wait until a status is so, and return it."""
+    status: dict[str, Any] = {}
+
+    def look() -> object:
+        status.clear()
+        status.update(read())
+        return is_so(status)
+
+    until(look, timeout_s, seen=lambda: f"{json.dumps(status, indent=1)} {seen()}")
+    return status
+
+
+def causes(status: Mapping[str, Any]) -> list[str | None]:
+    return [attempt.get("cause") for attempt in status["attempts"]]
+
+
+def condition(status: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return the condition of that type; empty as long as there is none."""
+    return next((dict(item) for item in status.get("conditions", ()) if item["type"] == kind), {})
 
 
 def apply_all(cluster: Cluster, jobs: Sequence[ShellJob], *others: Mapping[str, Any]) -> None:
@@ -248,7 +276,6 @@ class Gangs:
         self._live.clear()
 
     def saw(self, event: Mapping[str, Any]) -> None:
-        """Take in an event of the watch."""
         meta, status = event["object"]["metadata"], event["object"].get("status", {})
         labels, owners = meta.get("labels") or {}, meta.get("ownerReferences") or ()
         if _JOBSET_NUMBER not in labels or not owners:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from stepcluster.errors import NoClusterError
 from stepcluster.layout import Layout
+from stepcluster.machine import write_json
 from stepcluster.nodes import Node
 from stepcluster.processes import CLUSTER_MARK, first_process
 
@@ -18,13 +19,11 @@ FILE = "cluster.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A cluster as it was started."""
-
     name: str
     block: int
     nodes: tuple[Node, ...]
     torch_folder: str
-    """Folder of the machine that pods find at one path on every node; empty if none was asked for."""
+    """Folder of the machine that pods find at one path on every node."""
 
     def layout(self) -> Layout:
         return Layout(name=self.name, block=self.block, folder=cluster_folder(self.name))
@@ -40,19 +39,10 @@ def cluster_folder(name: str) -> Path:
 
 
 def write(record: Record) -> None:
-    """Write the record to the cluster's folder."""
-    path = cluster_folder(record.name) / FILE
-    partial = path.with_name(FILE + ".new")
-    partial.write_text(json.dumps(asdict(record), indent=1), encoding="utf-8")
-    partial.rename(path)
+    write_json(cluster_folder(record.name) / FILE, asdict(record))
 
 
 def read(name: str) -> Record:
-    """Return the record of a running cluster.
-
-    Raises:
-        NoClusterError: None of this name is running.
-    """
     record = read_file(name)
     if record is None or not is_running(name):
         raise NoClusterError(
@@ -72,7 +62,6 @@ def read_file(name: str) -> Record | None:
 
 
 def is_running(name: str) -> bool:
-    """Return True if the cluster's namespaces are there."""
     return first_process(CLUSTER_MARK, str(cluster_folder(name))) is not None
 
 

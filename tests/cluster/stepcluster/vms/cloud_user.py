@@ -19,25 +19,20 @@ _NODE: Final = {"accelerator_type": "v5litepod-4", "runtime_version": "v2-alpha-
 
 
 class CloudUser:
-    """The user of one service.
-
-    Args:
-        address: Where it answers the API, host:port.
-    """
+    """The user of the service that answers the API at an address, host:port."""
 
     def __init__(self, address: str) -> None:
         self._address = address
 
-    def create(self, cloud_id: str, *, count: int = 1, **node: Any) -> None:
-        """Ask for Spot nodes of one host each; fields of the node are added or replaced."""
-        many = tuple(f"{cloud_id}-{index}" for index in range(count))
+    def create(self, cloud_id: str, **node: Any) -> None:
+        """Ask for a Spot node of one host; fields of the node are added or replaced."""
         request = CloudRequest(
             place=_PLACE,
             id=cloud_id,
             request_id=str(uuid.uuid4()),
             api_version=_VERSION,
-            node_ids=(cloud_id,) if count == 1 else many,
-            node_id_prefix=None if count == 1 else cloud_id,
+            node_ids=(cloud_id,),
+            node_id_prefix=None,
             node={**_NODE, **node},
             tier={"spot": {}},
             queueing={},
@@ -45,7 +40,6 @@ class CloudUser:
         self._ask(lambda client: client.create_queued_resource(request))
 
     def delete(self, cloud_id: str) -> None:
-        """Begin to delete a queued resource with its nodes."""
         request_id = str(uuid.uuid4())
         self._ask(
             lambda client: client.delete_queued_resource(

@@ -1,7 +1,6 @@
 """What a cluster needs so that nodes can join it with a token: what `kubeadm init` and `kubeadm token create` make."""
 
 import datetime as dt
-import json
 import secrets
 import string
 from collections.abc import Mapping
@@ -9,7 +8,6 @@ from dataclasses import dataclass
 
 from stepcluster import certificates
 from stepcluster.layout import API_PORT
-from stepcluster.machine import run
 from stepcluster.parts import Parts
 
 GROUP = "system:bootstrappers:kubeadm:default-node-token"
@@ -22,20 +20,17 @@ _ROLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinTerms:
-    """What a startup script has to know to join."""
-
     endpoint: str
     """Address of the API server, host:port."""
     ca_cert_hash: str
     token: str
 
 
-def prepare(parts: Parts, *, ttl_s: float = 24 * 3600) -> JoinTerms:
-    """Let whoever has the token that is returned join, for so long."""
+def prepare(parts: Parts) -> JoinTerms:
+    """Return a token with which machines can join for a day, and what else they need."""
     token_id, secret = _random(6), _random(16)
-    manifests = [*(_binding(name, role) for name, role in _ROLES.items()), _token(token_id, secret, ttl_s)]
-    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
-    run([*parts.kubectl, "apply", "--server-side", "-f", "-"], stdin=text)
+    manifests = [*(_binding(name, role) for name, role in _ROLES.items()), _token(token_id, secret)]
+    parts.apply(manifests)
     authority = (parts.layout.certificates / "ca.crt").read_bytes()
     return JoinTerms(
         endpoint=f"{parts.layout.address}:{API_PORT}",
@@ -58,8 +53,8 @@ def _binding(name: str, role: str) -> Mapping[str, object]:
     }
 
 
-def _token(token_id: str, secret: str, ttl_s: float) -> Mapping[str, object]:
-    ends = dt.datetime.now(tz=dt.UTC) + dt.timedelta(seconds=ttl_s)
+def _token(token_id: str, secret: str) -> Mapping[str, object]:
+    ends = dt.datetime.now(tz=dt.UTC) + dt.timedelta(days=1)
     return {
         "apiVersion": "v1",
         "kind": "Secret",

@@ -34,7 +34,6 @@ class JoinError(Exception):
 
 
 def main(arguments: list[str]) -> int:
-    """Join as `join --config FILE` says."""
     plan = read_plan(Path(arguments[0]))
     assert plan.vm is not None
     if arguments[1:3] != ["join", "--config"] or len(arguments) != 4:
@@ -54,24 +53,24 @@ def join(plan: NodePlan, vm: VmPlan, configuration: Mapping[str, Any]) -> None:
         raise JoinError(f"the file is no JoinConfiguration of {API_VERSION}")
     if KUBECONFIG.exists():
         raise JoinError(f"{KUBECONFIG} already exists")
-    token = _discover(vm, configuration["discovery"]["bootstrapToken"])
+    token = _discover(plan, vm, configuration["discovery"]["bootstrapToken"])
     KUBERNETES.mkdir(exist_ok=True)
-    BOOTSTRAP.write_text(json.dumps(_kubeconfig(vm, token)), encoding="utf-8")
+    BOOTSTRAP.write_text(json.dumps(_kubeconfig(plan, vm, token)), encoding="utf-8")
     BOOTSTRAP.chmod(0o600)
     registration = configuration.get("nodeRegistration") or {}
     patches = Path((configuration.get("patches") or {}).get("directory") or KUBERNETES / "patches")
     settings = _settings(plan, registration, patches)
     path = Path(plan.folder) / "kubelet-joined.yaml"
     path.write_text(json.dumps(settings), encoding="utf-8")
-    argv = [plan.kube, "kubelet", *_arguments(plan, vm, registration, path)]
+    argv = [plan.kube, "kubelet", *_arguments(plan, registration, path)]
     plan.services.mkdir(exist_ok=True)
     (plan.services / "kubelet.json").write_text(json.dumps(argv), encoding="utf-8")
     os.kill(1, signal.SIGUSR2)
 
 
-def _discover(vm: VmPlan, discovery: Mapping[str, Any]) -> str:
+def _discover(plan: NodePlan, vm: VmPlan, discovery: Mapping[str, Any]) -> str:
     """Return the token, once the endpoint and the pinned key are the cluster's."""
-    if discovery["apiServerEndpoint"] != f"{vm.address}:{API_PORT}":
+    if discovery["apiServerEndpoint"] != f"{plan.api_host}:{API_PORT}":
         raise JoinError(f"nothing answers at {discovery['apiServerEndpoint']}")
     pinned = certificates.hash_public_key(Path(vm.ca).read_bytes())
     if pinned not in discovery.get("caCertHashes", ()):
@@ -79,8 +78,8 @@ def _discover(vm: VmPlan, discovery: Mapping[str, Any]) -> str:
     return str(discovery["token"])
 
 
-def _kubeconfig(vm: VmPlan, token: str) -> dict[str, object]:
-    cluster = {"server": f"https://{vm.address}:{API_PORT}", "certificate-authority": vm.ca}
+def _kubeconfig(plan: NodePlan, vm: VmPlan, token: str) -> dict[str, object]:
+    cluster = {"server": f"https://{plan.api_host}:{API_PORT}", "certificate-authority": vm.ca}
     return {
         "apiVersion": "v1",
         "kind": "Config",
@@ -102,7 +101,7 @@ def _settings(plan: NodePlan, registration: Mapping[str, Any], patches: Path) ->
     return settings | {"registerWithTaints": registration.get("taints") or []}
 
 
-def _arguments(plan: NodePlan, vm: VmPlan, registration: Mapping[str, Any], path: Path) -> list[str]:
+def _arguments(plan: NodePlan, registration: Mapping[str, Any], path: Path) -> list[str]:
     folder = Path(plan.folder) / "kubelet"
     extra = registration.get("kubeletExtraArgs") or ()
     return [
@@ -110,7 +109,7 @@ def _arguments(plan: NodePlan, vm: VmPlan, registration: Mapping[str, Any], path
         f"--bootstrap-kubeconfig={BOOTSTRAP}",
         f"--kubeconfig={KUBECONFIG}",
         f"--hostname-override={registration.get('name') or socket.gethostname()}",
-        f"--node-ip={vm.address}",
+        f"--node-ip={plan.api_host}",
         f"--root-dir={folder}",
         f"--cert-dir={folder / 'pki'}",
         *(f"--{each['name']}={each['value']}" for each in extra),

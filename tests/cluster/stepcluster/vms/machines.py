@@ -21,12 +21,9 @@ GRACE_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualMachines:
-    """The virtual machines of one cluster."""
-
     parts: Parts
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of all that exist, on or off."""
         return tuple(node.name for node in records.read_all(self.parts.layout))
 
     def is_on(self, name: str) -> bool:
@@ -38,15 +35,8 @@ class VirtualMachines:
     ) -> Node:
         """Start a machine, new or with its disk as it was; its script is to make a kubelet join.
 
-        Args:
-            name: Host name.
-            metadata: Attributes for its metadata server; the script is in them as `startup-script`.
-            startup_script: Text of the script.
-            tpu_chips: What the node is going to have of google.com/tpu.
-
         Raises:
             FaultError: It is on already.
-            ClusterError: The name can't be one, or the cluster is full.
         """
         layout, runner = self.parts.layout, self.parts.runner
         with state.lock(layout.folder / LOCK):
@@ -67,25 +57,15 @@ class VirtualMachines:
         return node
 
     def wait_joined(self, name: str) -> None:
-        """Wait until the machine's node is Ready, and give it its TPU chips, as a device plugin would.
-
-        Raises:
-            StartError: It isn't in time; the message has the end of its startup script's output.
-        """
+        """Wait until the machine's node is Ready, and give it its TPU chips, as a device plugin would."""
         node = self._get(name)
         log = self.parts.layout.node_folder(name) / "startup-script.log"
         self.parts.wait_ready(node, log=log)
 
     def stop(self, name: str, *, grace_s: float = GRACE_S, delete: bool = True) -> None:
-        """End a machine. Its Node object stays.
+        """End a machine. Its Node object stays; so does its disk, unless it is to `delete` that.
 
-        Args:
-            name: Its name.
-            grace_s: Shut it down in order, for at most so long, before its power is cut; 0 cuts it at once.
-            delete: Its disk goes too; else it can be started again.
-
-        Raises:
-            NoClusterError: There is none of this name.
+        It is shut down in order, for at most `grace_s`, before its power is cut.
         """
         node, runner = self._get(name), self.parts.runner
         if runner.is_on(node.name):
@@ -100,11 +80,6 @@ class VirtualMachines:
             shutil.rmtree(self.parts.layout.node_folder(name))
             for path in self.parts.layout.certificates.glob(f"kubelet-{name}.*"):
                 path.unlink()
-
-    def stop_all(self) -> None:
-        """Cut the power of all machines and delete them."""
-        for name in self.names():
-            self.stop(name, grace_s=0)
 
     def console(self, name: str) -> str:
         """Return what the machine's startup script has printed, all starts after one another."""

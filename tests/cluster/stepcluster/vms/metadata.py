@@ -5,7 +5,6 @@ each request.
 """
 
 import json
-import socket
 import sys
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,18 +13,12 @@ from pathlib import Path
 from typing_extensions import override
 
 ATTRIBUTES = "/computeMetadata/v1/instance/attributes/"
-NAME = "/computeMetadata/v1/instance/name"
 FLAVOR = ("Metadata-Flavor", "Google")
 """Header without which nobody is answered: what a browser or a proxy was talked into asking lacks it."""
 
 
 class MetadataServer(ThreadingHTTPServer):
-    """Answers for the attributes in a file.
-
-    Args:
-        address: Host and port to listen at; port 0 takes a free one.
-        file: The attributes, a JSON object.
-    """
+    """Answers for the attributes in a file, a JSON object; at port 0 it takes a free one."""
 
     daemon_threads = True
 
@@ -47,7 +40,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: MetadataServer
 
     def do_GET(self) -> None:
-        """Answer with an attribute, with the list of all, or with the machine's name."""
+        """Answer with an attribute, or with the list of all."""
         if self.headers.get(FLAVOR[0]) != FLAVOR[1]:
             self._answer(403, f"Missing {FLAVOR[0]}:{FLAVOR[1]} header.\n")
             return
@@ -55,8 +48,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(*((404, f"{self.path} was not found.\n") if text is None else (200, text)))
 
     def _find(self, path: str) -> str | None:
-        if path == NAME:
-            return socket.gethostname()
         if path == ATTRIBUTES:
             return "".join(f"{key}\n" for key in sorted(self.server.read()))
         return self.server.read().get(path.removeprefix(ATTRIBUTES)) if path.startswith(ATTRIBUTES) else None

@@ -1,32 +1,16 @@
 """QueuedResources of a test cluster: their manifests, what the operator says of them, and what the cloud has."""
 
 import json
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from stepcluster.api import Cluster
-from stepcluster.errors import CommandError
-from stepcluster.machine import is_passing
+from stepcluster.shelljobs import PATIENCE_S, condition, until, until_status
 from stepcluster.vms.tpu_cloud import JOIN_SECRET, PROJECT, TIMINGS, ZONE
 from tpuapi.remote import RemoteTpu
 
-__all__ = [
-    "PAIR",
-    "PATIENCE_S",
-    "V5E",
-    "V5P",
-    "V6E",
-    "ClusterObject",
-    "Condition",
-    "QueuedResources",
-    "queued_resource",
-    "wait_until",
-]
-
-PATIENCE_S: Final = 240.0
-"""Far more than anything takes here on an idle machine."""
+__all__ = ["PAIR", "V5E", "V5P", "V6E", "ClusterObject", "QueuedResources", "queued_resource"]
 
 PAIR: Final = "pair"
 """The resource whose two slices are real machines, so that all others exist in the API only."""
@@ -35,11 +19,7 @@ V5E: Final = "v5litepod"
 V5P: Final = "v5p"
 V6E: Final = "v6e"
 
-_LOOK_AGAIN_S: Final = 0.4
 _RESOURCE_LABEL: Final = "stepkeeper.dev/queued-resource"
-
-Condition = tuple[str, str]
-"""Status and reason."""
 
 
 def queued_resource(name: str, *, node: Mapping[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
@@ -67,29 +47,6 @@ def queued_resource(name: str, *, node: Mapping[str, Any] | None = None, **spec:
     }
 
 
-def wait_until(is_so: Callable[[], Any], what: Callable[[], str], *, timeout_s: float = PATIENCE_S) -> None:
-    """Wait until it is so.
-
-    Raises:
-        AssertionError: It wasn't in time; `what` tells what was there instead.
-    """
-    deadline = time.monotonic() + timeout_s
-    while not _is_so_by_now(is_so):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout_s:g} s: {what()}")
-        time.sleep(_LOOK_AGAIN_S)
-
-
-def _is_so_by_now(is_so: Callable[[], Any]) -> bool:
-    """An API server that gives no answer in time tells nothing, and is asked again."""
-    try:
-        return bool(is_so())
-    except CommandError as error:
-        if not is_passing(error):
-            raise
-        return False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterObject:
     """One object with a status, in namespace default."""
@@ -99,20 +56,17 @@ class ClusterObject:
     name: str
 
     def status(self) -> dict[str, Any]:
-        """Return the status; empty before the operator's first write."""
         found = json.loads(self.cluster.kubectl("get", self.kind, self.name, "-o", "json"))
         return dict(found.get("status") or {})
 
-    def condition(self, kind: str) -> Condition | None:
-        """Return status and reason of a condition; None as long as there is none."""
-        return _condition_of(self.status(), kind)
+    def condition(self, kind: str) -> tuple[str, str]:
+        found = condition(self.status(), kind)
+        return found["status"], found["reason"]
 
     def message(self, kind: str) -> str:
-        """Return the message of a condition."""
-        return next(str(c["message"]) for c in self.status()["conditions"] if c["type"] == kind)
+        return str(condition(self.status(), kind)["message"])
 
     def events(self) -> list[str]:
-        """Return the reasons of all events about it."""
         select = f"involvedObject.name={self.name}"
         listed = self.cluster.kubectl("get", "events", "--field-selector", select, "-o", "json")
         return [event["reason"] for event in json.loads(listed)["items"]]
@@ -120,30 +74,17 @@ class ClusterObject:
     def until(
         self, is_so: Callable[[dict[str, Any]], Any], *, timeout_s: float = PATIENCE_S
     ) -> dict[str, Any]:
-        """Wait for a status that is so, and return it."""
-        seen: dict[str, Any] = {}
-
-        def look() -> Any:
-            seen.update(now=self.status())
-            return is_so(seen["now"])
-
-        wait_until(
-            look,
-            lambda: f"{self.kind} {self.name}: {json.dumps(seen.get('now'), indent=1)}",
-            timeout_s=timeout_s,
-        )
-        return dict(seen["now"])
+        return until_status(self.status, is_so, timeout_s, seen=lambda: f"of {self.kind} {self.name}")
 
     def until_state(self, state: str) -> dict[str, Any]:
         """Wait for a state of a QueuedResource, or a phase of a job."""
         return self.until(lambda status: state in {status.get("state"), status.get("phase")})
 
     def until_condition(self, kind: str, status: str, reason: str = "") -> dict[str, Any]:
-        """Wait until a condition has this status, and this reason if one is given."""
 
         def is_so(found: dict[str, Any]) -> bool:
-            condition = _condition_of(found, kind)
-            return condition is not None and condition[0] == status and reason in {"", condition[1]}
+            seen = condition(found, kind)
+            return seen.get("status") == status and reason in {"", seen["reason"]}
 
         return self.until(is_so)
 
@@ -156,12 +97,10 @@ class QueuedResources:
     cloud: RemoteTpu
 
     def apply(self, *manifests: Mapping[str, Any]) -> None:
-        """Apply manifests, of whatever kind."""
         items = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
         self.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(items))
 
     def create(self, name: str, **spec: Any) -> ClusterObject:
-        """Apply a QueuedResource that `queued_resource` describes."""
         self.apply(queued_resource(name, **spec))
         return self.find(name)
 
@@ -169,7 +108,6 @@ class QueuedResources:
         return ClusterObject(cluster=self.cluster, kind="qr", name=name)
 
     def list_objects(self) -> dict[str, Mapping[str, Any]]:
-        """Return all objects by name."""
         listed = json.loads(self.cluster.kubectl("get", "qr", "-o", "json"))["items"]
         return {item["metadata"]["name"]: item for item in listed}
 
@@ -192,7 +130,7 @@ class QueuedResources:
         if left:
             # Objects may take a while longer: after an answer that was lost, nobody knows what else is on its way.
             self.cluster.kubectl("delete", "qr", *left, "--wait=false")
-            wait_until(lambda: self.in_cloud().keys() <= {f"default-{PAIR}"}, lambda: str(self.in_cloud()))
+            until(lambda: self.in_cloud().keys() <= {f"default-{PAIR}"}, seen=lambda: str(self.in_cloud()))
 
     def in_cloud(self) -> dict[str, str]:
         """Return the state of everything that the cloud has, by id."""
@@ -200,7 +138,6 @@ class QueuedResources:
         return {_id(each["name"]): each["state"]["state"] for each in found}
 
     def cloud_nodes(self) -> list[str]:
-        """Return the ids of all nodes that the cloud has."""
         return [_id(node["name"]) for node in self.cloud.state()["nodes"]]
 
     def list_joined(self, name: str) -> dict[str, Mapping[str, Any]]:
@@ -209,13 +146,8 @@ class QueuedResources:
         return {node["metadata"]["name"]: node for node in json.loads(listed)["items"]}
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects, and wait until they are gone."""
         options = (f"--timeout={PATIENCE_S:g}s", "--ignore-not-found")
         self.cluster.kubectl("delete", "qr", *names, *options, timeout_s=PATIENCE_S + 10)
-
-
-def _condition_of(status: Mapping[str, Any], kind: str) -> Condition | None:
-    return next(((c["status"], c["reason"]) for c in status.get("conditions", ()) if c["type"] == kind), None)
 
 
 def _id(name: str) -> str:

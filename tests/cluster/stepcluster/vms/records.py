@@ -3,10 +3,10 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 
 from stepcluster.errors import ClusterError
 from stepcluster.layout import N_NODES, Layout, check_node_name
+from stepcluster.machine import write_json
 from stepcluster.nodes import Node, vm_folder
 
 FILE = "node.json"
@@ -21,7 +21,6 @@ def read(layout: Layout, name: str) -> Node | None:
 
 
 def read_all(layout: Layout) -> tuple[Node, ...]:
-    """Read all virtual machines, by their names."""
     found = sorted(path.name for path in (layout.folder / "nodes").glob("*") if path.is_dir())
     return tuple(node for name in found if (node := read(layout, name)) is not None)
 
@@ -35,19 +34,7 @@ def create(
     metadata: Mapping[str, str],
     startup_script: str,
 ) -> Node:
-    """Write down a new virtual machine, with the first number that is free.
-
-    Args:
-        layout: The cluster's.
-        name: Its host name, by which its kubelet joins.
-        n_fixed: Nodes that the cluster was started with: they have the first numbers.
-        tpu_chips: What it has of google.com/tpu.
-        metadata: Attributes that its metadata server answers with.
-        startup_script: Text of the script that it runs whenever it starts.
-
-    Raises:
-        ClusterError: The name can't be one, or the cluster has as many nodes as it can have.
-    """
+    """Write down a new virtual machine, with the first number that is free after those of the `n_fixed` first nodes."""
     check_node_name(layout, name)
     taken = {node.number for node in read_all(layout)}
     number = next((n for n in range(n_fixed, N_NODES) if n not in taken), None)
@@ -60,11 +47,5 @@ def create(
     script.write_text(startup_script, encoding="utf-8")
     script.chmod(0o700)
     node = Node(name=name, number=number, tpu_chips=tpu_chips, is_vm=True)
-    _write(folder / FILE, node)
+    write_json(folder / FILE, asdict(node))
     return node
-
-
-def _write(path: Path, node: Node) -> None:
-    partial = path.with_name(path.name + ".new")
-    partial.write_text(json.dumps(asdict(node)), encoding="utf-8")
-    partial.rename(path)

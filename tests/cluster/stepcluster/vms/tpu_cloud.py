@@ -42,12 +42,12 @@ def join_script(terms: JoinTerms) -> str:
     return text
 
 
-def put_join_secret(cluster: Cluster, name: str = JOIN_SECRET, *, namespace: str = "default") -> None:
+def put_join_secret(cluster: Cluster, *, namespace: str = "default") -> None:
     """Put the startup script where a QueuedResource's startupScriptSecretRef finds it, with a token of a day."""
     secret = {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": name, "namespace": namespace},
+        "metadata": {"name": JOIN_SECRET, "namespace": namespace},
         "stringData": {"startup-script": join_script(cluster.join_terms())},
     }
     cluster.kubectl("apply", "-f", "-", stdin=json.dumps(secret))
@@ -71,12 +71,9 @@ def chart_values(remote: RemoteTpu, *, namespace: str = "default") -> dict[str, 
 def tpu_cloud_beside(
     cluster: Cluster, *, n_nodes: int = 2, timings: Mapping[str, float] = TIMINGS
 ) -> Iterator[RemoteTpu]:
-    """Run a Cloud TPU API that the cluster's pods reach, and whose first nodes are machines that join the cluster.
+    """Run a Cloud TPU API that the cluster's pods reach. The machines of its first `n_nodes` nodes join the cluster.
 
-    Args:
-        cluster: The cluster.
-        n_nodes: Cloud nodes that have machines at once: the first that are ready. All others exist in the API only.
-        timings: Changes of how long things take.
+    All others exist in the API only.
     """
     hook = f"{sys.executable} -m stepcluster.vms.tpu_events {cluster.name}"
     options = [f"--host={cluster.host_address}", "--hook", hook, f"--hook-nodes={n_nodes}"]
