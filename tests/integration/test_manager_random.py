@@ -1,4 +1,4 @@
-"""Random number generators in several ranks, and on XLA devices, through a manager and a restart."""
+"""Random number generators in several ranks, through a manager and a restart."""
 
 import json
 from collections.abc import Callable
@@ -26,10 +26,3 @@ def test_each_rank_goes_on_with_its_own_and_a_further_one_with_what_all_had_alik
     more = drawn(11, 11, 3)
     assert len({python for ((python, _),) in more}) == 3, "each has data of its own"
     assert len({torch for ((_, torch),) in more}) == 1, "all drop out the same"
-
-
-@pytest.mark.parametrize("mode", ["plain", "spmd"])
-def test_on_xla_devices_the_same_numbers_come_again(
-    run_on_devices: Callable[..., str], mode: str, tmp_path: Path
-) -> None:
-    run_on_devices(TRAINERS / "random_xla.py", (tmp_path / "root").as_uri(), mode)

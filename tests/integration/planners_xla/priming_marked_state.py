@@ -19,7 +19,6 @@ from priming import (
     divide,
     prime_and_nothing_else,
     sharded_model,
-    sharding_of,
     shardings_of,
     take_step,
 )
@@ -105,11 +104,8 @@ def after(run: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], torch.
 
 MADE: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "from the host": ("{replicated}", from_host),
-    "cloned from the host": ("{replicated}", lambda p: from_host(p).clone()),
-    "copied from the host": ("{replicated}", lambda p: from_host(p).to(p.dtype, copy=True)),
     "a sum read by item()": ("", after(lambda made: made.sum().item())),
     "read by cpu()": ("{replicated}", after(lambda made: made.cpu())),
-    "made by sync()": ("{replicated}", after(lambda _: torch_xla.sync())),
 }
 """Ways to make state, each with the sharding that the state has if the step only reads it and nobody marked it."""
 
@@ -134,27 +130,6 @@ def what_a_step_replicates_is_replicated_as_without_priming(how: str) -> None:
             # XLA shards it in the step that makes it. After priming no step does.
             assert (ours.pop("5.offset"), "devices=[4]" in theirs.pop("5.offset")) == ("", True)
         assert ours == theirs, how
-
-
-def a_parameter_copied_from_the_host_stays_replicated() -> None:
-    """torch_xla tells only at the second question that such a tensor is replicated."""
-    parameter = torch.nn.Parameter(from_host(torch.zeros(8, 8, device="xla")).to(torch.float32, copy=True))
-    optimizer = torch.optim.SGD([parameter], momentum=0.9)
-    prime_optimizer(optimizer)
-    made = optimizer.state[parameter]["momentum_buffer"]
-    assert [sharding_of(tensor) for tensor in (parameter, parameter, made)] == ["{replicated}"] * 3
-
-
-def what_an_optimizer_has_in_attributes_is_left_to_xla() -> None:
-    """Priming reads tensors to copy them, and what a program reads is replicated if nobody has marked it."""
-    buffer, rate = torch.zeros(8, 8).to("xla"), torch.tensor(0.1).to("xla")
-    optimizer: Any = FromElsewhere([torch.nn.Parameter(torch.zeros(8, 8, device="xla"))], torch.zeros_like)
-    optimizer.buffers = {"unused": [buffer]}
-    optimizer.param_groups[0]["lr"] = rate
-    torch_xla.sync()
-    assert [sharding_of(tensor) for tensor in (buffer, rate)] == ["", ""]
-    prime_optimizer(optimizer)
-    assert [sharding_of(tensor) for tensor in (buffer, rate)] == ["", ""]
 
 
 def a_step_hook_divides_primed_state(mark: tuple[Any, ...] | None) -> None:
@@ -187,7 +162,5 @@ if __name__ == "__main__":
     shardings_of_state_that_was_there_are_kept()
     for how in MADE:
         what_a_step_replicates_is_replicated_as_without_priming(how)
-    a_parameter_copied_from_the_host_stays_replicated()
-    what_an_optimizer_has_in_attributes_is_left_to_xla()
-    for mark in (None, (None, None), (0, None)):
+    for mark in (None, (0, None)):
         a_step_hook_divides_primed_state(mark)
