@@ -15,19 +15,6 @@ from stepkeeper.storage import open_store
 
 
 @pytest.mark.parametrize(
-    ("script", "code"),
-    [("exit 3", 3), ("kill -9 $$", 137), ("trap 'kill $!; exit 9' TERM; sleep 60 & echo up; wait", 9)],
-)
-def test_outside_a_pod_it_ends_as_its_command_does(script: str, code: int) -> None:
-    with launched("sh", "-c", script) as process:
-        if "echo up" in script:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "up\n"
-            process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == code
-
-
-@pytest.mark.parametrize(
     ("command", "code", "said"),
     [
         ([], 2, "usage: python -m stepkeeper.launch COMMAND"),

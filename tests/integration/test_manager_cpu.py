@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_loader import load as stock_load
 
-from stepkeeper import CheckpointManager
 from stepkeeper.errors import (
     CompanionLostError,
     RestoreError,
@@ -24,6 +23,7 @@ from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.report import SaveState
 from stepkeeper.storage import open_store
 from stepkeeper_planners.errors import UnsupportedValueError
+from stepkeeper_testing.trainer import open_manager
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.int64, torch.bool)
 
@@ -67,15 +67,6 @@ def assert_same(left: Any, right: Any) -> None:
         else:
             assert value == other, path
     assert not rights
-
-
-@pytest.fixture
-def uri(tmp_path: Path) -> str:
-    return (tmp_path / "root").as_uri()
-
-
-def open_manager(uri: str, interval: int = 1, **options: Any) -> CheckpointManager:
-    return CheckpointManager(uri, interval, chkpt_on_preemption=False, **options)
 
 
 def slots(uri: str) -> list[str]:

@@ -47,11 +47,6 @@ def trainer(torch_server: ForkServer, tmp_path: Path) -> StartTrainer:
     return trainer
 
 
-@pytest.fixture
-def uri(tmp_path: Path) -> str:
-    return (tmp_path / "root").as_uri()
-
-
 def end(process: ForkedProcess) -> int:
     process.communicate(timeout=60)
     return process.wait()
@@ -188,9 +183,7 @@ def test_a_later_claim_stops_a_trainer_that_still_runs(uri: str, trainer: StartT
         assert end(first) == ExitCode.FENCED
 
 
-def shown(
-    trainer: StartTrainer, folder: Path, uri: str, n_steps: int, code: ExitCode, **options: Any
-) -> str:
+def shown(trainer: StartTrainer, folder: Path, uri: str, n_steps: int, code: ExitCode, **options: Any) -> str:
     """Return what a pod's log shows of a trainer that saves each step, which has ended with that code."""
     env = pod_environ(pod_identity()) if (folder / "pod").exists() else pod(folder / "pod", uri, steps=1)
     with trainer(uri, n_steps, env, pod=str(folder / "pod"), wait=True, **options) as process:

@@ -32,7 +32,8 @@ def head_step(folder: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("case", "step"), [("own_handler_in_a_save", 2), ("own_handler_in_a_step", 1), ("stuck", 1), ("long_end", 2)]
+    ("case", "step"),
+    [("own_handler_in_a_save", 2), ("own_handler_in_a_step", 1), ("stuck", 1), ("long_end", 2)],
 )
 def test_what_a_trainer_that_is_told_leaves_behind(
     torch_server: ForkServer, tmp_path: Path, case: str, step: int
@@ -51,7 +52,14 @@ def test_what_a_trainer_that_is_told_leaves_behind(
 
 @pytest.mark.parametrize(
     "case",
-    ["lightning", "lightning+first", "transformers", "transformers+first", "loader-fork", "loader-forkserver"],
+    [
+        "lightning",
+        "lightning+first",
+        "transformers",
+        "transformers+first",
+        "loader-fork",
+        "loader-forkserver",
+    ],
 )
 def test_other_code_that_minds_sigterm_is_no_obstacle_and_no_worker_is_left(
     torch_server: ForkServer, tmp_path: Path, case: str

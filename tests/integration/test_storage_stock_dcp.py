@@ -134,11 +134,6 @@ def test_no_dtype_that_torch_saves_is_forgotten() -> None:
     assert plain == set(HERE)
 
 
-def test_a_dtype_that_torch_has_no_storage_for_is_refused() -> None:
-    with pytest.raises(ValueError, match="dtype 'qint8' can't be saved; known: bool, "):
-        lay_out_tensor_file("qint8", (1,))
-
-
 @pytest.mark.smoke
 def test_stock_dcp_loads_shards_of_every_dtype_and_values(tmp_path: Path) -> None:
     ranks = [Rank(), Rank()]
@@ -186,32 +181,13 @@ def test_stock_dcp_rebuilds_the_nested_state(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        0,
-        255,
-        256,
-        65535,
-        65536,
-        -1,
-        2**31 - 1,
-        2**31,
-        -(2**31) - 1,
-        2**63,
+        *(0, 255, 256, 65535, 65536, -1, 2**31 - 1, 2**31, -(2**31) - 1, 2**63),
         "ä\udc80",
         (1, 2, 3, 4),
         (),
         {"a": [None, True]},
+        pytest.param([f"name {number}" for number in range(300)] * 2, id="names beyond the short memo"),
     ],
-    ids=repr,
 )
 def test_plain_values_survive_the_pickle(value: object) -> None:
     assert pickle.loads(encode_pickle(value)) == value
-
-
-def test_names_beyond_the_short_memo_survive_the_pickle() -> None:
-    value = [f"name {number}" for number in range(300)] * 2
-    assert pickle.loads(encode_pickle(value)) == value
-
-
-def test_what_has_no_place_in_a_pickle_is_refused() -> None:
-    with pytest.raises(TypeError, match="float has no place"):
-        encode_pickle([1.5])

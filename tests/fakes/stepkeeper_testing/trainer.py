@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 import threading
 import time
 from datetime import timedelta
@@ -11,13 +12,24 @@ from typing import Any, Final
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
+from stepkeeper import CheckpointManager
 from stepkeeper.contract import Interval, Settings
+from stepkeeper.policy.save import SavePolicy
 from stepkeeper.save import persist
 from stepkeeper.save.share import write_share
 from stepkeeper.training.environment import Environment, PodPaths
-from stepkeeper_testing.pod import pod_identity
+from stepkeeper_testing.pod import pod_environ, pod_identity
 
-__all__ = ["Mutex", "environment_in", "join", "places_in", "say", "slow_shares"]
+__all__ = [
+    "Mutex",
+    "environment_in",
+    "in_pod",
+    "join",
+    "open_manager",
+    "places_in",
+    "say",
+    "slow_shares",
+]
 
 _SAYING: Final = threading.Lock()
 
@@ -48,6 +60,23 @@ def environment_in(
         settings=Settings(uri=(root or folder / "root").as_uri(), interval=Interval(steps=steps)),
         places=places_in(folder, rank),
     )
+
+
+def in_pod(
+    folder: Path, rank: int | None = None, *, steps: int = 10**6, **identity: Any
+) -> CheckpointManager:
+    """Open the manager of a pod as a training in a container does, from its environment and its settings."""
+    environment = environment_in(folder, steps=steps, **identity)
+    settings = folder / f"settings.{rank}"
+    settings.write_bytes(environment.settings.to_json())
+    settings.rename(folder / "settings.json")
+    os.environ.update(pod_environ(environment.identity))
+    return CheckpointManager.from_env(places=places_in(folder, rank))
+
+
+def open_manager(root: str | Path, interval: SavePolicy | int = 1, **options: Any) -> CheckpointManager:
+    """Open a manager of a process that heeds no notice, and saves each step unless something else is said."""
+    return CheckpointManager(root, interval, chkpt_on_preemption=False, **options)
 
 
 def join(rank: int, world_size: int, folder: Path, timeout_s: float = 120.0) -> None:

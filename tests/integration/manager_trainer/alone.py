@@ -20,16 +20,12 @@ from stepkeeper import CheckpointManager
 from stepkeeper.errors import FencedError, OtherJobsRootError
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
-from stepkeeper_testing.pod import pod_environ, pod_identity
-from stepkeeper_testing.trainer import environment_in, places_in, say
+from stepkeeper_testing.pod import pod_identity
+from stepkeeper_testing.trainer import in_pod, say
 
 FOLDER = Path(sys.argv[1])
 URI = (FOLDER / "root").as_uri()
 STATE: dict[str, Any] = {"w": torch.zeros(100), "step": 0}
-
-
-def in_pod(grace_s: int) -> CheckpointManager:
-    return CheckpointManager(URI, 10**6, environment=environment_in(FOLDER, grace_s=grace_s))
 
 
 # Told to stop while something else is wrong
@@ -97,7 +93,7 @@ def long_end(manager: CheckpointManager) -> None:
 
 
 def told(case: Callable[[CheckpointManager], None]) -> None:
-    with in_pod(grace_s=4) as manager:
+    with in_pod(FOLDER, grace_s=4) as manager:
         manager.restore_latest(STATE)
         manager.save(1, STATE, force=True)
         case(manager)
@@ -182,10 +178,10 @@ def beside(other: Any, *, is_first: bool = False) -> None:
             time.sleep(0.02)
 
     if is_first:
-        with other() as after_step, in_pod(grace_s=100) as manager:
+        with other() as after_step, in_pod(FOLDER, grace_s=100) as manager:
             train(manager, after_step)
     else:
-        with in_pod(grace_s=100) as manager, other() as after_step:
+        with in_pod(FOLDER, grace_s=100) as manager, other() as after_step:
             train(manager, after_step)
 
 
@@ -226,16 +222,8 @@ def lose_root(manager: CheckpointManager, way: str) -> CheckpointManager:
     return manager
 
 
-def from_env() -> CheckpointManager:
-    settings = environment_in(FOLDER).settings
-    assert settings is not None
-    (FOLDER / "settings.json").write_bytes(settings.to_json())
-    os.environ.update(pod_environ(pod_identity()))
-    return CheckpointManager.from_env(places=places_in(FOLDER))
-
-
 def fenced(way: str, *, by_hand: bool = False) -> None:
-    kept = lose_root(CheckpointManager(URI, 10**6) if by_hand else from_env(), way)
+    kept = lose_root(CheckpointManager(URI, 10**6) if by_hand else in_pod(FOLDER), way)
     if way != "drop":
         globals()["kept"] = kept
 
@@ -244,7 +232,7 @@ def look_elsewhere() -> None:
     """Train, and look into another job's root, which lets nobody in."""
     uri = (FOLDER / "other").as_uri()
     Log(open_store(uri)).begin(pod_identity(job="pretrain", job_uid="uid-7"), host="node-7")
-    with in_pod(grace_s=15) as manager:
+    with in_pod(FOLDER, grace_s=15) as manager:
         manager.restore_latest(STATE)
         other = CheckpointManager(uri)
         try:
@@ -273,7 +261,10 @@ CASES: dict[str, Callable[[], None]] = {
         for case in (own_handler_in_a_save, own_handler_in_a_step, stuck, long_end)
     },
     **{other.__name__: partial(beside, other) for other in (lightning, transformers)},
-    **{f"{other.__name__}+first": partial(beside, other, is_first=True) for other in (lightning, transformers)},
+    **{
+        f"{other.__name__}+first": partial(beside, other, is_first=True)
+        for other in (lightning, transformers)
+    },
     **{f"loader-{method}": partial(beside, partial(loader, method)) for method in ("fork", "forkserver")},
     **{f"fenced-{way}": partial(fenced, way) for way in WAYS},
     **{f"fenced-{way}-by_hand": partial(fenced, way, by_hand=True) for way in WAYS},

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from stepkeeper import CheckpointManager
 from stepkeeper.policy.save import EverySeconds
-from stepkeeper_testing.trainer import join, say
+from stepkeeper_testing.trainer import in_pod, join, say
 
 RANK, WORLD_SIZE, FOLDER, CASE = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 OPTIONS = json.loads(sys.argv[5]) if sys.argv[5:] else {}
@@ -25,7 +25,12 @@ def train() -> None:
     """Train for so many steps, or until a notice, and say of each step what it did."""
     state: dict[str, Any] = {"a": torch.zeros(1000), "b": torch.zeros(700), "step": 0}
     policy = EverySeconds(OPTIONS["seconds"]) if "seconds" in OPTIONS else OPTIONS["interval"]
-    with CheckpointManager(ROOT, policy) as manager:
+    if "pod" in OPTIONS:
+        place = {"hosts_per_slice": WORLD_SIZE, "host_index": RANK, "pod": f"lm-{RANK}"}
+        manager = in_pod(FOLDER, RANK, steps=OPTIONS["interval"], **place)
+    else:
+        manager = CheckpointManager(ROOT, policy)
+    with manager:
         restored = manager.restore_latest(state)
         first = restored.step + 1 if restored else 1
         say("start", step=first - 1, a=state["a"][0].item(), b=state["b"][-1].item(), value=state["step"])

@@ -40,7 +40,9 @@ def stand_by(depth: int) -> None:
 def open_manager() -> CheckpointManager:
     if not (FOLDER / "settings.json").exists():
         return CheckpointManager(FOLDER / "root", 1000, stacks_after_s=OPTIONS["after_s"])
-    os.environ.update(pod_environ(pod_identity(hosts_per_slice=WORLD_SIZE, host_index=RANK, pod=f"lm-{RANK}")))
+    os.environ.update(
+        pod_environ(pod_identity(hosts_per_slice=WORLD_SIZE, host_index=RANK, pod=f"lm-{RANK}"))
+    )
     return CheckpointManager.from_env(
         places=places_in(FOLDER, RANK), stacks_after_s=OPTIONS.get("after_s", 300.0)
     )

@@ -135,7 +135,7 @@ def stand_still(phase: str) -> None:
     The test sends SIGTERM, or nothing.
     """
     join()
-    is_still = RANK == OPTIONS.get("still", 0)
+    is_still = OPTIONS.get("still", 0) == RANK
 
     def stand_in_training(step: int) -> None:
         if is_still and step == 4:

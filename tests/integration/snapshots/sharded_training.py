@@ -85,7 +85,9 @@ class Training:
         return {name: tensor.detach().cpu().clone() for name, tensor in self.tensors().items()}
 
     def bits(self) -> list[str]:
-        return [tensor.view(-1).view(torch.uint8).numpy().tobytes().hex() for tensor in self.on_host().values()]
+        return [
+            tensor.view(-1).view(torch.uint8).numpy().tobytes().hex() for tensor in self.on_host().values()
+        ]
 
     def scramble(self) -> None:
         with torch.no_grad():
