@@ -132,19 +132,6 @@ def launch(torch_servers: tuple[ForkServer, ForkServer]) -> Launch:
 
 
 @pytest.fixture
-def hold_companions(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, str], None]:
-    """hold_companions(file, operation): companions don't "write" or "delete" a root's data while the file is there."""
-
-    def hold(file: Path, operation: str) -> None:
-        monkeypatch.setenv("STEPKEEPER_TEST_HOLD", str(file))
-        monkeypatch.setenv("STEPKEEPER_TEST_HELD", operation)
-        own = Path(__file__).parent / "held_companions"
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(own), os.environ.get("PYTHONPATH", "")]))
-
-    return hold
-
-
-@pytest.fixture
 def folder_with_room(tmp_path: Path) -> Iterator[Path]:
     """Mount a file system that has room however full this machine's disk is: a local tier leaves a part of it free."""
     folder = tmp_path / "room"

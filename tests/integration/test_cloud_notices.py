@@ -37,15 +37,6 @@ def test_the_server_is_asked_as_googles_documentation_says(monkeypatch: pytest.M
         server.wait_for_change("preempted", None, 60)
 
 
-def test_a_server_that_has_heard_of_no_maintenance_does_not_fail() -> None:
-    with FakeMetadataServer() as fake:
-        fake.quiet.add("upcoming-maintenance")
-        server = MetadataServer(fake.host)
-        assert server.wait_for_change("upcoming-maintenance", None, 60).is_quiet
-        assert server.wait_for_change("upcoming-maintenance", "an earlier one's", 60).is_quiet
-        assert not server.wait_for_change("preempted", None, 60).is_quiet
-
-
 def await_commit(root: Path, after: int = 0) -> int:
     """Wait for a commit of a step greater than `after`, and return its step."""
     deadline = time.monotonic() + 60

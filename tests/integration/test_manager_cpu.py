@@ -134,24 +134,6 @@ def flip_a_byte(uri: str, step: int) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.smoke
-def test_a_flipped_byte_condemns_the_commit_and_its_parent_is_restored(uri: str) -> None:
-    with open_manager(uri) as manager:
-        for step in (1, 2, 3):
-            manager.save(step, {"w": torch.full((3000,), float(step)), "n": step})
-    flip_a_byte(uri, 3)
-    state: dict[str, Any] = {"w": torch.zeros(3000), "n": 0}
-    with open_manager(uri) as manager:
-        result = manager.restore_latest(state)
-        assert result is not None
-        assert result.step == 2
-        assert torch.equal(state["w"], torch.full_like(state["w"], 2.0))
-        assert state["n"] == 2
-        assert slots(uri)[-3:] == ["begin", "quarantine", "restored"]
-        manager.save(4, state)
-        assert manager.all_steps() == [1, 2, 4]
-
-
 def kill_during(in_flight: InFlight | None, pid: int) -> None:
     """The companion, stopped before, is killed once it was asked to write."""
     assert in_flight is not None

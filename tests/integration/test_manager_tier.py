@@ -1,6 +1,7 @@
 """Saves by way of a local disk: memory is free before the root has them, and only what the root has is committed."""
 
 import logging
+import os
 import shutil
 import signal
 import subprocess
@@ -34,10 +35,11 @@ def disk(folder_with_room: Path) -> Path:
 
 
 @pytest.fixture
-def hold(folder_with_room: Path, hold_companions: Callable[[Path, str], None]) -> Path:
+def hold(folder_with_room: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Keep companions from writing data to a root as long as this file is there."""
     file = folder_with_room / "hold"
-    hold_companions(file, "write")
+    monkeypatch.setenv("STEPKEEPER_TEST_HOLD", str(file))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE / "held"), os.environ.get("PYTHONPATH", "")]))
     return file
 
 

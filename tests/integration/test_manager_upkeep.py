@@ -1,22 +1,14 @@
 """`save`, `join` and `close` return when what follows the commits is done: nothing is written to the root later."""
 
-import os
 import secrets
-import signal
-import subprocess
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fork_server import ForkServer
-from rank_talk import hear
 
 from stepkeeper import CheckpointManager
-from stepkeeper.contract import ExitCode
 
 TRAINERS = Path(__file__).parent / "manager_trainer"
 N_GARBAGE = 4000
@@ -26,15 +18,6 @@ N_GARBAGE = 4000
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
-
-
-@pytest.fixture
-def hold(tmp_path: Path, hold_companions: Callable[[Path, str], None]) -> Path:
-    """Keep companions from deleting data as long as this file is there, which it is."""
-    file = tmp_path / "hold"
-    file.touch()
-    hold_companions(file, "delete")
-    return file
 
 
 def open_manager(root: Path, **options: Any) -> CheckpointManager:
@@ -84,40 +67,5 @@ def test_it_returns_when_what_the_saves_make_superfluous_is_gone(root: Path, end
     manager.close()
 
 
-def test_wait_and_the_next_save_do_not_wait_for_deletions(root: Path, hold: Path) -> None:
-    garbage = leave_garbage(root)
-    with open_manager(root, max_to_keep=2) as manager:
-        manager.save_async(20, state_of(20))
-        assert manager.wait(60)
-        assert manager.save_async(30, state_of(30))
-        assert garbage.exists()
-        hold.unlink()
-    assert not garbage.exists()
-
-
 def test_all_ranks_see_it_when_save_and_join_return(launch: Callable[..., None], tmp_path: Path) -> None:
     launch(TRAINERS / "ranks.py", 2, tmp_path, "evict")
-
-
-@pytest.mark.usefixtures("hold")
-def test_a_notice_ends_the_wait_for_deletions_that_are_stuck(
-    torch_server: ForkServer, tmp_path: Path, root: Path
-) -> None:
-    garbage, pid = leave_garbage(root), None
-    process = torch_server.start([TRAINERS / "alone.py", tmp_path, "deletions"], stdout=subprocess.PIPE)
-    try:
-        pid = hear(process, "stuck")["pid"]
-        assert garbage.exists()
-        time.sleep(0.5)
-        process.send_signal(signal.SIGTERM)
-        began_s = time.monotonic()
-        assert process.wait(60) == ExitCode.DONE
-        assert time.monotonic() - began_s < 50
-    finally:
-        process.kill()
-        process.communicate()
-        if pid is not None:
-            # Where the test has failed, it may still be there, stopped.
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    assert 20 in open_manager(root).all_steps()

@@ -156,20 +156,17 @@ async def test_nothing_is_taken_for(
     assert desk.enqueued == []
 
 
-async def test_a_pod_that_no_job_owns_is_refused_whatever_its_labels_say(desk: Desk) -> None:
-    pod = desk.world.pods[0]
-    forged = {"name": "forged", "namespace": "default", "labels": pod["metadata"]["labels"]}
-    desk.world.cluster.put("pods", {**pod, "metadata": forged})
-    status, _ = await desk.post(REPORT, token=desk.token("forged"))
-    assert status == 403
-
-
 @pytest.mark.smoke
-async def test_a_pod_of_another_job_of_the_namespace_has_no_say(desk: Desk) -> None:
+@pytest.mark.parametrize(
+    "is_forged", [False, True], ids=["of another job", "of none, with this job's labels"]
+)
+async def test_a_pod_of_another_job_of_the_namespace_has_no_say(desk: Desk, *, is_forged: bool) -> None:
     pod = desk.world.pods[0]
-    labels = pod["metadata"]["labels"] | {JOB_UID_LABEL: "another-uid"}
     owner = {"kind": "Job", "name": "other-w-0", "uid": "other-job", "controller": True}
-    other = {"name": "other-w-0-0-x", "namespace": "default", "labels": labels, "ownerReferences": [owner]}
+    other = {"name": "other-w-0-0-x", "namespace": "default", "labels": pod["metadata"]["labels"]}
+    if not is_forged:
+        other["labels"] = other["labels"] | {JOB_UID_LABEL: "another-uid"}
+        other["ownerReferences"] = [owner]
     desk.world.cluster.put("pods", {**pod, "metadata": other})
     status, body = await desk.post(REPORT, token=desk.token("other-w-0-0-x"))
     assert status == 403

@@ -242,19 +242,6 @@ def look_elsewhere() -> None:
             stop_from(1, manager)
 
 
-def join_while_deletions_are_stuck() -> None:
-    with CheckpointManager(URI, 10, max_to_keep=1) as manager:
-        manager.save_async(20, STATE)
-        assert manager.in_flight is not None
-        manager.in_flight.result()
-        pid = manager.health().companion_pid
-        assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
-        say("stuck", pid=pid)
-        manager.join()
-        assert manager.health().notice == "sigterm"
-
-
 CASES: dict[str, Callable[[], None]] = {
     **{
         case.__name__: partial(told, case)
@@ -269,7 +256,6 @@ CASES: dict[str, Callable[[], None]] = {
     **{f"fenced-{way}": partial(fenced, way) for way in WAYS},
     **{f"fenced-{way}-by_hand": partial(fenced, way, by_hand=True) for way in WAYS},
     "elsewhere": look_elsewhere,
-    "deletions": join_while_deletions_are_stuck,
 }
 
 if __name__ == "__main__":
