@@ -1,6 +1,5 @@
 """stepkeeper.dcp in torch's own dcp.save, async_save and load, beside torch's own writer and reader."""
 
-import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -108,20 +107,6 @@ def test_a_flipped_bit_in_the_metadata_is_noticed(tmp_path: Path, part: float) -
     flip(metadata, int(metadata.stat().st_size * part))
     with pytest.raises(TornCheckpointError, match=r"\.metadata"):
         StorageReader(tmp_path).read_metadata()
-
-
-class Hostile:
-    @override
-    def __reduce__(self) -> Any:
-        return os.mkdir, (os.environ["HOSTILE_FOLDER"],)
-
-
-def test_no_code_of_the_metadata_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOSTILE_FOLDER", str(tmp_path / "made"))
-    (tmp_path / ".metadata").write_bytes(pickle.dumps(Hostile()))
-    with pytest.raises(CheckpointException, match="no metadata of a checkpoint"):
-        load({"n": 0}, storage_reader=StorageReader(tmp_path))
-    assert not (tmp_path / "made").exists()
 
 
 def test_what_was_there_is_replaced_only_if_that_is_wanted(tmp_path: Path) -> None:

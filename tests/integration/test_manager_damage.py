@@ -47,7 +47,7 @@ def damage(path: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("name", "how", "step"),
     [
-        ("__0_0.distcp", "flipped", 1),
+        pytest.param("__0_0.distcp", "flipped", 1, marks=pytest.mark.smoke),
         ("__0_0.distcp", "gone", 1),
         ("manifest.0.json", "flipped", 1),
         ("manifest.0.json", "gone", 1),
