@@ -44,10 +44,11 @@ def damage(path: Path, how: str) -> None:
         path.with_name("__7_7.distcp").write_bytes(b"a stranger's")
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("name", "how", "step"),
     [
-        pytest.param("__0_0.distcp", "flipped", 1, marks=pytest.mark.smoke),
+        ("__0_0.distcp", "flipped", 1),
         ("__0_0.distcp", "gone", 1),
         ("manifest.0.json", "flipped", 1),
         ("manifest.0.json", "gone", 1),

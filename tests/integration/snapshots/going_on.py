@@ -13,10 +13,10 @@ from stepkeeper import CheckpointManager
 
 
 def save(uri: str) -> dict[str, Any]:
-    undisturbed = Training(64, primed=True)
+    undisturbed = Training(33, small=True)
     for _ in range(6):
         undisturbed.step()
-    training, compiled = Training(64, primed=True), 0
+    training, compiled = Training(33, small=True), 0
     with CheckpointManager(uri, 10**6) as manager:
         for step in range(1, 7):
             training.step()
@@ -32,7 +32,7 @@ def save(uri: str) -> dict[str, Any]:
 
 
 def restore(uri: str) -> dict[str, Any]:
-    training = Training(64, primed=True)
+    training = Training(33, small=True)
     with CheckpointManager(uri, 10**6) as manager:
         xm.set_rng_state(987)
         result = manager.restore_latest(training.state)

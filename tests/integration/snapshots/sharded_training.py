@@ -16,7 +16,8 @@ from stepkeeper import RandomState, prime_optimizer
 class Training:
     """AdamW that steps in place, so that what follows the state instead of being a copy of it changes at once."""
 
-    def __init__(self, width: int = 256, *, primed: bool = False) -> None:
+    def __init__(self, width: int = 256, *, small: bool = False) -> None:
+        """With `small`, it is one layer with a primed optimizer, and a step takes little time."""
         torch.manual_seed(1)
         xm.set_rng_state(11)
         mesh = xs.Mesh(np.arange(4), (2, 2), ("x", "y"))
@@ -26,16 +27,18 @@ class Training:
             nn.Linear(width, width),
             nn.Linear(width, 33),
             nn.Linear(33, width),
-        ]
+        ][: 1 if small else None]
         self.model = nn.Sequential(*layers).to("xla")
         specs: list[tuple[str | None, ...]] = [("x", "y"), ("x", None), (None, "y"), (None, None)]
         self.parameters = list(self.model.parameters())
-        for layer, spec in zip(layers, specs, strict=True):
+        for layer, spec in zip(layers, specs, strict=False):
             xs.mark_sharding(layer.weight, mesh, spec)
         self.optimizer = torch.optim.AdamW(self.parameters, lr=0.01, capturable=True)
-        if primed:
+        self.extra: dict[str, torch.Tensor] = {}
+        if small:
             torch_xla.sync()
             prime_optimizer(self.optimizer)
+            return
         self.extra = {
             "everywhere": torch.randn(512, 256).to("xla"),
             "uneven": torch.randn(255, 34).to("xla"),
