@@ -105,6 +105,8 @@ def await_all(what: str, n_ranks: int) -> None:
 def pause() -> None:
     say("paused")
     os.kill(os.getpid(), signal.SIGSTOP)
+    # Another thread may get the signal, and this one runs on for a moment.
+    time.sleep(5)
 
 
 def lose_peer(how: str) -> None:
