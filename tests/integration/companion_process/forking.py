@@ -94,7 +94,7 @@ def check(manager: CheckpointManager, worker: int) -> None:
 
 
 subprocess._fork_exec = paused(subprocess._fork_exec)  # type: ignore[attr-defined]  # nothing else is before all starts
-os.posix_spawn = paused(os.posix_spawn)  # type: ignore[assignment]  # as above
+os.posix_spawn = paused(os.posix_spawn)
 with CheckpointManager(URI, 1) as training:
     training.save_async(1, STATE)
     forked = fork_worker()
