@@ -14,9 +14,8 @@ WORKERS ?= -n 2 --dist worksteal
 RESULTS := out/tests
 # What touches torch. The tests of the operator, the cluster and the tools don't. Nor does what kills, stops, fences or delays
 # processes, or damages and withholds what they read: no torch has a part in that, and it takes minutes.
-NEWEST_LEFT_OUT := $(addprefix tests/integration/test_manager_,beside.py damage.py deadline.py ending.py fenced.py \
-	fenced_unblocked.py gcs.py hooks.py in_c_call.py killed_anywhere.py many.py no_access.py paused.py process.py \
-	rank_0_paused.py reports.py restoring.py shown.py stacks.py threads.py tier.py told.py told_anywhere.py upkeep.py waits.py)
+NEWEST_LEFT_OUT := $(addprefix tests/integration/test_manager_,damage.py killed_anywhere.py no_access.py process.py \
+	reports.py tier.py told.py told_anywhere.py upkeep.py waits.py)
 NEWEST_TESTS := $(addprefix tests/unit/,planners runtime runtime_process) tests/contract \
 	$(addprefix tests/unit/cli/test_cli_,formats.py roots.py streaming.py) \
 	$(addprefix tests/integration/test_,accelerator.py dcp_storage.py formats_ranks.py storage_stock_dcp.py torch_releases.py) \

@@ -51,11 +51,7 @@ def ends_in_time(process: ForkedProcess, told_s: float, options: Mapping[str, fl
 
 
 def all_end_in_time(
-    processes: Sequence[ForkedProcess],
-    told_s: float,
-    options: Mapping[str, float],
-    *,
-    told: ForkedProcess | None = None,
+    processes: Sequence[ForkedProcess], told_s: float, options: Mapping[str, float]
 ) -> list[int]:
     """Return the exit codes of processes that are over before they would be killed, or gone where they know when.
 
@@ -66,7 +62,6 @@ def all_end_in_time(
         processes: The processes.
         told_s: When they were sent SIGTERM, by time.monotonic().
         options: Theirs.
-        told: The only one of them that was sent it, which has told the others: nobody kills those soon.
 
     """
     limit_s = options.get("grace_s", SILENCE_S + _END_S)
@@ -76,7 +71,7 @@ def all_end_in_time(
     for process, waits, (code, gone_at_s) in zip(processes, all_waits, ends, strict=True):
         said = (each["at_s"] for each in hear_rest(process) if each["event"] == "over")
         over_at_s = next(said, gone_at_s)
-        counts_at_s = gone_at_s if told in (None, process) and "grace_s" in options else over_at_s
+        counts_at_s = gone_at_s if "grace_s" in options else over_at_s
         busy_s = waits.until_s(counts_at_s)
         print(
             f"{code}: over {over_at_s - told_s:.1f} s and gone {gone_at_s - told_s:.1f} s after the notice, "

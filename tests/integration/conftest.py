@@ -71,6 +71,11 @@ def run_on_devices(devices_server: ForkServer) -> OnDevices:
 
 
 @pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return (tmp_path / "root").as_uri()
+
+
+@pytest.fixture
 def ranks(torch_servers: tuple[ForkServer, ForkServer], tmp_path: Path) -> Ranks:
     @contextmanager
     def ranks(

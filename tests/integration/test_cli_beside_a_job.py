@@ -1,8 +1,6 @@
 """The command, as processes, beside a companion that saves, deletes and collects in the same folder."""
 
 import json
-import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -12,80 +10,45 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
-from stepkeeper.checkpoint import SaveOrder, Structure, ValueOrder
-from stepkeeper.companion.messages import ClaimRequest, CommitRequest, OpenRequest
-from stepkeeper.companion.session import Session
 from stepkeeper.log import Log
-from stepkeeper.policy.keep import LastN
-from stepkeeper.policy.keep_message import Keep
 from stepkeeper.storage import open_store
-from stepkeeper_testing.background import done
-from stepkeeper_testing.checkpoints import SmallRoot, write_request
-from stepkeeper_testing.pod import pod_identity
+from stepkeeper_testing.checkpoints import SmallRoot
+from stepkeeper_testing.trainer import open_manager
 
 COMMAND = [str(Path(sys.executable).with_name("stepkeeper"))]
 N_ROUNDS = 2
 
 
-class Job:
-    """Saves until it is told to end; what fails ends it and is kept."""
-
-    def __init__(self, url: str) -> None:
-        self.session = Session(
-            OpenRequest(
-                rank=0,
-                world_size=1,
-                uri=url,
-                keep=Keep(last=(LastN(2),)),
-                identity=pod_identity(restart_attempt=1),
-            ),
-            lambda directive: None,
-        )
-        self.claim = self.session.claim_root(ClaimRequest()).claim
-        self.steps = 0
-        self.complaint: BaseException | None = None
-        self.ended = threading.Event()
-        self.region = os.memfd_create("region")
-        os.write(self.region, secrets.token_bytes(1 << 20))
-        self.save()
-        self.thread = threading.Thread(target=self.run)
-
-    def run(self) -> None:
-        try:
-            while not self.ended.is_set():
-                self.save()
-        except BaseException as error:  # the test raises it
-            self.complaint = error
-
-    def save(self) -> None:
-        order = SaveOrder(
-            rank=0,
-            world_size=1,
-            step=self.steps + 1,
-            claim=self.claim.slot,
-            nonce=secrets.token_hex(16),
-            structure=Structure(),
-            values=(ValueOrder(fqn="blob", start=0, length_bytes=1 << 20),),
-        )
-        self.session.shares.write_share(write_request(order), self.region)
-        _, after = self.session.commit_save(CommitRequest(folder=order.folder, others=(), duration_millis=1))
-        done(after)
-        self.steps += 1
-
-
 @contextmanager
-def saving(url: str) -> Iterator[Job]:
-    job = Job(url)
-    job.thread.start()
+def saving(url: str) -> Iterator[list[int]]:
+    """A job saves as long as the block lasts: the steps that it has saved. What fails ends it, and is raised here."""
+    steps: list[int] = []
+    complaints: list[BaseException] = []
+    is_over, has_begun = threading.Event(), threading.Event()
+
+    def run() -> None:
+        try:
+            with open_manager(url, max_to_keep=2, take_over=True) as manager:
+                manager.restore_latest({"blob": torch.zeros(1 << 18)})
+                while not is_over.is_set():
+                    manager.save(len(steps) + 1, {"blob": torch.randn(1 << 18)})
+                    steps.append(len(steps) + 1)
+                    has_begun.set()
+        except BaseException as error:  # the test raises it
+            complaints.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
     try:
-        yield job
+        assert has_begun.wait(60), complaints
+        yield steps
     finally:
-        job.ended.set()
-        job.thread.join(60)
-        os.close(job.region)
-    if job.complaint is not None:
-        raise job.complaint
+        is_over.set()
+        thread.join(60)
+    for complaint in complaints:
+        raise complaint
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -98,7 +61,7 @@ def test_nothing_but_rm_is_noticed_by_a_job_that_is_saving(tmp_path: Path) -> No
     before = SmallRoot(url)
     before.begin()
     left = before.give_up(7)
-    with saving(url) as job:
+    with saving(url) as steps:
         watching = subprocess.Popen(
             [*COMMAND, "watch", url, "--interval", "0.01", "--json"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -106,12 +69,13 @@ def test_nothing_but_rm_is_noticed_by_a_job_that_is_saving(tmp_path: Path) -> No
         try:
             assert watching.stdout is not None
             first = json.loads(watching.stdout.readline())
+            claim = Log(open_store(url)).open().claim
             for _ in range(N_ROUNDS):
-                steps = job.steps
+                n_steps = len(steps)
                 for command in (["ls", "--all"], ["verify", "--all"], ["gc"], ["doctor"]):
                     done = run(*command, url)
                     assert (done.returncode, done.stderr) == (0, ""), done
-                assert job.steps > steps
+                assert len(steps) > n_steps
             refused = run("rm", url, str(first["step"]), "--yes")
             assert refused.returncode in (1, 4), refused
             watching.send_signal(signal.SIGINT)
@@ -124,9 +88,8 @@ def test_nothing_but_rm_is_noticed_by_a_job_that_is_saving(tmp_path: Path) -> No
     steps_seen = [first["step"], *(json.loads(line)["step"] for line in seen.splitlines())]
     assert steps_seen == sorted(set(steps_seen))
     assert len(steps_seen) > N_ROUNDS
-
     state = Log(open_store(url)).open()
-    assert [record.step for record in state.line] == [job.steps, job.steps - 1]
-    assert state.claim == job.claim.slot
+    assert [record.step for record in state.line] == [steps[-1], steps[-1] - 1]
+    assert state.claim == claim
     assert not (tmp_path / left).exists()
     assert run("verify", "--all", url).returncode == 0

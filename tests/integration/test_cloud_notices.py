@@ -18,7 +18,7 @@ from stepkeeper.storage import open_store
 from stepkeeper.testing.metadata_server import FakeMetadataServer
 from stepkeeper.training.notices.metadata_server import MetadataServer
 
-RANK = Path(__file__).parent / "manager_trainer" / "rank.py"
+RANK = Path(__file__).parent / "manager_trainer" / "ranks.py"
 
 
 def test_the_server_is_asked_as_googles_documentation_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,15 +35,6 @@ def test_the_server_is_asked_as_googles_documentation_says(monkeypatch: pytest.M
             server.wait_for_change("preempted", None, 60)
     with pytest.raises(OSError, match="refused"):
         server.wait_for_change("preempted", None, 60)
-
-
-def test_a_server_that_has_heard_of_no_maintenance_does_not_fail() -> None:
-    with FakeMetadataServer() as fake:
-        fake.quiet.add("upcoming-maintenance")
-        server = MetadataServer(fake.host)
-        assert server.wait_for_change("upcoming-maintenance", None, 60).is_quiet
-        assert server.wait_for_change("upcoming-maintenance", "an earlier one's", 60).is_quiet
-        assert not server.wait_for_change("preempted", None, 60).is_quiet
 
 
 def await_commit(root: Path, after: int = 0) -> int:
@@ -63,7 +54,7 @@ def test_one_machine_is_maintained_then_preempted_and_all_ranks_follow(
     tmp_path: Path, torch_servers: tuple[ForkServer, ForkServer]
 ) -> None:
     """Only rank 1's machine has a metadata server; at first that isn't up."""
-    options = json.dumps({"interval": 10**6, "pause_s": 0.004, "disruption": "Save"})
+    options = json.dumps({"steps": 10**6, "interval": 10**6, "pause_s": 0.004, "pod": True})
     root = tmp_path / "root"
     with FakeMetadataServer() as server:
         server.failing = 3
@@ -72,7 +63,7 @@ def test_one_machine_is_maintained_then_preempted_and_all_ranks_follow(
             env = dict(os.environ) | ({"GCE_METADATA_HOST": server.host} if rank else {})
             started.append(
                 torch_servers[rank].start(
-                    [RANK, root.as_uri(), rank, 2, tmp_path, 10**6, options], env=env, stdout=subprocess.PIPE
+                    [RANK, rank, 2, tmp_path, "train", options], env=env, stdout=subprocess.PIPE
                 )
             )
         with ended_at_last(started):
@@ -90,6 +81,6 @@ def test_one_machine_is_maintained_then_preempted_and_all_ranks_follow(
     assert last[0] == last[1]
     assert last[0]["stop"]
     assert await_commit(root, after=saved) == last[0]["step"]
-    ends = [Termination.from_json((tmp_path / f"pod-{rank}" / "end").read_bytes()) for rank in range(2)]
+    ends = [Termination.from_json((tmp_path / f"termination.{rank}").read_bytes()) for rank in range(2)]
     assert [(end.notice, end.cause) for end in ends] == [("peer", None), ("preempted", Cause.SPOT_PREEMPTION)]
     assert {end.committed.step for end in ends if end.committed is not None} == {last[0]["step"]}

@@ -1,4 +1,4 @@
-"""Companions as processes: which signals end them, and when they are gone."""
+"""Companions as processes: which signals end them, when they are gone, and trainings that fork workers at any time."""
 
 import json
 import os
@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from fork_server import ForkServer
 
 from stepkeeper import CheckpointManager
 from stepkeeper.companion.client import CompanionProcess
 from stepkeeper.companion.messages import ClaimRequest, Kind, OpenRequest
 from stepkeeper.contract.wire import encode
 
-FORKED = Path(__file__).parent / "companion_process" / "forked.py"
+SCRIPTS = Path(__file__).parent / "companion_process"
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -67,7 +68,9 @@ def test_a_save_is_committed_by_the_companion_that_is_told_to_stop_meanwhile(
 
 
 def test_a_companion_is_gone_with_its_trainer_though_a_forked_child_has_its_socket() -> None:
-    with subprocess.Popen([sys.executable, str(FORKED)], stdout=subprocess.PIPE, text=True) as trainer:
+    with subprocess.Popen(
+        [sys.executable, str(SCRIPTS / "forked.py")], stdout=subprocess.PIPE, text=True
+    ) as trainer:
         assert trainer.stdout is not None
         said = json.loads(trainer.stdout.readline())
         try:
@@ -79,3 +82,12 @@ def test_a_companion_is_gone_with_its_trainer_though_a_forked_child_has_its_sock
         finally:
             trainer.kill()
             os.kill(said["child"], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", ["hooked", "unhooked"])
+def test_a_worker_that_is_forked_as_the_companion_starts_inherits_nothing_and_hides_no_end(
+    torch_server: ForkServer, tmp_path: Path, how: str
+) -> None:
+    root = (tmp_path / "root").as_uri()
+    done = torch_server.run([SCRIPTS / "forking.py", root, how], timeout=280)
+    assert done.returncode == 0, done.stderr[-4000:]

@@ -1,7 +1,4 @@
-"""The DDP example on 1, then 4, then 2 processes: one training, and one model's worth of bytes, spread over all.
-
-Where their number stays the same, it resumes to the bit.
-"""
+"""The DDP example on 1, then 4, then 2 processes: one training, and one model's worth of bytes, spread over all."""
 
 import math
 import os
@@ -12,12 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 from fork_server import ForkServer
 from free_ports import free_port
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
 
 # Up to four trainings one after the other, of up to four processes that import torch.
 pytestmark = pytest.mark.timeout(900)
@@ -104,29 +97,3 @@ def test_one_training_goes_on_with_1_then_4_then_2_processes(train: Train, tmp_p
         assert len(sizes) == n_processes
         assert STATE_BYTES <= sum(sizes) < STATE_BYTES + FRAME_BYTES * (24 + 4 * n_processes)
         assert max(sizes) <= 1.05 * sum(sizes) / n_processes
-
-
-def tensors_of(root: Path, step: int) -> dict[str, torch.Tensor]:
-    """All tensors of a step, as torch.distributed.checkpoint reads them."""
-    (folder,) = root.glob(f"{step}/*/")
-    reader = FileSystemReader(folder)
-    kinds = reader.read_metadata().state_dict_metadata
-    found: dict[str, object] = {
-        name: torch.empty(kind.size, dtype=kind.properties.dtype)
-        for name, kind in kinds.items()
-        if isinstance(kind, TensorStorageMetadata)
-    }
-    load(found, storage_reader=reader, no_dist=True)
-    return {name: tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is", "ignore:TypedStorage is deprecated")
-def test_a_training_of_four_processes_resumes_to_the_bit(train: Train, tmp_path: Path) -> None:
-    """Gradients of four are added in an order that follows from DDP's buckets, which it makes anew once it has run."""
-    train(tmp_path / "whole", 4, 20)
-    root = tmp_path / "stopped"
-    assert [train(root, 4, n_steps).started_from for n_steps in (10, 20)] == [0, 10]
-    whole, resumed = tensors_of(tmp_path / "whole", 20), tensors_of(root, 20)
-    assert sum(tensor.nbytes for tensor in whole.values()) >= STATE_BYTES
-    assert whole.keys() == resumed.keys()
-    assert [name for name in whole if not torch.equal(whole[name], resumed[name])] == []

@@ -14,25 +14,15 @@ import torch
 from fork_server import ForkedProcess, ForkServer
 
 import stepkeeper
-from stepkeeper import CheckpointManager
 from stepkeeper.contract import ExitCode
-from stepkeeper.errors import RestoreError, StorageError
+from stepkeeper.errors import StorageError
 from stepkeeper.log import Log
-from stepkeeper.retention.pins import list_pins, remove_pin
+from stepkeeper.retention.pins import list_pins
 from stepkeeper.storage import open_store
 from stepkeeper_planners.errors import LoadMismatchError
-
-
-@pytest.fixture
-def uri(tmp_path: Path) -> str:
-    return (tmp_path / "root").as_uri()
-
+from stepkeeper_testing.trainer import open_manager
 
 LIMIT_S: Final = 60
-
-
-def open_manager(uri: str, **options: Any) -> CheckpointManager:
-    return CheckpointManager(uri, 1, chkpt_on_preemption=False, **options)
 
 
 def state_at(step: int) -> dict[str, Any]:
@@ -169,10 +159,8 @@ def start_reader(torch_server: ForkServer, uri: str) -> Iterator[Callable[[str],
     ("mode", "code", "said"),
     [
         ("waits_in_a_with_block", -signal.SIGTERM, ""),
-        ("waits_without_one", -signal.SIGTERM, ""),
         ("computes_without_a_break", -signal.SIGTERM, ""),
         ("reads_with_two", -signal.SIGTERM, ""),
-        ("has_a_handler_that_exits", 3, ""),
         ("has_a_handler_that_closes", 0, "left the loop\n"),
     ],
 )
@@ -222,19 +210,3 @@ def test_who_is_killed_holds_its_commit_for_a_lease_only(
         os.utime(entry, (time.time(), time.time() - 3600 * (len(entries) - number)))
     start_and_save(7)
     assert (folder.exists(), pinned(uri)) == (False, [])
-
-
-def test_a_commit_whose_pin_was_lost_is_not_called_torn(uri: str) -> None:
-    """Without its pin, what is missing was deleted, and the reader is told so."""
-    with open_manager(uri, max_to_keep=1) as manager:
-        manager.save(1, state_at(1))
-        with stepkeeper.follow(uri, poll_s=0.02) as commits:
-            commit = next(commits)
-            store = open_store(uri)
-            for pin in list_pins(store):
-                remove_pin(store, pin)
-            manager.save(2, state_at(2))
-            manager.save(3, state_at(3))
-            wait_until(lambda: not (Path(commit.uri.removeprefix("file://"))).exists())
-            with pytest.raises(RestoreError, match="was deleted"):
-                commit.load(state_at(0))

@@ -17,8 +17,6 @@ RANK = Path(__file__).parent / "formats_ranks" / "rank.py"
         ("ours", 3),
         ("stock-planner", 2),
         ("refused", 2),
-        # torch's own reader with torch's own planner: for tensors that every rank has whole. With DTensors it hangs.
-        ("stock-pair-plain", 2),
     ],
 )
 def test_one_rank_reads_for_all(

@@ -3,8 +3,10 @@
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launched_pods import PATIENCE_S, last_word, launched, lose, pods, torchrun, until_running
@@ -12,19 +14,6 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch do
 
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
-
-
-@pytest.mark.parametrize(
-    ("script", "code"),
-    [("exit 3", 3), ("kill -9 $$", 137), ("trap 'kill $!; exit 9' TERM; sleep 60 & echo up; wait", 9)],
-)
-def test_outside_a_pod_it_ends_as_its_command_does(script: str, code: int) -> None:
-    with launched("sh", "-c", script) as process:
-        if "echo up" in script:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "up\n"
-            process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == code
 
 
 @pytest.mark.parametrize(
@@ -42,74 +31,61 @@ def test_a_command_that_is_none_is_named(command: list[str], code: int, said: st
     assert f"stepkeeper.launch: {said}" in output
 
 
-def test_two_pods_of_two_workers_end_with_75_when_one_is_told_to_stop(tmp_path: Path) -> None:
-    (first, first_env), (second, second_env) = pods(tmp_path, 2)
-    outputs = [folder / "output" for folder in (first, second)]
-    with (
-        launched(*torchrun(first, "trains"), env=first_env, output=outputs[0]) as one,
-        launched(*torchrun(second, "trains"), env=second_env, output=outputs[1]) as other,
-    ):
-        for process, folder, ranks in ((one, first, (0, 1)), (other, second, (2, 3))):
-            until_running(process, [folder / f"runs-{rank}" for rank in ranks])
-        other.send_signal(signal.SIGTERM)
-        codes = [process.wait(PATIENCE_S) for process in (one, other)]
-    said = [output.read_text() for output in outputs]
+@contextmanager
+def two_pods(tmp_path: Path, case: str, **options: Any) -> Iterator[list[subprocess.Popen[str]]]:
+    """The launchers of two pods, with two workers each, which train when the block begins.
+
+    When it ends well, both have ended with 75, and the last word of each tells the newest commit.
+    """
+    made = pods(tmp_path, 2, coordinator="lm-w-0-0.lm" if options else "localhost")
+    folders = [folder for folder, _ in made]
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                launched(*torchrun(folder, case), env=env, output=folder / "output", **options)
+            )
+            for folder, env in made
+        ]
+        for number, (process, folder) in enumerate(zip(processes, folders, strict=True)):
+            until_running(process, [folder / f"runs-{rank}" for rank in (2 * number, 2 * number + 1)])
+        yield processes
+        codes = [process.wait(PATIENCE_S) for process in processes]
+    said = [(folder / "output").read_text() for folder in folders]
     assert codes == [75, 75], said
-    assert all("ended with code 1, the training with 75" in text for text in said)
     latest = Log(open_store((tmp_path / "root").as_uri())).open().latest
-    assert latest is not None
-    words = [last_word(folder) for folder in (first, second)]
-    assert [(word.code, word.step, word.restart) for word in words] == [(75, latest.step, 0)] * 2
+    assert latest is not None, said
+    words = [last_word(folder) for folder in folders]
+    assert [(word.code, word.step, word.agreed, word.restart) for word in words] == [
+        (75, latest.step, True, 0)
+    ] * 2, said
+
+
+def test_two_pods_of_two_workers_end_with_75_when_one_is_told_to_stop(tmp_path: Path) -> None:
+    with two_pods(tmp_path, "trains") as (_, other):
+        other.send_signal(signal.SIGTERM)
+    for number in range(2):
+        said = (tmp_path / f"pod-{number}" / "output").read_text()
+        assert "ended with code 1, the training with 75" in said
 
 
 def test_a_stops_save_is_committed_though_the_pods_names_are_gone(tmp_path: Path) -> None:
     """Who deletes a job takes its Service away, and with it the names of its pods, before their processes are told."""
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost lm-w-0-0.lm\n")
-    (first, first_env), (second, second_env) = pods(tmp_path, 2, coordinator="lm-w-0-0.lm")
-    outputs = [folder / "output" for folder in (first, second)]
-    with (
-        launched(*torchrun(first, "trains"), env=first_env, output=outputs[0], hosts=hosts) as one,
-        launched(*torchrun(second, "trains"), env=second_env, output=outputs[1], hosts=hosts) as other,
-    ):
-        for process, folder, ranks in ((one, first, (0, 1)), (other, second, (2, 3))):
-            until_running(process, [folder / f"runs-{rank}" for rank in ranks])
+    with two_pods(tmp_path, "trains", hosts=hosts) as both:
         hosts.write_text("127.0.0.1 localhost\n")
-        for process in (one, other):
+        for process in both:
             process.send_signal(signal.SIGTERM)
-        codes = [process.wait(PATIENCE_S) for process in (one, other)]
-    said = [output.read_text() for output in outputs]
-    assert codes == [75, 75], said
-    check_both_have_saved_the_newest(tmp_path, (first, second), said)
-
-
-def check_both_have_saved_the_newest(tmp_path: Path, folders: Sequence[Path], said: Sequence[str]) -> None:
-    """Both pods' last words tell the newest commit of their root."""
-    latest = Log(open_store((tmp_path / "root").as_uri())).open().latest
-    assert latest is not None, said
-    words = [last_word(folder) for folder in folders]
-    assert [(word.code, word.step, word.agreed) for word in words] == [(75, latest.step, True)] * 2, said
 
 
 @pytest.mark.parametrize("case", ["asks", "saves-slowly"])
 def test_no_rank_ends_before_the_stops_save_is_committed(tmp_path: Path, case: str) -> None:
     """torchrun ends all ranks of a pod once one has ended. A program asks for the stop; or both pods are deleted."""
-    (first, first_env), (second, second_env) = pods(tmp_path, 2)
-    outputs = [folder / "output" for folder in (first, second)]
-    with (
-        launched(*torchrun(first, case), env=first_env, output=outputs[0]) as one,
-        launched(*torchrun(second, case), env=second_env, output=outputs[1]) as other,
-    ):
-        for process, folder, ranks in ((one, first, (0, 1)), (other, second, (2, 3))):
-            until_running(process, [folder / f"runs-{rank}" for rank in ranks])
+    with two_pods(tmp_path, case) as (one, other):
         if case == "saves-slowly":
             one.send_signal(signal.SIGTERM)
             time.sleep(1.0)
             other.send_signal(signal.SIGTERM)
-        codes = [process.wait(PATIENCE_S) for process in (one, other)]
-    said = [output.read_text() for output in outputs]
-    assert codes == [75, 75], said
-    check_both_have_saved_the_newest(tmp_path, (first, second), said)
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])

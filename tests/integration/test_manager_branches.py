@@ -1,6 +1,5 @@
 """A process that restores nothing or a part, and saves: nothing that was there is deleted, and one warning says so."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,15 +8,7 @@ import torch
 from stepkeeper import CheckpointManager
 from stepkeeper.log import CommitRecord, Log, LogState
 from stepkeeper.storage import open_store
-
-
-@pytest.fixture
-def uri(tmp_path: Path) -> str:
-    return (tmp_path / "root").as_uri()
-
-
-def open_manager(uri: str, **options: Any) -> CheckpointManager:
-    return CheckpointManager(uri, 1, chkpt_on_preemption=False, **options)
+from stepkeeper_testing.trainer import open_manager
 
 
 def save(manager: CheckpointManager, *steps: int, **options: Any) -> None:
@@ -66,23 +57,6 @@ def test_steps_from_the_beginning_delete_none_of_those_that_were_there(
     assert_whole(uri, *old)
 
 
-def test_who_has_gone_on_and_repeats_steps_later_begins_a_branch_then(
-    uri: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with open_manager(uri) as manager:
-        save(manager, 10, 20)
-    with open_manager(uri, max_to_keep=2) as manager:
-        save(manager, 30)
-        assert not warned(caplog)
-        save(manager, 15)
-        assert manager.all_steps() == [15]
-        save(manager, 5, 6)
-    assert len(warned(caplog)) == 1
-    # 10 went in the order of saves, as ever.
-    assert steps_of(opened(uri).line) == [5, 6]
-    assert steps_of(opened(uri).live) == [5, 6, 20, 30]
-
-
 @pytest.mark.parametrize("way", ["latest", "by its step"])
 def test_what_was_restored_is_gone_on_from_with_any_step(
     uri: str, caplog: pytest.LogCaptureFixture, way: str
@@ -129,7 +103,7 @@ def test_who_has_restored_a_part_goes_on_with_greater_steps_only(
     assert steps_of(opened(uri).live) == [2, 3, 100_000, 100_001]
 
 
-@pytest.mark.parametrize("entries", [("w",), ("w", "moments", "more"), ("other", "moments")])
+@pytest.mark.parametrize("entries", [("w",), ("w", "moments", "more")])
 def test_who_saves_something_else_than_was_restored_deletes_nothing(
     uri: str, caplog: pytest.LogCaptureFixture, entries: tuple[str, ...]
 ) -> None:

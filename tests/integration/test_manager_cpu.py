@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_loader import load as stock_load
 
-from stepkeeper import CheckpointManager
 from stepkeeper.errors import (
     CompanionLostError,
     RestoreError,
@@ -24,6 +23,7 @@ from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.report import SaveState
 from stepkeeper.storage import open_store
 from stepkeeper_planners.errors import UnsupportedValueError
+from stepkeeper_testing.trainer import open_manager
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.int64, torch.bool)
 
@@ -67,15 +67,6 @@ def assert_same(left: Any, right: Any) -> None:
         else:
             assert value == other, path
     assert not rights
-
-
-@pytest.fixture
-def uri(tmp_path: Path) -> str:
-    return (tmp_path / "root").as_uri()
-
-
-def open_manager(uri: str, interval: int = 1, **options: Any) -> CheckpointManager:
-    return CheckpointManager(uri, interval, chkpt_on_preemption=False, **options)
 
 
 def slots(uri: str) -> list[str]:
@@ -141,24 +132,6 @@ def flip_a_byte(uri: str, step: int) -> None:
     data[len(data) // 2] ^= 1
     path.chmod(0o644)
     path.write_bytes(data)
-
-
-@pytest.mark.smoke
-def test_a_flipped_byte_condemns_the_commit_and_its_parent_is_restored(uri: str) -> None:
-    with open_manager(uri) as manager:
-        for step in (1, 2, 3):
-            manager.save(step, {"w": torch.full((3000,), float(step)), "n": step})
-    flip_a_byte(uri, 3)
-    state: dict[str, Any] = {"w": torch.zeros(3000), "n": 0}
-    with open_manager(uri) as manager:
-        result = manager.restore_latest(state)
-        assert result is not None
-        assert result.step == 2
-        assert torch.equal(state["w"], torch.full_like(state["w"], 2.0))
-        assert state["n"] == 2
-        assert slots(uri)[-3:] == ["begin", "quarantine", "restored"]
-        manager.save(4, state)
-        assert manager.all_steps() == [1, 2, 4]
 
 
 def kill_during(in_flight: InFlight | None, pid: int) -> None:

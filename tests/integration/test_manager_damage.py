@@ -4,7 +4,7 @@ import logging
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +14,6 @@ from stepkeeper.errors import LogFormatError, LogGapError, SaveError
 from stepkeeper.log import Log
 from stepkeeper.log.tail import slot_path
 from stepkeeper.storage import open_store
-from stepkeeper_planners.errors import LoadMismatchError
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +44,7 @@ def damage(path: Path, how: str) -> None:
         path.with_name("__7_7.distcp").write_bytes(b"a stranger's")
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("name", "how", "step"),
     [
@@ -103,62 +103,6 @@ def test_a_damaged_log_is_named_and_nothing_is_done(whole: Path, tmp_path: Path,
         with suppress(SaveError):
             manager.wait()
     assert contents(root) == before
-
-
-class Raising:
-    """Something of the user's that can't take what it gets."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"n": 0}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise self.error
-
-
-MISTAKES: Final[dict[str, tuple[dict[str, Any], type[BaseException]]]] = {
-    "another shape": ({"w": torch.zeros(2999), "n": 0}, LoadMismatchError),
-    "no memory on the device": (
-        {"w": torch.zeros(3000), "n": Raising(torch.OutOfMemoryError("no room"))},
-        torch.OutOfMemoryError,
-    ),
-    "an error of its own": ({"w": torch.zeros(3000), "n": Raising(KeyError("lr"))}, KeyError),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_of_the_users_condemns_nothing(tmp_path: Path, mistake: str) -> None:
-    uri = (tmp_path / "root").as_uri()
-    state, kind = MISTAKES[mistake]
-    with CheckpointManager(uri, 1, chkpt_on_preemption=False) as manager:
-        for step in (1, 2):
-            manager.save(
-                step, state_at(step) if kind is LoadMismatchError else {**state_at(step), "n": Counting()}
-            )
-    manager = CheckpointManager(uri, 1, chkpt_on_preemption=False)
-    try:
-        with pytest.raises(kind):
-            manager.restore_latest(state)
-    finally:
-        manager.close()
-    assert not any(record.quarantined for record in Log(open_store(uri)).open().commits.values())
-    right: dict[str, Any] = {"w": torch.zeros(3000), "n": 0 if kind is LoadMismatchError else Counting()}
-    with CheckpointManager(uri, 1, chkpt_on_preemption=False) as manager:
-        result = manager.restore_latest(right)
-        assert result is not None
-        assert result.step == 2
-
-
-class Counting:
-    """Do what `Raising` does while it is well."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"n": 0}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        assert state == {"n": 0}
 
 
 def contents(root: Path) -> dict[Path, bytes]:

@@ -1,45 +1,30 @@
-"""What a manager is given as `state`: a mapping, an object with state_dict(), or a function, and not nothing."""
+"""What a manager is given as `state`, and how often it calls state_dict(), which has side effects in some objects."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from stepkeeper import CheckpointManager
+from stepkeeper import PerRank, Whole, prime_optimizer
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
-
-
-@pytest.fixture
-def uri(tmp_path: Path) -> str:
-    return (tmp_path / "root").as_uri()
-
-
-def open_manager(uri: str, interval: int = 1) -> CheckpointManager:
-    return CheckpointManager(uri, interval, chkpt_on_preemption=False)
-
+from stepkeeper_testing.trainer import open_manager
 
 NO_STATES: dict[str, Any] = {
     "None": None,
     "a tensor": torch.zeros(2),
     "a class": torch.nn.Linear,
 }
-CALLS: dict[str, Any] = {
-    "step": lambda manager, state: manager.step(1, state),
-    "save": lambda manager, state: manager.save(1, state),
-    "save_async": lambda manager, state: manager.save_async(1, state),
-    "restore": lambda manager, state: manager.restore(1, state),
-    "restore_latest": lambda manager, state: manager.restore_latest(state),
-}
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("call", ["step", "save", "save_async", "restore", "restore_latest"])
 @pytest.mark.parametrize("state", NO_STATES.values(), ids=NO_STATES)
-def test_what_is_no_state_is_refused_before_anything_is_written(uri: str, call: Any, state: Any) -> None:
+def test_what_is_no_state_is_refused_before_anything_is_written(uri: str, call: str, state: Any) -> None:
     with open_manager(uri) as manager:
         with pytest.raises(TypeError, match="state is a dict, or an object with state_dict"):
-            call(manager, state)
+            getattr(manager, call)(*(() if call == "restore_latest" else (1,)), state)
     assert not Log(open_store(uri)).open().commits
 
 
@@ -98,3 +83,140 @@ def test_a_restore_refuses_a_function_because_values_would_be_lost(uri: str, cal
         arguments = (1,) if call == "restore" else ()
         with pytest.raises(TypeError, match="is filled in place"):
             getattr(manager, call)(*arguments, lambda: {"n": 0})
+
+
+Given = Callable[["Recorder"], Any]
+GIVEN: dict[str, Given] = {
+    "plain": lambda part: part,
+    "PerRank": PerRank,
+    "Whole": Whole,
+    "in a PerRank's dict": lambda part: PerRank({"a": part}),
+}
+
+
+class Recorder:
+    """Record its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.tensor = torch.ones(2)
+
+    def take_calls(self) -> list[str]:
+        calls, self.calls = self.calls, []
+        return calls
+
+    def state_dict(self) -> dict[str, Any]:
+        self.calls.append("state_dict")
+        return {"n": 1, "t": self.tensor}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert torch.equal(state["t"], torch.ones(2))
+        self.calls.append("load_state_dict")
+
+
+@pytest.mark.parametrize("call", ["step", "save", "save_async"])
+def test_a_save_calls_state_dict_once(tmp_path: Path, call: str) -> None:
+    part = Recorder()
+    with open_manager(tmp_path) as manager:
+        for step in (1, 2, 3):
+            getattr(manager, call)(step, {"part": part})
+            manager.wait()
+            assert part.take_calls() == ["state_dict"]
+    assert not part.take_calls()
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN)
+def test_a_restore_calls_state_dict_before_load_state_dict_and_never_after_it(
+    tmp_path: Path, given: Given
+) -> None:
+    with open_manager(tmp_path) as manager:
+        manager.save(1, {"part": given(Recorder())})
+    part = Recorder()
+    part.tensor.zero_()
+    with open_manager(tmp_path) as manager:
+        assert manager.restore_latest({"part": given(part)})
+        assert part.take_calls() == ["state_dict", "load_state_dict"]
+        manager.restore(1, {"part": given(part)})
+        assert part.take_calls() == ["state_dict", "load_state_dict"]
+    assert not part.take_calls()
+
+
+@pytest.mark.parametrize(
+    "unready",
+    [{}, [torch.nn.Linear(2, 2, device="meta")], torch.nn.LazyLinear(2)],
+    ids=["empty", "on no device", "lazy"],
+)
+def test_a_first_start_takes_a_state_that_cannot_be_saved_before_its_first_step(
+    tmp_path: Path, unready: Any
+) -> None:
+    state = {"part": unready}
+    with open_manager(tmp_path) as manager:
+        assert manager.restore_latest(state) is None
+        state["part"] = torch.ones(2)
+        manager.step(1, state)
+        manager.wait()
+        assert manager.all_steps() == [1]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("primed", [False, True])
+def test_an_optimizer_that_was_not_primed_is_warned_of_at_the_first_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, primed: bool
+) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    state: dict[str, Any] = {"w": weight, "log": [], "optimizer": torch.optim.AdamW([weight])}
+    if primed:
+        prime_optimizer(state["optimizer"])
+    with open_manager(tmp_path) as manager:
+        manager.restore_latest(state)
+        for step in (1, 2):
+            torch.autograd.backward(weight.sum())
+            state["optimizer"].step()
+            state["log"].append({"step": step})
+            manager.step(step, state)
+    warnings = [
+        each for each in caplog.messages if "prime_optimizer(optimizer) before restore_latest" in each
+    ]
+    assert [each.startswith("step 1 is saved") for each in warnings] == ([] if primed else [True])
+
+
+def test_an_optimizer_that_a_partial_restore_leaves_unprimed_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    with open_manager(tmp_path) as manager:
+        manager.save(1, {"w": weight})
+    optimizer = torch.optim.AdamW([weight])
+    state = {"w": weight, "optimizer": optimizer}
+    with open_manager(tmp_path) as manager:
+        manager.restore_latest(state, items=["w"])
+        torch.autograd.backward(weight.sum())
+        optimizer.step()
+        manager.save(2, state)
+    assert "prime_optimizer(optimizer) before restore_latest" in caplog.text
+
+
+def trainer_at(step: int) -> dict[str, Any]:
+    """Return a state as that of Hugging Face's Trainer."""
+    return {
+        "global_step": step,
+        "log_history": [{"loss": 1 / n, "eval.loss": 2 / n, "step": n} for n in range(1, step + 1)],
+        "best_metric": 1 / step if step else None,
+        "stateful_callbacks": {"Stopping": {f"at {n}": n for n in range(1, step + 1)}} if step else {},
+    }
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["as a Whole", "as it is"])
+def test_the_state_of_a_trainer_goes_on_after_a_restart(uri: str, *, whole: bool) -> None:
+    for started_at in (0, 4, 8):
+        found: Any = trainer_at(0)
+        with open_manager(uri, 4) as manager:
+            restored = manager.restore_latest(
+                {"w": torch.zeros(2), "trainer": Whole(found) if whole else found}
+            )
+            assert (restored.step if restored else 0) == started_at
+            assert found == trainer_at(started_at)
+            for step in range(started_at + 1, started_at + 5):
+                now: Any = trainer_at(step)
+                manager.step(step, {"w": torch.zeros(2), "trainer": Whole(now) if whole else now})

@@ -14,10 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from multiprocessing import forkserver
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,8 +36,6 @@ FORKS: Final = multiprocessing.get_context("forkserver")
 CHILDREN: Final = threading.Lock()
 """Held while a process is started or its end is read: a start reads the ends of the other threads' processes too, and
 of two threads that read the same end one would be told 255."""
-
-_GARBAGE: Final = "e" * 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,81 +60,50 @@ PROGRAMS: Final = {
     "deleting": Program(before=(10,), last=1),
     "collecting": Program(before=(10,), garbage=True),
 }
-CASES: Final = tuple(product(PROGRAMS, (1, 2)))
+Case = tuple[str, int]
+"""A program's name, and the number of its ranks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """The end of all ranks of one start, and their output."""
+def start(order: Order, world_size: int) -> tuple[set[int], list[list[dict[str, Any]]], str]:
+    """Return the exit codes of a start's ranks, what each said, and all their output.
 
-    folder: Path
-    codes: tuple[int | None, ...]
-    world_size: int
-
-    def said(self, rank: int, event: str) -> list[dict[str, Any]]:
-        lines = (self.folder / f"{rank}.txt").read_text().splitlines()
-        said = [json.loads(line) for line in lines if line.startswith("{")]
-        return [each for each in said if each["event"] == event]
-
-    def all_said(self, event: str) -> list[dict[str, Any]]:
-        return [each for rank in range(self.world_size) for each in self.said(rank, event)]
-
-    def output(self) -> str:
-        return "\n".join((self.folder / f"{rank}.txt").read_text()[-3000:] for rank in range(self.world_size))
-
-
-def start(order: Order, world_size: int) -> Start:
-    """All ranks have ended: by themselves; or killed, as soon as one has ended badly, as an operator would."""
+    All have ended by themselves; or killed, as soon as one has ended badly, as an operator would.
+    """
     order.folder.mkdir()
     ranks = [
         FORKS.Process(target=train, args=(replace(order, rank=rank, world_size=world_size),), daemon=True)
         for rank in range(world_size)
     ]
+
+    def codes() -> list[int | None]:
+        with CHILDREN:
+            return [each.exitcode for each in ranks]
+
     for each in ranks:
         with CHILDREN:
             each.start()
     try:
-        await_end(ranks)
+        await_so(lambda: None not in codes() or any(code not in (None, 0) for code in codes()))
     finally:
-        codes = []
         for each in ranks:
             each.kill()
-            codes.append(await_exit_code(each))
-    await_companions(order.folder, world_size)
-    return Start(folder=order.folder, codes=tuple(codes), world_size=world_size)
+        await_so(lambda: None not in codes())
+    ends = {code for code in codes() if code is not None}
+    for each in ranks:
+        each.close()
+    # Companions end with their trainers.
+    files = [order.folder / f"companion {rank} is" for rank in range(world_size)]
+    await_so(lambda: not any(file.exists() and is_companion(int(file.read_text())) for file in files))
+    texts = [(order.folder / f"{rank}.txt").read_text() for rank in range(world_size)]
+    said = [[json.loads(line) for line in text.splitlines() if line.startswith("{")] for text in texts]
+    return ends, said, "\n".join(text[-3000:] for text in texts)
 
 
-def exit_code(process: ForkServerProcess) -> int | None:
-    with CHILDREN:
-        return process.exitcode
-
-
-def await_exit_code(killed: ForkServerProcess) -> int:
+def await_so(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while (code := exit_code(killed)) is None:
-        assert time.monotonic() < deadline, "a killed rank doesn't come to an end"
+    while not is_so():
+        assert time.monotonic() < deadline, "processes don't come to an end"
         time.sleep(0.005)
-    killed.close()
-    return code
-
-
-def await_end(ranks: Sequence[ForkServerProcess]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while None in (codes := [exit_code(each) for each in ranks]):
-        if any(code not in (None, 0) for code in codes):
-            return
-        assert time.monotonic() < deadline, "the ranks don't come to an end"
-        time.sleep(0.005)
-
-
-def await_companions(folder: Path, world_size: int) -> None:
-    """They end with their trainers."""
-    deadline = time.monotonic() + PATIENCE_S
-    for rank in range(world_size):
-        pid_file = folder / f"companion {rank} is"
-        while pid_file.exists() and is_companion(int(pid_file.read_text())):
-            assert time.monotonic() < deadline, f"companion {rank} has outlived its trainer"
-            time.sleep(0.005)
 
 
 def is_companion(pid: int) -> bool:
@@ -148,9 +113,15 @@ def is_companion(pid: int) -> bool:
         return False
 
 
+def start_well(order: Order, world_size: int) -> list[dict[str, Any]]:
+    codes, said, output = start(order, world_size)
+    assert codes == {0}, output
+    return [each for one in said for each in one]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
-    """A program that nobody was killed in."""
+    """A program in which no process was killed."""
 
     program: Program
     world_size: int
@@ -158,21 +129,11 @@ class Whole:
     """As it was before."""
 
     tail: int
-    n_operations: Mapping[str, int]
-    """By process."""
-
-    def faults(self) -> list[Fault]:
-        return [
-            Fault(process=process, number=number, moment=moment, victim=victim)
-            for process, n in self.n_operations.items()
-            for number in range(n)
-            for moment in ("before", "after")
-            for victim in self.n_operations
-        ]
+    faults: list[Fault]
 
 
-def order_of(program: Program, folder: Path, root: Path, fault: Fault | None = None) -> Order:
-    return Order(
+def order_of(program: Program, folder: Path, root: Path, **changes: Any) -> Order:
+    order = Order(
         folder=folder,
         uri=root.as_uri(),
         number=1,
@@ -182,33 +143,32 @@ def order_of(program: Program, folder: Path, root: Path, fault: Fault | None = N
         restores=program.restores,
         goes_back=program.goes_back,
         last=program.last,
-        fault=fault,
     )
+    return replace(order, **changes)
 
 
 def prepared(program: Program, world_size: int, folder: Path) -> Whole:
     """Prepare what is there before the program starts, and count what its processes ask of the store."""
-    folder.mkdir(parents=True)
-    root = folder / "root"
-    root.mkdir()
+    root, copy = folder / "root", folder / "copy"
+    root.mkdir(parents=True)
+    plain: dict[str, Any] = {"restores": None, "goes_back": None, "last": 0}
     if program.before:
-        order = replace(order_of(program, folder / "earlier", root), number=0, steps=program.before)
-        earlier = start(replace(order, restores=None, goes_back=None, last=0), world_size)
-        assert set(earlier.codes) == {0}, earlier.output()
+        start_well(
+            order_of(program, folder / "earlier", root, number=0, steps=program.before, **plain), world_size
+        )
     if program.garbage:
-        open_store(root.as_uri()).write(f"15/0-{_GARBAGE}/__0_0.distcp", [b"a save that was given up"])
-    copy = folder / "copy"
+        open_store(root.as_uri()).write(f"15/0-{'e' * 32}/__0_0.distcp", [b"a save that was given up"])
     shutil.copytree(root, copy)
-    whole = start(order_of(program, folder / "whole", copy), world_size)
-    assert set(whole.codes) == {0}, whole.output()
+    start_well(order_of(program, folder / "whole", copy), world_size)
     processes = [f"{kind} {rank}" for rank in range(world_size) for kind in ("trainer", "companion")]
-    return Whole(
-        program=program,
-        world_size=world_size,
-        root=root,
-        tail=Log(open_store(root.as_uri())).open().tail,
-        n_operations={process: n_operations(whole.folder, process) for process in processes},
-    )
+    faults = [
+        Fault(process=process, number=number, moment=moment, victim=victim)
+        for process in processes
+        for number in range(n_operations(folder / "whole", process))
+        for moment, victim in product(("before", "after"), processes)
+    ]
+    tail = Log(open_store(root.as_uri())).open().tail
+    return Whole(program=program, world_size=world_size, root=root, tail=tail, faults=faults)
 
 
 def kill(whole: Whole, fault: Fault, folder: Path) -> bool:
@@ -217,38 +177,30 @@ def kill(whole: Whole, fault: Fault, folder: Path) -> bool:
     root = folder / "root"
     shutil.copytree(whole.root, root)
     store = open_store(root.as_uri())
-    faulty = start(order_of(whole.program, folder / "faulty", root, fault), whole.world_size)
+    order = order_of(whole.program, folder / "faulty", root, fault=fault)
+    codes, by_rank, output = start(order, whole.world_size)
+    said = [each for one in by_rank for each in one]
     reading = checked(store)
-    for each in faulty.all_said("committed"):
-        assert any(
+    for each in said:
+        assert each["event"] != "committed" or any(
             commit["step"] == each["step"] and number_of(whole, commit) == 1
             for commit in reading.bodies.values()
         ), f"{each} was said and isn't so"
-    if fault.victim.startswith("companion") and faulty.all_said("restored"):
-        check_went_on(faulty)
-    following = replace(
-        order_of(whole.program, folder / "following", root),
-        number=2,
-        steps=(40,),
-        restores=None,
-        goes_back=None,
-    )
-    last = start(following, whole.world_size)
-    assert set(last.codes) == {0}, last.output()
+    if fault.victim.startswith("companion") and any(each["event"] == "restored" for each in said):
+        # A companion that is lost costs one save at most, and no trainer.
+        assert codes == {0}, output
+        steps = [each["step"] for each in by_rank[0] if each["event"] == "committed"]
+        assert steps in ([20], [21], [20, 21], [20, 22]), output
+    following = order_of(whole.program, folder / "following", root, number=2, steps=(40,))
+    last = start_well(replace(following, restores=None, goes_back=None), whole.world_size)
     head = None if reading.head is None else reading.bodies[reading.head]
     newest = (-1, -1) if head is None else (number_of(whole, head), head["step"])
-    assert {each["digest"] for each in last.all_said("restored")} == {digest(state_of(*newest))}
+    restored = {each["digest"] for each in last if each["event"] == "restored"}
+    assert restored == {digest(state_of(*newest))}
     if whole.program.goes_back is not None:
         check_went_back(reading, whole.program.goes_back)
     check_end(store, whole.program)
-    return was_killed(faulty.folder)
-
-
-def check_went_on(faulty: Start) -> None:
-    """A companion that is lost costs one save at most, and no trainer."""
-    assert set(faulty.codes) == {0}, faulty.output()
-    steps = [each["step"] for each in faulty.said(0, "committed")]
-    assert steps in ([20], [21], [20, 21], [20, 22]), faulty.output()
+    return was_killed(order.folder)
 
 
 def check_went_back(reading: Reading, step: int) -> None:
@@ -292,28 +244,20 @@ def check_end(store: Store, program: Program) -> None:
 
 
 @pytest.fixture(scope="module")
-def wholes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, int], Whole]]:
-    """By program and number of ranks. Trainers are forked from a process that has torch in it already."""
-    made: dict[tuple[str, int], Whole] = {}
+def wholes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Case], Whole]]:
+    """Of each case, made once. Trainers are forked from a process that has torch in it already."""
+    made: dict[Case, Whole] = {}
     folder = tmp_path_factory.mktemp("wholes")
     FORKS.set_forkserver_preload(["torch", "torch.distributed", "stepkeeper.manager"])
 
-    def whole(name: str, world_size: int) -> Whole:
-        case = (name, world_size)
+    def whole(case: Case) -> Whole:
         if case not in made:
-            made[case] = prepared(PROGRAMS[name], world_size, folder / f"{name} {world_size}")
+            made[case] = prepared(PROGRAMS[case[0]], case[1], folder / f"{case[0]} {case[1]}")
         return made[case]
 
     yield whole
-    # Its memory is of no more use to anybody; who wants one later starts another.
+    # Its memory is of no more use; who wants one later starts another.
     forkserver._forkserver._stop()  # type: ignore[attr-defined]  # there is no public way
-
-
-def seed() -> int:
-    """STEPKEEPER_SEED, or a new one, printed."""
-    chosen = int(os.environ.get("STEPKEEPER_SEED", "0")) or int.from_bytes(os.urandom(4))
-    print(f"STEPKEEPER_SEED={chosen}")
-    return chosen
 
 
 def kill_all(folder: Path, cases: Sequence[tuple[Whole, Fault]]) -> None:
@@ -324,36 +268,26 @@ def kill_all(folder: Path, cases: Sequence[tuple[Whole, Fault]]) -> None:
         except BaseException as error:
             error.add_note(f"{fault} of {whole.program} with {whole.world_size} ranks")
             raise
-        finally:
-            if number % 10 == 0:
-                print(f"{number} of {len(cases)}: {fault}")
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         try:
-            killed = list(pool.map(one, range(len(cases))))
+            assert all(pool.map(one, range(len(cases))))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    print(f"{sum(killed)} of {len(cases)} killed")
-    assert all(killed)
 
 
 @pytest.mark.timeout(900)
 def test_wherever_one_is_killed_the_next_start_has_the_newest_commit(
-    wholes: Callable[[str, int], Whole], tmp_path: Path
+    wholes: Callable[[Case], Whole], tmp_path: Path
 ) -> None:
-    chance = random.Random(seed())
+    seed = int(os.environ.get("STEPKEEPER_SEED", "0")) or int.from_bytes(os.urandom(4))
+    print(f"STEPKEEPER_SEED={seed}")
+    chance = random.Random(seed)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        prepared_cases = list(pool.map(partial(_unpacked, wholes), CASES))
-    cases = [
-        (whole, chance.choice(whole.faults()))
-        for whole in (prepared_cases[number % len(prepared_cases)] for number in range(N_SAMPLED))
-    ]
-    kill_all(tmp_path, cases)
-
-
-def _unpacked(wholes: Callable[[str, int], Whole], case: tuple[str, int]) -> Whole:
-    return wholes(*case)
+        cases = list(pool.map(wholes, product(PROGRAMS, (1, 2))))
+    sampled = (cases[number % len(cases)] for number in range(N_SAMPLED))
+    kill_all(tmp_path, [(whole, chance.choice(whole.faults)) for whole in sampled])
 
 
 @pytest.mark.long
@@ -361,7 +295,7 @@ def _unpacked(wholes: Callable[[str, int], Whole], case: tuple[str, int]) -> Who
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_wherever_any_is_killed_the_next_start_has_the_newest_commit(
-    wholes: Callable[[str, int], Whole], tmp_path: Path, name: str, world_size: int
+    wholes: Callable[[Case], Whole], tmp_path: Path, name: str, world_size: int
 ) -> None:
-    whole = wholes(name, world_size)
-    kill_all(tmp_path, [(whole, fault) for fault in whole.faults()])
+    whole = wholes((name, world_size))
+    kill_all(tmp_path, [(whole, fault) for fault in whole.faults])

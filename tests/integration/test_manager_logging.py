@@ -13,10 +13,9 @@ import torch
 from typing_extensions import override
 
 from stepkeeper import CheckpointManager, loggers
-from stepkeeper.contract import ExitCode, Interval, Settings
+from stepkeeper.contract import ExitCode
 from stepkeeper.errors import CompanionError, SaveError
-from stepkeeper.training.environment import Environment, PodPaths
-from stepkeeper_testing.pod import pod_identity
+from stepkeeper_testing.trainer import environment_in
 
 
 class Kept(logging.Handler):
@@ -43,17 +42,6 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[logging.LogRecord]]
     package.removeHandler(handler)
 
 
-def of_pod(folder: Path, **identity: Any) -> Environment:
-    places = PodPaths(
-        settings_folder=folder,
-        notice_file=folder / "notice",
-        termination_file=folder / "no such folder" / "termination",
-        token_file=folder / "token",
-    )
-    settings = Settings(uri=(folder / "root").as_uri(), interval=Interval(steps=1))
-    return Environment(identity=pod_identity(**identity), settings=settings, places=places)
-
-
 def whose(record: logging.LogRecord) -> tuple[Any, Any, Any]:
     return record.__dict__["step"], record.__dict__["attempt"], record.__dict__["rank"]
 
@@ -62,7 +50,9 @@ def whose(record: logging.LogRecord) -> tuple[Any, Any, Any]:
 def test_each_record_of_a_training_that_goes_wrong_says_whose_it_is(
     tmp_path: Path, logged: list[logging.LogRecord]
 ) -> None:
-    environment = of_pod(tmp_path, jobset_number=2, restart_attempt=1)
+    environment = environment_in(tmp_path, steps=1, jobset_number=2, restart_attempt=1)
+    # It can't be written.
+    (tmp_path / "termination").mkdir()
     state: dict[str, Any] = {"w": torch.zeros(3)}
 
     def broken(_: object) -> None:
@@ -91,7 +81,7 @@ def test_each_record_of_a_training_that_goes_wrong_says_whose_it_is(
 
     with (
         pytest.raises(SystemExit, match=str(ExitCode.SAVED.value)),
-        CheckpointManager(environment.settings.uri, 1, environment=environment) as manager,
+        CheckpointManager(tmp_path / "root", 1, environment=environment) as manager,
     ):
         training(manager)
     assert {whose(record)[1:] for record in logged} == {("2.1", 0)}

@@ -1,21 +1,23 @@
-"""Training loops around the manager: torch_xla's own, and those where nothing is to be done."""
+"""Training loops around a manager: what it saves, reports and counts, its hooks, and what other threads save."""
 
+import json
+import logging
+import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
+from fork_server import ForkServer
 
-from stepkeeper import CheckpointManager
-from stepkeeper.errors import RestoreError
-
-
-@pytest.fixture
-def uri(tmp_path: Path) -> str:
-    return (tmp_path / "root").as_uri()
-
-
-def open_manager(uri: str, interval: int) -> CheckpointManager:
-    return CheckpointManager(uri, interval, chkpt_on_preemption=False)
+from stepkeeper import CheckpointManager, SaveReport
+from stepkeeper.errors import SaveError
+from stepkeeper.log import Log
+from stepkeeper.policy import keep
+from stepkeeper.storage import open_store
+from stepkeeper_testing.trainer import open_manager
 
 
 def test_the_loop_of_torch_xla_saves_once_when_it_is_to_stop(uri: str) -> None:
@@ -41,19 +43,6 @@ def test_a_step_with_nothing_due_touches_nothing(uri: str) -> None:
         assert not Path(uri.removeprefix("file://")).exists()
 
 
-def test_what_a_save_in_flight_is_about_to_delete_is_not_restored(uri: str) -> None:
-    """One commit is kept: once the next is there the first is gone, and that is no damage."""
-    with CheckpointManager(uri, 1, max_to_keep=1, chkpt_on_preemption=False) as manager:
-        for step in range(2, 7, 2):
-            manager.save(step, {"w": torch.full((1000,), float(step))})
-            manager.save_async(step + 1, {"w": torch.full((1000,), step + 1.0)})
-            state = {"w": torch.zeros(1000)}
-            with pytest.raises(RestoreError, match=rf"no commit of step {step}; its steps: {step + 1}$"):
-                manager.restore(step, state)
-            assert not state["w"].any()
-            assert manager.verify(step + 1).step == step + 1
-
-
 def test_a_notice_after_going_back_saves_the_step_all_the_same(uri: str) -> None:
     manager = CheckpointManager(uri, 1000)
     state = {"w": torch.zeros(10)}
@@ -65,3 +54,184 @@ def test_a_notice_after_going_back_saves_the_step_all_the_same(uri: str) -> None
     manager.join()
     assert saved == [6]
     manager.close()
+
+
+UNCLOSED = """
+import sys, time, torch
+from stepkeeper import CheckpointManager
+
+def told(report):
+    time.sleep(0.3)
+    print(report.step, report.committed)
+
+manager = CheckpointManager(sys.argv[1], 1)
+manager.on_save(told)
+for step in (1, 2):
+    manager.save_async(step, {"w": torch.zeros(3)})
+"""
+
+
+def test_a_hook_may_ask_the_manager_for_all_that_it_has(uri: str) -> None:
+    seen: list[object] = []
+    state = {"w": torch.arange(3.0)}
+    with CheckpointManager(uri, 1) as manager:
+
+        def look(report: SaveReport) -> None:
+            if report.step == 1:
+                seen.append(manager.wait(20))
+                manager.join()
+                manager.verify(1)
+                there = {"w": torch.zeros(3)}
+                manager.restore(1, there)
+                seen.extend((there["w"].tolist(), manager.all_steps(), manager.metadata(1).step))
+
+        manager.on_save(look)
+        assert manager.save(1, state)
+    assert seen == [True, [0.0, 1.0, 2.0], [1], 1]
+
+
+def test_hooks_of_the_last_saves_are_called_where_nobody_closes_the_manager(uri: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", UNCLOSED, uri], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "1 True\n2 True\n"), done.stderr
+
+
+N_THREADS, N_SAVES = 4, 10
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_each_is_made_and_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture, waits: bool) -> None:
+    manager = CheckpointManager(tmp_path / "root", 1, chkpt_on_preemption=False)
+    reports: list[SaveReport] = []
+    manager.on_save(reports.append)
+    failures: list[BaseException] = []
+
+    def save(thread: int) -> None:
+        begin = manager.save if waits else manager.save_async
+        try:
+            for number in range(N_SAVES):
+                step = 100 * thread + number
+                assert begin(step, {"w": torch.full((1000,), float(step))}, True)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=save, args=(number,)) for number in range(N_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    manager.join()
+    steps = sorted(100 * thread + number for thread in range(N_THREADS) for number in range(N_SAVES))
+    assert (failures, sorted(manager.all_steps())) == ([], steps)
+    state = {"w": torch.zeros(1000)}
+    for step in (steps[0], steps[-1]):
+        manager.restore(step, state)
+        assert torch.equal(state["w"], torch.full((1000,), float(step)))
+    manager.close()
+    assert sorted(report.step for report in reports) == steps
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.smoke
+def test_reports_say_where_the_time_went(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="stepkeeper")
+    reports: list[SaveReport] = []
+
+    def broken(report: SaveReport) -> None:
+        raise ZeroDivisionError(f"of a hook, at step {report.step}")
+
+    state = {"w": torch.zeros(1000)}
+    with open_manager(uri, 1) as manager:
+        manager.on_save(broken)
+        remove = manager.on_save(reports.append)
+        in_flight = manager.step(1, state, {"loss": 0.5}).in_flight
+        assert in_flight is not None
+        record = in_flight.result(60).record
+        # A file where the next step's folder has to be.
+        Path(uri.removeprefix("file://"), "2").write_text("")
+        manager.step(2, state)
+        manager._parts.saver.wait_until_idle()
+        assert manager._parts.saver.cost is not None
+        remove()
+        with pytest.raises(SaveError, match="in the background failed"):
+            manager.save(3, state)
+        manager.save(3, state)
+    good, bad = reports
+    assert good is in_flight.report
+    assert (good.step, good.sequence, good.total_bytes) == (1, record.slot, record.size_bytes)
+    assert good.committed
+    assert 4000 <= good.size_bytes < record.size_bytes, "metadata belongs to no rank"
+    parts = (good.stall_s, good.transfer_s, good.queue_s, good.persist_s, good.commit_s)
+    assert all(part >= 0 for part in parts)
+    assert sum(parts) == pytest.approx(good.duration_s, abs=1e-6)
+    assert (bad.step, bad.sequence, bad.committed) == (2, None, False)
+    assert bad.error is not None
+    told = [each for each in caplog.records if each.name == "stepkeeper" and "committed" in each.getMessage()]
+    assert [(each.__dict__["step"], each.__dict__["rank"]) for each in told] == [(1, 0), (3, 0)]
+    assert "of a hook, at step 1" in caplog.text
+
+
+def test_the_best_stay_by_the_metrics_of_their_steps(uri: str) -> None:
+    losses = {1: 5.0, 2: 1.0, 3: torch.tensor(4.0), 4: 0.5, 5: 9.0, 6: 8.0}
+    policy = keep.AnyOf((keep.LastN(1), keep.BestN(2, "loss", "min")))
+    with open_manager(uri, 10**6, keep=policy) as manager:
+        for step, loss in losses.items():
+            manager.save(step, {"w": torch.zeros(3)}, force=True, metrics={"loss": loss, "name": "run"})
+    assert open_manager(uri, 10**6).all_steps() == [2, 4, 6]
+    line = Log(open_store(uri)).open().line
+    assert [record.metrics for record in line] == [{"loss": "8.0"}, {"loss": "0.5"}, {"loss": "1.0"}]
+
+
+def test_prometheus_counts_what_is_saved(uri: str) -> None:
+    from prometheus_client import CollectorRegistry
+
+    from stepkeeper.prometheus import export
+
+    registry = CollectorRegistry()
+    with open_manager(uri, 1) as manager:
+        export(manager, registry)
+        for step in (1, 2):
+            manager.save(step, {"w": torch.zeros(3)})
+    value = registry.get_sample_value
+    assert value("stepkeeper_saves_total", {"outcome": "committed"}) == 2
+    assert value("stepkeeper_committed_step") == 2
+    assert value("stepkeeper_save_stall_seconds_count") == 2
+    saved_bytes = value("stepkeeper_saved_bytes_total")
+    assert saved_bytes is not None
+    assert saved_bytes > 24
+
+
+@pytest.mark.smoke
+def test_an_evaluators_manager_writes_nothing_and_starts_no_process(uri: str) -> None:
+    root = Path(uri.removeprefix("file://"))
+    early = open_manager(uri, 10**6)
+    assert early.all_steps() == []
+    assert not root.exists()
+    with open_manager(uri, 10**6) as training:
+        training.save(1, {"w": torch.ones(3)}, force=True)
+        held = sorted(root.rglob("*"))
+        late = open_manager(uri, 10**6)
+        state = {"w": torch.zeros(3)}
+        late.restore(1, state)
+        assert (early.all_steps(), late.all_steps()) == ([1], [1])
+        for manager in (early, late):
+            assert manager.health().companion_pid is None
+            assert manager.health().claim is None
+            manager.close()
+        assert sorted(root.rglob("*")) == held
+        training.save(2, state, force=True)
+
+
+SCRIPT = Path(__file__).parent / "manager_trainer" / "many.py"
+
+
+def test_any_number_of_managers_takes_no_descriptors_threads_or_signals(
+    torch_server: ForkServer, tmp_path: Path
+) -> None:
+    ended = torch_server.run([SCRIPT, tmp_path / "root", 100], timeout=250)
+    assert ended.returncode == -signal.SIGTERM, ended.stderr[-3000:]
+    said = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert said[0] == {"fds": 0, "threads": 0}
+    assert said[1] == {"collected": True, "fds": 0}
+    assert said[2:] == [{"collected": True, "left": []}] * 2

@@ -1,12 +1,10 @@
 """What a training is told at once where it has no access to its bucket: what lacks, and what to do about it."""
 
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from typing_extensions import override
 
 from stepkeeper import CheckpointManager
 from stepkeeper.cli.app import app
-from stepkeeper.errors import BadUriError, NoAccessError, TransientStorageError
+from stepkeeper.errors import NoAccessError
 
 URI = "gs://my-bucket/run"
 _MOST_REQUESTS = 12
@@ -93,29 +91,3 @@ def test_a_training_is_told_what_to_do(
         assert said.exit_code == 3
         assert "my-bucket" in said.stderr
     assert 3 <= len(came) <= _MOST_REQUESTS
-
-
-@pytest.fixture
-def no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS"):
-        monkeypatch.delenv(name, raising=False)
-    # No Google machine, and nobody has logged in.
-    monkeypatch.setenv("NO_GCE_CHECK", "true")
-    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
-
-
-@pytest.mark.usefixtures("no_credentials")
-def test_nobody_has_logged_in() -> None:
-    with pytest.raises(NoAccessError, match=f"{URI}: no valid credentials.*gcloud auth") as raised:
-        CheckpointManager(URI, 1)
-    assert isinstance(raised.value, PermissionError)
-    assert not isinstance(raised.value, TransientStorageError)
-    said = CliRunner().invoke(app, ["ls", URI])
-    assert said.exit_code == 3
-    assert "gcloud auth application-default login" in said.stderr
-
-
-def test_the_client_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "stepkeeper.storage.gcs", None)
-    with pytest.raises(BadUriError, match=r"pip install 'stepkeeper\[gcs\]'"):
-        CheckpointManager(URI, 1)

@@ -1,67 +1,45 @@
-"""Trainers as processes of their own, with real signals: what becomes of them, and of what they saved."""
+"""Trainers as processes of their own, with real signals: what becomes of them, of what they saved, and of their log."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fork_server import ForkedProcess, ForkServer
+from rank_talk import hear
 
-from stepkeeper.contract import (
-    CommitPoint,
-    ExitCode,
-    Identity,
-    Interval,
-    OnDisruption,
-    Settings,
-    Termination,
-)
-from stepkeeper.log import Log
+from stepkeeper.contract import CommitPoint, ExitCode, Identity, Interval, OnDisruption, Settings, Termination
+from stepkeeper.log import CommitRecord, Log
 from stepkeeper.storage import open_store
+from stepkeeper_testing.checkpoints import SmallRoot
 from stepkeeper_testing.pod import pod_environ, pod_identity
 
 TRAINER = Path(__file__).parent / "manager_trainer" / "trainer.py"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trainer:
-    process: ForkedProcess
-
-    def hear(self, event: str, *, at_least: int = 0) -> dict[str, Any]:
-        """The next line of that event (from that step on)."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            said: dict[str, Any] = json.loads(line)
-            if said["event"] == event and said.get("step", 0) >= at_least:
-                return said
-        raise AssertionError(f"the trainer ended with {self.process.wait()} before it said {event!r}")
-
-    def end(self) -> int:
-        self.process.communicate(timeout=60)
-        return self.process.wait()
-
-
-StartTrainer = Callable[..., AbstractContextManager[Trainer]]
+StartTrainer = Callable[..., AbstractContextManager[ForkedProcess]]
 """trainer(uri, n_steps, env, **options): it runs as long as one is in it, if it does not end before."""
 
 
 @pytest.fixture
-def trainer(torch_server: ForkServer) -> StartTrainer:
+def trainer(torch_server: ForkServer, tmp_path: Path) -> StartTrainer:
     @contextmanager
     def trainer(
         uri: str, n_steps: int, env: dict[str, str] | None = None, **options: Any
-    ) -> Iterator[Trainer]:
+    ) -> Iterator[ForkedProcess]:
         command = [TRAINER, uri, n_steps, json.dumps(options)]
-        process = torch_server.start(command, env=os.environ | (env or {}), stdout=subprocess.PIPE)
+        with (tmp_path / "stderr").open("w") as errors:
+            process = torch_server.start(
+                command, env=os.environ | (env or {}), stdout=subprocess.PIPE, stderr=errors
+            )
         try:
-            yield Trainer(process=process)
+            yield process
         finally:
             process.kill()
             process.communicate()
@@ -69,19 +47,29 @@ def trainer(torch_server: ForkServer) -> StartTrainer:
     return trainer
 
 
+def end(process: ForkedProcess) -> int:
+    process.communicate(timeout=60)
+    return process.wait()
+
+
 def pod(
-    folder: Path, uri: str, *, interval_steps: int = 5, on_disruption: OnDisruption = OnDisruption.SAVE
+    folder: Path, uri: str, *, steps: int = 5, on_disruption: OnDisruption = OnDisruption.SAVE
 ) -> dict[str, str]:
-    """The folder holds what a pod has mounted; the answer is its environment."""
+    """Make a folder that holds what a pod has mounted, and return its environment."""
     folder.mkdir()
-    settings = Settings(uri=uri, interval=Interval(steps=interval_steps), on_disruption=on_disruption)
+    settings = Settings(uri=uri, interval=Interval(steps=steps), on_disruption=on_disruption)
     (folder / "settings.json").write_bytes(settings.to_json())
-    identity = pod_identity()
-    return pod_environ(identity)
+    return pod_environ(pod_identity())
 
 
 def last_word(folder: Path) -> Termination:
     return Termination.from_json((folder / "termination").read_bytes())
+
+
+def head_of(uri: str) -> CommitRecord:
+    head = Log(open_store(uri)).open().latest
+    assert head is not None
+    return head
 
 
 def gone(pid: int, timeout_s: float = 60.0) -> bool:
@@ -96,19 +84,16 @@ def gone(pid: int, timeout_s: float = 60.0) -> bool:
 
 
 @pytest.mark.smoke
-def test_sigterm_saves_the_step_and_ends_with_75(tmp_path: Path, trainer: StartTrainer) -> None:
-    uri = (tmp_path / "root").as_uri()
-    env = pod(tmp_path / "pod", uri, interval_steps=1000)
+def test_sigterm_saves_the_step_and_ends_with_75(tmp_path: Path, uri: str, trainer: StartTrainer) -> None:
+    env = pod(tmp_path / "pod", uri, steps=1000)
     with trainer(uri, 100_000, env, pod=str(tmp_path / "pod"), pause_s=0.01, worker=True) as first:
-        assert first.hear("worker")["code"] == -signal.SIGTERM
-        assert not first.hear("step", at_least=20)["stop"], "a terminated worker is no notice to its parent"
-        first.process.send_signal(signal.SIGTERM)
-        stopped = next(said for said in iter(lambda: first.hear("step"), None) if said["stop"])
-        assert first.end() == ExitCode.SAVED
+        assert hear(first, "worker")["code"] == -signal.SIGTERM
+        assert not hear(first, "step", 20)["stop"], "a terminated worker is no notice to its parent"
+        first.send_signal(signal.SIGTERM)
+        stopped = next(said for said in iter(lambda: hear(first, "step"), None) if said["stop"])
+        assert end(first) == ExitCode.SAVED
         assert gone(stopped["pid"])
-
-    head = Log(open_store(uri)).open().latest
-    assert head is not None
+    head = head_of(uri)
     assert head.step == stopped["step"]
     assert last_word(tmp_path / "pod") == Termination(
         code=ExitCode.SAVED,
@@ -121,13 +106,9 @@ def test_sigterm_saves_the_step_and_ends_with_75(tmp_path: Path, trainer: StartT
         rank=0,
     )
     with trainer(uri, head.step + 1, env, pod=str(tmp_path / "pod")) as second:
-        assert second.hear("start") | {"w": 0} == {
-            "event": "start",
-            "step": head.step,
-            "w": 0,
-            "position": head.step * 7,
-        }
-        assert second.end() == ExitCode.DONE
+        start = hear(second, "start")
+        assert (start["step"], start["position"]) == (head.step, head.step * 7)
+        assert end(second) == ExitCode.DONE
     word = last_word(tmp_path / "pod")
     assert (word.code, word.restored) == (ExitCode.DONE, CommitPoint(sequence=head.slot, step=head.step))
     assert word.committed is not None
@@ -135,78 +116,104 @@ def test_sigterm_saves_the_step_and_ends_with_75(tmp_path: Path, trainer: StartT
 
 
 @pytest.mark.smoke
-def test_the_notice_file_stops_and_skip_saves_nothing(tmp_path: Path, trainer: StartTrainer) -> None:
-    uri = (tmp_path / "root").as_uri()
+def test_the_notice_file_stops_and_skip_saves_nothing(
+    tmp_path: Path, uri: str, trainer: StartTrainer
+) -> None:
     env = pod(tmp_path / "pod", uri, on_disruption=OnDisruption.SKIP)
     with trainer(uri, 100_000, env, pod=str(tmp_path / "pod"), pause_s=0.01, wait=True) as first:
-        first.hear("committed", at_least=5)
+        hear(first, "committed", 5)
         (tmp_path / "pod" / "notice").touch()
-        assert first.end() == ExitCode.SAVED
-    word = last_word(tmp_path / "pod")
-    head = Log(open_store(uri)).open().latest
-    assert head is not None
+        assert end(first) == ExitCode.SAVED
+    word, head = last_word(tmp_path / "pod"), head_of(uri)
     assert (word.notice, word.committed) == ("file", CommitPoint(sequence=head.slot, step=head.step))
     assert head.step % 5 == 0
 
 
 @pytest.mark.smoke
 def test_a_killed_trainer_takes_its_companion_along_and_the_next_resumes(
-    tmp_path: Path, trainer: StartTrainer
+    uri: str, trainer: StartTrainer
 ) -> None:
-    uri = (tmp_path / "root").as_uri()
     with trainer(uri, 100_000, interval=3, pause_s=0.002) as first:
-        pid = first.hear("step", at_least=100)["pid"]
-        first.process.kill()
+        pid = hear(first, "step", 100)["pid"]
+        first.kill()
         assert gone(pid)
-    head = Log(open_store(uri)).open().latest
-    assert head is not None
-    with trainer(uri, head.step + 3, interval=3, wait=True) as second:
-        assert second.hear("start")["step"] == head.step
-        assert second.hear("committed")["step"] == head.step + 3
-        assert second.end() == ExitCode.DONE
+    step = head_of(uri).step
+    with trainer(uri, step + 3, interval=3, wait=True) as second:
+        assert hear(second, "start")["step"] == step
+        assert hear(second, "committed")["step"] == step + 3
+        assert end(second) == ExitCode.DONE
 
 
-@pytest.mark.parametrize("told_at_end", [False, True])
-def test_an_exception_is_the_last_word(tmp_path: Path, trainer: StartTrainer, told_at_end: bool) -> None:
-    uri = (tmp_path / "root").as_uri()
+def test_an_exception_is_the_last_word(tmp_path: Path, uri: str, trainer: StartTrainer) -> None:
     env = pod(tmp_path / "pod", uri)
-    options = {"raise_at": 7, "told_at_end": told_at_end}
-    with trainer(uri, 100, env, pod=str(tmp_path / "pod"), **options) as failing:
-        assert failing.end() == 1
-    word = last_word(tmp_path / "pod")
+    with trainer(uri, 100, env, pod=str(tmp_path / "pod"), raise_at=7) as failing:
+        assert end(failing) == 1
+    word, head = last_word(tmp_path / "pod"), head_of(uri)
     assert (word.code, word.step, word.notice) == (1, 6, None)
-    assert word.error is not None
-    assert word.error.rstrip().endswith("ValueError: the loss is no number")
-    head = Log(open_store(uri)).open().latest
-    assert head is not None
+    assert (word.error or "").rstrip().endswith("ValueError: the loss is no number")
     assert head.step == 5, "the save that was in flight was finished"
     assert word.committed == CommitPoint(sequence=head.slot, step=5)
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("owner", ["earlier start", "other job"])
-def test_a_trainer_that_is_fenced_ends_with_77(tmp_path: Path, trainer: StartTrainer, owner: str) -> None:
-    uri = (tmp_path / "root").as_uri()
+def test_a_trainer_that_is_fenced_ends_with_77(
+    tmp_path: Path, uri: str, trainer: StartTrainer, owner: str
+) -> None:
     env = pod(tmp_path / "pod", uri)
     change = {"restart_attempt": "4"} if owner == "earlier start" else {"job": "other", "job_uid": "uid-2"}
     later = env | {Identity.variable(field): value for field, value in change.items()}
     with trainer(uri, 100_000, later, pod=str(tmp_path / "pod"), pause_s=0.01) as first:
-        first.hear("step", at_least=6)
-        first.process.kill()
+        hear(first, "step", 6)
+        first.kill()
     tail = Log(open_store(uri)).open().tail
     with trainer(uri, 100, env, pod=str(tmp_path / "pod")) as fenced:
-        assert fenced.end() == ExitCode.FENCED
+        assert end(fenced) == ExitCode.FENCED
     word = last_word(tmp_path / "pod")
     assert word.code == ExitCode.FENCED
-    assert word.error is not None
-    assert "default/" in word.error
+    assert "default/" in (word.error or "")
     assert Log(open_store(uri)).open().tail == tail, "nothing was appended"
 
 
-def test_a_later_claim_stops_a_trainer_that_still_runs(tmp_path: Path, trainer: StartTrainer) -> None:
-    uri = (tmp_path / "root").as_uri()
+def test_a_later_claim_stops_a_trainer_that_still_runs(uri: str, trainer: StartTrainer) -> None:
     with trainer(uri, 100_000, interval=5, pause_s=0.01) as first:
-        first.hear("step", at_least=6)
+        hear(first, "step", 6)
         with trainer(uri, 0, interval=5) as second:
-            assert second.end() == ExitCode.DONE
-        assert first.end() == ExitCode.FENCED
+            assert end(second) == ExitCode.DONE
+        assert end(first) == ExitCode.FENCED
+
+
+def shown(trainer: StartTrainer, folder: Path, uri: str, n_steps: int, code: ExitCode, **options: Any) -> str:
+    """Return what a pod's log shows of a trainer that saves each step, which has ended with that code."""
+    env = pod_environ(pod_identity()) if (folder / "pod").exists() else pod(folder / "pod", uri, steps=1)
+    with trainer(uri, n_steps, env, pod=str(folder / "pod"), wait=True, **options) as process:
+        assert end(process) == code
+    return (folder / "stderr").read_text()
+
+
+@pytest.mark.smoke
+def test_a_pod_shows_a_line_for_each_save_restore_notice_and_fence(
+    tmp_path: Path, uri: str, trainer: StartTrainer
+) -> None:
+    said = shown(trainer, tmp_path, uri, 1, ExitCode.DONE)
+    assert re.search(
+        r"INFO stepkeeper \(rank 0, start 0\.0\): nothing to restore: file://\S+/root holds no", said
+    )
+    assert len(re.findall(r"INFO stepkeeper \(.*\): step 1 is committed as 1 \(.* KiB\) after", said)) == 1
+    said = shown(trainer, tmp_path, uri, 9, ExitCode.SAVED, asks_at=2)
+    assert len(re.findall(r"INFO .*: step 1 is restored from file://\S+/root after \d+\.\d s\n", said)) == 1
+    assert len(re.findall(r"WARNING .*: notice \(call\): all ranks save one step and stop\n", said)) == 1
+    SmallRoot(uri).log.begin(pod_identity(restart_attempt=1), host="host-7")
+    said = shown(trainer, tmp_path, uri, 9, ExitCode.FENCED)
+    assert (
+        len(re.findall(r"ERROR stepkeeper \(.*\): fenced, nothing more is saved here: .*host-7", said)) == 1
+    )
+
+
+@pytest.mark.parametrize("configured", ["before", "after"])
+def test_a_training_that_configures_logging_decides(
+    tmp_path: Path, uri: str, trainer: StartTrainer, configured: str
+) -> None:
+    said = shown(trainer, tmp_path, uri, 1, ExitCode.DONE, logging=configured)
+    assert "stepkeeper (rank" not in said
+    assert said.count("own step 1 is committed") == (1 if configured == "after" else 0)

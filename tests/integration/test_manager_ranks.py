@@ -1,4 +1,4 @@
-"""Two ranks on gloo, as processes: they save one checkpoint together, and agree on when."""
+"""Ranks on gloo, as processes: they save one checkpoint together, agree on when, and end together."""
 
 import json
 import signal
@@ -9,33 +9,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fork_server import ForkedProcess, ForkServer
 from rank_talk import ended_at_last, hear, hear_rest
 
+from stepkeeper import CheckpointManager
 from stepkeeper.checkpoint import read_manifests
 from stepkeeper.contract import ExitCode
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
 
-RANK = Path(__file__).parent / "manager_trainer" / "rank.py"
-N_RANKS = 2
+RANKS = Path(__file__).parent / "manager_trainer" / "ranks.py"
 
 Ranks = Callable[..., AbstractContextManager[list[ForkedProcess]]]
-"""ranks(folder, n_steps, **options): the processes of all of them, as long as one is in it."""
+"""ranks(case, n=2, **options): the processes of all of them, as long as one is in it."""
 
 
 @pytest.fixture
-def ranks(torch_servers: tuple[ForkServer, ForkServer]) -> Ranks:
+def ranks(torch_servers: tuple[ForkServer, ForkServer], tmp_path: Path) -> Ranks:
     @contextmanager
-    def ranks(folder: Path, n_steps: int, **options: Any) -> Iterator[list[ForkedProcess]]:
-        folder.mkdir(exist_ok=True)
-        (folder / "port").unlink(missing_ok=True)
-        uri = (folder / "root").as_uri()
+    def ranks(case: str, n: int = 2, **options: Any) -> Iterator[list[ForkedProcess]]:
         processes = [
             torch_servers[rank % 2].start(
-                [RANK, uri, rank, N_RANKS, folder, n_steps, json.dumps(options)], stdout=subprocess.PIPE
+                [RANKS, rank, n, tmp_path, case, json.dumps(options)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
             )
-            for rank in range(N_RANKS)
+            for rank in range(n)
         ]
         with ended_at_last(processes):
             yield processes
@@ -43,41 +43,41 @@ def ranks(torch_servers: tuple[ForkServer, ForkServer]) -> Ranks:
     return ranks
 
 
+def log_of(folder: Path) -> Log:
+    return Log(open_store((folder / "root").as_uri()))
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize(("told", "collective"), [(1, False), (0, True)])
 def test_one_notice_makes_all_ranks_save_one_step(
     tmp_path: Path, ranks: Ranks, told: int, collective: bool
 ) -> None:
-    with ranks(tmp_path / "run", 100_000, interval=10**6, pause_s=0.004, collective=collective) as both:
+    with ranks("train", steps=100_000, interval=10**6, pause_s=0.004, collective=collective) as both:
         for process in both:
             hear(process, "step", at_least=20)
         both[told].send_signal(signal.SIGTERM)
         last = [hear_rest(process)[-1] for process in both]
-        assert [process.returncode for process in both] == [ExitCode.SAVED] * N_RANKS
-    assert last[0] == last[1] == {"event": "step", "step": last[0]["step"], "stop": True, "saved": False}
-
-    store = open_store((tmp_path / "run" / "root").as_uri())
-    head = Log(store).open().latest
+        assert [process.returncode for process in both] == [ExitCode.SAVED] * 2
+    step = last[0]["step"]
+    assert last == [{"event": "step", "step": step, "stop": True, "saved": False}] * 2
+    log = log_of(tmp_path)
+    head = log.open().latest
     assert head is not None
-    assert head.step == last[0]["step"]
-    manifests = read_manifests(store, head)
+    assert head.step == step
+    manifests = read_manifests(open_store((tmp_path / "root").as_uri()), head)
     assert [[tensor.fqn for tensor in manifest.tensors] for manifest in manifests] == [["a"], ["b"]]
-
-    with ranks(tmp_path / "run", head.step, interval=10**6) as both:
+    with ranks("train", steps=step, interval=10**6) as both:
         starts = [hear(process, "start") for process in both]
         for process in both:
             hear_rest(process)
-        assert [process.returncode for process in both] == [ExitCode.DONE] * N_RANKS
-    step = head.step
-    assert starts == [{"event": "start", "step": step, "a": step, "b": step, "value": step}] * N_RANKS
+        assert [process.returncode for process in both] == [ExitCode.DONE] * 2
+    assert starts == [{"event": "start", "step": step, "a": step, "b": step, "value": step}] * 2
 
 
 @pytest.mark.smoke
-def test_a_rank_whose_collective_fails_because_another_was_killed_has_lost_a_peer(
-    tmp_path: Path, ranks: Ranks
-) -> None:
+def test_a_rank_whose_collective_fails_because_another_was_killed_has_lost_a_peer(ranks: Ranks) -> None:
     """The collective may notice it first, and raises an error of its own."""
-    with ranks(tmp_path / "run", 100_000, interval=10**6, collective=True) as (survivor, killed):
+    with ranks("train", steps=100_000, interval=10**6, collective=True) as (survivor, killed):
         for process in (survivor, killed):
             hear(process, "step", at_least=20)
         killed.send_signal(signal.SIGKILL)
@@ -85,28 +85,65 @@ def test_a_rank_whose_collective_fails_because_another_was_killed_has_lost_a_pee
         assert survivor.returncode == ExitCode.PEER_LOST
 
 
-@pytest.mark.parametrize("options", [{}, {"asks": True}, {"asks": True, "preemption": False}])
-def test_a_policy_by_the_clock_saves_the_same_steps_in_all_ranks(
-    tmp_path: Path, ranks: Ranks, options: dict[str, Any]
-) -> None:
-    with ranks(tmp_path / "run", 300, seconds=0.4, pause_s=0.002, **options) as both:
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_policy_by_the_clock_saves_the_same_steps_in_all_ranks(ranks: Ranks, asks: bool) -> None:
+    with ranks("train", steps=300, seconds=0.4, pause_s=0.002, asks=asks) as both:
         said = [hear_rest(process) for process in both]
-        assert [process.returncode for process in both] == [ExitCode.DONE] * N_RANKS
+        assert [process.returncode for process in both] == [ExitCode.DONE] * 2
     saved = [[each["step"] for each in one if each.get("saved")] for one in said]
     assert saved[0] == saved[1]
     assert saved[0]
 
 
 def test_a_rank_that_cannot_write_voids_the_save_for_all(tmp_path: Path, ranks: Ranks) -> None:
-    with ranks(tmp_path / "run", 100_000, interval=10, fail_at=20, pause_s=0.002) as both:
+    with ranks("train", steps=100_000, interval=10, fail_at=20, pause_s=0.002) as both:
         for process in both:
             hear_rest(process)
         codes = {process.returncode for process in both}
     # Who comes to its next step after the other has ended has lost a peer.
     assert 1 in codes
     assert codes <= {1, ExitCode.PEER_LOST}
-    log = Log(open_store((tmp_path / "run" / "root").as_uri()))
-    steps = [record.step for record in log.open().line]
+    steps = [record.step for record in log_of(tmp_path).open().line]
     # The save after it may begin, and succeed, before the failure comes out at a call; never the one that failed.
     assert 10 in steps
     assert 20 not in steps
+
+
+def run_to_the_end(ranks: Ranks, folder: Path, how: str) -> tuple[list[int], list[str], list[int]]:
+    """Return the exit codes of three ranks whose training ends, what each wrote, and the steps that are saved."""
+    with ranks("end", 3, how=how) as processes:
+        said = [process.communicate(timeout=150)[0] for process in processes]
+        codes = [process.wait() for process in processes]
+    with CheckpointManager(folder / "root", chkpt_on_preemption=False) as manager:
+        return codes, said, manager.all_steps()
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        *((how, ExitCode.DONE) for how in ("plain", "total", "notice")),
+        # One rank has heard of the notice, and the programs of all end themselves for it.
+        ("told", ExitCode.SAVED),
+    ],
+)
+def test_all_ranks_save_the_last_step(ranks: Ranks, tmp_path: Path, how: str, code: ExitCode) -> None:
+    codes, said, saved = run_to_the_end(ranks, tmp_path, how)
+    assert (codes, saved) == ([code] * 3, [5, 7]), said
+    state: dict[str, Any] = {"w": torch.zeros(100), "step": 0}
+    with CheckpointManager(tmp_path / "root", chkpt_on_preemption=False) as manager:
+        manager.restore(7, state)
+    assert (state["step"], state["w"].tolist()) == (7, [7.0] * 100)
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("uneven", "the ranks don't end at the same one (unsaved: 6, 7)"),
+        ("changed", "step 7, the last one, isn't saved: the state has changed since"),
+    ],
+)
+def test_no_rank_saves_what_one_rank_has_not(ranks: Ranks, tmp_path: Path, how: str, told: str) -> None:
+    codes, said, saved = run_to_the_end(ranks, tmp_path, how)
+    assert (codes, saved) == ([ExitCode.DONE] * 3, [5]), said
+    assert [told in each for each in said] == [True, False, False]

@@ -1,81 +1,138 @@
-"""Trainers that are told to stop while something else is wrong, as processes of their own."""
+"""Trainers of one process that are told to stop, or fenced, as processes: what they save, and how they end."""
 
 import json
+import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
+import torch
 from fork_server import ForkServer
+from rank_talk import ended_at_last, hear, hear_rest
 
+from stepkeeper import CheckpointManager
 from stepkeeper.contract import ExitCode, Termination
+from stepkeeper.errors import OtherJobsRootError
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
+from stepkeeper_testing.pod import pod_identity
 
-TRAINER = Path(__file__).parent / "manager_trainer" / "told.py"
+TRAINER = Path(__file__).parent / "manager_trainer" / "alone.py"
 
 
-def run(server: ForkServer, folder: Path, case: str) -> subprocess.CompletedProcess[str]:
-    """Run the trainer, which has ended with one code in the termination message and for its parent."""
-    process = server.run([TRAINER, folder, case], timeout=200)
-    word = Termination.from_json((folder / "termination").read_bytes())
-    assert word.code == process.returncode, process.stderr
-    return process
+def word_of(folder: Path) -> Termination:
+    return Termination.from_json((folder / "termination").read_bytes())
+
+
+def head_step(folder: Path) -> int:
+    head = Log(open_store((folder / "root").as_uri())).open().latest
+    assert head is not None
+    return head.step
 
 
 @pytest.mark.parametrize(
-    ("case", "code", "step"),
-    [
-        ("chosen_end", ExitCode.SAVED, 2),
-        ("left_between", ExitCode.SAVED, 2),
-        ("left_within", ExitCode.SAVED, 1),
-        ("failed_before", ExitCode.SAVED, 3),
-        ("stuck", ExitCode.SAVED, 1),
-    ],
+    ("case", "step"),
+    [("own_handler_in_a_save", 2), ("own_handler_in_a_step", 1), ("stuck", 1), ("long_end", 2)],
 )
 def test_what_a_trainer_that_is_told_leaves_behind(
-    torch_server: ForkServer, tmp_path: Path, case: str, code: ExitCode, step: int
+    torch_server: ForkServer, tmp_path: Path, case: str, step: int
 ) -> None:
-    process = run(torch_server, tmp_path, case)
-    assert process.returncode == code, process.stderr
-    head = Log(open_store((tmp_path / "root").as_uri())).open().latest
-    assert head is not None
-    assert head.step == step
-    said = [json.loads(line) for line in process.stdout.splitlines()]
-    # The grace period is 4 s; what comes after it is a SIGKILL. Python's own end takes some of it.
-    assert [each["event"] for each in said] == ["left"]
-    assert all(each["after_s"] < 3.7 for each in said)
-
-
-def test_an_interpreter_that_takes_long_to_end_is_out_before_the_kill(
-    torch_server: ForkServer, tmp_path: Path
-) -> None:
-    process = run(torch_server, tmp_path, "long_end")
+    process = torch_server.run([TRAINER, tmp_path, case], timeout=200)
     ended_s = time.monotonic()
-    assert process.returncode == ExitCode.SAVED, process.stderr
+    assert process.returncode == word_of(tmp_path).code == ExitCode.SAVED, process.stderr
+    assert head_step(tmp_path) == step
     (said,) = [json.loads(line) for line in process.stdout.splitlines()]
-    # The manager is done long before the grace period of 4 s is over. The interpreter's own end would take 20 s.
-    assert ended_s - said["told_s"] < 8.0
+    # The grace period is 4 s; what comes after it is a SIGKILL. Python's own end takes some of it.
+    assert said["after_s"] < 3.7
+    if case == "long_end":
+        # The interpreter's own end would take 20 s.
+        assert ended_s - said["told_s"] < 8.0
 
 
 @pytest.mark.parametrize(
-    ("case", "adds", "told"),
+    "case",
     [
-        ("time_for_one", False, ": only the one in flight is finished"),
-        ("time_for_both", True, ": both are made"),
+        "lightning",
+        "lightning+first",
+        "transformers",
+        "transformers+first",
+        "loader-fork",
+        "loader-forkserver",
     ],
 )
-def test_what_is_decided_of_the_save_at_a_stop_is_told_with_its_reason(
-    torch_server: ForkServer, tmp_path: Path, case: str, adds: bool, told: str
+def test_other_code_that_minds_sigterm_is_no_obstacle_and_no_worker_is_left(
+    torch_server: ForkServer, tmp_path: Path, case: str
 ) -> None:
-    process = run(torch_server, tmp_path, case)
-    assert process.returncode == ExitCode.SAVED, process.stderr
-    word = Termination.from_json((tmp_path / "termination").read_bytes())
-    assert word.decision is not None
-    assert word.decision.endswith(told)
-    assert " s are left, the save in flight needs about " in word.decision
-    assert f"stopping {word.decision}" in process.stderr
-    # What is told is what was done.
-    assert word.decision.startswith(f"at step {word.step}, ")
-    assert word.committed is not None
-    assert word.committed.step == (word.step if adds else 2)
+    with (tmp_path / "log").open("w") as log:
+        process = torch_server.start([TRAINER, tmp_path, case], stdout=subprocess.PIPE, stderr=log)
+    with ended_at_last([process]):
+        workers = hear(process, "workers")["pids"] if case.startswith("loader") else []
+        hear(process, "trains")
+        # What takes SIGTERM in C is noticed within a second.
+        time.sleep(1)
+        process.send_signal(signal.SIGTERM)
+        said = hear_rest(process)
+    assert process.returncode == ExitCode.SAVED, (tmp_path / "log").read_text()
+    assert [each["step"] for each in said if each["event"] == "stops"] == [head_step(tmp_path)]
+    assert (word_of(tmp_path).code, word_of(tmp_path).notice) == (ExitCode.SAVED, "sigterm")
+    ends_s = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < ends_s, "a worker is left"
+        time.sleep(0.1)
+
+
+def run(server: ForkServer, folder: Path, case: str) -> tuple[int, str]:
+    """Return the exit code of such a trainer, and what it has written."""
+    process = server.start([TRAINER, folder, case], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    said = process.communicate(timeout=200)[0]
+    return process.wait(), said
+
+
+@pytest.mark.parametrize(
+    "way",
+    ["save", "close", "restore_latest", "fail_later", "forgive", "choose_an_end", "ask_nothing", "drop"],
+)
+def test_a_pod_ends_as_fenced_and_names_who_won(torch_server: ForkServer, tmp_path: Path, way: str) -> None:
+    code, said = run(torch_server, tmp_path, f"fenced-{way}")
+    assert code == ExitCode.FENCED, said
+    assert "start [0, 3] of " in said
+    if way != "drop":
+        assert "on host node-7" in said
+        assert word_of(tmp_path).code == ExitCode.FENCED
+        assert "start [0, 3] of " in (word_of(tmp_path).error or "")
+
+
+@pytest.mark.parametrize(
+    ("way", "ends"),
+    [
+        pytest.param("restore_latest", ExitCode.FENCED, id="which an exception ends"),
+        pytest.param("fail_later", ExitCode.FENCED, id="which another exception ends later"),
+        pytest.param("forgive", ExitCode.DONE, id="which goes on without its root"),
+    ],
+)
+def test_a_process_by_hand_ends_as_fenced_where_an_exception_ends_it(
+    torch_server: ForkServer, tmp_path: Path, way: str, ends: ExitCode
+) -> None:
+    code, said = run(torch_server, tmp_path, f"fenced-{way}-by_hand")
+    assert code == ends, said
+    assert ("on host node-7" in said) or ends == ExitCode.DONE
+    assert ("ValueError: the loss is no number" in said) == (way == "fail_later")
+
+
+def test_a_pod_that_another_jobs_root_did_not_let_in_ends_as_its_own_training_does(
+    torch_server: ForkServer, tmp_path: Path
+) -> None:
+    code, said = run(torch_server, tmp_path, "elsewhere")
+    assert code == word_of(tmp_path).code == ExitCode.SAVED, said
+
+
+def test_who_waited_until_the_root_was_freed_ends_as_ever(tmp_path: Path) -> None:
+    uri, state = (tmp_path / "root").as_uri(), {"w": torch.zeros(4)}
+    Log(open_store(uri)).begin(pod_identity(restart_attempt=3), host="node-7")
+    with CheckpointManager(uri, 1, chkpt_on_preemption=False) as manager:
+        for _ in range(2):
+            with pytest.raises(OtherJobsRootError):
+                manager.restore_latest(state)
+        Log(open_store(uri)).begin(take_over=True)
+        manager.save(1, state)

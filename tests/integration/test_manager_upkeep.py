@@ -1,24 +1,16 @@
 """`save`, `join` and `close` return when what follows the commits is done: nothing is written to the root later."""
 
-import json
-import os
 import secrets
-import signal
-import subprocess
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fork_server import ForkServer
 
 from stepkeeper import CheckpointManager
-from stepkeeper.contract import ExitCode
 
-EVICTING = Path(__file__).parent / "manager_trainer" / "evicting.py"
+TRAINERS = Path(__file__).parent / "manager_trainer"
 N_GARBAGE = 4000
 """As many objects take a file system a moment to delete, so that who doesn't wait for that is seen not to."""
 
@@ -26,17 +18,6 @@ N_GARBAGE = 4000
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
-
-
-@pytest.fixture
-def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keep companions from deleting data as long as this file is there, which it is."""
-    file = tmp_path / "hold"
-    file.touch()
-    own = EVICTING.parent / "held_deletions"
-    monkeypatch.setenv("STEPKEEPER_TEST_HOLD", str(file))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(own), os.environ.get("PYTHONPATH", "")]))
-    return file
 
 
 def open_manager(root: Path, **options: Any) -> CheckpointManager:
@@ -49,9 +30,8 @@ def state_of(step: int) -> dict[str, Any]:
 
 def leave_garbage(root: Path) -> Path:
     """Leave what a killed start leaves: a claim, and a folder that no commit names."""
-    manager = open_manager(root)
-    manager.save(10, state_of(10))
-    manager.close()
+    with open_manager(root) as manager:
+        manager.save(10, state_of(10))
     folder = root / "20" / f"0-{secrets.token_hex(16)}"
     folder.mkdir(parents=True)
     for number in range(N_GARBAGE):
@@ -65,15 +45,14 @@ def data_of(root: Path) -> list[int]:
 
 @pytest.mark.smoke
 def test_save_returns_when_what_it_makes_superfluous_is_gone(root: Path) -> None:
-    manager = open_manager(root, max_to_keep=2)
-    for step, kept in ((10, [10]), (20, [10, 20]), (30, [20, 30]), (10, [10, 30])):
-        assert manager.save(step, state_of(step))
-        assert (sorted(manager.all_steps()), data_of(root)) == (kept, kept)
+    with open_manager(root, max_to_keep=2) as manager:
+        for step, kept in ((10, [10]), (20, [10, 20]), (30, [20, 30]), (10, [10, 30])):
+            assert manager.save(step, state_of(step))
+            assert (sorted(manager.all_steps()), data_of(root)) == (kept, kept)
     # The order of saves, not of steps, outlives the process.
-    manager = open_manager(root, max_to_keep=2)
-    assert manager.save(20, state_of(20))
-    assert (sorted(manager.all_steps()), data_of(root)) == ([10, 20], [10, 20])
-    manager.close()
+    with open_manager(root, max_to_keep=2) as manager:
+        assert manager.save(20, state_of(20))
+        assert (sorted(manager.all_steps()), data_of(root)) == ([10, 20], [10, 20])
 
 
 @pytest.mark.parametrize("end", ["join", "close"])
@@ -88,41 +67,5 @@ def test_it_returns_when_what_the_saves_make_superfluous_is_gone(root: Path, end
     manager.close()
 
 
-def test_wait_and_the_next_save_do_not_wait_for_deletions(root: Path, hold: Path) -> None:
-    garbage = leave_garbage(root)
-    with open_manager(root, max_to_keep=2) as manager:
-        manager.save_async(20, state_of(20))
-        assert manager.wait(60)
-        assert manager.save_async(30, state_of(30))
-        assert garbage.exists()
-        hold.unlink()
-    assert not garbage.exists()
-
-
 def test_all_ranks_see_it_when_save_and_join_return(launch: Callable[..., None], tmp_path: Path) -> None:
-    launch(EVICTING, 2, tmp_path, "together")
-
-
-@pytest.mark.usefixtures("hold")
-def test_a_notice_ends_the_wait_for_deletions_that_are_stuck(
-    torch_server: ForkServer, tmp_path: Path, root: Path
-) -> None:
-    garbage, pid = leave_garbage(root), None
-    process = torch_server.start([EVICTING, 0, 1, tmp_path, "stuck"], stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        pid = next(json.loads(line)["pid"] for line in process.stdout if line.startswith("{"))
-        assert garbage.exists()
-        time.sleep(0.5)
-        process.send_signal(signal.SIGTERM)
-        began_s = time.monotonic()
-        assert process.wait(60) == ExitCode.DONE
-        assert time.monotonic() - began_s < 50
-    finally:
-        process.kill()
-        process.communicate()
-        if pid is not None:
-            # Where the test has failed, it may still be there, stopped.
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    assert 20 in open_manager(root).all_steps()
+    launch(TRAINERS / "ranks.py", 2, tmp_path, "evict")

@@ -5,75 +5,56 @@ import random
 import secrets
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from rank_talk import hear
-from waiting_ranks import GRACE_S, Ranks, ends_in_time, ends_within, head_step
+from processor_waits import ProcessorWaits
+from rank_talk import hear, hear_rest
+from waiting_ranks import GRACE_S, Ranks, all_end_in_time, ends_in_time, ends_within, head_step
 
 from stepkeeper.contract import ExitCode, Termination
+from stepkeeper.log import Log
+from stepkeeper.log.entries import VoidEntry
+from stepkeeper.storage import open_store
 
 PATIENCE_S = 60.0
 """The loss of a rank is heard of within a second. Saves in flight, Python's end and a busy machine take longer."""
 
-
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
 GRACES: tuple[dict[str, int], ...] = ({"grace_s": GRACE_S}, {})
-EACH_WAITS_OTHERWISE = (("step", 0), ("step", 1), ("save", 0), ("wait", 0), ("restore_latest", 0), ("end", 0))
-LIKE_THESE = (
-    *((call, 0) for call in ("save_async", "join", "restore", "verify", "result", "close")),
-    *((call, 1) for call in ("join", "restore_latest", "end")),
-)
+
+
+def word_of(folder: Path, rank: int) -> Termination:
+    return Termination.from_json((folder / f"termination.{rank}").read_bytes())
 
 
 @pytest.mark.parametrize(
-    ("call", "grace"),
-    [
-        *((call, GRACES[number]) for call, number in EACH_WAITS_OTHERWISE),
-        *(pytest.param(call, GRACES[number], marks=pytest.mark.long) for call, number in LIKE_THESE),
-    ],
+    ("call", "knows"),
+    [("step", True), ("step", False), *((call, True) for call in ("save", "wait", "restore_latest", "end"))],
 )
 def test_a_call_that_waits_for_a_save_that_is_stuck_ends_with_the_notice(
-    tmp_path: Path, ranks: Ranks, call: str, grace: dict[str, int]
+    tmp_path: Path, ranks: Ranks, call: str, knows: bool
 ) -> None:
-    with ranks(f"wait-{call}", **grace) as (process,), stopped(hear(process, "companion")["pid"]):
-        hear(process, "waits")
-        time.sleep(0.5)
-        told_s = time.monotonic()
-        process.send_signal(signal.SIGTERM)
-        code = ends_in_time(process, told_s, grace)
+    grace = GRACES[not knows]
+    with ranks(f"wait-{call}", **grace) as (process,):
+        companion = hear(process, "companion")["pid"]
+        try:
+            hear(process, "waits")
+            time.sleep(0.5)
+            told_s = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            code = ends_in_time(process, told_s, grace)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(companion, signal.SIGKILL)
     assert code == ExitCode.SAVED
     if grace:
-        said = Termination.from_json((tmp_path / "termination.0").read_bytes())
-        assert (said.code, said.notice) == (ExitCode.SAVED, "sigterm")
+        assert (word_of(tmp_path, 0).code, word_of(tmp_path, 0).notice) == (ExitCode.SAVED, "sigterm")
     assert head_step(tmp_path) == 1
 
 
 @pytest.mark.parametrize("grace", GRACES, ids=["known", "unknown"])
-@pytest.mark.parametrize(
-    "call",
-    [
-        "restore_latest-.distcp",
-        "all_steps",
-        *(
-            pytest.param(call, marks=pytest.mark.long)
-            for call in (
-                *("restore_latest", "restore", "restore-.distcp", "restore-manifest.0.json"),
-                *("verify", "verify-.distcp", "metadata", "metadata-manifest.0.json"),
-            )
-        ),
-    ],
-)
+@pytest.mark.parametrize("call", ["restore_latest", "all_steps"])
 def test_a_call_that_reads_from_a_store_that_hangs_ends_with_the_notice(
     tmp_path: Path, ranks: Ranks, call: str, grace: dict[str, int]
 ) -> None:
@@ -86,30 +67,41 @@ def test_a_call_that_reads_from_a_store_that_hangs_ends_with_the_notice(
     assert head_step(tmp_path) == 1
 
 
-@pytest.mark.parametrize(
-    ("how", "interval"),
-    [
-        ("raise", 1),
-        ("kill", 10**6),
-        *(pytest.param(*case, marks=pytest.mark.long) for case in (("raise", 10**6), ("kill", 1))),
-        *(pytest.param("exit", interval, marks=pytest.mark.long) for interval in (1, 10**6)),
-    ],
-)
+@pytest.mark.parametrize(("world_size", "told"), [(2, 0), (4, 3)])
+def test_all_know_of_a_notice_within_a_second_while_they_are_in_a_c_call(
+    ranks: Ranks, tmp_path: Path, world_size: int, told: int
+) -> None:
+    with ranks("stands", world_size, grace_s=120) as processes:
+        for process in processes:
+            hear(process, "stands")
+        time.sleep(0.5)
+        with ProcessorWaits([process.pid for process in processes]) as waits:
+            told_s = time.monotonic()
+            processes[told].send_signal(signal.SIGTERM)
+            known = [hear(process, "knows") for process in processes]
+        lost_s = waits.until_s(time.monotonic())
+        (tmp_path / "go").touch()
+        stops = [said["step"] for process in processes for said in hear_rest(process) if "step" in said]
+    assert max(each["at_s"] for each in known) - told_s - lost_s < 1.0
+    assert [each["of"] for each in known] == ["sigterm" if n == told else "peer" for n in range(world_size)]
+    assert [process.returncode for process in processes] == [ExitCode.SAVED] * world_size
+    assert stops == [head_step(tmp_path)] * world_size
+    assert {word_of(tmp_path, rank).code for rank in range(world_size)} == {ExitCode.SAVED}
+
+
+@pytest.mark.parametrize(("how", "interval"), [("raise", 1), ("kill", 10**6)])
 def test_a_rank_that_leaves_ends_the_others_without_a_collective(
     tmp_path: Path, ranks: Ranks, how: str, interval: int
 ) -> None:
     with ranks(f"lose-{how}", 2, interval=interval) as (first, last):
-        for process in (first, last):
-            hear(process, "start")
-        gone = ends_within(last, 60)
-        assert gone == (-signal.SIGKILL if how == "kill" else 1)
+        assert ends_within(last, PATIENCE_S) == (-signal.SIGKILL if how == "kill" else 1)
         assert ends_within(first, PATIENCE_S) == ExitCode.PEER_LOST
     assert head_step(tmp_path) >= 1
 
 
 @pytest.mark.parametrize("tidies_s", [1, 600])
 def test_a_rank_that_is_told_to_stop_while_it_ends_for_a_lost_one_says_so(
-    tmp_path: Path, ranks: Ranks, tidies_s: int
+    ranks: Ranks, tidies_s: int
 ) -> None:
     with ranks("lose-raise", 2, interval=1, tidies_s=tidies_s) as (first, _):
         hear(first, "left")
@@ -118,7 +110,7 @@ def test_a_rank_that_is_told_to_stop_while_it_ends_for_a_lost_one_says_so(
 
 
 @pytest.mark.smoke
-def test_of_more_ranks_than_one_tree_has_branches_all_hear_of_the_last(tmp_path: Path, ranks: Ranks) -> None:
+def test_of_more_ranks_than_one_tree_has_branches_all_hear_of_the_last(ranks: Ranks) -> None:
     with ranks("lose-kill", 3, interval=10**6) as processes:
         assert ends_within(processes[-1], 60) == -signal.SIGKILL
         assert [ends_within(process, PATIENCE_S) for process in processes[:-1]] == [ExitCode.PEER_LOST] * 2
@@ -135,7 +127,7 @@ def test_where_a_rank_is_long_in_coming_the_others_stop_together_soon_after_a_no
         time.sleep(0.5)
         second.send_signal(signal.SIGTERM)
         assert [ends_within(process, PATIENCE_S) for process in (second, first)] == [ExitCode.SAVED] * 2
-    words = [Termination.from_json((tmp_path / f"termination.{rank}").read_bytes()) for rank in range(2)]
+    words = [word_of(tmp_path, rank) for rank in range(2)]
     assert [(word.code, word.notice, word.step) for word in words] == [
         (75, "peer", None),
         (75, "sigterm", None),
@@ -153,14 +145,69 @@ def test_who_is_told_to_stop_at_the_start_ends_as_told_where_rank_0_goes_first(
             process.send_signal(signal.SIGTERM)
         assert ends_within(first, 60) == -signal.SIGTERM
         assert ends_within(second, PATIENCE_S) == ExitCode.SAVED
-    word = Termination.from_json((tmp_path / "termination.1").read_bytes())
-    assert (word.code, word.notice) == (75, "sigterm")
+    assert (word_of(tmp_path, 1).code, word_of(tmp_path, 1).notice) == (75, "sigterm")
 
 
 def test_a_rank_that_ends_without_closing_its_manager_is_not_lost(tmp_path: Path, ranks: Ranks) -> None:
     with ranks("unclosed", 2) as both:
         assert [ends_within(process, 60) for process in both] == [0, 0]
     assert head_step(tmp_path) == 3
+
+
+PHASES = ("save", "wait", "restore_latest", "end")
+
+
+@pytest.mark.parametrize(
+    ("phase", "world_size", "still"),
+    [
+        *(("train", world_size, 0) for world_size in (2, 3)),
+        *((phase, 2, 1) for phase in (*PHASES, "vote")),
+        ("save", 3, 2),
+        *(pytest.param(phase, 2, 0, marks=pytest.mark.long) for phase in PHASES),
+    ],
+)
+def test_the_others_leave_a_rank_that_stands_still_for_longer_than_a_collective_may(
+    tmp_path: Path, ranks: Ranks, phase: str, world_size: int, still: int
+) -> None:
+    # A rank that runs may get no processor for some seconds.
+    with ranks(f"still-{phase}", world_size, still=still, timeout_s=10.0) as processes:
+        hear(processes[still], "paused")
+        others = [process for process in processes if process is not processes[still]]
+        codes = [ends_within(process, 2 * PATIENCE_S) for process in others]
+    assert codes == [ExitCode.PEER_LOST] * (world_size - 1)
+    assert head_step(tmp_path) == 1
+    if phase == "vote":
+        log = Log(open_store((tmp_path / "root").as_uri()))
+        assert isinstance(log.entry(log.open().tail).body, VoidEntry)
+
+
+@pytest.mark.parametrize("grace", GRACES, ids=["known", "unknown"])
+@pytest.mark.parametrize(
+    ("phase", "world_size"),
+    [
+        *((phase, 2) for phase in ("train", *PHASES)),
+        ("train", 3),
+        *(pytest.param(phase, 3, marks=pytest.mark.long) for phase in PHASES),
+    ],
+)
+def test_the_others_end_with_the_notice_while_rank_0_which_has_the_store_stands_still(
+    tmp_path: Path, ranks: Ranks, phase: str, world_size: int, grace: dict[str, int]
+) -> None:
+    with ranks(f"still-{phase}", world_size, **grace) as (first, *others):
+        hear(first, "paused")
+        for process in others:
+            hear(process, "step" if phase == "train" else "waits", 6)
+        time.sleep(1)
+        told_s = time.monotonic()
+        for process in others:
+            process.send_signal(signal.SIGTERM)
+        codes = all_end_in_time(others, told_s, grace)
+    ends = {ExitCode.SAVED, ExitCode.PEER_LOST}
+    assert set(codes) <= ends
+    for rank in range(1, world_size if grace else 1):
+        assert word_of(tmp_path, rank).code in ends
+        assert word_of(tmp_path, rank).notice == "sigterm"
+    assert head_step(tmp_path) == 1
 
 
 @pytest.mark.long

@@ -5,15 +5,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from google.auth.credentials import AnonymousCredentials
-from google.auth.exceptions import RefreshError
 from storage_faults.proxy import Fault, Proxy, faulty
 
 from stepcluster import binaries
 from stepkeeper.errors import (
-    DamagedEntryError,
     ObjectExistsError,
-    StorageError,
     TransientStorageError,
     UnknownOutcomeError,
 )
@@ -54,16 +50,6 @@ def make_store(proxy: Proxy) -> Iterator[Callable[..., GcsStore]]:
     yield make
     for store in made:
         store.close()
-
-
-def test_a_put_whose_answer_was_lost_is_found_to_be_ours(
-    proxy: Proxy, make_store: Callable[..., GcsStore]
-) -> None:
-    store = make_store()
-    proxy.faults = ["answer lost"]
-    assert not store.put_if_absent("x", b"mine")
-    assert store.read("x") == b"mine"
-    assert [answer for answer in proxy.answers if answer[0] == "POST"] == [("POST", 200), ("POST", 412)]
 
 
 @pytest.mark.parametrize("fault", ["lost", "answer lost", 503, 429])
@@ -127,20 +113,6 @@ def test_a_store_that_never_answers_is_transient_and_an_append_unknown(
     assert log.state.tail == 1
 
 
-@pytest.mark.parametrize("for_now", [True, False])
-def test_credentials_that_are_not_given_for_now_are_asked_for_again(
-    proxy: Proxy, make_store: Callable[..., GcsStore], monkeypatch: pytest.MonkeyPatch, for_now: bool
-) -> None:
-    def refused(*_: object, **__: object) -> None:
-        raise RefreshError("the metadata server said no", retryable=for_now)
-
-    store = make_store()
-    monkeypatch.setattr(AnonymousCredentials, "before_request", refused)
-    with pytest.raises(StorageError, match=r"1/x: no valid credentials: .*metadata server") as raised:
-        store.write("1/x", [b"1"])
-    assert isinstance(raised.value, TransientStorageError) == for_now
-
-
 @pytest.mark.parametrize("fault", ["flipped", "halved", "emptied"])
 def test_entries_that_go_bad_on_the_way_are_read_again_over_other_connections(
     proxy: Proxy, make_store: Callable[..., GcsStore], fault: Fault
@@ -167,15 +139,3 @@ def test_entries_that_go_bad_on_the_way_are_read_again_over_other_connections(
     assert all(
         second not in proxy.bad_over[:place] for place, second in list(enumerate(proxy.bad_over))[1::2]
     )
-
-
-def test_an_entry_that_stays_bad_is_named_with_its_root(
-    proxy: Proxy, make_store: Callable[..., GcsStore]
-) -> None:
-    store = make_store()
-    log = Log(store)
-    log.void(log.begin(), "nothing to save", "1/0-x")
-    proxy.rule = lambda method, about: "flipped" if slot_path(1) in about and "alt=media" in about else "none"
-    with pytest.raises(DamagedEntryError, match=r"slot 1 of the log of gs://.* \(read 3 times\)"):
-        Log(store, patience=IMPATIENT).open()
-    assert len(set(proxy.bad_over)) == 3

@@ -7,9 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,25 +117,3 @@ def test_losses_are_bit_equal_to_those_of_an_undisturbed_run(tmp_path: Path) -> 
         assert run.losses == {step: whole.losses[step] for step in run.losses}
         assert run.epochs == {step: whole.epochs[step] for step in run.losses}
     assert {*stopped.losses, *killed.losses, *last.losses} == set(whole.losses)
-
-    assert_soon(lambda: not processes_with(mark), "no process of any run is left")
-
-
-def processes_with(mark: str) -> list[int]:
-    """Ids of the processes that have the mark in their environment: trainers, companions, loader workers."""
-    wanted = f"{_MARK}={mark}".encode()
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if wanted in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-        except OSError:
-            continue  # it ended meanwhile
-    return found
-
-
-def assert_soon(is_true: Callable[[], bool], what: str, *, timeout_s: float = 100) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_true():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)

@@ -5,17 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import tpu_device
-from torch._C._distributed_c10d import FileStore
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 
 from stepkeeper import CheckpointManager, RandomState
-from stepkeeper.dcp import Stager, StorageReader, StorageWriter
-from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner, prime_optimizer
+from stepkeeper_planners import prime_optimizer
 from stepkeeper_planners.state.tree import flatten_state
 
 
@@ -61,19 +54,6 @@ def manage(root: Path) -> None:
     check_state(state, 1.0)
 
 
-def stock(folder: Path) -> None:
-    """Save and load by torch's own functions, with our planners, writers and stagers."""
-    staged = Stager().stage(make_state(3.0))
-    save(staged, storage_writer=StorageWriter(folder / "staged"), planner=SPMDSavePlanner(), no_dist=True)
-    direct = StorageWriter(folder / "direct")
-    save(make_state(3.0), storage_writer=direct, planner=SPMDSavePlanner(), no_dist=True)
-    for name in ("staged", "direct"):
-        for planner in (None, SPMDLoadPlanner()):
-            state = make_state(0.0)
-            load(state, storage_reader=StorageReader(folder / name), planner=planner, no_dist=True)
-            check_state(state, 3.0)
-
-
 def draw(generator: torch.Generator) -> float:
     return float(torch.rand((), generator=generator))
 
@@ -87,24 +67,6 @@ def keep_random_numbers(root: Path, module: tpu_device.Module) -> None:
         assert draw(generator) != wanted
         manager.restore(1, {"w": torch.zeros(1), "random": RandomState()})
     assert draw(generator) == wanted
-
-
-def shard(folder: Path) -> None:
-    """Save and restore a DTensor, whose local part is on the device."""
-    store = FileStore(str(folder / "ranks"), 1)
-    dist.init_process_group("cpu:gloo,tpu:gloo", store=store, rank=0, world_size=1)
-    line = DeviceMesh("tpu", [0])
-
-    def make(fill: float) -> DTensor:
-        local = (torch.arange(6.0).reshape(3, 2) + fill).to("tpu")
-        return DTensor.from_local(local, line, [Shard(0)], run_check=False)
-
-    with CheckpointManager((folder / "sharded").as_uri(), 1, chkpt_on_preemption=False) as manager:
-        manager.save(1, {"w": make(4.0)})
-        state = {"w": make(0.0)}
-        manager.restore(1, state)
-    assert torch.equal(state["w"].to_local().cpu(), make(4.0).to_local().cpu())
-    dist.destroy_process_group()
 
 
 def prime(module: tpu_device.Module) -> None:
@@ -122,10 +84,8 @@ def main(folder: Path) -> None:
     assert found is not None
     assert found.type == "tpu"
     manage(folder / "managed")
-    stock(folder)
     keep_random_numbers(folder / "random", module)
     prime(module)
-    shard(folder)
 
 
 if __name__ == "__main__":

@@ -35,12 +35,6 @@ def waits_in_a_with_block() -> None:
             time.sleep(LONG_S)
 
 
-def waits_without_one() -> None:
-    for commit in stepkeeper.follow(URI, poll_s=0.05):
-        read(commit)
-        time.sleep(LONG_S)
-
-
 def computes_without_a_break() -> None:
     """The main thread runs no bytecode for minutes, as when a model is compiled: no handler of Python's runs then."""
     for commit in stepkeeper.follow(URI, poll_s=0.05):
@@ -56,14 +50,6 @@ def reads_with_two() -> None:
         closed.close()
         read(next(third))
         time.sleep(LONG_S)
-
-
-def has_a_handler_that_exits() -> None:
-    def leave(number: int, frame: FrameType | None) -> None:
-        sys.exit(3)
-
-    signal.signal(signal.SIGTERM, leave)
-    waits_without_one()
 
 
 def has_a_handler_that_closes() -> None:
@@ -101,10 +87,8 @@ if __name__ == "__main__":
         each.__name__: each
         for each in (
             waits_in_a_with_block,
-            waits_without_one,
             computes_without_a_break,
             reads_with_two,
-            has_a_handler_that_exits,
             has_a_handler_that_closes,
             has_a_manager,
         )

@@ -7,9 +7,9 @@ import re
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -18,35 +18,25 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from stepkeeper_planners import SPMDSavePlanner, formats
 
 
-class AnonymousMemory:
-    """The most that this process had while the block ran, beyond what it had before."""
+def grown_bytes(act: Callable[[], object]) -> int:
+    """Return the most that this process had while it did that, beyond what it had before."""
+    seen, is_over = [anonymous_bytes()], threading.Event()
 
-    def __enter__(self) -> Self:
-        self._before_bytes = self._most_bytes = _anonymous_bytes()
-        self._over = threading.Event()
-        self._watch = threading.Thread(target=self._look)
-        self._watch.start()
-        return self
+    def look() -> None:
+        while not is_over.wait(0.002):
+            seen.append(anonymous_bytes())
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._over.set()
-        self._watch.join()
-
-    @property
-    def grown_bytes(self) -> int:
-        return self._most_bytes - self._before_bytes
-
-    def _look(self) -> None:
-        while not self._over.wait(0.002):
-            self._most_bytes = max(self._most_bytes, _anonymous_bytes())
+    watch = threading.Thread(target=look)
+    watch.start()
+    try:
+        act()
+    finally:
+        is_over.set()
+        watch.join()
+    return max(seen) - seen[0]
 
 
-def _anonymous_bytes() -> int:
+def anonymous_bytes() -> int:
     status = Path("/proc/self/status").read_text(encoding="ascii")
     found = re.search(r"RssAnon:\s+(\d+) kB", status)
     assert found is not None
@@ -71,9 +61,7 @@ def main() -> None:
     if call == "make":
         make(src, int(dst), int(sys.argv[4]))
         return
-    with AnonymousMemory() as memory:
-        getattr(formats, call)(src, dst)
-    print(memory.grown_bytes)
+    print(grown_bytes(lambda: getattr(formats, call)(src, dst)))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import FileStore
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.format_utils import BroadcastingTorchSaveReader, DynamicMetaLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import init_device_mesh
@@ -96,27 +95,12 @@ def refused(folder: Path) -> None:
     assert {type(reason) for reason in reasons} == {LoadMismatchError}, reasons
 
 
-def reasons_of(
-    state: dict[str, Any],
-    path: Path,
-    reader: TorchSaveReader | None = None,
-    planner: SPMDLoadPlanner | None = None,
-) -> list[BaseException]:
+def reasons_of(state: dict[str, Any], path: Path) -> list[BaseException]:
     try:
-        load(
-            state,
-            checkpoint_id=path,
-            storage_reader=reader or TorchSaveReader(),
-            planner=planner or SPMDLoadPlanner(),
-        )
+        load(state, checkpoint_id=path, storage_reader=TorchSaveReader(), planner=SPMDLoadPlanner())
     except CheckpointException as error:
         return [reason for reason, _ in error.failures.values()]
     raise AssertionError(f"{path} was loaded")
-
-
-def load_with_stock_pair(state: dict[str, Any], folder: Path) -> None:
-    reader, planner = BroadcastingTorchSaveReader(), DynamicMetaLoadPlanner()
-    load(state, checkpoint_id=folder / "state.pt", storage_reader=reader, planner=planner)
 
 
 def main(what: str, rank: int, world_size: int, folder: Path) -> None:
@@ -128,10 +112,6 @@ def main(what: str, rank: int, world_size: int, folder: Path) -> None:
         load_all(DefaultLoadPlanner(), world_size, folder)
     elif what == "refused":
         refused(folder)
-    elif what == "stock-pair-plain":
-        state = {"plain": torch.zeros(3, 4), "scalar": torch.tensor(0)}
-        load_with_stock_pair(state, folder)
-        check(state, {name: make_state(7)[name] for name in state})
     dist.destroy_process_group()
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from stepkeeper import CheckpointManager
-from stepkeeper.training.environment import PodPaths
+from stepkeeper_testing.trainer import places_in
 
 N_RANKS = 2
 
@@ -22,14 +22,8 @@ def say(event: str, **values: object) -> None:
 
 def train(rank: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=(folder / "ranks").as_uri(), rank=rank, world_size=N_RANKS)
-    places = PodPaths(
-        settings_folder=folder,
-        notice_file=folder / "notice",
-        termination_file=folder / "termination",
-        token_file=folder / "token",
-    )
     state: dict[str, Any] = {"w": torch.zeros(4), "step": 0}
-    with CheckpointManager.from_env(places=places) as manager:
+    with CheckpointManager.from_env(places=places_in(folder)) as manager:
         manager.restore_latest(state)
         say("runs")
         for step in range(1, 10**6):

@@ -17,9 +17,7 @@ from torch.utils.data import DataLoader
 
 import stepkeeper
 from stepkeeper import CheckpointManager
-from stepkeeper.save import persist
-from stepkeeper.save.share import write_share
-from stepkeeper.training.environment import PodPaths
+from stepkeeper_testing.trainer import places_in, slow_shares
 
 FOLDER = Path(sys.argv[1])
 CASE = sys.argv[2]
@@ -67,14 +65,10 @@ def tell_when_it_joins(rank: int) -> None:
     dist.init_process_group = tell_and_form
 
 
-def save_slowly() -> None:
+def write_slowly(write: Any, *args: Any, **options: Any) -> Any:
     """Have this rank's part of each save take a while: the others are done with theirs long before."""
-
-    def write_slowly(*args: Any, **options: Any) -> Any:
-        time.sleep(3.0)
-        return write_share(*args, **options)
-
-    persist.write_share = write_slowly  # type: ignore[attr-defined]  # the name that is called
+    time.sleep(3.0)
+    return write(*args, **options)
 
 
 def main() -> None:
@@ -92,20 +86,14 @@ def main() -> None:
     if CASE in {"fails", "dies"}:
         # The manager calls the handler that was there before.
         signal.signal(signal.SIGTERM, lambda *_: told.set())
-    places = PodPaths(
-        settings_folder=FOLDER,
-        notice_file=FOLDER / "notice",
-        termination_file=FOLDER / "termination",
-        token_file=FOLDER / "token",
-    )
     state = {"w": torch.zeros(4)}
-    with CheckpointManager.from_env(places=places) as manager:
+    with CheckpointManager.from_env(places=places_in(FOLDER)) as manager:
         restored = manager.restore_latest(state)
         step = restored.step if restored else 0
         if CASE == "fails-once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and this.rank == 1:
             raise ValueError("the loss is no number")
         if CASE in {"asks", "saves-slowly"} and this.rank == this.world_size - 1:
-            save_slowly()
+            slow_shares(write_slowly)
         batches = load() if CASE.startswith("loads") else repeat(None)
         next(batches)
         (FOLDER / f"runs-{this.rank}").write_text(str(os.getpid()))

@@ -1,6 +1,6 @@
 """A training under torch_xla's own manager, and under ours from where that left off: python xla.py MODE ROOT.
 
-MODE is save, resume, or, for a root of stock DCP's, stock. Says what it has in a line of JSON.
+MODE is save or resume. Says what it has in a line of JSON.
 """
 
 import json
@@ -86,22 +86,10 @@ def resume(root: Path) -> dict[str, Any]:
         return said | {"after": training.bits(), "steps_after": manager.all_steps()}
 
 
-def stock(root: Path) -> dict[str, Any]:
-    mesh = xs.Mesh(np.arange(4), (2, 2), ("x", "y"))
-    w = torch.zeros(12, 8, device="xla")
-    xs.mark_sharding(w, mesh, ("x", "y"))
-    state: dict[str, Any] = {"model": {"w": w, "b": torch.zeros(5)}, "step": 0, "names": ["", {"y": 0}]}
-    with stepkeeper.CheckpointManager(root.as_uri(), 10**6, chkpt_on_preemption=False) as manager:
-        result = manager.restore_latest(state)
-    assert result is not None
-    spec = torch_xla._XLAC._get_xla_sharding_spec(w)  # nowhere else
-    return {"step": result.step, "w": w.cpu().tolist(), "spec": spec}
-
-
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     xr.use_spmd()
     print(
-        json.dumps({"save": save, "resume": resume, "stock": stock}[sys.argv[1]](Path(sys.argv[2]))),
+        json.dumps({"save": save, "resume": resume}[sys.argv[1]](Path(sys.argv[2]))),
         flush=True,
     )

@@ -13,29 +13,16 @@ from typing import Any
 import torch
 
 from stepkeeper import CheckpointManager
-from stepkeeper.contract import Interval, Settings
-from stepkeeper.training.environment import Environment, PodPaths
-from stepkeeper_testing.pod import pod_identity
+from stepkeeper_testing.trainer import environment_in
 
 FOLDER = Path(sys.argv[1])
 
 
-def environment() -> Environment:
-    places = PodPaths(
-        settings_folder=FOLDER,
-        notice_file=FOLDER / "notice",
-        termination_file=FOLDER / "termination",
-        token_file=FOLDER / "token",
-    )
-    settings = Settings(uri=(FOLDER / "root").as_uri(), interval=Interval(steps=1))
-    return Environment(identity=pod_identity(grace_s=4), settings=settings, places=places)
-
-
 def main() -> None:
     state: dict[str, Any] = {"w": torch.ones(3000), "n": 1}
-    with CheckpointManager(
-        (FOLDER / "root").as_uri(), 1, local_tier=FOLDER / "disk", environment=environment()
-    ) as manager:
+    environment = environment_in(FOLDER, steps=1, grace_s=4)
+    root, disk = (FOLDER / "root").as_uri(), FOLDER / "disk"
+    with CheckpointManager(root, 1, local_tier=disk, environment=environment) as manager:
         assert manager.save(1, state)
         Path(os.environ["STEPKEEPER_TEST_HOLD"]).touch()
         state["w"] += 1

@@ -1,6 +1,10 @@
 """One of several ranks that restore: python restoring.py RANK WORLD_SIZE FOLDER SCENARIO."""
 
+import os
+import signal
 import sys
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,21 +12,33 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from stepkeeper import CheckpointManager
-from stepkeeper.errors import RestoreError
+from stepkeeper.checkpoint import read_manifests
+from stepkeeper.errors import PeerLostError, RestoreError
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
+from stepkeeper.storage.posix import PosixStore
 from stepkeeper_planners.errors import LoadMismatchError
+from stepkeeper_testing.trainer import join
+
+RANK, WORLD_SIZE, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+URI = (FOLDER / "root").as_uri()
+MIB = 1024 * 1024
+READ = PosixStore.read
 
 
-def one_does_not_fit(rank: int, folder: Path) -> None:
+def open_manager(**options: Any) -> CheckpointManager:
+    return CheckpointManager(URI, 1, chkpt_on_preemption=False, **options)
+
+
+def one_does_not_fit() -> None:
     """Rank 1 asks for another shape: nobody's state changes, and all raise the same."""
-    uri = (folder / "root").as_uri()
-    with CheckpointManager(uri, 1, chkpt_on_preemption=False) as manager:
+    with open_manager() as manager:
         manager.save(1, {"w": torch.ones(4), "n": 7, "more": torch.ones(2)}, force=True)
-        state: dict[str, Any] = {"w": torch.zeros(4 + rank), "n": 0, "more": torch.zeros(2)}
+        state: dict[str, Any] = {"w": torch.zeros(4 + RANK), "n": 0, "more": torch.zeros(2)}
         for restore in (partial(manager.restore, 1), manager.restore_latest):
             with pytest.raises(LoadMismatchError) as raised:
                 restore(state)
@@ -32,26 +48,26 @@ def one_does_not_fit(rank: int, folder: Path) -> None:
             assert (state["w"].sum(), state["n"], state["more"].sum()) == (0, 0, 0)
         # Neither commit nor manager have suffered, and a part of the names is enough for one of several ranks.
         fits: dict[str, Any] = {"w": torch.zeros(4), "n": 0}
-        if rank == 0:
+        if RANK == 0:
             fits["more"] = torch.zeros(2)
         assert manager.restore_latest(fits) is not None
         assert (fits["w"].sum(), fits["n"]) == (4, 7)
         assert manager.all_steps() == [1]
 
 
-def going_back(rank: int, folder: Path) -> None:
+def going_back() -> None:
     """Check that saves after an older step was restored descend from it, in a process that has saved before."""
-    uri = (folder / "root").as_uri()
 
     def parents() -> dict[int, int | None]:
-        state = Log(open_store(uri)).open()
+        dist.barrier()
+        state = Log(open_store(URI)).open()
         steps = {record.slot: record.step for record in state.live}
         return {r.step: None if r.parent is None else steps[r.parent] for r in state.line}
 
-    with CheckpointManager(uri, 1, max_pending_async=2, chkpt_on_preemption=False) as manager:
-        state: dict[str, Any] = {"w": torch.zeros(4), "ema": torch.zeros(2)}
+    state: dict[str, Any] = {"w": torch.zeros(4), "ema": torch.zeros(2)}
+    with open_manager(max_pending_async=2) as manager:
         for step in (1, 2, 3):
-            state["w"].fill_(step + rank * (step == 2))
+            state["w"].fill_(step)
             manager.save_async(step, state)
         manager.restore(1, state)
         assert state["w"].tolist() == [1.0] * 4, state
@@ -59,50 +75,155 @@ def going_back(rank: int, folder: Path) -> None:
         # A part says nothing of the rest.
         manager.restore(2, state, items=["ema"])
         state["w"].fill_(4)
-        assert manager.save_async(4, state)
-        assert manager.save_async(5, state)
+        for step in (4, 5):
+            assert manager.save_async(step, state)
         manager.join()
-        dist.barrier()
         assert parents() == {5: 4, 4: 1, 1: None}
-        assert manager.all_steps() == [1, 4, 5]
         with pytest.raises(RestoreError, match=r"no commit of step 3; its steps: 1, 4, 5$"):
             manager.restore(3, state)
-        # What HEAD is, or a part of what was: all goes on.
-        manager.restore(4, state)
-        assert manager.restore_latest(state) is not None
-        manager.save(6, state)
-        manager.restore(6, state)
-        manager.restore(1, state, exclude=["w"])
-        manager.save(7, state)
-        dist.barrier()
-        assert parents() == {7: 6, 6: 5, 5: 4, 4: 1, 1: None}
         # Twice back to the same one.
         for step in (8, 9):
             manager.restore(4, state)
             state["w"].fill_(step)
             manager.save(step, state)
-        dist.barrier()
         assert parents() == {9: 4, 4: 1, 1: None}
-    with CheckpointManager(uri, 1, chkpt_on_preemption=False) as later:
-        state = {"w": torch.zeros(4), "ema": torch.zeros(2)}
+    with open_manager() as later:
         restored = later.restore_latest(state)
         assert restored is not None
         assert (restored.step, state["w"].tolist()) == (9, [9.0] * 4)
 
 
-SCENARIOS = {
-    "one_does_not_fit": one_does_not_fit,
-    "going_back": going_back,
-}
+class Count:
+    """Counts what this process reads of the files of data, and may do something at the n-th read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.n_bytes = 0
+        self.manifests = 0
+        self.at_data: Callable[[str, bytes], bytes] = lambda _, data: data
+        count = self
+
+        def read(store: PosixStore, path: str, offset: int = 0, length: int | None = None) -> bytes:
+            data = READ(store, path, offset, length)
+            if path.endswith(".distcp"):
+                count.n_bytes += len(data)
+                return count.at_data(path, data)
+            count.manifests += "/manifest." in path
+            return data
+
+        monkeypatch.setattr(PosixStore, "read", read)
 
 
-def main() -> None:
-    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    store = FileStore(str(folder / "ranks"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-    SCENARIOS[sys.argv[4]](rank, folder)
-    dist.destroy_process_group()
+def random_state(seed: int, mib: int) -> dict[str, Any]:
+    """A few large tensors and many small ones, the same on all ranks."""
+    generator = torch.Generator().manual_seed(seed)
+    large = {f"large.{n}": torch.randn(mib * MIB // 16, generator=generator).view(-1, 1024) for n in range(4)}
+    small = {f"small.{n}": torch.randn(17, n % 7 + 1, generator=generator) for n in range(300)}
+    return {**large, **small, "step": seed}
 
 
-if __name__ == "__main__":
-    main()
+def same(state: dict[str, Any], other: dict[str, Any]) -> bool:
+    def equal(a: Any, b: Any) -> bool:
+        return torch.equal(a, b) if isinstance(a, torch.Tensor) else bool(a == b)
+
+    return all(equal(value, other[name]) for name, value in state.items())
+
+
+def read_together() -> None:
+    """HSDP: parts on two ranks each, and what all have. Of all ranks together each byte is read once."""
+    mesh = init_device_mesh("cpu", (2, WORLD_SIZE // 2))
+
+    def sharded(seed: int) -> dict[str, Any]:
+        state = random_state(seed, 80)
+        return {
+            name: distribute_tensor(value, mesh, [Replicate(), Shard(0)])
+            if name.startswith("large")
+            else value
+            for name, value in state.items()
+        }
+
+    def local(state: dict[str, Any]) -> dict[str, Any]:
+        return {name: v.to_local() if hasattr(v, "to_local") else v for name, v in state.items()}
+
+    state, into = sharded(1), sharded(2)
+    with open_manager() as manager, pytest.MonkeyPatch.context() as patch:
+        manager.save(1, state, force=True)
+        count = Count(patch)
+        assert manager.restore_latest(into) is not None
+        assert same(local(into), local(state))
+        check_read_once(count)
+
+
+def check_read_once(count: Count) -> None:
+    """All ranks together: every byte of the data once, every manifest once, and one of them twice.
+
+    A restore reads rank 0's again, to check by it the `.metadata` that stock readers go by.
+    """
+    read: list[Any] = [None] * WORLD_SIZE
+    dist.all_gather_object(read, [count.n_bytes, count.manifests])
+    store = open_store(URI)
+    head = Log(store).open().latest
+    assert head is not None
+    manifests = read_manifests(store, head)
+    stored = sum(o.size_bytes for m in manifests for o in m.objects if o.path.endswith(".distcp"))
+    total = sum(n_bytes for n_bytes, _ in read)
+    print(f"read {[n for n, _ in read]}, stored {stored}: {total / stored:.4f}")
+    assert total <= 1.02 * stored
+    assert max(n_bytes for n_bytes, _ in read) <= stored / WORLD_SIZE + 33 * MIB
+    assert sum(n for _, n in read) == len(manifests) + 1
+
+
+def one_reads_badly() -> None:
+    """Check that ranks go back to step 1, whole, when rank 1 reads bad bytes of step 2 and rank 0 none of them."""
+    given: list[int] = []
+
+    class Counter:
+        n = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"n": self.n}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.n = state["n"]
+            given.append(self.n)
+
+    counter = Counter()
+    with open_manager() as manager, pytest.MonkeyPatch.context() as patch:
+        for step in (1, 2):
+            counter.n = step
+            manager.save(step, {**random_state(step, 80), "counter": counter}, force=True)
+        count = Count(patch)
+        if RANK == 1:
+            count.at_data = lambda path, data: data[:-1] + b"!" if path.startswith("2/") else data
+        into = {**random_state(3, 80), "counter": counter}
+        result = manager.restore_latest(into)
+        assert result is not None
+        assert result.step == 1
+        into.pop("counter")
+        assert same(into, random_state(1, 80))
+        assert given == [1], "an object got something of a commit that is bad"
+        assert manager.all_steps() == [1]
+
+
+def one_is_killed() -> None:
+    """Rank 1 ends while it reads: the others say so at once."""
+
+    def die(_path: str, data: bytes) -> bytes:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return data
+
+    manager = open_manager()
+    manager.save(1, random_state(1, 80), force=True)
+    if RANK == 1:
+        Count(pytest.MonkeyPatch()).at_data = die
+    began_s = time.monotonic()
+    with pytest.raises(PeerLostError, match="rank 1 is lost: "):
+        manager.restore_latest(random_state(2, 80))
+    assert time.monotonic() - began_s < 60
+    # No other rank is there to say good-bye to.
+    os._exit(0)
+
+
+join(RANK, WORLD_SIZE, FOLDER)
+scenarios = (one_does_not_fit, going_back, read_together, one_reads_badly, one_is_killed)
+{each.__name__: each for each in scenarios}[sys.argv[4]]()
+dist.destroy_process_group()

@@ -1,10 +1,9 @@
 """One of several ranks that stops in a C call: python stacks.py FOLDER RANK WORLD_SIZE OPTIONS-AS-JSON.
 
 Rank `holds` is in a C call that holds Python's lock, the others in one that has released it. With `after_s`, a step
-that takes longer has the stacks dumped; that is outside a pod, unless `in_pod` is set. There are `more_threads`.
+that takes longer has the stacks dumped. There are `more_threads`.
 """
 
-import ctypes
 import json
 import os
 import sys
@@ -14,46 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from stepkeeper import CheckpointManager
-from stepkeeper.training.environment import PodPaths
 from stepkeeper_testing.pod import pod_environ, pod_identity
+from stepkeeper_testing.trainer import Mutex, join, places_in, say
+
+FOLDER, RANK, WORLD_SIZE = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+OPTIONS = json.loads(sys.argv[4])
+FOR_EVER_S = 600
 
 
-class Deadline(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+def stand_still_with_the_lock() -> None:
+    Mutex().wait(FOR_EVER_S, hold_python=True)
 
 
-def await_mutex(library: ctypes.CDLL, seconds: int) -> None:
-    """Wait in C for a mutex that is locked: no signal ends that wait."""
-    mutex = ctypes.create_string_buffer(64)
-    library.pthread_mutex_lock(mutex)
-    library.pthread_mutex_timedlock(mutex, ctypes.byref(Deadline(int(time.time()) + seconds, 0)))
-
-
-def stand_still_with_the_lock(seconds: int) -> None:
-    await_mutex(ctypes.PyDLL(None), seconds)
-
-
-def stand_still_without_the_lock(seconds: int) -> None:
-    await_mutex(ctypes.CDLL(None), seconds)
-
-
-def open_manager(folder: Path, rank: int, world_size: int, options: dict[str, Any]) -> CheckpointManager:
-    after_s = options.get("after_s", 300.0)
-    if "after_s" in options and not options.get("in_pod"):
-        return CheckpointManager(folder / "root", 1000, stacks_after_s=after_s)
-    identity = pod_identity(hosts_per_slice=world_size, host_index=rank, pod=f"lm-{rank}")
-    os.environ.update(pod_environ(identity))
-    pod = folder / "pod"
-    places = PodPaths(
-        settings_folder=pod,
-        notice_file=folder / f"notice.{rank}",
-        termination_file=folder / f"termination.{rank}",
-        token_file=pod / "token",
-    )
-    return CheckpointManager.from_env(places=places, stacks_after_s=after_s)
+def stand_still_without_the_lock() -> None:
+    Mutex().wait(FOR_EVER_S)
 
 
 def stand_by(depth: int) -> None:
@@ -62,18 +37,24 @@ def stand_by(depth: int) -> None:
     time.sleep(1000)
 
 
+def open_manager() -> CheckpointManager:
+    if not (FOLDER / "settings.json").exists():
+        return CheckpointManager(FOLDER / "root", 1000, stacks_after_s=OPTIONS["after_s"])
+    os.environ.update(
+        pod_environ(pod_identity(hosts_per_slice=WORLD_SIZE, host_index=RANK, pod=f"lm-{RANK}"))
+    )
+    return CheckpointManager.from_env(
+        places=places_in(FOLDER, RANK), stacks_after_s=OPTIONS.get("after_s", 300.0)
+    )
+
+
 def main() -> None:
-    folder, rank, world_size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    options = json.loads(sys.argv[4])
-    if world_size > 1:
-        dist.init_process_group(
-            "gloo", init_method=(folder / "ranks").as_uri(), rank=rank, world_size=world_size
-        )
+    if WORLD_SIZE > 1:
+        join(RANK, WORLD_SIZE, FOLDER)
     state: dict[str, Any] = {"w": torch.zeros(10)}
-    holds = options.get("holds") == rank
-    for _ in range(options.get("more_threads", 0)):
+    for _ in range(OPTIONS.get("more_threads", 0)):
         threading.Thread(target=stand_by, args=(20,), daemon=True).start()
-    with open_manager(folder, rank, world_size, options) as manager:
+    with open_manager() as manager:
         manager.restore_latest(state)
         for step in range(1, 11):
             manager.step(step, state)
@@ -81,12 +62,8 @@ def main() -> None:
         manager.save(11, state, force=True)
         # By the save all have met, and the companions are on their way to each other.
         time.sleep(1.0)
-        print(json.dumps({"event": "stands"}), flush=True)
-        if holds:
-            stand_still_with_the_lock(options["seconds"])
-        else:
-            stand_still_without_the_lock(options["seconds"])
-        print(json.dumps({"event": "goes"}), flush=True)
+        say("stands")
+        stand_still_with_the_lock() if OPTIONS.get("holds") == RANK else stand_still_without_the_lock()
 
 
 main()

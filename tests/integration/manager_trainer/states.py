@@ -1,7 +1,6 @@
 """One of several ranks with something of its own: python states.py RANK WORLD_SIZE FOLDER CASE. Ends well or badly."""
 
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -9,12 +8,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
 from stepkeeper import CheckpointManager, PerRank
 from stepkeeper.errors import SaveError, StepkeeperError
 from stepkeeper_planners.errors import LoadMismatchError, RanksDifferError, UnsupportedValueError
 from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_testing.trainer import join
 
 RANK, WORLD_SIZE, FOLDER, CASE = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 ROOT = FOLDER / "root"
@@ -45,23 +44,6 @@ def new_state(resize: Callable[[Sequence[Any], Ranks], object] | None = split_ev
         "step": 0,
         "loader": PerRank(Loader(), resize=resize),
     }
-
-
-def join() -> None:
-    port_file = FOLDER / f"port-{CASE}-{WORLD_SIZE}"
-    if RANK == 0:
-        store = TCPStore("localhost", 0, WORLD_SIZE, is_master=True, wait_for_workers=False)
-        new = port_file.with_suffix(".new")
-        new.write_text(str(store.port))
-        new.rename(port_file)
-    else:
-        while not port_file.exists():
-            time.sleep(0.01)
-        store = TCPStore("localhost", int(port_file.read_text()), WORLD_SIZE, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=RANK, world_size=WORLD_SIZE)
-    if RANK == 0:
-        # All have come. Who is started next in this folder must not find it: it would wait at a port that is closed.
-        port_file.unlink()
 
 
 def train(manager: CheckpointManager) -> None:
@@ -131,7 +113,7 @@ def differs(manager: CheckpointManager) -> None:
 
 def main() -> None:
     if WORLD_SIZE > 1:
-        join()
+        join(RANK, WORLD_SIZE, FOLDER)
     case = {"train": train, "refused": refused, "differs": differs}[CASE]
     interval = 2 if CASE == "train" else 10**6
     manager = CheckpointManager(ROOT.as_uri(), interval)

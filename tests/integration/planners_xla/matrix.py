@@ -1,6 +1,7 @@
 """Every placement of a tensor saved, and loaded onto every other one: all pairs, or a sample of them.
 
-One checkpoint has a tensor for each placement of one shape; a load gives each of them another placement.
+One checkpoint has a tensor for each placement of one shape; a load gives each of them another placement. Stock planners
+read the checkpoint, and what they write loads onto all placements.
 """
 
 import random
@@ -103,6 +104,11 @@ def one_shape(folder: Path, shape: tuple[int, ...], n_shifts: int | None) -> int
         entry: Any = stored[str(i)]
         count = sum(chunk.sizes.numel() for chunk in entry.chunks)
         assert count == prod(shape), f"{shape} {where}: {count} elements were written"
+    whole = {name: torch.zeros_like(sources[int(name)]) for name in state}
+    load(whole, storage_reader=FileSystemReader(folder))
+    assert all(same(tensor, sources[int(name)]) for name, tensor in whole.items()), shape
+    save(whole, storage_writer=FileSystemWriter(folder / "stock"))
+    load_elsewhere(folder / "stock", sources, everywhere)
     shifts: list[int] = list(range(len(everywhere)))
     if n_shifts is not None:
         shifts = random.Random(str(shape)).sample(shifts, min(n_shifts, len(shifts)))

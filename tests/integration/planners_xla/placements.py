@@ -1,7 +1,6 @@
 """Placements on 4 devices: described without a wait, read, filled, and the same through a clone."""
 
-from itertools import permutations, product
-from typing import Any
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,18 +15,7 @@ from stepkeeper_planners.geometry.cover import check_cover
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.saving.assignment import plan_save
 
-Spec = tuple[Any, ...]
 ALONE = Ranks(rank=0, world_size=1)
-
-
-def partition_specs(axes: int, dims: int) -> set[Spec]:
-    """Each mesh axis on some dimension or none; two axes on one dimension in either order."""
-    specs: set[Spec] = set()
-    for places in product(range(-1, dims), repeat=axes):
-        for order in permutations(range(axes)):
-            grouped = [tuple(a for a in order if places[a] == d) for d in range(dims)]
-            specs.add(tuple(None if not g else g[0] if len(g) == 1 else g for g in grouped))
-    return specs
 
 
 def filled(tensor: torch.Tensor, source: torch.Tensor) -> None:
@@ -49,39 +37,6 @@ def check(tensor: torch.Tensor, source: torch.Tensor) -> None:
         written[write.box.slices] = shards[write.local_index]
     assert torch.equal(written, source)
     assert sum(write.box.volume for write in writes) == source.numel()
-
-
-def odd_device_order() -> None:
-    source = torch.arange(35).reshape(7, 5)
-    for order in ([3, 1, 2, 0], [2, 3, 0, 1]):
-        mesh = xs.Mesh(np.array(order), (2, 2))
-        for spec in partition_specs(2, 2):
-            tensor = torch.zeros(7, 5, dtype=torch.int64).to("xla")
-            xs.mark_sharding(tensor, mesh, spec)
-            filled(tensor, source)
-            check(tensor, source)
-            assert torch.equal(tensor.cpu(), source)
-
-
-def every_dtype() -> None:
-    floats = "float32 float64 float16 bfloat16 complex64 float8_e4m3fn float8_e5m2"
-    names = floats + " bool int8 int16 int32 int64 uint8 uint16 uint32 uint64"
-    mesh = xs.Mesh(np.arange(4), (2, 2))
-    for name in names.split():
-        dtype = getattr(torch, name)
-        raw = torch.randint(0, 2, (6, 5)) if name == "bool" else torch.arange(30).reshape(6, 5)
-        source = raw.to(dtype)
-        for spec in ((0, 1), (0, None), (None, None)):
-            tensor = torch.zeros(6, 5, dtype=dtype).to("xla")
-            xs.mark_sharding(tensor, mesh, spec)
-            layout = adapters.describe("t", tensor, ALONE)
-            assert layout.dtype == name
-            filled(tensor, source)
-            for chunk in layout.chunks:
-                got = adapters.local_shards(tensor)[chunk.owners[0].local_index]
-                assert got.dtype == dtype
-                want = source[chunk.box.slices].contiguous()
-                assert torch.equal(got.view(torch.uint8), want.view(torch.uint8)), name
 
 
 def special_floats() -> None:
@@ -201,8 +156,6 @@ def no_work_is_caused() -> None:
 
 if __name__ == "__main__":
     xr.use_spmd()
-    odd_device_order()
-    every_dtype()
     special_floats()
     clones()
     unsharded()

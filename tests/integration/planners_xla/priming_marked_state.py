@@ -1,9 +1,5 @@
-"""State that an optimizer, its user or a step hook has marked with a sharding keeps it when the rest is primed.
+"""State that an optimizer, its user or a step hook has marked with a sharding keeps it when the rest is primed."""
 
-State that the optimizer's step replicates without a mark is as in unprimed training.
-"""
-
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,14 +15,9 @@ from priming import (
     divide,
     prime_and_nothing_else,
     sharded_model,
-    sharding_of,
     shardings_of,
     take_step,
 )
-from torch.optim import Optimizer
-from typing_extensions import override
-
-from stepkeeper_planners import prime_optimizer
 
 
 def the_optimizers_own_shardings_are_kept(marks: dict[str, tuple[Any, ...] | None]) -> None:
@@ -72,91 +63,6 @@ def shardings_of_state_that_was_there_are_kept() -> None:
     assert {"1.master", "1.momentum"} <= now.keys() - known.keys(), "nothing was primed beside it"
 
 
-class FromElsewhere(Optimizer):
-    """An optimizer whose state comes from `make(parameter)`."""
-
-    def __init__(self, params: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__(params, {"lr": 0.1})
-        self.make = make
-
-    @override
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for p in self.param_groups[0]["params"]:
-            state = self.state[p]
-            if not state:
-                state["offset"], state["momentum"] = self.make(p), self.make(p)
-            state["momentum"].mul_(0.9).add_(p.grad)
-            p.sub_(0.1 * (state["momentum"] + state["offset"]))
-
-
-def from_host(parameter: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(parameter.shape).to(parameter.device)
-
-
-def after(run: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], torch.Tensor]:
-    def make(parameter: torch.Tensor) -> torch.Tensor:
-        made = torch.zeros_like(parameter)
-        run(made)
-        return made
-
-    return make
-
-
-MADE: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
-    "from the host": ("{replicated}", from_host),
-    "cloned from the host": ("{replicated}", lambda p: from_host(p).clone()),
-    "copied from the host": ("{replicated}", lambda p: from_host(p).to(p.dtype, copy=True)),
-    "a sum read by item()": ("", after(lambda made: made.sum().item())),
-    "read by cpu()": ("{replicated}", after(lambda made: made.cpu())),
-    "made by sync()": ("{replicated}", after(lambda _: torch_xla.sync())),
-}
-"""Ways to make state, each with the sharding that the state has if the step only reads it and nobody marked it."""
-
-
-def what_a_step_replicates_is_replicated_as_without_priming(how: str) -> None:
-    """Compare for parameters that are marked in several ways, and one that nobody marked and that XLA shards."""
-    replicated, make = MADE[how]
-    trainings = []
-    for _ in range(2):
-        model = sharded_model((2, 2))
-        torch_xla.sync()
-        trainings.append((model, FromElsewhere(model.parameters(), make)))
-    plain, primed = trainings
-    prime_optimizer(primed[1])
-    placed = shardings_of(primed)
-    assert placed["5.parameter"] == "", how
-    assert placed["5.offset"] == replicated, how
-    assert placed["0.offset"] == (replicated or placed["0.parameter"]), how
-    for _ in range(2):
-        ours, theirs = take_step(primed).shardings, take_step(plain).shardings
-        if not replicated:
-            # XLA shards it in the step that makes it. After priming no step does.
-            assert (ours.pop("5.offset"), "devices=[4]" in theirs.pop("5.offset")) == ("", True)
-        assert ours == theirs, how
-
-
-def a_parameter_copied_from_the_host_stays_replicated() -> None:
-    """torch_xla tells only at the second question that such a tensor is replicated."""
-    parameter = torch.nn.Parameter(from_host(torch.zeros(8, 8, device="xla")).to(torch.float32, copy=True))
-    optimizer = torch.optim.SGD([parameter], momentum=0.9)
-    prime_optimizer(optimizer)
-    made = optimizer.state[parameter]["momentum_buffer"]
-    assert [sharding_of(tensor) for tensor in (parameter, parameter, made)] == ["{replicated}"] * 3
-
-
-def what_an_optimizer_has_in_attributes_is_left_to_xla() -> None:
-    """Priming reads tensors to copy them, and what a program reads is replicated if nobody has marked it."""
-    buffer, rate = torch.zeros(8, 8).to("xla"), torch.tensor(0.1).to("xla")
-    optimizer: Any = FromElsewhere([torch.nn.Parameter(torch.zeros(8, 8, device="xla"))], torch.zeros_like)
-    optimizer.buffers = {"unused": [buffer]}
-    optimizer.param_groups[0]["lr"] = rate
-    torch_xla.sync()
-    assert [sharding_of(tensor) for tensor in (buffer, rate)] == ["", ""]
-    prime_optimizer(optimizer)
-    assert [sharding_of(tensor) for tensor in (buffer, rate)] == ["", ""]
-
-
 def a_step_hook_divides_primed_state(mark: tuple[Any, ...] | None) -> None:
     """Priming runs no hooks: in the first step, the hook divides state that has its parameter's sharding or none."""
     model: Any = torch.nn.Linear(8, 8, bias=False).to("xla")
@@ -185,9 +91,5 @@ if __name__ == "__main__":
         {"unmarked": None, "replicated": (None, None), "rows": (0, None), "blocks": (0, 1)}
     )
     shardings_of_state_that_was_there_are_kept()
-    for how in MADE:
-        what_a_step_replicates_is_replicated_as_without_priming(how)
-    a_parameter_copied_from_the_host_stays_replicated()
-    what_an_optimizer_has_in_attributes_is_left_to_xla()
-    for mark in (None, (None, None), (0, None)):
+    for mark in (None, (0, None)):
         a_step_hook_divides_primed_state(mark)

@@ -20,13 +20,11 @@ import torch_xla.experimental.distributed_checkpoint as torch_xla_checkpoint
 import torch_xla.runtime as xr
 from priming import KINDS, bare, count_compilations, sharding_of, shardings_of
 from torch import nn
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch_xla.amp import syncfree
 from typing_extensions import override
 
 from stepkeeper import CheckpointManager
-from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner, SPMDStager, prime_optimizer
+from stepkeeper_planners import prime_optimizer
 
 _C: Any = torch_xla._XLAC
 Spec = tuple[Any, ...]
@@ -269,27 +267,6 @@ def is_another_layout(case: Case, saved_on: tuple[int, ...]) -> bool:
     return there != here
 
 
-def a_dcp_load_leaves_open_what_is_open(folder: Path) -> None:
-    """Without a manifest no sharding is known, so the next step is the first one of a fresh start.
-
-    The objects stand one level deeper: what is at the top, `load` itself gives to load_state_dict() once more.
-    """
-    case = Case(mesh_shape=(2, 2), marks="batch", optimizer="sgd-momentum")
-    saving, resumed = Training(case, "ours"), Training(case, "ours")
-    first, *_ = saving.run(range(1, 3))
-    save({"training": saving.state}, checkpoint_id=folder / "dcp", planner=SPMDSavePlanner())
-    placed = shardings_of((resumed.model, resumed.optimizer))
-    assert "" in placed.values()
-    load({"training": resumed.state}, checkpoint_id=folder / "dcp", planner=SPMDLoadPlanner())
-    assert shardings_of((resumed.model, resumed.optimizer)) == placed, "a load"
-    SPMDStager().stage(resumed.state)
-    assert shardings_of((resumed.model, resumed.optimizer)) == placed, "a stager"
-    save(resumed.state, checkpoint_id=folder / "again", planner=SPMDSavePlanner())
-    assert shardings_of((resumed.model, resumed.optimizer)) == placed, "a save"
-    (step,) = resumed.run(range(3, 4))
-    assert step.program == first.program
-
-
 def few() -> Iterator[Case]:
     yield Case(mesh_shape=(2, 2), marks="weights", optimizer="adamw-capturable")
     yield Case(mesh_shape=(4,), marks="weights", optimizer="sgd-momentum", saved_at=1)
@@ -357,7 +334,6 @@ def few_rows(folder: Path) -> Iterator[list[str]]:
 
 
 def main(folder: Path, mesh: str, marks: str = "") -> None:
-    a_dcp_load_leaves_open_what_is_open(folder)
     wrong = [text for row in (rows(folder, mesh, marks) if marks else few_rows(folder)) for text in row]
     assert not wrong, "\n".join(wrong)
 

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from unittest.mock import patch
 
-import torch_xla
 import torch_xla.runtime as xr
 from sharded_training import Training, compilations
 
@@ -19,14 +18,9 @@ STEPS, EVERY = 200, 20
 
 
 def without() -> None:
-    """Both ways to train: what is alive when the sync comes is part of the program."""
     training = Training(width=64)
     for _ in range(STEPS):
         training.step()
-    training = Training(width=64)
-    for _ in range(STEPS):
-        training.step(sync=False)
-        torch_xla.sync()
 
 
 def behind_the_sync(root: Path) -> None:
@@ -35,17 +29,6 @@ def behind_the_sync(root: Path) -> None:
         for step in range(1, STEPS + 1):
             training.step()
             manager.step(step, training.state)
-        manager.wait()
-        assert len(manager.all_steps()) == STEPS // EVERY
-
-
-def before_the_sync(root: Path) -> None:
-    training = Training(width=64)
-    with CheckpointManager(str(root), EVERY) as manager:
-        for step in range(1, STEPS + 1):
-            training.step(sync=False)
-            manager.save_async(step, training.state)
-            torch_xla.sync()
         manager.wait()
         assert len(manager.all_steps()) == STEPS // EVERY
 
@@ -95,8 +78,6 @@ def main() -> None:
     counts = {"without": compilations()}
     behind_the_sync(folder / "behind")
     counts["with"] = compilations()
-    before_the_sync(folder / "before")
-    counts["with, before the loop's own sync"] = compilations()
     with patch.multiple(device_pieces, _PIECE_BYTES=4 * 1024, _WAITED_PIECE_BYTES=16 * 1024):
         pieces = {part: in_pieces(folder / f"pieces-{part}", part) for part in (1, 0.5, 0)}
     counts["for a notice"] = preempted(folder / "preempted")

@@ -6,7 +6,6 @@ imported: nothing else is changed. No guard, no sync, no process group.
 
 import json
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ from torch_xla.experimental.distributed_checkpoint import CheckpointManager as T
 from stepkeeper import CheckpointManager, prime_optimizer
 
 FOLDER, STEPS = Path(sys.argv[1]), int(sys.argv[2])
-LOOKED_AT = 35
-"""A step, some after one that is saved and some before the next."""
 
 xr.use_spmd()
 torch.manual_seed(1)
@@ -40,25 +37,11 @@ compiled: list[int] = []
 
 def batches() -> Iterator[torch.Tensor]:
     """Yield batches like a device loader: the step is synced when the next batch is asked for."""
-    for step in range(STEPS):
-        if step == LOOKED_AT:
-            await_reader()
+    for _ in range(STEPS):
         yield torch.ones(8, 64, device="xla")
         torch_xla.sync()
         data = met.metric_data("CompileTime")
         compiled.append(0 if data is None else int(data[0]))
-        time.sleep(0.1)
-
-
-def await_reader() -> None:
-    """Wait until the reader beside has found the steps so far, if there is one and it finds them in a minute."""
-    looks, ends_s = FOLDER / "looks", time.monotonic() + 60
-    while looks.exists() and time.monotonic() < ends_s:
-        if any(
-            line.endswith("]\n") and line != "[]\n" for line in looks.read_text().splitlines(keepends=True)
-        ):
-            return
-        time.sleep(0.1)
 
 
 def train_step(data: torch.Tensor) -> None:

@@ -10,11 +10,14 @@ import torch_xla.debug.metrics as met
 import torch_xla.distributed.spmd as xs
 from torch import nn
 
+from stepkeeper import RandomState, prime_optimizer
+
 
 class Training:
     """AdamW that steps in place, so that what follows the state instead of being a copy of it changes at once."""
 
-    def __init__(self, width: int = 256) -> None:
+    def __init__(self, width: int = 256, *, small: bool = False) -> None:
+        """With `small`, it is one layer with a primed optimizer, and a step takes little time."""
         torch.manual_seed(1)
         xm.set_rng_state(11)
         mesh = xs.Mesh(np.arange(4), (2, 2), ("x", "y"))
@@ -24,13 +27,18 @@ class Training:
             nn.Linear(width, width),
             nn.Linear(width, 33),
             nn.Linear(33, width),
-        ]
+        ][: 1 if small else None]
         self.model = nn.Sequential(*layers).to("xla")
         specs: list[tuple[str | None, ...]] = [("x", "y"), ("x", None), (None, "y"), (None, None)]
         self.parameters = list(self.model.parameters())
-        for layer, spec in zip(layers, specs, strict=True):
+        for layer, spec in zip(layers, specs, strict=False):
             xs.mark_sharding(layer.weight, mesh, spec)
         self.optimizer = torch.optim.AdamW(self.parameters, lr=0.01, capturable=True)
+        self.extra: dict[str, torch.Tensor] = {}
+        if small:
+            torch_xla.sync()
+            prime_optimizer(self.optimizer)
+            return
         self.extra = {
             "everywhere": torch.randn(512, 256).to("xla"),
             "uneven": torch.randn(255, 34).to("xla"),
@@ -46,11 +54,17 @@ class Training:
 
     @property
     def state(self) -> dict[str, Any]:
-        return {"model": self.model, "optimizer": self.optimizer, "extra": self.extra, "epoch": 3}
+        return {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "extra": self.extra,
+            "epoch": 3,
+            "random": RandomState(),
+        }
 
     def step(self, *, sync: bool = True) -> None:
         self.optimizer.zero_grad()
-        out = self.model(torch.ones(8, self.width, device="xla"))
+        out = self.model(torch.rand(8, self.width, device="xla"))
         torch.autograd.backward((out**2).sum())
         self.optimizer.step()
         with torch.no_grad():
@@ -72,6 +86,11 @@ class Training:
 
     def on_host(self) -> dict[str, torch.Tensor]:
         return {name: tensor.detach().cpu().clone() for name, tensor in self.tensors().items()}
+
+    def bits(self) -> list[str]:
+        return [
+            tensor.view(-1).view(torch.uint8).numpy().tobytes().hex() for tensor in self.on_host().values()
+        ]
 
     def scramble(self) -> None:
         with torch.no_grad():
