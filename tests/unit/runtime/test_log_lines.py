@@ -59,7 +59,9 @@ def line_of(state: LogState) -> str:
         pytest.param("begin?s900 branch 5", "5", [], id="a branch has nothing of theirs below it"),
         pytest.param("begin 99 100 branch 1 !4 begin 101", "101 100 99", [], id="a condemned branch"),
         pytest.param("begin 30 begin branch 20 begin branch 10 !7 begin", "20", [30], id="the branch before"),
-        pytest.param("begin 30 branch 20 branch 10 !5 begin !3 begin", "30", [], id="and the one before that"),
+        pytest.param(
+            "begin 30 branch 20 branch 10 !5 begin !3 begin", "30", [], id="and the one before that"
+        ),
         pytest.param("begin 10 20 30 branch 1 !5 !3 !2 begin", "10", [], id="what it left was condemned too"),
         pytest.param("begin?s900 begin branch 5 !3 begin", "<900", [], id="a condemned branch left theirs"),
         pytest.param("begin 9 begin branch 1 begin 2 3 begin 4 -4 -6 !7 !9 begin", "9", [], id="many starts"),
@@ -82,14 +84,18 @@ def test_head_is(words: str, line: str, others: list[int]) -> None:
         ("begin 10 20 !1", "back@1", "commit 1 is quarantined"),
         ("begin 10 !1", "begin", r"quarantined: 1 \(step 10\).*scratch=True"),
         ("begin 10 !1", "begin?s9", "no latest one"),
-        pytest.param("begin 10 begin !1", "begin", "quarantined", id="a begin on a condemned one is no answer"),
+        pytest.param(
+            "begin 10 begin !1", "begin", "quarantined", id="a begin on a condemned one is no answer"
+        ),
         pytest.param("begin 10 !1 scratch begin 10 !5", "begin", "quarantined", id="nor one before a commit"),
         pytest.param("begin 10 20 30 branch 1 !5 !3 !2 !1", "begin", "no latest one", id="nothing is left"),
         pytest.param(
             "begin 10 20 scratch 1 !4", "begin", r"2 \(step 20\).*begin\(base=SEQUENCE", id="left by scratch"
         ),
         pytest.param("begin 10 20 begin@1 !1", "begin", "no latest one", id="left by going back"),
-        pytest.param("begin branch 10 20 30 begin@2 !4 !2", "begin", "no latest one", id="no branch any more"),
+        pytest.param(
+            "begin branch 10 20 30 begin@2 !4 !2", "begin", "no latest one", id="no branch any more"
+        ),
     ],
 )
 def test_a_root_without_a_latest_commit_is_begun_only_by_who_says_where_from(
@@ -151,7 +157,9 @@ def test_only_a_claim_that_holds_is_followed_by_another_of_its_process(word: str
             [10, 20, 30, 50, 60, 70],
             id="multiples too",
         ),
-        pytest.param("begin 10 20 30 40 50", LastN(1), [1, 2], [10, 30, 40], id="the newest verified is kept"),
+        pytest.param(
+            "begin 10 20 30 40 50", LastN(1), [1, 2], [10, 30, 40], id="the newest verified is kept"
+        ),
         pytest.param("begin 10 20 30 40 50", LastN(1), [], [], id="without a verified one nothing goes"),
         pytest.param("begin 10 20 30 40 50 *4", LastN(1), [], [10, 20, 30], id="restored is verified"),
         pytest.param("begin 10 20 30 !3", LastN(1), None, [10], id="a condemned one neither counts nor goes"),

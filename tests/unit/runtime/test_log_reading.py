@@ -95,7 +95,9 @@ def test_one_that_stays_bad_is_named_with_its_root_and_the_command_that_repairs_
     bucket: MemoryBucket, how: str, fault: str
 ) -> None:
     flaky = Flaky(bucket, *[DAMAGES[how]] * 3)
-    says = rf"^memory://flaky/.*00000001\.json: slot 1 .*{fault}.*read 3 times.*stepkeeper repair memory://flaky"
+    says = (
+        rf"^memory://flaky/.*00000001\.json: slot 1 .*{fault}.*read 3 times.*stepkeeper repair memory://flaky"
+    )
     with pytest.raises(DamagedEntryError, match=says):
         Log(flaky, patience=IMPATIENT).open()
     assert flaky.reads == [0, 1, 2]

@@ -159,9 +159,7 @@ def test_of_two_saves_for_one_slot_the_earlier_one_is_kept_aside() -> None:
     ("words", "slots", "name", "says", "live"),
     [
         pytest.param("30 40", [1], "__0_0.distcp", "has 0 bytes, not 931", [40], id="not whole"),
-        pytest.param(
-            "100 200 300 -1", [4], ".metadata", "part of it is deleted", [200, 300], id="cut short"
-        ),
+        pytest.param("100 200 300 -1", [4], ".metadata", "part of it is deleted", [200, 300], id="cut short"),
         pytest.param("100 200 300 -1", [4], "", "", [200, 300], id="all of it is deleted"),
     ],
 )
@@ -169,7 +167,9 @@ def test_a_save_of_which_something_is_missing_is_not_live(
     words: str, slots: list[int], name: str, says: str, live: list[int]
 ) -> None:
     root = made(f"begin {words}")
-    (folder,) = {path.rpartition("/")[0] for path in root.contents() if path.startswith(f"{words.split()[0]}/")}
+    (folder,) = {
+        path.rpartition("/")[0] for path in root.contents() if path.startswith(f"{words.partition(" ")[0]}/")
+    }
     for path in root.contents():
         if path.startswith(f"{folder}/{name}"):
             root.change(path, b"" if name.startswith("_") else None)
