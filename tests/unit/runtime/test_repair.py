@@ -168,7 +168,7 @@ def test_a_save_of_which_something_is_missing_is_not_live(
 ) -> None:
     root = made(f"begin {words}")
     (folder,) = {
-        path.rpartition("/")[0] for path in root.contents() if path.startswith(f"{words.partition(" ")[0]}/")
+        path.rpartition("/")[0] for path in root.contents() if path.startswith(f"{words.partition(' ')[0]}/")
     }
     for path in root.contents():
         if path.startswith(f"{folder}/{name}"):
