@@ -21,7 +21,7 @@ from stepkeeper.log.entries import new_nonce
 from stepkeeper.storage import Store, open_store
 from stepkeeper_testing.pod import pod_identity
 
-__all__ = ["SmallRoot", "save_small", "write_small"]
+__all__ = ["SmallRoot", "save_small", "small_order", "write_request", "write_small"]
 
 _ROW_BYTES = 32
 _VALUE = b"no value that anybody reads"
@@ -62,28 +62,37 @@ def write_small(
     Returns the ranks' manifests, in order.
     """
     nonce = new_nonce()
-    manifests = []
-    for rank in range(world_size):
-        row = struct.pack("<8f", *(step + rank + column for column in range(8)))
-        row_order = TensorOrder(
-            fqn="model.w",
-            dtype="float32",
-            global_shape=(world_size, 8),
-            offsets=(rank, 0),
-            sizes=(1, 8),
-            start=0,
+    return [
+        write_checkpoint(
+            store, *small_order(step, claim.slot, nonce, rank=rank, world_size=world_size, value=value)
         )
-        order = SaveOrder(
-            rank=rank,
-            world_size=world_size,
-            step=step,
-            claim=claim.slot,
-            nonce=nonce,
-            structure=Structure.build([row_order]),
-            values=(ValueOrder(fqn="step", start=_ROW_BYTES, length_bytes=len(value)),) if rank == 0 else (),
-        )
-        manifests.append(write_checkpoint(store, order, memoryview(bytearray(row + value))))
-    return manifests
+        for rank in range(world_size)
+    ]
+
+
+def small_order(
+    step: int, claim: int, nonce: str, *, rank: int = 0, world_size: int = 1, value: bytes = _VALUE
+) -> tuple[SaveOrder, memoryview]:
+    """Make what a rank is asked to write of a small checkpoint, and the data."""
+    row_order = TensorOrder(
+        fqn="model.w",
+        dtype="float32",
+        global_shape=(world_size, 8),
+        offsets=(rank, 0),
+        sizes=(1, 8),
+        start=0,
+    )
+    order = SaveOrder(
+        rank=rank,
+        world_size=world_size,
+        step=step,
+        claim=claim,
+        nonce=nonce,
+        structure=Structure.build([row_order]),
+        values=(ValueOrder(fqn="step", start=_ROW_BYTES, length_bytes=len(value)),) if rank == 0 else (),
+    )
+    row = struct.pack("<8f", *(step + rank + column for column in range(8)))
+    return order, memoryview(bytearray(row + value))
 
 
 def write_request(order: SaveOrder) -> WriteRequest:

@@ -1,7 +1,6 @@
 """URIs: what names a store, and what is said about the rest."""
 
 import os
-import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from stepkeeper.errors import BadUriError, StorageError
 from stepkeeper.storage import open_store, root_uri
 from stepkeeper.storage.fsspec import FsspecStore
 from stepkeeper.storage.gcs import GcsStore
-from stepkeeper.storage.retry import Patience
 
 
 def test_a_folder(tmp_path: Path) -> None:
@@ -162,10 +160,3 @@ def test_without_fsspec_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPat
 def test_what_names_no_store_is_told_what_to_write(uri: str, message: str) -> None:
     with pytest.raises(BadUriError, match=message):
         open_store(uri)
-
-
-def test_asking_a_store_draws_no_random_numbers_of_the_training() -> None:
-    before = random.getstate()
-    assert Patience(total_s=1.0).retry(lambda: 7) == 7
-    assert list(Patience(total_s=1.0).pauses_s())
-    assert random.getstate() == before
