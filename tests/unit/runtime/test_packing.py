@@ -25,12 +25,13 @@ def order_of(shapes: list[tuple[int, ...]], values: list[int] | None = None) -> 
     """Tensors of these shapes, in bytes, and values of these lengths, one after the other in memory."""
     tensors, start = [], 0
     for number, shape in enumerate(shapes):
+        whole, offsets = tuple(7 + size for size in shape), (3,) * len(shape)
         tensors.append(
             TensorOrder(
                 fqn=str(number),
                 dtype="float32",
-                global_shape=tuple(7 + size for size in shape),
-                offsets=(3,) * len(shape),
+                global_shape=whole,
+                offsets=offsets,
                 sizes=shape,
                 start=start,
             )
@@ -116,13 +117,10 @@ def test_a_share_that_is_huge_becomes_several_objects_for_each_stream() -> None:
     assert 470 < min(sizes) <= max(sizes) < 490
 
 
-def test_a_share_that_is_small_is_one_object_with_whole_tensors() -> None:
+def test_a_share_that_is_small_is_one_object_with_whole_tensors_and_an_empty_one_none() -> None:
     order = order_of([(100, 100)] * 9, [1000])
     (file,) = pack_order(order, streams=16, least_bytes=4 * MIB)
     assert len(file.items) == 10
-
-
-def test_an_empty_share_is_no_object() -> None:
     assert pack_order(order_of([]), streams=4, least_bytes=MIB) == ()
 
 
