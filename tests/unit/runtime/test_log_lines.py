@@ -67,7 +67,7 @@ def line_of(state: LogState) -> str:
         pytest.param("begin 9 begin branch 1 begin 2 3 begin 4 -4 -6 !7 !9 begin", "9", [], id="many starts"),
     ],
 )
-def test_head_is(words: str, line: str, others: list[int]) -> None:
+def test_head_and_its_line_are(words: str, line: str, others: list[int]) -> None:
     root = played(words)
     state = root.log.state
     assert line_of(state) == line
