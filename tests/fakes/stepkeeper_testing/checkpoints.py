@@ -21,9 +21,16 @@ from stepkeeper.log.entries import new_nonce
 from stepkeeper.storage import Store, open_store
 from stepkeeper_testing.pod import pod_identity
 
-__all__ = ["SmallRoot", "save_small", "small_order", "write_request", "write_small"]
+__all__ = [
+    "SmallRoot",
+    "save_order",
+    "save_small",
+    "small_order",
+    "tensor_order",
+    "write_request",
+    "write_small",
+]
 
-_ROW_BYTES = 32
 _VALUE = b"no value that anybody reads"
 
 
@@ -74,25 +81,50 @@ def small_order(
     step: int, claim: int, nonce: str, *, rank: int = 0, world_size: int = 1, value: bytes = _VALUE
 ) -> tuple[SaveOrder, memoryview]:
     """Make what a rank is asked to write of a small checkpoint, and the data."""
-    row_order = TensorOrder(
-        fqn="model.w",
-        dtype="float32",
-        global_shape=(world_size, 8),
-        offsets=(rank, 0),
-        sizes=(1, 8),
-        start=0,
+    row = struct.pack("<8f", *(step + rank + column for column in range(8)))
+    tensor = tensor_order("model.w", (world_size, 8), offsets=(rank, 0), sizes=(1, 8))
+    values = [ValueOrder(fqn="step", start=len(row), length_bytes=len(value))] if rank == 0 else []
+    order = save_order(
+        [tensor], values, rank=rank, world_size=world_size, step=step, claim=claim, nonce=nonce
     )
-    order = SaveOrder(
+    return order, memoryview(bytearray(row + value))
+
+
+def tensor_order(
+    fqn: str,
+    shape: tuple[int, ...],
+    *,
+    offsets: tuple[int, ...] | None = None,
+    sizes: tuple[int, ...] | None = None,
+    start: int = 0,
+    dtype: str = "float32",
+) -> TensorOrder:
+    """Make the order of a part of a tensor, by default all of it."""
+    offsets, sizes = offsets or (0,) * len(shape), shape if sizes is None else sizes
+    return TensorOrder(fqn=fqn, dtype=dtype, global_shape=shape, offsets=offsets, sizes=sizes, start=start)
+
+
+def save_order(
+    tensors: Sequence[TensorOrder],
+    values: Sequence[ValueOrder] = (),
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    step: int = 1,
+    claim: int = 0,
+    nonce: str = "ab" * 16,
+    aliases: dict[str, str] | None = None,
+) -> SaveOrder:
+    """Make what a rank is asked to write."""
+    return SaveOrder(
         rank=rank,
         world_size=world_size,
         step=step,
         claim=claim,
         nonce=nonce,
-        structure=Structure.build([row_order]),
-        values=(ValueOrder(fqn="step", start=_ROW_BYTES, length_bytes=len(value)),) if rank == 0 else (),
+        structure=Structure.build(tensors, aliases=aliases),
+        values=tuple(values),
     )
-    row = struct.pack("<8f", *(step + rank + column for column in range(8)))
-    return order, memoryview(bytearray(row + value))
 
 
 def write_request(order: SaveOrder) -> WriteRequest:

@@ -166,7 +166,17 @@ def test_pins_are_listed_with_their_holders(run: Run, root: SmallRoot) -> None:
     put_pin(root.store, Pin(slot=2, nonce="a" * 32, holder="ml/fork", root="gs://b/fork"))
     root.store.write(f".stepkeeper/pins/00000009-{'c' * 32}", [b"{}"])
     header, *lines = run("gc", root.url, "--pins").stdout.splitlines()
-    assert header.split() == ["NAME", "SEQUENCE", "STEP", "HOLDER", "HOST", "RENEWED", "LEASE", "ROOT", "REASON"]
+    assert header.split() == [
+        "NAME",
+        "SEQUENCE",
+        "STEP",
+        "HOLDER",
+        "HOST",
+        "RENEWED",
+        "LEASE",
+        "ROOT",
+        "REASON",
+    ]
     fork, follower, unread = (re.split(" {2,}", line.rstrip()) for line in lines)
     name = f"00000002-{'a' * 32}"
     assert fork == [name, "2", "15", "ml/fork", "-", fork[5], "none", "gs://b/fork", "-"]

@@ -14,7 +14,6 @@ from stepkeeper.checkpoint import (
     SaveOrder,
     Shardings,
     Structure,
-    TensorOrder,
     ValueOrder,
     finish_checkpoint,
     read_manifests,
@@ -36,9 +35,9 @@ from stepkeeper.errors import (
 from stepkeeper.log import CommitRecord, Log
 from stepkeeper.storage.memory import MemoryStore
 from stepkeeper.storage.retry import Patience
+from stepkeeper_testing.checkpoints import save_order, tensor_order
 from stepkeeper_testing.hooks import at
 
-NONCE = "ab" * 16
 IMPATIENT = Patience(total_s=0.2, sleep=lambda _: None)
 ROWS = [struct.pack("<8f", *range(row * 8, row * 8 + 8)) for row in range(6)]
 VALUE = b"a torch.save blob"
@@ -48,32 +47,16 @@ def order(
     rank: int, *, world_size: int = 2, aliases: dict[str, str] | None = None
 ) -> tuple[SaveOrder, memoryview]:
     """Rank 0 writes rows 0 to 3 of `w` and the value, rank 1 rows 4 and 5 and a scalar."""
-    rows = ROWS[:4] if rank == 0 else ROWS[4:]
-    offset = 0 if rank == 0 else 4
-    data = b"".join(rows)
-    tensors = [
-        TensorOrder(
-            fqn="w", dtype="float32", global_shape=(6, 8), offsets=(offset, 0), sizes=(len(rows), 8), start=0
-        )
-    ]
-    values: tuple[ValueOrder, ...] = ()
+    rows, offsets = (ROWS[:4], (0, 0)) if rank == 0 else (ROWS[4:], (4, 0))
+    data, values = b"".join(rows), []
+    tensors = [tensor_order("w", (6, 8), offsets=offsets, sizes=(len(rows), 8))]
     if rank == 0:
-        values = (ValueOrder(fqn="step", start=len(data), length_bytes=len(VALUE)),)
+        values.append(ValueOrder(fqn="step", start=len(data), length_bytes=len(VALUE)))
         data += VALUE
     else:
-        tensors.append(
-            TensorOrder(fqn="s", dtype="int64", global_shape=(), offsets=(), sizes=(), start=len(data))
-        )
+        tensors.append(tensor_order("s", (), start=len(data), dtype="int64"))
         data += struct.pack("<q", -7)
-    save = SaveOrder(
-        rank=rank,
-        world_size=world_size,
-        step=10,
-        claim=0,
-        nonce=NONCE,
-        structure=Structure.build(tensors, aliases=aliases),
-        values=values,
-    )
+    save = save_order(tensors, values, rank=rank, world_size=world_size, step=10, aliases=aliases)
     return save, memoryview(bytearray(data))
 
 
@@ -222,8 +205,7 @@ def test_many_threads_read_each_block_once(monkeypatch: pytest.MonkeyPatch) -> N
     store = MemoryStore()
     data = memoryview(bytes(range(256)) * (5 * BLOCK_BYTES // 512))
     n = len(data)
-    tensor = TensorOrder(fqn="w", dtype="uint8", global_shape=(n,), offsets=(0,), sizes=(n,), start=0)
-    save = replace(order(0, world_size=1)[0], structure=Structure.build([tensor]), values=())
+    save = save_order([tensor_order("w", (n,), dtype="uint8")])
     own = write_checkpoint(store, save, data)
     reader = BlockReader(store, [own])
     ((chunk,),) = (t.chunks for t in own.tensors)

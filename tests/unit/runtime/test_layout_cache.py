@@ -9,7 +9,6 @@ from stepkeeper.checkpoint import (
     LayoutCache,
     SaveOrder,
     Structure,
-    TensorOrder,
     ValueOrder,
     finish_checkpoint,
     write_checkpoint,
@@ -19,6 +18,7 @@ from stepkeeper.checkpoint.inventory import Inventory
 from stepkeeper.checkpoint.manifest import Manifest, split_inventory
 from stepkeeper.errors import ManifestError
 from stepkeeper.storage.memory import MemoryStore
+from stepkeeper_testing.checkpoints import save_order, tensor_order
 
 _COLUMNS = 8
 
@@ -48,11 +48,8 @@ class State:
         for fqn, shape in shapes.items():
             sizes = tuple(n // world_size if each == axis else n for each, n in enumerate(shape))
             offsets = tuple(rank * n if each == axis else 0 for each, n in enumerate(sizes))
-            tensors.append(
-                TensorOrder(
-                    fqn=fqn, dtype=self.dtype, global_shape=shape, offsets=offsets, sizes=sizes, start=start
-                )
-            )
+            part = tensor_order(fqn, shape, offsets=offsets, sizes=sizes, start=start, dtype=self.dtype)
+            tensors.append(part)
             start += 4 * math.prod(sizes)
         aliases = (self.aliases if rank == 0 else {}) | (self.last_rank_aliases if is_last else {})
         return Structure.build(tensors, aliases=aliases, key_paths=self.key_paths), start
@@ -60,15 +57,9 @@ class State:
     def order(self, rank: int, step: int, world_size: int) -> SaveOrder:
         structure, start = self.structure(rank, world_size)
         value = ValueOrder(fqn="step", start=start, length_bytes=self.value_bytes)
-        return SaveOrder(
-            rank=rank,
-            world_size=world_size,
-            step=step,
-            claim=0,
-            nonce=f"{step:032x}",
-            structure=structure,
-            values=(value,) if rank == 0 else (),
-        )
+        values = [value] if rank == 0 else []
+        one = save_order([], values, rank=rank, world_size=world_size, step=step, nonce=f"{step:032x}")
+        return replace(one, structure=structure)
 
 
 def stored(

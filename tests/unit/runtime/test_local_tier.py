@@ -10,11 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from stepkeeper.checkpoint import BlockReader, SaveOrder, Structure, TensorOrder, ValueOrder, write_checkpoint
+from stepkeeper.checkpoint import BlockReader, SaveOrder, Structure, ValueOrder, write_checkpoint
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest
 from stepkeeper.errors import SaveError, StorageError, TornCheckpointError
 from stepkeeper.storage.memory import MemoryStore
 from stepkeeper.tier import CachedStore, LocalStaging, LocalTier, TierPlace
+from stepkeeper_testing.checkpoints import save_order, tensor_order
 
 N_BYTES = BLOCK_BYTES + 4096
 """Two blocks."""
@@ -36,18 +37,9 @@ def room(monkeypatch: pytest.MonkeyPatch) -> None:
 def order(
     step: int = 1, *, rank: int = 0, world_size: int = 1, aliases: dict[str, str] | None = None
 ) -> SaveOrder:
-    tensor = TensorOrder(
-        fqn=f"w{rank}", dtype="uint8", global_shape=(N_BYTES,), offsets=(0,), sizes=(N_BYTES,), start=0
-    )
-    return SaveOrder(
-        rank=rank,
-        world_size=world_size,
-        step=step,
-        claim=0,
-        nonce="ab" * 16,
-        structure=Structure.build([tensor], aliases=aliases),
-        values=(ValueOrder(fqn=f"n{rank}", start=N_BYTES, length_bytes=len(DATA) - N_BYTES),),
-    )
+    tensor = tensor_order(f"w{rank}", (N_BYTES,), dtype="uint8")
+    value = ValueOrder(fqn=f"n{rank}", start=N_BYTES, length_bytes=len(DATA) - N_BYTES)
+    return save_order([tensor], [value], rank=rank, world_size=world_size, step=step, aliases=aliases)
 
 
 class Disk:
