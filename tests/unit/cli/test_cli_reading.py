@@ -198,9 +198,15 @@ def test_watch_of_an_empty_root_says_so_waits_and_ends_quietly(
     run: Run, url: str, monkeypatch: pytest.MonkeyPatch, comes: bool
 ) -> None:
     root = SmallRoot(url)
-    come = [lambda: root.play("begin"), lambda: root.play("10")] if comes else [lambda: 0]
-    moves = iter([*come, lambda: signal.raise_signal(signal.SIGINT)])
-    monkeypatch.setattr(time, "sleep", lambda _: next(moves)())
+    words = ["begin", "10"] if comes else [""]
+
+    def sleep(_: float) -> None:
+        if words:
+            root.play(words.pop(0))
+        else:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(time, "sleep", sleep)
     result = run("watch", url)
     lacking = "no such folder" if url.startswith("file:") else "nothing has been saved here"
     said = f"stepkeeper: {url}: {lacking} yet; a first commit is waited for\n"

@@ -156,11 +156,11 @@ def test_an_unknown_outcome_is_settled_before_anything_else_is_appended(
     lossy = unanswered_once(bucket, claim, applied=applied)
     with pytest.raises(UnknownOutcomeError, match=r"00000001\.json: no answer"):
         commit(lossy, claim, 10)
-    assert lossy._pending is not None
+    assert lossy.pending_slot == 1
     if settled:
         record = lossy.settle()
         assert record is not None
-        assert (record.slot, record.step, lossy._pending, len(bucket.objects)) == (1, 10, None, 2)
+        assert (record.slot, record.step, lossy.pending_slot, len(bucket.objects)) == (1, 10, None, 2)
     assert commit(lossy, claim, 20) == 2
     assert [record.step for record in lossy.state.line] == [20, 10]
 
@@ -214,7 +214,7 @@ def test_a_refusal_is_no_unknown_outcome(log: Log, bucket: MemoryBucket, commit:
     refused.resume(claim)
     with pytest.raises(StorageError, match="permission denied"):
         commit(refused, claim, 10)
-    assert refused._pending is None
+    assert refused.pending_slot is None
 
 
 @pytest.mark.parametrize("applied", [True, False])

@@ -17,6 +17,7 @@ from typing_extensions import override
 from stepkeeper.errors import BadUriError, StorageError
 from stepkeeper.storage import open_store, root_uri
 from stepkeeper.storage.fsspec import FsspecStore
+from stepkeeper.storage.gcs import GcsStore
 
 
 def test_a_folder(tmp_path: Path) -> None:
@@ -66,6 +67,8 @@ def test_a_path_leads_where_open_takes_it(
 
 def test_a_home_folder_is_that_of_the_user_that_is_named() -> None:
     assert root_uri("~root/runs") == Path("~root/runs").expanduser().as_uri()
+    with pytest.raises(BadUriError, match="names no root"):
+        root_uri("")
     with pytest.raises(BadUriError, match=r"'~nobody-has-this-name/runs': .* write the whole path"):
         root_uri("~nobody-has-this-name/runs")
 
@@ -88,6 +91,14 @@ def test_memory_of_this_process_is_known_below_file_systems_that_wrap_it() -> No
         assert FsspecStore(filesystem, "run", uri="any://run").is_private
     for filesystem in (LocalFileSystem(), DirFileSystem("/run", LocalFileSystem())):
         assert not FsspecStore(filesystem, "run", uri="any://run").is_private
+
+
+def test_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+    store = open_store("gs://bucket/runs/x/")
+    assert isinstance(store, GcsStore)
+    assert store.uri == "gs://bucket/runs/x"
+    store.close()
 
 
 class OnlyRead(AbstractFileSystem):  # type: ignore[misc]  # fsspec ships no types

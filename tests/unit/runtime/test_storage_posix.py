@@ -180,24 +180,30 @@ def test_a_failure_after_the_link_is_an_unknown_outcome_whatever_it_is(
 
 
 @pytest.mark.parametrize(
-    ("function", "number", "kind"),
+    ("function", "number", "kind", "n_bytes"),
     [
-        ("writev", errno.ENOSPC, StorageError),
-        ("writev", errno.EIO, TransientStorageError),
-        ("fsync", errno.EDQUOT, StorageError),
+        ("writev", errno.ENOSPC, StorageError, 3),
+        ("writev", errno.ENOSPC, StorageError, 3 << 20),
+        ("writev", errno.EIO, TransientStorageError, 3),
+        ("fsync", errno.EDQUOT, StorageError, 3),
     ],
 )
 def test_a_write_that_failed_left_nothing_and_can_be_done_again(
-    store: PosixStore, monkeypatch: pytest.MonkeyPatch, function: str, number: int, kind: type[Exception]
+    store: PosixStore,
+    monkeypatch: pytest.MonkeyPatch,
+    function: str,
+    number: int,
+    kind: type[Exception],
+    n_bytes: int,
 ) -> None:
     with monkeypatch.context() as broken:
         fail(broken, function, number)
         with pytest.raises(kind, match="1/0-a/x") as raised:
-            store.write("1/0-a/x", [b"abc"])
+            store.write("1/0-a/x", [b"a" * n_bytes])
         assert isinstance(raised.value, TransientStorageError) == (kind is TransientStorageError)
         assert store.list("") == []
-    store.write("1/0-a/x", [b"abc"])
-    assert store.read("1/0-a/x") == b"abc"
+    store.write("1/0-a/x", [b"a" * n_bytes])
+    assert store.read("1/0-a/x") == b"a" * n_bytes
 
 
 def test_a_folder_that_may_not_be_entered_is_no_empty_one_but_where_it_is_met_on_the_way(
