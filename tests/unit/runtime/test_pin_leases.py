@@ -12,7 +12,7 @@ from stepkeeper.log.tail import slot_path
 from stepkeeper.retention.garbage import Garbage, gc, sweep
 from stepkeeper.retention.leases import IsOver, drop_over, lease_is_over, leases_by, report_pins
 from stepkeeper.retention.pinning import pin_commit, renew_pin
-from stepkeeper.retention.pins import PIN_PREFIX, Pin, list_pin_names, pin_path, put_pin
+from stepkeeper.retention.pins import Pin, list_pin_names, put_pin
 from stepkeeper.storage.memory import FaultHook, MemoryBucket, MemoryStore
 from stepkeeper_testing.checkpoints import SmallRoot
 from stepkeeper_testing.hooks import at
@@ -216,35 +216,3 @@ def test_who_renews_after_its_pin_was_removed_is_told(passed: Passed) -> None:
 
     assert passed.swept(4, at("after delete", renew, path=passed.pin.path, times=1))
     assert told
-
-
-def test_a_collection_removes_what_is_over_and_says_so(root: SmallRoot, passed: Passed) -> None:
-    tail, times_unix_s = root.play("begin"), passed.bucket.times_unix_s
-    times_unix_s |= {slot_path(slot): slot * HOUR_S / 4 for slot in range(tail + 1)}
-    assert gc(Log(root.store), root.store).over == ()
-    times_unix_s[slot_path(tail)] = 1.75 * HOUR_S
-    would = gc(Log(root.store), root.store, dry_run=True)
-    assert (would.over, [each.folder for each in would.collected]) == (
-        (passed.pin.path,),
-        [passed.garbage.folder],
-    )
-    assert {passed.pin.path, f"{passed.garbage.folder}/.metadata"} < set(passed.bucket.objects)
-    assert gc(Log(root.store), root.store) == would
-    assert not [
-        path for path in passed.bucket.objects if path.startswith((PIN_PREFIX, passed.garbage.folder))
-    ]
-
-
-def test_people_are_told_of_every_pin(bucket: MemoryBucket) -> None:
-    store = MemoryStore(bucket)
-    put(store, 3, 4)
-    current = put(store, 6, 9, nonce="b")
-    bucket.objects[pin_path(7, "e" * 32)] = b"{}"
-    bucket.times_unix_s[current.path] = 12.5
-    reports = report_pins(store, before(6))
-    assert [(each.name.slot, each.pin and each.pin.holder, each.is_over) for each in reports] == [
-        (3, "an evaluation", True),
-        (6, "an evaluation", False),
-        (7, None, False),
-    ]
-    assert reports[1].name.time_unix_s == 12.5

@@ -188,13 +188,6 @@ def test_a_pin_is_not_left_where_the_log_says_nothing_after_it(bucket: MemoryBuc
     assert list_pins(MemoryStore(bucket)) == []
 
 
-def test_where_there_is_nothing_to_choose_nothing_is_pinned() -> None:
-    store = MemoryStore()
-    with pytest.raises(RestoreError, match="nothing there"):
-        pin_commit(Log(store), store, latest, holder="ml/eval")
-    assert store.bucket.objects == {}
-
-
 def test_a_holder_whose_pin_was_removed_is_told_and_leaves_nothing(
     root: SmallRoot, bucket: MemoryBucket
 ) -> None:
