@@ -169,9 +169,3 @@ def test_a_commit_is_held_by_a_pin_that_names_its_holder(bucket: MemoryBucket) -
         slot=record.slot, nonce=held._pin.nonce, holder="follow", host="eval-0", seen=1, reason="follow"
     )
     held.release(LIMIT_S)
-
-
-def test_who_may_not_write_holds_nothing(bucket: MemoryBucket) -> None:
-    store = MemoryStore(bucket, hook=at("before put_if_absent", StorageError("not allowed"), path="pins"))
-    held, record = hold_commit(Log(store), store, latest, holder="follow", host="eval-0", reason="follow")
-    assert (held, record.step) == (None, 10)
