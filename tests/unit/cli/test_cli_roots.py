@@ -21,8 +21,8 @@ def test_a_path_is_as_good_as_a_uri(
 ) -> None:
     root = SmallRoot((tmp_path / "run").as_uri())
     root.play("begin 10")
-    for path in tmp_path.rglob("*"):
-        os.utime(path, (1e9, 1e9))  # ages are shown, and these change once a day
+    for each in tmp_path.rglob("*"):
+        os.utime(each, (1e9, 1e9))  # ages are shown, and these change once a day
     by_uri = run(*command.split(), root.url)
     assert by_uri.exit_code == 0
     monkeypatch.chdir(tmp_path)
