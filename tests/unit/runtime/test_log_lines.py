@@ -82,15 +82,23 @@ def test_head_and_its_line_are(words: str, line: str, others: list[int]) -> None
         ("begin 10", "begin@0", r"commit 0 doesn't exist.* live commits: 1 \(step 10\)"),
         ("begin 10 !1", "begin@1", "commit 1 is quarantined; live commits: none"),
         ("begin 10 20 !1", "back@1", "commit 1 is quarantined"),
-        ("begin 10 !1", "begin", r"quarantined: 1 \(step 10\).*scratch=True"),
+        ("begin 10 !1", "begin", r"quarantined: 1 \(step 10\); on abandoned branches: none\..*scratch=True"),
         ("begin 10 !1", "begin?s9", "no latest one"),
         pytest.param(
             "begin 10 begin !1", "begin", "quarantined", id="a begin on a condemned one is no answer"
         ),
         pytest.param("begin 10 !1 scratch begin 10 !5", "begin", "quarantined", id="nor one before a commit"),
-        pytest.param("begin 10 20 30 branch 1 !5 !3 !2 !1", "begin", "no latest one", id="nothing is left"),
         pytest.param(
-            "begin 10 20 scratch 1 !4", "begin", r"2 \(step 20\).*begin\(base=SEQUENCE", id="left by scratch"
+            "begin 10 20 30 branch 1 !5 !3 !2 !1",
+            "begin",
+            r": 1 \(step 10\), 2 \(step 20\), 3",
+            id="nothing is left",
+        ),
+        pytest.param(
+            "begin 10 20 scratch 1 !4",
+            "begin",
+            r": 1 \(step 10\), 2 \(step 20\)\. .*base=SEQUENCE",
+            id="left by scratch",
         ),
         pytest.param("begin 10 20 begin@1 !1", "begin", "no latest one", id="left by going back"),
         pytest.param(
