@@ -41,13 +41,12 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block of a page."""
+    """A fenced block of a page; behind its language stands a file's name, a mark, or nothing."""
 
     page: str
     line: int
     language: str
     word: str
-    """What stands behind the language: a file's name, a mark, or nothing."""
     text: str
 
     @override
@@ -77,22 +76,9 @@ class Block:
 
 def page_names() -> tuple[str, ...]:
     """Return the pages whose blocks run: README, the documentation, the examples' own."""
-    shown = subprocess.run(
-        [
-            "git",
-            "-C",
-            str(ROOT),
-            "ls-files",
-            "README.md",
-            "docs/user",
-            "docs/operations",
-            "docs/design",
-            "examples",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
+    folders = ("README.md", "docs/user", "docs/operations", "docs/design", "examples")
+    command = ["git", "-C", str(ROOT), "ls-files", *folders]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     return tuple(name for name in shown if name.endswith(".md") and (ROOT / name).is_file())
 
 
@@ -112,8 +98,8 @@ def read_blocks(page: str) -> tuple[Block, ...]:
             if fence:
                 opened, lines = (number, fence[1], fence[2].strip()), []
         elif fence and not fence[2]:
-            first, _, indent = opened[0], None, opened[1]
-            language, _, word = opened[2].partition(" ")
+            first, indent, info = opened
+            language, _, word = info.partition(" ")
             text = "".join(each.removeprefix(indent) + "\n" for each in lines)
             blocks.append(Block(page, first, language, word.strip(), text))
             opened = None

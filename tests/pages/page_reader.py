@@ -64,16 +64,9 @@ class Reader:
         aside.mkdir()
         self._interpreter: tuple[subprocess.Popen[str], int] | None = None
         self._news, told = os.pipe()
+        network = ["--net"] if own_network else []
         self._shell = subprocess.Popen(
-            [
-                "unshare",
-                "--mount",
-                "--propagation",
-                "private",
-                *(["--net"] if own_network else []),
-                "bash",
-                "--norc",
-            ],
+            ["unshare", "--mount", "--propagation", "private", *network, "bash", "--norc"],
             env=self.env | {"ASIDE": str(aside), "STATUS": str(told)},
             cwd=self.folder,
             stdin=subprocess.PIPE,
@@ -108,10 +101,8 @@ class Reader:
     def does(self, block: Block, *, exit_code: int = 0, looks_for_s: float = 0) -> str:
         """Do what the block says, check how each command ends and what it prints, and return all that was printed.
 
-        Args:
-            block: Not one that is marked.
-            exit_code: How commands end of which the page says nothing.
-            looks_for_s: A command is given again for so long, until it prints what the page shows.
+        Commands of which the page says nothing end with `exit_code`. One is given again until it prints what the page
+        shows, for so many seconds.
         """
         assert block.mark is None, f"{block}: {block.mark}"
         if block.file:
@@ -129,9 +120,8 @@ class Reader:
     def knows(self, **variables: str) -> None:
         """Set variables in the shell, and in what is started from now on."""
         self.env.update(variables)
-        self._shell_runs(
-            "\n".join(["true", *(f"export {name}={shlex.quote(value)}" for name, value in variables.items())])
-        )
+        exports = (f"export {name}={shlex.quote(value)}" for name, value in variables.items())
+        self._shell_runs("\n".join(["true", *exports]))
 
     def goes(self, folder: Path) -> None:
         """Change the folder that the reader is in."""
@@ -276,12 +266,7 @@ class Reader:
 
 @contextmanager
 def reading(env: Mapping[str, str] | None = None, *, own_network: bool = False) -> Iterator[Reader]:
-    """Give a reader a machine, with these variables, and end all of it.
-
-    Args:
-        env: What is set there.
-        own_network: All ports are free, and nothing outside is reached.
-    """
+    """Give a reader a machine with these variables, and maybe a network of its own, and end all of it."""
     with tempfile.TemporaryDirectory(prefix="page-", dir="/tmp") as folder:
         reader = Reader(Path(folder), env or {}, own_network=own_network)
         try:

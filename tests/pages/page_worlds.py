@@ -44,11 +44,8 @@ def in_pod(reader: Reader, job: Mapping[str, Any] = _JOB) -> None:
         parsed, number=0, unreachable_s=settings.unreachable_toleration_s, machines=None
     )
     (trainer,) = (each for each in template["spec"]["containers"] if each["name"] == CONTAINER_NAME)
-    fields = {
-        "metadata.name": f"{parsed.metadata.name}-workers-0-0-abcde",
-        "metadata.uid": "pod-uid",
-        "spec.nodeName": "node-a",
-    }
+    name = f"{parsed.metadata.name}-workers-0-0-abcde"
+    fields = {"metadata.name": name, "metadata.uid": "pod-uid", "spec.nodeName": "node-a"}
     reader.knows(
         **{
             variable["name"]: variable["value"]
@@ -110,21 +107,16 @@ def _command_line(reader: Reader) -> None:
     save(25, "2.31")
 
     large = SmallRoot("gs://bucket/runs/large")
-    large.begin()
-    for step in range(10, 420, 10):
-        large.save(step)
-    pins = [
+    large.play(f"begin {' '.join(str(step) for step in range(10, 420, 10))}")
+    for slot, nonce, seen, pid, host in (
         (42, "9b1f6c0e5a7d4f2b8e3c1d0a9f8e7d6c", 48, 4711, 0),
         (17, "04d246d85cb69e4898c27a3330d44f0a", 19, 98, 1),
-    ]
-    for slot, nonce, seen, pid, host in pins:
+    ):
         holder = f"follow by process {pid}"
         pin = Pin(slot=slot, nonce=nonce, seen=seen, holder=holder, host=f"eval-{host}", reason="follow")
         put_pin(large.store, pin)
-    assert large.save(1200).slot == 42
-    large.log.delete(large.claim, lambda state: [17])
-    for step in range(1210, 1280, 10):
-        large.save(step)
+    assert large.play("1200") == 42
+    large.play("-17 1210 1220 1230 1240 1250 1260 1270")
 
 
 def _managed(reader: Reader) -> None:

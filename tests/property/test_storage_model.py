@@ -339,7 +339,7 @@ REPAIRED_CROWD = Scenario(
         beside_damage(attempt(45, 55, last=2, repaired=True)),
         damager(2, 4, 5, 6, 7),
         # Slots that every process knows to be taken. One that it doesn't know it would take, and then the log no longer
-        # tells what was in there: test_repair_intruders.py.
+        # tells what was in there: test_repair.py.
         damager(1, 2, 3, gone=True),
         repairer(),
         repairer(),

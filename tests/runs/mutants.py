@@ -56,7 +56,7 @@ def _of_operator(room: str, floor: float) -> Core:
 CORES: Final = {
     "log": Core(
         modules=("src/stepkeeper/log/state.py", "src/stepkeeper/log/claims.py"),
-        tests=("tests/unit/runtime/test_log_*.py", "tests/unit/runtime/test_re[pt]*.py"),
+        tests=("tests/unit/runtime/test_log_*.py", "tests/unit/runtime/test_repair*.py"),
         floor=0.92,
     ),
     "agreement": Core(

@@ -65,7 +65,7 @@ _LOG_RULES: Final = "tests/unit/runtime/test_log_rules.py"
 _BYTES: Final = "tests/property/test_storage_bytes.py"
 _CUT: Final = "tests/property/test_storage_power_cut.py::test_nothing_that_was_answered_is_lost"
 _GCS: Final = "tests/contract/test_store_gcs_requests.py"
-_RETENTION: Final = "tests/unit/runtime/test_retention.py"
+_LOG_LINES: Final = "tests/unit/runtime/test_log_lines.py"
 _GARBAGE: Final = "tests/unit/runtime/test_garbage.py"
 _ROOT_CHECK: Final = "tests/unit/runtime/test_root_check.py"
 _OBJECTS: Final = "tests/unit/runtime/test_checkpoint_objects.py"
@@ -89,7 +89,7 @@ MECHANISMS: Final = {
         without="A process whose claim is stale restores what HEAD was.",
         symbol="stepkeeper.log.log:check_claim",
         instead=answer(None),
-        test=f"{_LOG_RULES}::test_the_latest_of_a_stale_claim_is_not_told",
+        test=f"{_LOG_RULES}::test_a_later_begin_fences_the_earlier_claim",
     ),
     "foreign root": Mechanism(
         without="A job claims the root of another one.",
@@ -107,20 +107,20 @@ MECHANISMS: Final = {
         without="A training begins from nothing where all commits were condemned.",
         symbol="stepkeeper.log.log:resolve_base",
         instead=begin_from_nothing,
-        test=f"{_LOG_RULES}::test_a_root_whose_commits_were_all_condemned_is_begun_anew_only_when_told",
+        test=f"{_LOG_LINES}::test_a_root_without_a_latest_commit_is_begun_only_by_who_says_where_from",
     ),
     "unknown outcome": Mechanism(
         without="Something is appended while an entry without an answer may still come into the log.",
         symbol="stepkeeper.log.appending:Appender.settle",
         instead=forget_pending,
-        test=f"{_LOG_RULES}::test_nothing_else_is_appended_before_an_unknown_outcome_is_settled",
+        test=f"{_LOG_RULES}::test_an_unknown_outcome_is_settled_before_anything_else_is_appended",
     ),
     "gaps": Mechanism(
         without="A log in which an entry is missing is read up to the gap.",
         symbol="stepkeeper.log.tail:_check_no_gap",
         instead=answer(None),
         test="tests/unit/runtime/test_log_opening.py::"
-        "test_a_gap_before_the_tail_or_at_the_start_is_refused_page_by_page[40]",
+        "test_a_tail_is_found_page_by_page_and_a_gap_before_it_is_refused",
     ),
     "entry checksum": Mechanism(
         without="A damaged entry of the log is believed.",
@@ -140,7 +140,7 @@ MECHANISMS: Final = {
         symbol="stepkeeper.storage.posix_files:_RENAME_NOREPLACE",
         instead=become(0),
         test="tests/unit/runtime/test_storage_posix.py::"
-        "test_without_links_a_name_is_taken_by_a_rename_that_replaces_nothing",
+        "test_without_links_a_name_is_taken_by_a_rename_that_replaces_nothing_or_not_at_all",
     ),
     "generation match of entries": Mechanism(
         without="An entry of the log overwrites another one in a bucket.",
@@ -182,7 +182,7 @@ MECHANISMS: Final = {
         without="A store is accepted in which another host can take a name that is taken.",
         symbol="stepkeeper.coordination.root_check:_could_take",
         instead=answer(value=False),
-        test=f"{_ROOT_CHECK}::test_a_name_that_another_host_can_take_too_is_refused",
+        test=f"{_ROOT_CHECK}::test_a_fault_on_one_rank_is_outlasted_or_told_to_all[two win]",
     ),
     # Saving
     "vote": Mechanism(
@@ -228,7 +228,7 @@ MECHANISMS: Final = {
         without="A commit whose objects are missing or damaged in the store counts as verified.",
         symbol="stepkeeper.checkpoint.finishing:verify_objects",
         instead=answer(None),
-        test=f"{_OBJECTS}::test_damage_is_seen_right_after_the_save",
+        test=f"{_OBJECTS}::test_damage_is_seen_right_after_the_save_and_when_it_is_read",
     ),
     "comparison of staged data": Mechanism(
         without="What a local disk has damaged is uploaded to the root.",
@@ -280,13 +280,13 @@ MECHANISMS: Final = {
         without="Retention deletes the last commit that was verified.",
         symbol="stepkeeper.retention.deletable:choose_deletable",
         instead=take_all_for_verified,
-        test=f"{_RETENTION}::test_without_a_verified_one_nothing_goes",
+        test=f"{_LOG_LINES}::test_of_commits_only_those_go",
     ),
     "abandoned branches": Mechanism(
         without="Retention deletes an abandoned branch before the line has come as far.",
         symbol="stepkeeper.retention.deletable:_is_passed",
         instead=answer(value=True),
-        test=f"{_RETENTION}::test_an_abandoned_branch_goes_once_the_line_has_passed_it_verified",
+        test=f"{_LOG_LINES}::test_of_commits_only_those_go",
     ),
     "entry before deletion": Mechanism(
         without="Data is deleted while the log still calls its commit live.",
@@ -310,7 +310,7 @@ MECHANISMS: Final = {
         without="A collection deletes what a process is writing.",
         symbol="stepkeeper.retention.garbage:_garbage",
         instead=lambda garbage: lambda state, _, listed: garbage(state, 1 << 30, listed),
-        test=f"{_GARBAGE}::test_anybody_can_collect_beside_a_process_that_saves",
+        test=f"{_GARBAGE}::test_garbage_of_earlier_claims_goes_and_nothing_else",
     ),
     # Ends of waits
     "end of a rank": Mechanism(

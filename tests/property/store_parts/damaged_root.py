@@ -1,12 +1,10 @@
 """Damage and repair the log of a root, and check what must hold after any repair."""
 
-import secrets
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 import pytest
 
-from stepkeeper.checkpoint import finish_checkpoint
 from stepkeeper.errors import FencedError
 from stepkeeper.log import Log, LogState
 from stepkeeper.log.tail import slot_path
@@ -14,10 +12,11 @@ from stepkeeper.repair.repairing import Plan, carry_out, plan_repair
 from stepkeeper.retention.garbage import gc
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import Patience
-from stepkeeper_testing.checkpoints import SmallRoot, save_small, write_small
+from stepkeeper_testing.checkpoints import SmallRoot, save_small
 from stepkeeper_testing.pod import pod_identity
 
 IMPATIENT: Final = Patience(total_s=0, sleep=lambda _: None)
+TWO_STARTS: Final = "begin 10x2 20 begin 30 40x2"
 
 
 def flip(data: bytes) -> bytes:
@@ -33,37 +32,10 @@ DAMAGES: Mapping[str, Callable[[bytes], bytes | None]] = {
 }
 
 
-def two_starts() -> SmallRoot:
-    """Make a root. Its slots: 0 begin, 1 and 2 steps 10 and 20, 3 begin, 4 and 5 steps 30 and 40."""
-    root = SmallRoot(f"memory://{secrets.token_hex(8)}")
-    root.begin()
-    root.save(10, world_size=2)
-    root.save(20)
-    root.begin(1)
-    root.save(30)
-    root.save(40, world_size=2)
-    return root
-
-
-def save_whole(root: SmallRoot, step: int) -> str:
-    """Write a whole save that isn't committed, and return its folder."""
-    manifest, *_ = write_small(root.store, root.claim, step)
-    return finish_checkpoint(root.store, manifest, []).folder
-
-
 def damage(root: SmallRoot, slots: Collection[int], how: str = "flipped") -> None:
     """Damage the entries in these slots."""
     for slot in slots:
         root.change(slot_path(slot), DAMAGES[how](root.store.read(slot_path(slot))))
-
-
-def remove(root: SmallRoot, slot: int) -> None:
-    """Delete a commit and its data."""
-    folder = root.log.state.commits[slot].folder
-    root.log.delete(root.claim, lambda state: [slot])
-    for path in list(root.contents()):
-        if path.startswith(folder):
-            root.change(path, None)
 
 
 def planned(store: Store) -> Plan:

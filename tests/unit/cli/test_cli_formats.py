@@ -63,21 +63,14 @@ def test_a_commit_becomes_a_torch_save_file(
     assert torch.equal(state["model.w"], rows(step))
     assert state["step"] == step
     assert root.contents() == before
-    if "--json" in options:
-        found = json.loads(result.stdout)
-        assert {
-            key: found[key] for key in ("format", "uri", "step", "n_tensors", "tensor_bytes", "left_out")
-        } == {
-            "format": 1,
-            "uri": root.store.uri.rstrip("/"),
-            "step": 25,
-            "n_tensors": 1,
-            "tensor_bytes": 64,
-            "left_out": [],
-        }
-        assert found["files"] == [found["path"]] == [str(tmp_path / "out.pt")]
-    else:
+    if "--json" not in options:
         assert result.stdout.startswith(f"exported step {step} (sequence ")
+        return
+    found = json.loads(result.stdout)
+    assert found["uri"] == root.store.uri.rstrip("/")
+    figures = ("format", "step", "n_tensors", "tensor_bytes", "left_out")
+    assert [found[key] for key in figures] == [1, 25, 1, 64, []]
+    assert found["files"] == [found["path"]] == [str(tmp_path / "out.pt")]
 
 
 def test_a_commit_becomes_safetensors(run: Run, root: SmallRoot, tmp_path: Path) -> None:
@@ -100,7 +93,7 @@ def test_what_is_there_is_replaced_on_request_only(run: Run, root: SmallRoot, tm
     out.write_text("a year of work")
     result = run("export", root.url, out)
     assert (result.exit_code, out.read_text()) == (4, "a year of work")
-    assert result.stderr == f"stepkeeper: {out} exists; delete it, or pass --overwrite\n"
+    assert f"{out} exists; delete it, or pass --overwrite" in result.stderr
     assert run("export", root.url, out, "--overwrite").exit_code == 0
     assert torch.load(out)["step"] == 25
 
@@ -160,27 +153,6 @@ def test_what_was_deleted_while_it_was_exported_is_not_torn(
     assert (result.exit_code, result.stderr) == (1, "stepkeeper: step 10 (sequence 1) was deleted just now\n")
 
 
-def test_each_object_is_read_once(
-    run: Run, root: SmallRoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever small pieces are asked for: of objects below 16 MiB there is one block each."""
-    record = root.log.open().latest
-    assert record is not None
-    store, read = root.store, type(root.store).read
-    paths: list[str] = []
-
-    def counted(self: Any, path: str, *place: Any) -> Any:
-        paths.append(path)
-        return read(self, path, *place)
-
-    monkeypatch.setattr(type(store), "read", counted)
-    assert run("export", root.url, tmp_path / "out.pt").exit_code == 0
-    of_commit = sorted(
-        path.removeprefix(f"{record.folder}/") for path in paths if path.startswith(record.folder)
-    )
-    assert of_commit == [".metadata", "__0_0.distcp", "__1_0.distcp", "manifest.0.json", "manifest.1.json"]
-
-
 def test_a_root_is_left_to_its_job(run: Run, tmp_path: Path) -> None:
     root = SmallRoot((tmp_path / "run").as_uri())
     root.begin()
@@ -196,32 +168,31 @@ def test_a_root_is_left_to_its_job(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["export", "{root}", "{tmp}/x.pt", "--prefix", "model"], 2, "are for safetensors"),
-        (["export", "{root}", "{tmp}/x.safetensors", "--max-shard", "5"], 2, "names one"),
-        (["export", "{root}", "{tmp}/x.pt", "--step", "1", "--sequence", "1"], 2, "not both"),
-        (["export", "{root}", "{tmp}/x.pt", "--as", "onnx"], 2, "onnx"),
-        (["export", "{tmp}", "{tmp}/x.pt", "--step", "1"], 1, "no commit of step 1"),
-        (["export", "{tmp}", "{tmp}/x.pt"], 1, "nothing is committed here"),
-        (["export", "gcs://bucket", "{tmp}/x.pt"], 2, "gs://"),
-        (["export", "{root}", "{tmp}/x.pt", "--step", "99"], 1, "no commit of step 99"),
-        (["export", "{root}", "{tmp}/no/folder/x.pt"], 1, "No such file or directory"),
-        (["export", "{root}", "{tmp}"], 4, "is a folder"),
-        (["import", "{tmp}/nothing.pt", "{tmp}/c"], 1, "nothing.pt"),
-        (["import", "{tmp}/nothing.safetensors", "{tmp}/c"], 1, "nothing.safetensors"),
-        (["import", "{tmp}/text.pt", "{tmp}/c"], 1, "text.pt is no torch.save file"),
-        (["import", "{tmp}/text.pt", "{tmp}/c", "--as", "safetensors"], 1, "text.pt is no safetensors file"),
-        (["import", "{tmp}/text.pt", "{tmp}/c", "--prefix", "model"], 2, "--prefix is for safetensors"),
-        (["import", "{tmp}/text.pt"], 2, "FOLDER"),
+        ("export {root} {tmp}/x.pt --prefix model", 2, "are for safetensors"),
+        ("export {root} {tmp}/x.safetensors --max-shard 5", 2, "names one"),
+        ("export {root} {tmp}/x.pt --step 1 --sequence 1", 2, "not both"),
+        ("export {root} {tmp}/x.pt --as onnx", 2, "onnx"),
+        ("export {tmp} {tmp}/x.pt --step 1", 1, "no commit of step 1"),
+        ("export {tmp} {tmp}/x.pt", 1, "nothing is committed here"),
+        ("export gcs://bucket {tmp}/x.pt", 2, "gs://"),
+        ("export {root} {tmp}/x.pt --step 99", 1, "no commit of step 99"),
+        ("export {root} {tmp}/no/folder/x.pt", 1, "No such file or directory"),
+        ("export {root} {tmp}", 4, "is a folder"),
+        ("import {tmp}/nothing.pt {tmp}/c", 1, "nothing.pt"),
+        ("import {tmp}/nothing.safetensors {tmp}/c", 1, "nothing.safetensors"),
+        ("import {tmp}/text.pt {tmp}/c", 1, "text.pt is no torch.save file"),
+        ("import {tmp}/text.pt {tmp}/c --as safetensors", 1, "text.pt is no safetensors file"),
+        ("import {tmp}/text.pt {tmp}/c --prefix model", 2, "--prefix is for safetensors"),
+        ("import {tmp}/text.pt", 2, "FOLDER"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_exit_codes(arguments: list[str], code: int, says: str, run: Run, tmp_path: Path) -> None:
+def test_exit_codes(arguments: str, code: int, says: str, run: Run, tmp_path: Path) -> None:
     root = SmallRoot((tmp_path / "a" / "root").as_uri())
     root.begin()
     root.save(10, value=saved(10))
     (tmp_path / "text.pt").write_text("only text")
     before = sorted(tmp_path.rglob("*"))
-    result = run(*(argument.format(root=root.url, tmp=tmp_path) for argument in arguments))
+    result = run(*arguments.format(root=root.url, tmp=tmp_path).split())
     assert (result.exit_code, result.stdout) == (code, ""), result.stderr
     assert says in " ".join(result.stderr.replace("│", "").split())
     assert "Traceback" not in result.stderr
@@ -246,21 +217,17 @@ def test_files_become_checkpoints_and_checkpoints_files(run: Run, tmp_path: Path
     assert torch.equal(torch.load(tmp_path / "two.pt")["model"]["a.w"], weights["a.w"])
 
 
-def test_nothing_in_a_file_is_run(run: Run, tmp_path: Path) -> None:
-    hook = Reduced(Path.touch, (tmp_path / "touched",))
-    torch.save({"w": torch.ones(2), "hook": hook}, tmp_path / "in.pt")
+@pytest.mark.parametrize("content", ["a call", "a name"])
+def test_a_file_runs_nothing_and_its_names_do_nothing_to_the_terminal(
+    run: Run, tmp_path: Path, content: str
+) -> None:
+    hook = {"w": torch.ones(2), "hook": Reduced(Path.touch, (tmp_path / "touched",))}
+    torch.save(hook if content == "a call" else {"\x1b[2J\ud800": {1, 2}}, tmp_path / "in.pt")
     result = run("import", tmp_path / "in.pt", tmp_path / "c")
     assert result.exit_code == 1
-    assert "at hook" in result.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.pt"]
-
-
-def test_names_from_a_file_do_nothing_to_the_terminal(run: Run, tmp_path: Path) -> None:
-    torch.save({"\x1b[2J\ud800": {1, 2}}, tmp_path / "in.pt")
-    result = run("import", tmp_path / "in.pt", tmp_path / "c")
-    assert result.exit_code == 1
-    assert r"\x1b[2J\ud800" in result.stderr
+    assert ("at hook" if content == "a call" else r"\x1b[2J\ud800") in result.stderr
     assert "\x1b" not in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["in.pt"]
 
 
 def test_without_torch_the_other_commands_work_and_these_say_what_to_install(tmp_path: Path) -> None:

@@ -16,14 +16,6 @@ def test_it_says_its_version() -> None:
     assert (said.exit_code, said.stdout) == (0, f"stepkeeper {stepkeeper.__version__}\n")
 
 
-def test_help_cuts_no_sentence() -> None:
-    said = CliRunner().invoke(app, ["--help"], terminal_width=80)
-    assert said.exit_code == 0
-    assert [line for line in said.stdout.splitlines() if line.endswith("...")][
-        1:
-    ] == []  # the first is the usage
-
-
 @pytest.mark.parametrize(("words", "found"), [("stepkeeper sh", {"show"}), ("stepkeeper ls --a", {"--all"})])
 def test_a_shell_completes_commands_and_options(words: str, found: set[str]) -> None:
     done = subprocess.run(

@@ -9,21 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from stepkeeper.checkpoint import (
-    CommitFiles,
-    SaveOrder,
-    Structure,
-    TensorOrder,
-    finish_checkpoint,
-    reading,
-    write_checkpoint,
-)
+from stepkeeper.checkpoint import CommitFiles, finish_checkpoint, reading, write_checkpoint
 from stepkeeper.checkpoint import files as module
 from stepkeeper.errors import TornCheckpointError
 from stepkeeper.log import CommitRecord, Log
 from stepkeeper.storage import Store, open_store
 from stepkeeper_planners import formats
 from stepkeeper_planners.formats import checkpoint_reader
+from stepkeeper_testing.checkpoints import save_order, tensor_order
 from stepkeeper_testing.pod import pod_identity
 
 pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
@@ -50,31 +43,14 @@ def committed(store: Store, n_ranks: int, dimension: int) -> CommitRecord:
     claim = log.begin(pod_identity(), host="host")
     manifests = []
     for rank in range(n_ranks):
-        parts = {fqn: tensor.chunk(n_ranks, dimension)[rank].contiguous() for fqn, tensor in STATE.items()}
         orders, data = [], bytearray()
-        for fqn, part in parts.items():
-            offsets = [0, 0]
-            offsets[dimension] = rank * part.shape[dimension]
-            orders.append(
-                TensorOrder(
-                    fqn=fqn,
-                    dtype="float32",
-                    global_shape=(SIZE, SIZE),
-                    offsets=tuple(offsets),
-                    sizes=tuple(part.shape),
-                    start=len(data),
-                )
-            )
+        for fqn, tensor in STATE.items():
+            part = tensor.chunk(n_ranks, dimension)[rank].contiguous()
+            offsets = tuple(rank * part.shape[axis] * (axis == dimension) for axis in (0, 1))
+            sizes = tuple(part.shape)
+            orders.append(tensor_order(fqn, (SIZE, SIZE), offsets=offsets, sizes=sizes, start=len(data)))
             data += part.numpy().tobytes()
-        order = SaveOrder(
-            rank=rank,
-            world_size=n_ranks,
-            step=1,
-            claim=claim.slot,
-            nonce="0" * 32,
-            structure=Structure.build(orders),
-            values=(),
-        )
+        order = save_order(orders, rank=rank, world_size=n_ranks, claim=claim.slot)
         manifests.append(write_checkpoint(store, order, memoryview(data)))
     own, *others = manifests
     finished = finish_checkpoint(store, own, [manifest.make_ref() for manifest in others])

@@ -1,61 +1,45 @@
 """Deletion and garbage: the log first, pins then, and nothing that isn't ours."""
 
 import threading
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+
+import pytest
+from store_parts.behind import Behind
 
 from stepkeeper.checkpoint.manifest import checkpoint_folder
-from stepkeeper.log import Claim, CommitRecord, Log, ManifestRef
+from stepkeeper.log import Log
 from stepkeeper.retention.garbage import Garbage, gc, sweep
 from stepkeeper.retention.pins import Pin, put_pin, remove_pin
-from stepkeeper.storage.base import Store, StreamedStore
-from stepkeeper.storage.memory import MemoryBucket, MemoryStore, Operation
-from stepkeeper.storage.posix import PosixStore
+from stepkeeper.storage.base import StreamedStore
+from stepkeeper.storage.memory import MemoryStore
+from stepkeeper_testing.checkpoints import SmallRoot, save_small
 
-REF = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
-
-
-def save(log: Log, store: Store, claim: Claim, step: int, *, committed: bool = True) -> str:
-    folder = checkpoint_folder(step, claim.slot, f"{step:032x}")
-    store.write(f"{folder}/__0_0.distcp", [b"data"])
-    store.write(f"{folder}/.metadata", [b"data"])
-    if committed:
-        log.commit(claim, step=step, folder=folder, size_bytes=8, manifest=REF)
-    return folder
+NONCE = "a" * 32
 
 
-def delete(log: Log, claim: Claim, step: int) -> Garbage:
-    (record,) = log.delete(claim, lambda state: [r.slot for r in state.live if r.step == step])
-    return garbage_of(record)
+@pytest.fixture
+def root() -> SmallRoot:
+    return SmallRoot()
 
 
-def garbage_of(record: CommitRecord) -> Garbage:
+def delete(root: SmallRoot, slot: int) -> Garbage:
+    (record,) = root.log.delete(root.claim, lambda state: [slot])
     return Garbage(folder=record.folder, slot=record.slot)
 
 
-def pin(store: Store, slot: int) -> Pin:
-    pin = Pin(slot=slot, nonce=f"{slot:032x}", holder="an evaluation")
-    put_pin(store, pin)
+def pin(root: SmallRoot, slot: int, nonce: str = NONCE) -> Pin:
+    pin = Pin(slot=slot, nonce=nonce, holder="an evaluation")
+    put_pin(root.store, pin)
     return pin
 
 
-def folders(bucket: MemoryBucket) -> set[str]:
-    found = {path.rpartition("/")[0] for path in bucket.objects}
-    return {folder for folder in found if not folder.startswith(".stepkeeper")}
+def folders(root: SmallRoot) -> set[str]:
+    """The folders of data, by step."""
+    return {path.partition("/")[0] for path in root.contents()} - {".stepkeeper"}
 
 
-def collected(garbage: Sequence[Garbage]) -> list[str]:
-    return [each.folder for each in garbage]
-
-
-def test_what_was_deleted_loses_its_data() -> None:
-    store = MemoryStore()
-    log = Log(store)
-    claim = log.begin()
-    saved = [save(log, store, claim, step) for step in (10, 20, 30)]
-    assert sweep(store, [delete(log, claim, 10)]) == ()
-    assert folders(store.bucket) == set(saved[1:])
+def collected(root: SmallRoot, *, dry_run: bool = False) -> list[str]:
+    return [each.folder for each in gc(Log(root.store), root.store, dry_run=dry_run).collected]
 
 
 def test_sweeping_nothing_asks_the_store_nothing() -> None:
@@ -65,183 +49,122 @@ def test_sweeping_nothing_asks_the_store_nothing() -> None:
     assert asked == []
 
 
-def test_what_is_pinned_keeps_its_data_until_its_last_pin_is_gone() -> None:
-    store = MemoryStore()
-    log = Log(store)
-    claim = log.begin()
-    pinned, _, head = (save(log, store, claim, step) for step in (10, 20, 30))
-    pins = [pin(store, 1), Pin(slot=1, nonce="f" * 32, holder="a fork")]
-    put_pin(store, pins[1])
-    deleted = [delete(log, claim, 10), delete(log, claim, 20)]
-    left = sweep(store, deleted)
-    assert left == (deleted[0],)
-    assert folders(store.bucket) == {pinned, head}
-    remove_pin(store, pins[0])
-    assert sweep(store, left) == left
-    remove_pin(store, pins[1])
-    assert sweep(store, left) == ()
-    assert folders(store.bucket) == {head}
+def test_what_is_pinned_keeps_its_data_until_its_last_pin_is_gone(root: SmallRoot) -> None:
+    root.play("begin 10 20 30 40")
+    pins = [pin(root, 1), pin(root, 1, "f" * 32)]
+    unread = f".stepkeeper/pins/00000003-{NONCE}"
+    root.change(unread, b"what a later release writes")
+    deleted = [delete(root, 1), delete(root, 2), delete(root, 3)]
+    left = sweep(root.store, deleted)
+    assert left == (deleted[0], deleted[2])
+    assert folders(root) == {"10", "30", "40"}
+    remove_pin(root.store, pins[0])
+    assert sweep(root.store, left) == left
+    remove_pin(root.store, pins[1])
+    root.change(unread, None)
+    assert sweep(root.store, left) == ()
+    assert folders(root) == {"40"}
 
 
-def test_a_pin_that_cannot_be_read_holds_all_the_same() -> None:
-    store = MemoryStore()
-    log = Log(store)
-    claim = log.begin()
-    kept, _ = save(log, store, claim, 10), save(log, store, claim, 20)
-    store.write(f".stepkeeper/pins/00000001-{'a' * 32}", [b"what a later release writes"])
-    deleted = delete(log, claim, 10)
-    assert sweep(store, [deleted]) == (deleted,)
-    assert kept in folders(store.bucket)
-
-
-def test_garbage_of_earlier_claims_goes_and_nothing_else() -> None:
-    store = MemoryStore()
-    log = Log(store)
-    first = log.begin()
-    kept, torn = save(log, store, first, 10), save(log, store, first, 20, committed=False)
-    bad = save(log, store, first, 30)
-    log.quarantine(first, log.state.tail, "a bad block")
-    later = log.begin()
-    mine = save(log, store, later, 40, committed=False)
-    of_a_later_claim = checkpoint_folder(50, later.slot + 3, "a" * 32)
-    alien = [
-        "10/.metadata",
-        "10/0/x",
-        "20/0-short/x",
-        "notes/0-" + "a" * 32 + "/x",
-        "007/0-" + "a" * 32 + "/x",
-    ]
-    for path in (*alien, f"{of_a_later_claim}/x"):
-        store.write(path, [b"not ours, or not ours to take"])
-    report = gc(log, store)
-    assert report.collected == (Garbage(folder=torn, n_objects=2, size_bytes=8),)
+def test_garbage_of_earlier_claims_goes_and_nothing_else(root: SmallRoot) -> None:
+    root.play("begin 10 20 !2")
+    torn = root.give_up(30)
+    root.play("begin")
+    mine = root.give_up(40)
+    later = f"{checkpoint_folder(50, root.claim.slot + 3, NONCE)}/x"
+    alien = ["10/.metadata", "10/0/x", "20/0-short/x", f"notes/0-{NONCE}/x", f"007/0-{NONCE}/x"]
+    for path in (*alien, later):
+        root.store.write(path, [b"not ours, or not ours to take"])
+    before = root.contents()
+    assert collected(root, dry_run=True) == [torn]
+    assert root.contents() == before
+    report = gc(Log(root.store), root.store)
+    (found,) = report.collected
+    assert (found.folder, found.n_objects, found.slot) == (torn, 1, None)
     assert report.pinned == ()
-    left = {path for path in store.bucket.objects if not path.startswith(".stepkeeper/")}
-    assert {path.rpartition("/")[0] for path in left if path not in alien} == {
-        kept,
-        bad,
-        mine,
-        of_a_later_claim,
-    }
-    assert left >= set(alien)
+    assert {*before} - {*root.contents()} == {path for path in before if path.startswith(torn)}
+    assert any(path.startswith(mine) for path in root.contents())
+
+
+def test_of_an_empty_root_nothing_is_collected() -> None:
+    assert gc(Log(MemoryStore()), MemoryStore()).collected == ()
+
+
+def test_data_of_a_deletion_cut_short_is_garbage_once_a_later_claim_has_begun(root: SmallRoot) -> None:
+    root.play("begin 10 20")
+    deleted = delete(root, 1)
+    assert collected(root) == []
+    root.play("begin")
+    assert collected(root) == [deleted.folder]
+    assert folders(root) == {"20"}
+
+
+def test_pinned_garbage_waits_for_a_collection_after_the_pin(root: SmallRoot) -> None:
+    root.play("begin 10 20")
+    torn = root.give_up(30)
+    deleted, held = delete(root, 1), pin(root, 1)
+    others = [pin(root, 2), pin(root, 77)]
+    root.play("begin")
+    report = gc(Log(root.store), root.store)
+    assert [each.folder for each in report.collected] == [torn]
+    assert [(each.folder, each.slot, each.n_objects) for each in report.pinned] == [(deleted.folder, 1, 3)]
+    assert folders(root) == {"10", "20"}
+    remove_pin(root.store, held)
+    assert collected(root) == [deleted.folder]
+    assert {path for path in root.contents() if "pins" in path} == {each.path for each in others}
 
 
 def test_a_file_that_is_not_ours_stays_wherever_it_is(tmp_path: Path) -> None:
     """On a disk anybody can put a file, with any name, where a save was."""
-    store = PosixStore(tmp_path)
-    log = Log(store)
-    claim = log.begin()
-    superseded, head = save(log, store, claim, 10), save(log, store, claim, 20)
-    garbage = save(log, store, claim, 30, committed=False)
-    copied = checkpoint_folder(40, claim.slot, "a" * 32)
+    root = SmallRoot(tmp_path.as_uri())
+    root.play("begin 10 20")
+    garbage = root.give_up(30)
+    copied = checkpoint_folder(40, root.claim.slot, NONCE)
     (tmp_path / copied).mkdir(parents=True)
     names = ("manifest (copy).json", "__0_0.distcp.bak", "notes\n.txt", "manifest.\u0663.json")
-    users = {f"{folder}/{name}" for folder in (superseded, garbage, copied) for name in names}
+    users = {
+        f"{folder}/{name}" for folder in (root.log.state.commits[1].folder, garbage, copied) for name in names
+    }
+    kept = {path for path in root.contents() if path.startswith("20/")}
     for path in users:
         (tmp_path / path).write_text("a user's")
-    sweep(store, [delete(log, claim, 10)])
-    log.begin()
-    assert collected(gc(log, store).collected) == [garbage]
-    assert gc(log, store).collected == ()
-    left = {stat.path for stat in store.list("") if not stat.path.startswith(".stepkeeper/")}
-    assert left == users | {f"{head}/__0_0.distcp", f"{head}/.metadata"}
+    sweep(root.store, [delete(root, 1)])
+    root.play("begin")
+    assert collected(root) == [garbage]
+    assert collected(root) == []
+    assert {stat.path for stat in root.store.list("") if stat.path[0] != "."} == users | kept
 
 
-def test_data_of_a_deletion_cut_short_is_garbage_once_a_later_claim_has_begun() -> None:
-    store = MemoryStore()
-    log = Log(store)
-    claim = log.begin()
-    first, second = save(log, store, claim, 10), save(log, store, claim, 20)
-    delete(log, claim, 10)
-    assert gc(log, store).collected == ()
-    log.begin()
-    assert collected(gc(log, store).collected) == [first]
-    assert folders(store.bucket) == {second}
-
-
-def test_pinned_garbage_waits_for_a_collection_after_the_pin() -> None:
-    store = MemoryStore()
-    log = Log(store)
-    claim = log.begin()
-    first, second = save(log, store, claim, 10), save(log, store, claim, 20)
-    torn = save(log, store, claim, 30, committed=False)
-    delete(log, claim, 10)
-    held = pin(store, 1)
-    live, nothing = pin(store, 2), pin(store, 77)
-    log.begin()
-    report = gc(log, store)
-    assert collected(report.collected) == [torn]
-    assert report.pinned == (Garbage(folder=first, slot=1, n_objects=2, size_bytes=8),)
-    assert folders(store.bucket) == {first, second}
-    remove_pin(store, held)
-    assert collected(gc(log, store).collected) == [first]
-    assert folders(store.bucket) == {second}
-    assert {path for path in store.bucket.objects if "pins" in path} == {
-        f".stepkeeper/pins/{each.slot:08d}-{each.nonce}" for each in (live, nothing)
-    }
-
-
-def test_a_dry_run_only_tells() -> None:
-    store = MemoryStore()
-    log = Log(store)
-    torn = save(log, store, log.begin(), 10, committed=False)
-    log.begin()
-    before = dict(store.bucket.objects)
-    assert collected(gc(log, store, dry_run=True).collected) == [torn]
-    assert store.bucket.objects == before
-
-
-def test_anybody_can_collect_beside_a_process_that_saves() -> None:
-    store = MemoryStore()
-    log = Log(store)
-    torn = save(log, store, log.begin(), 10, committed=False)
-    claim = log.begin()
-    mine = save(log, store, claim, 20, committed=False)
-    assert collected(gc(Log(store), store).collected) == [torn]
-    assert folders(store.bucket) == {mine}
-    assert gc(Log(MemoryStore()), MemoryStore()) == gc(Log(store), store)
-
-
-def test_what_proofs_left_goes_once_a_later_claim_has_begun() -> None:
-    store = MemoryStore()
-    log = Log(store)
-    log.begin()
-    log.begin()
-    over = [f".stepkeeper/probes/{number:08d}-{'a' * 32}" for number in (0, 1)]
-    over += [f".stepkeeper/probes/create-00000001-{'b' * 32}"]
+def test_what_proofs_left_goes_once_a_later_claim_has_begun(root: SmallRoot) -> None:
+    root.play("begin begin")
+    over = [f".stepkeeper/probes/{name}-{NONCE}" for name in ("00000000", "00000001", "create-00000001")]
     stays = [
-        f".stepkeeper/probes/00000002-{'a' * 32}",
-        f".stepkeeper/probes/create-00000002-{'a' * 32}",
+        *(f".stepkeeper/probes/{name}-{NONCE}" for name in ("00000002", "create-00000002")),
         ".stepkeeper/probes/00000000-theirs",
-        f".stepkeeper/probes/{'a' * 32}",
-        f"probes/00000000-{'a' * 32}",
+        f".stepkeeper/probes/{NONCE}",
+        f"probes/00000000-{NONCE}",
     ]
     for path in over + stays:
-        store.write(path, [b"x"])
-    report = gc(log, store, dry_run=True)
+        root.store.write(path, [b"x"])
+    report = gc(root.log, root.store, dry_run=True)
     assert sorted(report.remnants) == sorted(over)
-    assert set(over) <= set(store.bucket.objects)
-    assert gc(log, store) == report
-    assert not set(over) & set(store.bucket.objects)
-    assert set(stays) <= set(store.bucket.objects)
-    assert gc(log, store).remnants == ()
+    assert set(over) <= set(root.contents())
+    assert gc(root.log, root.store) == report
+    assert not set(over) & set(root.contents())
+    assert set(stays) <= set(root.contents())
 
 
 def test_what_puts_left_in_a_folder_goes_once_they_could_only_lose(tmp_path: Path) -> None:
-    store = PosixStore(tmp_path)
-    log = Log(store)
-    claim = log.begin()
-    save(log, store, claim, 10)
-    delete(log, claim, 10)
-    save(log, store, claim, 20)
+    root = SmallRoot(tmp_path.as_uri())
+    root.play("begin 10 -1 20")
     names = {
         "log/00000003.json": True,
         "log/00000004.json": False,
-        f"pins/00000001-{'b' * 32}": True,
-        f"pins/00000003-{'b' * 32}": False,
-        f"pins/00000005-{'b' * 32}": False,
-        f"probes/00000000-{'b' * 32}": True,
-        f"probes/00000001-{'b' * 32}": False,
+        f"pins/00000001-{NONCE}": True,
+        f"pins/00000003-{NONCE}": False,
+        f"pins/00000005-{NONCE}": False,
+        f"probes/00000000-{NONCE}": True,
+        f"probes/00000001-{NONCE}": False,
         "log/somebody": False,
     }
     files = {}
@@ -253,33 +176,24 @@ def test_what_puts_left_in_a_folder_goes_once_they_could_only_lose(tmp_path: Pat
         files[file] = over
     alien = tmp_path / "20" / f".tmp-00000000.json-{'c' * 32}"
     alien.write_bytes(b"not ours")
-    assert len(gc(log, store, dry_run=True).remnants) == 3
+    assert len(gc(root.log, root.store, dry_run=True).remnants) == 3
     assert all(file.exists() for file in files)
-    assert len(gc(log, store).remnants) == 3
+    assert len(gc(root.log, root.store).remnants) == 3
     assert {file: not file.exists() for file in files} == files
     assert alien.exists()
 
 
-class Streamed:
-    """A store in memory that takes four uploads at once, and so two deletions."""
+class Streamed(Behind):
+    """A store that takes four uploads at once, and so two deletions."""
 
     streams = 4
-
-    def __init__(self, store: MemoryStore) -> None:
-        self.uri = store.uri
-        self.put_if_absent = store.put_if_absent
-        self.write = store.write
-        self.read = store.read
-        self.list = store.list
-        self.delete = store.delete
-        self.close = store.close
 
 
 def test_where_many_requests_at_once_are_fast_objects_are_deleted_so_but_metadata_first() -> None:
     deleted: list[str] = []
     both = threading.Barrier(2)
 
-    def hook(moment: Literal["before", "after"], operation: Operation, path: str) -> None:
+    def hook(moment: str, operation: str, path: str) -> None:
         if operation == "delete" and moment == "before" and path.endswith(".distcp"):
             # One after the other they would wait for ever.
             both.wait(60)
@@ -291,12 +205,11 @@ def test_where_many_requests_at_once_are_fast_objects_are_deleted_so_but_metadat
     assert isinstance(store, StreamedStore)
     log = Log(store)
     claim = log.begin()
-    doomed, head = (save(log, store, claim, step) for step in (10, 20))
-    for name in ("__0_1.distcp", "manifest.0.json", "theirs.txt"):
+    doomed, _ = (save_small(log, store, claim, step).folder for step in (10, 20))
+    for name in ("__0_1.distcp", "theirs.txt"):
         store.write(f"{doomed}/{name}", [b"data"])
-    garbage = delete(log, claim, 10)
+    log.delete(claim, lambda state: [1])
     memory.hook = hook
-    assert sweep(store, [garbage]) == ()
+    assert sweep(store, [Garbage(folder=doomed, slot=1)]) == ()
     assert (deleted[0], len(deleted)) == (".metadata", 4)
-    assert folders(memory.bucket) == {doomed, head}
     assert [path for path in memory.bucket.objects if path.startswith(doomed)] == [f"{doomed}/theirs.txt"]

@@ -9,27 +9,35 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from stepkeeper.errors import StorageError, TransientStorageError
-from stepkeeper.log import Claim, CommitRecord, Log, LogState
+from stepkeeper.log import CommitRecord, Log, LogState
 from stepkeeper.retention.held_pin import HeldPin, hold_commit, release_all_pins
 from stepkeeper.retention.pinning import pin_commit
-from stepkeeper.retention.pins import PIN_PREFIX, Pin, list_pin_names, remove_pin
+from stepkeeper.retention.pins import Pin, list_pin_names, remove_pin
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
+from stepkeeper_testing.checkpoints import SmallRoot
+from stepkeeper_testing.hooks import at
 
-CommitStep = Callable[..., int]
+Hold = Callable[..., HeldPin]
 IMPATIENT = Patience(total_s=0.0)
 LIMIT_S = 60.0
 
 
 @pytest.fixture
-def claim(log: Log, commit: CommitStep) -> Claim:
-    claim = log.begin()
-    commit(log, claim, 10)
-    return claim
+def root() -> SmallRoot:
+    root = SmallRoot()
+    root.play("begin 10")
+    return root
 
 
 @pytest.fixture
-def hold(bucket: MemoryBucket) -> Iterator[Callable[..., HeldPin]]:
+def bucket(root: SmallRoot) -> MemoryBucket:
+    assert isinstance(root.store, MemoryStore)
+    return root.store.bucket
+
+
+@pytest.fixture
+def hold(bucket: MemoryBucket) -> Iterator[Hold]:
     """Pin the latest commit, and renew the pin as often as can be."""
     held: list[HeldPin] = []
 
@@ -75,16 +83,11 @@ class Renewals:
 
 @pytest.mark.parametrize("failures", [0, 3])
 def test_a_pin_is_renewed_while_it_is_held(
-    bucket: MemoryBucket,
-    log: Log,
-    claim: Claim,
-    commit: CommitStep,
-    hold: Callable[..., HeldPin],
-    failures: int,
+    root: SmallRoot, bucket: MemoryBucket, hold: Hold, failures: int
 ) -> None:
     renewals = Renewals(bucket, failures)
     held = hold(renewals.store)
-    slot = commit(log, claim, 20)
+    slot = root.play("20")
     assert renewals.done.wait(LIMIT_S)
     assert held.is_held()
     assert seen(bucket)[-1] == slot
@@ -94,18 +97,13 @@ def test_a_pin_is_renewed_while_it_is_held(
 
 
 def test_who_has_lost_its_pin_knows(
-    bucket: MemoryBucket,
-    log: Log,
-    claim: Claim,
-    commit: CommitStep,
-    hold: Callable[..., HeldPin],
-    caplog: pytest.LogCaptureFixture,
+    root: SmallRoot, bucket: MemoryBucket, hold: Hold, caplog: pytest.LogCaptureFixture
 ) -> None:
     renewals = Renewals(bucket)
     held = hold(renewals.store)
     remove_pin(MemoryStore(bucket), held._pin)
     assert not held.is_held()
-    commit(log, claim, 20)
+    root.play("20")
     held._thread.join(LIMIT_S)
     assert not held._thread.is_alive()
     assert not held.is_held()
@@ -114,13 +112,10 @@ def test_who_has_lost_its_pin_knows(
 
 
 def test_a_pin_that_can_not_be_removed_is_named_with_the_command_that_does(
-    bucket: MemoryBucket, claim: Claim, hold: Callable[..., HeldPin], caplog: pytest.LogCaptureFixture
+    bucket: MemoryBucket, hold: Hold, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def hook(moment: str, operation: str, path: str) -> None:
-        if operation == "delete":
-            raise StorageError("not allowed: no storage.objects.delete")
-
-    held = hold(MemoryStore(bucket, hook=hook))
+    refused = StorageError("not allowed: no storage.objects.delete")
+    held = hold(MemoryStore(bucket, hook=at("before delete", refused)))
     with caplog.at_level(logging.WARNING):
         held.release(LIMIT_S)
     assert f"`stepkeeper gc memory:// --pins --remove {held._pin.text}` takes it" in caplog.text
@@ -128,15 +123,10 @@ def test_a_pin_that_can_not_be_removed_is_named_with_the_command_that_does(
 
 
 def test_a_store_that_hangs_is_not_waited_for_longer_than_that(
-    bucket: MemoryBucket, claim: Claim, hold: Callable[..., HeldPin], caplog: pytest.LogCaptureFixture
+    bucket: MemoryBucket, hold: Hold, caplog: pytest.LogCaptureFixture
 ) -> None:
     answered = threading.Event()
-
-    def hook(moment: str, operation: str, path: str) -> None:
-        if operation == "delete":
-            answered.wait(LIMIT_S)
-
-    held = hold(MemoryStore(bucket, hook=hook))
+    held = hold(MemoryStore(bucket, hook=at("before delete", lambda: answered.wait(LIMIT_S))))
     held.release(0.0)
     assert "gave no answer for 0 s" in caplog.text
     answered.set()
@@ -146,8 +136,7 @@ def test_a_store_that_hangs_is_not_waited_for_longer_than_that(
 
 def test_a_forked_child_does_not_wait_for_its_parents_thread(
     bucket: MemoryBucket,
-    claim: Claim,
-    hold: Callable[..., HeldPin],
+    hold: Hold,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -164,9 +153,7 @@ def test_a_forked_child_does_not_wait_for_its_parents_thread(
     holding.set()
 
 
-def test_pins_go_when_the_interpreter_ends(
-    bucket: MemoryBucket, claim: Claim, hold: Callable[..., HeldPin]
-) -> None:
+def test_pins_go_when_the_interpreter_ends(bucket: MemoryBucket, hold: Hold) -> None:
     for _ in range(3):
         hold()
     assert len(seen(bucket)) == 3
@@ -174,7 +161,7 @@ def test_pins_go_when_the_interpreter_ends(
     assert seen(bucket) == []
 
 
-def test_a_commit_is_held_by_a_pin_that_names_its_holder(bucket: MemoryBucket, claim: Claim) -> None:
+def test_a_commit_is_held_by_a_pin_that_names_its_holder(bucket: MemoryBucket) -> None:
     store = MemoryStore(bucket)
     held, record = hold_commit(Log(store), store, latest, holder="follow", host="eval-0", reason="follow")
     assert held is not None
@@ -182,13 +169,3 @@ def test_a_commit_is_held_by_a_pin_that_names_its_holder(bucket: MemoryBucket, c
         slot=record.slot, nonce=held._pin.nonce, holder="follow", host="eval-0", seen=1, reason="follow"
     )
     held.release(LIMIT_S)
-
-
-def test_who_may_not_write_holds_nothing(bucket: MemoryBucket, claim: Claim) -> None:
-    def hook(moment: str, operation: str, path: str) -> None:
-        if path.startswith(PIN_PREFIX) and operation == "put_if_absent":
-            raise StorageError("not allowed")
-
-    store = MemoryStore(bucket, hook=hook)
-    held, record = hold_commit(Log(store), store, latest, holder="follow", host="eval-0", reason="follow")
-    assert (held, record.step) == (None, 10)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -21,57 +22,37 @@ POD = pod_environ(
 )
 
 
+def ended(code: int, notice: str | None = None, *, agreed: bool = False) -> Termination:
+    return Termination(code=code, notice=notice, agreed=agreed)
+
+
+BOTH = (True, False)
+
+
 @pytest.mark.parametrize(
-    ("code", "last_word", "meant"),
+    ("code", "last_word", "was_told", "meant"),
     [
-        (1, 75, 75),
-        (1, 77, 77),
-        (1, 78, 78),
-        (1, 3, 3),
-        (137, 75, 75),
-        (1, None, 1),
-        (0, None, 0),
-        # The launcher has started its processes anew, and they have come to the end.
-        (0, 1, 0),
+        *((1, ended(each), BOTH, each) for each in (75, 77, 78, 3)),
+        (137, ended(75), BOTH, 75),
+        (1, None, BOTH, 1),
+        (0, None, BOTH, 0),
+        pytest.param(0, ended(1), BOTH, 0, id="the launcher has started processes that came to the end"),
+        pytest.param(1, ended(75, "sigterm"), [True], 75, id="SIGTERM for all"),
+        pytest.param(1, ended(75, "sigterm"), [False], 1, id="SIGTERM of the launcher: another one failed"),
+        pytest.param(137, ended(75, "sigterm"), [False], 137, id="the same, and the launcher was killed"),
+        pytest.param(1, ended(75, "directive"), [False], 75, id="the operator said it"),
+        pytest.param(1, ended(75, "peer"), [False], 75, id="a peer said it"),
+        pytest.param(1, ended(75, "sigterm", agreed=True), [False], 75, id="all have stopped together"),
+        pytest.param(0, ended(75, "sigterm", agreed=True), [False], 0, id="the same, and all is well"),
+        pytest.param(1, ended(0), [True], 0, id="torchrun got SIGTERM before it has seen the end"),
+        pytest.param(1, ended(0), [False], 1, id="the launcher failed after the training"),
     ],
 )
 def test_the_training_has_the_last_word_where_its_launcher_fails(
-    code: int, last_word: int | None, meant: int
+    code: int, last_word: Termination | None, was_told: Collection[bool], meant: int
 ) -> None:
-    word = None if last_word is None else Termination(code=last_word)
-    assert choose_exit_code(code, word, was_told=True) == meant
-    assert choose_exit_code(code, word, was_told=False) == meant
-
-
-@pytest.mark.parametrize(
-    ("code", "notice", "was_told", "meant"),
-    [
-        (1, "sigterm", True, 75),
-        (1, "sigterm", False, 1),
-        (137, "sigterm", False, 137),
-        # Others than the launcher told it.
-        (1, "directive", False, 75),
-        (1, "peer", False, 75),
-    ],
-)
-def test_a_process_that_its_launcher_stopped_for_the_failure_of_another_has_no_say(
-    code: int, notice: str, was_told: bool, meant: int
-) -> None:
-    assert choose_exit_code(code, Termination(code=75, notice=notice), was_told=was_told) == meant
-
-
-def test_a_process_that_stopped_with_all_others_was_not_stopped_for_the_failure_of_one() -> None:
-    word = Termination(code=75, notice="sigterm", agreed=True)
-    assert choose_exit_code(1, word, was_told=False) == 75
-    assert choose_exit_code(0, word, was_told=False) == 0
-
-
-@pytest.mark.parametrize(("was_told", "meant"), [(True, 0), (False, 1)])
-def test_a_launcher_fails_after_a_training_that_was_done_only_if_nobody_told_it_to_stop(
-    was_told: bool, meant: int
-) -> None:
-    """torchrun may get SIGTERM before it has seen that its processes have ended well."""
-    assert choose_exit_code(1, Termination(code=0), was_told=was_told) == meant
+    for each in was_told:
+        assert choose_exit_code(code, last_word, was_told=each) == meant
 
 
 @pytest.mark.parametrize(
@@ -127,16 +108,6 @@ sys.exit(Child(["sh", "-c", "exit 3"], os.environ, folder, 1).wait(lambda: False
     assert run_script(script) == (3, "")
 
 
-@pytest.mark.parametrize(("name", "code"), [("TERM", 7), ("USR1", 8)])
-def test_a_signal_is_handed_on_to_a_command_without_ranks(name: str, code: int) -> None:
-    script = f"""
-child = Child(["sh", "-c", "trap 'exit 7' TERM; trap 'exit 8' USR1; kill -{name} $PPID; while :; do sleep 0.05; done"],
-              os.environ, folder, 600)
-print(child.wait(lambda: False), child.was_told)
-"""
-    assert run_script(script) == (0, f"{code} {name == 'TERM'}\n")
-
-
 _RANK = """
 import os, signal, sys
 from stepkeeper.process_end.launcher_folder import sign_on
@@ -157,35 +128,42 @@ print(child.wait(lambda: False), child.was_told)
     assert run_script(script) == (0, "rank\ncommand\n7 True\n")
 
 
-@pytest.mark.parametrize("may_leave", [True, False])
-def test_a_command_is_told_and_may_be_left_shortly_before_the_kill(may_leave: bool) -> None:
-    """A rank that doesn't end keeps SIGTERM from the command until then."""
-    script = f"""
-command = "trap 'sleep 0.5; exit 7' TERM; kill -TERM $PPID; while :; do sleep 0.05; done"
+_TRAPS = "trap 'sleep 0.5; exit 7' TERM; trap 'exit 8' USR1; kill -{name} $PPID; while :; do sleep 0.05; done"
+_A_RANK = """
 os.environ["STEPKEEPER_LAUNCHER"] = str(folder)
 sign_on()
-kill, os.kill = os.kill, lambda pid, signum: pid == os.getpid() or kill(pid, signum)
-child = Child(["sh", "-c", command], os.environ, folder, 0.5)
-print(child.wait(lambda: {may_leave}))
 """
-    assert run_script(script) == (0, "137\n" if may_leave else "7\n")
-
-
-def test_a_rank_that_cant_be_told_keeps_no_signal_from_the_command() -> None:
-    script = """
-command = "trap 'exit 7' TERM; kill -TERM $PPID; while :; do sleep 0.05; done"
-os.environ["STEPKEEPER_LAUNCHER"] = str(folder)
-sign_on()
-
-def kill(pid, signum, kill=os.kill):
+_THAT_GOES_ON = "kill, os.kill = os.kill, lambda pid, signum: pid == os.getpid() or kill(pid, signum)\n"
+_NOT_OURS = """
+def refuse(pid, signum, kill=os.kill):
     if pid == os.getpid():
         raise PermissionError
     kill(pid, signum)
 
-os.kill = kill
-print(Child(["sh", "-c", command], os.environ, folder, 600).wait(lambda: False))
+os.kill = refuse
 """
-    assert run_script(script) == (0, "7\n")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "signal", "grace_s", "may_leave", "ends"),
+    [
+        pytest.param("", "TERM", 600, False, "7 True", id="a command without ranks is told"),
+        pytest.param("", "USR1", 600, False, "8 False", id="another signal is handed on"),
+        pytest.param(
+            _A_RANK + _THAT_GOES_ON, "TERM", 0.5, False, "7 True", id="told shortly before the kill"
+        ),
+        pytest.param(_A_RANK + _THAT_GOES_ON, "TERM", 0.5, True, "137 True", id="and left then"),
+        pytest.param(_A_RANK + _NOT_OURS, "TERM", 600, False, "7 True", id="a rank that can't be told"),
+    ],
+)
+def test_a_command_ends_by_the_signal(
+    ranks: str, signal: str, grace_s: float, may_leave: bool, ends: str
+) -> None:
+    script = f"""{ranks}
+child = Child(["sh", "-c", {_TRAPS.format(name=signal)!r}], os.environ, folder, {grace_s})
+print(child.wait(lambda: {may_leave}), child.was_told)
+"""
+    assert run_script(script) == (0, f"{ends}\n")
 
 
 def test_a_command_runs_where_no_folder_can_be_made() -> None:
@@ -224,15 +202,7 @@ def test_only_the_processes_that_have_signed_on_and_still_run_are_ranks(
     assert list_ranks(tmp_path / "gone") == frozenset()
 
 
-def test_torchrun_is_told_the_hosts_over_all_slices() -> None:
-    assert torchrun_variables(POD) == {
-        "PET_NNODES": "4",
-        "PET_NODE_RANK": "3",
-        "PET_MASTER_ADDR": "lm-w-0-0.lm",
-        "PET_MASTER_PORT": "29500",
-    }
-
-
-def test_what_the_template_says_stays() -> None:
-    told = torchrun_variables(POD | {"PET_MASTER_PORT": "1234"})
-    assert sorted(told) == ["PET_MASTER_ADDR", "PET_NNODES", "PET_NODE_RANK"]
+def test_torchrun_is_told_the_hosts_over_all_slices_unless_the_template_says_it() -> None:
+    hosts = {"PET_NNODES": "4", "PET_NODE_RANK": "3", "PET_MASTER_ADDR": "lm-w-0-0.lm"}
+    assert torchrun_variables(POD) == hosts | {"PET_MASTER_PORT": "29500"}
+    assert torchrun_variables(POD | {"PET_MASTER_PORT": "1234"}) == hosts

@@ -1,5 +1,6 @@
 """Saves that have much in common store what each would store if it were the first."""
 
+import math
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -8,7 +9,6 @@ from stepkeeper.checkpoint import (
     LayoutCache,
     SaveOrder,
     Structure,
-    TensorOrder,
     ValueOrder,
     finish_checkpoint,
     write_checkpoint,
@@ -18,6 +18,7 @@ from stepkeeper.checkpoint.inventory import Inventory
 from stepkeeper.checkpoint.manifest import Manifest, split_inventory
 from stepkeeper.errors import ManifestError
 from stepkeeper.storage.memory import MemoryStore
+from stepkeeper_testing.checkpoints import save_order, tensor_order
 
 _COLUMNS = 8
 
@@ -39,47 +40,26 @@ class State:
 
     def structure(self, rank: int, world_size: int) -> tuple[Structure, int]:
         """Return what this rank writes, and how many bytes of tensors that is."""
-        tensors, start = [], 0
-        for fqn, rows in self.rows.items():
-            axis = 1 if self.split_by_columns else 0
-            sizes = [rows, _COLUMNS]
-            sizes[axis] //= world_size
-            offsets = [0, 0]
-            offsets[axis] = rank * sizes[axis]
-            tensors.append(
-                TensorOrder(
-                    fqn=fqn,
-                    dtype=self.dtype,
-                    global_shape=(rows, _COLUMNS),
-                    offsets=(offsets[0], offsets[1]),
-                    sizes=(sizes[0], sizes[1]),
-                    start=start,
-                )
-            )
-            start += 4 * sizes[0] * sizes[1]
-        if self.last_rank_only is not None and rank == world_size - 1:
-            scalar = TensorOrder(
-                fqn=self.last_rank_only, dtype=self.dtype, global_shape=(), offsets=(), sizes=(), start=start
-            )
-            tensors.append(scalar)
-            start += 4
-        aliases = (self.aliases if rank == 0 else {}) | (
-            self.last_rank_aliases if rank == world_size - 1 else {}
-        )
+        tensors, start, is_last = [], 0, rank == world_size - 1
+        axis = int(self.split_by_columns)
+        shapes: dict[str, tuple[int, ...]] = {fqn: (rows, _COLUMNS) for fqn, rows in self.rows.items()}
+        if self.last_rank_only is not None and is_last:
+            shapes[self.last_rank_only] = ()
+        for fqn, shape in shapes.items():
+            sizes = tuple(n // world_size if each == axis else n for each, n in enumerate(shape))
+            offsets = tuple(rank * n if each == axis else 0 for each, n in enumerate(sizes))
+            part = tensor_order(fqn, shape, offsets=offsets, sizes=sizes, start=start, dtype=self.dtype)
+            tensors.append(part)
+            start += 4 * math.prod(sizes)
+        aliases = (self.aliases if rank == 0 else {}) | (self.last_rank_aliases if is_last else {})
         return Structure.build(tensors, aliases=aliases, key_paths=self.key_paths), start
 
     def order(self, rank: int, step: int, world_size: int) -> SaveOrder:
         structure, start = self.structure(rank, world_size)
         value = ValueOrder(fqn="step", start=start, length_bytes=self.value_bytes)
-        return SaveOrder(
-            rank=rank,
-            world_size=world_size,
-            step=step,
-            claim=0,
-            nonce=f"{step:032x}",
-            structure=structure,
-            values=(value,) if rank == 0 else (),
-        )
+        values = [value] if rank == 0 else []
+        one = save_order([], values, rank=rank, world_size=world_size, step=step, nonce=f"{step:032x}")
+        return replace(one, structure=structure)
 
 
 def stored(

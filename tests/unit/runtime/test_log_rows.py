@@ -10,6 +10,7 @@ from stepkeeper.log.records import ForeignBase, Index
 from stepkeeper.log.rows import decode_index, encode_index
 
 ROW: list[Any] = [3, 0, 30, "30/0-a", 5, "manifest.0.json", 4, 7, 2]
+BAD = ((0, -1), (1, True), (2, 2**53 + 1), (3, 5), (4, None), (5, "\ud800"), (6, 1.0), (7, "7"), (8, -2))
 
 
 def record(slot: int, **more: Any) -> CommitRecord:
@@ -35,25 +36,16 @@ def record(slot: int, **more: Any) -> CommitRecord:
 def test_rows_are_decoded_as_they_were(records: tuple[CommitRecord, ...]) -> None:
     found = decode_index(encode_index(Index(commits=records)))
     assert found == Index(commits=records)
-    assert list(map(hash_of, found.commits)) == list(map(hash_of, records))
-
-
-def hash_of(one: CommitRecord) -> str:
-    """All of its fields, each of which must be there."""
-    return repr(one)
+    assert repr(found.commits) == repr(records), "all fields are there"
 
 
 @pytest.mark.parametrize(
-    ("place", "value"),
-    [(0, -1), (1, True), (2, 2**53 + 1), (3, 5), (4, None), (5, "\ud800"), (6, 1.0), (7, "7"), (8, -2)],
+    "row",
+    [
+        *([*ROW[:place], value, *ROW[place + 1 :]] for place, value in BAD),
+        *(ROW[:8], [*ROW, {}, 1], {"slot": 3}, [*ROW, {"metric": {}}], [*ROW, [1]]),
+    ],
 )
-def test_what_is_no_row_is_refused(place: int, value: object) -> None:
-    rows = [ROW, [*ROW[:place], value, *ROW[place + 1 :]]]
-    with pytest.raises(ContractError):
-        decode_index({"commits": rows})
-
-
-@pytest.mark.parametrize("row", [ROW[:8], [*ROW, {}, 1], {"slot": 3}, [*ROW, {"metric": {}}], [*ROW, [1]]])
-def test_a_row_of_another_width_is_refused(row: object) -> None:
+def test_what_is_no_row_is_refused(row: object) -> None:
     with pytest.raises(ContractError):
         decode_index({"commits": [ROW, row]})

@@ -1,5 +1,6 @@
-"""Test which process may append what to the log: claims, owners, bases, HEAD and lines."""
+"""Which process may append what to the log, and what becomes of a put without an answer."""
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -7,14 +8,17 @@ import pytest
 from stepkeeper.contract import Identity
 from stepkeeper.errors import (
     FencedError,
+    LogFormatError,
     OtherJobsRootError,
-    RestoreError,
     StorageError,
     TransientStorageError,
     UnknownOutcomeError,
 )
-from stepkeeper.log import Claim, Log
+from stepkeeper.log import BeginEntry, Claim, CommitRecord, ForeignBase, Log, ManifestRef
+from stepkeeper.log.claims import must_branch
+from stepkeeper.log.entries import Entry
 from stepkeeper.log.tail import slot_path
+from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.pod import pod_identity
@@ -22,6 +26,7 @@ from stepkeeper_testing.pod import pod_identity
 CommitStep = Callable[..., int]
 NO_PATIENCE = Patience(total_s=0, sleep=lambda _: None)
 IMPATIENT = Patience(total_s=0.2, sleep=lambda _: None)
+NONCE = "ab" * 16
 
 
 def identity(job: str = "llm", uid: str = "u1", ordinal: tuple[int, int] = (0, 0)) -> Identity:
@@ -31,141 +36,46 @@ def identity(job: str = "llm", uid: str = "u1", ordinal: tuple[int, int] = (0, 0
     )
 
 
-def failing(times: int, *, applied: bool, operation: str = "put_if_absent") -> Callable[..., None]:
-    """A hook: the first `times` calls of `operation` get no answer."""
+def failing(times: int, *, applied: bool, error: Exception | None = None) -> Callable[..., None]:
+    """A hook: the first `times` puts get no answer, or an error."""
     left = [times]
 
     def hook(moment: str, called: str, path: str) -> None:
-        if called == operation and moment == ("after" if applied else "before") and left[0]:
+        if called == "put_if_absent" and moment == ("after" if applied else "before") and left[0]:
             left[0] -= 1
-            raise TransientStorageError("no answer")
+            raise error or TransientStorageError("no answer")
 
     return hook
 
 
 def unanswered_once(bucket: MemoryBucket, claim: Claim, *, applied: bool) -> Log:
-    """A log that goes on with the claim, and whose next put gets no answer."""
+    """A log of the claim whose next put gets no answer."""
     log = Log(MemoryStore(bucket, hook=failing(1, applied=applied)), patience=NO_PATIENCE)
     log.resume(claim)
     return log
 
 
-def test_an_empty_root_has_no_latest(log: Log) -> None:
-    state = log.open()
-    assert (state.tail, state.latest, state.line, state.root) == (-1, None, (), None)
-
-
-def test_commits_move_head_and_make_a_line(log: Log, bucket: MemoryBucket, commit: CommitStep) -> None:
-    claim = log.begin()
-    slots = [commit(log, claim, step) for step in (10, 20, 30)]
-    state = Log(MemoryStore(bucket)).open()
-    assert state == log.state
-    assert [record.step for record in state.line] == [30, 20, 10]
-    assert state.latest is not None
-    assert state.latest.slot == slots[-1]
-    assert state.root == claim.nonce
-
-
 def test_a_later_begin_fences_the_earlier_claim(log: Log, bucket: MemoryBucket, commit: CommitStep) -> None:
     claim = log.begin()
-    commit(log, claim, 10)
+    assert log.latest(claim) is None
+    assert commit(log, claim, 10) == 1
+    latest = log.latest(claim)
+    assert latest is not None
+    assert latest.slot == 1
     other = Log(MemoryStore(bucket))
     later = other.begin()
-    for append in (
+    for act in (
         lambda: commit(log, claim, 20),
         lambda: log.delete(claim, lambda state: [1]),
         lambda: log.quarantine(claim, 1, "bad"),
         lambda: log.mark_restored(claim, 1),
         lambda: log.void(claim, "late", "10/0-x"),
+        lambda: log.latest(claim),
+        lambda: Log(MemoryStore(bucket)).resume(claim),
     ):
         with pytest.raises(FencedError, match=f"claim {claim.slot} is stale: slot {later.slot}"):
-            append()
+            act()
     assert other.refresh().tail == later.slot
-
-
-def test_a_begin_goes_on_from_head_unless_told(log: Log, commit: CommitStep) -> None:
-    claim = log.begin()
-    first, second = commit(log, claim, 10), commit(log, claim, 20)
-    log.begin()
-    assert log.state.head == second
-    log.begin(base=first)
-    assert [record.step for record in log.state.line] == [10]
-    assert [record.slot for record in log.state.live] == [first, second]
-    log.begin(scratch=True)
-    assert log.state.head is None
-
-
-def test_a_root_whose_commits_were_all_condemned_is_begun_anew_only_when_told(
-    log: Log, bucket: MemoryBucket, commit: CommitStep
-) -> None:
-    claim = log.begin()
-    condemned = commit(log, claim, 10)
-    log.quarantine(claim, condemned, "block 3 of 9")
-    for there in (log, Log(MemoryStore(bucket))):
-        with pytest.raises(RestoreError, match=rf"quarantined: {condemned} \(step 10\).*scratch=True"):
-            there.begin()
-    with pytest.raises(RestoreError, match="quarantined"):
-        log.latest(claim)
-    assert log.state.tail == condemned + 1, "nothing was appended"
-
-    anew = log.begin(scratch=True)
-    assert log.latest(anew) is None
-    again = Log(MemoryStore(bucket))
-    claim = again.begin()
-    assert again.state.head is None, "the answer of the start before holds until there is a commit"
-    again.quarantine(claim, commit(again, claim, 10), "block 4 of 9")
-    with pytest.raises(RestoreError, match="quarantined"):
-        again.begin()
-
-
-def test_a_begin_that_goes_on_from_a_condemned_commit_is_no_answer_to_begin_anew(
-    log: Log, commit: CommitStep
-) -> None:
-    claim = log.begin()
-    condemned = commit(log, claim, 10)
-    log.quarantine(log.begin(), condemned, "block 3 of 9")
-    with pytest.raises(RestoreError, match="quarantined"):
-        log.begin()
-
-
-def test_the_latest_of_a_stale_claim_is_not_told(log: Log, bucket: MemoryBucket, commit: CommitStep) -> None:
-    claim = log.begin()
-    assert log.latest(claim) is None
-    first = commit(log, claim, 10)
-    latest = log.latest(claim)
-    assert latest is not None
-    assert latest.slot == first
-    Log(MemoryStore(bucket)).begin()
-    with pytest.raises(FencedError, match="stale"):
-        log.latest(claim)
-
-
-def test_a_base_that_is_no_live_commit_is_refused(log: Log, commit: CommitStep) -> None:
-    claim = log.begin()
-    slot = commit(log, claim, 10)
-    with pytest.raises(RestoreError, match=r"commit 0 doesn't exist.* live commits: 1 \(step 10\)"):
-        log.begin(base=claim.slot)
-    log.quarantine(claim, slot, "a bad block")
-    with pytest.raises(RestoreError, match="commit 1 is quarantined; live commits: none"):
-        log.begin(base=slot)
-
-
-def test_a_branch_after_a_rollback_leaves_the_abandoned_one_out(log: Log, commit: CommitStep) -> None:
-    claim = log.begin()
-    first, abandoned = commit(log, claim, 10), commit(log, claim, 20)
-    later = log.begin(base=first)
-    new = commit(log, later, 15)
-    assert [record.slot for record in log.state.line] == [new, first]
-    assert abandoned in log.state.commits
-
-
-def test_deleting_relinks_the_line(log: Log, bucket: MemoryBucket, commit: CommitStep) -> None:
-    claim = log.begin()
-    slots = [commit(log, claim, step) for step in (10, 20, 30, 40)]
-    deleted = log.delete(claim, lambda state: slots[1:3])
-    assert [record.step for record in deleted] == [20, 30]
-    assert [record.step for record in log.state.line] == [40, 10]
-    assert Log(MemoryStore(bucket)).open() == log.state
 
 
 def test_deleting_nothing_appends_nothing(log: Log) -> None:
@@ -174,59 +84,46 @@ def test_deleting_nothing_appends_nothing(log: Log) -> None:
     assert log.state.tail == claim.slot
 
 
-def test_quarantine_moves_head_to_the_nearest_live_ancestor_and_keeps_the_record(
-    log: Log, commit: CommitStep
-) -> None:
+def test_what_is_deleted_condemned_and_restored_is_known_by_its_slot(log: Log, commit: CommitStep) -> None:
     claim = log.begin()
-    slots = [commit(log, claim, step) for step in (10, 20, 30)]
-    log.delete(claim, lambda state: [slots[1]])
-    head = log.quarantine(claim, slots[2], "block 3 of 9")
-    assert head is not None
-    assert head.slot == slots[0]
-    assert log.state.commits[slots[2]].quarantined
-    assert log.state.live == (head,)
-
-
-def test_a_restored_commit_is_marked_verified_and_head_stays(log: Log, commit: CommitStep) -> None:
-    claim = log.begin()
-    first, second = commit(log, claim, 10), commit(log, claim, 20)
+    first, second, third = (commit(log, claim, step) for step in (10, 20, 30))
     log.mark_restored(claim, first)
     assert log.state.commits[first].verified
-    assert log.state.head == second
+    assert [record.step for record in log.delete(claim, lambda state: [second])] == [20]
+    assert log.quarantine(claim, third, "block 3 of 9") == log.state.commits[first]
+    assert log.state.commits[third].quarantined
 
 
-def test_an_older_start_of_the_same_job_is_fenced(log: Log) -> None:
+@pytest.mark.parametrize(
+    ("uid", "ordinal", "is_fenced"),
+    [("u1", (1, 2), True), ("u1", (0, 9), True), ("u1", (1, 3), False), ("u2", (0, 0), False)],
+)
+def test_an_older_start_of_the_same_job_is_fenced(
+    log: Log, uid: str, ordinal: tuple[int, int], is_fenced: bool
+) -> None:
     log.begin(identity(ordinal=(1, 3)), host="node-a")
-    for older in ((1, 2), (0, 9)):
-        with pytest.raises(
-            FencedError, match=r"start \[1, 3\] of team/llm on host node-a has claimed this root"
-        ):
-            log.begin(identity(ordinal=older))
-    log.begin(identity(ordinal=(1, 3)))
-    log.begin(identity(uid="u2", ordinal=(0, 0)))
-    with pytest.raises(FencedError, match=r"\[1, 3\]"):
-        log.begin(identity(ordinal=(1, 0)))
-    assert log.state.tail == 2
+    if is_fenced:
+        with pytest.raises(FencedError, match=r"start \[1, 3\] of team/llm on host node-a has claimed"):
+            log.begin(identity(uid=uid, ordinal=ordinal))
+    else:
+        log.begin(identity(uid=uid, ordinal=ordinal))
+        with pytest.raises(FencedError, match=r"\[1, 3\]"):
+            log.begin(identity(ordinal=(1, 0)))
 
 
 @pytest.mark.parametrize("take_over", [True, "team/llm"])
 def test_another_jobs_root_needs_a_take_over(log: Log, take_over: str | bool) -> None:
+    log.begin()
     log.begin(identity())
     for wrong in (None, False, "team/other", "llm"):
         with pytest.raises(OtherJobsRootError, match=r"belongs to team/llm.*team/new"):
             log.begin(identity(job="new", uid="u2"), take_over=wrong)
     with pytest.raises(OtherJobsRootError):
         log.begin(None)
-    assert log.state.tail == 0
+    assert log.state.tail == 1
     log.begin(identity(job="new", uid="u2"), take_over=take_over)
     assert log.state.owner is not None
     assert log.state.owner.name == "team/new"
-
-
-def test_a_root_begun_by_hand_belongs_to_no_job(log: Log) -> None:
-    log.begin()
-    log.begin(identity())
-    assert log.state.claim == 1
 
 
 def test_a_resumed_claim_learns_what_went_in(log: Log, bucket: MemoryBucket, commit: CommitStep) -> None:
@@ -238,14 +135,7 @@ def test_a_resumed_claim_learns_what_went_in(log: Log, bucket: MemoryBucket, com
     assert found is not None
     assert found.slot == slot
     assert state.commit_in("never/written") is None
-    commit(again, claim, 20)
-    log.begin()
-    with pytest.raises(FencedError, match="stale"):
-        Log(MemoryStore(bucket)).resume(claim)
-
-
-def test_a_claim_of_another_root_is_refused(log: Log) -> None:
-    claim = log.begin()
+    assert commit(again, claim, 20) == 2
     with pytest.raises(FencedError, match="another root"):
         log.resume(Claim(slot=claim.slot, nonce="0" * 32))
 
@@ -258,29 +148,20 @@ def test_a_put_without_an_answer_is_put_again(bucket: MemoryBucket, applied: boo
 
 
 @pytest.mark.parametrize("applied", [True, False])
-def test_an_unknown_outcome_is_settled(
-    log: Log, bucket: MemoryBucket, applied: bool, commit: CommitStep
+@pytest.mark.parametrize("settled", [True, False])
+def test_an_unknown_outcome_is_settled_before_anything_else_is_appended(
+    log: Log, bucket: MemoryBucket, applied: bool, settled: bool, commit: CommitStep
 ) -> None:
     claim = log.begin()
     lossy = unanswered_once(bucket, claim, applied=applied)
     with pytest.raises(UnknownOutcomeError, match=r"00000001\.json: no answer"):
         commit(lossy, claim, 10)
-    record = lossy.settle()
-    assert record is not None
-    assert (record.slot, record.step, lossy._pending, len(bucket.objects)) == (1, 10, None, 2)
+    if settled:
+        pending_slot, record = lossy.pending_slot, lossy.settle()
+        assert record is not None
+        assert (pending_slot, record.slot, record.step, len(bucket.objects)) == (1, 1, 10, 2)
+        assert lossy.pending_slot is None
     assert commit(lossy, claim, 20) == 2
-
-
-def test_nothing_else_is_appended_before_an_unknown_outcome_is_settled(
-    log: Log, bucket: MemoryBucket, commit: CommitStep
-) -> None:
-    claim = log.begin()
-    lossy = unanswered_once(bucket, claim, applied=False)
-    with pytest.raises(UnknownOutcomeError):
-        commit(lossy, claim, 10)
-    assert lossy._pending is not None
-    assert lossy.state.tail == 0
-    commit(lossy, claim, 20)
     assert [record.step for record in lossy.state.line] == [20, 10]
 
 
@@ -328,13 +209,50 @@ def test_what_a_dead_process_put_comes_too_late_after_its_successors_void(
 
 def test_a_refusal_is_no_unknown_outcome(log: Log, bucket: MemoryBucket, commit: CommitStep) -> None:
     claim = log.begin()
-
-    def hook(moment: str, operation: str, path: str) -> None:
-        if operation == "put_if_absent":
-            raise StorageError("permission denied")
-
-    refused = Log(MemoryStore(bucket, hook=hook))
+    refusing = failing(1, applied=False, error=StorageError("permission denied"))
+    refused = Log(MemoryStore(bucket, hook=refusing))
     refused.resume(claim)
     with pytest.raises(StorageError, match="permission denied"):
         commit(refused, claim, 10)
-    assert refused._pending is None
+    assert refused.pending_slot is None
+
+
+@pytest.mark.parametrize("applied", [True, False])
+@pytest.mark.parametrize("restarted", [True, False])
+def test_asked_again_for_the_same_begin_it_is_put_once(
+    log: Log, bucket: MemoryBucket, commit: CommitStep, *, applied: bool, restarted: bool
+) -> None:
+    """Also by the process that follows a lost one: it isn't fenced by what that has put."""
+    claim = log.begin()
+    first, second = commit(log, claim, 1), commit(log, claim, 2)
+    lossy = Log(MemoryStore(bucket, hook=failing(1, applied=applied)), patience=NO_PATIENCE)
+    with pytest.raises(UnknownOutcomeError):
+        lossy.begin(base=first, after=claim, nonce=NONCE)
+    asked = Log(MemoryStore(bucket)) if restarted else lossy
+    back = asked.begin(base=first, after=claim, nonce=NONCE)
+    assert back == Claim(slot=second + 1, nonce=NONCE)
+    assert isinstance(asked.entry(back.slot).body, BeginEntry)
+    commit(asked, back, 4)
+    assert asked.begin(base=first, after=claim, nonce=NONCE) == back
+
+
+def test_a_reader_that_does_not_know_branches_refuses_the_log(log: Log, commit: CommitStep) -> None:
+    """It would take HEAD for nothing: the word is left out where there is no branch, and an error where there is."""
+    claim = log.begin()
+    commit(log, claim, 20)
+    plain, branched = log.entry(0).to_json(), log.entry(log.begin(branch=True, after=claim).slot).to_json()
+    assert "branch" not in json.loads(plain)["begin"]
+    assert json.loads(branched)["begin"]["branch"] is True
+    unknown = branched.replace(b'"branch":true', b'"brunch":true').rpartition(b',"crc32c"')[0]
+    with pytest.raises(LogFormatError, match="brunch"):
+        Entry.from_json(b'%b,"crc32c":%d}' % (unknown, crc32c(unknown)), "slot 2")
+
+
+@pytest.mark.parametrize(
+    ("head", "step", "branches"), [(None, 0, False), (20, 21, False), (20, 20, True), (20, 1, True)]
+)
+def test_only_steps_greater_than_heads_go_on_from_it(head: int | None, step: int, branches: bool) -> None:
+    ref = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
+    found = head and CommitRecord(slot=1, claim=0, step=head, folder="1/0-a", size_bytes=1, manifest=ref)
+    theirs = head and ForeignBase(step=head, folder=str(head))
+    assert must_branch(found or None, step) is must_branch(theirs or None, step) is branches

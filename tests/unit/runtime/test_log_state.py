@@ -33,6 +33,9 @@ def apply(state: LogState, body: Body) -> LogState:
         (QuarantineEntry(commit=2, reason="again"), "slot 4 names commit 2, which isn't live there"),
         (RestoredEntry(commit=2), "slot 4 names commit 2, which isn't live there"),
         (DeleteEntry(commits=(1, 7)), "slot 4 names commit 7, which isn't there"),
+        (BeginEntry(base=1, branch=True), "begins a branch, and goes on from something too"),
+        (BeginEntry(legacy=FOREIGN, branch=True), "begins a branch, and goes on from something too"),
+        (BeginEntry(scratch=True, branch=True), "begins a branch, and goes on from something too"),
         (commit(30, parent=2), "slot 4 has parent 2, but the log goes on from 1 there"),
         (
             commit(30, parent=1, legacy=FOREIGN),

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from store_parts.behind import Behind
 from typing_extensions import override
 
-from stepkeeper.checkpoint import SaveOrder, Structure, TensorOrder, ValueOrder, write_checkpoint
+from stepkeeper.checkpoint import SaveOrder, ValueOrder, write_checkpoint
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
 from stepkeeper.checkpoint.dcp_format.tensor_file import lay_out_tensor_file
 from stepkeeper.checkpoint.packing import File, pack_order
 from stepkeeper.storage.base import Buffer
 from stepkeeper.storage.memory import MemoryStore
+from stepkeeper_testing.checkpoints import save_order, tensor_order
 
 MIB = 1024 * 1024
 
@@ -25,30 +26,14 @@ def order_of(shapes: list[tuple[int, ...]], values: list[int] | None = None) -> 
     """Tensors of these shapes, in bytes, and values of these lengths, one after the other in memory."""
     tensors, start = [], 0
     for number, shape in enumerate(shapes):
-        tensors.append(
-            TensorOrder(
-                fqn=str(number),
-                dtype="float32",
-                global_shape=tuple(7 + size for size in shape),
-                offsets=(3,) * len(shape),
-                sizes=shape,
-                start=start,
-            )
-        )
+        whole, offsets = tuple(7 + size for size in shape), (3,) * len(shape)
+        tensors.append(tensor_order(str(number), whole, offsets=offsets, sizes=shape, start=start))
         start += size_in_bytes("float32", shape)
     orders = []
     for number, length_bytes in enumerate(values or []):
         orders.append(ValueOrder(fqn=f"value {number}", start=start, length_bytes=length_bytes))
         start += length_bytes
-    return SaveOrder(
-        rank=2,
-        world_size=3,
-        step=1,
-        claim=0,
-        nonce="a" * 32,
-        structure=Structure.build(tensors),
-        values=tuple(orders),
-    )
+    return save_order(tensors, orders, rank=2, world_size=3)
 
 
 def sizes_mib(files: tuple[File, ...]) -> list[float]:
@@ -116,13 +101,10 @@ def test_a_share_that_is_huge_becomes_several_objects_for_each_stream() -> None:
     assert 470 < min(sizes) <= max(sizes) < 490
 
 
-def test_a_share_that_is_small_is_one_object_with_whole_tensors() -> None:
+def test_a_share_that_is_small_is_one_object_with_whole_tensors_and_an_empty_one_none() -> None:
     order = order_of([(100, 100)] * 9, [1000])
     (file,) = pack_order(order, streams=16, least_bytes=4 * MIB)
     assert len(file.items) == 10
-
-
-def test_an_empty_share_is_no_object() -> None:
     assert pack_order(order_of([]), streams=4, least_bytes=MIB) == ()
 
 

@@ -1,15 +1,13 @@
-"""Test that a reader's pin keeps a commit's data, and that a reader who comes too late learns it."""
+"""A reader's pin: what it is, that it holds what was chosen, and that who comes too late learns it."""
 
 import logging
-from collections.abc import Callable
 
 import pytest
 
 from stepkeeper.errors import PinFormatError, PinLostError, RestoreError, StorageError, TransientStorageError
-from stepkeeper.log import Claim, CommitRecord, Log, LogState, ManifestRef
+from stepkeeper.log import CommitRecord, Log, LogState
 from stepkeeper.retention.pinning import pin_commit, renew_pin
 from stepkeeper.retention.pins import (
-    PIN_PREFIX,
     Pin,
     PinName,
     is_pinned,
@@ -20,20 +18,27 @@ from stepkeeper.retention.pins import (
     put_pin,
     remove_pin,
 )
-from stepkeeper.storage.memory import MemoryBucket, MemoryStore
+from stepkeeper.storage.memory import FaultHook, MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
+from stepkeeper_testing.checkpoints import SmallRoot
+from stepkeeper_testing.hooks import at
 
-CommitStep = Callable[..., int]
 IMPATIENT = Patience(total_s=0.0)
 NONCE = "0123456789abcdef" * 2
+NO_ANSWER = TransientStorageError("no answer")
 
 
 @pytest.fixture
-def writer(log: Log, commit: CommitStep) -> Log:
-    claim = log.begin()
-    for step in (10, 20):
-        commit(log, claim, step)
-    return log
+def root() -> SmallRoot:
+    root = SmallRoot()
+    root.play("begin 10 20")
+    return root
+
+
+@pytest.fixture
+def bucket(root: SmallRoot) -> MemoryBucket:
+    assert isinstance(root.store, MemoryStore)
+    return root.store.bucket
 
 
 def latest(state: LogState) -> CommitRecord:
@@ -42,238 +47,168 @@ def latest(state: LogState) -> CommitRecord:
     return state.latest
 
 
-def oldest(state: LogState) -> CommitRecord:
-    return state.live[0]
+def pinned(bucket: MemoryBucket, hook: FaultHook | None = None) -> Pin | None:
+    """Pin the latest commit of step 20 by way of a store with that hook."""
+    store = MemoryStore(bucket, hook=hook)
+    log = Log(store, patience=IMPATIENT)
+    pin, record = pin_commit(log, store, latest, holder="ml/eval", reason="evaluates", patience=IMPATIENT)
+    assert record.step == 20
+    return pin
 
 
-def delete_oldest(log: Log) -> None:
-    claim = Claim(slot=0, nonce=log.entry(0).nonce)
-    log.delete(claim, lambda state: [state.live[0].slot])
-
-
-def test_a_pin_is_a_small_object_named_after_what_it_holds(bucket: MemoryBucket) -> None:
-    store = MemoryStore(bucket)
-    pin = Pin(slot=7, nonce=NONCE, holder="ml/eval", root="gs://b/fork", reason="a fork")
+@pytest.mark.parametrize(
+    ("pin", "name", "says"),
+    [
+        (
+            Pin(slot=7, nonce=NONCE, holder="ml/eval", root="gs://b/fork", reason="a fork"),
+            f"00000007-{NONCE}",
+            f'{{"format":1,"holder":"ml/eval","nonce":"{NONCE}","reason":"a fork","root":"gs://b/fork","slot":7}}',
+        ),
+        (
+            Pin(slot=7, nonce=NONCE, holder="follow by 5", host="eval-0", seen=12),
+            f"00000007-{NONCE}-00000012",
+            f'{{"format":1,"holder":"follow by 5","host":"eval-0","nonce":"{NONCE}","reason":"","seen":12,"slot":7}}',
+        ),
+    ],
+    ids=["without a lease", "with a lease it is named after what its holder has read"],
+)
+def test_a_pin_is_a_small_object_named_after_what_it_holds(pin: Pin, name: str, says: str) -> None:
+    store = MemoryStore()
     put_pin(store, pin)
     put_pin(store, pin)
-    assert bucket.objects == {
-        f".stepkeeper/pins/00000007-{NONCE}": b'{"format":1,"holder":"ml/eval","nonce":"'
-        + NONCE.encode()
-        + b'","reason":"a fork","root":"gs://b/fork","slot":7}'
-    }
+    assert store.bucket.objects == {f".stepkeeper/pins/{name}": says.encode()}
     assert list_pins(store) == [pin]
     assert pinned_slots(store) == {7}
-    remove_pin(store, pin)
-    remove_pin(store, pin)
+    (found,) = list_pin_names(store)
+    assert found == PinName(slot=7, nonce=NONCE, seen=pin.seen)
+    assert found.text == f"00000007-{NONCE}"
+    assert found.time_unix_s is not None
+    for _ in range(2):
+        remove_pin(store, pin)
+        assert store.bucket.objects == {}
+
+
+def test_names_that_are_no_pins_are_left_alone() -> None:
+    store = MemoryStore()
+    for name in ("README.txt", f"7-{NONCE}", "00000007-x", f"00000007-{NONCE}.bak", f"00000007-{NONCE}-12"):
+        store.write(f".stepkeeper/pins/{name}", [b""])
+    assert pinned_slots(store) == set()
     assert list_pins(store) == []
-
-
-def test_a_pin_with_a_lease_is_named_after_the_last_slot_that_its_holder_has_read(
-    bucket: MemoryBucket,
-) -> None:
-    store = MemoryStore(bucket)
-    pin = Pin(slot=7, nonce=NONCE, holder="follow by process 5", host="eval-0", seen=12)
-    put_pin(store, pin)
-    assert bucket.objects == {
-        f".stepkeeper/pins/00000007-{NONCE}-00000012": b'{"format":1,"holder":"follow by process 5","host":"eval-0",'
-        b'"nonce":"' + NONCE.encode() + b'","reason":"","seen":12,"slot":7}'
-    }
-    (name,) = list_pin_names(store)
-    assert name == PinName(slot=7, nonce=NONCE, seen=12)
-    assert name.time_unix_s is not None
-    assert name.text == f"00000007-{NONCE}"
-
-
-def test_names_that_are_no_pins_are_left_alone(bucket: MemoryBucket) -> None:
-    for name in (
-        "README.txt",
-        "7-" + NONCE,
-        "00000007-short",
-        f"00000007-{NONCE}.bak",
-        f"00000007-{NONCE}-12",
-    ):
-        bucket.objects[f".stepkeeper/pins/{name}"] = b""
-    assert pinned_slots(MemoryStore(bucket)) == set()
-    assert list_pins(MemoryStore(bucket)) == []
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "is no pin: "),
-        (b"[]", "is no pin of format 1"),
-        (b'{"format":2}', "is no pin of format 1"),
-        (b'{"format":1,"slot":7}', "is no pin: "),
-        (
-            b'{"format":1,"slot":8,"nonce":"' + NONCE.encode() + b'","holder":"x"}',
-            f"says that it is pin 00000008-{NONCE}",
-        ),
-        (
-            b'{"format":1,"slot":7,"nonce":"' + NONCE.encode() + b'","holder":"x","seen":3}',
-            f"says that it is pin 00000007-{NONCE}-00000003",
-        ),
+        ("", "is no pin: "),
+        ("[]", "is no pin of format 1"),
+        ('{"format":2}', "is no pin of format 1"),
+        ('{"format":1,"slot":7}', "is no pin: "),
+        (f'{{"format":1,"slot":8,"nonce":"{NONCE}","holder":"x"}}', f"it is pin 00000008-{NONCE}"),
+        (f'{{"format":1,"slot":7,"nonce":"{NONCE}","holder":"x","seen":3}}', f"00000007-{NONCE}-00000003"),
     ],
 )
-def test_a_pin_that_says_something_else_is_refused_by_name(
-    bucket: MemoryBucket, data: bytes, message: str
-) -> None:
-    bucket.objects[pin_path(7, NONCE)] = data
+def test_a_pin_that_says_something_else_is_refused_by_name(data: str, message: str) -> None:
+    store = MemoryStore()
+    store.write(pin_path(7, NONCE), [data.encode()])
     with pytest.raises(PinFormatError, match=message):
-        list_pins(MemoryStore(bucket))
+        list_pins(store)
 
 
-def test_holding_pins_what_is_chosen(bucket: MemoryBucket, writer: Log) -> None:
-    store = MemoryStore(bucket)
-    pin, record = pin_commit(Log(store), store, latest, holder="ml/eval", reason="evaluates")
-    assert record.step == 20
-    assert pin is not None
-    assert (pin.slot, pin.holder, pin.reason) == (record.slot, "ml/eval", "evaluates")
-    assert list_pins(store) == [pin]
-
-
-def test_a_forks_pin_has_the_name_it_is_given(bucket: MemoryBucket, writer: Log) -> None:
-    store = MemoryStore(bucket)
-    for _ in range(2):
-        pin, _ = pin_commit(Log(store), store, latest, holder="ml/fork", nonce=NONCE, root="gs://b/fork")
-        assert pin is not None
-    assert [(pin.nonce, pin.root) for pin in list_pins(store)] == [(NONCE, "gs://b/fork")]
-
-
-def test_a_commit_that_is_deleted_before_the_pin_is_there_is_not_held(
-    bucket: MemoryBucket, writer: Log
+def test_what_is_chosen_is_pinned_and_renewed_under_another_name(
+    root: SmallRoot, bucket: MemoryBucket
 ) -> None:
-    deletions = [lambda: delete_oldest(writer)]
-
-    def hook(moment: str, operation: str, path: str) -> None:
-        if (moment, operation) == ("before", "put_if_absent") and deletions:
-            deletions.pop()()
-
-    store = MemoryStore(bucket, hook=hook)
-    log = Log(store)
-    log.open()
-    pin, record = pin_commit(log, store, oldest, holder="ml/eval")
-    assert record.step == 20
-    assert list_pins(store) == [pin]
-
-
-def test_who_may_not_write_reads_without_a_pin_and_is_told(
-    bucket: MemoryBucket, writer: Log, caplog: pytest.LogCaptureFixture
-) -> None:
-    def hook(moment: str, operation: str, path: str) -> None:
-        if operation == "put_if_absent":
-            raise StorageError("not allowed: no storage.objects.create")
-
-    store = MemoryStore(bucket, hook=hook)
-    with caplog.at_level(logging.WARNING):
-        pin, record = pin_commit(Log(store), store, latest, holder="ml/eval")
-    assert (pin, record.step) == (None, 20)
-    assert "commit 2 of memory:// is read without a pin" in caplog.text
-    assert "no storage.objects.create" in caplog.text
-
-
-def test_no_answer_is_no_permission_to_read_unpinned(bucket: MemoryBucket, writer: Log) -> None:
-    def hook(moment: str, operation: str, path: str) -> None:
-        if operation == "put_if_absent":
-            raise TransientStorageError("no answer")
-
-    store = MemoryStore(bucket, hook=hook)
-    with pytest.raises(TransientStorageError):
-        pin_commit(Log(store), store, latest, holder="ml/eval", patience=IMPATIENT)
-
-
-def test_a_pin_is_not_left_where_the_log_says_nothing_after_it(bucket: MemoryBucket, writer: Log) -> None:
-    pinned = False
-
-    def hook(moment: str, operation: str, path: str) -> None:
-        nonlocal pinned
-        if pinned and operation != "delete":
-            raise TransientStorageError("no answer")
-        pinned = pinned or (moment == "after" and path.startswith(PIN_PREFIX))
-
-    store = MemoryStore(bucket, hook=hook)
-    with pytest.raises(TransientStorageError):
-        pin_commit(Log(store, patience=IMPATIENT), store, latest, holder="ml/eval", patience=IMPATIENT)
-    assert pinned
-    assert list_pins(MemoryStore(bucket)) == []
-
-
-def test_where_there_is_nothing_to_choose_nothing_is_pinned(bucket: MemoryBucket) -> None:
-    store = MemoryStore(bucket)
-    with pytest.raises(RestoreError, match="nothing there"):
-        pin_commit(Log(store), store, latest, holder="ml/eval")
-    assert bucket.objects == {}
-
-
-def pin_of(log: Log, store: MemoryStore) -> Pin:
-    pin, _ = pin_commit(log, store, latest, holder="ml/eval")
-    assert pin is not None
-    return pin
-
-
-def test_a_renewal_is_another_name_and_the_one_before_it_stays(bucket: MemoryBucket, writer: Log) -> None:
     store = MemoryStore(bucket)
     log = Log(store)
-    pin = first = pin_of(log, store)
-    assert first.seen == writer.state.tail
-    seen: list[int | None] = [first.seen]
+    pin = first = pinned(bucket)
+    assert pin is not None
+    assert first is not None
+    assert (pin.slot, pin.holder, pin.reason, pin.seen) == (2, "ml/eval", "evaluates", 2)
+    assert list_pins(store) == [pin]
+    before = dict(bucket.objects)
+    assert renew_pin(log, store, pin) == pin
+    assert bucket.objects == before, "the log stands still"
+    seen = [2]
     for step in (30, 40, 50):
-        _commit_step(writer, step)
+        seen.append(root.play(str(step)))
         pin = renew_pin(log, store, pin)
-        assert (pin.slot, pin.nonce, pin.seen) == (first.slot, first.nonce, writer.state.tail)
-        seen.append(pin.seen)
-        assert [name.seen for name in list_pin_names(store)] == seen[-2:]
+        assert (pin.slot, pin.nonce, pin.seen) == (first.slot, first.nonce, seen[-1])
+        assert [name.seen for name in list_pin_names(store)] == seen[-2:], "the one before it stays"
         assert list_pins(store) == [pin]
     remove_pin(store, first)
     assert list_pin_names(store) == []
 
 
-def test_where_the_log_stands_still_nothing_is_put(bucket: MemoryBucket, writer: Log) -> None:
+def test_a_forks_pin_has_the_name_it_is_given_and_no_lease(bucket: MemoryBucket) -> None:
     store = MemoryStore(bucket)
-    log = Log(store)
-    pin = pin_of(log, store)
-    before = dict(bucket.objects)
-    assert renew_pin(log, store, pin) == pin
-    assert renew_pin(Log(store), store, pin) == pin
-    assert bucket.objects == before
+    for _ in range(2):
+        pin_commit(Log(store), store, latest, holder="ml/fork", nonce=NONCE, root="gs://b/fork")
+    assert [(pin.nonce, pin.root, pin.seen) for pin in list_pins(store)] == [(NONCE, "gs://b/fork", None)]
 
 
-def test_a_holder_whose_pin_was_removed_is_told_and_leaves_nothing(bucket: MemoryBucket, writer: Log) -> None:
-    store = MemoryStore(bucket)
+def test_a_commit_that_is_deleted_before_the_pin_is_there_is_not_held(
+    root: SmallRoot, bucket: MemoryBucket
+) -> None:
+    store = MemoryStore(
+        bucket, hook=at("before put_if_absent", lambda: root.play("-1"), path="pins", times=1)
+    )
     log = Log(store)
-    pin = pin_of(log, store)
+    log.open()
+    pin, record = pin_commit(log, store, lambda state: state.live[0], holder="ml/eval")
+    assert record.step == 20
+    assert list_pins(store) == [pin]
+
+
+def test_who_may_not_write_reads_without_a_pin_and_is_warned(
+    bucket: MemoryBucket, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = StorageError("not allowed: no storage.objects.create")
+    with caplog.at_level(logging.WARNING):
+        assert pinned(bucket, at("before put_if_absent", refused)) is None
+    assert "commit 2 of memory:// is read without a pin" in caplog.text
+    assert "no storage.objects.create" in caplog.text
+
+
+def test_no_answer_is_no_permission_to_read_unpinned(bucket: MemoryBucket) -> None:
+    with pytest.raises(TransientStorageError):
+        pinned(bucket, at("before put_if_absent", NO_ANSWER))
+
+
+def test_a_pin_is_not_left_where_the_log_says_nothing_after_it(bucket: MemoryBucket) -> None:
+    was_put = False
+
+    def hook(moment: str, operation: str, path: str) -> None:
+        nonlocal was_put
+        if was_put and operation != "delete":
+            raise NO_ANSWER
+        was_put = was_put or (moment == "after" and "/pins/" in path)
+
+    with pytest.raises(TransientStorageError):
+        pinned(bucket, hook)
+    assert was_put
+    assert list_pins(MemoryStore(bucket)) == []
+
+
+def test_a_holder_whose_pin_was_removed_is_told_and_leaves_nothing(
+    root: SmallRoot, bucket: MemoryBucket
+) -> None:
+    store = MemoryStore(bucket)
+    pin = pinned(bucket)
+    assert pin is not None
     assert is_pinned(store, pin)
     remove_pin(store, pin)
     assert not is_pinned(store, pin)
-    _commit_step(writer, 30)
+    root.play("30")
     with pytest.raises(PinLostError, match=f"{pin_path(pin.slot, pin.nonce, pin.seen)} is gone"):
-        renew_pin(log, store, pin)
+        renew_pin(Log(store), store, pin)
     assert list_pin_names(store) == []
 
 
-def test_a_renewal_that_got_no_answer_is_made_again(bucket: MemoryBucket, writer: Log) -> None:
-    answers = ["lost"]
-
-    def hook(moment: str, operation: str, path: str) -> None:
-        if (moment, operation) == ("after", "put_if_absent") and answers:
-            raise TransientStorageError(answers.pop())
-
+def test_a_renewal_that_got_no_answer_is_made_again(root: SmallRoot, bucket: MemoryBucket) -> None:
     store = MemoryStore(bucket)
-    log = Log(store)
-    pin = pin_of(log, store)
-    _commit_step(writer, 30)
-    with pytest.raises(TransientStorageError):
-        renew_pin(log, MemoryStore(bucket, hook=hook), pin, patience=IMPATIENT)
-    assert renew_pin(log, store, pin).seen == writer.state.tail
-
-
-def test_a_fork_has_no_lease(bucket: MemoryBucket, writer: Log) -> None:
-    store = MemoryStore(bucket)
-    pin, _ = pin_commit(Log(store), store, latest, holder="ml/fork", nonce=NONCE, root="gs://b/fork")
+    pin = pinned(bucket)
     assert pin is not None
-    assert pin.seen is None
-
-
-def _commit_step(log: Log, step: int) -> None:
-    claim = Claim(slot=0, nonce=log.entry(0).nonce)
-    manifest = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
-    log.commit(claim, step=step, folder=f"{step}/0-{step:032x}", size_bytes=10, manifest=manifest)
+    root.play("30")
+    lossy = MemoryStore(bucket, hook=at("after put_if_absent", NO_ANSWER, times=1))
+    with pytest.raises(TransientStorageError):
+        renew_pin(Log(store), lossy, pin, patience=IMPATIENT)
+    assert renew_pin(Log(store), store, pin).seen == root.log.state.tail

@@ -1,103 +1,137 @@
 """Repairing a log: what it says up to the damage stays, and a save without an entry counts if it is whole."""
 
-import secrets
 from dataclasses import replace
 
 import pytest
 from store_parts.damaged_root import (
     DAMAGES,
     IMPATIENT,
+    TWO_STARTS,
     damage,
     goes_on,
     is_stale,
     planned,
-    remove,
     repaired,
-    save_whole,
-    two_starts,
 )
 
-from stepkeeper.errors import DamagedEntryError, LogFormatError, LogGapError
-from stepkeeper.log import ForeignBase, Log, LogState
+from stepkeeper.cli.blocks import verify_commit
+from stepkeeper.errors import DamagedEntryError, LogFormatError, LogGapError, RestoreError
+from stepkeeper.log import BeginEntry, Log, LogState
 from stepkeeper.log.tail import slot_path
-from stepkeeper_testing.checkpoints import SmallRoot, save_small
-from stepkeeper_testing.pod import pod_identity
+from stepkeeper_testing.checkpoints import SmallRoot
+
+TO_INDEX = " ".join(str(step) for step in range(300, 2000, 100))
+"""Commits to slot 19, from slot 3 on; the newest index is in slot 16."""
 
 
-@pytest.fixture
-def root() -> SmallRoot:
-    return two_starts()
+def made(words: str = TWO_STARTS) -> SmallRoot:
+    root = SmallRoot()
+    root.play(words)
+    return root
 
 
-def live_steps(state: LogState) -> list[int]:
-    return [record.step for record in state.live]
+def steps(state: LogState) -> tuple[int | None, list[int]]:
+    """Return the step of HEAD, and those of quarantined commits."""
+    head = None if state.latest is None else state.latest.step
+    return head, [record.step for record in state.commits.values() if record.quarantined]
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-@pytest.mark.parametrize("slot", [4, 5])
-def test_a_commit_without_its_entry_stays_one_by_its_manifests(root: SmallRoot, slot: int, how: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "slots"),
+    [
+        pytest.param(TWO_STARTS, [4], id="a commit"),
+        pytest.param(TWO_STARTS, [5], id="the last commit"),
+        pytest.param(f"{TWO_STARTS} 50", [4, 5, 6], id="several commits"),
+        pytest.param(TWO_STARTS, [3], id="a begin"),
+        pytest.param(f"{TWO_STARTS} begin@2 21", [6], id="a begin that went back"),
+        pytest.param(f"{TWO_STARTS} begin 50 60", [7], id="a commit of the last of three starts"),
+        pytest.param(f"{TWO_STARTS} voidx13 50 *19", [19], id="an index inside a claim"),
+        pytest.param(f"{TWO_STARTS} voidx20", [0, 1], id="entries below the newest index"),
+        pytest.param("begin@s5 10", [0], id="a base of another writer"),
+    ],
+)
+def test_the_log_means_the_same_with_what_the_manifests_say(words: str, slots: list[int], how: str) -> None:
+    root = made(words)
     truth = root.log.state
-    if slot == 5:
-        how = "cut" if how == "gone" else how  # without it nothing shows that it was there
-    damage(root, [slot], how)
-    with pytest.raises(
-        LogGapError if how == "gone" else DamagedEntryError, match="stepkeeper repair memory://"
-    ):
+    if how == "gone" and truth.tail in slots:
+        how = "cut"  # without it nothing shows that it was there
+    bodies = [root.log.entry(slot).body for slot in range(truth.tail + 1) if slot not in slots]
+    owners = [body.owner for body in bodies if isinstance(body, BeginEntry)]
+    damage(root, slots, how)
+    if 0 in slots and truth.tail > 20 and how != "gone":
+        assert not planned(root.store).is_needed
+        assert Log(root.store, patience=IMPATIENT).open() == truth
+        return
+    with pytest.raises(LogGapError if how == "gone" else DamagedEntryError, match="repair memory://"):
         Log(root.store, patience=IMPATIENT).open()
     state = repaired(root)
-    assert (state.commits, state.head, state.owner) == (truth.commits, truth.head, truth.owner)
+    assert (state.commits, state.head, state.legacy) == (truth.commits, truth.head, truth.legacy)
+    assert state.owner == (owners[-1] if owners else None)
+    if how == "gone":
+        with pytest.raises(DamagedEntryError, match="marked as lost"):
+            Log(root.store, patience=IMPATIENT).entry(slots[0])
     is_stale(root)
-    goes_on(root, state)
+    goes_on(root, state, 9000)
 
 
-def test_several_commits_without_entries_go_to_their_slots_in_order(root: SmallRoot) -> None:
-    root.save(50)
+@pytest.mark.parametrize(
+    ("words", "slots", "head", "aside"),
+    [
+        pytest.param("100 200 -1 400", [1, 4], 400, [100], id="deleted, its data still there; and HEAD"),
+        pytest.param(f"100 200 -1 {TO_INDEX}", [1, 19], 1900, [100], id="the same below the newest index"),
+        pytest.param(f"100 ^150 {TO_INDEX}", [2, 19], 1900, [150], id="given up below the newest index"),
+        pytest.param("100 ^150", [1], 100, [], id="given up in an entry that can be read"),
+        pytest.param("100 *1 200 300", [2, 4], 300, [], id="no commit's slot, and HEAD"),
+        pytest.param("100 *1 300", [2, 3], 300, [], id="the same without a commit between"),
+        pytest.param("100 +250 300", [2], 300, [250], id="never committed, and HEAD"),
+        pytest.param("100 *1 200 !3", [2, 3], 100, [200], id="condemned"),
+        pytest.param("100 200 300 !3", [2, 3], 200, [300], id="condemned, and the one before it"),
+        pytest.param("100 200 !2 400", [2, 4], 400, [200], id="condemned, and a newer one"),
+        pytest.param("100 200 300 !3", [2], 200, [300], id="condemned in an entry that can be read"),
+        pytest.param("100 200 300 -2", [2, 3], 300, [200], id="deleted by a later entry, and HEAD"),
+        pytest.param("100 200 300 -2", [2], 300, [200], id="deleted in an entry that can be read"),
+        pytest.param("100 200 *1 400 -2 600", [2, 3], 600, [200], id="deleted, and a commit after that"),
+        pytest.param("100 200 *1 300 -2", [2, 3, 4], 300, [200], id="the same with another entry between"),
+        pytest.param("100 200 begin branch 1 2", [4], 2, [], id="a branch's begin"),
+        pytest.param("100 200 begin branch 1 2", [5], 2, [], id="a branch's first commit"),
+        pytest.param("100 200 begin branch 1 2", [4, 5], 2, [], id="both"),
+        pytest.param("100 200 begin branch 1 2", [6], 2, [], id="a branch's second commit"),
+        pytest.param("100 +150 begin 200 300", [4], 300, [], id="of a claim whose entries can all be read"),
+    ],
+)
+def test_head_is_the_newest_save_that_fits_and_what_was_ended_is_kept_aside(
+    words: str, slots: list[int], head: int, aside: list[int]
+) -> None:
+    root = made(f"begin {words}")
     truth = root.log.state
-    damage(root, [4, 5, 6])
-    state = repaired(root)
-    assert (state.commits, state.head) == (truth.commits, truth.head)
-    goes_on(root, state)
-
-
-@pytest.mark.parametrize("how", DAMAGES)
-def test_a_begin_loses_its_owner_and_no_more(root: SmallRoot, how: str) -> None:
-    truth = root.log.state
-    damage(root, [3], how)
-    state = repaired(root)
-    assert (state.commits, state.head) == (truth.commits, truth.head)
-    assert truth.owner is not None
-    assert state.owner == replace(truth.owner, restart_attempt=0)
-    is_stale(root)
-    goes_on(root, state)
-
-
-def test_a_begin_that_went_back_is_known_by_the_commit_after_it(root: SmallRoot) -> None:
-    root.begin(2, base=2)
-    root.save(21)
-    truth = root.log.state
-    assert (truth.commits[7].parent, truth.head) == (2, 7)
-    damage(root, [6])
-    state = repaired(root)
-    assert (state.commits, state.head) == (truth.commits, truth.head)
-
-
-@pytest.mark.parametrize("slots", [[7], [8], [7, 8], [9]])
-def test_a_branch_is_apart_from_the_line_before(root: SmallRoot, slots: list[int]) -> None:
-    """Its slots: 6 begin, 7 begins a branch, 8 and 9 steps 1 and 2."""
-    root.begin(2)
-    root.claim = root.log.begin(pod_identity(restart_attempt=2), branch=True, after=root.claim)
-    root.save(1)
-    root.save(2)
-    truth = root.log.state
+    assert truth.latest is not None
+    assert truth.latest.step == head
     damage(root, slots)
     state = repaired(root)
-    assert live_steps(state) == [10, 20, 30, 40, 1, 2]
-    assert state.head == truth.head
-    assert state.line[0].step == 2
+    assert steps(state) == (head, aside)
+    assert {record.step for record in state.live} == {record.step for record in truth.live}
+    goes_on(root, state, 9000)
+
+
+@pytest.mark.parametrize("how", [*DAMAGES, "gone, all", "gone, from the second commit on"])
+def test_of_a_log_without_an_entry_all_whole_saves_are_commits(how: str) -> None:
+    root = made()
+    truth = root.log.state
+    slots = {"gone": range(5), "gone, from the second commit on": range(2, 6)}.get(how, range(6))
+    damage(root, slots, how.partition(",")[0])
+    if "," in how:
+        # The claims of the saves show how far the log went at least.
+        assert planned(root.store).tail == slots[0] - 1
+    state = repaired(root)
+    assert [record.step for record in state.line] == [40, 30, 20, 10]
+    assert {record.folder for record in state.live} == {record.folder for record in truth.live}
+    is_stale(root)
     goes_on(root, state)
 
 
-def test_a_save_that_had_not_come_to_its_end_is_garbage(root: SmallRoot) -> None:
+def test_a_save_that_had_not_come_to_its_end_is_garbage() -> None:
+    root = made()
     stray = root.give_up(35)
     damage(root, [4])
     assert planned(root.store).unfinished == 1
@@ -107,183 +141,140 @@ def test_a_save_that_had_not_come_to_its_end_is_garbage(root: SmallRoot) -> None
     assert not any(path.startswith(stray) for path in root.contents())
 
 
-def test_a_save_that_the_log_gave_up_is_no_commit(root: SmallRoot) -> None:
-    root.log.void(root.claim, "given up", save_whole(root, 35))
+def test_of_two_saves_for_one_slot_the_earlier_one_is_kept_aside() -> None:
+    root = made()
     truth = root.log.state
-    damage(root, [5])
-    assert repaired(root).commits == truth.commits
-
-
-@pytest.mark.parametrize("index", [3, 5, 17])
-def test_a_save_that_an_entry_below_the_newest_index_gave_up_is_no_commit(
-    root: SmallRoot, index: int
-) -> None:
-    root.log.void(root.claim, "given up", save_whole(root, 35))
-    while root.log.state.tail < index + 3:
-        root.save(50 + root.log.state.tail)
-    truth = root.log.state
-    damage(root, [truth.tail - 1])
-    assert repaired(root).commits == truth.commits
-
-
-def test_of_two_saves_for_one_slot_the_earlier_one_is_kept_aside(root: SmallRoot) -> None:
-    truth = root.log.state
-    stray = save_whole(root, 35)
+    stray = root.leave(35)
     damage(root, [4])
     state = repaired(root)
     assert (state.head, state.commits[4].folder) == (5, stray)
     aside = {each.folder for each in state.commits.values() if each.quarantined}
     assert aside == {truth.commits[4].folder}
-    with pytest.raises(DamagedEntryError, match="marked as lost"):
-        Log(root.store, patience=IMPATIENT).entry(6)
     is_stale(root)
     goes_on(root, state)
     assert aside <= {path.rpartition("/")[0] for path in root.contents()}
 
 
-def test_a_save_that_is_not_whole_is_kept_aside(root: SmallRoot) -> None:
-    record = root.log.state.commits[4]
-    root.change(f"{record.folder}/__0_0.distcp", b"")
-    damage(root, [4])
-    assert [*planned(root.store).rebuilt.aside.values()] == ["__0_0.distcp has 0 bytes, not 931"]
+@pytest.mark.parametrize(
+    ("words", "slots", "name", "says", "live"),
+    [
+        pytest.param("30 40", [1], "__0_0.distcp", "has 0 bytes, not 931", [40], id="not whole"),
+        pytest.param("100 200 300 -1", [4], ".metadata", "part of it is deleted", [200, 300], id="cut short"),
+        pytest.param("100 200 300 -1", [4], "", "", [200, 300], id="all of it is deleted"),
+    ],
+)
+def test_a_save_of_which_something_is_missing_is_not_live(
+    words: str, slots: list[int], name: str, says: str, live: list[int]
+) -> None:
+    root = made(f"begin {words}")
+    (folder,) = {
+        path.rpartition("/")[0] for path in root.contents() if path.startswith(f"{words.partition(' ')[0]}/")
+    }
+    for path in root.contents():
+        if path.startswith(f"{folder}/{name}"):
+            root.change(path, b"" if name.startswith("_") else None)
+    damage(root, slots)
+    aside = planned(root.store).rebuilt.aside
+    assert [says in why for why in aside.values()] == ([True] if says else [])
     state = repaired(root)
-    assert (live_steps(state), state.head, state.commits[5].parent) == ([10, 20, 40], 5, 2)
-    assert state.commits[6].folder == record.folder
-    assert state.commits[6].quarantined
-    goes_on(root, state)
+    assert [record.step for record in state.live] == live
+    assert state.live[0].parent is None
+    assert [record.folder for record in state.commits.values() if record.quarantined] == [folder] * len(aside)
+    assert not any(verify_commit(root.store, record, patience=IMPATIENT).bad for record in state.live)
+    goes_on(root, state, 9000)
 
 
-def test_a_save_of_a_claim_whose_entries_can_all_be_read_was_never_committed(root: SmallRoot) -> None:
-    stray = save_whole(root, 45)
-    root.begin(2)
-    root.save(50)
-    root.save(60)
-    truth = root.log.state
-    damage(root, [7])
-    state = repaired(root)
-    assert (state.commits, state.head) == (truth.commits, truth.head)
-    goes_on(root, state)
-    assert not any(path.startswith(stray) for path in root.contents())
-
-
-def test_a_lost_deletion_is_seen_by_the_data_that_is_gone(root: SmallRoot) -> None:
-    remove(root, 1)
-    damage(root, [6])
-    state = repaired(root)
-    assert [each.slot for each in state.live] == [2, 4, 5]
-    assert state.commits[2].parent is None
-    goes_on(root, state)
-
-
-def test_what_a_readable_entry_deleted_is_not_brought_back(root: SmallRoot) -> None:
-    """Its own entry can't be read, and its data is there still."""
-    root.save(50)
-    root.log.delete(root.claim, lambda state: [4])
-    damage(root, [4])
-    state = repaired(root)
-    assert (state.head, live_steps(state)) == (6, [10, 20, 40, 50])
-    goes_on(root, state)
-
-
-def test_what_a_readable_entry_condemned_stays_condemned(root: SmallRoot) -> None:
-    root.log.quarantine(root.claim, 5, "read bad")
-    damage(root, [4])
-    state = repaired(root)
-    assert (state.head, live_steps(state)) == (4, [10, 20, 30])
-    assert state.commits[5].quarantined
-
-
-@pytest.mark.parametrize("how", DAMAGES)
-def test_an_index_inside_a_claim_is_rebuilt(root: SmallRoot, how: str) -> None:
-    while root.log.state.tail < 18:
-        root.log.void(root.claim, "nothing to save", f"{root.log.state.tail}/3-{'a' * 32}")
-    record = root.save(50)
-    root.log.mark_restored(root.claim, record.slot)
-    truth = root.log.state
-    assert truth.index == record.slot == 19
-    damage(root, [19], how)
-    state = repaired(root)
-    assert (state.commits, state.head, state.owner) == (truth.commits, truth.head, truth.owner)
-    goes_on(root, state)
-
-
-def test_what_is_below_the_newest_index_is_not_needed(root: SmallRoot) -> None:
-    damage(root, [0, 1])
-    assert Log(root.store, patience=IMPATIENT).open() == root.log.state
-    assert not planned(root.store).is_needed
-    root.save(50)
-
-
-def test_a_gap_below_the_newest_index_is_marked(root: SmallRoot) -> None:
-    truth = root.log.state
-    damage(root, [0, 1], "gone")
-    state = repaired(root)
-    assert (state.commits, state.head, state.owner, state.root) == (
-        truth.commits, truth.head, truth.owner, truth.root,
-    )  # fmt: skip
-    with pytest.raises(DamagedEntryError, match="the slot was gone, and is marked as lost"):
-        Log(root.store, patience=IMPATIENT).entry(1)
-    is_stale(root)
-    goes_on(root, state)
-
-
-@pytest.mark.parametrize("how", [*DAMAGES, "gone, all"])
-def test_of_a_log_without_an_entry_all_whole_saves_are_commits(root: SmallRoot, how: str) -> None:
-    truth = root.log.state
-    damage(root, range(5 if how == "gone" else 6), how.removesuffix(", all"))
-    if how == "gone, all":
-        # The claims of the saves show how far the log went at least.
-        assert planned(root.store).tail == -1
-    state = repaired(root)
-    assert live_steps(state) == [10, 20, 30, 40]
-    assert [record.step for record in state.line] == [40, 30, 20, 10]
-    assert {record.folder for record in state.live} == {record.folder for record in truth.live}
-    is_stale(root)
-    goes_on(root, state)
-
-
-def test_a_log_whose_end_is_gone_goes_on_from_the_saves_of_its_last_claim(root: SmallRoot) -> None:
-    damage(root, range(2, 6), "gone")
-    assert Log(root.store).open().head == 1, "nothing else shows it"
-    state = repaired(root)
-    assert [record.step for record in state.line] == [40, 30, 20, 10]
-    goes_on(root, state)
-
-
-def test_a_repair_of_the_repair(root: SmallRoot) -> None:
+def test_a_repair_of_the_repair() -> None:
+    root = made()
     damage(root, [3, 4], "empty")
     repaired(root)
-    root.claim = Log(root.store).begin(pod_identity(restart_attempt=2))
-    root.log.open()
-    root.save(50)
+    root.play("begin 50")
     damage(root, [6, 7])
     state = repaired(root)
-    assert (live_steps(state), state.head) == ([10, 20, 30, 40, 50], 8)
+    assert ([record.step for record in state.live], state.head) == ([10, 20, 30, 40, 50], 8)
     goes_on(root, state)
 
 
-def test_a_base_of_another_writer_stays_what_latest_means() -> None:
-    root = SmallRoot(f"memory://{secrets.token_hex(8)}")
-    base = ForeignBase(step=5, folder="5")
-    claim = root.log.begin(base=base)
-    save_small(root.log, root.store, claim, 10)
-    truth = root.log.state
-    damage(root, [0])
-    state = repaired(root)
-    assert (state.commits, state.head) == (truth.commits, truth.head)
-    assert state.commits[1].legacy == base
-
-
-def test_a_start_from_scratch_that_saved_nothing_yet_stays_one(root: SmallRoot) -> None:
-    root.claim = root.log.begin(pod_identity(restart_attempt=2), scratch=True)
-    root.log.void(root.claim, "given up", f"1/6-{'a' * 32}")
-    damage(root, [7])
+@pytest.mark.parametrize(
+    ("words", "slot", "begins"),
+    [("begin 10 scratch void", 3, True), ("begin 100 scratch 5 !3 void", 5, False)],
+)
+def test_a_start_from_scratch_stays_one(words: str, slot: int, begins: bool) -> None:
+    root = made(words)
+    damage(root, [slot])
     assert repaired(root).head is None
-    assert Log(root.store).begin(pod_identity(restart_attempt=3)).slot == 9
+    root.log = Log(root.store)
+    if begins:
+        root.play("begin")
+    else:
+        with pytest.raises(RestoreError, match="no latest one"):
+            root.play("begin")
 
 
-def test_a_log_of_a_newer_release_is_left_alone(root: SmallRoot) -> None:
+def test_a_log_of_a_newer_release_is_left_alone() -> None:
+    root = made()
     damage(root, [4])
     root.change(slot_path(5), b'{"format":4}')
     with pytest.raises(LogFormatError, match="has format 4"):
         planned(root.store)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [f"7/50-{'0' * 32}/junk", f"7/50-{'0' * 32}/.metadata", f"7/{10**9}-{'0' * 32}/manifest.0.json"],
+)
+def test_a_stray_object_is_no_save_of_a_later_claim(path: str) -> None:
+    root = made("begin 100")
+    root.change(path, b"x")
+    assert not planned(root.store).is_needed
+    damage(root, [1])
+    assert planned(root.store).marked == ()
+
+
+def test_an_index_that_contradicts_itself_is_not_started_from() -> None:
+    root = made(f"begin 100 200 {TO_INDEX}")
+    truth = root.log.state
+    entry = root.log.entry(16)
+    assert entry.index is not None
+    commits = tuple(replace(record, parent=99) for record in entry.index.commits)
+    root.change(slot_path(16), replace(entry, index=replace(entry.index, commits=commits)).to_json())
+    with pytest.raises(LogFormatError, match="slot 16 names commit 99"):
+        Log(root.store, patience=IMPATIENT).open()
+    state = repaired(root)
+    assert (state.commits, state.head) == (truth.commits, truth.head)
+    goes_on(root, state, 9000)
+
+
+def filled(hole: int, act: str) -> SmallRoot:
+    """Empty a slot of two starts, and let a process take it that lags behind: it has read those before it."""
+    root = SmallRoot()
+    late = Log(root.store, patience=IMPATIENT)
+    for slot, word in enumerate(TWO_STARTS.split()):
+        if slot == hole:
+            late.resume(root.claim)
+            claim = root.claim
+        root.play(word)
+    damage(root, [hole], "gone")
+    root.log, root.claim, log, last = late, claim, root.log, root.claim
+    root.play(act)
+    root.log, root.claim = log, last
+    return root
+
+
+@pytest.mark.parametrize(("hole", "act"), [(3, "void"), (3, "35"), (4, "void")])
+def test_what_came_into_an_emptied_slot_is_told_from_its_own_entry(hole: int, act: str) -> None:
+    root = filled(hole, act)
+    intruder = root.store.read(slot_path(hole))
+    with pytest.raises(DamagedEntryError, match="stepkeeper repair memory://"):
+        Log(root.store, patience=IMPATIENT).open()
+    state = repaired(root)
+    assert steps(state) == (40, [35] if act == "35" else [])
+    assert [record.step for record in state.live] == [10, 20, 30, 40]
+    assert root.store.read(slot_path(hole)) == intruder
+    goes_on(root, state)
+
+
+def test_an_intruder_below_an_index_costs_nothing_but_who_took_the_slot() -> None:
+    root = filled(2, "void")
+    assert [record.step for record in Log(root.store, patience=IMPATIENT).open().live] == [10, 20, 30, 40]
+    assert not planned(root.store).is_needed

@@ -1,20 +1,21 @@
-"""Test how often a training was disrupted, by its root's log, and what the policy makes of that."""
+"""How old a root's objects are by the store's clock, and how often a training was disrupted by its root's log."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from stepkeeper.errors import MissingObjectError
+from stepkeeper.errors import MissingObjectError, StorageError
 from stepkeeper.log import Entry
 from stepkeeper.log.restarts import RestartHistory, read_restart_history
 from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.log.tail import slot_path
 from stepkeeper.policy.save import Auto, Disruptions, SaveCost
+from stepkeeper.storage.memory import MemoryStore
 from stepkeeper.training.disruptions import DisruptionHistory
 from stepkeeper_testing.checkpoints import SmallRoot
+from stepkeeper_testing.hooks import at
 from stepkeeper_testing.pod import pod_identity
 
 DAY_S = 86400
@@ -26,13 +27,8 @@ def root(tmp_path: Path) -> SmallRoot:
     return SmallRoot((tmp_path / "root").as_uri())
 
 
-def by_hand(root: SmallRoot, **how: object) -> None:
-    """A process that no operator started claims the root."""
-    root.claim = root.log.begin(**how)  # type: ignore[arg-type]  # each case gives what begin takes
-
-
-def put_at(root: SmallRoot, slot: int, time_unix_s: float) -> None:
-    os.utime(Path(root.url.removeprefix("file://"), slot_path(slot)), (time_unix_s, time_unix_s))
+def put_at(root: SmallRoot, path: str, time_unix_s: float) -> None:
+    os.utime(Path(root.url.removeprefix("file://"), path), (time_unix_s, time_unix_s))
 
 
 def past(root: SmallRoot) -> RestartHistory | None:
@@ -49,6 +45,42 @@ def interval_s(known: Disruptions) -> float:
     return Auto(least_s=1.0, most_s=1e9).interval_s(COST, known)
 
 
+def test_a_commit_is_as_old_as_its_manifest_and_asked_for_once(root: SmallRoot) -> None:
+    root.begin()
+    first, second = root.save(10), root.save(20)
+    paths = [f"{record.folder}/{record.manifest.path}" for record in (first, second)]
+    put_at(root, paths[0], 1000.5)
+    put_at(root, paths[1], 2000.5)
+    times = StoreTimes(root.store)
+    assert times.of_commits([first]) == {first.slot: 1000.5}
+    put_at(root, paths[0], 5000.0)
+    assert times.of_commits([first, second]) == {first.slot: 1000.5, second.slot: 2000.5}
+    assert StoreTimes(root.store).of_commits([first]) == {first.slot: 5000.0}
+
+
+def test_entries_are_as_far_apart_as_the_store_has_them(root: SmallRoot) -> None:
+    root.play("begin begin")
+    put_at(root, slot_path(0), 1000.0)
+    put_at(root, slot_path(1), 8200.9)
+    assert StoreTimes(root.store).between_s(0, 1) == 7200
+    assert StoreTimes(root.store).between_s(0, 2) is None, "it isn't there"
+
+
+def test_where_the_store_says_nothing_nothing_is_known(caplog: pytest.LogCaptureFixture) -> None:
+    root = SmallRoot()
+    assert isinstance(root.store, MemoryStore)
+    root.begin()
+    record = root.save(10)
+    root.store.bucket.times_unix_s.clear()
+    assert StoreTimes(root.store).of_commits([record]) == {}
+    assert StoreTimes(root.store).between_s(0, 0) is None
+    refusing = MemoryStore(root.store.bucket, hook=at("before list", StorageError(13, "no listing")))
+    assert StoreTimes(refusing).between_s(0, 0) is None
+    assert "how long" in caplog.text
+    with pytest.raises(StorageError):
+        StoreTimes(refusing).of_commits([record])
+
+
 def test_a_first_start_has_no_past_and_learns_from_each_hour(
     root: SmallRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,24 +95,18 @@ def test_a_first_start_has_no_past_and_learns_from_each_hour(
     calm = experience.count_until_now(0, found)
     assert calm == Disruptions(count=0, over_s=10 * DAY_S)
     assert interval_s(calm) > 3 * interval_s(Disruptions())
-    assert experience.count_until_now(1, found).over_s == 0, (
-        "another claim, whose past has the time before it"
-    )
+    assert experience.count_until_now(1, found).over_s == 0, "another claim's past has the time before it"
 
 
-@pytest.mark.parametrize("begin", [SmallRoot.begin, by_hand], ids=["operator", "by hand"])
-def test_restarts_twenty_times_a_day_make_saves_come_sooner(
-    root: SmallRoot, begin: Callable[[SmallRoot], None]
-) -> None:
-    """Test this with an operator that counts and without. The root is ten days old, and was calm at first."""
+@pytest.mark.parametrize("by_hand", [False, True], ids=["operator", "by hand"])
+def test_restarts_twenty_times_a_day_make_saves_come_sooner(root: SmallRoot, by_hand: bool) -> None:
+    """The root is ten days old, and was calm at first."""
     for attempt in range(21):
-        if begin is by_hand:
-            by_hand(root)
-        else:
-            root.begin(attempt)
-        put_at(root, root.claim.slot, 10 * DAY_S + DAY_S * attempt / 20)
-        put_at(root, root.save(attempt).slot, 10 * DAY_S + DAY_S * attempt / 20)
-    put_at(root, 0, 1)
+        identity = None if by_hand else pod_identity(restart_attempt=attempt)
+        root.claim = root.log.begin(identity)
+        for slot in (root.claim.slot, root.save(attempt).slot):
+            put_at(root, slot_path(slot), 10 * DAY_S + DAY_S * attempt / 20)
+    put_at(root, slot_path(0), 1)
     found = past(root)
     assert found == RestartHistory(restarts=16, over_s=16 * DAY_S // 20)
     known = DisruptionHistory().count_until_now(root.claim.slot, found)
@@ -88,7 +114,7 @@ def test_restarts_twenty_times_a_day_make_saves_come_sooner(
 
 
 def test_all_jobsets_of_a_job_count_and_another_jobs_starts_do_not(root: SmallRoot) -> None:
-    by_hand(root)
+    root.claim = root.log.begin()
     root.save(1)
     root.claim = root.log.begin(pod_identity(), take_over=True)
     assert restarts(root) == 0, "a root taken over has no past of ours"
@@ -98,30 +124,24 @@ def test_all_jobsets_of_a_job_count_and_another_jobs_starts_do_not(root: SmallRo
         root.save(3)
     assert restarts(root) == 4
     for slot in range(root.log.open().tail + 1):
-        put_at(root, slot, 1000.0 * slot)
+        put_at(root, slot_path(slot), 1000.0 * slot)
     assert past(root) == RestartHistory(restarts=4, over_s=1000 * (root.claim.slot - 2))
 
 
 @pytest.mark.parametrize(
-    "begin",
+    ("words", "n_restarts"),
     [
-        lambda root, first: by_hand(root, base=first),
-        lambda root, first: by_hand(root, base=first, after=root.claim),
-        lambda root, first: by_hand(root, scratch=True),
+        pytest.param("begin 1 2 begin@1", 0, id="it went back"),
+        pytest.param("begin 1 2 back@1", 0, id="another claim of one process"),
+        pytest.param("begin 1 2 scratch", 0, id="begun from scratch"),
+        pytest.param("begin 1 2 begin@1 3 begin", 1, id="after it went back"),
+        pytest.param("begin 1 2 back@1 3 begin begin", 2, id="also where nothing was committed in between"),
     ],
-    ids=["goes back", "another claim of one process", "begins anew"],
 )
-def test_what_was_chosen_is_no_disruption(root: SmallRoot, begin: Callable[[SmallRoot, int], None]) -> None:
-    by_hand(root)
-    first = root.save(1).slot
-    root.save(2)
-    begin(root, first)
-    assert restarts(root) == 0
-    root.save(3)
-    by_hand(root)
-    assert restarts(root) == 1
-    by_hand(root)
-    assert restarts(root) == 2, "also where nothing was committed in between"
+def test_what_was_chosen_is_no_disruption(words: str, n_restarts: int) -> None:
+    root = SmallRoot()
+    root.play(words)
+    assert restarts(root) == n_restarts
 
 
 def test_several_claims_of_one_start_of_a_job_are_none(root: SmallRoot) -> None:
@@ -133,8 +153,7 @@ def test_several_claims_of_one_start_of_a_job_are_none(root: SmallRoot) -> None:
 
 def test_restarts_without_times_say_nothing(root: SmallRoot, caplog: pytest.LogCaptureFixture) -> None:
     assert DisruptionHistory().count_until_now(4, RestartHistory(restarts=9, over_s=None)) == Disruptions()
-    root.begin(0)
-    root.begin(1)
+    root.play("begin begin")
 
     def gone(slot: int) -> Entry:
         raise MissingObjectError(2, f"no entry {slot}")

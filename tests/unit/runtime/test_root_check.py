@@ -2,7 +2,7 @@
 
 import errno
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, final
@@ -11,7 +11,6 @@ import pytest
 from store_parts.behind import Behind
 from typing_extensions import override
 
-from stepkeeper.checkpoint.manifest import checkpoint_folder
 from stepkeeper.coordination.root_check import RootProof, prove_shared
 from stepkeeper.errors import (
     MissingObjectError,
@@ -27,6 +26,8 @@ from stepkeeper.storage.base import LOG_PREFIX, PROBE_PREFIX, ObjectStat, Store
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.posix import PosixStore
 from stepkeeper.storage.retry import Patience
+from stepkeeper_testing.checkpoints import SmallRoot
+from stepkeeper_testing.hooks import at
 
 
 class Clock:
@@ -118,21 +119,8 @@ def outcomes(
         return list(pool.map(prove, range(n_ranks)))
 
 
-def failing(
-    operation: str, error: Callable[[], Exception], times: int = 10**6
-) -> Callable[[str, str, str], None]:
-    left = [times]
-
-    def fault(moment: str, name: str, path: str) -> None:
-        if (moment, name) == ("before", operation) and left[0]:
-            left[0] -= 1
-            raise error()
-
-    return fault
-
-
-@pytest.mark.parametrize("n_ranks", [1, 2, 5])
-def test_one_root_is_proven_and_nothing_stays(n_ranks: int) -> None:
+@pytest.mark.parametrize("n_ranks", [1, 2, 9])
+def test_ranks_that_share_a_root_are_let_through_and_leave_nothing(n_ranks: int) -> None:
     bucket = MemoryBucket()
     assert outcomes([MemoryStore(bucket) for _ in range(n_ranks)]) == [None] * n_ranks
     assert bucket.objects == {}
@@ -151,13 +139,11 @@ def test_two_hosts_with_disks_of_their_own_are_refused_at_once_and_named(tmp_pat
     raised = outcomes(stores, ["host-a", "host-a", "host-b", "host-b"], clocks)
     assert {type(error) for error in raised} == {UnsharedRootError}
     assert len({str(error) for error in raised}) == 1
-    text = str(raised[3])
-    assert "what host-a (rank 0) wrote there isn't seen by host-b (rank 2, 3: " in text
-    assert str(tmp_path / "one") in text
+    assert "host-a (rank 0) wrote there isn't seen by host-b (rank 2, 3: " in str(raised[3])
+    assert str(tmp_path / "one") in str(raised[3])
     # The first on that host takes the name. The other may see it taken just then, and these clocks don't wait for it.
     assert min(clock.now_s for clock in clocks[2:]) < 5, "what can be taken is not waited for"
-    for stat in stores[0].list("") + stores[2].list(""):
-        pytest.fail(f"{stat.path} was left")
+    assert stores[0].list("") + stores[2].list("") == []
 
 
 def test_what_a_file_system_shows_a_minute_late_is_waited_for() -> None:
@@ -172,9 +158,8 @@ def test_what_a_file_system_shows_a_minute_late_is_waited_for() -> None:
 def test_what_never_shows_is_given_up_after_90_s() -> None:
     bucket = MemoryBucket()
     clocks = [Clock(), Clock()]
-    raised = outcomes(
-        [MemoryStore(bucket, name="x"), LateStore(MemoryStore(bucket), clocks[1], 3600)], clocks=clocks
-    )
+    late = LateStore(MemoryStore(bucket), clocks[1], 3600)
+    raised = outcomes([MemoryStore(bucket, name="x"), late], clocks=clocks)
     assert [type(error) for error in raised] == [UnsharedRootError] * 2
     assert "host-1 (rank 1: it isn't shown there yet)" in str(raised[0])
     assert 85 <= clocks[1].now_s < 100
@@ -187,97 +172,59 @@ def test_many_hosts_are_named_in_part() -> None:
     assert "and 12 other hosts" in str(raised[0])
 
 
-def test_a_name_that_can_be_taken_twice_is_refused() -> None:
+LATER = TransientStorageError("later")
+NOT_ALLOWED = StorageError("not allowed")
+
+
+@pytest.mark.parametrize(
+    ("rank", "when", "effect", "times", "error", "says"),
+    [
+        pytest.param(0, "before put_if_absent", LATER, 3, None, "", id="a put that gets its answer later"),
+        pytest.param(0, "after put_if_absent", LATER, 1, None, "", id="a put whose answer is lost"),
+        pytest.param(1, "before read", LATER, 3, None, "", id="a read that gets its answer later"),
+        pytest.param(0, "before put_if_absent", NOT_ALLOWED, 9, StorageError, "not allowed", id="no puts"),
+        pytest.param(
+            1, "before read", NOT_ALLOWED, 9, UnsharedRootError, "(rank 1: not allowed)", id="no reads"
+        ),
+        pytest.param(0, "before put_if_absent", "clear", 9, NotExclusiveError, "", id="it wins twice"),
+        pytest.param(
+            2, "before put_if_absent", "clear", 9, NotExclusiveError, "two hosts took", id="two win"
+        ),
+    ],
+)
+def test_a_fault_on_one_rank_is_outlasted_or_told_to_all(
+    rank: int, when: str, effect: Any, times: int, error: type[Exception] | None, says: str
+) -> None:
     bucket = MemoryBucket()
-
-    def forget(moment: str, operation: str, path: str) -> None:
-        if (moment, operation) == ("before", "put_if_absent"):
-            bucket.objects.pop(path, None)
-
-    raised = outcomes([MemoryStore(bucket, hook=forget), MemoryStore(bucket)])
-    assert [type(error) for error in raised] == [NotExclusiveError] * 2
-
-
-def test_a_name_that_another_host_can_take_too_is_refused() -> None:
-    bucket = MemoryBucket()
-
-    def forget(moment: str, operation: str, path: str) -> None:
-        if (moment, operation) == ("before", "put_if_absent"):
-            bucket.objects.pop(path, None)
-
-    raised = outcomes([MemoryStore(bucket), MemoryStore(bucket), MemoryStore(bucket, hook=forget)])
-    assert [type(error) for error in raised] == [NotExclusiveError] * 3
-    assert "two hosts took one name" in str(raised[1])
+    hook = at(when, bucket.objects.clear if effect == "clear" else effect, times=times)
+    raised = outcomes([MemoryStore(bucket, hook=hook if each == rank else None) for each in range(3)])
+    assert [type(each) for each in raised] == [error or type(None)] * 3
+    assert all(says in str(each) for each in raised)
+    if effect != "clear":
+        assert bucket.objects == {}
 
 
-def test_a_store_without_an_answer_for_a_while_is_asked_again() -> None:
-    bucket = MemoryBucket()
-    faults = failing("put_if_absent", lambda: TransientStorageError("later"), 3)
-    reads = failing("read", lambda: TransientStorageError("later"), 3)
-    assert outcomes([MemoryStore(bucket, hook=faults), MemoryStore(bucket, hook=reads)]) == [None] * 2
+@pytest.mark.parametrize("is_enough", [True, False])
+def test_on_a_full_disk_what_is_garbage_is_deleted_first_or_all_ranks_are_told_what_to_do(
+    is_enough: bool,
+) -> None:
+    root = SmallRoot()
+    assert isinstance(root.store, MemoryStore)
+    bucket = root.store.bucket
+    root.begin()
+    garbage = f"{root.give_up(20)}/__0_0.distcp"
+    root.begin(1)
+    kept = f"{root.give_up(30)}/__0_0.distcp"
 
-
-def test_a_lost_answer_to_the_first_put_is_no_loss() -> None:
-    bucket = MemoryBucket()
-    to_lose = ["the answer"]
-
-    def lose(moment: str, operation: str, path: str) -> None:
-        if (moment, operation) == ("after", "put_if_absent") and to_lose:
-            raise TransientStorageError(f"{to_lose.pop()} was lost")
-
-    assert outcomes([MemoryStore(bucket, hook=lose), MemoryStore(bucket)]) == [None] * 2
-
-
-def test_who_may_not_write_is_told_so_in_all_ranks() -> None:
-    fault = failing("put_if_absent", lambda: StorageError("not allowed"))
-    raised = outcomes([MemoryStore(hook=fault), MemoryStore()])
-    assert [str(error) for error in raised] == ["not allowed"] * 2
-
-
-def leave_garbage(bucket: MemoryBucket) -> str:
-    """Leave a save of the start before the last one, which no commit names."""
-    store = MemoryStore(bucket)
-    path = f"{checkpoint_folder(20, Log(store).begin().slot, 'a' * 32)}/__0_0.distcp"
-    store.write(path, [b"data"])
-    Log(store).begin()
-    return path
-
-
-def full_while(bucket: MemoryBucket, path: str) -> Callable[[str, str, str], None]:
-    def refuse(moment: str, operation: str, _path: str) -> None:
-        if (moment, operation) == ("before", "put_if_absent") and path in bucket.objects:
+    def refuse() -> None:
+        if (garbage if is_enough else kept) in bucket.objects:
             raise StorageError(errno.ENOSPC, "no space left on device")
 
-    return refuse
-
-
-def test_on_a_full_disk_what_nobody_needs_is_deleted_first() -> None:
-    bucket = MemoryBucket()
-    path = leave_garbage(bucket)
-    stores = [MemoryStore(bucket, hook=full_while(bucket, path)), MemoryStore(bucket)]
-    assert outcomes(stores) == [None, None]
-    assert path not in bucket.objects
-
-
-def test_where_that_is_not_enough_all_ranks_are_told_what_is() -> None:
-    bucket = MemoryBucket()
-    garbage = leave_garbage(bucket)
-    bucket.objects["7/1-" + "b" * 32 + "/__0_0.distcp"] = b"the last start may yet commit it"
-    kept = next(path for path in bucket.objects if path.startswith("7/"))
-    raised = outcomes([MemoryStore(bucket, hook=full_while(bucket, kept)), MemoryStore(bucket)])
+    raised = outcomes([MemoryStore(bucket, hook=at("before put_if_absent", refuse)), MemoryStore(bucket)])
+    assert [type(each) for each in raised] == [type(None) if is_enough else StorageError] * 2
     for error in raised:
-        assert type(error) is StorageError
-        assert "no space left" in str(error)
-        assert "`stepkeeper gc memory://`" in str(error)
+        assert is_enough or ("no space left" in str(error) and "`stepkeeper gc memory://`" in str(error))
     assert (garbage in bucket.objects, kept in bucket.objects) == (False, True)
-
-
-def test_a_rank_that_may_not_read_is_named() -> None:
-    bucket = MemoryBucket()
-    fault = failing("read", lambda: StorageError("not allowed"))
-    raised = outcomes([MemoryStore(bucket), MemoryStore(bucket, hook=fault)])
-    assert "host-1 (rank 1: not allowed)" in str(raised[0])
-    assert bucket.objects == {}
 
 
 def test_it_is_proven_once() -> None:
@@ -294,11 +241,11 @@ def test_it_is_proven_once() -> None:
 
 @pytest.mark.parametrize("operation", ["read", "put_if_absent"])
 def test_a_proof_whose_object_a_later_claim_collected_is_made_again(operation: str) -> None:
+    """Another job begins and saves while the last rank is about to look."""
     bucket = MemoryBucket()
     asked: list[str] = []
 
     def collect(moment: str, name: str, path: str) -> None:
-        """Collect as another job does that begins and saves while the last rank is about to look."""
         if (moment, name) == ("before", operation):
             asked.append(path)
             if len(asked) == 1:
@@ -306,8 +253,7 @@ def test_a_proof_whose_object_a_later_claim_collected_is_made_again(operation: s
                 log.begin()
                 assert gc(log, MemoryStore(bucket)).remnants == (path,)
 
-    raised = outcomes([MemoryStore(bucket), MemoryStore(bucket, hook=collect)])
-    assert raised == [None, None]
+    assert outcomes([MemoryStore(bucket), MemoryStore(bucket, hook=collect)]) == [None, None]
     assert asked[0].startswith(f"{PROBE_PREFIX}00000000-")
     assert asked[-1].startswith(f"{PROBE_PREFIX}00000001-")
     assert list(bucket.objects) == [f"{LOG_PREFIX}00000000.json"]

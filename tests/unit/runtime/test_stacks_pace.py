@@ -13,38 +13,24 @@ def paced(*finished_s: float) -> Pace:
     return pace
 
 
-@pytest.mark.parametrize("finished_s", [(), (5.0,), (5.0, 6.0)])
-def test_before_two_steps_were_timed_none_is_slow(finished_s: tuple[float, ...]) -> None:
-    assert paced(*finished_s).slow_from_s(1.0) is None
-
-
-def test_a_step_is_slow_from_ten_times_the_longest_before_it() -> None:
-    assert paced(0.0, 2.0, 3.0, 4.0).slow_from_s(1.0) == 4.0 + 20.0
-
-
-def test_no_step_is_slow_before_the_least_time() -> None:
-    assert paced(0.0, 2.0, 3.0).slow_from_s(300.0) == 303.0
-
-
-def test_a_step_that_was_noted_is_slow_again_after_twice_the_time() -> None:
-    pace = paced(0.0, 1.0, 2.0)
-    assert [pace.slow_from_s(1.0), pace.note().slow_from_s(1.0), pace.note().note().slow_from_s(1.0)] == [
-        12,
-        22,
-        42,
-    ]
-    assert pace.note().see(4, 3.0).slow_from_s(1.0) == 13.0
-
-
-def test_the_same_step_told_again_changes_nothing() -> None:
-    pace = paced(0.0, 1.0, 2.0)
-    assert pace.see(3, 99.0) is pace
-
-
-def test_what_comes_between_steps_is_no_step() -> None:
-    pace = paced(0.0, 1.0, 2.0).see(None, 3.0)
-    assert pace.slow_from_s(1.0) is None
-    assert pace.see(3, 500.0).slow_from_s(1.0) == 510.0
+@pytest.mark.parametrize(
+    ("pace", "least_s", "slow_from_s"),
+    [
+        pytest.param(paced(), 1.0, None, id="no step"),
+        pytest.param(paced(5.0), 1.0, None, id="one step"),
+        pytest.param(paced(5.0, 6.0), 1.0, None, id="one step was timed"),
+        pytest.param(paced(0.0, 2.0, 3.0, 4.0), 1.0, 24.0, id="ten times the longest before it"),
+        pytest.param(paced(0.0, 2.0, 3.0), 300.0, 303.0, id="not before the least time"),
+        pytest.param(paced(0.0, 1.0, 2.0).note(), 1.0, 22.0, id="noted: after twice the time"),
+        pytest.param(paced(0.0, 1.0, 2.0).note().note(), 1.0, 42.0, id="noted twice: after four times"),
+        pytest.param(paced(0.0, 1.0, 2.0).note().see(4, 3.0), 1.0, 13.0, id="noted, and a step after that"),
+        pytest.param(paced(0.0, 1.0, 2.0).see(3, 99.0), 1.0, 12.0, id="the same step said again"),
+        pytest.param(paced(0.0, 1.0, 2.0).see(None, 3.0), 1.0, None, id="between steps"),
+        pytest.param(paced(0.0, 1.0, 2.0).see(None, 3.0).see(3, 500.0), 1.0, 510.0, id="and after that"),
+    ],
+)
+def test_a_step_is_slow_from(pace: Pace, least_s: float, slow_from_s: float | None) -> None:
+    assert pace.slow_from_s(least_s) == slow_from_s
 
 
 def test_a_report_has_the_end_of_each_ranks_stacks() -> None:
@@ -52,17 +38,13 @@ def test_a_report_has_the_end_of_each_ranks_stacks() -> None:
     text = shorten_stacks("nothing moves", stacks, 6000)
     assert len(text) <= 6000
     assert text.startswith("because nothing moves\nrank 0:\n")
-    assert [text.index(f"main of {rank}\n") for rank in range(3)] == sorted(
-        text.index(f"main of {rank}\n") for rank in range(3)
-    )
+    places = [text.index(f"main of {rank}\n") for rank in range(3)]
+    assert places == sorted(places)
 
 
-def test_of_many_ranks_a_report_has_the_first_that_have_room() -> None:
+def test_of_many_ranks_a_report_has_the_first_that_have_room_and_short_stacks_whole() -> None:
     text = shorten_stacks("nothing moves", dict.fromkeys(range(100), "y" * 2000), 6000)
     assert len(text) <= 6000
     assert "rank 4:\n" in text
     assert "rank 9:\n" not in text
-
-
-def test_short_stacks_are_kept_whole() -> None:
     assert shorten_stacks("asked", {0: "a\n", 1: "b\n"}) == "because asked\nrank 0:\na\nrank 1:\nb\n"

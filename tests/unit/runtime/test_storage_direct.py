@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from stepkeeper.errors import StorageError
 from stepkeeper.storage.posix import PosixStore
 
 MIB = 1024 * 1024
@@ -84,13 +83,6 @@ def test_a_large_object_goes_past_the_cache_but_for_its_end(
     assert store.read("in-blocks") == CONTENT[: 4 * MIB]
 
 
-def test_a_small_object_goes_through_it(store: PosixStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = Calls(monkeypatch)
-    store.write("small", [CONTENT[: MIB - 1]])
-    assert not calls.direct
-    assert store.read("small") == CONTENT[: MIB - 1]
-
-
 @pytest.mark.parametrize("most", [lambda _asked: 8192, lambda asked: min(asked, 100_001), lambda _asked: 1])
 def test_less_may_be_written_at_a_time(
     store: PosixStore, monkeypatch: pytest.MonkeyPatch, most: Callable[[int], int]
@@ -131,19 +123,4 @@ def test_a_file_system_that_refuses_them_when_they_come(
     Calls(monkeypatch, refuse)
     store.write("x", parts())
     assert len(calls) <= n_taken + 1
-    assert store.read("x") == CONTENT
-
-
-def test_a_full_disk_is_an_error_and_leaves_nothing(
-    store: PosixStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(_descriptor: int, _buffers: object) -> int:
-        raise OSError(errno.ENOSPC, "no space left")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "writev", full)
-        with pytest.raises(StorageError, match="no space left"):
-            store.write("x", parts())
-    assert store.list("") == []
-    store.write("x", parts())
     assert store.read("x") == CONTENT

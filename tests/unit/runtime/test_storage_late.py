@@ -1,4 +1,4 @@
-"""A file system that shows a host what others wrote a minute late, as NFS may: nothing is lost, nobody is fooled."""
+"""A file system that shows a host what others wrote a minute late, as NFS may: nothing is lost or taken for lost."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,8 +11,6 @@ from typing_extensions import override
 from stepkeeper.checkpoint import (
     FinishedCheckpoint,
     SaveOrder,
-    Structure,
-    TensorOrder,
     finish_checkpoint,
     read_manifests,
     verify_objects,
@@ -24,35 +22,19 @@ from stepkeeper.retention.garbage import gc
 from stepkeeper.storage.base import Buffer, ObjectStat
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
+from stepkeeper_testing.checkpoints import small_order
 
 LATE_S: Final = 60.0
-NONCE: Final = "ab" * 16
-
-
-@dataclass
-class World:
-    """One server, several hosts, and a time that goes on only where somebody waits."""
-
-    bucket: MemoryBucket = field(default_factory=MemoryBucket)
-    now_s: float = 0.0
-    written: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """By whom, and when."""
-
-    def sleep(self, pause_s: float) -> None:
-        self.now_s += pause_s
-
-    @property
-    def patience(self) -> Patience:
-        return Patience(sleep=self.sleep)
 
 
 @final
 class Host(Behind):
     """A put is decided by the server at once; what another host has put is shown here after a while."""
 
-    def __init__(self, world: World, number: int) -> None:
+    def __init__(self, world: "World", number: int) -> None:
         super().__init__(MemoryStore(world.bucket))
         self._world, self._number = world, number
+        self.log = Log(self, patience=world.patience)
 
     @override
     def put_if_absent(self, path: str, data: bytes) -> bool:
@@ -81,127 +63,97 @@ class Host(Behind):
         return number == self._number or self._world.now_s >= put_s + LATE_S
 
 
+@dataclass
+class World:
+    """One server, several hosts, and a time that passes only where somebody waits."""
+
+    bucket: MemoryBucket = field(default_factory=MemoryBucket)
+    now_s: float = 0.0
+    written: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """By whom, and when."""
+
+    def __post_init__(self) -> None:
+        self.patience = Patience(sleep=self.sleep)
+        self.first, self.second = Host(self, 0), Host(self, 1)
+
+    def sleep(self, pause_s: float) -> None:
+        self.now_s += pause_s
+
+    def finish(self, step: int, claim: Claim) -> tuple[FinishedCheckpoint, SaveOrder]:
+        """Both hosts write their share, and the first one finishes the checkpoint."""
+        (own, own_data), (other, other_data) = (
+            small_order(step, claim.slot, "ab" * 16, rank=rank, world_size=2) for rank in (0, 1)
+        )
+        theirs = write_checkpoint(self.second, other, other_data, patience=self.patience)
+        ours = write_checkpoint(self.first, own, own_data, patience=self.patience)
+        return finish_checkpoint(self.first, ours, [theirs.make_ref()], patience=self.patience), own
+
+    def commit(self, claim: Claim, finished: FinishedCheckpoint, order: SaveOrder) -> CommitRecord:
+        manifest, size_bytes = finished.manifest, finished.size_bytes
+        return self.first.log.commit(
+            claim, step=order.step, folder=order.folder, size_bytes=size_bytes, manifest=manifest
+        )
+
+
 @pytest.fixture
 def world() -> World:
     return World()
 
 
-@pytest.fixture
-def hosts(world: World) -> tuple[Host, Host]:
-    return Host(world, 0), Host(world, 1)
-
-
-@pytest.fixture
-def logs(world: World, hosts: tuple[Host, Host]) -> tuple[Log, Log]:
-    return Log(hosts[0], patience=world.patience), Log(hosts[1], patience=world.patience)
-
-
-def order(rank: int, step: int, claim: Claim) -> SaveOrder:
-    row = TensorOrder(
-        fqn="w", dtype="float32", global_shape=(2, 100), offsets=(rank, 0), sizes=(1, 100), start=0
-    )
-    return SaveOrder(
-        rank=rank,
-        world_size=2,
-        step=step,
-        claim=claim.slot,
-        nonce=NONCE,
-        structure=Structure.build([row]),
-        values=(),
-    )
-
-
-def finish(
-    world: World, hosts: tuple[Host, Host], step: int, claim: Claim
-) -> tuple[FinishedCheckpoint, SaveOrder]:
-    data = memoryview(bytes(400))
-    other = write_checkpoint(hosts[1], order(1, step, claim), data, patience=world.patience)
-    own = write_checkpoint(hosts[0], order(0, step, claim), data, patience=world.patience)
-    return finish_checkpoint(hosts[0], own, [other.make_ref()], patience=world.patience), order(
-        0, step, claim
-    )
-
-
-def save(world: World, hosts: tuple[Host, Host], log: Log, step: int, claim: Claim) -> CommitRecord:
-    finished, saved = finish(world, hosts, step, claim)
-    return log.commit(
-        claim, step=step, folder=saved.folder, size_bytes=finished.size_bytes, manifest=finished.manifest
-    )
-
-
-def test_a_start_that_sees_nothing_of_the_log_goes_on_from_its_newest_commit(
-    world: World, hosts: tuple[Host, Host], logs: tuple[Log, Log]
-) -> None:
-    claim = logs[0].begin()
-    save(world, hosts, logs[0], 10, claim)
-    newest = save(world, hosts, logs[0], 20, claim)
-    assert hosts[1].list(".stepkeeper/log/00000002") == []
-    later = logs[1].begin()
+def test_a_start_that_sees_nothing_of_the_log_goes_on_from_its_newest_commit(world: World) -> None:
+    claim = world.first.log.begin()
+    world.commit(claim, *world.finish(10, claim))
+    newest = world.commit(claim, *world.finish(20, claim))
+    assert world.second.list(".stepkeeper/log/00000002") == []
+    later = world.second.log.begin()
     assert later.slot == 3
-    assert logs[1].state.latest == newest
-    assert len(read_manifests(hosts[1], newest, patience=world.patience)) == 2
+    assert world.second.log.state.latest == newest
+    assert len(read_manifests(world.second, newest, patience=world.patience)) == 2
 
 
-def test_a_stale_writer_that_doesn_t_see_the_later_begin_commits_nothing(
-    world: World, hosts: tuple[Host, Host], logs: tuple[Log, Log]
-) -> None:
-    claim = logs[0].begin()
-    finished, saved = finish(world, hosts, 10, claim)
+def test_a_stale_writer_that_doesn_t_see_the_later_begin_commits_nothing(world: World) -> None:
+    claim = world.first.log.begin()
+    saved = world.finish(10, claim)
     world.sleep(LATE_S)
-    logs[1].begin()
-    assert logs[0].refresh().claim == claim.slot, "it sees nothing of it"
+    world.second.log.begin()
+    assert world.first.log.refresh().claim == claim.slot, "it sees nothing of it"
     with pytest.raises(FencedError):
-        logs[0].commit(
-            claim, step=10, folder=saved.folder, size_bytes=finished.size_bytes, manifest=finished.manifest
-        )
+        world.commit(claim, *saved)
     assert world.now_s >= 2 * LATE_S
-    assert logs[0].state.commits == {}
+    assert world.first.log.state.commits == {}
+    assert world.first.log.refresh() == world.second.log.refresh()
 
 
-def test_two_starts_at_once_make_one_log(logs: tuple[Log, Log], world: World) -> None:
-    first, second = logs[0].begin(), logs[1].begin()
-    assert (first.slot, second.slot) == (0, 1)
-    with pytest.raises(FencedError):
-        logs[0].void(first, "nothing to save", "10/0-x")
-    assert logs[0].refresh() == logs[1].refresh()
-
-
-def test_a_save_waits_for_what_the_other_host_has_written(
-    world: World, hosts: tuple[Host, Host], logs: tuple[Log, Log]
+def test_a_save_waits_for_what_the_other_host_has_written_and_is_verified_once_all_is_shown(
+    world: World,
 ) -> None:
-    finished, _ = finish(world, hosts, 10, logs[0].begin())
+    finished, _ = world.finish(10, world.first.log.begin())
     assert LATE_S <= world.now_s < 2 * LATE_S
-    verify_objects(hosts[0], finished, patience=world.patience)
-
-
-def test_a_save_is_verified_once_all_is_shown(
-    world: World, hosts: tuple[Host, Host], logs: tuple[Log, Log]
-) -> None:
-    finished, _ = finish(world, hosts, 10, logs[0].begin())
+    verify_objects(world.first, finished, patience=world.patience)
     begun_s = world.now_s
     verify_objects(Host(world, 2), finished, patience=world.patience)
     assert begun_s < world.now_s < begun_s + LATE_S + 10
 
 
-def test_what_never_shows_is_missing(world: World, hosts: tuple[Host, Host], logs: tuple[Log, Log]) -> None:
-    finished, saved = finish(world, hosts, 10, logs[0].begin())
-    hosts[0].delete(f"{saved.folder}/manifest.1.json")
+def test_what_never_shows_is_missing(world: World) -> None:
+    finished, saved = world.finish(10, world.first.log.begin())
+    world.first.delete(f"{saved.folder}/manifest.1.json")
     with pytest.raises(VerifyError, match=r"manifest\.1\.json is missing"):
-        verify_objects(hosts[0], finished, patience=world.patience)
-    own = write_checkpoint(hosts[0], saved, memoryview(bytes(400)), patience=world.patience)
+        verify_objects(world.first, finished, patience=world.patience)
+    own = write_checkpoint(
+        world.first, saved, small_order(10, 0, "", world_size=2)[1], patience=world.patience
+    )
     (other,) = (each for each in finished.objects if each.path == "manifest.1.json")
     gone = ManifestRef(path=other.path, size_bytes=other.size_bytes, crc32c=other.crc32c)
     with pytest.raises(TornCheckpointError, match=r"manifest\.1\.json"):
-        finish_checkpoint(hosts[0], own, [gone], patience=world.patience)
+        finish_checkpoint(world.first, own, [gone], patience=world.patience)
 
 
-def test_a_reader_behind_holds_what_it_has_pinned(
-    world: World, hosts: tuple[Host, Host], logs: tuple[Log, Log]
-) -> None:
-    claim = logs[0].begin()
-    first = save(world, hosts, logs[0], 10, claim)
+def test_a_reader_behind_holds_what_it_has_pinned(world: World) -> None:
+    claim = world.first.log.begin()
+    first = world.commit(claim, *world.finish(10, claim))
     world.sleep(LATE_S)
-    save(world, hosts, logs[0], 20, claim)
-    assert logs[1].open().latest == first, "it is behind"
-    assert gc(logs[1], hosts[1], patience=world.patience).collected == ()
-    assert len(read_manifests(hosts[1], first, patience=world.patience)) == 2
+    world.commit(claim, *world.finish(20, claim))
+    assert world.second.log.open().latest == first, "it is behind"
+    assert gc(world.second.log, world.second, patience=world.patience).collected == ()
+    assert len(read_manifests(world.second, first, patience=world.patience)) == 2

@@ -1,4 +1,4 @@
-"""Test which mount a folder is on, and which mounts are buckets in disguise."""
+"""Which mount a folder is on, and which mounts are buckets in disguise."""
 
 from pathlib import Path, PurePosixPath
 
@@ -10,23 +10,60 @@ from stepkeeper.storage import open_store
 from stepkeeper.storage.mounts import gcsfuse_uri, mount_of, parse_mountinfo, read_mountinfo
 
 ROOT = "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda1 rw"
-GCSFUSE = (
-    "60 22 0:55 / /mnt/runs rw,nosuid,nodev,relatime shared:9 master:3 - fuse.gcsfuse my-bucket rw,user_id=0"
-)
+GCSFUSE = "60 22 0:55 / /mnt/runs rw,nosuid,nodev shared:9 master:3 - fuse.gcsfuse my-bucket rw,user_id=0"
 GKE = "61 22 0:56 / /data rw,nosuid,nodev - fuse my_bucket.example rw,user_id=0,group_id=0,allow_other"
 NFS = "62 22 0:57 / /nfs rw,relatime - nfs4 10.0.0.2:/export rw,vers=4.2"
+INSIDE = "71 60 0:60 / /mnt/runs/local rw - tmpfs tmpfs rw"
+OVER = "72 60 0:61 / /mnt/runs rw - ext4 /dev/sdb rw"
+UNDER = [OVER.replace("72 60", "72 22"), GCSFUSE.replace("60 22", "60 72")]
+BIND = "70 22 0:56 /runs/llm /work rw - fuse my_bucket.example rw"
+SPACES = r"60 22 0:5 /a\040b /my\040runs\011\134x rw - fuse.gcsfuse my-bucket rw"
+CHROOT = [GCSFUSE.replace("60 22", "60 5"), "61 60 0:9 / /mnt/runs/t rw - tmpfs t rw"]
+OWN_PARENT = ["1 1 0:2 / / rw - rootfs rootfs rw", GCSFUSE.replace("60 22", "60 1")]
+NO_MOUNTS = ["1 2", "x y 0:1 / / rw - ext4 d rw", "22 1 0:1 / / rw ext4 d rw", "22 1 0:1 / / rw - ext4"]
 
 
 def info(*lines: str) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def uri(text: str, path: str) -> str | None:
-    return gcsfuse_uri(text, PurePosixPath(path))
+def of_fuse(kind: str, source: str) -> list[str]:
+    return [ROOT, f"60 22 0:5 / /m rw - {kind} {source} rw"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "path", "uri"),
+    [
+        pytest.param([ROOT, GCSFUSE, NFS], "/mnt/runs", "gs://my-bucket", id="a bucket"),
+        pytest.param([ROOT, GCSFUSE, NFS], "/mnt/runs/a/b", "gs://my-bucket/a/b", id="a folder of it"),
+        pytest.param([ROOT, GCSFUSE, NFS], "/mnt/runs2", None, id="another folder"),
+        pytest.param([ROOT, GCSFUSE, NFS], "/mnt", None, id="the folder above"),
+        pytest.param([ROOT, GCSFUSE, NFS], "/nfs/x", None, id="NFS"),
+        pytest.param([*NO_MOUNTS, ROOT, GCSFUSE], "/mnt/runs", "gs://my-bucket", id="lines without sense"),
+        pytest.param([ROOT, GKE], "/data/llm", "gs://my_bucket.example/llm", id="GKE's, without a subtype"),
+        *(pytest.param(of_fuse("fuse", s), "/m/x", None, id=s) for s in ("/dev/fuse", "h:/p", "s3fs#b", "A")),
+        pytest.param(of_fuse("fuse.juicefs", "bucket"), "/m/x", None, id="juicefs"),
+        pytest.param(
+            of_fuse("fuse.gcsfuse", "gcsfuse"), "/m/b-1/run", "gs://b-1/run", id="all buckets in one"
+        ),
+        pytest.param([ROOT, GKE, BIND], "/work/a", "gs://my_bucket.example/runs/llm/a", id="a bind mount"),
+        pytest.param([ROOT, GCSFUSE, INSIDE], "/mnt/runs/local/x", None, id="a mount inside"),
+        pytest.param([ROOT, GCSFUSE, INSIDE], "/mnt/runs/b", "gs://my-bucket/b", id="beside a mount inside"),
+        pytest.param([ROOT, GCSFUSE, OVER], "/mnt/runs/x", None, id="a mount over it"),
+        pytest.param([ROOT, *UNDER], "/mnt/runs/x", "gs://my-bucket/x", id="it is the mount over another"),
+        pytest.param([ROOT, SPACES], "/my runs\t\\x/y", "gs://my-bucket/a%20b/y", id="octal names"),
+        pytest.param(CHROOT, "/mnt/runs/x", "gs://my-bucket/x", id="a changed root"),
+        pytest.param(CHROOT, "/mnt/runs/t/x", None, id="inside, in a changed root"),
+        pytest.param(CHROOT, "/else", None, id="outside, in a changed root"),
+        pytest.param(OWN_PARENT, "/mnt/runs/x", "gs://my-bucket/x", id="a root that is its own parent"),
+    ],
+)
+def test_a_bucket_is_known_by_its_mount(lines: list[str], path: str, uri: str | None) -> None:
+    assert gcsfuse_uri(info(*lines), PurePosixPath(path)) == uri
 
 
 def test_a_line_is_read_with_any_number_of_optional_fields() -> None:
-    root, bucket, gke = parse_mountinfo(info(ROOT, GCSFUSE, GKE))
+    root, bucket, _ = parse_mountinfo(info(ROOT, GCSFUSE, GKE))
     assert (root.mount_point, root.fstype, root.source) == ("/", "ext4", "/dev/vda1")
     assert (bucket.number, bucket.parent, bucket.fstype, bucket.source) == (
         60,
@@ -34,57 +71,7 @@ def test_a_line_is_read_with_any_number_of_optional_fields() -> None:
         "fuse.gcsfuse",
         "my-bucket",
     )
-    assert gke.source == "my_bucket.example"
-
-
-def test_lines_that_are_no_mounts_are_left_out() -> None:
-    assert (
-        parse_mountinfo(
-            "\n1 2\nx y 0:1 / / rw - ext4 d rw\n22 1 0:1 / / rw ext4 d rw\n22 1 0:1 / / rw - ext4\n"
-        )
-        == ()
-    )
-
-
-def test_a_bucket_is_known_by_the_type_of_its_mount() -> None:
-    text = info(ROOT, GCSFUSE, NFS)
-    assert uri(text, "/mnt/runs") == "gs://my-bucket"
-    assert uri(text, "/mnt/runs/a/b") == "gs://my-bucket/a/b"
-    assert uri(text, "/mnt/runs2") is None
-    assert uri(text, "/mnt") is None
-    assert uri(text, "/nfs/x") is None
-
-
-def test_gkes_driver_mounts_without_a_subtype() -> None:
-    assert uri(info(ROOT, GKE), "/data/llm") == "gs://my_bucket.example/llm"
-
-
-@pytest.mark.parametrize("source", ["/dev/fuse", "host:/path", "s3fs#bucket", "none", "A"])
-def test_other_fuse_mounts_are_none_of_ours(source: str) -> None:
-    assert uri(info(ROOT, f"60 22 0:5 / /m rw - fuse {source} rw"), "/m/x") is None
-    assert uri(info(ROOT, "60 22 0:5 / /m rw - fuse.juicefs bucket rw"), "/m/x") is None
-
-
-def test_all_buckets_in_one_mount_name_the_bucket_as_a_folder() -> None:
-    text = info(ROOT, "60 22 0:5 / /m rw - fuse.gcsfuse gcsfuse rw")
-    assert uri(text, "/m/my-bucket/run") == "gs://my-bucket/run"
-
-
-def test_a_bind_mount_shows_a_part_of_the_bucket() -> None:
-    text = info(ROOT, GKE, "70 22 0:56 /runs/llm /work rw - fuse my_bucket.example rw")
-    assert uri(text, "/work/a") == "gs://my_bucket.example/runs/llm/a"
-
-
-def test_what_is_mounted_inside_or_over_a_bucket_is_what_counts() -> None:
-    inside = "71 60 0:60 / /mnt/runs/local rw - tmpfs tmpfs rw"
-    over = "72 60 0:61 / /mnt/runs rw - ext4 /dev/sdb rw"
-    assert uri(info(ROOT, GCSFUSE, inside), "/mnt/runs/local/x") is None
-    assert uri(info(ROOT, GCSFUSE, inside), "/mnt/runs/other") == "gs://my-bucket/other"
-    assert uri(info(ROOT, GCSFUSE, over), "/mnt/runs/x") is None
-    assert (
-        uri(info(ROOT, over.replace("72 60", "72 22"), GCSFUSE.replace("60 22", "60 72")), "/mnt/runs/x")
-        == "gs://my-bucket/x"
-    )
+    assert parse_mountinfo(info(*NO_MOUNTS)) == ()
 
 
 def test_a_mount_over_a_folder_above_hides_the_bucket() -> None:
@@ -92,29 +79,7 @@ def test_a_mount_over_a_folder_above_hides_the_bucket() -> None:
     mount = mount_of(info(ROOT, GCSFUSE, above), PurePosixPath("/mnt/runs/x"))
     assert mount is not None
     assert mount.fstype == "xfs"
-
-
-def test_names_with_spaces_tabs_and_backslashes_are_octal() -> None:
-    text = info(ROOT, r"60 22 0:5 /a\040b /my\040runs\011\134x rw - fuse.gcsfuse my-bucket rw")
-    assert uri(text, "/my runs\t\\x/y") == "gs://my-bucket/a%20b/y"
-
-
-def test_in_a_changed_root_the_first_mount_need_not_be_the_root() -> None:
-    text = info(
-        "60 5 0:55 / /mnt/runs rw - fuse.gcsfuse my-bucket rw", "61 60 0:9 / /mnt/runs/t rw - tmpfs t rw"
-    )
-    assert uri(text, "/mnt/runs/x") == "gs://my-bucket/x"
-    assert uri(text, "/mnt/runs/t/x") is None
-    assert uri(text, "/else") is None
-
-
-def test_the_root_may_be_its_own_parent() -> None:
-    text = info("1 1 0:2 / / rw - rootfs rootfs rw", GCSFUSE.replace("60 22", "60 1"))
-    assert uri(text, "/mnt/runs/x") == "gs://my-bucket/x"
-
-
-def test_this_process_has_a_root() -> None:
-    assert mount_of(read_mountinfo(), PurePosixPath("/")) is not None
+    assert mount_of(read_mountinfo(), PurePosixPath("/")) is not None, "this process has a root"
 
 
 def test_a_folder_on_a_mounted_bucket_is_refused_with_the_uri_to_write(

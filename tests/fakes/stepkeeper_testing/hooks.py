@@ -1,0 +1,30 @@
+"""Hooks of a store in memory: something happens, or goes wrong, around an operation."""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+from stepkeeper.storage.memory import FaultHook, Operation
+
+__all__ = ["at"]
+
+
+def at(
+    when: str, effect: Exception | Callable[[], object], *, path: str = "", times: float = math.inf
+) -> FaultHook:
+    """Make a hook that raises an error, or calls something, at `when`: "before read", "after put_if_absent".
+
+    It does so the first so many times, for paths with `path` in them.
+    """
+    left = times
+
+    def hook(moment: Literal["before", "after"], operation: Operation, asked: str) -> None:
+        nonlocal left
+        if left <= 0 or f"{moment} {operation}" != when or path not in asked:
+            return
+        left -= 1
+        if isinstance(effect, Exception):
+            raise effect
+        effect()
+
+    return hook
