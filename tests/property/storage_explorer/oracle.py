@@ -1,4 +1,4 @@
-"""Read a root's bytes by the specification, without any code of the log."""
+"""Read a root's bytes by the specification, without the log's code; check what processes were told against that."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -9,7 +9,10 @@ from typing import Any
 import google_crc32c
 from storage_explorer.damage import LOG, lost_slots, undamaged
 
-__all__ = ["Reading", "ViolationError", "check_data", "check_forgetful", "read_log"]
+from stepkeeper.log.tail import slot_of
+from stepkeeper.retention.leases import LEASE_ENTRIES
+
+__all__ = ["Reading", "ViolationError", "check_data", "check_told", "read_log"]
 
 
 class ViolationError(AssertionError):
@@ -65,7 +68,7 @@ def check_data(objects: Mapping[str, bytes], commit: Mapping[str, Any]) -> None:
             raise ViolationError(f"{folder} is to be there, but {each['path']} is gone or other")
 
 
-def check_forgetful(reading: Reading, claim: int, own: Collection[int]) -> None:
+def _check_forgetful(reading: Reading, claim: int, own: Collection[int]) -> None:
     """Raises ViolationError if a process that restored nothing goes on from HEAD with a step that HEAD has passed.
 
     `claim` is its first claim, `own` are all of them. Nor may it have deleted what HEAD was because of such steps.
@@ -87,6 +90,39 @@ def check_forgetful(reading: Reading, claim: int, own: Collection[int]) -> None:
         come_to = max((step_of[each] for each in mine if each < slot), default=-1)
         if come_to <= step_of[found] and come_to < step_of[gone]:
             raise ViolationError(f"slot {slot} deletes {gone}, which was neither restored nor passed")
+
+
+def check_told(reading: Reading, objects: Mapping[str, bytes], notes: Sequence[tuple[Any, ...]]) -> None:
+    """Check that what a process was told is so, and that what it holds is there, whether it lives or not."""
+    held: tuple[str, int] | None = None
+    for note in notes:
+        match note:
+            case ("committed", folder, slot) if reading.commits.get(folder) != slot:
+                raise ViolationError(f"{folder} was said to be committed at slot {slot}, and isn't")
+            case ("refused" | "voided", folder) if folder in reading.commits:
+                raise ViolationError(f"{folder} was {note[0]}, and is committed")
+            case ("followed", before, after) if any(before < begin < after for begin in reading.begins):
+                raise ViolationError(f"claim {before} was followed by {after}, though another was between")
+            case ("forgot", claim):
+                _check_forgetful(reading, claim, {each[1].slot for each in notes if each[0] == "claimed"})
+            case ("repaired", slot) if slot not in reading.repairs:
+                raise ViolationError(f"the log was said to be repaired at slot {slot}, and isn't")
+            case ("held", folder, seen):
+                held = folder, seen
+            case ("let-go",):
+                held = None
+            case _:
+                continue
+    if held is not None and not _lease_may_be_over(objects, held[1]):
+        try:
+            check_data(objects, reading.bodies[reading.commits[held[0]]])
+        except ViolationError as violation:
+            raise ViolationError(f"pinned: {violation}") from violation
+
+
+def _lease_may_be_over(objects: Mapping[str, bytes], seen: int) -> bool:
+    """Return whether so many entries came after the holder read the log that they may span its lease."""
+    return max(slot_of(path) or 0 for path in objects) >= seen + LEASE_ENTRIES
 
 
 @cache

@@ -190,13 +190,13 @@ def reader(*, holder: str = "a reader", oldest: bool = False, renews: int = 0) -
             try:
                 pin = _until_answered(partial(renew_pin, log, process, pin, patience=IMPATIENT))
             except PinLostError:
-                process.note("let go")
+                process.note("let-go")
                 process.note("lost")
                 return
             process.note("held", record.folder, pin.seen)
             process.note("renewed")
             _read_held(process, record, pin)
-        process.note("let go")
+        process.note("let-go")
         _until_answered(lambda: remove_pin(process, pin, patience=IMPATIENT))
 
     return run
@@ -265,7 +265,7 @@ def _condemn(process: Process, session: Session, claim: Claim, bad: CommitRecord
     if condemned.left is None:
         return condemned
     _follow(process, session, ClaimRequest(base=condemned.left, after=claim, nonce=process.nonce()))
-    process.note("fell back")
+    process.note("fell-back")
     return session._describe_claim()
 
 

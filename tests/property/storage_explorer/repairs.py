@@ -61,7 +61,7 @@ def repairer(*, dry_run: bool = False) -> Program:
                     process.note("looked", plan.is_needed)
                     return
                 if not plan.is_needed:
-                    process.note("nothing to repair")
+                    process.note("nothing-to-repair")
                     return
                 log = Log(process, patience=IMPATIENT)
                 claim = carry_out(process, log, plan, "stepkeeper repair on a-host", patience=IMPATIENT)
@@ -69,7 +69,7 @@ def repairer(*, dry_run: bool = False) -> Program:
                 return
             except RefusedError:
                 # Others are at work.
-                process.note("not repaired")
+                process.note("not-repaired")
                 return
             except (TransientStorageError, UnknownOutcomeError):
                 continue
