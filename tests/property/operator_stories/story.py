@@ -1,4 +1,4 @@
-"""Tell a random story of a job from a seed, bring it to rest, and count what was done, to compare the status with it."""
+"""Tell a random story of a job from a seed, bring it to rest, and count what was done: the status must fit that."""
 
 import random
 from collections.abc import Callable
