@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, final
 
 from storage_explorer.buckets import Buckets
-from storage_explorer.damage import lost_slots, undamaged
-from storage_explorer.oracle import Reading, ViolationError, check_data, check_told, read_log
+from storage_explorer.oracle import LOG, Reading, ViolationError, check_data, check_told, read_log
 from storage_explorer.replay import IMPATIENT, NO_ANSWER, Ahead, Histories, Op, Program
 
-from stepkeeper.errors import DamagedEntryError, LogFormatError, LogGapError
+from stepkeeper.errors import LogFormatError
 from stepkeeper.log import Log
 from stepkeeper.log.replay import apply
 from stepkeeper.log.state import LogState
@@ -23,8 +22,6 @@ _SENT: Final = ("put", "write")
 
 _FATES: Final = ("lost", "unanswered", "late", "twice")
 """Of what is sent, but for being answered as it should be."""
-
-_LOG: Final = ".stepkeeper/log/"
 
 
 class State(NamedTuple):
@@ -240,25 +237,15 @@ class Explorer:
 
     def _check_opening(self, objects: Mapping[str, bytes]) -> None:
         """A new process opens the log, from whatever index, as if it had read all of it, and can begin."""
-        log = frozenset(item for item in objects.items() if item[0].startswith((_LOG, "lost/")))
+        log = frozenset(item for item in objects.items() if item[0].startswith(LOG))
         if log in self._opened:
             return
         self._opened.add(log)
-        fresh = _log_in(dict(log))
-        intact, lost = undamaged(objects), lost_slots(objects)
-        repair = max(self._readings[self._buckets.number(objects)].repairs, default=0)
-        whole, before = LogState(tail=repair - 1), _log_in(intact)
-        for slot in range(repair, len(intact)):
+        whole, before = LogState(tail=-1), _log_in(dict(log))
+        for slot in range(len(log)):
             whole = apply(whole, slot, before.entry(slot))
         try:
-            opened = fresh.open()
-        except (DamagedEntryError, LogGapError) as error:
-            # A hole is refused also where nothing in it is needed.
-            if max(lost, default=-1) >= repair or set(intact) - {path for path, _ in log}:
-                return
-            raise ViolationError(
-                f"the log is repaired in slot {repair}, and can't be opened: {error}"
-            ) from error
+            opened = _log_in(dict(log)).open()
         except LogFormatError as error:
             raise ViolationError(f"the log contradicts itself: {error}") from error
         if opened != whole:
@@ -290,7 +277,7 @@ class Explorer:
 
     def _underway(self, state: State, op: Op) -> tuple[Op, ...]:
         """A put of a slot that is taken comes to nothing, whenever it comes."""
-        if op.path.startswith(_LOG) and op.path in self._buckets.contents[state.bucket]:
+        if op.path.startswith(LOG) and op.path in self._buckets.contents[state.bucket]:
             return state.late
         return tuple(sorted((*state.late, op)))
 
