@@ -198,6 +198,7 @@ CROWD = Scenario(
 )
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("walks", [150, pytest.param(10_000, marks=WHOLE)])
 def test_no_random_schedule_of_a_crowd_breaks_an_invariant(region: int, walks: int) -> None:
     seed = int(os.environ.get("STEPKEEPER_SEED", "0")) or int.from_bytes(os.urandom(4))

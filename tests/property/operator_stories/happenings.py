@@ -65,6 +65,11 @@ def _report(teller: Teller, *, steps: int, pauses_s: tuple[int, ...]) -> None:
             teller.report(steps=steps, after_s=teller.random.choice(pauses_s))
 
 
+def _report_commit(teller: Teller) -> None:
+    if teller.alive():
+        teller.report(commits=True)
+
+
 def _change_image(teller: Teller) -> None:
     container = {"name": "trainer", "image": f"trainer:{teller.random.randint(0, 2)}"}
     teller.world.edit(template={"spec": {"containers": [container]}})
@@ -145,8 +150,8 @@ HAPPENINGS: Final[dict[str, Happening]] = {
     "a job is deleted": _delete_job,
     "the jobset is deleted": _delete_jobset,
     "jobs notice failures": lambda teller: teller.world.controllers.notice_failures(),
-    "a commit is reported": lambda teller: teller.alive() and teller.report(commits=True),
-    "another commit is reported": lambda teller: teller.alive() and teller.report(commits=True),
+    "a commit is reported": _report_commit,
+    "another commit is reported": _report_commit,
     "steps are reported": lambda teller: _report(teller, steps=1, pauses_s=(10, 10, 300)),
     "the step stands still": lambda teller: _report(teller, steps=0, pauses_s=(10, 1000)),
     "the job is suspended": lambda teller: teller.world.edit(suspend=True),
