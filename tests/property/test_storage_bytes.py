@@ -1,17 +1,19 @@
 """Every byte of a root, damaged, and every object cut, lost or joined by a stranger: it is said of which one."""
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import pytest
 
 from stepkeeper.checkpoint import BlockReader, read_manifests
 from stepkeeper.cli.blocks import verify_commit
+from stepkeeper.coordination.root_check import prove_shared
 from stepkeeper.errors import (
     LogFormatError,
     LogGapError,
     PinFormatError,
     TornCheckpointError,
+    UnsharedRootError,
 )
 from stepkeeper.log import CommitRecord, Log, LogState
 from stepkeeper.log.tail import slot_path
@@ -24,6 +26,20 @@ from stepkeeper_testing.checkpoints import SmallRoot
 IMPATIENT: Final = Patience(total_s=0.0, sleep=lambda _: None)
 PIN: Final = Pin(slot=1, nonce="a" * 32, holder="an evaluation", reason="reads")
 OBJECTS: Final = ("__0_0.distcp", "__1_0.distcp", "manifest.0.json", "manifest.1.json", ".metadata")
+
+
+class Alone:
+    """The ranks of a job of one."""
+
+    rank = 0
+    world_size = 1
+
+    def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
+        assert value is not None
+        return dict(value)
+
+    def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
+        return [dict(value)]
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +193,23 @@ def test_a_stranger_in_the_next_slot_is_refused_and_named(whole: Mapping[str, by
     path = slot_path(opened(whole).tail + 1)
     with pytest.raises(LogFormatError, match=path):
         opened({**whole, path: data})
+
+
+@pytest.mark.parametrize("damage", [lambda data: flipped(data, 77), lambda data: data[:9], lambda data: b""])
+def test_a_damaged_probe_is_no_proof_for_the_rank_that_reads_it(
+    damage: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore(MemoryBucket())
+    reads = MemoryStore.read
+
+    def read(self: MemoryStore, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        data = reads(self, path, offset, length)
+        return damage(data) if path.startswith(".stepkeeper/probes/") else data
+
+    monkeypatch.setattr(MemoryStore, "read", read)
+    with pytest.raises(UnsharedRootError, match="another object is there"):
+        prove_shared(store, Alone(), patience=IMPATIENT)
+    assert store.bucket.objects == {}
 
 
 def test_a_pin_that_is_cut_or_damaged_holds_and_one_that_is_gone_does_not(whole: Mapping[str, bytes]) -> None:
