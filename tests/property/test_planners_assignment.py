@@ -15,7 +15,6 @@ from stepkeeper_planners.dtypes import itemsize_bytes
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout
 from stepkeeper_planners.saving.assignment import Assignment, assign, plan_save
-from stepkeeper_planners.saving.cutting import Group, level_shares
 
 GRAIN_BYTES = 8
 """Small enough that the tensors drawn here are cut."""
@@ -193,42 +192,3 @@ def test_states_by_one_axis_and_parameters_by_the_other_are_even(
         layouts.append(on_mesh(name, "bfloat16", shape, mesh, (None, cut)))
         layouts += [on_mesh(f"{name}.{part}", "float32", shape, mesh, (0, cut)) for part in ("m", "v")]
     check_even(layouts, mesh[0] * mesh[1])
-
-
-@st.composite
-def groups_of(draw: st.DrawFn, *, nested: bool) -> tuple[list[Group], list[int]]:
-    world_size = draw(st.integers(1, 6))
-    any_set = st.sets(st.integers(0, world_size - 1), min_size=1).map(lambda ranks: tuple(sorted(ranks)))
-    holders = st.sampled_from(draw(nested_sets(world_size))) if nested else any_set
-    groups = draw(st.lists(st.builds(Group, holders=holders, size_bytes=st.integers(0, 1000)), max_size=7))
-    return groups, draw(st.lists(st.integers(0, 300), min_size=world_size, max_size=world_size))
-
-
-def heaviest_of(groups: list[Group], fixed: list[int]) -> int:
-    shares = level_shares(groups, fixed)
-    written = list(fixed)
-    for group, share in zip(groups, shares.by_group, strict=True):
-        assert sum(share.values()) == group.size_bytes
-        assert set(share) <= set(group.holders)
-        assert min(share.values(), default=0) >= 0
-        for rank, size in share.items():
-            written[rank] += size
-    assert shares.heaviest_bytes == max(written)
-    return shares.heaviest_bytes
-
-
-@given(groups_of(nested=True))
-@settings(deadline=None, max_examples=scaled(300))
-def test_shares_of_nested_groups_are_the_best_that_any_division_could_be(
-    case: tuple[list[Group], list[int]],
-) -> None:
-    groups, fixed = case
-    bound = [(frozenset(group.holders), group.size_bytes) for group in groups]
-    bound += [(frozenset({rank}), size) for rank, size in enumerate(fixed)]
-    assert heaviest_of(groups, fixed) == least_heaviest_bytes(bound, len(fixed))
-
-
-@given(groups_of(nested=False))
-@settings(deadline=None, max_examples=scaled(200))
-def test_each_byte_of_any_groups_is_one_holders(case: tuple[list[Group], list[int]]) -> None:
-    assert heaviest_of(*case) >= max(case[1])

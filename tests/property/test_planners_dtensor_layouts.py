@@ -13,7 +13,6 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from stepkeeper_planners.adapters.placements import (
     DimShard,
     RankMesh,
-    add_slice_dimension,
     box_of_rank,
     chunks_on_mesh,
 )
@@ -108,21 +107,3 @@ def test_fsdp_over_two_axes_of_tensor_parallelism_is_cut_last(dp: int, ep: int, 
         held = box_of_rank(mesh, cuts, (size,), rank)
         assert held is not None
         assert np.array_equal(whole[held.slices], expected)
-
-
-@given(meshes(), st.data())
-def test_every_slice_of_a_mesh_finds_the_same_copies_beside_it(root: RankMesh, data: st.DataObject) -> None:
-    grid = np.array(root.ranks).reshape(root.shape)
-    dims = data.draw(st.lists(st.sampled_from(range(grid.ndim)), unique=True, min_size=1))
-    rest = [dim for dim in range(grid.ndim) if dim not in dims]
-    slices = grid.transpose(rest + dims).reshape(-1, *(root.shape[dim] for dim in dims))
-    flat = data.draw(st.booleans())
-    found = set()
-    for ranks in slices:
-        shape = (ranks.size,) if flat else ranks.shape
-        found.add(add_slice_dimension(RankMesh(shape=shape, ranks=tuple(ranks.flatten().tolist())), root))
-    (whole,) = found
-    columns = np.array(whole.ranks).reshape(slices[0].size, -1)
-    assert sorted(map(tuple, columns.T.tolist())) == sorted(
-        tuple(ranks.flatten().tolist()) for ranks in slices
-    )

@@ -1,9 +1,5 @@
 """Fingerprints are equal exactly where what is to be saved is."""
 
-from dataclasses import replace
-
-import numpy as np
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,11 +55,8 @@ def kinds(value: object) -> object:
 @given(VALUES, VALUES)
 def test_values_have_one_digest_exactly_if_they_are_equal(one: object, other: object) -> None:
     assert (digest_value("v", one) == digest_value("v", other)) == (kinds(one) == kinds(other))
-
-
-@given(st.dictionaries(NAMES, SCALARS, max_size=4))
-def test_the_order_of_a_dict_is_no_difference(value: dict[str, object]) -> None:
-    assert digest_value("v", dict(reversed(value.items()))) == digest_value("v", value)
+    if isinstance(one, dict):
+        assert digest_value("v", dict(reversed(one.items()))) == digest_value("v", one)
 
 
 @given(STATES, STATES)
@@ -75,38 +68,3 @@ def test_fingerprints_are_equal_exactly_if_states_are(
     assert (fingerprint(first) == fingerprint(second)) == same
     differing = {t.fqn for t in (*one, *other) if (t in one) != (t in other)}
     assert set(build_ranks_differ_error([((0,), first), ((1,), second)]).ranks) == differing
-
-
-@given(STATES.filter(bool), st.data())
-def test_a_name_says_how_it_differs(state: list[TensorLayout], data: st.DataObject) -> None:
-    changed = data.draw(st.sampled_from(state))
-    how = data.draw(st.sampled_from(["form", "content", "kind", "gone", "tied"]))
-    others = [layout for layout in state if layout != changed]
-    theirs = {
-        "form": lambda: digest_names([replace(changed, dtype="bool"), *others]),
-        "content": lambda: digest_names(state, contents={changed.fqn: digest_value("", 1)}),
-        "kind": lambda: digest_names(others, values={changed.fqn: digest_value("", 1)}),
-        "gone": lambda: digest_names(others),
-        "tied": lambda: digest_names(others, aliases={changed.fqn: "first"}),
-    }[how]()
-    error = build_ranks_differ_error([((0, 2), digest_names(state)), ((1,), theirs)])
-    assert error.ranks == {changed.fqn: (1,)}
-    words = {
-        "form": "dtype",
-        "content": "PerRank",
-        "kind": "a value there",
-        "gone": "missing",
-        "tied": "tied tensor",
-    }
-    assert words[how] in error.reasons[changed.fqn]
-
-
-@given(st.lists(st.integers(0, 3), max_size=4), st.sampled_from(["int8", "int64", "float32"]))
-def test_arrays_and_tensors_count_with_dtype_and_shape(numbers: list[int], dtype: str) -> None:
-    array = np.array(numbers, dtype=dtype)
-    digests = {
-        digest_value("v", each)
-        for each in (array, array.reshape(1, -1), torch.from_numpy(array), array.astype("int16"), numbers)
-    }
-    assert len(digests) == 5
-    assert digest_value("v", array.copy()) in digests

@@ -4,7 +4,6 @@ import random
 from collections.abc import Callable
 from itertools import combinations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +13,7 @@ from stepkeeper_planners.errors import LayoutError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_cover
 from stepkeeper_planners.geometry.overlapping_pair import find_overlap
+from stepkeeper_planners.loading.resharding import find_intersections
 
 
 def box(*spans: tuple[int, int]) -> Box:
@@ -82,7 +82,7 @@ def test_found_exactly_if_there_is_one(seed: int, n_axes: int, n_boxes: int, sid
 
     def any_box() -> Box:
         starts = [chance.randrange(side) for _ in range(n_axes)]
-        return box(*((start, start + chance.randint(1, 1 + side // 20)) for start in starts))
+        return box(*((start, start + chance.randint(0, 1 + side // 20)) for start in starts))
 
     boxes = [any_box() for _ in range(n_boxes)]
     found = find_overlap(boxes)
@@ -91,20 +91,6 @@ def test_found_exactly_if_there_is_one(seed: int, n_axes: int, n_boxes: int, sid
     else:
         assert found[0] < found[1]
         assert boxes[found[0]].intersect(boxes[found[1]]) is not None
-
-
-def test_few_boxes_and_empty_ones_overlap_exactly_if_an_element_is_in_two() -> None:
-    chance = random.Random(3)
-    for _ in range(2000):
-        n_axes = chance.randint(1, 3)
-        boxes: list[Box] = []
-        seen = np.zeros((7,) * n_axes, dtype=int)
-        for _ in range(chance.randint(0, 5)):
-            starts = [chance.randint(0, 4) for _ in range(n_axes)]
-            boxes.append(box(*((start, start + chance.randint(0, 3)) for start in starts)))
-            seen[boxes[-1].slices] += 1
-        found = find_overlap(boxes)
-        assert (found is not None) == bool((seen > 1).any())
 
 
 @settings(deadline=None, max_examples=scaled(60))
@@ -128,3 +114,24 @@ def test_one_change_in_a_tiling_is_seen(
     with pytest.raises(LayoutError, match="is in none") as caught:
         check_cover("w", shape, boxes)
     assert f"the one at {moved.offsets} is in none" in str(caught.value)
+
+
+@settings(max_examples=scaled(50))
+@given(st.integers(0, 2**32), st.integers(0, 3), st.integers(0, 300), st.integers(0, 150))
+def test_no_common_part_is_overlooked(seed: int, n_axes: int, n_boxes: int, n_asking: int) -> None:
+    chance = random.Random(seed)
+
+    def any_box() -> Box:
+        return box(
+            *(
+                (min(span), max(span))
+                for span in ((chance.randrange(40), chance.randrange(40)) for _ in range(n_axes))
+            )
+        )
+
+    many, asking = ([any_box() for _ in range(number)] for number in (n_boxes, n_asking))
+    each = [
+        [(n, common) for n, held in enumerate(many) if (common := asked.intersect(held)) is not None]
+        for asked in asking
+    ]
+    assert find_intersections(asking, many) == each

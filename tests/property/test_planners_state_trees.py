@@ -76,20 +76,6 @@ def test_names_and_leaves_are_those_of_stock(tree: dict[Any, Any]) -> None:
     assert [*flat.paths.items()] == [*paths.items()]
 
 
-@given(TREES)
-def test_names_do_not_depend_on_what_is_an_object(tree: dict[Any, Any]) -> None:
-    try:
-        plain = flatten_state({"a": tree})
-    except DuplicateNameError:
-        return
-    whole = flatten_state({"a": Part(tree)})
-    assert (whole.tensors.keys(), whole.values.keys(), whole.paths) == (
-        plain.tensors.keys(),
-        plain.values.keys(),
-        plain.paths,
-    )
-
-
 @settings(deadline=None)
 @given(st.lists(TREES, min_size=2, max_size=3))
 def test_what_was_gathered_before_makes_no_difference(trees: list[dict[Any, Any]]) -> None:

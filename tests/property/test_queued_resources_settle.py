@@ -19,12 +19,6 @@ ENDED = {"Suspended", "Failed", "Preempted", "Expired", "RecreationsExhausted", 
 SOON_S = 600
 """Seconds in which a resource that nothing happens to has all its machines."""
 
-ENDED_S = 1200
-"""Seconds in which a deletion ends whose request has failed a few times."""
-
-MOST_LISTS = 12
-"""Lists until a resource has all its machines, or the cloud has nothing of it: two requests each, and a look."""
-
 MOST_WRITES = 60
 """Writes in an hour about one that is refused again and again."""
 
@@ -201,39 +195,6 @@ def test_a_deletion_always_ends_and_leaves_what_it_should(
     asyncio.run(run())
 
 
-@settings(max_examples=scaled(10), deadline=None, suppress_health_check=slow)
-@given(n_failures=st.integers(0, 6), refused=st.booleans(), recreated=st.booleans(), adopted=st.booleans())
-@example(n_failures=3, refused=True, recreated=False, adopted=False)
-@example(n_failures=3, refused=True, recreated=True, adopted=True)
-def test_deletions_are_asked_for_until_one_comes_to_something(
-    n_failures: int, *, refused: bool, recreated: bool, adopted: bool
-) -> None:
-    """Long before the API forgets a request: until then it answers it with the operation that has failed."""
-
-    async def run() -> None:
-        world = StoryWorld()
-        await world.settle_in(adopted=adopted)
-        await play(world, [("the cloud goes on", 5, 1)] * 30)
-        check_up(world)
-        world.cloud.fail_deletions("INTERNAL", n_failures)
-        if refused:
-            HAPPENINGS["writes to nodes are refused"](world, 0)
-        if recreated:
-            HAPPENINGS["it fails"](world, 0)
-        else:
-            world.delete()
-        ends_at, before = world.now + ENDED_S, world.cloud.count("DeleteQueuedResource")
-        while "team-v5e" in world.names_in_cloud():
-            assert world.now < ends_at, "its machines cost"
-            await world.reconcile()
-            world.step(10)
-        assert world.cloud.count("DeleteQueuedResource") - before == n_failures + 1
-        await rest(world)
-        assert (world.raw is not None) is recreated
-
-    asyncio.run(run())
-
-
 @settings(max_examples=scaled(25), deadline=None, suppress_health_check=slow)
 @given(
     broken=st.sampled_from(BROKEN),
@@ -272,51 +233,5 @@ def test_a_broken_one_holds_up_no_other(
             world.step(60)
         assert len(world.cluster.writes) <= MOST_WRITES, "what is refused again is told again at most"
         assert not [write for write in world.cluster.writes if write.name == NEIGHBOUR]
-
-    asyncio.run(run())
-
-
-@settings(max_examples=scaled(15), deadline=None, suppress_health_check=slow)
-@given(spec=specs(), adopted=st.booleans(), list_s=st.integers(1, 150), pace_s=st.integers(5, 40))
-@example(spec={}, adopted=False, list_s=130, pace_s=10)
-@example(spec={}, adopted=True, list_s=25, pace_s=5)
-def test_a_place_whose_lists_are_always_slow_is_served_all_the_same(
-    spec: dict[str, Any], *, adopted: bool, list_s: int, pace_s: int
-) -> None:
-    """However much longer a list takes than the time between two looks, and than a list stays new."""
-
-    async def run() -> None:
-        world = StoryWorld(**{**spec, "deletion_policy": "Delete", "queueing": None})
-        await world.settle_in(adopted=adopted)
-        world.cloud.slow_s = list_s
-        longest_s = SOON_S + MOST_LISTS * 2 * (list_s + pace_s)
-        ends_at = world.now + longest_s
-        while not world.is_up(OURS):
-            assert world.now < ends_at, "it could have been active"
-            await world.reconcile()
-            world.step(pace_s)
-        assert world.names_in_cloud() == ["team-v5e"]
-        world.delete()
-        ends_at = world.now + longest_s
-        while world.raw is not None:
-            assert world.now < ends_at, "its machines cost"
-            await world.reconcile()
-            world.step(pace_s)
-        assert not world.names_in_cloud()
-
-    asyncio.run(run())
-
-
-@settings(max_examples=scaled(15), deadline=None, suppress_health_check=slow)
-@given(spec=specs(), adopted=st.booleans(), rounds=st.integers(0, 80))
-def test_machines_that_nothing_happens_to_stay(spec: dict[str, Any], *, adopted: bool, rounds: int) -> None:
-    async def run() -> None:
-        world = StoryWorld(**spec)
-        await world.settle_in(adopted=adopted)
-        await play(world, [("the cloud goes on", 4, 1)] * rounds)
-        await rest(world)
-        check_up(world)
-        assert world.status.recreations == 0
-        assert world.names_in_cloud() == ["team-v5e"]
 
     asyncio.run(run())

@@ -1,8 +1,6 @@
 """Any layouts on any number of ranks: every byte that somebody needs is delivered, and read once."""
 
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -10,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planners_parts.parts import bits, boxes_of, random_elements
 from thoroughness import scaled
 
 from stepkeeper.checkpoint import blocks as blocks_module
@@ -19,7 +18,6 @@ from stepkeeper.checkpoint.manifest import Manifest, ObjectRecord
 from stepkeeper.restore.filling import Filling
 from stepkeeper.restore.peers.duties import Sharing
 from stepkeeper.restore.placing import Bytes, Places, stored_tensor
-from stepkeeper.restore.ranges import Array
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout
 from stepkeeper_planners.loading.load_request import LoadRequest
@@ -30,43 +28,8 @@ BLOCK = 64
 """Small, so that everything is cut everywhere."""
 
 
-@given(st.data(), st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple))
-def test_ranges_of_an_array_bring_what_is_wanted_of_it_each_byte_once(
-    data: st.DataObject, sizes: tuple[int, ...]
-) -> None:
-    offsets = tuple(data.draw(st.integers(0, size - 1)) for size in sizes)
-    lengths = tuple(data.draw(st.integers(1, s - o)) for s, o in zip(sizes, offsets, strict=True))
-    array = Array(sizes=sizes, offsets=offsets, lengths=lengths)
-    whole = np.arange(prod(sizes))
-    found = np.full(lengths, -1)
-    cuts = sorted({0, whole.size, *data.draw(st.lists(st.integers(0, whole.size), max_size=4))})
-    for start, end in pairwise(cuts):
-        for copy in array.copies(start, end):
-            rows = whole[start:end][copy.source_start :][: prod(copy.source_shape)]
-            assert (found[copy.target_box] == -1).all()
-            found[copy.target_box] = rows.reshape(copy.source_shape)[copy.source_box]
-    box = Box(offsets=offsets, sizes=lengths)
-    assert (found == whole.reshape(sizes)[box.slices]).all()
-    assert (found.min(), found.max() + 1) == (array.span.start, array.span.stop)
-    assert array.is_one_range == (len(array.span) == found.size)
-
-
-@st.composite
-def covers(draw: st.DrawFn, shape: tuple[int, ...]) -> list[Box]:
-    """Boxes that are disjoint and leave nothing out: cut along one axis, each part along another."""
-    boxes = [Box.whole(shape)]
-    for axis in draw(st.permutations(range(len(shape)))):
-        cut: list[Box] = []
-        for box in boxes:
-            at = draw(st.integers(0, box.sizes[axis]))
-            for start, size in ((0, at), (at, box.sizes[axis] - at)):
-                offsets, sizes = list(box.offsets), list(box.sizes)
-                offsets[axis] += start
-                sizes[axis] = size
-                if size:
-                    cut.append(Box(offsets=tuple(offsets), sizes=tuple(sizes)))
-        boxes = cut
-    return boxes
+def covers(shape: tuple[int, ...]) -> st.SearchStrategy[list[Box]]:
+    return boxes_of(shape) if shape else st.just([Box.whole(shape)])
 
 
 DTYPES = [torch.uint8, torch.bfloat16, torch.float32, torch.complex128]
@@ -100,13 +63,11 @@ def stored(draw: st.DrawFn) -> tuple[dict[str, torch.Tensor], Objects, Manifest]
     for number in range(draw(st.integers(1, 4))):
         shape = draw(st.lists(st.integers(1, 9), max_size=3).map(tuple))
         dtype = draw(st.sampled_from(DTYPES))
-        generator = torch.Generator().manual_seed(draw(st.integers(0, 999)))
-        raw = torch.randint(0, 256, (*shape, dtype.itemsize), dtype=torch.uint8, generator=generator)
-        whole = raw.view(dtype).view(shape)
+        whole = random_elements(shape, dtype, draw(st.integers(0, 999)))
         chunks = []
         for box in draw(covers(shape)):
             path = f"__{draw(st.integers(0, 2))}_0.distcp"
-            blob = raw[(*box.slices, slice(None))].contiguous().numpy().tobytes()
+            blob = bits(whole[box.slices])
             start = objects.add(path, blob, draw(st.integers(0, 70)))
             chunks.append(
                 ChunkRecord(
@@ -241,7 +202,3 @@ def deliver(table: BlockTable, places: list[Places], contents: Contents, network
         ]
         for run in runs:
             run.result(timeout=60)
-
-
-def bits(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().unsqueeze(-1).view(torch.uint8).numpy().tobytes()

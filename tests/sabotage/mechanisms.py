@@ -292,7 +292,7 @@ MECHANISMS: Final = {
         without="Data is deleted while the log still calls its commit live.",
         symbol="stepkeeper.log.log:Log.delete",
         instead=delete_data_first,
-        test="tests/property/test_storage_kill.py::test_killed_at_any_storage_operation[deleting-1]",
+        test=f"{_CUT}[deleting]",
     ),
     "pins": Mechanism(
         without="Data is deleted that a reader has pinned.",

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from operator_stories.teller import Teller
+from operator_stories.story import Teller
 
 from fake_cluster.kubelets import training_report
 from stepkeeper.contract import Cause
@@ -14,7 +14,7 @@ __all__ = [
     "check_next_failure",
     "check_next_report",
     "check_standstill",
-    "find_false_standstill",
+    "find_contradiction",
 ]
 
 _STEP_S: Final = 1800
@@ -36,9 +36,8 @@ def a_job_that_can_progress_does(teller: Teller) -> str | None:
         return None if len(teller.done) >= least else f"Complete, with {done} of {n_hosts} pods done"
     if status.phase is Phase.FAILED:
         reason = (teller.world.condition("Failed") or ("", "none"))[1]
-        return (
-            None if reason == "MaxFailuresReached" and not alive else f"Failed for {reason} with {alive} pods"
-        )
+        expected = {"MaxFailuresReached"} | ({"RootOwnedByAnother"} if teller.fenced else set())
+        return None if reason in expected and not alive else f"Failed for {reason} with {alive} pods"
     if status.phase is Phase.SUSPENDED:
         reason = (teller.world.condition("Suspended") or ("", "none"))[1]
         if alive or reason != "NoNewCheckpoint":
@@ -85,7 +84,7 @@ def no_failure_is_charged_that_the_application_did_not_have(teller: Teller) -> s
 def a_job_fails_only_when_its_failures_are_used_up(teller: Teller) -> str | None:
     allowed = teller.world.job.spec.restarts.max_failures
     had = teller.failures + (teller.deletions if teller.unseen else 0)
-    failed = teller.world.phase() is Phase.FAILED
+    failed = teller.world.phase() is Phase.FAILED and not teller.fenced
     return f"Failed after {had} failures, {allowed} are allowed" if failed and had <= allowed else None
 
 
@@ -114,7 +113,19 @@ PROPERTIES: Final[tuple[Callable[[Teller], str | None], ...]] = (
 )
 
 
-def find_false_standstill(teller: Teller) -> str | None:
+def find_contradiction(teller: Teller) -> str | None:
+    """Find what may never be: attempts that don't follow one another, opposite conditions, a false standstill."""
+    status = teller.world.status
+    numbers = [attempt.number for attempt in status.attempts]
+    if numbers != sorted(set(numbers)) or any(attempt.end is None for attempt in status.attempts[:-1]):
+        return f"attempts {numbers}, of which more than the last one can run"
+    true = {each.type for each in status.conditions if each.status is ConditionStatus.TRUE}
+    if {"Complete", "Failed"} <= true or {"Running", "Failed"} <= true:
+        return f"it is {sorted(true)}"
+    return _find_false_standstill(teller)
+
+
+def _find_false_standstill(teller: Teller) -> str | None:
     """Find out whether the training is said to stand still, and doesn't. A status is written once a second at most."""
     world, kind = teller.world, teller.world.condition("Progressing")
     moved_s = world.now - teller.moved_at
@@ -133,15 +144,12 @@ def find_false_standstill(teller: Teller) -> str | None:
 
 async def check_next_report(teller: Teller) -> str | None:
     """Check that a report of the open attempt is believed."""
-    world = teller.world
-    checkpoint = world.status.checkpoint
-    known = 0 if checkpoint is None or checkpoint.latest is None else checkpoint.latest.sequence
+    world, known = teller.world, teller.known_sequence()
     world.receive_report(training_report(sequence=known + 1, step=1000 + known))
     world.now += 61
     world.receive_report(training_report(sequence=known + 1, step=1000 + known))
     await world.run_until_settled(rounds=2)
-    checkpoint = world.status.checkpoint
-    if checkpoint is None or checkpoint.latest is None or checkpoint.latest.sequence != known + 1:
+    if teller.known_sequence() != known + 1:
         return "a reported commit is not shown"
     if world.status.attempts[-1].to_step != 1000 + known:
         return f"the attempt is at step {world.status.attempts[-1].to_step}"

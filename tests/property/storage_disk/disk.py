@@ -46,14 +46,12 @@ class Killed(BaseException):
 class Recorder:
     """Records what happens to files under a folder. Nothing is really synced meanwhile."""
 
-    def __init__(self, disk: Path, *, unsynced: Callable[[Op], bool] = lambda op: False) -> None:
-        """Leave out an fsync where `unsynced` says so."""
+    def __init__(self, disk: Path) -> None:
         self.ops: list[Op | Answered] = []
         self.kills: Callable[[Op], bool] = lambda op: False
         """Is the process killed after this?"""
 
         self._disk = disk
-        self._unsynced = unsynced
         self._open: dict[int, str] = {}
         self._lock = Lock()
         self._dead = False
@@ -156,7 +154,7 @@ class Recorder:
         self._check_alive()
         # Files that are opened for reading come through io, not through os.open.
         path = self._open.get(descriptor) or self._relative(Path(f"/proc/self/fd/{descriptor}").readlink())
-        if path is not None and not self._unsynced(Op("fsync", path)):
+        if path is not None:
             self.note(Op("fsync", path))
 
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from storage_explorer.damage import damage
 from storage_explorer.replay import Op, Refused
 
 from stepkeeper.errors import StepkeeperError
@@ -58,7 +57,7 @@ class Buckets:
             # Time is whatever it may be: any number of seconds lies between two objects, so any entries span a lease.
             store.bucket.times_unix_s = dict.fromkeys(store.bucket.objects, 0.0)
             answer = self.answers.number(_ask(store, op))
-            changed = op.kind in ("put", "write", "delete", "damage")
+            changed = op.kind in ("put", "write", "delete")
             found = (self.number(store.bucket.objects) if changed else bucket), answer
             self.after[bucket, op] = found
         return found
@@ -79,8 +78,6 @@ def _ask(store: MemoryStore, op: Op) -> Any:
                 return tuple(store.list_page(op.path, op.data.decode(), op.first))
             case "delete":
                 return store.delete(op.path)
-            case "damage":
-                return damage(store.bucket.objects, op.path, gone=bool(op.first))
             case kind:
                 raise AssertionError(kind)
     except StepkeeperError as error:

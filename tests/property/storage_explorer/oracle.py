@@ -1,4 +1,4 @@
-"""Read a root's bytes by the specification, without any code of the log."""
+"""Read a root's bytes by the specification, without the log's code; check what processes were told against that."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -7,9 +7,14 @@ from functools import cache
 from typing import Any
 
 import google_crc32c
-from storage_explorer.damage import LOG, lost_slots, undamaged
 
-__all__ = ["Reading", "ViolationError", "check_data", "check_forgetful", "read_log"]
+from stepkeeper.log.tail import slot_of
+from stepkeeper.retention.leases import LEASE_ENTRIES
+
+__all__ = ["LOG", "Reading", "ViolationError", "check_data", "check_told", "read_log"]
+
+
+LOG = ".stepkeeper/log/"
 
 
 class ViolationError(AssertionError):
@@ -40,17 +45,14 @@ class Reading:
     deletions: tuple[tuple[int, int, int], ...]
     """The slot of each deletion, its claim, and a commit that it deleted."""
 
-    repairs: frozenset[int] = frozenset()
-    """The slots of the begins that repaired the log."""
-
 
 def read_log(objects: Mapping[str, bytes]) -> Reading:
-    """Raises ViolationError if an entry isn't allowed after those before it, damaged ones included."""
-    log = undamaged(objects)
+    """Raises ViolationError if an entry isn't allowed after those before it."""
+    log = {path: data for path, data in objects.items() if path.startswith(LOG)}
     paths = sorted(log)
     if paths != [f"{LOG}{slot:08d}.json" for slot in range(len(paths))]:
         raise ViolationError(f"the log has gaps: {paths}")
-    return _read_entries(tuple(log[path] for path in paths), lost_slots(objects))
+    return _read_entries(tuple(log[path] for path in paths))
 
 
 def check_data(objects: Mapping[str, bytes], commit: Mapping[str, Any]) -> None:
@@ -65,7 +67,7 @@ def check_data(objects: Mapping[str, bytes], commit: Mapping[str, Any]) -> None:
             raise ViolationError(f"{folder} is to be there, but {each['path']} is gone or other")
 
 
-def check_forgetful(reading: Reading, claim: int, own: Collection[int]) -> None:
+def _check_forgetful(reading: Reading, claim: int, own: Collection[int]) -> None:
     """Raises ViolationError if a process that restored nothing goes on from HEAD with a step that HEAD has passed.
 
     `claim` is its first claim, `own` are all of them. Nor may it have deleted what HEAD was because of such steps.
@@ -89,30 +91,51 @@ def check_forgetful(reading: Reading, claim: int, own: Collection[int]) -> None:
             raise ViolationError(f"slot {slot} deletes {gone}, which was neither restored nor passed")
 
 
+def check_told(reading: Reading, objects: Mapping[str, bytes], notes: Sequence[tuple[Any, ...]]) -> None:
+    """Check that what a process was told is so, and that what it holds is there, whether it lives or not."""
+    held: tuple[str, int] | None = None
+    for note in notes:
+        match note:
+            case ("committed", folder, slot) if reading.commits.get(folder) != slot:
+                raise ViolationError(f"{folder} was said to be committed at slot {slot}, and isn't")
+            case ("refused" | "voided", folder) if folder in reading.commits:
+                raise ViolationError(f"{folder} was {note[0]}, and is committed")
+            case ("followed", before, after) if any(before < begin < after for begin in reading.begins):
+                raise ViolationError(f"claim {before} was followed by {after}, though another was between")
+            case ("forgot", claim):
+                _check_forgetful(reading, claim, {each[1].slot for each in notes if each[0] == "claimed"})
+            case ("held", folder, seen):
+                held = folder, seen
+            case ("let-go",):
+                held = None
+            case _:
+                continue
+    if held is not None and not _lease_may_be_over(objects, held[1]):
+        try:
+            check_data(objects, reading.bodies[reading.commits[held[0]]])
+        except ViolationError as violation:
+            raise ViolationError(f"pinned: {violation}") from violation
+
+
+def _lease_may_be_over(objects: Mapping[str, bytes], seen: int) -> bool:
+    """Return whether so many entries came after the holder read the log that they may span its lease."""
+    return max(slot_of(path) or 0 for path in objects) >= seen + LEASE_ENTRIES
+
+
 @cache
 def _decoded(data: bytes) -> Any:
     return json.loads(data)
 
 
 @cache
-def _read_entries(entries: tuple[bytes, ...], lost: frozenset[int]) -> Reading:
+def _read_entries(entries: tuple[bytes, ...]) -> Reading:
     root = _decoded(entries[0])["nonce"] if entries else ""
-    return _Log(root, lost).read([_decoded(entry) for entry in entries])
+    return _Log(root).read([_decoded(entry) for entry in entries])
 
 
 class _Log:
-    def __init__(self, root: str, lost: frozenset[int]) -> None:
+    def __init__(self, root: str) -> None:
         self.root = root
-        self.lost = lost
-        """The slots that can't be read by those who are checked."""
-
-        self.repairs: set[int] = set()
-        self.ended: dict[int, int] = {}
-        """By commit that was deleted or condemned, the slot that did it."""
-
-        self.doubtful: set[int] = set()
-        """Slots under which a repair keeps saves that weren't live: part of their data may be gone."""
-
         self.claim: int | None = None
         self.by_hand = False
         """Is the claim a person's, who may remove what retention keeps?"""
@@ -125,7 +148,6 @@ class _Log:
         self.claims: dict[int, int] = {}
         self.deletions: list[tuple[int, int, int]] = []
         self.commits: dict[str, int] = {}
-        self.voided: dict[str, int] = {}
         self.bodies: dict[int, Mapping[str, Any]] = {}
         self.parents: dict[int, int | None] = {}
         self.gone: set[int] = set()
@@ -133,9 +155,6 @@ class _Log:
 
     def read(self, entries: Sequence[Any]) -> Reading:
         for slot, entry in enumerate(entries):
-            if entry["kind"] == "lost":
-                # A mark in a slot that never had an entry.
-                continue
             before = self.head
             getattr(self, entry["kind"])(slot, entry)
             if entry["claim"] != self.claim:
@@ -150,7 +169,7 @@ class _Log:
             after = (self.root, self.claim, self.head)
             if (entry["after"]["root"], entry["after"]["claim"], entry["after"].get("head")) != after:
                 raise ViolationError(f"slot {slot} says {entry['after']}; it is {after}")
-        kept = ((set(self.bodies) - self.gone) | self.quarantined) - self.doubtful
+        kept = (set(self.bodies) - self.gone) | self.quarantined
         live = {slot: body for slot, body in self.bodies.items() if slot in kept}
         return Reading(
             self.commits,
@@ -160,13 +179,10 @@ class _Log:
             self.begins,
             self.claims,
             tuple(self.deletions),
-            frozenset(self.repairs),
         )
 
     def begin(self, slot: int, entry: Any) -> None:
         self.begins[slot] = self.head
-        if "lost" in entry["begin"]:
-            self.repair(slot, entry)
         self.claim, self.branching = slot, entry["begin"].get("branch", False)
         if not self.branching:
             self.head = entry["begin"].get("base")
@@ -175,59 +191,6 @@ class _Log:
         self.by_hand = entry["begin"]["host"].startswith("stepkeeper rm on ")
         if self.head in self.gone:
             raise ViolationError(f"slot {slot} goes on from commit {self.head}, which is gone")
-
-    def repair(self, slot: int, entry: Any) -> None:
-        """The index stands for all entries before it: no save that was live is missing from it.
-
-        A save is live that was, or that no entry which can be read has ended.
-        """
-        self.repairs.add(slot)
-        rows = {row[0]: row for row in entry["index"].get("commits", [])}
-        condemned = {each for each, row in rows.items() if row[9:] and row[9].get("quarantined")}
-        folders = {row[3] for row in rows.values()}
-        was_live = set(self.bodies) - self.gone
-        for each in was_live | self.quarantined:
-            if self.bodies[each]["folder"] not in folders:
-                raise ViolationError(f"slot {slot} repairs the log without commit {each}")
-        for each in set(rows) - condemned:
-            self.check_revived(slot, each, rows[each][3], was_live)
-        base, head = entry["begin"].get("base"), self.head
-        known = (
-            head is not None
-            and head in set(rows) - condemned
-            and rows[head][3] == self.bodies[head]["folder"]
-        )
-        if slot - 1 not in self.lost and known and base != head:
-            raise ViolationError(f"slot {slot} repairs the log and moves HEAD from {self.head} to {base}")
-        kept = {self.bodies[each]["folder"] for each in was_live | self.quarantined}
-        self.doubtful = {each for each, row in rows.items() if row[3] not in kept}
-        for each, (_, claim, step, folder, size_bytes, path, manifest_bytes, crc, parent, *_) in rows.items():
-            manifest = {"path": path, "size_bytes": manifest_bytes, "crc32c": crc}
-            self.bodies[each] = {
-                "step": step,
-                "folder": folder,
-                "size_bytes": size_bytes,
-                "manifest": manifest,
-            }
-            self.claims[each], self.parents[each] = claim, parent
-        self.quarantined = condemned
-        self.gone = (set(self.bodies) - set(rows)) | condemned
-
-    def check_revived(self, slot: int, at: int, folder: str, was_live: Collection[int]) -> None:
-        """Check that the repair in `slot` may make this save live as the commit `at`."""
-        known = self.commits.get(folder)
-        if known is None:
-            if self.voided.get(folder, slot) not in {*self.lost, slot}:
-                raise ViolationError(
-                    f"slot {slot} makes {folder} live, which slot {self.voided[folder]} gave up"
-                )
-            return
-        if known in self.lost:
-            return
-        if known != at:
-            raise ViolationError(f"slot {slot} makes {folder} live at {at}, and it was committed at {known}")
-        if known not in was_live and self.ended[known] not in self.lost:
-            raise ViolationError(f"slot {slot} makes commit {at} live, which slot {self.ended[known]} ended")
 
     def commit(self, slot: int, entry: Any) -> None:
         body = entry["commit"]
@@ -261,13 +224,11 @@ class _Log:
                     f"slot {slot} deletes an abandoned commit that HEAD's line hasn't passed"
                 )
             self.gone.add(each)
-            self.ended[each] = slot
             assert self.claim is not None
             self.deletions.append((slot, self.claim, each))
 
     def quarantine(self, slot: int, entry: Any) -> None:
         self.gone.add(entry["quarantine"]["commit"])
-        self.ended[entry["quarantine"]["commit"]] = slot
         self.quarantined.add(entry["quarantine"]["commit"])
 
     def restored(self, slot: int, entry: Any) -> None:
@@ -277,7 +238,6 @@ class _Log:
     def void(self, slot: int, entry: Any) -> None:
         if entry["void"]["folder"] in self.commits:
             raise ViolationError(f"slot {slot} voids {entry['void']['folder']}, which is committed")
-        self.voided[entry["void"]["folder"]] = slot
 
     def line(self) -> list[int]:
         found, slot = [], self.head

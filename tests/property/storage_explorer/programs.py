@@ -50,13 +50,7 @@ T = TypeVar("T")
 _ENTRIES = ("v",)
 """The entries of every state that is saved here."""
 
-_BEARABLE = (
-    "FencedError(",
-    "TransientStorageError(",
-    "UnknownOutcomeError(",
-    "DamagedEntryError(",
-    "LogGapError(",
-)
+_BEARABLE = ("FencedError(", "TransientStorageError(", "UnknownOutcomeError(")
 
 
 def attempt(
@@ -70,7 +64,6 @@ def attempt(
     lags: bool = False,
     forgets: bool = False,
     restored: Collection[str] | None = _ENTRIES,
-    repaired: bool = False,
     start: int | None = None,
 ) -> Program:
     """A start of the job: claims, restores what HEAD is, saves `steps`; retention keeps `last` commits.
@@ -81,8 +74,7 @@ def attempt(
     With `quarantines` it may find HEAD's bytes bad, with `rewinds` it goes on from the oldest commit, with `returns`
     it goes back to that before each save but the first, with `collects` garbage is collected as soon as it has begun,
     with `lags` what comes after a commit goes on beside the next saves, with `forgets` it restores nothing. `restored`
-    are the entries of the state that it restores whole; None if it restores a part. If the log may be `repaired`
-    meanwhile, none of its commits may be proven.
+    are the entries of the state that it restores whole; None if it restores a part.
     """
     continues = not forgets and is_continued(restored, _ENTRIES)
 
@@ -120,7 +112,7 @@ def attempt(
             process.note("fenced")
         except RestoreError:
             # All commits were condemned; or the one to go on from was deleted since it was chosen.
-            assert quarantines or rewinds or returns or forgets or repaired
+            assert quarantines or rewinds or returns or forgets
 
     return run
 
@@ -190,13 +182,13 @@ def reader(*, holder: str = "a reader", oldest: bool = False, renews: int = 0) -
             try:
                 pin = _until_answered(partial(renew_pin, log, process, pin, patience=IMPATIENT))
             except PinLostError:
-                process.note("let go")
+                process.note("let-go")
                 process.note("lost")
                 return
             process.note("held", record.folder, pin.seen)
             process.note("renewed")
             _read_held(process, record, pin)
-        process.note("let go")
+        process.note("let-go")
         _until_answered(lambda: remove_pin(process, pin, patience=IMPATIENT))
 
     return run
@@ -265,7 +257,7 @@ def _condemn(process: Process, session: Session, claim: Claim, bad: CommitRecord
     if condemned.left is None:
         return condemned
     _follow(process, session, ClaimRequest(base=condemned.left, after=claim, nonce=process.nonce()))
-    process.note("fell back")
+    process.note("fell-back")
     return session._describe_claim()
 
 

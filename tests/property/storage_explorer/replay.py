@@ -45,7 +45,7 @@ class Op(NamedTuple):
     """A request that a process makes."""
 
     kind: str
-    """Of the store: put, write, read, list, page, delete. Of the schedule: choose, await, damage."""
+    """Of the store: put, write, read, list, page, delete. Of the schedule: choose, await."""
 
     path: str = ""
     data: bytes = b""
@@ -91,10 +91,6 @@ class Process(PagedStore, Protocol):
 
     def nonce(self) -> str:
         """Another name each time, and none of another process."""
-        ...
-
-    def damage(self, path: str, *, gone: bool) -> bool:
-        """Damage an object, or lose it, as a store does; False if it isn't there."""
         ...
 
 
@@ -162,9 +158,6 @@ class Driver:
     def nonce(self) -> str:
         self._nonces += 1
         return f"{self.number + 1:02x}{self._nonces:030x}"
-
-    def damage(self, path: str, *, gone: bool) -> bool:
-        return bool(self.ask(Op("damage", path, first=int(gone))))
 
     # A store:
 
@@ -338,8 +331,6 @@ def shipped_code(index_every: int) -> Iterator[int]:
     with (
         mock.patch("stepkeeper.log.appending.new_nonce", nonce),
         mock.patch("stepkeeper.retention.pinning.new_nonce", nonce),
-        mock.patch("stepkeeper.repair.repairing.new_nonce", nonce),
-        mock.patch("stepkeeper.repair.damage.ThreadPoolExecutor", _InlineExecutor),
         mock.patch("stepkeeper.companion.session.open_store", own_root),
         mock.patch("stepkeeper.checkpoint.writing.ThreadPoolExecutor", _InlineExecutor),
         mock.patch("stepkeeper.log.replay._INTERVAL", index_every),

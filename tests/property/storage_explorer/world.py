@@ -1,20 +1,15 @@
 """A bucket and the processes around it, one store call at a time: every order of them, and every fault, or some."""
 
-import json
 import random
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, final
 
 from storage_explorer.buckets import Buckets
-from storage_explorer.damage import lost_slots, undamaged
-from storage_explorer.oracle import Reading, ViolationError, check_data, read_log
+from storage_explorer.oracle import LOG, Reading, ViolationError, check_data, check_told, read_log
 from storage_explorer.replay import IMPATIENT, NO_ANSWER, Ahead, Histories, Op, Program
-from storage_explorer.told import check_told
-from typing_extensions import override
 
-from stepkeeper.errors import DamagedEntryError, LogFormatError, LogGapError
+from stepkeeper.errors import LogFormatError
 from stepkeeper.log import Log
 from stepkeeper.log.replay import apply
 from stepkeeper.log.state import LogState
@@ -22,15 +17,11 @@ from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 
 __all__ = ["Action", "Explored", "Explorer", "FoundError", "State"]
 
-_Fates = Counter[tuple[str, str]]
-
 _SENT: Final = ("put", "write")
 """What can be lost, late, or there twice."""
 
 _FATES: Final = ("lost", "unanswered", "late", "twice")
 """Of what is sent, but for being answered as it should be."""
-
-_LOG: Final = ".stepkeeper/log/"
 
 
 class State(NamedTuple):
@@ -72,31 +63,19 @@ class Explored:
     steps: int = 0
     buckets: int = 0
     histories: int = 0
-    complete: bool = True
     ends: int = 0
     """States in which nothing is left to do."""
 
     told: frozenset[str] = frozenset()
     """Kinds of notes that processes took: what the schedules got to."""
 
-    fates: _Fates = field(default_factory=Counter)
-    """By fate, and the kind of object that was sent: how many of the steps."""
+    crashed: set[int] = field(default_factory=set)
+    """The processes that crashed in some of the schedules."""
 
-    def unexplored(self, kinds: Iterable[str]) -> set[tuple[str, str]]:
-        """Faults of objects of these kinds that no schedule has."""
-        return {(fate, kind) for kind in kinds for fate in (*_FATES, "arrives")} - set(self.fates)
-
-    @override
-    def __str__(self) -> str:
-        whole = "all" if self.complete else "part"
-        faults = Counter[str]()
-        for (fate, _), n in self.fates.items():
-            faults[fate] += n * (fate != "answered")
-        return (
-            f"{self.states} states ({whole}), {self.steps} steps, {self.buckets} contents of the bucket, "
-            f"{self.histories} histories of processes, {self.ends} ends; by fault: "
-            + (", ".join(f"{fate} {n}" for fate, n in sorted(faults.items()) if n) or "none")
-        )
+    def count(self, action: Action) -> None:
+        self.steps += 1
+        if action.fate == "crash":
+            self.crashed.add(action.process)
 
 
 @final
@@ -144,8 +123,8 @@ class Explorer:
             self.check(state)
         return state
 
-    def explore(self, most_states: int | None = None) -> Explored:
-        """Every state that can be reached was looked at, or `most_states` of them. Raises FoundError."""
+    def explore(self) -> Explored:
+        """Look at every state that can be reached. Raises FoundError."""
         explored = Explored()
         seen = {hash(self.start)}
         path: list[Action] = []
@@ -159,12 +138,9 @@ class Explorer:
                 del path[len(stack) - 1 if stack else 0 :]
                 continue
             after = self.step(state, action)
-            self._count(explored, state, action)
+            explored.count(action)
             if hash(after) in seen:
                 continue
-            if most_states is not None and len(seen) >= most_states:
-                explored.complete = False
-                break
             seen.add(hash(after))
             path.append(action)
             self._checked(after, path)
@@ -176,7 +152,7 @@ class Explorer:
 
     def wander(self, seed: int, walks: int) -> Explored:
         """Run that many schedules, drawn at random, to their ends. Raises FoundError, naming the walk's seed."""
-        explored = Explored(complete=False)
+        explored = Explored()
         seen: set[int] = set()
         for walk in range(walks):
             chance = random.Random(f"{seed}/{walk}")
@@ -185,7 +161,7 @@ class Explorer:
             while actions := list(self.actions(state)):
                 action = _drawn(chance, actions, weights)
                 path.append(action)
-                self._count(explored, state, action)
+                explored.count(action)
                 state = self.step(state, action)
                 self._checked(state, path, f"seed {seed}, walk {walk}: ")
                 seen.add(hash(state))
@@ -261,25 +237,15 @@ class Explorer:
 
     def _check_opening(self, objects: Mapping[str, bytes]) -> None:
         """A new process opens the log, from whatever index, as if it had read all of it, and can begin."""
-        log = frozenset(item for item in objects.items() if item[0].startswith((_LOG, "lost/")))
+        log = frozenset(item for item in objects.items() if item[0].startswith(LOG))
         if log in self._opened:
             return
         self._opened.add(log)
-        fresh = _log_in(dict(log))
-        intact, lost = undamaged(objects), lost_slots(objects)
-        repair = max(self._readings[self._buckets.number(objects)].repairs, default=0)
-        whole, before = LogState(tail=repair - 1), _log_in(intact)
-        for slot in range(repair, len(intact)):
+        whole, before = LogState(tail=-1), _log_in(dict(log))
+        for slot in range(len(log)):
             whole = apply(whole, slot, before.entry(slot))
         try:
-            opened = fresh.open()
-        except (DamagedEntryError, LogGapError) as error:
-            # A hole is refused also where nothing in it is needed.
-            if max(lost, default=-1) >= repair or set(intact) - {path for path, _ in log}:
-                return
-            raise ViolationError(
-                f"the log is repaired in slot {repair}, and can't be opened: {error}"
-            ) from error
+            opened = _log_in(dict(log)).open()
         except LogFormatError as error:
             raise ViolationError(f"the log contradicts itself: {error}") from error
         if opened != whole:
@@ -311,7 +277,7 @@ class Explorer:
 
     def _underway(self, state: State, op: Op) -> tuple[Op, ...]:
         """A put of a slot that is taken comes to nothing, whenever it comes."""
-        if op.path.startswith(_LOG) and op.path in self._buckets.contents[state.bucket]:
+        if op.path.startswith(LOG) and op.path in self._buckets.contents[state.bucket]:
             return state.late
         return tuple(sorted((*state.late, op)))
 
@@ -333,20 +299,6 @@ class Explorer:
             state = self.step(state, action)
         return told
 
-    def _count(self, explored: Explored, state: State, action: Action) -> None:
-        """`action` is taken in `state`."""
-        explored.steps += 1
-        if action.fate == "crash":
-            explored.fates["crash", f"process {action.process}"] += 1
-            return
-        if action.fate == "arrives":
-            op: Op | None = state.late[action.choice]
-        else:
-            op = self._histories.next(state.histories[action.process])
-        assert op is not None
-        if op.kind in _SENT:
-            explored.fates[action.fate, _kind_of_object(op)] += 1
-
     def _counted(self, explored: Explored) -> Explored:
         explored.buckets, explored.histories = len(self._buckets.contents), len(self._histories)
         explored.told = self._histories.kinds_of_notes()
@@ -357,14 +309,6 @@ def _log_in(objects: Mapping[str, bytes]) -> Log:
     bucket = MemoryBucket()
     bucket.objects = dict(objects)
     return Log(MemoryStore(bucket), patience=IMPATIENT)
-
-
-def _kind_of_object(op: Op) -> str:
-    """Name what a put or a write sends: an entry of some kind, a pin, an object of a checkpoint."""
-    if op.path.startswith(_LOG):
-        return str(json.loads(op.data)["kind"])
-    folder, _, name = op.path.rpartition("/")
-    return "pin" if folder == ".stepkeeper/pins" else name
 
 
 def _drawn(chance: random.Random, actions: Sequence[Action], weights: Sequence[float]) -> Action:
