@@ -1,13 +1,29 @@
 """What a process waits for has as long as it makes progress, and stands still no longer than its speed explains."""
 
+import threading
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
+from typing_extensions import override
 
+from stepkeeper.checkpoint import BlockReader
+from stepkeeper.checkpoint.blocks import Block, BlockTable
 from stepkeeper.companion import client
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.coordination.rank_group import SoloRankGroup
+from stepkeeper.errors import CompanionLostError, PeerLostError, SaveError, StorageError
+from stepkeeper.restore.filling import Filling, Peers
+from stepkeeper.restore.placing import Places
+from stepkeeper.save.persist import persist_save
+from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker, transfer
 from stepkeeper.storage.moved import MovedBytes, create_counter, read_counter
 from stepkeeper.time_limits import TimeLimits
+from stepkeeper_testing.saves import job_of
 
 GB = 10**9
 
@@ -50,14 +66,6 @@ def test_ranks_may_be_as_far_apart_as_in_a_collective_or_somewhat_more_than_they
     for each in waited_s:
         limits.record_meeting(each)
     assert (limits.apart_s, limits.start_s, limits.store_answer_s) == (apart_s, 2 * group_s, answer_s)
-
-
-def test_a_few_bytes_tell_no_speed() -> None:
-    limits = TimeLimits()
-    limits.record_share(1000, 300.0)
-    limits.record_transfer(1000, 300.0)
-    assert limits.share_silence_s(10 * GB) == 900
-    assert limits.transfer_s(10 * GB) == 1800
 
 
 class Clock:
@@ -120,3 +128,149 @@ def test_the_count_is_read_by_another_process() -> None:
         assert (read_counter(fd), moved.n_bytes) == (7, 7)
     finally:
         counter.close()
+
+
+LIMIT_S = 1800.0
+"""A transfer's by default."""
+
+
+class Transfer(Future[None]):
+    """Copies of which 100 bytes a second move until `stands_at_s`, and are there at `due_s`."""
+
+    def __init__(self, clock: Clock, snapshot: Snapshot, stands_at_s: float, due_s: float) -> None:
+        super().__init__()
+        self.clock, self.snapshot, self.stands_at_s, self.due_s = clock, snapshot, stands_at_s, due_s
+
+    @override
+    def result(self, timeout: float | None = None) -> None:
+        assert timeout is not None
+        self.clock.now_s = min(self.due_s, self.clock.now_s + timeout)
+        self.snapshot.moved_bytes = 100 * int(min(self.clock.now_s, self.stands_at_s))
+        if self.clock.now_s < self.due_s:
+            raise TimeoutError
+
+
+class Told(SoloRankGroup):
+    """A rank group that notes what this rank says of its progress."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits = TimeLimits()  # type: ignore[misc]  # a rank group's own is final
+        self.told_bytes: list[int] = []
+
+    @override
+    def heartbeat(self) -> AbstractContextManager[Callable[[int], None]]:
+        return nullcontext(self.told_bytes.append)
+
+
+class NoCompanion:
+    def claim_root(self, **_: object) -> Any:
+        return SimpleNamespace(claim=SimpleNamespace(slot=0))
+
+    def ensure_process(self) -> None:
+        raise CompanionLostError("the transfer is over")
+
+
+def outcome_of(
+    monkeypatch: pytest.MonkeyPatch, *, stands_at_s: float, due_s: float
+) -> tuple[Exception, Told, Clock]:
+    clock, rank_group, region = Clock(), Told(), Region()
+    monkeypatch.setattr(transfer, "time", clock)
+    snapshot = SnapshotTaker(rank_group.ranks).take_snapshot({"step": 7}, region)
+    job = job_of(snapshot, region, Transfer(clock, snapshot, stands_at_s, due_s))
+    with pytest.raises((CompanionLostError, SaveError)) as raised:
+        persist_save(job, cast(Companion, NoCompanion()), rank_group)
+    return raised.value, rank_group, clock
+
+
+def test_copies_that_come_slowly_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    error, rank_group, clock = outcome_of(monkeypatch, stands_at_s=3 * LIMIT_S, due_s=3 * LIMIT_S)
+    assert isinstance(error, CompanionLostError), "the transfer was no failure"
+    assert clock.now_s == 3 * LIMIT_S
+    assert sum(rank_group.told_bytes) == pytest.approx(100 * 3 * LIMIT_S, rel=0.01)
+
+
+def test_copies_that_come_no_more_end_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    error, _, clock = outcome_of(monkeypatch, stands_at_s=LIMIT_S / 2, due_s=10 * LIMIT_S)
+    assert str(error) == "the copies of the state did not come from the devices: nothing came for 1800 s"
+    assert clock.now_s == pytest.approx(1.5 * LIMIT_S, rel=0.01)
+
+
+class Limited(SoloRankGroup):
+    def __init__(self, limits: TimeLimits) -> None:
+        super().__init__()
+        self.limits = limits  # type: ignore[misc]  # a rank group's own is final
+
+
+class Place:
+    """The place of one tensor of four bytes."""
+
+    n_lacking = 4
+
+    def copy_bytes(self, _start: int, data: Any) -> int:
+        return len(data)
+
+
+@pytest.mark.parametrize(("shared", "error"), [(False, StorageError), (True, PeerLostError)])
+def test_a_restore_that_gets_nothing_ends(shared: bool, error: type[Exception]) -> None:
+    free = threading.Event()
+
+    class Stuck:
+        def read_block(self, path: str, index: int) -> bytes:
+            free.wait(60)
+            return np.zeros(4, dtype=np.uint8).tobytes()
+
+    class Paused:
+        def send_block(self, *_: object) -> None:
+            raise AssertionError
+
+        def announce_failure(self, _: BaseException) -> None:
+            free.wait(60)
+
+    class Short(TimeLimits):
+        silence_s = 0.01
+
+    filling = fill_one_block(Stuck(), Limited(Short()))
+    with pytest.raises(error, match="nothing of it has come"):
+        filling.run({0: ()}, cast(Peers, Paused()) if shared else None)
+    assert not free.is_set()
+    free.set()
+
+
+def test_a_rank_that_waits_for_blocks_of_others_goes_on_while_these_read_their_own() -> None:
+    free = threading.Event()
+
+    class Late:
+        def read_block(self, path: str, index: int) -> bytes:
+            free.wait(60)
+            return np.zeros(4, dtype=np.uint8).tobytes()
+
+    class Others:
+        def announce_failure(self, error: BaseException) -> None:
+            raise error
+
+        def send_block(self, *_: object) -> None:
+            raise AssertionError
+
+    class Reading(Limited):
+        n_looks = 0
+
+        def read_moved(self) -> int:  # type: ignore[explicit-override]  # Python 3.11 has no typing.override
+            self.n_looks += 1
+            if self.n_looks == 5:
+                free.set()
+            return self.n_looks
+
+    class Short(TimeLimits):
+        silence_s = 0.01
+
+    rank_group = Reading(Short())
+    fill_one_block(Late(), rank_group).run({0: ()}, cast(Peers, Others()))
+    assert rank_group.n_looks >= 5
+
+
+def fill_one_block(reader: object, rank_group: Limited) -> Filling:
+    place = Place()
+    places = Places(pieces=cast(Any, (place,)), values={}, by_block=cast(Any, {0: (place,)}))
+    table = BlockTable(blocks=(Block(number=0, path="a", index=0, size_bytes=4),), first_numbers={"a": 0})
+    return Filling(cast(BlockReader, reader), table, places, rank_group=rank_group)
