@@ -189,7 +189,7 @@ MECHANISMS: Final = {
         without="A save is committed that one rank couldn't write.",
         symbol="stepkeeper.save.persist:_commit_or_void",
         instead=commit_with_those_who_wrote,
-        test="tests/unit/runtime_process/test_save_persist.py::test_what_one_rank_could_not_write_is_void",
+        test="tests/unit/runtime_process/test_save_votes.py::test_what_one_rank_could_not_write_is_void",
     ),
     "one state": Mechanism(
         without="States that differ between ranks are saved as one.",

@@ -1,24 +1,34 @@
-"""Stacks of a trainer's threads as its companion reads them, and the way between companions."""
+"""Stacks of a trainer's threads as its companion reads them, the way between companions, and forks beside it."""
 
+import errno
 import os
 import queue
 import socket
+import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
-from stepkeeper.fork_guard import MemoryFile
+from stepkeeper import fork_guard
+from stepkeeper.companion.messages import OpenRequest
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.coordination.companion_links import link_companions
+from stepkeeper.fork_guard import MemoryFile, forget_in_forks, forks_held_back
 from stepkeeper.links.handshake import listen
-from stepkeeper.stacks import reading
+from stepkeeper.stacks import meeting
 from stepkeeper.stacks.dumping import StackDumper
+from stepkeeper.stacks.meeting import StackMeeting
 from stepkeeper.stacks.mesh import MeshHost
-from stepkeeper.stacks.reading import StackReader
-from stepkeeper.stacks.stack_file import stack_file
 
 Said = queue.Queue[tuple[int, dict[str, Any]]]
+
+
 SECRET = b"s" * 32
+
+
 PATIENCE_S = 60
 
 
@@ -27,15 +37,6 @@ def memory() -> Iterator[MemoryFile]:
     file = MemoryFile("stacks")
     yield file
     file.close()
-
-
-def test_a_trainer_that_does_not_answer_gets_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_ANSWER_S", 0.0)
-    file = stack_file()
-    number = file.signal_number
-    assert number is not None
-    reader = StackReader(file.fd, lambda _: None, lambda: os.kill(os.getpid(), number))
-    assert "in test_a_trainer_that_does_not_answer_gets_the_signal" in reader.read()
 
 
 def test_who_does_not_know_the_secret_is_not_heard() -> None:
@@ -87,3 +88,145 @@ def test_a_slow_step_of_one_rank_has_all_ranks_dumped() -> None:
     assert "nothing has followed step 3" in mesh.sent.get(timeout=PATIENCE_S)["ask"]
     assert mesh.sent.get(timeout=PATIENCE_S) == {"stacks": "mine\n"}
     dumper.see_step(None)
+
+
+OPENING = OpenRequest(uri="memory://links", rank=0, world_size=2)
+
+
+class OfTwo:
+    """One of two ranks. What rank 0 says is recorded, and is what the other one hears."""
+
+    store_host = None
+
+    def __init__(self, rank: int, said: list[Mapping[str, Any] | None]) -> None:
+        self.rank = rank
+        self._said = said
+
+    def broadcast(self, _name: str, value: Mapping[str, Any] | None, _timeout_s: float) -> dict[str, Any]:
+        if self.rank == 0:
+            self._said.append(value)
+        return dict(self._said[-1] or {})
+
+
+def refuse_to_listen() -> NoReturn:
+    raise OSError(errno.EMFILE, "too many open files")
+
+
+def companion_at(place: StackMeeting) -> Companion:
+    return Companion(OPENING, lambda _directive: None, stack_meeting=place)
+
+
+def link_both(place: StackMeeting) -> list[Mapping[str, Any]]:
+    """Link both ranks, and return the addresses that the other one is linked with."""
+    said: list[Mapping[str, Any] | None] = []
+    linked: list[Mapping[str, Any]] = []
+    host: Any = OfTwo(0, said)
+    link_companions(host, place, linked.append)
+    assert linked == [], "rank 0 is called"
+    other: Any = OfTwo(1, said)
+    link_companions(other, StackMeeting(1, 2), linked.append)
+    return linked
+
+
+def test_where_rank_0_cannot_listen_nobody_waits_for_it_and_its_own_stacks_are_read(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(meeting, "listen", refuse_to_listen)
+    place = StackMeeting(0, 2)
+    opening, fds = companion_at(place)._with_stacks(OPENING)
+    assert opening.stacks is not None
+    assert (opening.stacks.secret, len(fds)) == (None, 1)
+    assert link_both(place) == []
+    (record,) = caplog.records
+    assert "it can't listen: OSError(24" in record.getMessage()
+
+
+def in_child(holds: Callable[[], bool]) -> bool:
+    """Fork, and return what `holds` is in the child."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if holds() else 1)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def is_open(fd: int) -> bool:
+    return Path(f"/proc/self/fd/{fd}").exists()
+
+
+class Pipe:
+    def __init__(self) -> None:
+        self.n_forgotten = 0
+        with forks_held_back():
+            self.fds = os.pipe()
+            forget_in_forks(self)
+
+    def forget_after_fork(self) -> None:
+        self.n_forgotten += 1
+        for fd in self.fds:
+            os.close(fd)
+
+    def is_open(self) -> bool:
+        return all(map(is_open, self.fds))
+
+
+def test_what_has_descriptors_lets_go_of_them_in_a_child_and_only_there() -> None:
+    pipe = Pipe()
+    assert in_child(lambda: pipe.n_forgotten == 1 and not pipe.is_open())
+    assert in_child(lambda: in_child(lambda: pipe.n_forgotten == 1)), (
+        "a child's child has nothing to let go of"
+    )
+    assert pipe.n_forgotten == 0
+    assert pipe.is_open()
+    for fd in pipe.fds:
+        os.close(fd)
+
+
+def test_no_thread_forks_between_the_making_of_a_descriptor_and_its_being_known() -> None:
+    forks, forked = threading.Event(), threading.Event()
+    held: list[bool] = []
+
+    def fork() -> None:
+        forks.set()
+        held.append(in_child(lambda: not is_open(reading)))
+        forked.set()
+
+    class Late:
+        def forget_after_fork(self) -> None:
+            os.close(reading)
+
+    thread = threading.Thread(target=fork)
+    owner = Late()
+    with forks_held_back():
+        reading, writing = os.pipe()
+        thread.start()
+        forks.wait()
+        assert not forked.wait(0.2)
+        forget_in_forks(owner)
+    thread.join()
+    assert held == [True]
+    os.close(reading)
+    os.close(writing)
+
+
+def test_who_hangs_while_forks_are_held_back_does_not_hang_the_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_end, holds = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        with forks_held_back():
+            holds.set()
+            may_end.wait()
+
+    monkeypatch.setattr(fork_guard, "_PATIENCE_S", 0.05)
+    thread = threading.Thread(target=hang)
+    thread.start()
+    try:
+        holds.wait()
+        assert in_child(lambda: True)
+        with forks_held_back():
+            pass
+    finally:
+        may_end.set()
+        thread.join()
+    assert in_child(lambda: True)

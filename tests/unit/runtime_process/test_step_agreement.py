@@ -24,7 +24,7 @@ from stepkeeper.coordination.agreement_rules import (
     kills_for,
 )
 from stepkeeper.coordination.rank_group import SoloRankGroup, StoreRankGroup
-from stepkeeper.coordination.step_agreement import STOP, StepAgreement
+from stepkeeper.coordination.step_agreement import StepAgreement
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError
 from stepkeeper.policy.save import (

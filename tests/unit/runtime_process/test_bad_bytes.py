@@ -1,4 +1,4 @@
-"""A commit that is deleted while it is verified isn't called bad, and no bad one is ever called deleted."""
+"""Bytes that are read bad: another node reads them again, and what was deleted meanwhile isn't called bad."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,12 +8,111 @@ import pytest
 import torch
 
 from stepkeeper.checkpoint import SaveOrder, Structure, TensorOrder, finish_checkpoint, write_checkpoint
+from stepkeeper.checkpoint.reread import reread_bad_bytes
 from stepkeeper.companion.supervisor import Companion
+from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import SoloRankGroup
-from stepkeeper.errors import RestoreError, StorageError, TornCheckpointError
+from stepkeeper.errors import BadBytes, BadNodeError, RestoreError, StorageError, TornCheckpointError
 from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.restore import Restorer, describe_step, verify_step
-from stepkeeper.storage.memory import MemoryStore, Operation
+from stepkeeper.restore.second_read import Host, Question, Reading, confirm_bad, find_question, this_host
+from stepkeeper.storage.crc import crc32c
+from stepkeeper.storage.memory import MemoryBucket, MemoryStore, Operation
+
+BAD = BadBytes(path="2/0-a/__0_0.distcp", length_bytes=3, crc32c=7, offset_bytes=0, block=0)
+
+
+OTHER = BadBytes(path="2/0-a/__1_0.distcp", length_bytes=3, crc32c=7, offset_bytes=0, block=0)
+
+
+def on(machine: str, bad: BadBytes | None = None) -> Reading:
+    host = Host(name=f"node-{machine}", machine=machine)
+    return Reading(host=host, reason=None if bad is None else f"{bad.path} is bad", bad_bytes=bad)
+
+
+@pytest.mark.parametrize(
+    ("readings", "first", "reader", "other"),
+    [
+        ([on("a"), on("a", BAD)], 1, 1, "node-a"),
+        ([on("a", BAD)], 0, 0, "node-a"),
+        ([on("a", BAD), on("a"), on("b"), on("c")], 0, 2, "node-b"),
+        ([on("a"), on("a"), on("b", BAD)], 2, 0, "node-a"),
+        # Two ranks of one node aren't two nodes; two nodes that read other bytes bad don't agree.
+        ([on("a", BAD), on("a", BAD), on("b")], 0, 2, "node-b"),
+        ([on("a", BAD), on("b", OTHER)], 0, 1, "node-b"),
+        ([on("a", BAD), on("a", BAD), on("b"), on("c", BAD)], 0, None, "node-c"),
+    ],
+)
+def test_another_node_reads_the_same_bytes_if_there_is_one(
+    readings: list[Reading], first: int, reader: int | None, other: str
+) -> None:
+    question = find_question(readings)
+    assert question is not None
+    assert (question.first, question.reader, question.other.name) == (first, reader, other)
+    assert question.reading.bad == BAD
+    assert decode(Question, encode(question)) == question
+
+
+def test_nothing_is_condemned_where_it_is_not_known_what_was_bad() -> None:
+    assert find_question([on("a"), Reading(host=this_host(), reason="bad, somewhere")]) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "wrong"),
+    [
+        (b"0123456789", None),
+        (b"01x3456789", "crc32c"),
+        (b"012", "1 bytes are there, not 4"),
+        (None, "it is missing"),
+    ],
+)
+def test_a_block_is_right_or_wrong_by_its_own_bytes(data: bytes | None, wrong: str | None) -> None:
+    store = MemoryStore()
+    if data is not None:
+        store.put_if_absent("1/0-a/x", data)
+    bad = BadBytes(path="1/0-a/x", offset_bytes=2, length_bytes=4, crc32c=crc32c(b"2345"), block=0)
+    found = reread_bad_bytes(store, bad)
+    assert found is None if wrong is None else wrong in str(found)
+
+
+def test_a_whole_object_with_bytes_behind_its_end_is_wrong() -> None:
+    store = MemoryStore()
+    store.put_if_absent("1/0-a/manifest.0.json", b"{}{}")
+    bad = BadBytes(path="1/0-a/manifest.0.json", length_bytes=2, crc32c=crc32c(b"{}"))
+    assert reread_bad_bytes(store, bad) == "4 bytes are there, not 2"
+
+
+@pytest.mark.parametrize("there", [b"0123", b"01x3"])
+def test_one_node_alone_reads_again_over_fresh_connections(there: bytes) -> None:
+    bucket = MemoryBucket()
+    bucket.objects["1/0-a/x"] = there
+    opened: list[MemoryStore] = []
+
+    def reopen() -> MemoryStore:
+        opened.append(MemoryStore(bucket))
+        return opened[-1]
+
+    bad = BadBytes(path="1/0-a/x", length_bytes=4, crc32c=crc32c(b"0123"), block=0)
+    torn = TornCheckpointError("block 0 of 1/0-a/x is bad", bad)
+    host = Host(name="node-7", machine="7")
+    if there == b"0123":
+        with pytest.raises(
+            BadNodeError, match=r"node-7 \(rank 0\) reads bad bytes, and good ones .* 1/0-a/x is bad"
+        ):
+            confirm_bad("torn", SoloRankGroup(), host, torn, reopen)
+    else:
+        said = confirm_bad("torn", SoloRankGroup(), host, torn, reopen)
+        assert "1/0-a/x is bad (read bad by node node-7, also over fresh connections" in said
+        assert len(opened) == 2
+
+
+def test_no_answer_to_the_second_reading_condemns_nothing() -> None:
+    def reopen() -> MemoryStore:
+        raise StorageError("no permission")
+
+    bad = BadBytes(path="1/0-a/x", length_bytes=4, crc32c=0, block=0)
+    with pytest.raises(StorageError, match="no permission"):
+        confirm_bad("torn", SoloRankGroup(), this_host(), TornCheckpointError("bad", bad), reopen)
 
 
 class NoCompanion:

@@ -1,17 +1,27 @@
-"""The claims of a trainer: its companions come and go, and it goes back to what it has restored."""
+"""A trainer's claims and orders, and the companions that come and go."""
 
+import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stepkeeper.checkpoint import SaveOrder, Structure, TensorOrder, ValueOrder
 from stepkeeper.companion import supervisor
-from stepkeeper.companion.messages import ClaimRequest, Kind, OpenRequest
+from stepkeeper.companion.messages import (
+    ClaimRequest,
+    Kind,
+    OpenRequest,
+    WriteRequest,
+)
 from stepkeeper.companion.session import Session
 from stepkeeper.companion.supervisor import Companion, Origin
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import (
+    CompanionError,
     CompanionLostError,
     TransientStorageError,
     UnknownOutcomeError,
@@ -19,8 +29,12 @@ from stepkeeper.errors import (
 from stepkeeper.log import BeginEntry, CommitRecord, Log, ManifestRef
 from stepkeeper.storage.memory import MemoryStore, named_bucket
 from stepkeeper.storage.retry import Patience
+from stepkeeper.tier import TierPlace
+from stepkeeper_testing.checkpoints import write_request
 
 MANIFEST = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
+
+
 IMPATIENT = Patience(total_s=0, sleep=lambda _: None)
 
 
@@ -194,3 +208,106 @@ def test_a_companion_that_is_lost_while_it_begins_a_branch_begins_it_once(
     assert root.branches() == [False, False, True]
     assert root.commit(companion, 2).parent is None
     assert sum("begins a branch" in record.getMessage() for record in caplog.records) == 1
+
+
+ROWS = (
+    TensorOrder(fqn='w\n"ü', dtype="float32", global_shape=(4, 8), offsets=(2, 0), sizes=(2, 8), start=0),
+    TensorOrder(fqn="s", dtype="int64", global_shape=(), offsets=(), sizes=(), start=64),
+)
+
+
+STRUCTURE = Structure.build(ROWS, aliases={"v": "s"}, key_paths={"s": ("a", 0, "s")})
+
+
+REQUEST = WriteRequest(
+    step=1, claim=0, nonce="0", values=(), structure_key=STRUCTURE.key, structure=STRUCTURE.text
+)
+
+
+def session_of(rank: int = 1, world_size: int = 2, **opening: Any) -> Session:
+    opening = {"uri": f"memory://{secrets.token_hex(4)}"} | opening
+    return Session(OpenRequest(rank=rank, world_size=world_size, **opening), lambda directive: None)
+
+
+def test_what_was_told_is_what_is_written_in_the_next_saves() -> None:
+    session = session_of()
+    first = session.shares.complete_order(REQUEST)
+    again = session.shares.complete_order(replace(REQUEST, step=2, structure=None))
+    assert first.structure == STRUCTURE
+    assert first == SaveOrder(
+        rank=1, world_size=2, step=1, claim=0, nonce="0", structure=STRUCTURE, values=()
+    )
+    assert again == replace(first, step=2)
+    assert again.structure is first.structure
+    assert (again.structure.aliases, again.structure.key_paths) == ({"v": "s"}, '{"s": ["a", 0, "s"]}')
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(STRUCTURE, tensors=ROWS[:1]),
+        replace(STRUCTURE, tensors=(replace(ROWS[0], start=8), ROWS[1])),
+        replace(STRUCTURE, tensors=(replace(ROWS[0], fqn="w"), ROWS[1])),
+        replace(STRUCTURE, tensors=(replace(ROWS[0], global_shape=(8, 8)), ROWS[1])),
+        replace(STRUCTURE, aliases={}),
+        replace(STRUCTURE, key_paths='{"s": ["a", 1, "s"]}'),
+    ],
+)
+def test_another_structure_has_another_key_and_only_the_last_is_held(other: Structure) -> None:
+    session = session_of()
+    assert other.key != STRUCTURE.key
+    session.shares.complete_order(REQUEST)
+    following = session.shares.complete_order(replace(REQUEST, structure_key=other.key, structure=other.text))
+    assert following.structure == other
+    with pytest.raises(CompanionError, match="by a structure that wasn't told"):
+        session.shares.complete_order(replace(REQUEST, structure=None))
+
+
+def test_nothing_is_written_by_a_key_that_what_was_told_does_not_have() -> None:
+    session, other = session_of(), replace(STRUCTURE, aliases={})
+    with pytest.raises(CompanionError, match="by a structure that wasn't told"):
+        session.shares.complete_order(replace(REQUEST, structure=other.text))
+    with pytest.raises(CompanionError, match="by a structure that wasn't told"):
+        session.shares.complete_order(replace(REQUEST, structure=None))
+
+
+DATA = b"what torch.save wrote of a value"
+
+
+@pytest.fixture
+def region() -> Iterator[int]:
+    fd = os.memfd_create("region")
+    os.write(fd, DATA)
+    yield fd
+    os.close(fd)
+
+
+def write_of(session: Session, step: int) -> WriteRequest:
+    claim = session.claim_root(ClaimRequest()).claim.slot if step == 1 else 0
+    return write_request(
+        SaveOrder(
+            rank=0,
+            world_size=1,
+            step=step,
+            claim=claim,
+            nonce=secrets.token_hex(16),
+            structure=Structure(),
+            values=(ValueOrder(fqn="n", start=0, length_bytes=len(DATA)),),
+        )
+    )
+
+
+def test_a_disk_that_takes_nothing_is_said_once_until_it_does_again(tmp_path: Path, region: int) -> None:
+    disk = tmp_path / "ssd"
+    tier, uri = TierPlace(folder=str(disk / "tier")), f"memory://{secrets.token_hex(4)}"
+    session = Session(OpenRequest(rank=0, world_size=1, uri=uri, tier=tier), lambda directive: None)
+
+    def stage(step: int) -> tuple[bool, bool]:
+        staged = session.shares.stage_share(write_of(session, step), region)
+        return staged.held, staged.why_not is not None
+
+    assert [stage(1), stage(2)] == [(False, True), (False, False)]
+    disk.mkdir()
+    assert stage(3) == (True, False)
+    disk.rename(tmp_path / "away")
+    assert stage(4) == (False, True)
