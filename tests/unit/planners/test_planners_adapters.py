@@ -1,4 +1,4 @@
-"""Test how each kind of tensor is described, and which are refused, each with its name and what to do."""
+"""How each kind of tensor is described, and which are refused, each with its name and what to do."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from planners_parts.layouts import rows
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -14,9 +15,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.two_tensor import TwoTensor
 
 from stepkeeper_planners import adapters
+from stepkeeper_planners.adapters import describe, fill, local_shards
 from stepkeeper_planners.errors import LayoutError, UnsupportedShardingError
 from stepkeeper_planners.geometry.boxes import Box
-from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks
+from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
+from stepkeeper_planners.saving.assignment import plan_save
 from stepkeeper_planners.state.tree import flatten_state
 
 RANKS = Ranks(rank=1, world_size=4)
@@ -67,6 +70,8 @@ def test_tied_dtensors_are_told_even_where_this_rank_has_no_elements(mesh: Devic
 
 
 TWO_TENSOR: Any = TwoTensor
+
+
 REFUSED: dict[str, tuple[Callable[[DeviceMesh], Any], str]] = {
     "partial sums": (
         lambda mesh: placed(torch.ones(3), mesh, Partial(), Replicate()),
@@ -149,3 +154,70 @@ def test_attributes_that_contradict_one_another_are_refused(changed: dict[str, o
     tensor = checkpointable(two_rows(), **changed)
     with pytest.raises(LayoutError, match=words):
         adapters.describe("w", tensor, RANKS)
+
+
+ALONE = Ranks(rank=0, world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        (
+            rows("w", (0, 4, (0,)), (2, 4, (3, 5))),
+            r"^w: chunk .* \(on rank 0\) and chunk .* \(on ranks 3, 5\) overlap",
+        ),
+        (rows("w", (0, 4, ())), r"^w: chunk .* is held by ranks \(\) of 1"),
+        (rows("w", (0, 4, (0, 1))), r"^w: chunk .* is held by ranks \(0, 1\) of 1"),
+    ],
+    ids=["overlap", "held by none", "held by a stranger"],
+)
+def test_layouts_that_lose_or_double_something_are_refused(layout: TensorLayout, words: str) -> None:
+    with pytest.raises(LayoutError, match=words):
+        plan_save([layout], {}, ALONE)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(2.5),
+        torch.empty(0, 3),
+        torch.arange(12.0).reshape(3, 4).t(),
+        torch.arange(10)[::3],
+        torch.tensor([1 + 2j]).conj(),
+        torch.nn.Parameter(torch.ones(3)),
+        torch.ones(3, dtype=torch.bfloat16),
+    ],
+    ids=lambda t: f"{t.dtype}{tuple(t.shape)}",
+)
+def test_a_plain_tensor_is_read_and_filled(tensor: torch.Tensor) -> None:
+    layout = describe("t", tensor, Ranks(rank=1, world_size=3))
+    assert layout == whole_tensor(
+        "t", str(tensor.dtype)[6:], tuple(tensor.shape), Ranks(rank=0, world_size=3)
+    )
+    shard = local_shards(tensor)[0]
+    assert shard.is_contiguous()
+    assert not shard.requires_grad
+    assert not shard.is_conj()
+    assert torch.equal(shard, tensor)
+    other = tensor.detach().clone()
+    fill(other, {0: torch.zeros_like(shard)})
+    fill(other, {0: shard})
+    assert torch.equal(other, tensor)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "word"),
+    [
+        (torch.ones(2, device="meta"), "meta"),
+        (torch.zeros(4, dtype=torch.uint8).view(torch.bits16), "bits16.*view"),
+        (
+            torch.sparse_coo_tensor(
+                torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), (3,), check_invariants=False
+            ),
+            "sparse",
+        ),
+    ],
+)
+def test_tensors_without_plain_elements_are_refused(tensor: torch.Tensor, word: str) -> None:
+    with pytest.raises(UnsupportedShardingError, match=f"layer.w.*{word}"):
+        describe("layer.w", tensor, ALONE)

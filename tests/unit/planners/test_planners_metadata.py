@@ -214,13 +214,6 @@ def test_what_no_pickler_makes_is_refused(data: bytes) -> None:
     assert before == {kind: dict(vars(kind)) for kind in before}
 
 
-def test_truncated_anywhere_it_is_refused() -> None:
-    data = pickle.dumps(sample())
-    for end in range(len(data)):
-        with pytest.raises(MetadataDecodeError, match="m: "):
-            read_metadata(data[:end], name="m")
-
-
 @dataclass
 class Case:
     change: Callable[[Any], object]

@@ -2,13 +2,14 @@
 
 import copy
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.optim import Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 from typing_extensions import override
 
@@ -76,6 +77,8 @@ class Holder:
 
 
 SGD, ADAM, ADAMW, RMSPROP = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop
+
+
 KINDS: dict[str, Make] = {
     "sgd": lambda p: SGD(p, lr=0.1),
     "sgd-momentum": lambda p: SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
@@ -96,6 +99,8 @@ KINDS: dict[str, Make] = {
     "unknown": Lion,
     "wrapping": lambda p: Averaged(ADAM(p)),
 }
+
+
 MODEL_FREE = {"unknown"}
 """Without a first state that is the same each time."""
 
@@ -191,13 +196,6 @@ def test_state_that_is_there_stays() -> None:
     assert optimizer.state[params[2]]["step"] == 0
 
 
-def test_frozen_parameters_get_none() -> None:
-    params = parameters()
-    params[1].requires_grad_(False)
-    optimizer = prime_optimizer(ADAM(params))
-    assert set(optimizer.state) == {params[0], params[2]}
-
-
 def test_schedule_and_hooks_see_no_step() -> None:
     params = parameters()
     optimizer = ADAM(params, lr=0.1)
@@ -239,3 +237,144 @@ def test_refused(make: Callable[[], object], match: str) -> None:
         prime_optimizer(optimizer)
     if isinstance(optimizer, Optimizer):
         assert not optimizer.state
+
+
+class OfEachParameter(Optimizer):
+    """Updates one parameter after another, each with its own state."""
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.update(p, self.state[p], group)
+
+    def update(self, p: Any, state: dict[str, Any], group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class MasterWeights(OfEachParameter):
+    """Float32 mixed_weights beside low-precision ones, with a momentum and weight decay."""
+
+    def __init__(self, params: Any, decay_name: str = "weight_decay") -> None:
+        super().__init__(params, {"lr": 0.1, decay_name: 0.01})
+        self.decay_name = decay_name
+
+    @override
+    def update(self, p: Any, state: dict[str, Any], group: dict[str, Any]) -> None:
+        if not state:
+            state["master"] = p.detach().float().clone()
+            state["momentum"] = torch.zeros_like(state["master"])
+        gradient = p.grad.float() + group[self.decay_name] * state["master"]
+        state["momentum"].mul_(0.9).add_(gradient)
+        state["master"].sub_(group["lr"] * state["momentum"])
+        p.copy_(state["master"])
+
+
+def mixed_weights(dtype: torch.dtype) -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(3, 3), (4, 2), ()]
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
+
+
+def test_state_that_is_no_longer_the_parameter_is_refused() -> None:
+    """A weight decay by another name gets into the state even without a gradient."""
+    params = mixed_weights(torch.float32)
+    optimizer = MasterWeights(params, decay_name="shrink")
+    with pytest.raises(
+        PrimeError, match=r"MasterWeights's state\['master'\] of a parameter of shape \(3, 3\)"
+    ):
+        prime_optimizer(optimizer)
+    assert not optimizer.state
+    assert all(torch.equal(a, b) for a, b in zip(params, mixed_weights(torch.float32), strict=True))
+
+
+GLOBAL: list[torch.nn.Parameter] = []
+
+
+class ThroughLock(SGD):
+    """Has the parameters beside something that can't be copied, and changes them past torch's count of changes."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1, momentum=0.9)
+        self.context = {"lock": threading.Lock(), "params": [*self.param_groups[0]["params"]]}
+
+    @override
+    def step(self, closure: Any = None) -> Any:
+        params: Any = self.context["params"]
+        for p in params:
+            p.data.mul_(0.9)
+        return super().step(closure)
+
+
+class ThroughGlobal(SGD):
+    """Nothing of the optimizer leads to what its step changes."""
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for p in GLOBAL:
+            p.mul_(0.9)
+        raise RuntimeError("and it fails")
+
+
+class Skipping(AdamW):
+    """Leaves parameters alone whose gradients are zeros."""
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for p in self.param_groups[-1]["params"]:
+            if not p.grad.any():
+                p.grad = None
+        return super().step(closure)
+
+
+def weights() -> list[torch.nn.Parameter]:
+    params = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.full((2, 2), 3.0))]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    return params
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (ThroughLock, r"ThroughLock\.context can't be copied"),
+        (lambda p: ThroughGlobal(p, lr=0.1), "changed 2 parameters.*set back"),
+    ],
+)
+def test_step_that_reaches_the_real_parameters(make: Callable[[Any], Optimizer], match: str) -> None:
+    params = weights()
+    GLOBAL[:] = params
+    optimizer = make(params)
+    with pytest.raises(PrimeError, match=match):
+        prime_optimizer(optimizer)
+    assert not optimizer.state
+    assert all(torch.equal(a, b) for a, b in zip(params, weights(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("groups", "match"),
+    [
+        (lambda p: p, r"Skipping\.step\(\) made no state for 2 of 2 parameters"),
+        (lambda p: [{"params": p[:1]}, {"params": p[1:]}], "made no state for 1 of 2 parameters"),
+    ],
+)
+def test_parameters_without_state_are_refused(groups: Callable[[Any], Any], match: str) -> None:
+    optimizer = Skipping(groups(weights()))
+    with pytest.raises(PrimeError, match=match):
+        prime_optimizer(optimizer)
+    assert not optimizer.state
+
+
+def test_groups_without_momentum_have_no_state() -> None:
+    params = weights()
+    groups: list[dict[str, Any]] = [{"params": params[:1], "momentum": 0.9}, {"params": params[1:]}]
+    assert prime_optimizer(SGD(groups, lr=0.1)).state.keys() == {params[0]}
+
+
+def test_sparse_gradients_without_state_of_a_step() -> None:
+    table = torch.nn.Embedding(10, 3, sparse=True)
+    assert not prime_optimizer(SGD(table.parameters(), lr=0.1)).state
+    assert prime_optimizer(torch.optim.Adagrad(table.parameters())).state.keys() == {table.weight}

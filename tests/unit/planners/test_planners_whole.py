@@ -1,6 +1,9 @@
-"""Values that are saved with other items than the state had at the start: lists, dicts, and what is marked Whole."""
+"""Values that are saved with other items than the state had at the start, and states that are gathered once more."""
 
 import copy
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +14,21 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from stepkeeper_planners import PerRank, RandomState, SPMDLoadPlanner, SPMDSavePlanner, SPMDStager, Whole
+from stepkeeper_planners import (
+    PerRank,
+    RandomState,
+    SPMDLoadPlanner,
+    SPMDSavePlanner,
+    SPMDStager,
+    Whole,
+    adapters,
+)
 from stepkeeper_planners.errors import UnsupportedValueError
-from stepkeeper_planners.state.resizable import list_resizable
-from stepkeeper_planners.state.structure import StructureCache
-from stepkeeper_planners.state.tree import flatten_state
+from stepkeeper_planners.state.nesting import encode_nesting
+from stepkeeper_planners.state.per_rank import PerRank
+from stepkeeper_planners.state.structure import LookUpResult, StructureCache
+from stepkeeper_planners.state.tree import FlatState, flatten_state
+from stepkeeper_planners.state.values import estimate_value_bytes
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -41,6 +54,8 @@ class Metrics:
 
 
 HISTORY = [{"loss": 0.5, "step": 1}, {"loss": 0.25, "step": 2, "eval.acc": {"top": [1, 2], 5: {}}}, {}, 7]
+
+
 SHAPES: dict[str, Any] = {
     "a list that grew": ([], HISTORY),
     "a list that shrank": (HISTORY, HISTORY[:1]),
@@ -59,20 +74,6 @@ def test_a_whole_is_loaded_whatever_it_was_at_the_start(start: Any, saved: Any, 
     state = {"w": torch.zeros(2), "deep": [{"box": Whole(copy.deepcopy(start))}]}
     load(tmp_path, state)
     assert state["deep"][0]["box"].value == saved  # type: ignore[index]
-
-
-@pytest.mark.parametrize(("start", "saved"), SHAPES.values(), ids=SHAPES)
-def test_what_was_saved_entry_by_entry_is_loaded_into_a_whole(start: Any, saved: Any, tmp_path: Path) -> None:
-    dcp_save({"w": torch.ones(2), "deep": {"box": saved}}, checkpoint_id=tmp_path, no_dist=True)
-    box = Whole(copy.deepcopy(start))
-    load(tmp_path, {"w": torch.zeros(2), "deep": {"box": box}})
-    # Stock torch makes strings of keys, and drops empty dicts.
-    expected = {"a": {"b": [1]}} if saved == {"a": {"b": [1]}, 3: {}} else saved
-    if saved is HISTORY:
-        assert box.value[1]["eval.acc"]["top"] == [1, 2]  # type: ignore[index]
-        assert box.value[0] == HISTORY[0]  # type: ignore[index]
-    else:
-        assert box.value == expected
 
 
 def test_lists_and_dicts_stay_the_objects_that_the_training_holds(tmp_path: Path) -> None:
@@ -128,23 +129,6 @@ def test_stock_torch_reads_a_whole_as_one_value_under_its_name(tmp_path: Path) -
     assert _load_state_dict_from_keys(checkpoint_id=tmp_path)["t"]["log"] == HISTORY
 
 
-def test_a_whole_that_grows_is_of_one_structure_also_where_large_values_are_divided() -> None:
-    derived: list[int] = []
-
-    def derive(*_: object) -> int:
-        derived.append(1)
-        return len(derived)
-
-    cache = StructureCache(derive, large_value_bytes=4096)
-    history: list[Any] = []
-    for n in range(2000):
-        history.append({"loss": 1.0, "step": n})
-        if n % 10 == 0:
-            cache.look_up({"w": torch.zeros(2), "log": Whole(history), "n": n})
-    # 2,000 items of some 25 bytes: from 4 KiB on, a plan for each doubling.
-    assert len(derived) <= 6
-
-
 def test_a_staged_whole_stays_one(tmp_path: Path) -> None:
     state = {"w": torch.ones(2), "log": Whole([{"a": 1}])}
     staged = SPMDStager().stage(state)
@@ -170,29 +154,6 @@ def test_boxes_in_boxes() -> None:
         flatten_state({"w": (Whole(1),)})
 
 
-@pytest.mark.parametrize("kind", ["a dict", "a list", "a list of itself"])
-def test_a_state_that_holds_itself_is_refused_before_it_is_searched(kind: str) -> None:
-    endless: Any = {} if kind == "a dict" else [{}]
-    if kind == "a dict":
-        endless["me"] = endless
-    else:
-        endless.append(endless if kind == "a list of itself" else {"me": [endless]})
-    with pytest.raises(UnsupportedValueError, match="holding itself"):
-        list_resizable({"a": endless})
-
-
-def test_the_same_containers_again_and_again_are_refused_before_they_are_searched() -> None:
-    node: Any = [torch.zeros(1)]
-    for _ in range(60):
-        node = [node, node]
-    with pytest.raises(UnsupportedValueError, match="again and again"):
-        list_resizable({"a": node})
-    plain: Any = [{}]
-    for _ in range(60):
-        plain = [plain, plain]
-    assert list(list_resizable({"a": plain})) == ["a"]
-
-
 @pytest.mark.parametrize(
     ("start", "saved"),
     [
@@ -214,12 +175,6 @@ def test_lists_and_empty_dicts_need_no_mark(start: Any, saved: Any, tmp_path: Pa
     assert held == saved, "it stays the object that the training holds"
 
 
-def test_a_list_that_stands_twice_is_not_filled_in_place(tmp_path: Path) -> None:
-    save(tmp_path, {"a": [1], "b": [2, 3]})
-    none: list[Any] = []
-    assert load(tmp_path, {"a": none, "b": none}) == {"a": [1], "b": [2, 3]}
-
-
 @pytest.mark.parametrize(
     ("state", "stored", "said"),
     [
@@ -237,7 +192,132 @@ def test_what_differs_otherwise_is_still_refused(
         load(tmp_path, state)
 
 
-def test_a_part_that_is_left_out_is_left(tmp_path: Path) -> None:
-    save(tmp_path, {"log": HISTORY, "n": 1})
-    assert load(tmp_path, {"log": [], "n": 0}, items=["n"]) == {"log": [], "n": 1}
-    assert load(tmp_path, {"log": [], "n": 0}, exclude=["log"]) == {"log": [], "n": 1}
+TENSOR = torch.arange(12.0).reshape(3, 4)
+
+
+def first() -> dict[str, Any]:
+    """Anew each time, with leaves of all kinds."""
+    tied = TENSOR.clone()
+    return {
+        "model": OrderedDict(w=TENSOR.clone(), b=torch.nn.Parameter(torch.ones(2)), n=torch.tensor(3)),
+        "optimizer": {
+            "state": {0: {"m": TENSOR.clone(), "step": 3.0}, 1: {"m": torch.ones(2), "step": 3.0}},
+            "param_groups": [{"lr": 0.1, "params": [0, 1], "betas": (0.9, 0.999)}],
+        },
+        "tied": {"a": tied, "b": tied, "view": tied[:2]},
+        "without elements": {"a": torch.empty(0), "b": torch.empty(0)},
+        "empty": {},
+        "own": PerRank({"at": 3}),
+    }
+
+
+Derived = dict[str, Any]
+
+
+def derive(flat: FlatState, value_bytes: Mapping[str, int]) -> Derived:
+    """All that a plan may go by."""
+    return {
+        "structures": [(name, adapters.structure(tensor)) for name, tensor in flat.tensors.items()],
+        "key paths": flat.paths | encode_nesting(flat.tree),
+        "value bytes": dict(value_bytes),
+    }
+
+
+def same(
+    again: LookUpResult[Derived], state: dict[str, Any], *, large_value_bytes: int | None = None
+) -> bool:
+    """Return True if it is what a first look at the state gives."""
+    fresh = flatten_state(state)
+    flat = again.flat
+    assert [*flat.tensors] == [*fresh.tensors]
+    assert all(flat.tensors[name] is fresh.tensors[name] for name in fresh.tensors)
+    assert (flat.values, flat.aliases, flat.paths) == (fresh.values, fresh.aliases, fresh.paths)
+    assert (flat.per_rank, flat.resizers) == (fresh.per_rank, fresh.resizers)
+    limit = sys.maxsize if large_value_bytes is None else large_value_bytes
+    sizes = {name: estimate_value_bytes(value) for name, value in fresh.values.items()}
+    return again.derived == derive(
+        fresh, {name: size if size >= limit else 0 for name, size in sizes.items()}
+    )
+
+
+def test_what_is_built_alike_shares_what_was_derived_and_has_its_own_leaves() -> None:
+    cache = StructureCache(derive)
+    derived = cache.look_up(first()).derived
+    state = first()
+    state["optimizer"]["state"][0]["step"] = 4.0
+    state["own"] = PerRank({"at": 4}, lambda values, _ranks: values[0])
+    again = cache.look_up(state)
+    assert again.derived is derived
+    assert same(again, state)
+    assert again.flat.values["optimizer.state.0.step"] == 4.0
+    assert again.flat.per_rank == {"own": {"at": 4}}
+
+
+def _set(*keys: Any, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(state: dict[str, Any]) -> None:
+        node: Any = state
+        for key in keys[:-1]:
+            node = node[key]
+        node[keys[-1]] = value
+
+    return change
+
+
+def _named(state: dict[str, Any]) -> None:
+    state["model"]["w"].mine = 1
+
+
+def _swapped(state: dict[str, Any]) -> None:
+    state["model"]["b"].data = torch.ones(2, dtype=torch.float64)
+
+
+def _turned(state: dict[str, Any]) -> None:
+    state["tied"] = dict(reversed(state["tied"].items()))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _set("model", "w", value=torch.ones(4, 3)),
+        _set("model", "w", value=1.0),
+        _set("model", "more", value=torch.ones(1)),
+        _set("optimizer", "state", 0, value={}),
+        _set(
+            "optimizer",
+            "state",
+            value={"0": {"m": TENSOR.clone(), "step": 3.0}, 1: {"m": TENSOR, "step": 3.0}},
+        ),
+        _set("optimizer", "param_groups", 0, "params", value=[0, 1, torch.ones(1)]),
+        _set("tied", "b", value=TENSOR.clone()),
+        _set("own", value={"at": 3}),
+        _set("empty", value={"a": {}}),
+        _named,
+        _swapped,
+        _turned,
+    ],
+)
+def test_what_is_built_otherwise_is_noticed(change: Callable[[dict[str, Any]], None]) -> None:
+    cache = StructureCache(derive)
+    derived = cache.look_up(first()).derived
+    state = first()
+    change(state)
+    again = cache.look_up(state)
+    assert again.derived is not derived
+    assert same(again, state)
+    state = first()
+    assert same(cache.look_up(state), state)
+
+
+def test_large_values_are_part_of_the_structure_by_their_size() -> None:
+    cache = StructureCache(derive, large_value_bytes=100)
+    derived = cache.look_up({"text": "x", "w": torch.ones(1)}).derived
+    assert derived["value bytes"] == {"text": 0}
+    assert cache.look_up({"text": "x" * 99, "w": torch.ones(1)}).derived is derived
+    for size, counted in ((100, 128), (129, 256), (257, 512)):
+        again = cache.look_up({"text": "x" * size, "w": torch.ones(1)})
+        assert again.derived is not derived
+        assert again.derived["value bytes"] == {"text": counted}
+        # A value that grows a little from save to save is of the same structure.
+        assert cache.look_up({"text": "x" * counted, "w": torch.ones(1)}).derived is again.derived
+        derived = again.derived
+    assert cache.look_up({"text": "y" * 500, "w": torch.zeros(1)}).derived is derived

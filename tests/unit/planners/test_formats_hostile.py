@@ -1,15 +1,23 @@
-"""safetensors files as they may come from anywhere: what they claim is checked before anything relies on it."""
+"""Files of other programs as they may come from anywhere: what they claim is checked before anything relies on it."""
 
 import json
+import os
+import pickle
 import re
 import struct
 import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from stepkeeper_planners.errors import SourceError
 from stepkeeper_planners.formats import (
@@ -18,6 +26,104 @@ from stepkeeper_planners.formats import (
     safetensors_to_checkpoint,
     torch_save_to_checkpoint,
 )
+
+Change = Callable[[Metadata], None]
+
+
+def changed(folder: Path, change: Change) -> Path:
+    """A checkpoint of stock torch, of which the metadata says something else."""
+    state = {"w": torch.ones(4), "v": torch.zeros(4), "n": [1], "m": [2]}
+    save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
+    path = folder / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    change(metadata)
+    path.write_bytes(pickle.dumps(metadata))
+    return folder
+
+
+def index_of(fqn: str, *offsets: int) -> MetadataIndex:
+    return MetadataIndex(fqn, torch.Size(offsets) if offsets else None)
+
+
+def places(metadata: Metadata) -> dict[MetadataIndex, Any]:
+    assert isinstance(metadata.storage_data, dict)
+    return metadata.storage_data
+
+
+def sixty_values(metadata: Metadata) -> None:
+    for number in range(60):
+        metadata.state_dict_metadata[f"n{number}"] = metadata.state_dict_metadata["n"]
+        places(metadata)[index_of(f"n{number}")] = places(metadata)[index_of("n")]
+
+
+def value_in_tensor(metadata: Metadata) -> None:
+    tensor = places(metadata)[index_of("w", 0)]
+    places(metadata)[index_of("n")] = replace(tensor, offset=tensor.offset + 1, length=10)
+
+
+def another_dtype(metadata: Metadata) -> None:
+    places(metadata)[index_of("v", 0)] = places(metadata)[index_of("w", 0)]
+    stored: Any = metadata.state_dict_metadata["v"]
+    stored.properties.dtype = torch.int32
+
+
+def named(name: str) -> Change:
+    def change(metadata: Metadata) -> None:
+        found = places(metadata)
+        for key in (index_of("w", 0), index_of("n")):
+            found[key] = replace(found[key], relative_path=name)
+
+    return change
+
+
+ODD_PLACES: dict[str, tuple[Change, str]] = {
+    "60 values on one place": (sixty_values, "n and n0 both have bytes"),
+    "a value in a tensor": (value_in_tensor, "w and n both have bytes"),
+    "a tensor as two dtypes": (another_dtype, "w and v both have bytes"),
+    "no character in a name": (named("\0"), "[nw]: .* can't be the name of a file"),
+    "half a character in a name": (named("\ud800"), "[nw]: .* can't be the name of a file"),
+    "a long name": (named("x" * 300), "[nw]: .* is no file: File name too long"),
+    "a folder's name": (named("below"), "[nw]: .* is no file: Is a directory"),
+    "a pipe": (named("pipe"), "[nw]: .*/pipe is no file: it is a pipe or a device"),
+    "a file that is gone": (named("gone"), r"[nw]: .*/gone is missing; the checkpoint isn't whole"),
+    "a path": (named("below/x"), "w: .* names below/x, which isn't a file in this folder"),
+}
+
+
+@pytest.mark.parametrize("case", ODD_PLACES)
+def test_metadata_that_names_odd_places_is_refused(case: str, tmp_path: Path) -> None:
+    change, message = ODD_PLACES[case]
+    folder = changed(tmp_path / "c", change)
+    (folder / "below").mkdir()
+    os.mkfifo(folder / "pipe")
+    (folder / "device").symlink_to("/dev/zero")
+    for convert in (checkpoint_to_torch_save, partial(checkpoint_to_safetensors, values="leave_out")):
+        with pytest.raises(SourceError, match=message) as caught:
+            convert(folder, tmp_path / "x.safetensors")
+        assert str(folder) in str(caught.value)
+        str(caught.value).encode()
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+@pytest.mark.parametrize("key", ["\ud800", "a\0b", "a/b", "x" * 5000, "a\nb", "../a", "ümlaut"])
+def test_odd_names_of_tensors_come_back(key: str, tmp_path: Path) -> None:
+    torch.save({key: torch.ones(3), "deep": {key: [1]}}, tmp_path / "a.pt")
+    torch_save_to_checkpoint(tmp_path / "a.pt", tmp_path / "c")
+    checkpoint_to_torch_save(tmp_path / "c", tmp_path / "b.pt")
+    state = torch.load(tmp_path / "b.pt")
+    assert torch.equal(state[key], torch.ones(3))
+    assert state["deep"] == {key: [1]}
+
+
+def test_views_that_would_become_many_times_the_file_are_refused(tmp_path: Path) -> None:
+    buffer = torch.arange(100_000.0)
+    torch.save({"all": buffer, "first": buffer[:50_000], "last": buffer[50_000:]}, tmp_path / "views.pt")
+    assert torch_save_to_checkpoint(tmp_path / "views.pt", tmp_path / "c").tensor_bytes == 800_000
+    torch.save({f"w{start:02}": buffer[start:] for start in range(30)}, tmp_path / "windows.pt")
+    with pytest.raises(SourceError, match=r"windows\.pt: its tensors share their elements: .* w00"):
+        torch_save_to_checkpoint(tmp_path / "windows.pt", tmp_path / "d")
+    assert not (tmp_path / "d").exists()
+
 
 MIB = 1 << 20
 
@@ -41,6 +147,8 @@ def twice(name: str, entries: list[tuple[str, object]]) -> bytes:
 
 
 WHOLE = json.dumps(described(0, 16))
+
+
 HEADERS = {
     "a name twice": (f'{{"w":{WHOLE},"w":{WHOLE}}}'.encode(), "w stands twice"),
     "a key twice": (twice("w", [*described(0, 16).items(), ("shape", [2, 2])]), "w: shape stands twice"),
@@ -145,18 +253,3 @@ def test_an_index_that_is_none_or_wrong_is_refused(case: str, tmp_path: Path) ->
     assert str(tmp_path) in str(caught.value)
     str(caught.value).encode()
     assert not (tmp_path / "c").exists()
-
-
-def test_tied_tensors_are_written_under_each_name_within_reason(tmp_path: Path) -> None:
-    tied = torch.arange(3.0)
-    for n_names in (64, 65):
-        torch.save({f"w{i:02}": tied for i in range(n_names)}, tmp_path / f"{n_names}.pt")
-        torch_save_to_checkpoint(tmp_path / f"{n_names}.pt", tmp_path / f"{n_names}")
-    checkpoint_to_safetensors(tmp_path / "64", tmp_path / "64.safetensors")
-    assert len(load_file(tmp_path / "64.safetensors")) == 64
-    with pytest.raises(SourceError, match=r"65: w00 has 65 names, .* rename="):
-        checkpoint_to_safetensors(tmp_path / "65", tmp_path / "65.safetensors")
-    one = checkpoint_to_safetensors(
-        tmp_path / "65", tmp_path / "65.safetensors", rename=lambda name: name if name == "w64" else None
-    )
-    assert one.tensors == ("w64",)
