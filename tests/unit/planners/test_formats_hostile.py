@@ -56,11 +56,6 @@ def sixty_values(metadata: Metadata) -> None:
         places(metadata)[index_of(f"n{number}")] = places(metadata)[index_of("n")]
 
 
-def value_in_tensor(metadata: Metadata) -> None:
-    tensor = places(metadata)[index_of("w", 0)]
-    places(metadata)[index_of("n")] = replace(tensor, offset=tensor.offset + 1, length=10)
-
-
 def another_dtype(metadata: Metadata) -> None:
     places(metadata)[index_of("v", 0)] = places(metadata)[index_of("w", 0)]
     stored: Any = metadata.state_dict_metadata["v"]
@@ -78,12 +73,8 @@ def named(name: str) -> Change:
 
 ODD_PLACES: dict[str, tuple[Change, str]] = {
     "60 values on one place": (sixty_values, "n and n0 both have bytes"),
-    "a value in a tensor": (value_in_tensor, "w and n both have bytes"),
     "a tensor as two dtypes": (another_dtype, "w and v both have bytes"),
     "no character in a name": (named("\0"), "[nw]: .* can't be the name of a file"),
-    "half a character in a name": (named("\ud800"), "[nw]: .* can't be the name of a file"),
-    "a long name": (named("x" * 300), "[nw]: .* is no file: File name too long"),
-    "a folder's name": (named("below"), "[nw]: .* is no file: Is a directory"),
     "a pipe": (named("pipe"), "[nw]: .*/pipe is no file: it is a pipe or a device"),
     "a file that is gone": (named("gone"), r"[nw]: .*/gone is missing; the checkpoint isn't whole"),
     "a path": (named("below/x"), "w: .* names below/x, which isn't a file in this folder"),
@@ -140,33 +131,20 @@ def write(path: Path, header: object, data: bytes = b"\0" * 16, claimed_bytes: i
     return path
 
 
-def twice(name: str, entries: list[tuple[str, object]]) -> bytes:
-    """An object as JSON, with any names in it."""
-    text = ",".join(f"{json.dumps(key)}:{json.dumps(value)}" for key, value in entries)
-    return f'{{"{name}":{{{text}}}}}'.encode()
-
-
 WHOLE = json.dumps(described(0, 16))
 
 
 HEADERS = {
     "a name twice": (f'{{"w":{WHOLE},"w":{WHOLE}}}'.encode(), "w stands twice"),
-    "a key twice": (twice("w", [*described(0, 16).items(), ("shape", [2, 2])]), "w: shape stands twice"),
     "over each other": ({"v": described(0, 12), "w": described(8, 16)}, "v and w lie over each other"),
     "a hole": ({"w": described(0, 8)}, "bytes 8 to 16 behind the header belong to no tensor"),
     "behind the end": ({"w": described(0, 20)}, "w should end at byte 20 .* where the file has 16"),
-    "below nothing": ({"w": described(-16, 0)}, "w has no data_offsets"),
-    "three offsets": ({"w": described(0, 16) | {"data_offsets": [0, 8, 16]}}, "w has no data_offsets"),
     "more than 64 bits": ({"w": described(0, 16, [2**62, 2**62])}, "w has a shape of more elements"),
-    "a size of many digits": ({"w": described(0, 16, [10**4000])}, "w has no shape"),
-    "many dimensions": ({"w": described(0, 16, [1] * 65)}, "w has no shape"),
     "a truth as a size": ({"w": described(0, 4, [True]), "v": described(4, 16)}, "w has no shape"),
     "another shape": ({"w": described(0, 16, [5])}, r"w needs 20 bytes for shape \[5\] of F32, and has 16"),
     "no dtype of anybody": ({"w": described(0, 16, dtype="F3")}, "w has dtype F3"),
     "more than is known": ({"w": described(0, 16) | {"quantized": True}}, "w isn't described by"),
-    "not described": ({"w": 5}, "w isn't described by"),
     "half a character": (b'{"w\\ud800":%s}' % WHOLE.encode(), r"'w\\ud800' has half a character in its name"),
-    "a list": ([1], "its header is no object"),
     "deep": (b"[" * 100_000, "its header is no JSON"),
 }
 
@@ -216,22 +194,15 @@ def test_elements_may_start_anywhere(padding: bytes, tmp_path: Path) -> None:
 
 INDICES = {
     "deep": (b"[" * 200_000, "no weight_map"),
-    "no tensor": ({"weight_map": {}}, "the weight_map names no tensor"),
     "a tensor twice": (b'{"weight_map":{"a":"a.safetensors","a":"b.safetensors"}}', "a stands there twice"),
     "the folder": ({"weight_map": {"a": ".."}}, r"has \.\. for a, which is no file beside it"),
-    "half a character": ({"weight_map": {"a": "\ud800.safetensors"}}, "a: .* can't be the name of a file"),
     "a file that is missing": (
         {"weight_map": {"a": "gone.safetensors"}},
         r"^a: .*/gone\.safetensors is missing",
     ),
-    "a file elsewhere": ({"weight_map": {"a": "../x.safetensors"}}, "which is no file beside it"),
     "another name": (
         {"weight_map": {"a": "a.safetensors", "b": "b.safetensors", "c": "b.safetensors"}},
         "differ in b2, c",
-    ),
-    "a long name": (
-        {"weight_map": {"a": "x" * 300 + ".safetensors"}},
-        "a: .* is no file: File name too long",
     ),
     "swapped files": (
         {"weight_map": {"a": "b.safetensors", "b": "a.safetensors", "b2": "a.safetensors"}},

@@ -142,12 +142,6 @@ def test_a_dtype_that_the_format_lacks_is_named(tmp_path: Path) -> None:
         assert not (tmp_path / dst).exists()
 
 
-def test_one_file_is_not_cut_into_several(tmp_path: Path) -> None:
-    write_checkpoint({"a": torch.ones(10), "b": torch.ones(10)}, tmp_path / "c")
-    with pytest.raises(ValueError, match="name a folder"):
-        checkpoint_to_safetensors(tmp_path / "c", tmp_path / "c.safetensors", max_shard_bytes=40)
-
-
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     whole = tmp_path / "whole.safetensors"
     save_file({"a": torch.ones(1000)}, whole)

@@ -169,7 +169,6 @@ def proposed(
     ("name", "other"),
     [
         ("ASSIGNMENT_VERSION", ASSIGNMENT_VERSION + 1),
-        ("BALANCE", {"slices from": 1}),
         ("_release", lambda: "9.8.7"),
     ],
 )
@@ -211,19 +210,12 @@ def test_who_writes_what_is_as_it_was_in_this_version() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
-@pytest.mark.parametrize("n_elements", [1, 20_000, 1_000_000])
-def test_whole_numbers_on_the_host_are_compared_whatever_their_size(
-    dtype: torch.dtype, n_elements: int
-) -> None:
-    one = torch.zeros(n_elements, dtype=dtype)
+def test_whole_numbers_on_the_host_are_compared_whatever_their_size(dtype: torch.dtype) -> None:
+    one = torch.zeros(1_000_000, dtype=dtype)
     other = one.clone()
-    assert digest_integer_tensor(one) is not None
-    assert digest_integer_tensor(one) == digest_integer_tensor(other)
+    assert digest_integer_tensor(one) == digest_integer_tensor(other) is not None
     other[-1] = 1
     assert digest_integer_tensor(one) != digest_integer_tensor(other)
-    as_parameter = torch.nn.Parameter(one, requires_grad=False)
-    assert digest_integer_tensor(as_parameter) is not None
-    assert digest_integer_tensor(torch.stack([one, other])[:, -1]) is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])

@@ -41,8 +41,6 @@ FLOAT = np.dtype("f8")
 
 HOSTILE: dict[str, Any] = {
     "a command": Reduced(os.system, ("mkdir ran",)),
-    "getattr": Reduced(getattr, ("x", "join")),
-    "numpy's loader": Reduced(np.load, ("ran",)),
     "torch's rebuilding of types": Reduced(
         torch._tensor._rebuild_from_type_v2, (os.mkdir, torch.Tensor, ("ran",), {})
     ),
@@ -54,24 +52,17 @@ HOSTILE: dict[str, Any] = {
     "a quantized tensor": (quantized_tensor(),),
     "as a key": {RUN: 1},
     "a number as a key that is too long to be printed": {10**5000: 1},
-    "as an argument": Reduced(torch.Size, (RUN,)),
     "as a state": Reduced(ARRAY, EMPTY, RUN),
     "an array of objects": np.array([RUN], dtype=object),
     "an array longer than its bytes": Reduced(ARRAY, EMPTY, (1, (1 << 40,), FLOAT, False, b"\0" * 8)),
-    "an array of many items without bytes": Reduced(
-        ARRAY, EMPTY, (1, (1 << 40,), np.dtype("V0"), False, b"")
-    ),
-    "an array of a negative shape": Reduced(ARRAY, EMPTY, (1, (-1,), FLOAT, False, b"\0" * 8)),
     "an array of another class": Reduced(ARRAY, (np.matrix, (0,), b"b")),
     "a dtype of objects": Reduced(np.dtype, ("O", False, True), (3, "|", None, None, None, -1, -1, 63)),
     "a dtype without a state": Reduced(np.dtype, ("f8", False, True)),
-    "a dtype from a dict": Reduced(np.dtype, ({"names": ["a"], "formats": ["O"]}, False, True)),
     "a dtype whose field lies outside": Reduced(
         np.dtype,
         ("V4", False, True),
         (3, "|", None, ("a",), {"a": (FLOAT, 1 << 20)}, 4, 1, 16),
     ),
-    "a scalar longer than its bytes": Reduced(np.float64(0).__reduce__()[0], (FLOAT, b"\0")),
     "bytes of a length": Reduced(bytes, (1 << 40,)),
     "an encoding": Reduced(__import__("_codecs").encode, ("x", "rot13")),
     "a device of a class": Reduced(torch.device, (RUN,)),
@@ -85,10 +76,11 @@ def saved(value: object) -> bytes:
 
 
 @pytest.fixture(autouse=True)
-def nothing_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.chdir(tmp_path)
+def nothing_ran(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Any:
+    folder = tmp_path_factory.mktemp("here")
+    monkeypatch.chdir(folder)
     yield
-    assert not list(tmp_path.iterdir())
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
@@ -149,8 +141,6 @@ TENSORS = {
     "starting behind its storage": b"K\x02K\x01\x85K\x01\x85",
     "with strides that lead out": b"K\0K\x02\x85K\x02\x85",
     "of a negative size": b"K\0J\xff\xff\xff\xff\x85K\x01\x85",
-    "of unlike sizes and strides": b"K\0K\x02\x85)",
-    "at no number": b"NK\x02\x85K\x01\x85",
 }
 
 
@@ -218,10 +208,6 @@ def test_what_is_nested_without_end_is_refused() -> None:
             decode_value("k", data)
 
 
-class Stranger:
-    """A class that nobody knows."""
-
-
 def test_numpy_data_that_claims_more_bytes_than_it_has_is_refused(tmp_path: Path) -> None:
     """numpy believes a dtype's state: one of 4 bytes with a field of a billion is read out of bounds."""
     field = {"a": (np.dtype("S1000000000"), 0)}
@@ -268,7 +254,7 @@ STORAGE: Final = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") 
 CONTENT: Final = text("a" * 10_000)
 
 
-ARRAY: Final = (
+STORED_ARRAY: Final = (
     b"cnumpy._core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85"
     + text("b")
     + b"\x87R(K\1M\x10\x27\x85h\0\x89h\1tb"
@@ -296,7 +282,7 @@ HAND_MADE = {
         + CONTENT
         + text("latin1")
         + b"\x86Rq\x010]("
-        + ARRAY * 200
+        + STORED_ARRAY * 200
         + b"e.",
         "far more",
     ),

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.checkpoint import _version
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from typing_extensions import override
@@ -195,18 +195,6 @@ def test_after_a_read_that_fails_values_and_objects_are_as_before(folder: Path) 
     assert (state["step"], state["counter"].n, state["nested"]) == (1, 1, make_state(1)["nested"])
 
 
-class Watching(SPMDLoadPlanner):
-    """Notes how many bytes wait to be moved into tensors."""
-
-    most_bytes = 0
-
-    @override
-    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        waiting = [shard for target in self._pending.targets.values() for shard in target._shards.values()]
-        self.most_bytes = max(self.most_bytes, sum(shard.nbytes for shard in waiting))
-        super().commit_tensor(read_item, tensor)
-
-
 def in_parts(seed: int, names: Sequence[str]) -> dict[str, Any]:
     """Tensors of 4 kB in eight parts, which are collected before the tensor gets them."""
     state: dict[str, Any] = {name: torch.arange(1000.0) + seed for name in names}
@@ -214,20 +202,6 @@ def in_parts(seed: int, names: Sequence[str]) -> dict[str, Any]:
         tensor.global_shape, tensor.local_sizes = (1000,), ((125,),) * 8
         tensor.global_offsets = tensor.local_offsets = tuple((125 * part,) for part in range(8))
     return state
-
-
-@pytest.mark.parametrize(("n_files", "most_tensors"), [(1, 1), (4, 20)])
-def test_what_lies_in_one_file_waits_for_one_tensor_only(
-    tmp_path: Path, n_files: int, most_tensors: int
-) -> None:
-    names = [f"layer{n:02}" for n in range(20)]
-    writer = FileSystemWriter(tmp_path, thread_count=n_files)
-    dcp_save(in_parts(7, names), storage_writer=writer, planner=SPMDSavePlanner(), no_dist=True)
-    state, planner = in_parts(1, names[::-1]), Watching()
-    dcp_load(state, checkpoint_id=tmp_path, planner=planner, no_dist=True)
-    assert all(torch.equal(tensor, torch.arange(1000.0) + 7) for tensor in state.values())
-    assert 0 < planner.most_bytes <= most_tensors * 4000
-    assert not planner._pending.targets
 
 
 def test_an_expanded_tensor_is_refused_by_name_before_anything_is_read(tmp_path: Path) -> None:
@@ -271,14 +245,6 @@ def test_different_elements_are_an_error_that_names_both(untied: Path) -> None:
     assert "embed and head are one tensor in the state, and have different elements" in str(error)
     assert "exclude=('head',) loads the elements of embed" in str(error)
     assert state["step"] == 1
-
-
-def test_in_a_load_of_what_both_have_they_are_a_warning(untied: Path) -> None:
-    tensor, state = tied(step=1)
-    with pytest.warns(UserWarning, match="embed and head are one tensor .* those of embed were loaded"):
-        load(state, untied, strict=False)
-    assert torch.equal(tensor, torch.arange(4.0))
-    assert state["step"] == 7
 
 
 @pytest.mark.parametrize(("excluded", "factor"), [("head", 1), ("embed", 2)])

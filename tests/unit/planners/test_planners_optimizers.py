@@ -18,26 +18,6 @@ from stepkeeper_planners.state.filling import fill_state
 from stepkeeper_planners.state.tree import flatten_state
 
 
-class MasterWeights(Optimizer):
-    """Float32 weights beside low-precision ones, in a list with their momentum."""
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.1})
-
-    @override
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for p in self.param_groups[0]["params"]:
-            state = self.state[p]
-            if not state:
-                master = p.detach().float().clone()
-                state["float32"] = [master, torch.zeros_like(master)]
-            master, momentum = state["float32"]
-            momentum.mul_(0.9).add_(p.grad.float())
-            master.sub_(0.1 * momentum)
-            p.copy_(master)
-
-
 class Wrapper(Optimizer):
     """Wrap an optimizer as Accelerate and Lookahead do: it never calls Optimizer.__init__()."""
 
@@ -84,7 +64,7 @@ def load_from(source: Optimizer, target: Optimizer) -> None:
     fill_state({"o": target}, flat, stored.values)
 
 
-@pytest.mark.parametrize("make", [NAdam, ASGD, AdamW, MasterWeights, lambda p: Wrapper(AdamW(p))])
+@pytest.mark.parametrize("make", [NAdam, ASGD, AdamW, lambda p: Wrapper(AdamW(p))])
 def test_training_goes_on_to_the_bit(make: Callable[[Any], Optimizer]) -> None:
     first, second = weights(), weights()
     undisturbed = trained(make(first), 3)
@@ -96,18 +76,6 @@ def test_training_goes_on_to_the_bit(make: Callable[[Any], Optimizer]) -> None:
     trained(undisturbed, 4)
     trained(resumed, 4)
     assert torch.equal(first[0], second[0])
-
-
-def test_settings_that_place_numbers_elsewhere_are_followed() -> None:
-    """What was saved with other settings has its numbers where these say: torch's own load puts them there."""
-    optimizer = prime_optimizer(NAdam(weights()))
-    (parameter,) = optimizer.param_groups[0]["params"]
-    held = optimizer.state[parameter]["mu_product"]
-    source = prime_optimizer(NAdam(weights()))
-    source.param_groups[0]["capturable"] = True
-    load_from(source, optimizer)
-    assert optimizer.param_groups[0]["capturable"]
-    assert optimizer.state[parameter]["mu_product"] is not held
 
 
 def test_a_hook_says_what_the_state_is_after_a_load() -> None:

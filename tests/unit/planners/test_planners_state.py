@@ -1,4 +1,4 @@
-"""A nested state, flat and back, with the names that torch.distributed.checkpoint gives, and what each rank has of its own."""
+"""A nested state, flat and back, with the names of torch.distributed.checkpoint, and what each rank has of its own."""
 
 import collections
 from collections import OrderedDict, defaultdict
@@ -208,9 +208,6 @@ def test_an_object_gets_back_containers_of_the_kind_that_it_gave() -> None:
 
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "MultiStepLR": lambda o: lrs.MultiStepLR(o, [2, 3, 3, 40]),
-    "CosineAnnealingWarmRestarts": lambda o: lrs.CosineAnnealingWarmRestarts(o, 10),
-    "CyclicLR": lambda o: lrs.CyclicLR(o, 0.1, 1.0, cycle_momentum=False),
-    "OneCycleLR": lambda o: lrs.OneCycleLR(o, 1.0, 100),
     "LambdaLR": lambda o: lrs.LambdaLR(o, lambda epoch: 0.9**epoch),
     "ReduceLROnPlateau": lrs.ReduceLROnPlateau,
     "SequentialLR": lambda o: lrs.SequentialLR(o, [lrs.ConstantLR(o), lrs.StepLR(o, 1)], [2]),
@@ -307,14 +304,10 @@ MANY = 2000
     "paths",
     [
         pytest.param({f"{i}\0empty": (str(i), MANY, MANY) for i in range(MANY)}, id="long lists"),
-        pytest.param({"w": ("w",) * 5000}, id="deep"),
         pytest.param({"w": 3}, id="a number"),
-        pytest.param({"w": (["x"],)}, id="a list as a key"),
         pytest.param({"w": (1.5,)}, id="half"),
-        pytest.param({"w": ("x",), "x\0number": ("x",)}, id="a word as a number"),
         pytest.param({"w": ("9" * 5000,), "w\0number": ("9" * 5000,)}, id="a number that is too long"),
         pytest.param({"w": ("x",), "v": ("x",)}, id="two in one place"),
-        pytest.param({"w": ("x",), "v": ("x", "y")}, id="one in another"),
         pytest.param({"w": ("x",), "v\0empty": ("x",)}, id="an empty dict in its place"),
         pytest.param(
             {"w": ("1",), "v": ("01",), "a\0number": ("1",), "b\0number": ("01",)}, id="one number twice"
@@ -324,7 +317,3 @@ MANY = 2000
 def test_paths_that_are_none_are_refused(paths: Any) -> None:
     with pytest.raises(SourceError, match=r"^run/\.metadata: the path .* of '\w+"):
         rebuild_nesting({"w": 1, "v": [1]}, paths, where="run/.metadata")
-
-
-def test_items_without_an_entry_are_none() -> None:
-    assert rebuild_nesting({"w": 1}, {"w": ("a", 5)}, where="run/.metadata") == {"a": [None] * 5 + [1]}

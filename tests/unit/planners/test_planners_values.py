@@ -5,7 +5,6 @@ import enum
 import io
 import random
 import re
-import struct
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 from typing import Any
 
@@ -84,15 +83,6 @@ def test_a_value_comes_back_of_its_own_type(value: object) -> None:
     if isinstance(value, np.generic):
         assert isinstance(back, np.generic)
         assert back.dtype == value.dtype
-
-
-@pytest.mark.parametrize("bits", [0x7FF8000000000000, 0x7FF800000000BEEF, 0xFFF8000000000001, 1 << 63, 1])
-def test_the_bits_of_a_float_come_back(bits: int) -> None:
-    """Payloads of NaN, negative zero and the least subnormal number."""
-    (number,) = struct.unpack("<d", struct.pack("<Q", bits))
-    back: Any = decode_value("k", encode_value("k", {"plain": number, "numpy": np.float64(number)}))
-    assert struct.pack("<d", back["plain"]) == struct.pack("<Q", bits)
-    assert back["numpy"].tobytes() == struct.pack("<Q", bits)
 
 
 DTYPES: list[Any] = ["f4", "f8", "f2", "g", "i1", "u8", "c8", "?", "S3", "U4", ">f8", ">i2", "V3"]
@@ -212,27 +202,17 @@ REFUSED: dict[str, object] = {
     "a datetime": dt.datetime(2020, 1, 1),  # noqa: DTZ001 — any object outside of the list
     "a named tuple": Pair(1, 2),
     "an enum that is a number": Colour.RED,
-    "a numpy scalar of another class": Single(1),
-    "torch's version": torch.__version__,
     "a defaultdict": defaultdict(int),
-    "a bytearray": bytearray(b"x"),
-    "a function": lambda: 1,
     "a generator": random.Random(1),
-    "a numpy dtype": np.dtype("f4"),
     "an array of objects": np.array([object()]),
     "an array with objects in a field": np.zeros(1, [("a", "O")]),
     "a numpy dtype with metadata": np.zeros(1, np.dtype("f4", metadata={"a": object()})),
-    "an array of nothing": np.zeros(3, "V0"),
-    "a matrix of records": np.zeros(1, "f4").view(np.recarray),
     "something deep": (1, [{"deep": {3}}]),
     "a key that is a class": {int: 1},
     "a meta tensor": (torch.ones(1, device="meta"),),
     "a sparse tensor": (torch.ones(2).to_sparse(),),
     "a quantized tensor": (quantized_tensor(),),
     "a tensor of bits": (torch.zeros(2, dtype=torch.uint8).view(all_dtypes()["uint4"]),),
-    "every second of a tensor of pairs": (
-        torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)[::2],
-    ),
 }
 
 

@@ -14,7 +14,7 @@ from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import BadBytes, BadNodeError, RestoreError, StorageError, TornCheckpointError
 from stepkeeper.log import Claim, CommitRecord, Log
-from stepkeeper.restore import Restorer, describe_step, verify_step
+from stepkeeper.restore import Restorer, verify_step
 from stepkeeper.restore.second_read import Host, Question, Reading, confirm_bad, find_question, this_host
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore, Operation
@@ -217,13 +217,6 @@ def test_what_a_pin_holds_is_damaged_where_it_is_missing() -> None:
     root = Root(deleted)
     with pytest.raises(TornCheckpointError, match="is missing"):
         root.restorer().restore(root.commit, {"w": torch.zeros(2, 8)}, is_pinned=lambda: True)
-
-
-def test_what_a_commit_holds_is_damaged_or_deleted() -> None:
-    with pytest.raises(RestoreError, match="was deleted just now"):
-        describe_step(Root(deleted, when_read="manifest.0.json").store, 1)
-    with pytest.raises(TornCheckpointError, match="is missing"):
-        describe_step(Root(Root.sweep, when_read="manifest.0.json").store, 1)
 
 
 def test_objects_that_go_missing_by_themselves_are_damage() -> None:

@@ -79,36 +79,6 @@ def test_a_parent_has_ended_once_another_process_is_the_parent(has_pidfd: bool) 
     assert ParentProcess(gone.pid).has_ended()
 
 
-_CLOSING = """
-import os
-import sys
-
-from stepkeeper.companion.__main__ import close_inherited
-
-own = open(sys.argv[1], "w")
-_, inherited = os.pipe()
-os.set_inheritable(inherited, True)
-close_inherited(-1)
-own.write("still open")
-own.close()
-try:
-    os.fstat(inherited)
-except OSError:
-    print("closed")
-"""
-
-
-def test_a_companion_closes_what_it_has_inherited_and_nothing_that_its_interpreter_opened(
-    tmp_path: Path,
-) -> None:
-    opened = tmp_path / "opened"
-    told = subprocess.run(
-        [sys.executable, "-c", _CLOSING, str(opened)], check=True, capture_output=True, text=True
-    )
-    assert told.stdout == "closed\n"
-    assert opened.read_text(encoding="utf-8") == "still open"
-
-
 def pair() -> tuple[Channel, Channel]:
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     return Channel(left), Channel(right)

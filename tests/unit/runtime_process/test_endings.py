@@ -110,38 +110,12 @@ def test_a_process_beside_another_one_leaves_the_word_that_tells_more(tmp_path: 
     assert Termination.from_json(path.read_bytes()).code == 77
 
 
-def test_nothing_is_written_of_a_stop_once_it_is_known_how_the_process_ends(tmp_path: Path) -> None:
-    places = PodPaths(settings_folder=tmp_path, termination_file=tmp_path / "termination")
-    settings = Settings(uri="file:///root", interval=Interval(steps=1))
-    ending = ProcessExit(
-        Environment(identity=pod_identity(), settings=settings, places=places),
-        cast(Companion, SimpleNamespace(claimed_root=None)),
-        cast(Progress, SimpleNamespace(step=7)),
-        notices := cast(NoticeWatcher, SimpleNamespace(notice=None, notices=())),
-        GracePeriod(30, notices),
-        rank=0,
-    )
-
-    def code_after(code: int, *, is_final: bool) -> int:
-        ending.write_termination_message(code, committed=None, restored=None, is_final=is_final)
-        return Termination.from_json(places.termination_file.read_bytes()).code
-
-    assert code_after(75, is_final=False) == 75
-    assert code_after(1, is_final=True) == 1
-    assert code_after(75, is_final=False) == 1
-    assert code_after(77, is_final=True) == 77
-
-
-def raised_from(cause: Exception) -> Exception:
-    error = SaveError("a save in the background failed")
-    error.__cause__ = cause
-    return error
-
-
+FAILED = SaveError("a save in the background failed")
+FAILED.__cause__ = TransientStorageError("503")
 AWAY = [TransientStorageError("503"), UnknownOutcomeError("slot 7"), StorageAwayError("step 7")]
 
 
-@pytest.mark.parametrize("error", [*AWAY, raised_from(TransientStorageError("503")), raised_from(AWAY[2])])
+@pytest.mark.parametrize("error", [*AWAY, FAILED])
 def test_a_store_that_gave_no_answer_is_a_cause_of_its_own(error: Exception) -> None:
     assert find_known_cause(error) is Cause.STORAGE_UNAVAILABLE
 
@@ -164,25 +138,38 @@ def test_all_ranks_hear_that_the_store_was_away(
     assert type(decode_error(encode_error(joined))) is kind
 
 
-def last_word_of(tmp_path: Path, code: int, failure: Exception) -> Termination:
-    places = PodPaths(settings_folder=tmp_path, termination_file=tmp_path / "termination")
-    settings = Settings(uri="file:///root", interval=Interval(steps=1))
-    ending = ProcessExit(
-        Environment(identity=pod_identity(), settings=settings, places=places),
-        cast(Companion, SimpleNamespace(claimed_root=None)),
-        cast(Progress, SimpleNamespace(step=7)),
-        notices := cast(NoticeWatcher, SimpleNamespace(notice=None, notices=())),
-        GracePeriod(30, notices),
-        rank=0,
-    )
-    ending.write_termination_message(code, committed=None, restored=None, failure=failure)
-    return Termination.from_json(places.termination_file.read_bytes())
+class Ending:
+    """The end of a process in a pod, and the word that it leaves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.places = PodPaths(settings_folder=folder, termination_file=folder / "termination")
+        settings = Settings(uri="file:///root", interval=Interval(steps=1))
+        notices = cast(NoticeWatcher, SimpleNamespace(notice=None, notices=()))
+        self.process_exit = ProcessExit(
+            Environment(identity=pod_identity(), settings=settings, places=self.places),
+            cast(Companion, SimpleNamespace(claimed_root=None)),
+            cast(Progress, SimpleNamespace(step=7)),
+            notices,
+            GracePeriod(30, notices),
+            rank=0,
+        )
+
+    def word_of(self, code: int, **how: Any) -> Termination:
+        self.process_exit.write_termination_message(code, committed=None, restored=None, **how)
+        return Termination.from_json(self.places.termination_file.read_bytes())
 
 
 def test_the_last_word_says_so_of_a_failure_and_of_no_other_end(tmp_path: Path) -> None:
-    assert last_word_of(tmp_path, 1, AWAY[0]).cause == Cause.STORAGE_UNAVAILABLE
-    assert last_word_of(tmp_path, 1, ValueError("a bug")).cause is None
-    assert last_word_of(tmp_path, 78, AWAY[0]).cause is None
+    ending = Ending(tmp_path)
+    assert ending.word_of(1, failure=AWAY[0]).cause == Cause.STORAGE_UNAVAILABLE
+    assert ending.word_of(1, failure=ValueError("a bug")).cause is None
+    assert ending.word_of(78, failure=AWAY[0]).cause is None
+
+
+def test_nothing_is_written_of_a_stop_once_it_is_known_how_the_process_ends(tmp_path: Path) -> None:
+    ends = [(75, False), (1, True), (75, False), (77, True)]
+    ending = Ending(tmp_path)
+    assert [ending.word_of(code, is_final=final).code for code, final in ends] == [75, 1, 1, 77]
 
 
 RESTORED = CommitPoint(sequence=1, step=10)

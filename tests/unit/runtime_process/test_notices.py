@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -73,20 +72,6 @@ def test_sigterm_is_a_notice_and_the_handler_before_is_called_too(heard: HeardNo
     watcher.close()
     os.kill(os.getpid(), signal.SIGTERM)
     assert called == [signal.SIGTERM] * 2, "told again while it ends, the process lives"
-
-
-def test_who_watched_the_wakeup_before_still_gets_it(heard: HeardNotices) -> None:
-    read_fd, write_fd = os.pipe2(os.O_NONBLOCK)
-    signal.set_wakeup_fd(write_fd)
-    watcher = NoticeWatcher(None, lambda: None, heard)
-    watcher.start(signals=True)
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert heard.any.wait(60)
-    assert select.select([read_fd], [], [], 10)[0]
-    assert os.read(read_fd, 10) == bytes([signal.SIGTERM])
-    watcher.close()
-    os.close(read_fd)
-    os.close(write_fd)
 
 
 def test_a_file_is_a_notice_and_the_first_notice_counts(heard: HeardNotices, tmp_path: Path) -> None:

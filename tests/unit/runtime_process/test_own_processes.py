@@ -2,16 +2,12 @@
 
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from fork_server import ForkServer
 
 from stepkeeper.contract import Termination
-from stepkeeper.coordination.store_calls import StoreCalls
 
 _POD = """
 import ctypes, os, signal, sys, threading, time
@@ -172,29 +168,6 @@ def test_a_process_with_threads_in_the_store_does_not_abort_at_its_end(
     program.write_text(_PROGRAM)
     ends = [torch_server.run([program, n_threads, after_s]) for _ in range(3)]
     assert [end.returncode for end in ends] == [0, 0, 0], ends
-
-
-def test_no_thread_of_the_background_begins_a_call_after_the_end() -> None:
-    calls, begun, let_go = StoreCalls(), threading.Event(), threading.Event()
-
-    @contextmanager
-    def alone() -> Iterator[None]:
-        yield
-        let_go.set()
-
-    def call() -> None:
-        with calls.counted(alone=alone()):
-            begun.set()
-
-    calls.end(0.0)
-    threading.Thread(target=call, daemon=True).start()
-    assert let_go.wait(60)
-    assert not begun.is_set()
-    # Whoever is waited for at the end may still ask.
-    waited_for = threading.Thread(target=call, daemon=False)
-    waited_for.start()
-    waited_for.join(60)
-    assert begun.is_set()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import os
 import queue
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
-from stepkeeper.coordination import heartbeat, store_rank_group
+from stepkeeper.coordination import store_rank_group
 from stepkeeper.coordination.peer_links import PeerLinks, neighbours
 from stepkeeper.coordination.rank_group import StoreRankGroup
 from stepkeeper.coordination.waits import Waits
@@ -53,16 +52,6 @@ def test_disjoint_groups_hear_nothing_of_each_other(processes: Processes) -> Non
     other = processes.rank_group_of([2, 3], 2)
     first.propose("name", {"of": "first"})
     assert other.read_proposal("name") is None
-
-
-def test_a_group_is_the_same_to_all_its_ranks_whatever_others_they_are_in(processes: Processes) -> None:
-    processes.enter()
-    processes.rank_group_of([0, 1], 0)
-    mine = processes.rank_group_of([0, 1, 2], 0)
-    processes.enter()
-    theirs = processes.rank_group_of([0, 1, 2], 2)
-    mine.propose("name", {"of": "all"})
-    assert theirs.read_proposal("name") == {"of": "all"}
 
 
 def test_what_was_gathered_is_kept_nowhere() -> None:
@@ -205,23 +194,11 @@ def test_nobody_waits_for_a_rank_that_has_left_in_order_and_nobody_is_lost(
     assert waits.loss is None
 
 
-def test_a_forked_child_that_ends_says_nothing_for_its_parents_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    (first, _), _ = rank_groups(monkeypatch)
-    child = os.fork()
-    if child == 0:
-        first.announce_leave(ValueError("a bug of the worker"), 1.0)
-        os._exit(0 if first.read_proposal("lost") is None else 1)
-    assert os.waitpid(child, 0)[1] == 0
-
-
 GROUP_S = 4.0
 
 
 VOTE_S = 60.0
 """Far longer. By default it is 1800: how long a share may be silent while its store gives no answer, twice."""
-
-
-LONGEST_S = 20
 
 
 class Clock:
@@ -282,40 +259,3 @@ def test_a_rank_that_runs_is_waited_for(clock: Clock, monkeypatch: pytest.Monkey
 
     looking(monkeypatch, run_on)
     assert first.gather("save/3/vote", {"rank": 0}, VOTE_S) == [{"rank": 0}, {"rank": 1}]
-
-
-@pytest.mark.parametrize("was_in_a_save", [True, False])
-def test_a_rank_that_is_in_no_save_promises_nothing(clock: Clock, *, was_in_a_save: bool) -> None:
-    first, last = two_ranks()
-    if was_in_a_save:
-        last.beat(0)
-        last.end_beats()
-    with pytest.raises(PeerLostError, match="it is lost or far behind"):
-        first.gather("save/3/vote", {}, 10 * GROUP_S)
-    assert clock.now_s > 10 * GROUP_S
-
-
-def test_beats_come_for_as_long_as_the_block_lasts_and_tell_what_has_moved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    beats, came, ended = list[int](), threading.Semaphore(0), threading.Event()
-
-    def beat(n_bytes: int) -> None:
-        beats.append(n_bytes)
-        came.release()
-
-    def end() -> None:
-        beats.append(-1)
-        ended.set()
-
-    monkeypatch.setattr(heartbeat, "EVERY_S", 0.0)
-    with heartbeat.beating(beat, end) as note_moved:
-        assert came.acquire(timeout=LONGEST_S)
-        note_moved(3)
-        note_moved(4)
-        while sum(beats) < 7:
-            assert came.acquire(timeout=LONGEST_S)
-        assert came.acquire(timeout=LONGEST_S)
-    assert ended.wait(LONGEST_S)
-    assert beats[0] == 0
-    assert (sum(beats[:-1]), beats[-1]) == (7, -1)

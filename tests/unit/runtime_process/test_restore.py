@@ -3,7 +3,6 @@
 import logging
 import socket
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 from typing import Any, cast
 
@@ -14,13 +13,12 @@ from stepkeeper.checkpoint import BlockReader
 from stepkeeper.checkpoint.blocks import Block, BlockTable, encode_runs
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord
 from stepkeeper.coordination.rank_group import RankGroup
-from stepkeeper.errors import PeerLostError, RestoreError, TornCheckpointError
+from stepkeeper.errors import PeerLostError, TornCheckpointError
 from stepkeeper.restore.filling import Filling
-from stepkeeper.restore.fit import check_refilled
 from stepkeeper.restore.peers.duties import Sharing
 from stepkeeper.restore.peers.exchange import Exchange
 from stepkeeper.restore.peers.frames import FRAME_BYTES, Kind, receive_frame, send_frame
-from stepkeeper.restore.peers.links import Links, PeerStoppedError
+from stepkeeper.restore.peers.links import Links
 from stepkeeper.restore.placing import Bytes, Places
 from stepkeeper.restore.progress import RestoreProgress
 from stepkeeper.restore.verify import share_of
@@ -45,16 +43,6 @@ def test_what_all_need_is_read_once_and_by_all_alike() -> None:
     assert sorted(duties[0].reads) == [0, 4, 8]
     assert duties[1].receives[0] == 0
     assert duties[0].reads[0] == (1, 2, 3)
-
-
-def test_who_has_most_to_read_alone_reads_least_of_what_several_need() -> None:
-    table = table_of(10 * BLOCK_BYTES)
-    needs = [range(10), range(6, 10)]
-    sharing = Sharing.of([encode_runs(each) for each in needs], table)
-    assert sharing.alone_bytes == (6 * BLOCK_BYTES, 0)
-    first, second = (sharing.assign_duties(rank, needs[rank], table, range(10)) for rank in range(2))
-    assert (len(first.reads), len(second.reads)) == (6, 4)
-    assert first.receives == {6: 1, 7: 1, 8: 1, 9: 1}
 
 
 def test_a_verification_is_spread_by_bytes() -> None:
@@ -135,24 +123,6 @@ class Heard:
         self.data += data.tobytes()
 
 
-def test_manifests_and_blocks_arrive_whole_and_then_what_failed() -> None:
-    first, second = linked((b"s" * 32, b"s" * 32))
-    manifests = [b"{}", b"m" * (2 * FRAME_BYTES + 5)]
-    with ThreadPoolExecutor(1) as threads:
-        came = threads.submit(second.receive_manifests, 30)
-        first.send_manifests(manifests)
-        assert came.result(30) == manifests
-    heard = Heard(first)
-    block = np.arange(3 * FRAME_BYTES + 1, dtype=np.uint8)
-    second.send_block(0, 3, block)
-    second.announce_failure(ValueError("its disk is full"))
-    with pytest.raises(PeerStoppedError, match="rank 1: its disk is full"):
-        raise heard.failures.get(timeout=30)
-    assert heard.data == block.tobytes()
-    for each in (first, second):
-        each.close()
-
-
 def test_who_leaves_without_a_word_is_lost_and_who_says_so_is_not() -> None:
     first, second = linked((b"s" * 32, b"s" * 32))
     heard = Heard(first), Heard(second)
@@ -222,12 +192,6 @@ def test_only_what_a_rank_reads_itself_makes_a_manifest_bad() -> None:
     in_store[0] = b"bad there too"
     with pytest.raises(TornCheckpointError):
         exchange.share_manifests(lambda: in_store, prove)
-
-
-def test_nothing_of_a_torn_checkpoint_stays() -> None:
-    check_refilled({"a", "b"}, {"a", "b", "c"})
-    with pytest.raises(RestoreError, match=r"^b, d: filled in part"):
-        check_refilled({"a", "b", "d"}, {"a", "c"})
 
 
 GIB = 1024**3

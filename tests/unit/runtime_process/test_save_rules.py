@@ -161,11 +161,6 @@ def test_a_failure_that_one_rank_knows_of_first_is_made_good_by_all(knows: int, 
     assert set(begun) == set(ranks)
 
 
-def test_what_is_on_its_way_is_not_begun_again(begun: list[Saver]) -> None:
-    notice(ranks_in([SaveState.COMMITTED, SaveState.COMMITTING]), 7, 30)
-    assert not begun
-
-
 @pytest.mark.parametrize(
     ("states", "starts"),
     [
@@ -231,12 +226,6 @@ def test_what_failed_is_saved_once_more_where_time_is_left(
 ) -> None:
     failed = StandingSave(is_of_stop=True, failed=True, in_flight_s=None, left_s=left_s)
     assert choose_another_save([failed, replace(failed, left_s=60.0)], cost_s).starts is starts
-
-
-def test_where_a_rank_does_not_answer_none_begins_alone(begun: list[Saver]) -> None:
-    ranks = ranks_in([SaveState.FAILED, SaveState.FAILED])
-    notice(ranks[1:], 7, 0.1)
-    assert not begun
 
 
 class Proof:

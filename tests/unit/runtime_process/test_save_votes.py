@@ -15,7 +15,7 @@ from stepkeeper.companion.client import CompanionProcess
 from stepkeeper.companion.messages import Kind, Staged, Written
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import encode
-from stepkeeper.coordination.rank_group import SoloRankGroup, StoreRankGroup
+from stepkeeper.coordination.rank_group import RankGroup, SoloRankGroup, StoreRankGroup
 from stepkeeper.error_codec import encode_error
 from stepkeeper.errors import (
     CompanionLostError,
@@ -30,7 +30,7 @@ from stepkeeper.errors import (
 from stepkeeper.log import ManifestRef
 from stepkeeper.save import consistency
 from stepkeeper.save.consistency import check_same_state
-from stepkeeper.save.job import Place, SaveJob
+from stepkeeper.save.job import Place
 from stepkeeper.save.persist import _commit_or_void, persist_save
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker
@@ -38,7 +38,7 @@ from stepkeeper.save.snapshot.summary import StateSummary
 from stepkeeper.storage.memory import MemoryStore
 from stepkeeper.training.stop_save import StopSave
 from stepkeeper_planners import PerRank
-from stepkeeper_planners.errors import RanksDifferError, UnsupportedShardingError
+from stepkeeper_planners.errors import RanksDifferError
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_testing.saves import job_of, saver_with
 
@@ -111,21 +111,6 @@ def test_ranks_that_save_different_steps_are_told() -> None:
     assert [str(error) for error in errors] == [said] * 2
 
 
-class Rows(torch.Tensor):
-    """A tensor of which each rank knows its own rows only."""
-
-    global_shape = (4, 2)
-    global_offsets = ((0, 0),)
-    local_offsets = ((0, 0),)
-    local_sizes = ((2, 2),)
-
-
-def test_a_tensor_that_no_rank_knows_alone_is_refused() -> None:
-    state: dict[str, object] = {"table": torch.zeros(2, 2).as_subclass(Rows)}
-    with pytest.raises(UnsupportedShardingError, match=r"^table: this rank knows only its own part"):
-        summary_of(state, 0, 2)
-
-
 def test_ranks_of_different_releases_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = iter(["release 1", "release 2"])
     monkeypatch.setattr(consistency, "describe_rules", lambda _: next(rules))
@@ -135,22 +120,43 @@ def test_ranks_of_different_releases_are_told(monkeypatch: pytest.MonkeyPatch) -
 
 
 class Asked:
-    """Rank 0's companion, which does all that it is asked."""
+    """A rank's companion: it does all that it is asked, but for what fails."""
 
+    structure_key = None
     lost = False
 
-    def __init__(self) -> None:
+    def __init__(self, fails: Mapping[Kind, Exception], *, has_tier: bool = False) -> None:
+        self.has_tier = has_tier
+        self._fails = fails
         self.kinds: list[Kind] = []
 
-    def send_request(self, kind: Kind, body: Any = None, *, timeout_s: float, **_: Any) -> dict[str, Any]:
-        assert timeout_s
+    def claim_root(self, **_: object) -> Any:
+        return SimpleNamespace(claim=SimpleNamespace(slot=0))
+
+    def ensure_process(self) -> "Asked":
+        return self
+
+    def send_request(self, kind: Kind, *_: Any, **__: Any) -> Any:
         self.kinds.append(kind)
-        return {}
+        if kind in self._fails:
+            raise self._fails[kind]
+        return encode(Staged(held=True)) if kind is Kind.STAGE else wrote(0)["written"]
+
+
+def persist(companion: object, rank_group: RankGroup | None = None, *, is_last: bool = False) -> None:
+    rank_group, region = rank_group or SoloRankGroup(), Region()
+    snapshot = SnapshotTaker(rank_group.ranks).take_snapshot({"w": torch.ones(2)}, region)
+    try:
+        persist_save(
+            replace(job_of(snapshot, region), is_last=is_last), cast(Companion, companion), rank_group
+        )
+    finally:
+        region.close()
 
 
 def decide(*votes: dict[str, Any]) -> tuple[list[Kind], dict[str, Any]]:
     """Return what rank 0 asks its companion for after these votes, and what it tells the others."""
-    asked = Asked()
+    asked = Asked({})
     place = Place(claim=0, nonce="a" * 32)
     outcome = _commit_or_void(
         job_of(cast(Snapshot, None), cast(Region, None)),
@@ -171,36 +177,18 @@ def wrote(rank: int) -> dict[str, Any]:
 FAILED = {"error": encode_error(StorageError(28, "no space left"))}
 
 
-def test_what_all_ranks_wrote_is_committed() -> None:
-    assert decide(wrote(0), wrote(1))[0] == [Kind.COMMIT]
-
-
 def test_what_one_rank_could_not_write_is_void() -> None:
+    assert decide(wrote(0), wrote(1))[0] == [Kind.COMMIT]
     for votes in ((wrote(0), FAILED), (FAILED, wrote(1)), (wrote(0), FAILED, wrote(2))):
         kinds, outcome = decide(*votes)
         assert kinds == [Kind.VOID]
         assert "no space left" in outcome["error"]["message"]
 
 
-@pytest.mark.parametrize("takes_void", [True, False])
-def test_a_save_that_a_lost_rank_has_not_voted_for_is_void(takes_void: bool) -> None:
-    class Present(Asked):
-        has_tier = False
-        structure_key = None
-
-        def claim_root(self, **_: object) -> Any:
-            return SimpleNamespace(claim=SimpleNamespace(slot=0))
-
-        def ensure_process(self) -> "Present":
-            return self
-
-        @override
-        def send_request(self, kind: Kind, body: Any = None, *_: Any, **__: Any) -> dict[str, Any]:
-            self.kinds.append(kind)
-            if kind is Kind.VOID and not takes_void:
-                raise CompanionLostError("it is gone")
-            return cast(dict[str, Any], wrote(0)["written"])
-
+@pytest.mark.parametrize(
+    "fails", [{}, {Kind.VOID: CompanionLostError("it is gone")}], ids=["void", "lost too"]
+)
+def test_a_save_that_a_lost_rank_has_not_voted_for_is_void(fails: dict[Kind, Exception]) -> None:
     class Alone(SoloRankGroup):
         @override
         def gather(self, name: str, value: Any, timeout_s: float) -> list[dict[str, Any]]:
@@ -208,74 +196,19 @@ def test_a_save_that_a_lost_rank_has_not_voted_for_is_void(takes_void: bool) -> 
                 raise PeerLostError("rank 1 is far behind")
             return super().gather(name, value, timeout_s)
 
-    rank_group, region, companion = Alone(), Region(), Present()
-    snapshot = SnapshotTaker(rank_group.ranks).take_snapshot({"w": torch.ones(2)}, region)
+    companion = Asked(fails)
     with pytest.raises(PeerLostError, match="far behind"):
-        persist_save(job_of(snapshot, region), cast(Companion, companion), rank_group)
+        persist(companion, Alone())
     assert companion.kinds == [Kind.WRITE, Kind.VOID]
-    region.close()
-
-
-class Tiered:
-    """A companion with a local disk; its commits fail."""
-
-    has_tier = True
-    structure_key = None
-
-    def __init__(self) -> None:
-        self.kinds: list[Kind] = []
-
-    def claim_root(self, **_: object) -> Any:
-        return SimpleNamespace(claim=SimpleNamespace(slot=0))
-
-    def ensure_process(self) -> "Tiered":
-        return self
-
-    lost = False
-
-    def send_request(self, kind: Kind, body: Any, fds: Any = (), *, timeout_s: float, **_: Any) -> Any:
-        self.kinds.append(kind)
-        if kind is Kind.COMMIT:
-            raise StorageError("no")
-        return encode(Staged(held=True)) if kind is Kind.STAGE else wrote(0)["written"]
 
 
 @pytest.mark.parametrize(("is_last", "ways"), [(False, [Kind.STAGE, Kind.UPLOAD]), (True, [Kind.WRITE])])
 def test_the_last_save_goes_straight_to_the_root(is_last: bool, ways: list[Kind]) -> None:
     """A notice's has seconds, and its pod's disk goes with the pod."""
-    rank_group, region, companion = SoloRankGroup(), Region(), Tiered()
-    snapshot = SnapshotTaker(rank_group.ranks).take_snapshot({"w": torch.ones(2)}, region)
-    job = replace(job_of(snapshot, region), is_last=is_last)
+    companion = Asked({Kind.COMMIT: StorageError("no")}, has_tier=True)
     with pytest.raises(StorageError):
-        persist_save(job, cast(Companion, companion), rank_group)
+        persist(companion, is_last=is_last)
     assert companion.kinds == [*ways, Kind.COMMIT, Kind.VOID]
-    region.close()
-
-
-class Stale:
-    """A companion of a claim that doesn't hold any more. What the newer claim has collected can't be written."""
-
-    has_tier = False
-    structure_key = None
-
-    def __init__(self, fails: Kind, *, lost: bool = False) -> None:
-        self._fails = fails
-        self.lost = lost
-
-    def claim_root(self, **_: object) -> Any:
-        return SimpleNamespace(claim=SimpleNamespace(slot=0))
-
-    def ensure_process(self) -> "Stale":
-        if self.lost:
-            raise FencedError("claim 0 is stale")
-        return self
-
-    def send_request(self, kind: Kind, body: Any, fds: Any = (), *, timeout_s: float) -> Any:
-        if kind is self._fails:
-            raise MissingObjectError(2, "its folder was collected")
-        if kind is Kind.VOID:
-            raise FencedError("claim 0 is stale")
-        return wrote(0)["written"]
 
 
 @pytest.mark.parametrize("fails", [Kind.WRITE, Kind.COMMIT])
@@ -288,10 +221,9 @@ def test_what_fails_because_of_a_newer_claim_is_said_to_be_fenced_on_all_ranks(
     rank_groups = [StoreRankGroup(store, rank, 2) for rank in range(2)]
 
     def save(rank_group: StoreRankGroup) -> None:
-        region = Region()
-        snapshot = SnapshotTaker(rank_group.ranks).take_snapshot({"w": torch.zeros(3)}, region)
         fails_here = fails if fails is Kind.COMMIT or rank_group.rank == stale_rank else Kind.STAGE
-        persist_save(job_of(snapshot, region), cast(Companion, Stale(fails_here)), rank_group)
+        collected = MissingObjectError(2, "its folder was collected")
+        persist(Asked({fails_here: collected, Kind.VOID: FencedError("claim 0 is stale")}), rank_group)
 
     with ThreadPoolExecutor(2) as ranks:
         saves = [ranks.submit(save, rank_group) for rank_group in rank_groups]
@@ -339,11 +271,6 @@ class FirstOfTwo(SoloRankGroup):
         return [dict(value), {"error": encode_error(self.other)} if name.endswith("/vote") else dict(value)]
 
 
-def a_job() -> SaveJob:
-    region = Region()
-    return job_of(SnapshotTaker(Ranks(rank=0, world_size=1)).take_snapshot({"step": 7}, region), region)
-
-
 @pytest.mark.parametrize(
     ("own", "other", "raised", "shared"),
     [
@@ -362,7 +289,7 @@ def test_a_lost_companion_is_one_for_all_ranks_or_for_none(
 ) -> None:
     rank_group = FirstOfTwo(other("of rank 1"))
     with pytest.raises(raised) as caught:
-        persist_save(a_job(), cast(Companion, FailingCompanion(own("of rank 0"))), rank_group)
+        persist(FailingCompanion(own("of rank 0")), rank_group)
     assert type(caught.value) is raised
     said = rank_group.said["save/0/outcome"]["error"]
     assert said["kind"] == shared.__name__

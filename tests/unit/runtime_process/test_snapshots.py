@@ -67,20 +67,6 @@ def test_a_snapshot_has_all_elements_and_none_of_later_ones(
     region.close()
 
 
-def test_a_tensor_put_in_another_ones_place_is_the_one_that_is_copied() -> None:
-    snapshots, region = SnapshotTaker(ONE), Region()
-    model = torch.nn.Linear(4, 4)
-    for number in range(4):
-        model.weight = torch.nn.Parameter(torch.full((4, 4), float(number)))
-        snapshot = snapshots.take_snapshot({"model": model}, region)
-        places = dict(
-            zip([order.fqn for order in snapshot.tensors], region.view_orders(snapshot.tensors), strict=True)
-        )
-        assert torch.equal(places["model.weight"], torch.full((4, 4), float(number)))
-        assert torch.equal(places["model.bias"], model.bias)
-    region.close()
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_copies_its_parts_of_what_all_ranks_have(rank: int) -> None:
     snapshots, region = SnapshotTaker(Ranks(rank=rank, world_size=2)), Region()
@@ -108,31 +94,6 @@ def test_no_memory_is_taken_that_was_not_asked_for() -> None:
 
 def planned(snapshots: SnapshotTaker, state: dict[str, Any]) -> SnapshotPlan:
     return snapshots._structures.look_up(state).derived
-
-
-def state(**changed: Any) -> dict[str, Any]:
-    return {"w": torch.ones(4, 3), "b": torch.zeros(2), "step": 1, **changed}
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"w": torch.ones(3, 4)},
-        {"w": torch.ones(4, 3, dtype=torch.float64)},
-        {"more": torch.ones(1)},
-        {"b": 2},
-        {"note": "x"},
-    ],
-)
-def test_a_plan_is_kept_until_the_state_is_built_otherwise(changed: dict[str, Any]) -> None:
-    snapshots = SnapshotTaker(ONE)
-    first = planned(snapshots, state())
-    assert planned(snapshots, state(w=torch.zeros(4, 3), step=2)) is first
-    other = planned(snapshots, state(**changed))
-    assert other is not first
-    assert {write.fqn for write in other.writes} == {
-        name for name, value in state(**changed).items() if isinstance(value, torch.Tensor)
-    }
 
 
 def test_what_grows_is_saved_whole_and_old_places_are_not_used_again() -> None:
@@ -163,20 +124,6 @@ def test_elements_that_did_not_come_from_the_devices_fail_the_save() -> None:
     filler.check_complete()
     (place,) = region.view_orders(plan.orders)
     assert place[:, 0].tolist() == [1.0, 1.0, 2.0, 2.0]
-    region.close()
-
-
-def test_elements_of_a_part_that_two_ranks_write_come_to_where_this_one_writes_its_own() -> None:
-    """A box that is none of the plan's is met with those that it overlaps."""
-    plan = planned(SnapshotTaker(ONE), {"w": torch.ones(4, 3)})
-    region = Region()
-    region.reserve(plan.tensor_bytes)
-    filler = _RegionFiller(plan, region, ["w"])
-    columns = [Box(offsets=(0, column), sizes=(4, 1)) for column in range(3)]
-    filler.put_parts([("w", [(box, torch.full((4, 1), float(box.offsets[1]))) for box in columns])])
-    filler.check_complete()
-    (place,) = region.view_orders(plan.orders)
-    assert place.tolist() == [[0.0, 1.0, 2.0]] * 4
     region.close()
 
 

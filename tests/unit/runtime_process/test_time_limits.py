@@ -21,7 +21,6 @@ from stepkeeper.restore.filling import Filling, Peers
 from stepkeeper.restore.placing import Places
 from stepkeeper.save.persist import persist_save
 from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker, transfer
-from stepkeeper.storage.moved import MovedBytes, create_counter, read_counter
 from stepkeeper.time_limits import TimeLimits
 from stepkeeper_testing.saves import job_of
 
@@ -114,20 +113,6 @@ def test_only_silence_ends_the_wait_for_an_answer(
     with pytest.raises(TimeoutError):
         client._await_answer(answer, 100.0, 100.0, moves)
     assert ended_s <= clock.now_s <= ended_s + 2 * client._LOOK_S
-
-
-def test_the_count_is_read_by_another_process() -> None:
-    moved, counter = MovedBytes(), create_counter()
-    fd = counter.fd
-    try:
-        moved.note(3)
-        assert read_counter(fd) == 0
-        moved.share(fd)
-        assert read_counter(fd) == 3
-        moved.note(4)
-        assert (read_counter(fd), moved.n_bytes) == (7, 7)
-    finally:
-        counter.close()
 
 
 LIMIT_S = 1800.0
@@ -235,38 +220,6 @@ def test_a_restore_that_gets_nothing_ends(shared: bool, error: type[Exception]) 
         filling.run({0: ()}, cast(Peers, Paused()) if shared else None)
     assert not free.is_set()
     free.set()
-
-
-def test_a_rank_that_waits_for_blocks_of_others_goes_on_while_these_read_their_own() -> None:
-    free = threading.Event()
-
-    class Late:
-        def read_block(self, path: str, index: int) -> bytes:
-            free.wait(60)
-            return np.zeros(4, dtype=np.uint8).tobytes()
-
-    class Others:
-        def announce_failure(self, error: BaseException) -> None:
-            raise error
-
-        def send_block(self, *_: object) -> None:
-            raise AssertionError
-
-    class Reading(Limited):
-        n_looks = 0
-
-        def read_moved(self) -> int:  # type: ignore[explicit-override]  # Python 3.11 has no typing.override
-            self.n_looks += 1
-            if self.n_looks == 5:
-                free.set()
-            return self.n_looks
-
-    class Short(TimeLimits):
-        silence_s = 0.01
-
-    rank_group = Reading(Short())
-    fill_one_block(Late(), rank_group).run({0: ()}, cast(Peers, Others()))
-    assert rank_group.n_looks >= 5
 
 
 def fill_one_block(reader: object, rank_group: Limited) -> Filling:

@@ -1,6 +1,5 @@
 """What ends a wait: what is waited for, a notice's time, or the loss of a rank; nothing else."""
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,11 +12,9 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch d
 from stepkeeper.coordination import store_callers, upkeep_wait
 from stepkeeper.coordination import waits as waits_module
 from stepkeeper.coordination.rank_group import StoreRankGroup
-from stepkeeper.coordination.store_callers import StoreCallers
 from stepkeeper.coordination.upkeep_wait import UpkeepWait
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import (
-    ClosedError,
     FencedError,
     NoticeDeadlineError,
     PeerLostError,
@@ -59,19 +56,6 @@ def test_a_loss_ends_all_waits_with_its_own_class(error: StepkeeperError) -> Non
         with pytest.raises(type(error), match="rank 1 is lost") as raised:
             cast(Callable[[], Any], call)()
         assert raised.value is not error, "several threads raise it, each with its own trace"
-
-
-def test_a_forked_child_waits_for_nothing_of_its_parents() -> None:
-    waits = Waits()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            waits.await_all([Future()], 20.0)
-        except ClosedError:
-            os._exit(0)
-        os._exit(1)
-    assert os.waitpid(pid, 0)[1] == 0
-    waits.raise_loss()
 
 
 def test_calls_run_in_order_in_a_thread_that_keeps_no_process_alive_once_given_up() -> None:
@@ -137,41 +121,6 @@ def _stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
     monkeypatch.setattr(HashStore, "check", check)
     yield free
-    free.set()
-
-
-def go_on() -> None:
-    return None
-
-
-def thread_of(callers: StoreCallers) -> int:
-    return callers.ask(lambda _client: threading.get_ident(), 60.0, go_on)
-
-
-class GivenUpError(Exception):
-    """Nobody waits for the call any more."""
-
-
-def give_up_inside(callers: StoreCallers, free: threading.Event) -> None:
-    """Ask what the store doesn't answer until the event is set, and give up as soon as a thread is in the call."""
-    inside = threading.Event()
-
-    def wait(_client: object) -> None:
-        inside.set()
-        free.wait(60)
-
-    def check() -> None:
-        if inside.is_set():
-            raise GivenUpError
-
-    with pytest.raises(GivenUpError):
-        callers.ask(wait, 60.0, check)
-
-
-def test_a_thread_that_is_stuck_is_left_behind_and_the_other_one_is_asked_on() -> None:
-    callers, free = StoreCallers(HashStore()), threading.Event()
-    give_up_inside(callers, free)
-    assert thread_of(callers) != threading.get_ident()
     free.set()
 
 
