@@ -207,12 +207,3 @@ def test_a_file_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
     found = [(folder / "dst.pt").read_bytes() for folder in left]
     assert found == sorted(found, reverse=True)
     assert set(found) == {b"old", b"new"}
-
-
-def test_the_longest_names_are_replaced_too(tmp_path: Path) -> None:
-    for name in ("x" * 255, "ü" * 127):
-        for _ in range(2):
-            with destination.new_file(tmp_path / name, source=None, overwrite=True) as file:
-                file.write(b"new")
-        assert (tmp_path / name).read_bytes() == b"new"
-    assert len(list(tmp_path.iterdir())) == 2

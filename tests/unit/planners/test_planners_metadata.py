@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from planners_parts.pickles import Reduced
-from torch.distributed._shard.sharded_tensor import metadata as before_2_3
 from torch.distributed.checkpoint import metadata as stock
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -63,21 +62,6 @@ def test_every_dtype_layout_and_memory_format() -> None:
             entry = stock.TensorStorageMetadata(properties, torch.Size(()), [])
             data = pickle.dumps(stock.Metadata({"w": entry}))
             assert read_metadata(data, name="f").state_dict_metadata["w"] == entry
-
-
-def test_the_layout_of_torch_2_1() -> None:
-    """Properties of a tensor were of another class; planner_data, storage_meta and version might be lacking."""
-    metadata = sample()
-    entry = metadata.state_dict_metadata["w"]
-    assert isinstance(entry, stock.TensorStorageMetadata)
-    entry.properties = before_2_3.TensorProperties(dtype=torch.float16)  # type: ignore[assignment]  # as it was
-    for name in ("planner_data", "storage_meta", "version"):
-        del vars(metadata)[name]
-    read = read_metadata(pickle.dumps(metadata), name="f")
-    assert (read.planner_data, read.storage_meta, read.version) == (None, None, None)
-    entry = read.state_dict_metadata["w"]
-    assert isinstance(entry, stock.TensorStorageMetadata)
-    assert entry.properties == stock.TensorProperties(dtype=torch.float16)
 
 
 def test_a_field_that_a_newer_torch_has_is_kept() -> None:

@@ -1,5 +1,7 @@
 """Which rank and device holds which part of a tensor: by boxes, meshes, devices, and XLA's text of a sharding."""
 
+from typing import Any
+
 import pytest
 
 from stepkeeper_planners.adapters.devices import device_owners
@@ -60,20 +62,6 @@ def test_a_tensor_is_not_cut_along_ranks_that_do_not_ascend(
 
 
 @pytest.mark.parametrize(
-    ("shape", "ranks", "placements"),
-    [
-        ((2,), (1, 0), (None,)),
-        ((2, 2), (2, 3, 0, 1), (None, DimShard(dim=0))),
-        ((2, 2), (0, 2, 1, 3), (DimShard(dim=0), DimShard(dim=1))),
-    ],
-)
-def test_copies_may_lie_along_ranks_in_any_order(
-    shape: tuple[int, ...], ranks: tuple[int, ...], placements: Placements
-) -> None:
-    check_ascending_ranks(RankMesh(shape=shape, ranks=ranks), placements)
-
-
-@pytest.mark.parametrize(
     ("placements", "words"),
     [
         ((None,), "1 placements for a mesh of 2 dimensions"),
@@ -97,21 +85,25 @@ def owner(rank: int, local_index: int) -> Owner:
     return Owner(rank=rank, local_index=local_index)
 
 
-def test_one_process_holds_all_devices() -> None:
-    owners = device_owners([0, 1], [0, 1], 1, Ranks(rank=0, world_size=1))
-    assert owners == {0: (owner(0, 0),), 1: (owner(0, 1),)}
+ALIKE = {0: (owner(0, 0), owner(1, 0)), 1: (owner(0, 1), owner(1, 1))}
+SHARED = {0: (owner(0, 0),), 1: (owner(0, 1),), 4: (owner(1, 0),), 5: (owner(1, 1),)}
 
 
-def test_programs_side_by_side_are_copies() -> None:
-    for rank in (0, 1):
-        owners = device_owners([0, 1], [0, 1], 1, Ranks(rank=rank, world_size=2))
-        assert owners == {0: (owner(0, 0), owner(1, 0)), 1: (owner(0, 1), owner(1, 1))}
-
-
-def test_processes_of_one_program_share_its_devices_out() -> None:
-    for rank, local in enumerate([[0, 1], [4, 5]]):
-        owners = device_owners(local, [0, 1, 4, 5], 2, Ranks(rank=rank, world_size=2))
-        assert owners == {0: (owner(0, 0),), 1: (owner(0, 1),), 4: (owner(1, 0),), 5: (owner(1, 1),)}
+@pytest.mark.parametrize(
+    ("local", "devices", "n_processes", "ranks", "owners"),
+    [
+        pytest.param([0, 1], [0, 1], 1, (0, 1), {0: (owner(0, 0),), 1: (owner(0, 1),)}, id="one process"),
+        pytest.param([0, 1], [0, 1], 1, (0, 2), ALIKE, id="programs side by side"),
+        pytest.param([0, 1], [0, 1], 1, (1, 2), ALIKE, id="the second of these"),
+        pytest.param([0, 1], [0, 1, 4, 5], 2, (0, 2), SHARED, id="processes of one program"),
+        pytest.param([4, 5], [0, 1, 4, 5], 2, (1, 2), SHARED, id="the second of these"),
+    ],
+)
+def test_programs_side_by_side_are_copies_and_processes_of_one_share_its_devices_out(
+    local: list[int], devices: list[int], n_processes: int, ranks: tuple[int, int], owners: Any
+) -> None:
+    rank, world_size = ranks
+    assert device_owners(local, devices, n_processes, Ranks(rank=rank, world_size=world_size)) == owners
 
 
 @pytest.mark.parametrize(
@@ -235,8 +227,3 @@ def test_open_shardings_are_the_saved_ones_in_the_same_layout(
     now: dict[str, PresentSharding], wanted: dict[str, str]
 ) -> None:
     assert choose_shardings(SAVED, now, 4) == wanted
-
-
-def test_another_number_of_devices_leaves_all_open() -> None:
-    assert choose_shardings(SAVED, present(REPLICATED, REPLICATED), 8) == {}
-    assert choose_shardings(SAVED, present("", ""), 8) == {}

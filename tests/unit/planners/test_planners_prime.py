@@ -57,6 +57,28 @@ class Averaged(Optimizer):
                 self.state[p]["average"] = p.detach().clone()
 
 
+class MasterWeights(Optimizer):
+    """Float32 weights beside low-precision ones, with a momentum and weight decay."""
+
+    def __init__(self, params: Any, decay_name: str = "weight_decay") -> None:
+        super().__init__(params, {"lr": 0.1, decay_name: 0.01})
+        self.decay_name = decay_name
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["master"] = p.detach().float().clone()
+                    state["momentum"] = torch.zeros_like(state["master"])
+                gradient = p.grad.float() + group[self.decay_name] * state["master"]
+                state["momentum"].mul_(0.9).add_(gradient)
+                state["master"].sub_(group["lr"] * state["momentum"])
+                p.copy_(state["master"])
+
+
 class Holder:
     def __init__(self, optimizer: object) -> None:
         self.optimizer = optimizer
@@ -212,28 +234,6 @@ class Scaled(SGD):
         for p in self.param_groups[0]["params"]:
             self.state[p]["step"] = torch.zeros_like(found_inf)
         return None
-
-
-class MasterWeights(Optimizer):
-    """Float32 weights beside low-precision ones, with a momentum and weight decay."""
-
-    def __init__(self, params: Any, decay_name: str = "weight_decay") -> None:
-        super().__init__(params, {"lr": 0.1, decay_name: 0.01})
-        self.decay_name = decay_name
-
-    @override
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state[p]
-                if not state:
-                    state["master"] = p.detach().float().clone()
-                    state["momentum"] = torch.zeros_like(state["master"])
-                gradient = p.grad.float() + group[self.decay_name] * state["master"]
-                state["momentum"].mul_(0.9).add_(gradient)
-                state["master"].sub_(group["lr"] * state["momentum"])
-                p.copy_(state["master"])
 
 
 GLOBAL: list[torch.nn.Parameter] = []

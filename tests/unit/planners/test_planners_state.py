@@ -1,7 +1,5 @@
 """A nested state, flat and back, with the names of torch.distributed.checkpoint, and what each rank has of its own."""
 
-import collections
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
@@ -167,43 +165,6 @@ def test_a_nested_tensor_is_refused_by_name(layout: torch.layout) -> None:
     ):
         flatten_state({"m": {"rows": nested, "w": torch.ones(2)}})
     assert list(flatten_state({"m": {"rows": list(nested.unbind())}}).tensors) == ["m.rows.0", "m.rows.1"]
-
-
-class Keeper:
-    """Gives one thing, and remembers what it got."""
-
-    def __init__(self, gives: object) -> None:
-        self.gives = gives
-        self.got: Any = None
-
-    def state_dict(self) -> Any:
-        return self.gives
-
-    def load_state_dict(self, state: Any) -> None:
-        self.got = state
-
-
-def test_an_object_gets_back_containers_of_the_kind_that_it_gave() -> None:
-    gives = {
-        "plain": {1: 1, "2": 2},
-        "ordered": OrderedDict(b=1, a=2),
-        "counts": collections.Counter({30: 2, 80: 1}),
-        "lists": defaultdict(list, {3: [1]}),
-        "empty": [{}, [], OrderedDict()],
-        "objects": [Keeper({"n": 5}), {"k": Keeper(None)}],
-        "tuple": (1, [2]),
-    }
-    keeper = Keeper(gives)
-    flat = flatten_state({"k": keeper})
-    fill_state({"k": keeper}, flat, {"k.plain.1": 10, "k.counts.30": 3, "k.objects.0.n": 6})
-    got = keeper.got
-    assert {key: type(part) for key, part in got.items()} == {key: type(part) for key, part in gives.items()}
-    assert got["plain"] == {1: 10, "2": 2}
-    assert [*got["ordered"]] == ["b", "a"]
-    assert got["counts"] == collections.Counter({30: 3, 80: 1})
-    assert got["lists"]["new"] == []
-    assert got["empty"] == [{}, [], {}]
-    assert got["objects"] == [{"n": 6}, {"k": None}]
 
 
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {

@@ -241,11 +241,3 @@ def test_lists_that_hold_one_list_twice_are_refused_at_once(depth: int, kind: ty
     torch.save(node, stored)
     with pytest.raises(ValueDecodeError, match="again and again"):
         decode_value("v", stored.getvalue())
-
-
-def test_what_is_held_a_few_times_is_stored() -> None:
-    value = {"a": held_twice(8), "b": ("train",) * 1000, "c": [(1, 2)] * 1000}
-    assert decode_value("v", encode_value("v", value)) == value
-    long = list(range(100_000))
-    assert len(flatten_state({"v": value, "w": [long, long]}).values) > 3
-    assert flatten_state({"v": value}).values["v.a"] == value["a"]

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Literal, cast
 
 import pytest
-import torch
 
 from stepkeeper.checkpoint import SaveOrder, Structure, TensorOrder, finish_checkpoint, write_checkpoint
 from stepkeeper.checkpoint.reread import reread_bad_bytes
@@ -73,13 +72,6 @@ def test_a_block_is_right_or_wrong_by_its_own_bytes(data: bytes | None, wrong: s
     bad = BadBytes(path="1/0-a/x", offset_bytes=2, length_bytes=4, crc32c=crc32c(b"2345"), block=0)
     found = reread_bad_bytes(store, bad)
     assert found is None if wrong is None else wrong in str(found)
-
-
-def test_a_whole_object_with_bytes_behind_its_end_is_wrong() -> None:
-    store = MemoryStore()
-    store.put_if_absent("1/0-a/manifest.0.json", b"{}{}")
-    bad = BadBytes(path="1/0-a/manifest.0.json", length_bytes=2, crc32c=crc32c(b"{}"))
-    assert reread_bad_bytes(store, bad) == "4 bytes are there, not 2"
 
 
 @pytest.mark.parametrize("there", [b"0123", b"01x3"])
@@ -210,13 +202,6 @@ def deleted(root: Root) -> None:
 def test_retention_that_comes_meanwhile_is_what_is_said() -> None:
     with pytest.raises(RestoreError, match=r"was deleted while it was read.*_0\.distcp is missing"):
         Root(deleted).verify()
-
-
-def test_what_a_pin_holds_is_damaged_where_it_is_missing() -> None:
-    """Retention let go of the commit, and had to leave its data: somebody else took them."""
-    root = Root(deleted)
-    with pytest.raises(TornCheckpointError, match="is missing"):
-        root.restorer().restore(root.commit, {"w": torch.zeros(2, 8)}, is_pinned=lambda: True)
 
 
 def test_objects_that_go_missing_by_themselves_are_damage() -> None:

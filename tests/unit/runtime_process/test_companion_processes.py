@@ -8,22 +8,20 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from stepkeeper.companion import channel, client, supervisor
+from stepkeeper.companion import channel, client
 from stepkeeper.companion.channel import Channel, Outbox
 from stepkeeper.companion.client import CompanionProcess
 from stepkeeper.companion.messages import Kind, OpenRequest
 from stepkeeper.companion.processes import ChildProcess, ParentProcess, start_process
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive
-from stepkeeper.errors import ClosedError, CompanionLostError
+from stepkeeper.errors import CompanionLostError
 
 
 @pytest.fixture(params=[True, False], ids=["with pidfd_open", "without pidfd_open"])
@@ -48,14 +46,6 @@ def test_a_process_that_ends_is_reaped_and_its_code_known(has_pidfd: bool) -> No
     assert child.code == 7
     with pytest.raises(ChildProcessError):
         os.waitpid(child.pid, 0)
-    child.kill()
-
-
-def test_a_process_that_somebody_else_has_reaped_has_ended_with_an_unknown_code(has_pidfd: bool) -> None:
-    child = started("")
-    os.waitpid(child.pid, 0)
-    assert child.has_ended()
-    assert child.code is None
     child.kill()
 
 
@@ -179,14 +169,6 @@ def test_messages_that_have_to_arrive_are_kept_while_the_trainer_takes_none(
     assert last.message == {"directive": {}}, "a directive is lost only while there is no room for it"
 
 
-def test_a_message_to_a_trainer_that_is_gone_is_no_error(ends: tuple[Channel, Channel]) -> None:
-    companion, trainer = ends
-    outbox = Outbox(companion)
-    trainer.shut_down()
-    outbox.send({"id": 1, "body": {}})
-    outbox.offer({"directive": {}})
-
-
 def refuse(_: Directive) -> None:
     raise ValueError("no file behind sys.stderr")
 
@@ -254,32 +236,3 @@ def test_of_a_companion_that_was_dropped_nothing_is_left(
     assert not process._reader.is_alive()
     assert process._process.code == 0
     assert process._channel._socket.fileno() == -1
-
-
-def test_a_manager_closes_in_time_though_a_companion_never_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The thread that starts it hangs, and ends what it has started once it goes on."""
-    is_starting, may_start = threading.Event(), threading.Event()
-    started: list[CompanionProcess] = []
-
-    def start(*args: Any) -> CompanionProcess:
-        is_starting.set()
-        may_start.wait()
-        started.append(CompanionProcess(*args))
-        return started[-1]
-
-    monkeypatch.setattr(supervisor, "CompanionProcess", start)
-    companion = Companion(OpenRequest(uri=tmp_path.as_uri(), rank=0, world_size=1), refuse)
-    with ThreadPoolExecutor() as threads:
-        try:
-            process = threads.submit(companion.ensure_process)
-            is_starting.wait()
-            closing = threads.submit(companion.close, 0.1)
-            closing.result(60)
-        finally:
-            may_start.set()
-        with pytest.raises(ClosedError, match="while it started"):
-            process.result(60)
-    assert "still being started" in caplog.text
-    assert started[0]._process.has_ended()

@@ -106,18 +106,6 @@ def test_a_state_that_is_not_the_steps_any_more_is_not_saved(
     assert [each for each in caplog.messages if "step 7, the last one, isn't saved" in each]
 
 
-def test_what_was_restored_is_no_step_that_was_trained(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    training = Training(tmp_path)
-    with training.manager as manager:
-        training.run(1, 7)
-        manager.wait()
-        manager.restore(5, training.state)
-    assert steps(tmp_path) == [5]
-    assert caplog.messages == []
-
-
 def ends(*given: tuple[int | None, bool]) -> list[EndOfRank]:
     return [EndOfRank(step=step, changed=changed) for step, changed in given]
 
@@ -247,20 +235,3 @@ def test_the_last_step_is_not_saved_with_an_average_for_weights(
     with CheckpointManager(tmp_path) as manager:
         assert manager.all_steps() == ([5] if swaps else [5, 7])
     assert any("step 7, the last one, isn't saved" in each for each in caplog.messages) == swaps
-
-
-def test_weights_of_inference_mode_and_without_memory_are_no_obstacle() -> None:
-    with torch.inference_mode():
-        weights = torch.zeros(3)
-    state = {
-        "inference": weights,
-        "meta": torch.zeros(3, device="meta"),
-        "sparse": torch.zeros(3, 3).to_sparse(),
-        "empty": torch.zeros(0, 3),
-        "lazy": torch.nn.LazyLinear(3),
-    }
-    last = last_step(state)
-    assert not last.has_changed
-    with torch.inference_mode():
-        weights += 1
-    assert last.has_changed

@@ -40,6 +40,20 @@ class HeardNotices:
         self.notices.append(notice)
         self.any.set()
 
+    def watch(self, trigger: Path | None = None, *, signals: bool = True) -> NoticeWatcher:
+        watcher = NoticeWatcher(trigger, lambda: None, self)
+        watcher.start(signals=signals)
+        return watcher
+
+    def sources(self) -> list[str]:
+        """Of all, once there is any."""
+        assert self.any.wait(60)
+        return [notice.source for notice in self.notices]
+
+
+def tell() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
 
 @pytest.fixture
 def heard() -> HeardNotices:
@@ -63,21 +77,18 @@ def fresh_watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_sigterm_is_a_notice_and_the_handler_before_is_called_too(heard: HeardNotices) -> None:
     called: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: called.append(number))
-    watcher = NoticeWatcher(None, lambda: None, heard)
-    watcher.start(signals=True)
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert heard.any.wait(60)
-    assert [notice.source for notice in heard.notices] == ["sigterm"]
+    watcher = heard.watch()
+    tell()
+    assert heard.sources() == ["sigterm"]
     assert called == [signal.SIGTERM]
     watcher.close()
-    os.kill(os.getpid(), signal.SIGTERM)
+    tell()
     assert called == [signal.SIGTERM] * 2, "told again while it ends, the process lives"
 
 
 def test_a_file_is_a_notice_and_the_first_notice_counts(heard: HeardNotices, tmp_path: Path) -> None:
     trigger = tmp_path / "notice"
-    watcher = NoticeWatcher(trigger, lambda: None, heard)
-    watcher.start(signals=False)
+    watcher = heard.watch(trigger, signals=False)
     trigger.touch()
     assert heard.any.wait(60)
     watcher.record_notice("call")
@@ -87,16 +98,14 @@ def test_a_file_is_a_notice_and_the_first_notice_counts(heard: HeardNotices, tmp
 
 
 def test_sigterm_is_heard_after_an_event_loop_has_taken_the_wakeup(heard: HeardNotices) -> None:
-    watcher = NoticeWatcher(None, lambda: None, heard)
-    watcher.start(signals=True)
+    watcher = heard.watch()
 
     async def listen_too() -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: None)
 
     asyncio.run(listen_too())
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert heard.any.wait(60)
-    assert [notice.source for notice in heard.notices] == ["sigterm"]
+    tell()
+    assert heard.sources() == ["sigterm"]
     watcher.close()
 
 
@@ -104,14 +113,12 @@ def test_sigterm_is_heard_after_an_event_loop_has_taken_the_wakeup(heard: HeardN
 def test_behind_the_last_watcher_sigterm_is_what_it_was(heard: HeardNotices, is_closed: bool) -> None:
     called: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: called.append(number))
-    watcher = NoticeWatcher(None, lambda: None, heard)
-    watcher.start(signals=True)
+    watcher = heard.watch()
     theirs = signal.getsignal(signal.SIGTERM)
     assert callable(theirs)
     # Somebody wraps the handler, so that it can't be taken out any more.
     signal.signal(signal.SIGTERM, partial(theirs))
-    second = NoticeWatcher(None, lambda: None, heard)
-    second.start(signals=True)
+    second = heard.watch()
     if is_closed:
         watcher.close()
         second.close()
@@ -119,7 +126,7 @@ def test_behind_the_last_watcher_sigterm_is_what_it_was(heard: HeardNotices, is_
     del watcher, second
     gc.collect()
     assert held() is None
-    os.kill(os.getpid(), signal.SIGTERM)
+    tell()
     assert called == [signal.SIGTERM]
     assert not heard.notices
 
@@ -166,20 +173,18 @@ def test_who_began_in_another_thread_has_sigterm_from_the_first_call_in_the_main
     assert caplog.text.count("SIGTERM ends this process without a save") == 1
     manager.should_save(2)
     assert signal.getsignal(signal.SIGTERM) != before
-    os.kill(os.getpid(), signal.SIGTERM)
+    tell()
     assert manager._parts.controller.notices.read_notice() is not None
     assert manager.health().notice == "sigterm"
     manager.close()
 
 
 def test_a_notice_of_one_that_has_ended_is_the_next_ones_too(heard: HeardNotices) -> None:
-    first = NoticeWatcher(None, lambda: None, HeardNotices())
-    first.start(signals=True)
-    os.kill(os.getpid(), signal.SIGTERM)
+    first = HeardNotices().watch()
+    tell()
     notice = first.read_notice()
     first.close()
-    second = NoticeWatcher(None, lambda: None, heard)
-    second.start(signals=True)
+    second = heard.watch()
     assert second.read_notice() == notice, "the grace period began when the signal came"
     second.close()
     assert len(heard.notices) == 1

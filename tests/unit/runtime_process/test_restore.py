@@ -21,7 +21,6 @@ from stepkeeper.restore.peers.frames import FRAME_BYTES, Kind, receive_frame, se
 from stepkeeper.restore.peers.links import Links
 from stepkeeper.restore.placing import Bytes, Places
 from stepkeeper.restore.progress import RestoreProgress
-from stepkeeper.restore.verify import share_of
 from stepkeeper.time_limits import TimeLimits
 
 
@@ -43,14 +42,6 @@ def test_what_all_need_is_read_once_and_by_all_alike() -> None:
     assert sorted(duties[0].reads) == [0, 4, 8]
     assert duties[1].receives[0] == 0
     assert duties[0].reads[0] == (1, 2, 3)
-
-
-def test_a_verification_is_spread_by_bytes() -> None:
-    table = table_of(3 * BLOCK_BYTES, 1, BLOCK_BYTES + 5)
-    shares = [share_of(rank, 2, table) for rank in range(2)]
-    assert shares == [[0, 1], [2, 3, 4, 5]]
-    assert share_of(0, 1, table) == list(range(6))
-    assert share_of(0, 3, table_of()) == []
 
 
 Pair = tuple[socket.socket, socket.socket]

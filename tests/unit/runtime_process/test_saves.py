@@ -170,27 +170,6 @@ def test_an_exception_between_any_two_steps(
     committing_manager.close()
 
 
-@pytest.mark.parametrize("name", ["save", "save-transfer"])
-def test_a_thread_that_can_not_be_started(
-    committing_manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    start = threading.Thread.start
-
-    def fail(thread: threading.Thread) -> None:
-        if thread.name == name:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", fail)
-        for step in range(1, 4):
-            with pytest.raises(SaveError, match="no thread could be started"):
-                committing_manager.save_async(step, STATE)
-    assert committing_manager.save_async(4, STATE)
-    assert committing_manager.wait(60)
-    committing_manager.close()
-
-
 LONGEST_S = 10
 
 

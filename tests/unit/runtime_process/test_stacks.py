@@ -4,7 +4,6 @@ import os
 import queue
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,23 +54,6 @@ class Recorder:
     def send(self, message: Any) -> int:
         self.sent.put(dict(message))
         return self._n_others
-
-
-def test_a_dump_that_fails_is_not_the_last(capfd: pytest.CaptureFixture[str]) -> None:
-    reports: queue.Queue[str] = queue.Queue()
-    failures = [OSError("no memory")]
-
-    def read() -> str:
-        if failures:
-            raise failures.pop()
-        return "mine\n"
-
-    dumper = StackDumper(0, read, least_s=None, on_dumped=reports.put)
-    ends_s = time.monotonic() + PATIENCE_S
-    while reports.empty() and time.monotonic() < ends_s:
-        dumper.ask("it is slow")
-    assert reports.get(timeout=0) == "because it is slow\nrank 0:\nmine\n"
-    assert "rank 0: no stacks, though it is slow: OSError('no memory')" in capfd.readouterr().err
 
 
 def test_a_slow_step_of_one_rank_has_all_ranks_dumped() -> None:
