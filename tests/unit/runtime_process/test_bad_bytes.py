@@ -1,22 +1,23 @@
 """Bytes that are read bad: another node reads them again, and what was deleted meanwhile isn't called bad."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Literal, cast
 
 import pytest
 
-from stepkeeper.checkpoint import SaveOrder, Structure, TensorOrder, finish_checkpoint, write_checkpoint
 from stepkeeper.checkpoint.reread import reread_bad_bytes
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import BadBytes, BadNodeError, RestoreError, StorageError, TornCheckpointError
-from stepkeeper.log import Claim, CommitRecord, Log
+from stepkeeper.log import Log
 from stepkeeper.restore import Restorer, verify_step
 from stepkeeper.restore.second_read import Host, Question, Reading, confirm_bad, find_question, this_host
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore, Operation
+from stepkeeper_testing.checkpoints import save_small
 
 BAD = BadBytes(path="2/0-a/__0_0.distcp", length_bytes=3, crc32c=7, offset_bytes=0, block=0)
 
@@ -107,123 +108,77 @@ def test_no_answer_to_the_second_reading_condemns_nothing() -> None:
         confirm_bad("torn", SoloRankGroup(), this_host(), TornCheckpointError("bad", bad), reopen)
 
 
-class NoCompanion:
-    """This process has claimed nothing."""
-
-    claimed_root = None
-
-
-NO_COMPANION = cast(Companion, NoCompanion())
-
-
-@dataclass
 class Root:
     """Two commits; with the first read of its data something happens to the older one."""
 
-    happens: Callable[["Root"], None]
-    store: MemoryStore = field(default_factory=MemoryStore)
-    claim: Claim = field(init=False)
-    commit: CommitRecord = field(init=False)
-    when_read: str = ".distcp"
-    refuses_log: bool = False
-    has_happened: bool = False
-
-    def __post_init__(self) -> None:
-        self.claim = Log(self.store).begin()
-        self.commit, _ = self._committed(1), self._committed(2)
+    def __init__(self, happens: Sequence[Callable[["Root"], None]]) -> None:
+        self.store, self.happens, self.refuses_log = MemoryStore(), list(happens), False
+        log = Log(self.store)
+        self.claim = log.begin()
+        self.commit, _ = (save_small(log, self.store, self.claim, step, world_size=2) for step in (1, 2))
         self.store.hook = self._meanwhile
 
-    def _committed(self, step: int) -> CommitRecord:
-        other, own = (write_checkpoint(self.store, *order(rank, step)) for rank in (1, 0))
-        finished = finish_checkpoint(self.store, own, [other.make_ref()])
-        log = Log(self.store)
-        log.open()
-        return log.commit(
-            self.claim,
-            step=step,
-            folder=own.folder,
-            size_bytes=finished.size_bytes,
-            manifest=finished.manifest,
-        )
-
     def _meanwhile(self, when: Literal["before", "after"], operation: Operation, path: str) -> None:
-        if operation == "read" and path.endswith(self.when_read) and not self.has_happened:
-            self.has_happened = True
-            self.happens(self)
+        while operation == "read" and path.endswith(".distcp") and self.happens:
+            self.happens.pop(0)(self)
         if self.refuses_log and path.startswith(".stepkeeper/log") and when == "before":
             raise StorageError("no permission")
 
-    def release(self) -> None:
-        """Do what retention does first."""
-        log = Log(self.store)
-        log.open()
-        log.delete(self.claim, lambda _: [self.commit.slot])
 
-    def sweep(self, but: str = "") -> None:
-        """Do what retention does then."""
-        gone = [path for path in self.store.bucket.objects if path.startswith(f"{self.commit.folder}/")]
-        for path in gone:
-            if path != f"{self.commit.folder}/{but}":
-                del self.store.bucket.objects[path]
-
-    def flip(self, name: str) -> None:
-        path = f"{self.commit.folder}/{name}"
-        data = self.store.bucket.objects[path]
-        self.store.bucket.objects[path] = bytes([data[0] ^ 1]) + data[1:]
-
-    def verify(self) -> None:
-        assert verify_step(self.restorer(), NO_COMPANION, 1).step == 1
-
-    def restorer(self) -> Restorer:
-        return Restorer(self.store, SoloRankGroup(), reopen=lambda: self.store)
+def release(root: Root) -> None:
+    """Do what retention does first."""
+    log = Log(root.store)
+    log.open()
+    log.delete(root.claim, lambda _: [root.commit.slot])
 
 
-def order(rank: int, step: int) -> tuple[SaveOrder, memoryview]:
-    tensor = TensorOrder(
-        fqn="w", dtype="float32", global_shape=(2, 8), offsets=(rank, 0), sizes=(1, 8), start=0
-    )
-    save = SaveOrder(
-        rank=rank,
-        world_size=2,
-        step=step,
-        claim=0,
-        nonce=f"{step:032x}",
-        structure=Structure.build([tensor]),
-        values=(),
-    )
-    return save, memoryview(bytearray(32))
+def sweep(root: Root, but: str = "") -> None:
+    """Do what retention does then."""
+    for path in [*root.store.bucket.objects]:
+        if path.startswith(f"{root.commit.folder}/") and path != f"{root.commit.folder}/{but}":
+            del root.store.bucket.objects[path]
 
 
-def deleted(root: Root) -> None:
-    root.release()
-    root.sweep()
+def flip(root: Root, name: str) -> None:
+    path = f"{root.commit.folder}/{name}"
+    data = root.store.bucket.objects[path]
+    root.store.bucket.objects[path] = bytes([data[0] ^ 1]) + data[1:]
 
 
-def test_retention_that_comes_meanwhile_is_what_is_said() -> None:
-    with pytest.raises(RestoreError, match=r"was deleted while it was read.*_0\.distcp is missing"):
-        Root(deleted).verify()
+def refuse_log(root: Root) -> None:
+    root.refuses_log = True
 
 
-def test_objects_that_go_missing_by_themselves_are_damage() -> None:
-    with pytest.raises(TornCheckpointError, match="is missing"):
-        Root(Root.sweep).verify()
+def bad_and_deleted(name: str) -> list[Callable[[Root], None]]:
+    return [partial(flip, name=name), release, partial(sweep, but=name)]
 
 
-@pytest.mark.parametrize("bad", ["__0_0.distcp", "__1_0.distcp"])
-def test_bad_bytes_beside_deleted_objects_are_damage(bad: str) -> None:
-    def happens(root: Root) -> None:
-        root.flip(bad)
-        root.release()
-        root.sweep(but=bad)
-
-    with pytest.raises(TornCheckpointError, match=f"{bad} is not what was written"):
-        Root(happens).verify()
-
-
-def test_without_the_logs_word_it_is_neither() -> None:
-    def happens(root: Root) -> None:
-        deleted(root)
-        root.refuses_log = True
-
-    with pytest.raises(StorageError, match="no permission"):
-        Root(happens).verify()
+@pytest.mark.parametrize(
+    ("happens", "error", "said"),
+    [
+        pytest.param(
+            [release, sweep],
+            RestoreError,
+            r"was deleted while it was read.*_0\.distcp is missing",
+            id="retention comes",
+        ),
+        pytest.param([sweep], TornCheckpointError, "is missing", id="objects go missing by themselves"),
+        *(
+            pytest.param(
+                bad_and_deleted(name),
+                TornCheckpointError,
+                f"{name} is not what was written",
+                id=f"{name} is bad beside deleted objects",
+            )
+            for name in ("__0_0.distcp", "__1_0.distcp")
+        ),
+        pytest.param([release, sweep, refuse_log], StorageError, "no permission", id="the log can't be read"),
+    ],
+)
+def test_what_is_deleted_while_it_is_read_is_not_called_bad_and_nothing_bad_is_called_deleted(
+    happens: list[Callable[[Root], None]], error: type[Exception], said: str
+) -> None:
+    root = Root(happens)
+    restorer = Restorer(root.store, SoloRankGroup(), reopen=lambda: root.store)
+    with pytest.raises(error, match=said):
+        verify_step(restorer, cast(Companion, SimpleNamespace(claimed_root=None)), 1)

@@ -20,7 +20,7 @@ from stepkeeper import loggers
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Cause, CommitPoint, ExitCode, Interval, Settings, Termination
-from stepkeeper.coordination.rank_group import RankGroup, SoloRankGroup
+from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.error_codec import decode_error, encode_error
 from stepkeeper.errors import (
@@ -360,24 +360,16 @@ class Clock:
 def test_all_parts_together_end_in_the_time_of_one_deadline(
     monkeypatch: pytest.MonkeyPatch, code: int, limit_s: float
 ) -> None:
-    clock = Clock()
+    clock, part = Clock(), SimpleNamespace
     monkeypatch.setattr(closing, "time", clock)
-    parts = Closing(
-        cast(
-            StepController,
-            SimpleNamespace(close=clock.use, process_exit=SimpleNamespace(is_pods=False)),
-        ),
-        cast(
-            Saver,
-            SimpleNamespace(
-                close=clock.use, await_hooks=clock.use, on_fence=lambda _tell, *, is_pods: is_pods
-            ),
-        ),
-        cast(Progress, SimpleNamespace(send_latest_step=list)),
-        cast(Companion, SimpleNamespace(close=clock.use)),
-        cast(RankGroup, SimpleNamespace(announce_leave=clock.use, abort=list, leave=clock.use)),
-    )
-    parts._close_parts(code, None, clock.now_s + limit_s)
+    parts: list[Any] = [
+        part(close=clock.use, process_exit=part(is_pods=False)),
+        part(close=clock.use, await_hooks=clock.use, on_fence=lambda _tell, *, is_pods: is_pods),
+        part(send_latest_step=list),
+        part(close=clock.use),
+        part(announce_leave=clock.use, abort=list, leave=clock.use),
+    ]
+    Closing(*parts)._close_parts(code, None, clock.now_s + limit_s)
     assert clock.now_s <= 100.0 + limit_s + 1e-6
     assert all(given >= 0 for given in clock.given)
     if limit_s:
