@@ -214,7 +214,7 @@ MECHANISMS: Final = {
         without="A companion writes a state by the structure of another one.",
         symbol="stepkeeper.checkpoint.layout_cache:LayoutCache.find_structure",
         instead=lambda _: lambda cache, _key: cache._structure,
-        test="tests/unit/runtime_process/test_companion_structures.py::"
+        test="tests/unit/runtime_process/test_companion_saves.py::"
         "test_another_structure_has_another_key_and_only_the_last_is_held",
     ),
     "key of the layout": Mechanism(

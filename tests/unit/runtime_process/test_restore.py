@@ -1,6 +1,5 @@
 """A restore's bytes: who reads which, how they go between ranks, and what a bad or a missing one means."""
 
-import logging
 import socket
 from collections.abc import Iterator, Sequence
 from queue import Queue
@@ -20,7 +19,6 @@ from stepkeeper.restore.peers.exchange import Exchange
 from stepkeeper.restore.peers.frames import FRAME_BYTES, Kind, receive_frame, send_frame
 from stepkeeper.restore.peers.links import Links
 from stepkeeper.restore.placing import Bytes, Places
-from stepkeeper.restore.progress import RestoreProgress
 from stepkeeper.time_limits import TimeLimits
 
 
@@ -183,25 +181,3 @@ def test_only_what_a_rank_reads_itself_makes_a_manifest_bad() -> None:
     in_store[0] = b"bad there too"
     with pytest.raises(TornCheckpointError):
         exchange.share_manifests(lambda: in_store, prove)
-
-
-GIB = 1024**3
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level(logging.INFO, "stepkeeper")
-    return caplog
-
-
-def test_a_line_comes_every_five_seconds(said: pytest.LogCaptureFixture) -> None:
-    now_s = 100.0
-    progress = RestoreProgress("step 7", 10 * GIB, clock=lambda: now_s)
-    for _ in range(64):
-        now_s += 0.25
-        progress.note_bytes(int((now_s - 100) * GIB / 2))
-    assert said.messages == [
-        "restoring step 7: 2.5 GiB of 10.0 GiB after 5 s, 512.0 MiB/s",
-        "restoring step 7: 5.0 GiB of 10.0 GiB after 10 s, 512.0 MiB/s",
-        "restoring step 7: 7.5 GiB of 10.0 GiB after 15 s, 512.0 MiB/s",
-    ]

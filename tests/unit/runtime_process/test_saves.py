@@ -144,30 +144,24 @@ def test_a_save_for_a_notice_that_fails_whenever_it_is_made_is_given_up(
         manager.exit_if_stopped()
 
 
-@pytest.fixture
-def committing_manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckpointManager:
-    committed = Committed(record=RECORD, uri="file:///root/1/x")
-    monkeypatch.setattr(pipeline, "persist_save", lambda *_: committed)
-    monkeypatch.setattr("stepkeeper.coordination.root_check.RootProof.make", lambda _proof: None)
-    monkeypatch.setattr(pipeline, "check_same_state", lambda *_, **__: None)
-    return CheckpointManager(str(tmp_path), 1)
-
-
 @pytest.mark.parametrize("cut_off_in", ["InFlight", "build_state", "SaveJob"])
-def test_an_exception_between_any_two_steps(
-    committing_manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch, cut_off_in: str
+def test_a_save_whose_start_was_cut_off_holds_up_no_later_one(
+    manager: CheckpointManager, ends: Ends, monkeypatch: pytest.MonkeyPatch, cut_off_in: str
 ) -> None:
+    """As by a signal handler's exception."""
+
     def interrupt(*_: object, **__: object) -> NoReturn:
         raise KeyboardInterrupt
 
+    ends += [None]
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, cut_off_in, interrupt)
         for step in range(1, 4):
             with pytest.raises(KeyboardInterrupt):
-                committing_manager.save_async(step, STATE)
-    assert committing_manager.save_async(4, STATE)
-    assert committing_manager.wait(60)
-    committing_manager.close()
+                manager.save_async(step, STATE)
+    assert manager.save_async(4, STATE)
+    assert manager.wait(60)
+    manager.close()
 
 
 LONGEST_S = 10

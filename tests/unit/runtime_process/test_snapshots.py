@@ -82,16 +82,6 @@ def test_a_rank_copies_its_parts_of_what_all_ranks_have(rank: int) -> None:
     region.close()
 
 
-def test_no_memory_is_taken_that_was_not_asked_for() -> None:
-    """The region has room beyond what is needed, which is to stay without pages."""
-    region = Region()
-    wanted_bytes = 33 * 1024 * 1024
-    region.reserve(wanted_bytes)
-    region.populate(wanted_bytes)
-    assert os.fstat(region.fd).st_blocks * 512 <= wanted_bytes
-    region.close()
-
-
 def planned(snapshots: SnapshotTaker, state: dict[str, Any]) -> SnapshotPlan:
     return snapshots._structures.look_up(state).derived
 

@@ -1,68 +1,35 @@
-"""Stacks of a trainer's threads as its companion reads them, the way between companions, and forks beside it."""
+"""Stacks of a trainer's threads as its companion reads them, and forks beside its descriptors."""
 
 import os
 import queue
-import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepkeeper import fork_guard
-from stepkeeper.fork_guard import MemoryFile, forget_in_forks, forks_held_back
-from stepkeeper.links.handshake import listen
+from stepkeeper.fork_guard import forget_in_forks, forks_held_back
 from stepkeeper.stacks.dumping import StackDumper
-from stepkeeper.stacks.mesh import MeshHost
-
-Said = queue.Queue[tuple[int, dict[str, Any]]]
-
-
-SECRET = b"s" * 32
-
 
 PATIENCE_S = 60
 
 
-@pytest.fixture
-def memory() -> Iterator[MemoryFile]:
-    file = MemoryFile("stacks")
-    yield file
-    file.close()
-
-
-def test_who_does_not_know_the_secret_is_not_heard() -> None:
-    said: Said = queue.Queue()
-    listener = listen()
-    host = MeshHost(listener, SECRET, lambda rank, message: said.put((rank, message)))
-    with socket.create_connection(("127.0.0.1", listener.getsockname()[1])) as stranger:
-        stranger.sendall(b"x" * 24)
-        stranger.settimeout(PATIENCE_S)
-        assert stranger.recv(1) == b""
-    assert host.send({"ask": "y"}) == 0
-    assert said.empty()
-
-
-class Recorder:
-    """The way to other ranks, of which all that is sent can be asked."""
-
-    def __init__(self, n_others: int) -> None:
-        self.sent: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._n_others = n_others
-
-    def send(self, message: Any) -> int:
-        self.sent.put(dict(message))
-        return self._n_others
-
-
 def test_a_slow_step_of_one_rank_has_all_ranks_dumped() -> None:
+    sent: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    class Others:
+        def send(self, message: Any) -> int:
+            sent.put(dict(message))
+            return 1
+
     dumper = StackDumper(1, lambda: "mine\n", least_s=1e-9, on_dumped=print)
-    mesh = dumper.mesh = Recorder(1)
+    dumper.mesh = Others()
     for step in range(1, 4):
         dumper.see_step(step)
-    assert "nothing has followed step 3" in mesh.sent.get(timeout=PATIENCE_S)["ask"]
-    assert mesh.sent.get(timeout=PATIENCE_S) == {"stacks": "mine\n"}
+    assert "nothing has followed step 3" in sent.get(timeout=PATIENCE_S)["ask"]
+    assert sent.get(timeout=PATIENCE_S) == {"stacks": "mine\n"}
     dumper.see_step(None)
 
 
@@ -78,31 +45,23 @@ def is_open(fd: int) -> bool:
     return Path(f"/proc/self/fd/{fd}").exists()
 
 
-class Pipe:
-    def __init__(self) -> None:
-        self.n_forgotten = 0
-        with forks_held_back():
-            self.fds = os.pipe()
-            forget_in_forks(self)
-
-    def forget_after_fork(self) -> None:
-        self.n_forgotten += 1
-        for fd in self.fds:
-            os.close(fd)
-
-    def is_open(self) -> bool:
-        return all(map(is_open, self.fds))
-
-
 def test_what_has_descriptors_lets_go_of_them_in_a_child_and_only_there() -> None:
-    pipe = Pipe()
-    assert in_child(lambda: pipe.n_forgotten == 1 and not pipe.is_open())
-    assert in_child(lambda: in_child(lambda: pipe.n_forgotten == 1)), (
-        "a child's child has nothing to let go of"
-    )
+    class Pipe:
+        n_forgotten = 0
+
+        def forget_after_fork(self) -> None:
+            self.n_forgotten += 1
+            for fd in fds:
+                os.close(fd)
+
+    with forks_held_back():
+        pipe, fds = Pipe(), os.pipe()
+        forget_in_forks(pipe)
+    assert in_child(lambda: pipe.n_forgotten == 1 and not any(map(is_open, fds)))
+    assert in_child(lambda: in_child(lambda: pipe.n_forgotten == 1)), "a child's child lets go of nothing"
     assert pipe.n_forgotten == 0
-    assert pipe.is_open()
-    for fd in pipe.fds:
+    assert all(map(is_open, fds))
+    for fd in fds:
         os.close(fd)
 
 

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 from typing_extensions import override
 
@@ -115,10 +114,6 @@ def test_only_silence_ends_the_wait_for_an_answer(
     assert ended_s <= clock.now_s <= ended_s + 2 * client._LOOK_S
 
 
-LIMIT_S = 1800.0
-"""A transfer's by default."""
-
-
 class Transfer(Future[None]):
     """Copies of which 100 bytes a second move until `stands_at_s`, and are there at `due_s`."""
 
@@ -148,82 +143,57 @@ class Told(SoloRankGroup):
         return nullcontext(self.told_bytes.append)
 
 
-class NoCompanion:
-    def claim_root(self, **_: object) -> Any:
-        return SimpleNamespace(claim=SimpleNamespace(slot=0))
-
-    def ensure_process(self) -> None:
+@pytest.mark.parametrize(
+    ("stands_at_s", "due_s", "ended_s", "error"),
+    [
+        pytest.param(5400, 5400, 5400, "the transfer is over", id="copies that come slowly"),
+        pytest.param(
+            900,
+            18000,
+            2700,
+            "the copies of the state did not come from the devices: nothing came for 1800 s",
+            id="copies that come no more",
+        ),
+    ],
+)
+def test_only_silence_ends_the_wait_for_copies(
+    monkeypatch: pytest.MonkeyPatch, stands_at_s: float, due_s: float, ended_s: float, error: str
+) -> None:
+    def lost() -> None:
         raise CompanionLostError("the transfer is over")
 
-
-def outcome_of(
-    monkeypatch: pytest.MonkeyPatch, *, stands_at_s: float, due_s: float
-) -> tuple[Exception, Told, Clock]:
     clock, rank_group, region = Clock(), Told(), Region()
     monkeypatch.setattr(transfer, "time", clock)
     snapshot = SnapshotTaker(rank_group.ranks).take_snapshot({"step": 7}, region)
+    claimed = SimpleNamespace(claim=SimpleNamespace(slot=0))
+    companion = SimpleNamespace(claim_root=lambda **_: claimed, ensure_process=lost)
     job = job_of(snapshot, region, Transfer(clock, snapshot, stands_at_s, due_s))
-    with pytest.raises((CompanionLostError, SaveError)) as raised:
-        persist_save(job, cast(Companion, NoCompanion()), rank_group)
-    return raised.value, rank_group, clock
-
-
-def test_copies_that_come_slowly_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    error, rank_group, clock = outcome_of(monkeypatch, stands_at_s=3 * LIMIT_S, due_s=3 * LIMIT_S)
-    assert isinstance(error, CompanionLostError), "the transfer was no failure"
-    assert clock.now_s == 3 * LIMIT_S
-    assert sum(rank_group.told_bytes) == pytest.approx(100 * 3 * LIMIT_S, rel=0.01)
-
-
-def test_copies_that_come_no_more_end_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    error, _, clock = outcome_of(monkeypatch, stands_at_s=LIMIT_S / 2, due_s=10 * LIMIT_S)
-    assert str(error) == "the copies of the state did not come from the devices: nothing came for 1800 s"
-    assert clock.now_s == pytest.approx(1.5 * LIMIT_S, rel=0.01)
-
-
-class Limited(SoloRankGroup):
-    def __init__(self, limits: TimeLimits) -> None:
-        super().__init__()
-        self.limits = limits  # type: ignore[misc]  # a rank group's own is final
-
-
-class Place:
-    """The place of one tensor of four bytes."""
-
-    n_lacking = 4
-
-    def copy_bytes(self, _start: int, data: Any) -> int:
-        return len(data)
+    with pytest.raises((CompanionLostError, SaveError), match=error):
+        persist_save(job, cast(Companion, companion), rank_group)
+    assert clock.now_s == pytest.approx(ended_s, rel=0.01)
+    assert sum(rank_group.told_bytes) == pytest.approx(100 * min(stands_at_s, due_s), rel=0.01)
 
 
 @pytest.mark.parametrize(("shared", "error"), [(False, StorageError), (True, PeerLostError)])
 def test_a_restore_that_gets_nothing_ends(shared: bool, error: type[Exception]) -> None:
     free = threading.Event()
 
-    class Stuck:
-        def read_block(self, path: str, index: int) -> bytes:
-            free.wait(60)
-            return np.zeros(4, dtype=np.uint8).tobytes()
-
-    class Paused:
-        def send_block(self, *_: object) -> None:
-            raise AssertionError
-
-        def announce_failure(self, _: BaseException) -> None:
-            free.wait(60)
+    def read_block(*_: object) -> bytes:
+        free.wait(60)
+        return bytes(4)
 
     class Short(TimeLimits):
         silence_s = 0.01
 
-    filling = fill_one_block(Stuck(), Limited(Short()))
+    rank_group = SoloRankGroup()
+    rank_group.limits = Short()  # type: ignore[misc]  # a rank group's own is final
+    place: Any = SimpleNamespace(n_lacking=4, copy_bytes=lambda _start, data: len(data))
+    places = Places(pieces=[place], values={}, by_block={0: [place]})
+    table = BlockTable(blocks=(Block(number=0, path="a", index=0, size_bytes=4),), first_numbers={"a": 0})
+    reader = cast(BlockReader, SimpleNamespace(read_block=read_block))
+    peers = cast(Peers, SimpleNamespace(announce_failure=lambda _: free.wait(60)))
+    filling = Filling(reader, table, places, rank_group=rank_group)
     with pytest.raises(error, match="nothing of it has come"):
-        filling.run({0: ()}, cast(Peers, Paused()) if shared else None)
+        filling.run({0: ()}, peers if shared else None)
     assert not free.is_set()
     free.set()
-
-
-def fill_one_block(reader: object, rank_group: Limited) -> Filling:
-    place = Place()
-    places = Places(pieces=cast(Any, (place,)), values={}, by_block=cast(Any, {0: (place,)}))
-    table = BlockTable(blocks=(Block(number=0, path="a", index=0, size_bytes=4),), first_numbers={"a": 0})
-    return Filling(cast(BlockReader, reader), table, places, rank_group=rank_group)
