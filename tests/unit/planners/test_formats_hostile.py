@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from stepkeeper_planners.errors import SourceError
+from stepkeeper_planners.errors import SourceError, UnsupportedValueError
 from stepkeeper_planners.formats import (
     checkpoint_to_safetensors,
     checkpoint_to_torch_save,
@@ -56,6 +56,11 @@ def sixty_values(metadata: Metadata) -> None:
         places(metadata)[index_of(f"n{number}")] = places(metadata)[index_of("n")]
 
 
+def value_in_tensor(metadata: Metadata) -> None:
+    tensor = places(metadata)[index_of("w", 0)]
+    places(metadata)[index_of("n")] = replace(tensor, offset=tensor.offset + 1, length=10)
+
+
 def another_dtype(metadata: Metadata) -> None:
     places(metadata)[index_of("v", 0)] = places(metadata)[index_of("w", 0)]
     stored: Any = metadata.state_dict_metadata["v"]
@@ -72,6 +77,8 @@ def named(name: str) -> Change:
 
 
 ODD_PLACES: dict[str, tuple[Change, str]] = {
+    "a value in a tensor": (value_in_tensor, "w and n both have bytes"),
+    "a folder's name": (named("below"), "[nw]: .* is no file: Is a directory"),
     "60 values on one place": (sixty_values, "n and n0 both have bytes"),
     "a tensor as two dtypes": (another_dtype, "w and v both have bytes"),
     "no character in a name": (named("\0"), "[nw]: .* can't be the name of a file"),
@@ -135,6 +142,8 @@ WHOLE = json.dumps(described(0, 16))
 
 
 HEADERS = {
+    "a list": ([1], "its header is no object"),
+    "three offsets": ({"w": described(0, 16) | {"data_offsets": [0, 8, 16]}}, "w has no data_offsets"),
     "a name twice": (f'{{"w":{WHOLE},"w":{WHOLE}}}'.encode(), "w stands twice"),
     "over each other": ({"v": described(0, 12), "w": described(8, 16)}, "v and w lie over each other"),
     "a hole": ({"w": described(0, 8)}, "bytes 8 to 16 behind the header belong to no tensor"),
@@ -193,6 +202,7 @@ def test_elements_may_start_anywhere(padding: bytes, tmp_path: Path) -> None:
 
 
 INDICES = {
+    "no tensor": ({"weight_map": {}}, "the weight_map names no tensor"),
     "deep": (b"[" * 200_000, "no weight_map"),
     "a tensor twice": (b'{"weight_map":{"a":"a.safetensors","a":"b.safetensors"}}', "a stands there twice"),
     "the folder": ({"weight_map": {"a": ".."}}, r"has \.\. for a, which is no file beside it"),
@@ -224,3 +234,12 @@ def test_an_index_that_is_none_or_wrong_is_refused(case: str, tmp_path: Path) ->
     assert str(tmp_path) in str(caught.value)
     str(caught.value).encode()
     assert not (tmp_path / "c").exists()
+
+
+def test_a_name_that_safetensors_lacks_is_named(tmp_path: Path) -> None:
+    torch.save({"a\ud800": torch.ones(3)}, tmp_path / "a.pt")
+    torch_save_to_checkpoint(tmp_path / "a.pt", tmp_path / "c")
+    with pytest.raises(UnsupportedValueError, match=r"^'a\\ud800': no tensor can be named"):
+        checkpoint_to_safetensors(tmp_path / "c", tmp_path / "c.safetensors")
+    done = checkpoint_to_safetensors(tmp_path / "c", tmp_path / "c.safetensors", rename=lambda _: "a")
+    assert done.tensors == ("a\ud800",)

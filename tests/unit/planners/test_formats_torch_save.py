@@ -13,13 +13,15 @@ import torch
 from planners_parts.parts import DTYPES, random_elements
 from planners_parts.pickles import Reduced
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.format_utils import DynamicMetaLoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from stepkeeper_planners.errors import (
     MetadataDecodeError,
     SourceError,
 )
-from stepkeeper_planners.formats import checkpoint_to_torch_save, torch_save_to_checkpoint
+from stepkeeper_planners.formats import TorchSaveReader, checkpoint_to_torch_save, torch_save_to_checkpoint
 
 MORE_DTYPES = [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu]
 
@@ -193,3 +195,16 @@ def test_damaged_checkpoints_are_refused_and_nothing_written(tmp_path: Path) -> 
     with pytest.raises(MetadataDecodeError):
         checkpoint_to_torch_save(folder, tmp_path / "b.pt")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pt", "checkpoint"]
+
+
+def test_torchs_planner_that_makes_metadata_up_loads_what_our_reader_reads(tmp_path: Path) -> None:
+    torch.save({"model": {"w": torch.arange(5.0)}, "step": 7}, tmp_path / "a.pt")
+    state = {"model": {"w": torch.zeros(5)}}
+    load(
+        state,
+        checkpoint_id=tmp_path / "a.pt",
+        storage_reader=TorchSaveReader(),
+        planner=DynamicMetaLoadPlanner(),
+        no_dist=True,
+    )
+    same(torch.arange(5.0), state["model"]["w"])

@@ -22,6 +22,7 @@ from stepkeeper_planners.saving.merged_state import (
     MergedState,
     compare_with_base,
     find_names_to_merge,
+    join_layouts,
     merge_states,
     select_partial_state,
 )
@@ -221,3 +222,8 @@ def test_whole_numbers_on_the_host_are_compared_whatever_their_size(dtype: torch
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
 def test_what_ranks_compute_each_for_itself_is_not_compared(dtype: torch.dtype) -> None:
     assert digest_integer_tensor(torch.zeros(3, dtype=dtype)) is None
+
+
+def test_ranks_that_speak_of_different_tensors_are_named() -> None:
+    with pytest.raises(LayoutError, match=r"w: its global_shape is \(4, 2\) on rank 0, \(6, 2\) on rank 3"):
+        join_layouts({3: rows("w", (4, 2, (3,)), n_rows=6), 0: rows("w", (0, 4, (0,)))})

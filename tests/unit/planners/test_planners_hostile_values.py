@@ -40,6 +40,13 @@ FLOAT = np.dtype("f8")
 
 
 HOSTILE: dict[str, Any] = {
+    "as an argument": Reduced(torch.Size, (RUN,)),
+    "an array of a negative shape": Reduced(ARRAY, EMPTY, (1, (-1,), FLOAT, False, b"\0" * 8)),
+    "an array of many items without bytes": Reduced(
+        ARRAY, EMPTY, (1, (1 << 40,), np.dtype("V0"), False, b"")
+    ),
+    "a dtype from a dict": Reduced(np.dtype, ({"names": ["a"], "formats": ["O"]}, False, True)),
+    "a scalar longer than its bytes": Reduced(np.float64(0).__reduce__()[0], (FLOAT, b"\0")),
     "a command": Reduced(os.system, ("mkdir ran",)),
     "torch's rebuilding of types": Reduced(
         torch._tensor._rebuild_from_type_v2, (os.mkdir, torch.Tensor, ("ran",), {})
@@ -136,6 +143,7 @@ BIG = b"\x8a\x06\0\0\0\0\0\x01"  # 2**40
 
 
 TENSORS = {
+    "of unlike sizes and strides": b"K\0K\x02\x85)",
     "longer than its storage": b"K\0K\x03\x85K\x01\x85",
     "repeating one element": b"K\0" + BIG + b"\x85K\0\x85",
     "starting behind its storage": b"K\x02K\x01\x85K\x01\x85",

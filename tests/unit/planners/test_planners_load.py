@@ -277,3 +277,19 @@ def test_parts_are_compared_whatever_they_were_cut_in(tmp_path: Path) -> None:
     assert torch.equal(tensor, torch.arange(100.0))
     with pytest.raises(CheckpointException, match="embed and head are one tensor"):
         load({"embed": tensor, "head": tensor}, tmp_path / "other")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e5m2])
+def test_infinity_is_converted_where_there_is_one(tmp_path: Path, dtype: torch.dtype) -> None:
+    dcp_save({"w": torch.tensor([torch.inf])}, checkpoint_id=tmp_path, no_dist=True)
+    state = {"w": torch.zeros(1, dtype=dtype)}
+    load(state, tmp_path, cast=True)
+    assert state["w"].float().item() == torch.inf
+
+
+def test_in_a_load_of_what_both_have_they_are_a_warning(untied: Path) -> None:
+    tensor, state = tied(step=1)
+    with pytest.warns(UserWarning, match="embed and head are one tensor .* those of embed were loaded"):
+        load(state, untied, strict=False)
+    assert torch.equal(tensor, torch.arange(4.0))
+    assert state["step"] == 7

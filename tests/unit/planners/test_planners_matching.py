@@ -1,5 +1,6 @@
 """A state held against a checkpoint: what is read, and one report of all that differs."""
 
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -284,3 +285,18 @@ def test_what_to_do_is_said_where_the_names_tell_the_cause(
     text = str(refused(wanted, checkpoint("model.w", *stored_tensors, values=stored_values)))
     assert all(hint in text for hint in hints)
     assert hints or not any(hint in text for hint in (PER_RANK, PRIME, FREEZE, WHOLE))
+
+
+def test_two_stored_tensors_are_not_put_into_one() -> None:
+    wanted = LoadRequest(layouts=tensors("embed"), aliases={"head": "embed"})
+    one, two = stored(data="here"), stored(data="there")
+    assert plan_load(wanted, StoredState(tensors={"embed": one, "head": one}), ALONE).pieces
+    assert "embed, head" in str(refused(wanted, StoredState(tensors={"embed": one, "head": two})))
+    assert refused(wanted, StoredState(tensors={"embed": stored(), "head": stored("int8")})).mismatched
+
+
+def test_the_report_reaches_other_ranks_whole() -> None:
+    error = refused(LoadRequest(layouts=tensors("a")), checkpoint("module.a"))
+    copy = pickle.loads(pickle.dumps(error))
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)

@@ -130,6 +130,10 @@ def test_nothing_is_run(
 
 # Written by hand: what no pickler makes. Classes must come out as they were.
 HAND_MADE = {
+    "a dtype is called": b"\x80\x02ctorch\nfloat32\n)R.",
+    "something outside": b"\x80\x02X\1\0\0\0aQ.",
+    "an item of a number": b"\x80\x02K\1NNs.",
+    "too much on the stack": b"\x80\x02NN.",
     "a class gets a state": b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n}X\1\0\0\0aK\1sb.",
     "an instance gets two states": b"\x80\x02ctorch.distributed.checkpoint.metadata\nStorageMeta\n)\x81}b}b.",
     "a class is called": b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n)R.",

@@ -227,3 +227,13 @@ def test_open_shardings_are_the_saved_ones_in_the_same_layout(
     now: dict[str, PresentSharding], wanted: dict[str, str]
 ) -> None:
     assert choose_shardings(SAVED, now, 4) == wanted
+
+
+def test_another_number_of_devices_leaves_all_open() -> None:
+    assert choose_shardings(SAVED, present(REPLICATED, REPLICATED), 8) == {}
+    assert choose_shardings(SAVED, present("", ""), 8) == {}
+
+
+@pytest.mark.parametrize("shape", [(7, 8), (2, 3), (6, 3)])
+def test_copies_that_cannot_be_cut_evenly_stay(shape: tuple[int, int]) -> None:
+    assert parsed("{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}", 2).deduplicated(shape) is None

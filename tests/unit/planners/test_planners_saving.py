@@ -283,3 +283,25 @@ def test_what_is_loaded_goes_through_a_subclass(base: Any, tmp_path: Path) -> No
     for name in ("aside", "turned"):
         assert torch.equal(state[name], make_state(50)[name])
     assert state["step"] == 1
+
+
+def test_two_parts_in_one_safetensors_file_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = torch.zeros(4)
+    vars(tensor).update(
+        global_shape=(4,), global_offsets=((0,), (2,)), local_offsets=((0,), (2,)), local_sizes=((2,), (2,))
+    )
+    with pytest.raises(UnsupportedWriterError, match="w: rank 0 writes 2 parts"):
+        PlannerGroup(monkeypatch, {"w": tensor}).finish({"shard_index": 1})
+
+
+class Kept(SPMDSavePlanner):
+    """Has an argument, and something of its own."""
+
+    def __init__(self, factor: int) -> None:
+        super().__init__()
+        self.factor = factor
+
+
+def test_a_subclass_arrives_in_another_process_as_what_it_is() -> None:
+    planner = pickle.loads(pickle.dumps(Kept(3)))
+    assert (type(planner), planner.factor) == (Kept, 3)

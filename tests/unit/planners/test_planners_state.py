@@ -264,6 +264,7 @@ MANY = 2000
 @pytest.mark.parametrize(
     "paths",
     [
+        pytest.param({"w": ("x",), "v": ("x", "y")}, id="one in another"),
         pytest.param({f"{i}\0empty": (str(i), MANY, MANY) for i in range(MANY)}, id="long lists"),
         pytest.param({"w": 3}, id="a number"),
         pytest.param({"w": (1.5,)}, id="half"),

@@ -11,13 +11,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from stepkeeper_planners import (
-    PerRank,
-    RandomState,
-    SPMDLoadPlanner,
-    SPMDSavePlanner,
-    Whole,
-)
+from stepkeeper_planners import PerRank, RandomState, SPMDLoadPlanner, SPMDSavePlanner, SPMDStager, Whole
 from stepkeeper_planners.errors import UnsupportedValueError
 from stepkeeper_planners.state.structure import StructureCache
 from stepkeeper_planners.state.tree import flatten_state
@@ -163,3 +157,21 @@ def test_what_is_built_alike_shares_what_was_derived_and_has_its_own_leaves() ->
     for changed in others:
         assert cache.look_up(state(**changed)).derived is not derived
         derived = cache.look_up(state()).derived
+
+
+def test_a_staged_whole_stays_one(tmp_path: Path) -> None:
+    state = {"w": torch.ones(2), "log": Whole([{"a": 1}])}
+    staged = SPMDStager().stage(state)
+    assert isinstance(state["log"], Whole)
+    state["log"].value.append({"a": 2})  # type: ignore[attr-defined]
+    assert list(flatten_state(staged).values) == ["log"]
+    assert flatten_state(staged).values["log"] == [{"a": 1}]
+
+
+def test_objects_in_a_whole_get_their_state_whatever_its_shape(tmp_path: Path) -> None:
+    metrics = Metrics()
+    metrics.seen = {"acc": [1, 2], "more": {"x": 1}}
+    save(tmp_path, {"m": Whole(metrics), "d": Whole({"inner": metrics, "n": 1})})
+    again, inner = Metrics(), Metrics()
+    load(tmp_path, {"m": Whole(again), "d": Whole({"inner": inner, "n": 0})})
+    assert again.seen == inner.seen == metrics.seen

@@ -236,3 +236,11 @@ def test_of_a_companion_that_was_dropped_nothing_is_left(
     assert not process._reader.is_alive()
     assert process._process.code == 0
     assert process._channel._socket.fileno() == -1
+
+
+def test_a_process_that_somebody_else_has_reaped_has_ended_with_an_unknown_code(has_pidfd: bool) -> None:
+    child = started("")
+    os.waitpid(child.pid, 0)
+    assert child.has_ended()
+    assert child.code is None
+    child.kill()

@@ -291,20 +291,27 @@ def test_a_save_that_finds_no_room_waits_for_deletion_that_it_went_before(
     assert trainer.steps == [30]
 
 
-def test_a_stale_companion_that_was_held_up_deletes_nothing_of_a_later_claim(trainer: Trainer) -> None:
+@pytest.mark.parametrize("its_commit_is_deleted", [False, True])
+def test_a_stale_companion_that_was_held_up_deletes_nothing_of_a_later_claim(
+    trainer: Trainer, its_commit_is_deleted: bool
+) -> None:
     trainer.save(10)
     trainer.finish()
 
     def meanwhile() -> int:
+        for path in [*trainer.bucket.objects]:
+            if its_commit_is_deleted and path.startswith("20/"):
+                del trainer.bucket.objects[path]
+        slot = Log(MemoryStore(trainer.bucket)).begin().slot
         block.released.set()
-        return Log(MemoryStore(trainer.bucket)).begin().slot
+        return slot
 
     block = Block(trainer, HELD_UP["verification"], meanwhile)
     trainer.save(20)
     trainer.finish()
-    assert "FencedError" in str(trainer.answers.complaint)
+    assert "FencedError" in str(trainer.answers.complaint), "nothing is damaged"
     assert trainer.answers.upkept == [1, 2], "an end with an error is one, too"
-    assert trainer.steps == [10, 20]
+    assert trainer.steps == ([10] if its_commit_is_deleted else [10, 20])
 
 
 def test_what_goes_wrong_after_a_commit_is_said_and_ends_nothing(

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_saver import save
+from typing_extensions import override
 
 from stepkeeper.errors import RestoreError, TransientStorageError
 from stepkeeper.log import ForeignBase
 from stepkeeper.restore.foreign.choosing import choose_foreign_step
+from stepkeeper.restore.foreign.content import open_content
 from stepkeeper.restore.foreign.loading import ForeignLoading
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
+from stepkeeper_planners.errors import ValueDecodeError
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.loading.load_request import LoadTarget
 from stepkeeper_planners.loading.selection import LoadRules
@@ -167,3 +170,21 @@ def test_metadata_that_names_what_is_not_read_is_no_reason_to_go_back(tmp_path: 
         RestoreError, match=r"200/.metadata can't be read by stepkeeper: it names .*LoadRules"
     ):
         load(bucket)
+
+
+def test_code_in_a_pickle_is_not_run_and_no_reason_to_go_back(tmp_path: Path) -> None:
+    class Evil:
+        @override
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "ran",))
+
+    save({"w": torch.ones(2), "evil": Evil()}, checkpoint_id=tmp_path / "1", no_dist=True)
+    bucket = MemoryBucket()
+    for path in (tmp_path / "1").iterdir():
+        bucket.objects[f"1/{path.name}"] = path.read_bytes()
+    found = chosen(bucket)
+    assert found is not None
+    content = open_content(MemoryStore(bucket), found.folder)
+    with pytest.raises(ValueDecodeError, match="evil"):
+        content.read_value("evil")
+    assert not (tmp_path / "ran").exists()

@@ -179,3 +179,19 @@ def test_a_state_that_is_not_the_steps_any_more_is_not_saved(
     run(tmp_path, form, then)
     assert steps(tmp_path) == ([5, 7] if is_saved else [5])
     assert any("step 7, the last one, isn't saved" in each for each in caplog.messages) != is_saved
+
+
+def test_tensors_of_inference_mode_and_without_memory_are_no_obstacle() -> None:
+    with torch.inference_mode():
+        weights = torch.zeros(3)
+    last = LastStep()
+    others = {
+        "meta": torch.zeros(3, device="meta"),
+        "sparse": torch.eye(3).to_sparse(),
+        "empty": torch.zeros(0),
+    }
+    last.note_finished(SaveRequest(step=1, state={"inference": weights, **others}))
+    assert not last.has_changed
+    with torch.inference_mode():
+        weights += 1
+    assert last.has_changed

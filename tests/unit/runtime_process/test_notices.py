@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from stepkeeper.training.notices.data_loaders import (
     bearing_ends_of_children,
     interrupts_a_step,
 )
-from stepkeeper.training.notices.metadata_server import MetadataValue, find_metadata_host
+from stepkeeper.training.notices.metadata_server import MetadataValue
 from stepkeeper.training.notices.signals import SignalWatcher
 from stepkeeper.training.notices.watcher import Notice, NoticeWatcher
 
@@ -40,8 +40,10 @@ class HeardNotices:
         self.notices.append(notice)
         self.any.set()
 
-    def watch(self, trigger: Path | None = None, *, signals: bool = True) -> NoticeWatcher:
-        watcher = NoticeWatcher(trigger, lambda: None, self)
+    def watch(
+        self, trigger: Path | None = None, tick: Callable[[], None] = list, *, signals: bool = True
+    ) -> NoticeWatcher:
+        watcher = NoticeWatcher(trigger, tick, self)
         watcher.start(signals=signals)
         return watcher
 
@@ -94,6 +96,17 @@ def test_a_file_is_a_notice_and_the_first_notice_counts(heard: HeardNotices, tmp
     watcher.record_notice("call")
     assert [notice.source for notice in heard.notices] == ["file"]
     assert watcher.notice == heard.notices[0]
+    watcher.close()
+
+
+def test_a_tick_that_raises_does_not_end_the_watch(heard: HeardNotices, tmp_path: Path) -> None:
+    def tick() -> None:
+        raise RuntimeError("the buffer was donated")
+
+    watcher = heard.watch(tmp_path / "notice", tick)
+    assert not heard.any.wait(0.5), "it has ticked"
+    tell()
+    assert heard.sources() == ["sigterm"]
     watcher.close()
 
 
@@ -325,16 +338,6 @@ def test_a_maintenance_explains_an_end_only_when_it_is_near() -> None:
     assert training.announcements.cause is None
 
 
-def test_only_machines_of_google_cloud_have_a_metadata_server(tmp_path: Path) -> None:
-    product = tmp_path / "product_name"
-    assert find_metadata_host({}, product) is None
-    product.write_text("Standard PC (Q35 + ICH9, 2009)\n")
-    assert find_metadata_host({}, product) is None
-    product.write_text("Google Compute Engine\n")
-    assert find_metadata_host({}, product) == "169.254.169.254"
-    assert find_metadata_host({"GCE_METADATA_HOST": "localhost:8080"}, product) == "localhost:8080"
-
-
 class Scripted:
     """A metadata server whose answers are known; then it waits for ever."""
 
@@ -369,19 +372,17 @@ class HeardChanges:
 def test_a_watch_survives_errors_and_hands_on_each_change_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepkeeper.training.notices.cloud_notices._PAUSES_S", (0.0, 0.0))
     monkeypatch.setattr("stepkeeper.training.notices.cloud_notices._ABSENT_S", 0.0)
-    server = Scripted(
-        OSError("503"),
-        OSError("no route"),
-        OSError("timed out"),
-        MetadataValue("NONE", "a"),
-        MetadataValue("NONE", "a"),
-        MetadataValue("TERMINATE_ON_HOST_MAINTENANCE", "b"),
-        OSError("503"),
-        MetadataValue("TERMINATE_ON_HOST_MAINTENANCE", "c"),
-        MetadataValue("NONE", "d"),
-        MetadataValue("TERMINATE_ON_HOST_MAINTENANCE", "e"),
-        MetadataValue(None, ""),
-    )
+    maintained = "TERMINATE_ON_HOST_MAINTENANCE"
+    said = [
+        ("NONE", "a"),
+        ("NONE", "a"),
+        (maintained, "b"),
+        (maintained, "c"),
+        ("NONE", "d"),
+        (maintained, "e"),
+    ]
+    answers = [MetadataValue(*each) for each in [*said, (None, "")]]
+    server = Scripted(*[OSError("503")] * 3, *answers[:3], OSError("503"), *answers[3:])
     heard = HeardChanges()
     heard.fails = True
     notices = CloudNotices(server, heard.take_over)

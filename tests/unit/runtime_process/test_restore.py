@@ -12,8 +12,9 @@ from stepkeeper.checkpoint import BlockReader
 from stepkeeper.checkpoint.blocks import Block, BlockTable, encode_runs
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord
 from stepkeeper.coordination.rank_group import RankGroup
-from stepkeeper.errors import PeerLostError, TornCheckpointError
+from stepkeeper.errors import PeerLostError, RestoreError, TornCheckpointError
 from stepkeeper.restore.filling import Filling
+from stepkeeper.restore.fit import check_refilled
 from stepkeeper.restore.peers.duties import Sharing
 from stepkeeper.restore.peers.exchange import Exchange
 from stepkeeper.restore.peers.frames import FRAME_BYTES, Kind, receive_frame, send_frame
@@ -181,3 +182,9 @@ def test_only_what_a_rank_reads_itself_makes_a_manifest_bad() -> None:
     in_store[0] = b"bad there too"
     with pytest.raises(TornCheckpointError):
         exchange.share_manifests(lambda: in_store, prove)
+
+
+def test_nothing_of_a_torn_checkpoint_stays() -> None:
+    check_refilled({"a", "b"}, {"a", "b", "c"})
+    with pytest.raises(RestoreError, match=r"^b, d: filled in part"):
+        check_refilled({"a", "b", "d"}, {"a", "c"})

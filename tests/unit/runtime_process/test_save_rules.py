@@ -1,6 +1,7 @@
 """Which steps are saved: by the policy, for a notice, and at the end."""
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import cast
@@ -253,3 +254,29 @@ def test_a_root_that_gives_no_answer_does_not_take_the_grace_period(caplog: pyte
     assert saves.newest_save is None
     assert "another rank gave no answer for 0.1 s" in caplog.text
     saves.close()
+
+
+def test_what_is_on_its_way_is_not_begun_again(begun: list[Saver]) -> None:
+    notice(ranks_in([SaveState.COMMITTED, SaveState.COMMITTING]), 7, 30)
+    assert not begun
+
+
+def test_where_a_rank_does_not_answer_none_begins_alone(begun: list[Saver]) -> None:
+    ranks = ranks_in([SaveState.FAILED, SaveState.FAILED])
+    notice(ranks[1:], 7, 0.1)
+    assert not begun
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: EveryNSteps(0),
+        lambda: EverySeconds(float("nan")),
+        lambda: Continuous(-1.0),
+        lambda: Auto(least_s=10.0, most_s=9.0),
+        lambda: Auto(background_share=1.5),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make: Callable[[], SavePolicy]) -> None:
+    with pytest.raises(ValueError, match=r"save interval|least time|Auto"):
+        make()

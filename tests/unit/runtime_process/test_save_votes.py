@@ -329,3 +329,8 @@ def test_nothing_is_begun_and_nothing_restored_before_the_root_is_proven() -> No
     StopSave(saves, SoloRankGroup()).start(SaveRequest(step=7, state={"step": 7}), 1.0)
     assert saves.newest_save is None
     saves.close()
+
+
+def test_a_rank_without_a_snapshot_is_named_in_all_ranks() -> None:
+    errors = outcomes([summary_of({"w": 1}, 0, 2), None])
+    assert [str(error) for error in errors] == ["no snapshot of step 7: rank 1: w: bad"] * 2

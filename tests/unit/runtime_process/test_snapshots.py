@@ -1,6 +1,7 @@
 """A snapshot has each tensor as it was; a state is planned once, and copied on its devices as far as there is room."""
 
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -227,3 +228,20 @@ def test_a_planner_that_gives_something_else_is_refused(other: torch.Tensor) -> 
     share = Share([item], lambda _item: other)
     with pytest.raises(SaveError, match=r"w: the planner said float32\[5\] and gave"):
         share[0:20]
+
+
+def test_copies_that_do_not_leave_in_time_are_no_reason_to_wait_longer() -> None:
+    class Staying(threading.Condition):
+        @override
+        def wait_for(self, predicate: Any, timeout: float | None = None) -> Any:
+            return predicate()
+
+    devices = Devices(500 * MIB, 2**60)
+    devices.kept = True
+    devices.make_copies({}, CUTS, NAMES)
+    vars(devices)["_changed"] = Staying()
+    with pytest.raises(TimeoutError, match=r"after 7\.0 s"):
+        devices.make_copies({}, CUTS, NAMES, timeout_s=7)
+    with pytest.raises(SaveError, match="still on the devices"):
+        devices.make_copies({}, CUTS, NAMES)
+    assert len(devices.asked) == 1

@@ -11,7 +11,10 @@ import pytest
 
 from stepkeeper import fork_guard
 from stepkeeper.fork_guard import forget_in_forks, forks_held_back
+from stepkeeper.stacks import reading as stack_reading
 from stepkeeper.stacks.dumping import StackDumper
+from stepkeeper.stacks.reading import StackReader
+from stepkeeper.stacks.stack_file import stack_file
 
 PATIENCE_S = 60
 
@@ -114,3 +117,12 @@ def test_who_hangs_while_forks_are_held_back_does_not_hang_the_training(
         may_end.set()
         thread.join()
     assert in_child(lambda: True)
+
+
+def test_a_trainer_that_does_not_answer_gets_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack_reading, "_ANSWER_S", 0.0)
+    file = stack_file()
+    number = file.signal_number
+    assert number is not None
+    reader = StackReader(file.fd, lambda _: None, lambda: os.kill(os.getpid(), number))
+    assert "in test_a_trainer_that_does_not_answer_gets_the_signal" in reader.read()

@@ -24,7 +24,7 @@ from stepkeeper.coordination.agreement_rules import (
 from stepkeeper.coordination.rank_group import SoloRankGroup, StoreRankGroup
 from stepkeeper.coordination.step_agreement import StepAgreement
 from stepkeeper.coordination.waits import Waits
-from stepkeeper.errors import NoticeDeadlineError
+from stepkeeper.errors import NoticeDeadlineError, PeerLostError
 from stepkeeper.policy.save import (
     AnyOf,
     Continuous,
@@ -211,3 +211,15 @@ def test_a_rank_trains_on_past_its_wish_to_stop_until_the_notices_time_is_over()
     assert [agreement.pass_step(step) for step in (2, 3)] == [(), ()]
     with pytest.raises(NoticeDeadlineError):
         agreement.pass_step(4)
+
+
+def test_a_rank_that_is_lost_is_an_error_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepkeeper.coordination.step_agreement._ROUND_TIMEOUT_S", 0.05)
+    store = HashStore()
+    agreement = StepAgreement(StoreRankGroup(store, 0, 2))
+    agreement.start()
+    agreement.wish(STOP)
+    StoreRankGroup(store, 1, 2).gather("agreement/met", {}, 10)
+    with pytest.raises(PeerLostError):
+        train_until_stop(agreement, 1)
+    agreement.close(5.0)

@@ -174,26 +174,52 @@ def test_only_silence_ends_the_wait_for_copies(
     assert sum(rank_group.told_bytes) == pytest.approx(100 * min(stands_at_s, due_s), rel=0.01)
 
 
-@pytest.mark.parametrize(("shared", "error"), [(False, StorageError), (True, PeerLostError)])
-def test_a_restore_that_gets_nothing_ends(shared: bool, error: type[Exception]) -> None:
-    free = threading.Event()
+class Short(TimeLimits):
+    silence_s = 0.01
+
+
+class Reading(SoloRankGroup):
+    """After five looks something has moved elsewhere."""
+
+    def __init__(self, free: threading.Event, *, moves: bool) -> None:
+        super().__init__()
+        self.limits = Short()  # type: ignore[misc]  # a rank group's own is final
+        self.free, self.moves, self.n_looks = free, moves, 0
+
+    @override
+    def read_moved(self) -> int:
+        if self.moves:
+            self.n_looks += 1
+        if self.n_looks == 5:
+            self.free.set()
+        return self.n_looks
+
+
+def filling_of(rank_group: Reading) -> Filling:
+    """Of one block, whose read waits."""
 
     def read_block(*_: object) -> bytes:
-        free.wait(60)
+        rank_group.free.wait(60)
         return bytes(4)
 
-    class Short(TimeLimits):
-        silence_s = 0.01
-
-    rank_group = SoloRankGroup()
-    rank_group.limits = Short()  # type: ignore[misc]  # a rank group's own is final
     place: Any = SimpleNamespace(n_lacking=4, copy_bytes=lambda _start, data: len(data))
     places = Places(pieces=[place], values={}, by_block={0: [place]})
     table = BlockTable(blocks=(Block(number=0, path="a", index=0, size_bytes=4),), first_numbers={"a": 0})
     reader = cast(BlockReader, SimpleNamespace(read_block=read_block))
+    return Filling(reader, table, places, rank_group=rank_group)
+
+
+@pytest.mark.parametrize(("shared", "error"), [(False, StorageError), (True, PeerLostError)])
+def test_a_restore_that_gets_nothing_ends(shared: bool, error: type[Exception]) -> None:
+    free = threading.Event()
     peers = cast(Peers, SimpleNamespace(announce_failure=lambda _: free.wait(60)))
-    filling = Filling(reader, table, places, rank_group=rank_group)
     with pytest.raises(error, match="nothing of it has come"):
-        filling.run({0: ()}, peers if shared else None)
+        filling_of(Reading(free, moves=False)).run({0: ()}, peers if shared else None)
     assert not free.is_set()
     free.set()
+
+
+def test_a_rank_that_waits_for_blocks_of_others_goes_on_while_these_read_their_own() -> None:
+    reading = Reading(threading.Event(), moves=True)
+    filling_of(reading).run({0: ()}, cast(Peers, SimpleNamespace()))
+    assert reading.n_looks >= 5
