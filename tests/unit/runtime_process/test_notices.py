@@ -41,7 +41,7 @@ class HeardNotices:
         self.any.set()
 
     def watch(
-        self, trigger: Path | None = None, tick: Callable[[], None] = list, *, signals: bool = True
+        self, trigger: Path | None = None, tick: Callable[[], None] = lambda: None, *, signals: bool = True
     ) -> NoticeWatcher:
         watcher = NoticeWatcher(trigger, tick, self)
         watcher.start(signals=signals)

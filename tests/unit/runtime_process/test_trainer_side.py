@@ -24,6 +24,7 @@ from stepkeeper.policy import keep, save
 from stepkeeper.policy.save import SavePolicy
 from stepkeeper.training import environment as env
 from stepkeeper.training.environment import PodPaths
+from stepkeeper.training.notices.metadata_server import find_metadata_host
 from stepkeeper_testing.pod import pod_environ, pod_identity
 
 
@@ -215,3 +216,13 @@ def test_no_text_of_the_training_keeps_reports_from_being_read(text: str) -> Non
     report = Report(phase=state.phase, step=state.step, metrics=state.metrics, error=state.error).to_json()
     assert len(report) <= REPORT_LIMIT_BYTES
     assert Report.from_json(report).step == 7
+
+
+def test_only_machines_of_google_cloud_have_a_metadata_server(tmp_path: Path) -> None:
+    product = tmp_path / "product_name"
+    assert find_metadata_host({}, product) is None
+    product.write_text("Standard PC (Q35 + ICH9, 2009)\n")
+    assert find_metadata_host({}, product) is None
+    product.write_text("Google Compute Engine\n")
+    assert find_metadata_host({}, product) == "169.254.169.254"
+    assert find_metadata_host({"GCE_METADATA_HOST": "localhost:8080"}, product) == "localhost:8080"
