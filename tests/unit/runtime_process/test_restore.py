@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from stepkeeper.restore.fit import check_refilled
 from stepkeeper.restore.peers.duties import Sharing
 from stepkeeper.restore.peers.exchange import Exchange
 from stepkeeper.restore.peers.frames import FRAME_BYTES, Kind, receive_frame, send_frame
-from stepkeeper.restore.peers.links import Links
+from stepkeeper.restore.peers.links import Links, PeerStoppedError
 from stepkeeper.restore.placing import Bytes, Places
 from stepkeeper.time_limits import TimeLimits
 
@@ -188,3 +189,21 @@ def test_nothing_of_a_torn_checkpoint_stays() -> None:
     check_refilled({"a", "b"}, {"a", "b", "c"})
     with pytest.raises(RestoreError, match=r"^b, d: filled in part"):
         check_refilled({"a", "b", "d"}, {"a", "c"})
+
+
+def test_manifests_and_blocks_arrive_whole_and_then_what_failed() -> None:
+    first, second = linked((b"s" * 32, b"s" * 32))
+    manifests = [b"{}", b"m" * (2 * FRAME_BYTES + 5)]
+    with ThreadPoolExecutor(1) as threads:
+        came = threads.submit(second.receive_manifests, 30)
+        first.send_manifests(manifests)
+        assert came.result(30) == manifests
+    heard = Heard(first)
+    block = np.arange(3 * FRAME_BYTES + 1, dtype=np.uint8)
+    second.send_block(0, 3, block)
+    second.announce_failure(ValueError("its disk is full"))
+    with pytest.raises(PeerStoppedError, match="rank 1: its disk is full"):
+        raise heard.failures.get(timeout=30)
+    assert heard.data == block.tobytes()
+    for each in (first, second):
+        each.close()
