@@ -189,7 +189,7 @@ MECHANISMS: Final = {
         without="A save is committed that one rank couldn't write.",
         symbol="stepkeeper.save.persist:_commit_or_void",
         instead=commit_with_those_who_wrote,
-        test="tests/unit/runtime_process/test_save_persist.py::test_what_one_rank_could_not_write_is_void",
+        test="tests/unit/runtime_process/test_save_votes.py::test_what_one_rank_could_not_write_is_void",
     ),
     "one state": Mechanism(
         without="States that differ between ranks are saved as one.",
@@ -214,7 +214,7 @@ MECHANISMS: Final = {
         without="A companion writes a state by the structure of another one.",
         symbol="stepkeeper.checkpoint.layout_cache:LayoutCache.find_structure",
         instead=lambda _: lambda cache, _key: cache._structure,
-        test="tests/unit/runtime_process/test_companion_structures.py::"
+        test="tests/unit/runtime_process/test_companion_saves.py::"
         "test_another_structure_has_another_key_and_only_the_last_is_held",
     ),
     "key of the layout": Mechanism(
@@ -317,13 +317,13 @@ MECHANISMS: Final = {
         without="Ranks wait for one whose process has ended.",
         symbol="stepkeeper.coordination.peer_links:PeerLinks._listen",
         instead=overlook_ends,
-        test="tests/unit/runtime_process/test_peer_links.py::test_a_rank_that_ends_is_lost",
+        test="tests/unit/runtime_process/test_rank_groups.py::test_a_rank_that_ends_is_lost",
     ),
     "standstill of a rank": Mechanism(
         without="Ranks wait for one that stands still.",
         symbol="stepkeeper.coordination.store_rank_group:StoreRankGroup._is_still",
         instead=answer(value=False),
-        test="tests/unit/runtime_process/test_heartbeat.py::test_a_rank_that_stands_still_in_a_save_is_missed_soon",
+        test="tests/unit/runtime_process/test_rank_groups.py::test_a_rank_that_stands_still_in_a_save_is_missed_soon",
     ),
     "end of a trainer": Mechanism(
         without="A companion outlives its trainer while a forked child holds the socket.",
@@ -344,7 +344,7 @@ MECHANISMS: Final = {
         without="A restore waits for a store that sends nothing.",
         symbol="stepkeeper.coordination.waits:SilenceLimit.is_over",
         instead=answer(value=False),
-        test="tests/unit/runtime_process/test_standing_still.py::test_a_restore_that_gets_nothing_ends",
+        test="tests/unit/runtime_process/test_time_limits.py::test_a_restore_that_gets_nothing_ends",
         hangs=True,
     ),
 }

@@ -1,11 +1,13 @@
 """safetensors files, in Hugging Face's layout, as checkpoints and back."""
 
 import json
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from planners_parts.parts import parts_in, parts_of
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -13,17 +15,20 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from stepkeeper_planners import SPMDLoadPlanner
+from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner
 from stepkeeper_planners.errors import (
     DuplicateNameError,
     SourceError,
     UnsupportedValueError,
 )
 from stepkeeper_planners.formats import (
+    checkpoint_reader,
     checkpoint_to_safetensors,
     checkpoint_to_torch_save,
     safetensors_to_checkpoint,
 )
+from stepkeeper_planners.formats.checkpoint_files import LocalFolder
+from stepkeeper_planners.geometry.boxes import Box
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
@@ -89,18 +94,6 @@ def test_the_library_and_stock_read_what_is_written(tmp_path: Path) -> None:
         same(weights(), got)
 
 
-def test_elements_start_where_their_dtype_may(tmp_path: Path) -> None:
-    write_checkpoint(
-        {"a": torch.ones(3, dtype=torch.bool), "b": torch.ones(3, dtype=torch.float64)}, tmp_path / "c"
-    )
-    checkpoint_to_safetensors(tmp_path / "c", tmp_path / "c.safetensors")
-    data = (tmp_path / "c.safetensors").read_bytes()
-    header_bytes = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + header_bytes])
-    assert (8 + header_bytes) % 8 == 0
-    assert header["b"]["data_offsets"] == [0, 24]
-
-
 def test_names_are_selected_and_changed(tmp_path: Path) -> None:
     state = {
         "model": {"a.w": torch.ones(1), "b.w": torch.zeros(2)},
@@ -149,12 +142,6 @@ def test_a_dtype_that_the_format_lacks_is_named(tmp_path: Path) -> None:
         assert not (tmp_path / dst).exists()
 
 
-def test_one_file_is_not_cut_into_several(tmp_path: Path) -> None:
-    write_checkpoint({"a": torch.ones(10), "b": torch.ones(10)}, tmp_path / "c")
-    with pytest.raises(ValueError, match="name a folder"):
-        checkpoint_to_safetensors(tmp_path / "c", tmp_path / "c.safetensors", max_shard_bytes=40)
-
-
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     whole = tmp_path / "whole.safetensors"
     save_file({"a": torch.ones(1000)}, whole)
@@ -173,3 +160,39 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"no \.safetensors file"):
         safetensors_to_checkpoint(tmp_path / "bare", tmp_path / "c")
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("buffer_bytes", [1, 50, 1 << 20])
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        pytest.param(((0, 7), (0, 5), (0, 3)), id="whole"),
+        pytest.param(((0, 2, 7), (0, 5), (0, 3)), id="rows"),
+        pytest.param(((0, 7), (0, 1, 5), (0, 3)), id="columns"),
+        pytest.param(((0, 3, 6, 7), (0, 2, 5), (0, 1, 2, 3)), id="all ways"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.complex128])
+def test_chunks_are_put_together(
+    dtype: torch.dtype,
+    cuts: tuple[tuple[int, ...], ...],
+    buffer_bytes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tensor = torch.arange(105).reshape(7, 5, 3).to(dtype)
+    boxes = [
+        Box(offsets=tuple(start for start, _ in cell), sizes=tuple(end - start for start, end in cell))
+        for cell in product(*(list(pairwise(places)) for places in cuts))
+    ]
+    parts = parts_of(boxes[::-1], (7, 5, 3), dtype)
+    for box, part in parts_in(parts):
+        part.copy_(tensor[box.slices])
+    save({"w": parts}, storage_writer=FileSystemWriter(tmp_path), planner=SPMDSavePlanner(), no_dist=True)
+    monkeypatch.setattr(checkpoint_reader, "BUFFER_BYTES", buffer_bytes)
+    pieces = [
+        bytes(piece) for piece in checkpoint_reader.open_checkpoint(LocalFolder(tmp_path)).read_elements("w")
+    ]
+    assert b"".join(pieces) == tensor.numpy().tobytes()
+    row_bytes = 5 * 3 * dtype.itemsize
+    assert max(map(len, pieces)) <= max(buffer_bytes, row_bytes)

@@ -1,12 +1,13 @@
-"""Bytes that stand where a value should: whatever they say, nothing is run, and little memory is taken."""
+"""Bytes that stand where a value should, or a torch.save file: nothing is run, and little memory is taken."""
 
 import io
 import os
 import pickle
+import resource
 import struct
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ import torch
 from planners_parts.pickles import Reduced
 from planners_parts.stock import quantized_tensor
 
-from stepkeeper_planners.errors import ValueDecodeError
-from stepkeeper_planners.state.values import decode_value, encode_value
+from stepkeeper_planners.errors import SourceError, ValueDecodeError
+from stepkeeper_planners.formats import checkpoint_to_torch_save, torch_save_to_checkpoint
+from stepkeeper_planners.state.values import decode_value
 
 
 class Mine:
@@ -26,14 +28,26 @@ class Mine:
 
 
 RUN = Reduced(os.mkdir, ("ran",))
+
+
 ARRAY = np.zeros(0).__reduce__()[0]
+
+
 EMPTY = (np.ndarray, (0,), b"b")
+
+
 FLOAT = np.dtype("f8")
 
+
 HOSTILE: dict[str, Any] = {
+    "as an argument": Reduced(torch.Size, (RUN,)),
+    "an array of a negative shape": Reduced(ARRAY, EMPTY, (1, (-1,), FLOAT, False, b"\0" * 8)),
+    "an array of many items without bytes": Reduced(
+        ARRAY, EMPTY, (1, (1 << 40,), np.dtype("V0"), False, b"")
+    ),
+    "a dtype from a dict": Reduced(np.dtype, ({"names": ["a"], "formats": ["O"]}, False, True)),
+    "a scalar longer than its bytes": Reduced(np.float64(0).__reduce__()[0], (FLOAT, b"\0")),
     "a command": Reduced(os.system, ("mkdir ran",)),
-    "getattr": Reduced(getattr, ("x", "join")),
-    "numpy's loader": Reduced(np.load, ("ran",)),
     "torch's rebuilding of types": Reduced(
         torch._tensor._rebuild_from_type_v2, (os.mkdir, torch.Tensor, ("ran",), {})
     ),
@@ -45,24 +59,17 @@ HOSTILE: dict[str, Any] = {
     "a quantized tensor": (quantized_tensor(),),
     "as a key": {RUN: 1},
     "a number as a key that is too long to be printed": {10**5000: 1},
-    "as an argument": Reduced(torch.Size, (RUN,)),
     "as a state": Reduced(ARRAY, EMPTY, RUN),
     "an array of objects": np.array([RUN], dtype=object),
     "an array longer than its bytes": Reduced(ARRAY, EMPTY, (1, (1 << 40,), FLOAT, False, b"\0" * 8)),
-    "an array of many items without bytes": Reduced(
-        ARRAY, EMPTY, (1, (1 << 40,), np.dtype("V0"), False, b"")
-    ),
-    "an array of a negative shape": Reduced(ARRAY, EMPTY, (1, (-1,), FLOAT, False, b"\0" * 8)),
     "an array of another class": Reduced(ARRAY, (np.matrix, (0,), b"b")),
     "a dtype of objects": Reduced(np.dtype, ("O", False, True), (3, "|", None, None, None, -1, -1, 63)),
     "a dtype without a state": Reduced(np.dtype, ("f8", False, True)),
-    "a dtype from a dict": Reduced(np.dtype, ({"names": ["a"], "formats": ["O"]}, False, True)),
     "a dtype whose field lies outside": Reduced(
         np.dtype,
         ("V4", False, True),
         (3, "|", None, ("a",), {"a": (FLOAT, 1 << 20)}, 4, 1, 16),
     ),
-    "a scalar longer than its bytes": Reduced(np.float64(0).__reduce__()[0], (FLOAT, b"\0")),
     "bytes of a length": Reduced(bytes, (1 << 40,)),
     "an encoding": Reduced(__import__("_codecs").encode, ("x", "rot13")),
     "a device of a class": Reduced(torch.device, (RUN,)),
@@ -76,10 +83,11 @@ def saved(value: object) -> bytes:
 
 
 @pytest.fixture(autouse=True)
-def nothing_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.chdir(tmp_path)
+def nothing_ran(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Any:
+    folder = tmp_path_factory.mktemp("here")
+    monkeypatch.chdir(folder)
     yield
-    assert not list(tmp_path.iterdir())
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
@@ -132,14 +140,15 @@ def storage_pickle(place: bytes, length: bytes = b"K\x02") -> bytes:
 
 
 BIG = b"\x8a\x06\0\0\0\0\0\x01"  # 2**40
+
+
 TENSORS = {
+    "of unlike sizes and strides": b"K\0K\x02\x85)",
     "longer than its storage": b"K\0K\x03\x85K\x01\x85",
     "repeating one element": b"K\0" + BIG + b"\x85K\0\x85",
     "starting behind its storage": b"K\x02K\x01\x85K\x01\x85",
     "with strides that lead out": b"K\0K\x02\x85K\x02\x85",
     "of a negative size": b"K\0J\xff\xff\xff\xff\x85K\x01\x85",
-    "of unlike sizes and strides": b"K\0K\x02\x85)",
-    "at no number": b"NK\x02\x85K\x01\x85",
 }
 
 
@@ -199,26 +208,122 @@ def encrypted(data: bytes) -> bytes:
     return data[: start + 8] + struct.pack("<H", 1) + data[start + 10 :]
 
 
-def test_two_records_of_one_name_are_refused() -> None:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as target:
-        target.writestr("a/data.pkl", pickle.dumps(1, 2))
-        with pytest.warns(UserWarning, match="Duplicate"):
-            target.writestr("a/data.pkl", pickle.dumps(2, 2))
-    with pytest.raises(ValueDecodeError, match="one name"):
-        decode_value("k", buffer.getvalue())
-
-
-def test_truncated_anywhere_it_is_refused() -> None:
-    data = encode_value("k", {"a": (1, "x", np.arange(3)), "t": (torch.ones(2),)})
-    for end in range(len(data)):
-        with pytest.raises(ValueDecodeError, match="k: "):
-            decode_value("k", data[:end])
-
-
 def test_what_is_nested_without_end_is_refused() -> None:
     for depth in (200, 100_000):
         stacked = b"\x80\x02" + b"]" * depth + b"a" * (depth - 1) + b"."
         data = changed(1, "data.pkl", lambda _, stacked=stacked: stacked)
         with pytest.raises(ValueDecodeError, match="nested more than 100 deep"):
             decode_value("k", data)
+
+
+def test_numpy_data_that_claims_more_bytes_than_it_has_is_refused(tmp_path: Path) -> None:
+    """numpy believes a dtype's state: one of 4 bytes with a field of a billion is read out of bounds."""
+    field = {"a": (np.dtype("S1000000000"), 0)}
+    dtype = Reduced(np.dtype, ("V4", False, True), (3, "|", None, ("a",), field, 4, 1, 0))
+    make = np.zeros(0).__reduce__()[0]
+    array = Reduced(make, (np.ndarray, (0,), b"b"), (1, (2, 2), dtype, True, b"AAAA" * 4))
+    torch.save({"v": array}, tmp_path / "a.pt")
+    with pytest.raises(SourceError, match="damaged"):
+        torch_save_to_checkpoint(tmp_path / "a.pt", tmp_path / "checkpoint")
+
+
+def written(path: Path, data_pickle: bytes) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", data_pickle)
+        archive.writestr("archive/data/0", b"")
+    return path
+
+
+def test_the_index_of_a_memo_allocates_nothing(tmp_path: Path) -> None:
+    """C's unpickler makes its memo as long as the largest index, 16 bytes each."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    hostile = b"\x80\x02]r" + (100_000_000).to_bytes(4, "little") + b"cdatetime\ndate\nq\x01\x86."
+    with pytest.raises(SourceError, match=r"names datetime\.date, .*; at 1: datetime\.date"):
+        torch_save_to_checkpoint(written(tmp_path / "a.pt", hostile), tmp_path / "checkpoint")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10, "KiB"
+
+
+def text(value: str) -> bytes:
+    return b"X" + len(value).to_bytes(4, "little") + value.encode()
+
+
+ENDLESS: Final = b")" + b"\x85" * 200_000
+
+
+NEW_DTYPE: Final = b"cnumpy\ndtype\n" + text("u1") + b"\x89\x88\x87R"
+
+
+DTYPE: Final = NEW_DTYPE + b"(K\3" + text("|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb"
+
+
+STORAGE: Final = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + b"K\0tQ"
+
+
+CONTENT: Final = text("a" * 10_000)
+
+
+STORED_ARRAY: Final = (
+    b"cnumpy._core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85"
+    + text("b")
+    + b"\x87R(K\1M\x10\x27\x85h\0\x89h\1tb"
+)
+
+
+HAND_MADE = {
+    "a mark without end": (
+        b"ctorch._utils\n_rebuild_tensor_v2\n("
+        + STORAGE
+        + b"K\0K\0\x85K\1\x85\x89}}"
+        + text("conj")
+        + ENDLESS
+        + b"stR.",
+        "beside its elements",
+    ),
+    "a name of a field without end": (
+        NEW_DTYPE + b"(K\3" + text("<") + b"N" + ENDLESS + b"\x85}K\4K\4K\0tb.",
+        "fields of a numpy dtype",
+    ),
+    "a use of a dtype before its state": (b"]" + NEW_DTYPE + b"q\0ah\0}b0.", "before its state"),
+    "many arrays of one content": (
+        DTYPE
+        + b"q\x000c_codecs\nencode\n"
+        + CONTENT
+        + text("latin1")
+        + b"\x86Rq\x010]("
+        + STORED_ARRAY * 200
+        + b"e.",
+        "far more",
+    ),
+    "many bytes of one text": (
+        b"c_codecs\nencode\nq\0" + CONTENT + text("latin1") + b"\x86q\1R0](" + b"h\0h\1R" * 200 + b"e.",
+        "far more",
+    ),
+}
+
+
+@pytest.mark.parametrize(("data_pickle", "message"), HAND_MADE.values(), ids=HAND_MADE)
+def test_what_no_pickler_makes_is_refused(tmp_path: Path, data_pickle: bytes, message: str) -> None:
+    path = written(tmp_path / "a.pt", b"\x80\x02" + data_pickle)
+    with pytest.raises(SourceError, match=message):
+        torch_save_to_checkpoint(path, tmp_path / "checkpoint")
+
+
+def test_what_models_have_beside_their_elements_is_no_obstacle(tmp_path: Path) -> None:
+    """Versions of modules on the dict, attributes on a tensor, a tensor of an accelerator."""
+    state = torch.nn.BatchNorm1d(3).state_dict()
+    weight = torch.nn.Parameter(torch.arange(3.0))
+    weight.tag = "mine"  # type: ignore[attr-defined]  # any name
+    device = Reduced(
+        torch._utils._rebuild_device_tensor_from_cpu_tensor,
+        (torch.ones(2), torch.float32, "xla:0", False),
+    )
+    negated = torch.tensor([1 + 2j]).conj().imag
+    torch.save({"m": state, "w": weight, "d": device, "n": negated}, tmp_path / "a.pt")
+    torch_save_to_checkpoint(tmp_path / "a.pt", tmp_path / "checkpoint")
+    checkpoint_to_torch_save(tmp_path / "checkpoint", tmp_path / "b.pt")
+    after = torch.load(tmp_path / "b.pt")
+    assert list(after["m"]) == list(state)
+    assert torch.equal(after["m"]["running_var"], torch.ones(3))
+    assert torch.equal(after["w"], torch.arange(3.0))
+    assert torch.equal(after["d"], torch.ones(2))
+    assert torch.equal(after["n"], torch.tensor([-2.0]))

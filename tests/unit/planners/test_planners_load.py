@@ -1,6 +1,5 @@
 """`load` in one process with our planner: torch's own readers, what torch and older writers left, what goes wrong."""
 
-import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,13 @@ import torch
 from torch.distributed.checkpoint import _version
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from typing_extensions import override
 
 from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner
 from stepkeeper_planners.errors import CastError, LoadMismatchError
-from stepkeeper_planners.loading.pending_reads import LocalReads
 
 
 class Counter:
@@ -147,19 +145,6 @@ EIGHT_BITS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", EIGHT_BITS)
-def test_elements_of_eight_bits_are_converted_like_others(tmp_path: Path, dtype: torch.dtype) -> None:
-    dcp_save({"w": torch.tensor([1.0, 2.0, torch.nan])}, checkpoint_id=tmp_path, no_dist=True)
-    state = {"w": torch.zeros(3, dtype=dtype)}
-    load(state, tmp_path, cast=True)
-    assert torch.equal(state["w"].float()[:2], torch.tensor([1.0, 2.0]))
-    assert state["w"].float()[2].isnan()
-    dcp_save(state, checkpoint_id=tmp_path / "back", no_dist=True)
-    back = {"w": torch.zeros(3)}
-    load(back, tmp_path / "back", cast=True)
-    assert torch.equal(back["w"][:2], torch.tensor([1.0, 2.0]))
-
-
 # Some torch versions would make their largest number of what is beyond eight bits.
 @pytest.mark.parametrize(
     ("stored", "dtype"),
@@ -180,14 +165,6 @@ def test_numbers_that_the_other_dtype_cant_say_are_refused(
     with pytest.raises(CheckpointException, match=f"w: an element stored as .* is beyond {dtype}") as caught:
         load(state, tmp_path, cast=True)
     assert isinstance(cause(caught.value), CastError)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e5m2])
-def test_infinity_is_converted_where_there_is_one(tmp_path: Path, dtype: torch.dtype) -> None:
-    dcp_save({"w": torch.tensor([torch.inf])}, checkpoint_id=tmp_path, no_dist=True)
-    state = {"w": torch.zeros(1, dtype=dtype)}
-    load(state, tmp_path, cast=True)
-    assert state["w"].float().item() == torch.inf
 
 
 def test_a_mismatch_changes_nothing(folder: Path) -> None:
@@ -218,46 +195,6 @@ def test_after_a_read_that_fails_values_and_objects_are_as_before(folder: Path) 
     assert (state["step"], state["counter"].n, state["nested"]) == (1, 1, make_state(1)["nested"])
 
 
-def test_a_value_that_would_run_code_is_refused_by_name(tmp_path: Path) -> None:
-    dcp_save({"where": Path("a")}, checkpoint_id=tmp_path, no_dist=True)
-    with pytest.raises(CheckpointException, match="where: the stored value can't be read: it names pathlib"):
-        load({"where": 0}, tmp_path)
-
-
-def test_items_are_not_sent_to_other_ranks(folder: Path) -> None:
-    planner = SPMDLoadPlanner()
-    planner.set_up_planner(make_state(1), FileSystemReader(folder).read_metadata(), is_coordinator=True)
-    plan = planner.create_local_plan()
-    assert len(plan.items) == 11
-    sent = pickle.dumps(plan)
-    assert len(sent) < 300
-    (answer,) = planner.create_global_plan([pickle.loads(sent)])
-    assert isinstance(answer.items, LocalReads)
-    assert planner.finish_plan(answer).items == plan.items
-    # A reader that made items of its own keeps them.
-    assert planner.finish_plan(LoadPlan(items=plan.items[:2])).items == plan.items[:2]
-
-
-def test_a_mismatch_is_not_lost_where_there_is_no_global_plan(folder: Path) -> None:
-    planner = SPMDLoadPlanner()
-    planner.set_up_planner({}, FileSystemReader(folder).read_metadata(), is_coordinator=True)
-    plan = planner.create_local_plan()
-    with pytest.raises(LoadMismatchError):
-        planner.finish_plan(plan)
-
-
-class Watching(SPMDLoadPlanner):
-    """Notes how many bytes wait to be moved into tensors."""
-
-    most_bytes = 0
-
-    @override
-    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        waiting = [shard for target in self._pending.targets.values() for shard in target._shards.values()]
-        self.most_bytes = max(self.most_bytes, sum(shard.nbytes for shard in waiting))
-        super().commit_tensor(read_item, tensor)
-
-
 def in_parts(seed: int, names: Sequence[str]) -> dict[str, Any]:
     """Tensors of 4 kB in eight parts, which are collected before the tensor gets them."""
     state: dict[str, Any] = {name: torch.arange(1000.0) + seed for name in names}
@@ -267,25 +204,6 @@ def in_parts(seed: int, names: Sequence[str]) -> dict[str, Any]:
     return state
 
 
-@pytest.mark.parametrize(("n_files", "most_tensors"), [(1, 1), (4, 20)])
-def test_what_lies_in_one_file_waits_for_one_tensor_only(
-    tmp_path: Path, n_files: int, most_tensors: int
-) -> None:
-    names = [f"layer{n:02}" for n in range(20)]
-    writer = FileSystemWriter(tmp_path, thread_count=n_files)
-    dcp_save(in_parts(7, names), storage_writer=writer, planner=SPMDSavePlanner(), no_dist=True)
-    state, planner = in_parts(1, names[::-1]), Watching()
-    dcp_load(state, checkpoint_id=tmp_path, planner=planner, no_dist=True)
-    assert all(torch.equal(tensor, torch.arange(1000.0) + 7) for tensor in state.values())
-    assert 0 < planner.most_bytes <= most_tensors * 4000
-    assert not planner._pending.targets
-
-
-def test_an_empty_state_of_an_empty_checkpoint(tmp_path: Path) -> None:
-    dcp_save({}, checkpoint_id=tmp_path, no_dist=True)
-    load({}, tmp_path)
-
-
 def test_an_expanded_tensor_is_refused_by_name_before_anything_is_read(tmp_path: Path) -> None:
     dcp_save({"a": torch.ones(3), "w": torch.ones(2, 3)}, checkpoint_id=tmp_path, no_dist=True)
     state = {"a": torch.zeros(3), "w": torch.zeros(2, 1).expand(2, 3)}
@@ -293,3 +211,85 @@ def test_an_expanded_tensor_is_refused_by_name_before_anything_is_read(tmp_path:
     assert not state["a"].any()
     load(state, tmp_path, exclude=["w"])
     assert state["a"].all()
+
+
+def tied(**others: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+    tensor = torch.zeros(4)
+    return tensor, {"embed": tensor, "head": tensor, **others}
+
+
+def test_equal_elements_stored_twice_are_one_tensors(tmp_path: Path) -> None:
+    shared = torch.tensor([1.0, float("nan"), -0.0, 3.0])
+    dcp_save({"embed": shared, "head": shared.clone()}, checkpoint_id=tmp_path, no_dist=True)
+    tensor, state = tied()
+    planner = load(state, tmp_path)
+    assert torch.equal(tensor.view(torch.int32), shared.view(torch.int32))
+    # Nothing else tells that they are equal.
+    assert len(planner._pending.items) == 2
+
+
+@pytest.fixture(name="untied")
+def _untied(tmp_path: Path) -> Path:
+    state = {"embed": torch.arange(4.0), "head": torch.arange(4.0) * 2, "step": 7}
+    dcp_save(state, checkpoint_id=tmp_path, no_dist=True)
+    return tmp_path
+
+
+def test_different_elements_are_an_error_that_names_both(untied: Path) -> None:
+    _, state = tied(step=1)
+    with pytest.raises(CheckpointException) as caught:
+        load(state, untied)
+    ((error, _trace),) = caught.value.failures.values()
+    assert isinstance(error, LoadMismatchError)
+    assert set(error.mismatched) == {"head"}
+    assert "embed and head are one tensor in the state, and have different elements" in str(error)
+    assert "exclude=('head',) loads the elements of embed" in str(error)
+    assert state["step"] == 1
+
+
+@pytest.mark.parametrize(("excluded", "factor"), [("head", 1), ("embed", 2)])
+def test_one_of_the_names_is_chosen(untied: Path, excluded: str, factor: int) -> None:
+    tensor, state = tied(step=1)
+    planner = load(state, untied, exclude=[excluded])
+    assert torch.equal(tensor, torch.arange(4.0) * factor)
+    assert len(planner._pending.items) == 2
+    assert state["step"] == 7
+
+
+def test_parts_are_compared_whatever_they_were_cut_in(tmp_path: Path) -> None:
+    def in_parts(tensor: Any, ends: tuple[int, ...]) -> torch.Tensor:
+        starts = (0, *ends[:-1])
+        tensor.global_shape, tensor.local_sizes = (
+            (100,),
+            tuple((b - a,) for a, b in zip(starts, ends, strict=True)),
+        )
+        tensor.global_offsets = tensor.local_offsets = tuple((start,) for start in starts)
+        return tensor  # type: ignore[no-any-return]  # torch.Tensor takes any attribute
+
+    for name, head in {
+        "equal": torch.arange(100.0),
+        "other": torch.arange(100.0).index_fill(0, torch.tensor(77), 0),
+    }.items():
+        stored = {"embed": in_parts(torch.arange(100.0), (30, 100)), "head": in_parts(head, (50, 80, 100))}
+        dcp_save(stored, checkpoint_id=tmp_path / name, planner=SPMDSavePlanner(), no_dist=True)
+    tensor = in_parts(torch.zeros(100), (10, 60, 100))
+    load({"embed": tensor, "head": tensor}, tmp_path / "equal")
+    assert torch.equal(tensor, torch.arange(100.0))
+    with pytest.raises(CheckpointException, match="embed and head are one tensor"):
+        load({"embed": tensor, "head": tensor}, tmp_path / "other")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e5m2])
+def test_infinity_is_converted_where_there_is_one(tmp_path: Path, dtype: torch.dtype) -> None:
+    dcp_save({"w": torch.tensor([torch.inf])}, checkpoint_id=tmp_path, no_dist=True)
+    state = {"w": torch.zeros(1, dtype=dtype)}
+    load(state, tmp_path, cast=True)
+    assert state["w"].float().item() == torch.inf
+
+
+def test_in_a_load_of_what_both_have_they_are_a_warning(untied: Path) -> None:
+    tensor, state = tied(step=1)
+    with pytest.warns(UserWarning, match="embed and head are one tensor .* those of embed were loaded"):
+        load(state, untied, strict=False)
+    assert torch.equal(tensor, torch.arange(4.0))
+    assert state["step"] == 7

@@ -84,25 +84,12 @@ def test_one_report_of_all_that_differs() -> None:
     assert "exclude=('extra', 'more') loads the rest" in text
 
 
-def test_long_lists_are_cut_in_the_text_and_whole_in_the_attributes() -> None:
-    error = refused(LoadRequest(layouts=tensors(*(f"absent{n}" for n in range(500)))), checkpoint())
-    assert len(error.missing) == 500
-    assert "(500)" in str(error)
-    assert "and 488 more" in str(error)
-    assert len(str(error)) < 1000
-
-
 @pytest.mark.parametrize(
     ("mine", "theirs", "words"),
     [
         ("{}.w", "module.{}.w", "begin with 'module.' (of DistributedDataParallel"),
         ("model._orig_mod.{}.w", "model.{}.w", "'model._orig_mod.' (of torch.compile"),
         ("model.{}.w", "{}.w", "the state's names begin with 'model.'"),
-        (
-            "encoder.{}.w",
-            "backbone.{}.w",
-            "the state's names begin with 'encoder.', the checkpoint's with 'backbone.'",
-        ),
         ("l{}.w", "l{}._checkpoint_wrapped_module.w", "have a part '_checkpoint_wrapped_module'"),
     ],
 )
@@ -141,11 +128,6 @@ def test_items_and_exclude_bound_what_is_compared_on_both_sides() -> None:
 def test_one_string_is_no_collection_of_patterns(rules: dict[str, Any]) -> None:
     with pytest.raises(PatternError, match=f"write {next(iter(rules))}="):
         LoadRules(**rules)
-
-
-def test_a_name_with_what_fnmatch_gives_a_meaning_is_a_pattern_for_itself() -> None:
-    assert LoadRules(items=["a[0]"]).selects("a[0]")
-    assert LoadRules(items=["a[0]"]).selects("a[0].w")
 
 
 def test_not_strict_loads_what_both_have() -> None:
@@ -195,14 +177,6 @@ def test_tied_tensors_are_read_once_under_any_of_their_names() -> None:
     # Asked for by its second name, it is loaded; by neither, it isn't.
     assert plan_load(wanted, checkpoint("embed"), ALONE, LoadRules(items=["head"])).pieces
     assert not plan_load(wanted, checkpoint("embed"), ALONE, LoadRules(exclude=["embed", "head"])).pieces
-
-
-def test_two_stored_tensors_are_not_put_into_one() -> None:
-    wanted = LoadRequest(layouts=tensors("embed"), aliases={"head": "embed"})
-    one, two = stored(data="here"), stored(data="there")
-    assert plan_load(wanted, StoredState(tensors={"embed": one, "head": one}), ALONE).pieces
-    assert "embed, head" in str(refused(wanted, StoredState(tensors={"embed": one, "head": two})))
-    assert refused(wanted, StoredState(tensors={"embed": stored(), "head": stored("int8")})).mismatched
 
 
 def test_a_container_that_was_stored_in_one_piece_is_taken_apart() -> None:
@@ -269,13 +243,6 @@ def test_one_report_for_all_ranks_says_which_where_they_differ() -> None:
     assert len(build_mismatch_error([many, many.short()]).missing) == 1200
 
 
-def test_the_report_reaches_other_ranks_whole() -> None:
-    error = refused(LoadRequest(layouts=tensors("a")), checkpoint("module.a"))
-    copy = pickle.loads(pickle.dumps(error))
-    assert str(copy) == str(error)
-    assert vars(copy) == vars(error)
-
-
 PER_RANK, PRIME = "If the names below 'loader' change", "prime_optimizer(optimizer), before the load"
 FREEZE, WHOLE = "prime it first, then freeze them", "Whole(optimizer)"
 AVG, GROUP = "optimizer.state.{}.exp_avg", "optimizer.param_groups.{}.{}"
@@ -286,7 +253,6 @@ GROUPS = [GROUP.format(number, entry) for number in (0, 1) for entry in ("lr", "
     ("mine", "theirs", "hints"),
     [
         pytest.param(["loader.a"], ["loader.b", "loader.x.y"], [PER_RANK], id="names that change"),
-        pytest.param(["loader.a"], ["other.b"], [], id="names elsewhere"),
         pytest.param([], [AVG.format(0)], [PRIME], id="an optimizer without state"),
         pytest.param([], ["model.state.gate"], [], id="a module called state"),
         pytest.param(
@@ -296,15 +262,11 @@ GROUPS = [GROUP.format(number, entry) for number in (0, 1) for entry in ("lr", "
             id="parameters that were frozen before priming, and an optimizer without state",
         ),
         pytest.param(
-            [AVG.format(0)], [AVG.format(0), "optimizer.state.0.max_exp_avg_sq"], [], id="more state for each"
-        ),
-        pytest.param(
             [GROUP.format(0, "lr")],
             [GROUP.format(0, "lr"), GROUP.format(0, "step")],
             [WHOLE],
             id="an entry that a step adds to the groups",
         ),
-        pytest.param([GROUP.format(0, "momentum")], [GROUP.format(0, "betas")], [], id="another optimizer"),
         pytest.param(GROUPS[:2], GROUPS, [], id="a group that the state lacks"),
     ],
 )
@@ -323,3 +285,18 @@ def test_what_to_do_is_said_where_the_names_tell_the_cause(
     text = str(refused(wanted, checkpoint("model.w", *stored_tensors, values=stored_values)))
     assert all(hint in text for hint in hints)
     assert hints or not any(hint in text for hint in (PER_RANK, PRIME, FREEZE, WHOLE))
+
+
+def test_two_stored_tensors_are_not_put_into_one() -> None:
+    wanted = LoadRequest(layouts=tensors("embed"), aliases={"head": "embed"})
+    one, two = stored(data="here"), stored(data="there")
+    assert plan_load(wanted, StoredState(tensors={"embed": one, "head": one}), ALONE).pieces
+    assert "embed, head" in str(refused(wanted, StoredState(tensors={"embed": one, "head": two})))
+    assert refused(wanted, StoredState(tensors={"embed": stored(), "head": stored("int8")})).mismatched
+
+
+def test_the_report_reaches_other_ranks_whole() -> None:
+    error = refused(LoadRequest(layouts=tensors("a")), checkpoint("module.a"))
+    copy = pickle.loads(pickle.dumps(error))
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)

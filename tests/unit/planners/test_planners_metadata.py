@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from planners_parts.pickles import Reduced
-from torch.distributed._shard.sharded_tensor import metadata as before_2_3
 from torch.distributed.checkpoint import metadata as stock
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -65,21 +64,6 @@ def test_every_dtype_layout_and_memory_format() -> None:
             assert read_metadata(data, name="f").state_dict_metadata["w"] == entry
 
 
-def test_the_layout_of_torch_2_1() -> None:
-    """Properties of a tensor were of another class; planner_data, storage_meta and version might be lacking."""
-    metadata = sample()
-    entry = metadata.state_dict_metadata["w"]
-    assert isinstance(entry, stock.TensorStorageMetadata)
-    entry.properties = before_2_3.TensorProperties(dtype=torch.float16)  # type: ignore[assignment]  # as it was
-    for name in ("planner_data", "storage_meta", "version"):
-        del vars(metadata)[name]
-    read = read_metadata(pickle.dumps(metadata), name="f")
-    assert (read.planner_data, read.storage_meta, read.version) == (None, None, None)
-    entry = read.state_dict_metadata["w"]
-    assert isinstance(entry, stock.TensorStorageMetadata)
-    assert entry.properties == stock.TensorProperties(dtype=torch.float16)
-
-
 def test_a_field_that_a_newer_torch_has_is_kept() -> None:
     metadata = sample()
     vars(metadata)["newer"] = [1]
@@ -107,17 +91,6 @@ def test_properties_of_a_tensor_as_older_and_newer_torch_has_them(
         False,
     ]
     assert getattr(read.properties, "strides", None) in (None, *further[:1])
-
-
-@pytest.mark.parametrize(
-    "state", [(torch.float32,), (torch.float32, torch.strided, 0, 1, 2, (1,)), [1]], ids=repr
-)
-def test_other_properties_of_a_tensor_are_refused(state: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(stock.TensorProperties, "__getstate__", lambda _: state)
-        data = pickle.dumps(sample())
-    with pytest.raises(MetadataDecodeError, match="the properties of a tensor are none"):
-        read_metadata(data, name="f")
 
 
 def test_members_of_an_enum_by_name() -> None:
@@ -155,52 +128,27 @@ def test_nothing_is_run(
     assert not list(tmp_path.iterdir())
 
 
-CHANGED_LATER = {
-    "a number among the chunks": lambda m: m.state_dict_metadata["w"].chunks,
-    "an entry of none": lambda m: m.state_dict_metadata,
-}
-
-
-@pytest.mark.parametrize("changed", CHANGED_LATER.values(), ids=CHANGED_LATER)
-def test_what_changes_after_its_check_is_refused(changed: Callable[[Any], Any]) -> None:
-    metadata = sample()
-    held = changed(metadata)
-    pickler = pickle.Pickler(buffer := io.BytesIO(), 2)
-    pickler.dump(metadata)
-    (place,) = (index for index, kept in pickler.memo.copy().values() if kept is held)
-    change = b"K\x07a" if isinstance(held, list) else b"X\x01\0\0\0wK\x07s"
-    data = buffer.getvalue()[:-1] + b"j" + place.to_bytes(4, "little") + change + b"0."
-    with pytest.raises(MetadataDecodeError, match=r"m: .*a tensor has other parts"):
-        read_metadata(data, name="m")
-
-
 # Written by hand: what no pickler makes. Classes must come out as they were.
 HAND_MADE = {
+    "a dtype is called": b"\x80\x02ctorch\nfloat32\n)R.",
+    "something outside": b"\x80\x02X\1\0\0\0aQ.",
+    "an item of a number": b"\x80\x02K\1NNs.",
+    "too much on the stack": b"\x80\x02NN.",
     "a class gets a state": b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n}X\1\0\0\0aK\1sb.",
     "an instance gets two states": b"\x80\x02ctorch.distributed.checkpoint.metadata\nStorageMeta\n)\x81}b}b.",
-    "an instance without a state": b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n)\x81.",
     "a class is called": b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n)R.",
-    "a dtype is called": b"\x80\x02ctorch\nfloat32\n)R.",
-    "a dtype": b"\x80\x02ctorch\nfloat32\n.",
     "an extension": b"\x80\x02\x82\x01.",
     "the old way of making instances": b"(cos\nsystem\nX\1\0\0\0ao.",
-    "something outside": b"\x80\x02X\1\0\0\0aQ.",
     "a place in the memo that would take 32 GB": b"\x80\x02Nr\xff\xff\xff\xff.",
     "a text that claims 8 EB": b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7fa.",
     "a frame that claims 8 EB": b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7fN.",
-    "a negative length": b"\x80\x02\x8b\xff\xff\xff\xff.",
     "a key without end": b"\x80\x02}" + b")" + b"\x85" * 200_000 + b"Ns.",
-    "a name without end": b"\x80\x04" + b")" + b"\x85" * 200_000 + b")\x93.",
     "a memory format without end": (
         b"\x80\x02ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n)"
         + b"\x85" * 200_000
         + b"\x85R."
     ),
-    "a list as a key": b"\x80\x02}]Ns.",
-    "an item of a number": b"\x80\x02K\1NNs.",
-    "a mark that is not there": b"\x80\x02NN\x86t.",
     "an empty stack": b"\x80\x02.",
-    "too much on the stack": b"\x80\x02NN.",
     "a protocol of the future": b"\x80\x7fN.",
     "nothing": b"",
 }
@@ -214,13 +162,6 @@ def test_what_no_pickler_makes_is_refused(data: bytes) -> None:
     assert before == {kind: dict(vars(kind)) for kind in before}
 
 
-def test_truncated_anywhere_it_is_refused() -> None:
-    data = pickle.dumps(sample())
-    for end in range(len(data)):
-        with pytest.raises(MetadataDecodeError, match="m: "):
-            read_metadata(data[:end], name="m")
-
-
 @dataclass
 class Case:
     change: Callable[[Any], object]
@@ -229,12 +170,9 @@ class Case:
 
 WRONG_FIELDS = {
     "a path out of the folder": Case(lambda m: set_storage(m, relative_path="../other"), "relative_path"),
-    "a path as Windows has them": Case(lambda m: set_storage(m, relative_path="..\\x"), "relative_path"),
     "a negative offset": Case(lambda m: set_storage(m, offset=-1), "offset"),
     "a length of text": Case(lambda m: set_storage(m, length="7"), "length"),
-    "chunks of text": Case(lambda m: vars(m.state_dict_metadata["w"]).update(chunks=["x"]), "chunks"),
     "no entries": Case(lambda m: vars(m).pop("state_dict_metadata"), "state_dict_metadata"),
-    "a version of numbers": Case(lambda m: vars(m).update(version=1), "version"),
 }
 
 

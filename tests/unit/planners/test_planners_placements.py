@@ -1,19 +1,42 @@
-"""Test the text of a mesh and placements, where there is none, and that thousands of tensors share it."""
+"""Which rank and device holds which part of a tensor: by boxes, meshes, devices, and XLA's text of a sharding."""
+
+from typing import Any
 
 import pytest
 
+from stepkeeper_planners.adapters.devices import device_owners
+from stepkeeper_planners.adapters.op_sharding import Tiling, parse_sharding
 from stepkeeper_planners.adapters.placements import (
     DimShard,
     Placements,
     RankMesh,
-    add_slice_dimension,
     box_of_rank,
     check_ascending_ranks,
     chunks_on_mesh,
 )
-from stepkeeper_planners.errors import UnsupportedShardingError
+from stepkeeper_planners.errors import LayoutError, UnsupportedShardingError
 from stepkeeper_planners.geometry.boxes import Box
-from stepkeeper_planners.geometry.layout import Owner
+from stepkeeper_planners.geometry.cover import check_cover
+from stepkeeper_planners.geometry.layout import Owner, Ranks
+from stepkeeper_planners.loading.saved_shardings import PresentSharding, SavedShardings, choose_shardings
+
+
+def box(*pairs: tuple[int, int]) -> Box:
+    return Box(offsets=tuple(start for start, _ in pairs), sizes=tuple(size for _, size in pairs))
+
+
+@pytest.mark.parametrize(
+    ("boxes", "words"),
+    [
+        ([box((0, 2), (0, 3))], "hold 6 of 12"),
+        ([box((0, 3), (0, 3)), box((2, 2), (0, 3))], "overlap"),
+        ([box((0, 4), (0, 4))], "not inside"),
+        ([box((0, 4))], "not inside"),
+    ],
+)
+def test_gaps_overlaps_and_strays_are_named(boxes: list[Box], words: str) -> None:
+    with pytest.raises(LayoutError, match=f"layer.w.*{words}"):
+        check_cover("layer.w", (4, 3), boxes)
 
 
 def test_a_mesh_need_not_be_in_the_order_of_ranks_nor_hold_all() -> None:
@@ -28,8 +51,6 @@ def test_a_mesh_need_not_be_in_the_order_of_ranks_nor_hold_all() -> None:
     ("shape", "ranks", "placements"),
     [
         ((2,), (1, 0), (DimShard(dim=0),)),
-        ((3,), (0, 2, 1), (DimShard(dim=1),)),
-        ((2, 2), (2, 3, 0, 1), (DimShard(dim=0), None)),
         ((2, 2), (0, 1, 3, 2), (None, DimShard(dim=0))),
     ],
 )
@@ -38,29 +59,6 @@ def test_a_tensor_is_not_cut_along_ranks_that_do_not_ascend(
 ) -> None:
     with pytest.raises(UnsupportedShardingError, match=r"mesh \[.*full_tensor\(\).*in ascending order"):
         check_ascending_ranks(RankMesh(shape=shape, ranks=ranks), placements)
-
-
-@pytest.mark.parametrize(
-    ("shape", "ranks", "placements"),
-    [
-        ((2,), (1, 0), (None,)),
-        ((2,), (3, 5), (DimShard(dim=0),)),
-        ((2, 2), (2, 3, 0, 1), (None, DimShard(dim=0))),
-        ((2, 2), (0, 2, 1, 3), (DimShard(dim=0), DimShard(dim=1))),
-        ((1, 2), (1, 0), (DimShard(dim=0), None)),
-    ],
-)
-def test_copies_may_lie_along_ranks_in_any_order(
-    shape: tuple[int, ...], ranks: tuple[int, ...], placements: Placements
-) -> None:
-    check_ascending_ranks(RankMesh(shape=shape, ranks=ranks), placements)
-
-
-@pytest.mark.parametrize("placements", [(None,), (DimShard(dim=1),)])
-def test_an_empty_tensor_is_one_chunk_that_all_of_the_mesh_hold(placements: Placements) -> None:
-    (chunk,) = chunks_on_mesh(RankMesh(shape=(2,), ranks=(1, 2)), placements, (0, 4))
-    assert chunk.box == Box(offsets=(0, 0), sizes=(0, 4))
-    assert [owner.rank for owner in chunk.owners] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -83,16 +81,159 @@ def test_what_says_nothing_of_who_holds_what_is_refused(placements: Placements, 
         chunks_on_mesh(RankMesh(shape=(2, 2), ranks=(0, 1, 2, 3)), placements, (4, 4))
 
 
-def test_tensors_of_a_thousand_ranks_share_chunks_and_owners() -> None:
-    mesh, again = (RankMesh(shape=(32, 32), ranks=tuple(range(1024))) for _ in range(2))
-    chunks = chunks_on_mesh(mesh, (None, DimShard(dim=0)), (4096, 8))
-    assert chunks_on_mesh(again, (None, DimShard(dim=0)), (4096, 8)) is chunks
-    other = chunks_on_mesh(mesh, (None, DimShard(dim=0)), (64,))
-    assert len(other) == len(chunks) == 32
-    assert all(a.owners is b.owners for a, b in zip(chunks, other, strict=True))
+def owner(rank: int, local_index: int) -> Owner:
+    return Owner(rank=rank, local_index=local_index)
 
 
-def test_what_is_no_slice_of_the_other_mesh_has_nothing_beside_it() -> None:
-    root = RankMesh(shape=(2, 2), ranks=(0, 1, 2, 3))
-    for mesh in (root, RankMesh(shape=(2,), ranks=(0, 3)), RankMesh(shape=(3,), ranks=(0, 1, 2))):
-        assert add_slice_dimension(mesh, root) == mesh
+ALIKE = {0: (owner(0, 0), owner(1, 0)), 1: (owner(0, 1), owner(1, 1))}
+SHARED = {0: (owner(0, 0),), 1: (owner(0, 1),), 4: (owner(1, 0),), 5: (owner(1, 1),)}
+
+
+@pytest.mark.parametrize(
+    ("local", "devices", "n_processes", "ranks", "owners"),
+    [
+        pytest.param([0, 1], [0, 1], 1, (0, 1), {0: (owner(0, 0),), 1: (owner(0, 1),)}, id="one process"),
+        pytest.param([0, 1], [0, 1], 1, (0, 2), ALIKE, id="programs side by side"),
+        pytest.param([0, 1], [0, 1], 1, (1, 2), ALIKE, id="the second of these"),
+        pytest.param([0, 1], [0, 1, 4, 5], 2, (0, 2), SHARED, id="processes of one program"),
+        pytest.param([4, 5], [0, 1, 4, 5], 2, (1, 2), SHARED, id="the second of these"),
+    ],
+)
+def test_programs_side_by_side_are_copies_and_processes_of_one_share_its_devices_out(
+    local: list[int], devices: list[int], n_processes: int, ranks: tuple[int, int], owners: Any
+) -> None:
+    rank, world_size = ranks
+    assert device_owners(local, devices, n_processes, Ranks(rank=rank, world_size=world_size)) == owners
+
+
+@pytest.mark.parametrize(
+    ("local", "ranks"),
+    [
+        ([0, 1], Ranks(rank=1, world_size=2)),
+        ([0, 2], Ranks(rank=0, world_size=2)),
+        ([0, 1], Ranks(rank=0, world_size=4)),
+    ],
+    ids=["ranks in another order", "devices not in blocks", "more ranks than processes"],
+)
+def test_what_doesnt_fit_is_refused_with_the_numbers(local: list[int], ranks: Ranks) -> None:
+    with pytest.raises(
+        UnsupportedShardingError, match=rf"rank {ranks.rank} of {ranks.world_size}.*2 processes"
+    ):
+        device_owners(local, [0, 1, 2, 3], 2, ranks)
+
+
+def parsed(text: str, ndim: int) -> Tiling:
+    tiling = parse_sharding("w", text, ndim)
+    assert tiling is not None
+    return tiling
+
+
+@pytest.mark.parametrize("text", ["", "{replicated}", "{devices=[1,1,4]0,1,2,3 last_tile_dim_replicate}"])
+def test_whole_on_every_device(text: str) -> None:
+    assert parse_sharding("w", text, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "counts", "groups"),
+    [
+        ("{devices=[2,2]0,1,2,3}", (2, 2), ((0,), (1,), (2,), (3,))),
+        ("{devices=[2,1,2]2,3,0,1 last_tile_dim_replicate}", (2, 1), ((2, 3), (0, 1))),
+        ("{devices=[2,2]<=[4]}", (2, 2), ((0,), (1,), (2,), (3,))),
+        ("{devices=[2,2]<=[2,2]T(1,0)}", (2, 2), ((0,), (2,), (1,), (3,))),
+        ("{devices=[4,1]0,1,2,3 metadata={op_name=x}}", (4, 1), ((0,), (1,), (2,), (3,))),
+    ],
+)
+def test_tiles(text: str, counts: tuple[int, ...], groups: tuple[tuple[int, ...], ...]) -> None:
+    assert parsed(text, 2) == Tiling(counts=counts, groups=groups)
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}", (8, 3)),
+        ("{devices=[1,2,2]<=[2,2]T(1,0) last_tile_dim_replicate}", (1, 8)),
+    ],
+)
+def test_without_copies_each_device_keeps_a_part_of_its_own(text: str, shape: tuple[int, int]) -> None:
+    tiling = parsed(text, 2)
+    cut = tiling.deduplicated(shape)
+    assert cut is not None
+    before, after = tiling.device_boxes(shape), cut.device_boxes(shape)
+    assert before.keys() == after.keys()
+    assert all(before[device].contains(box) for device, box in after.items())
+    assert len(set(after.values())) == len(after)
+    assert sum(box.volume for box in after.values()) == shape[0] * shape[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{manual}", "MANUAL"),
+        ("{maximal device=2}", "maximal"),
+        ("{unknown}", "unknown"),
+        ("{devices=[2,2]0,1,2}", "2 dimensions"),
+        ("{devices=[4]0,1,2,3}", "2 dimensions"),
+        ("{{devices=[2,2]0,1,2,3}, {replicated}}", "mark_sharding"),
+        ("{devices=[2,1,2]0,1,2,3 last_tile_dims={manual}}", "manual"),
+    ],
+)
+def test_what_says_nothing_of_devices_is_refused_by_name(text: str, words: str) -> None:
+    with pytest.raises(UnsupportedShardingError, match=f"(?s)layer.w.*{words}"):
+        parse_sharding("layer.w", text, 2)
+
+
+ROWS, COLUMNS = "{devices=[4,1]0,1,2,3}", "{devices=[1,4]0,1,2,3}"
+
+
+HALVES = "{devices=[2,2]0,1,2,3 last_tile_dim_replicate}"
+
+
+REPLICATED = "{replicated}"
+
+
+SAVED = SavedShardings(n_devices=4, by_name={"w": ROWS, "head": ROWS, "b": HALVES, "step": REPLICATED})
+
+
+def present(
+    w: str, head: str = ROWS, *, b: str = "", step: str = "", inferred: str = ""
+) -> dict[str, PresentSharding]:
+    texts = {"w": (w, 2), "head": (head, 2), "b": (b, 1), "step": (step, 0), "unsaved": ("", 1)}
+    return {
+        fqn: PresentSharding(text=text, ndim=ndim, inferred=fqn == inferred)
+        for fqn, (text, ndim) in texts.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("now", "wanted"),
+    [
+        pytest.param(present(ROWS), {"b": HALVES, "step": REPLICATED}, id="what is open is as it was saved"),
+        pytest.param(present(ROWS, b=REPLICATED), {"step": REPLICATED}, id="what is marked keeps its mark"),
+        pytest.param(
+            present(ROWS, b=REPLICATED, inferred="b"),
+            {"b": HALVES, "step": REPLICATED},
+            id="what priming inferred is as it was saved",
+        ),
+        pytest.param(present(COLUMNS), {}, id="a tensor is divided in another way: all stays open"),
+        pytest.param(present(REPLICATED, REPLICATED), {}, id="nothing is divided any more: all stays open"),
+        pytest.param(
+            present("", ""),
+            {"w": ROWS, "head": ROWS, "b": HALVES, "step": REPLICATED},
+            id="nothing is marked: all is as it was saved",
+        ),
+    ],
+)
+def test_open_shardings_are_the_saved_ones_in_the_same_layout(
+    now: dict[str, PresentSharding], wanted: dict[str, str]
+) -> None:
+    assert choose_shardings(SAVED, now, 4) == wanted
+
+
+def test_another_number_of_devices_leaves_all_open() -> None:
+    assert choose_shardings(SAVED, present(REPLICATED, REPLICATED), 8) == {}
+    assert choose_shardings(SAVED, present("", ""), 8) == {}
+
+
+@pytest.mark.parametrize("shape", [(7, 8), (2, 3), (6, 3)])
+def test_copies_that_cannot_be_cut_evenly_stay(shape: tuple[int, int]) -> None:
+    assert parsed("{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}", 2).deduplicated(shape) is None

@@ -1,4 +1,5 @@
 """The random number generators of a process as a part of its state."""
+
 # ruff: noqa: NPY002  # the global generators are what is tested
 
 import logging
@@ -14,11 +15,9 @@ import torch
 from stepkeeper_planners.adapters import random_numbers
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.state.filling import fill_state
-from stepkeeper_planners.state.per_rank import PerRank
 from stepkeeper_planners.state.random_state import RandomState
 from stepkeeper_planners.state.tree import flatten_state
 from stepkeeper_planners.state.values import decode_value, encode_value
-from stepkeeper_planners.state.whole import Whole
 
 
 @pytest.fixture(autouse=True)
@@ -69,18 +68,6 @@ def test_the_same_numbers_come_again_also_from_another_object() -> None:
     assert [draw() for _ in range(3)] == expected
 
 
-def test_numpys_other_generators_are_kept_too() -> None:
-    before = np.random.mtrand.get_bit_generator()
-    try:
-        np.random.mtrand.set_bit_generator(np.random.PCG64(5))
-        saved = stored({"random": RandomState()})
-        expected = float(np.random.random())
-        load({"random": RandomState()}, saved)
-        assert float(np.random.random()) == expected
-    finally:
-        np.random.mtrand.set_bit_generator(before)
-
-
 class Greedy:
     """An object that draws random numbers while it loads."""
 
@@ -96,21 +83,6 @@ def test_objects_that_draw_while_they_load_come_before_it() -> None:
     expected = draw()
     state = {"random": RandomState(), "greedy": Greedy(), "list": [Greedy()]}
     fill_state(state, flatten_state(state), {"random.generators": saved, "greedy.a": 1, "list.0.a": 1})
-    assert draw() == expected
-
-
-@pytest.mark.parametrize("box", [PerRank, Whole])
-def test_they_do_so_wherever_it_is(box: Any) -> None:
-    state: dict[str, Any] = {
-        "first": PerRank({"random": RandomState(), "greedy": Greedy()}),
-        "then": Greedy(),
-    }
-    if box is Whole:
-        state["first"] = PerRank(Whole(state["first"].value))
-    (value,) = flatten_state(state).per_rank.values()
-    saved = decode_value("first", encode_value("first", value))
-    expected = draw()
-    fill_state(state, flatten_state(state), {"first": saved, "then.a": 1})
     assert draw() == expected
 
 
@@ -219,14 +191,6 @@ def test_a_module_that_leaves_to_torch_accelerator_what_that_has(
     assert [int(state) for state in other.states] == [0, 7]
     random_numbers.seed_accelerator(5)
     assert [int(state) for state in other.states] == [0, 5]
-
-
-def test_one_generator_of_an_older_torch_without_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Accelerator(2, current=1)
-    monkeypatch.delattr(Accelerator, "get_rng_state_all")
-    use(monkeypatch, one)
-    monkeypatch.delattr(torch.accelerator, "random")
-    assert random_numbers.read_accelerator() == {"kind": "cuda", "current": 0, "states": [torch.tensor([1])]}
 
 
 @pytest.mark.parametrize(

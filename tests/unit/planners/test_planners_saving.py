@@ -1,7 +1,6 @@
-"""The planner of saves, driven as torch.distributed.checkpoint drives it, for several ranks in one process."""
+"""Both planners as torch.distributed.checkpoint drives them, for several ranks, and with what subclasses override."""
 
 import pickle
-import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from stepkeeper_planners import SPMDSavePlanner, adapters
+from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner, adapters
 from stepkeeper_planners.errors import (
     LayoutError,
     LostWritesError,
@@ -110,35 +110,6 @@ def test_a_part_of_a_shard_is_that_part_and_its_memory_only(monkeypatch: pytest.
         assert part.untyped_storage().nbytes() == part.numel() * 4
 
 
-def test_shards_are_moved_once_in_the_order_of_the_plan_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    moved: list[int] = []
-    real = adapters.local_shards
-
-    def counting(tensor: torch.Tensor) -> list[torch.Tensor]:
-        moved.append(id(tensor))
-        return real(tensor)
-
-    monkeypatch.setattr(adapters, "local_shards", counting)
-    tensor = torch.zeros(4, 2)
-    vars(tensor).update(
-        global_shape=(4, 2),
-        global_offsets=((0, 0), (2, 0)),
-        local_offsets=((0, 0), (2, 0)),
-        local_sizes=((2, 2), (2, 2)),
-    )
-    state = {"two": tensor, "z": torch.ones(2), "m": torch.ones(3)}
-    group = PlannerGroup(monkeypatch, state)
-    (plan,) = group.finish()
-    assert names(plan.items) == [("m", (0,)), ("two", (0, 0)), ("two", (2, 0)), ("z", (0,))]
-    threads = [threading.Thread(target=group.planners[0].resolve_data, args=(item,)) for item in plan.items]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(moved) == sorted(map(id, state.values()))
-    assert group.planners[0]._write_data.shards == {}
-
-
 def test_copies_on_devices_are_let_go_tensor_by_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ref[torch.Tensor]] = []
 
@@ -208,26 +179,6 @@ def test_a_safetensors_writer_that_would_lose_something_is_refused_on_all_ranks(
             planner.finish_plan(pickle.loads(pickle.dumps(replace(plan, storage_data=storage_data))))
 
 
-def test_two_parts_in_one_safetensors_file_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    tensor = torch.zeros(4)
-    vars(tensor).update(
-        global_shape=(4,), global_offsets=((0,), (2,)), local_offsets=((0,), (2,)), local_sizes=((2,), (2,))
-    )
-    with pytest.raises(UnsupportedWriterError, match="w: rank 0 writes 2 parts"):
-        PlannerGroup(monkeypatch, {"w": tensor}).finish({"shard_index": 1})
-
-
-def test_a_safetensors_writer_gets_tied_tensors_under_one_name(tmp_path: Path) -> None:
-    safetensors = pytest.importorskip("safetensors.torch")
-    tied = torch.arange(6.0)
-    writer = HuggingFaceStorageWriter(str(tmp_path), save_distributed=True, enable_consolidation=True)
-    save({"a": tied, "b": tied, "c": torch.ones(2)}, storage_writer=writer, planner=SPMDSavePlanner())
-    (path,) = tmp_path.glob("*.safetensors")
-    found: Mapping[str, torch.Tensor] = safetensors.load_file(path)
-    assert set(found) == {"a", "c"}
-    assert torch.equal(found["a"], tied)
-
-
 def test_what_a_writer_lost_is_noticed_and_ties_are_completed() -> None:
     def metadata() -> GlobalMetadata:
         planner = SPMDSavePlanner()
@@ -245,3 +196,112 @@ def test_what_a_writer_lost_is_noticed_and_ties_are_completed() -> None:
     for lost in written:
         with pytest.raises(LostWritesError, match=f"1 pieces.*{lost.fqn}|2 pieces.*{lost.fqn}"):
             metadata().storage_data = {index: place for index, place in written.items() if index != lost}
+
+
+def saving(base: Any, **arguments: Any) -> Any:
+    class Saving(base):  # type: ignore[misc]  # the one class or the other
+        """Saves another step, and tensors of floats doubled."""
+
+        def __init__(self) -> None:
+            super().__init__(**arguments)
+            self.looked_up: list[str] = []
+            self.transformed: list[str] = []
+
+        def lookup_object(self, index: Any) -> Any:
+            self.looked_up.append(index.fqn)
+            found = super().lookup_object(index)
+            return found + 1 if index.fqn == "step" else found
+
+        def transform_object(self, write_item: Any, object: Any) -> Any:  # noqa: A002 — torch's name
+            self.transformed.append(write_item.index.fqn)
+            doubled = isinstance(object, torch.Tensor) and object.is_floating_point()
+            return super().transform_object(write_item, object * 2 if doubled else object)
+
+    return Saving()
+
+
+def loading(base: Any, **arguments: Any) -> Any:
+    class Loading(base):  # type: ignore[misc]  # the one class or the other
+        """Loads `aside` into a tensor of its own, and `turned` from its last element to its first."""
+
+        def __init__(self) -> None:
+            super().__init__(**arguments)
+            self.asked: list[tuple[str, str]] = []
+            self.own = torch.zeros(3)
+
+        def lookup_tensor(self, index: Any) -> torch.Tensor:
+            self.asked.append(("lookup", index.fqn))
+            found: torch.Tensor = super().lookup_tensor(index)
+            return self.own if index.fqn == "aside" else found
+
+        def transform_tensor(self, read_item: Any, tensor: torch.Tensor) -> torch.Tensor:
+            name = read_item.dest_index.fqn
+            self.asked.append(("transform", name))
+            part: torch.Tensor = super().transform_tensor(read_item, tensor)
+            if name == "turned":
+                self.turned = torch.zeros_like(part)
+                return self.turned
+            return part
+
+    return Loading()
+
+
+def make_state(start: int) -> dict[str, Any]:
+    state: dict[str, Any] = {name: torch.arange(3.0) + start for name in ("plain", "aside", "turned")}
+    return state | {
+        "whole": torch.arange(3) + start,
+        "nested": {"w": torch.ones(2, 2) * start},
+        "step": start,
+    }
+
+
+@pytest.mark.parametrize("base", [DefaultSavePlanner, SPMDSavePlanner])
+def test_what_is_saved_goes_through_a_subclass(base: Any, tmp_path: Path) -> None:
+    planner = saving(base)
+    dcp_save(make_state(1), checkpoint_id=tmp_path, planner=planner, no_dist=True)
+    names = ["aside", "nested.w", "plain", "step", "turned", "whole"]
+    assert sorted(planner.looked_up) == sorted(planner.transformed) == names
+    loaded = make_state(50)
+    dcp_load(loaded, checkpoint_id=tmp_path, no_dist=True)
+    assert torch.equal(loaded["plain"], torch.tensor([2.0, 4.0, 6.0]))
+    assert torch.equal(loaded["nested"]["w"], torch.ones(2, 2) * 2)
+    assert torch.equal(loaded["whole"], torch.tensor([1, 2, 3]))
+    assert loaded["step"] == 2
+
+
+@pytest.mark.parametrize("base", [DefaultLoadPlanner, SPMDLoadPlanner])
+def test_what_is_loaded_goes_through_a_subclass(base: Any, tmp_path: Path) -> None:
+    dcp_save(make_state(1), checkpoint_id=tmp_path, no_dist=True)
+    state, planner = make_state(50), loading(base)
+    dcp_load(state, checkpoint_id=tmp_path, planner=planner, no_dist=True)
+    names = ["aside", "nested.w", "plain", "turned", "whole"]
+    assert sorted(planner.asked) == [(hook, name) for hook in ("lookup", "transform") for name in names]
+    for name in ("plain", "whole"):
+        assert torch.equal(state[name], make_state(1)[name])
+    assert torch.equal(planner.own, torch.tensor([1.0, 2.0, 3.0]))
+    assert torch.equal(planner.turned, torch.tensor([1.0, 2.0, 3.0]))
+    for name in ("aside", "turned"):
+        assert torch.equal(state[name], make_state(50)[name])
+    assert state["step"] == 1
+
+
+def test_two_parts_in_one_safetensors_file_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = torch.zeros(4)
+    vars(tensor).update(
+        global_shape=(4,), global_offsets=((0,), (2,)), local_offsets=((0,), (2,)), local_sizes=((2,), (2,))
+    )
+    with pytest.raises(UnsupportedWriterError, match="w: rank 0 writes 2 parts"):
+        PlannerGroup(monkeypatch, {"w": tensor}).finish({"shard_index": 1})
+
+
+class Kept(SPMDSavePlanner):
+    """Has an argument, and something of its own."""
+
+    def __init__(self, factor: int) -> None:
+        super().__init__()
+        self.factor = factor
+
+
+def test_a_subclass_arrives_in_another_process_as_what_it_is() -> None:
+    planner = pickle.loads(pickle.dumps(Kept(3)))
+    assert (type(planner), planner.factor) == (Kept, 3)

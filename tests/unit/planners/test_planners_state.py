@@ -1,7 +1,5 @@
-"""A nested state, flat and back, with the names that torch.distributed.checkpoint gives."""
+"""A nested state, flat and back, with the names of torch.distributed.checkpoint, and what each rank has of its own."""
 
-import collections
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
@@ -10,9 +8,15 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as lrs
 
-from stepkeeper_planners.errors import DuplicateNameError, UnsupportedValueError
+from stepkeeper_planners.errors import DuplicateNameError, SourceError, UnsupportedValueError
+from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.state.filling import fill_state
-from stepkeeper_planners.state.per_rank import PerRank
+from stepkeeper_planners.state.nesting import rebuild_nesting
+from stepkeeper_planners.state.per_rank import (
+    PerRank,
+    parse_stored_name,
+    stored_name,
+)
 from stepkeeper_planners.state.tree import flatten_state
 from stepkeeper_planners.state.values import decode_value, encode_value
 
@@ -122,22 +126,6 @@ def test_a_learning_rate_that_is_a_tensor_stays_that_tensor() -> None:
     assert optimizer.param_groups[0]["weight_decay"] == 0.25
 
 
-def test_a_hook_says_what_an_optimizer_has_after_a_load() -> None:
-    rate = torch.tensor(0.1)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=rate)
-    mine = torch.tensor(0.75)
-    optimizer.register_load_state_dict_post_hook(lambda it: it.param_groups[0].update(lr=mine))
-    rate_is_loaded(optimizer)
-    assert rate_of(optimizer) is mine
-
-
-def test_module_state_keeps_its_versions() -> None:
-    model, *_ = trained(1)
-    flat = flatten_state({"m": model})
-    assert isinstance(flat.tree["m"], OrderedDict)
-    assert flat.tree["m"]._metadata == model.state_dict()._metadata  # type: ignore[attr-defined]  # torch sets it
-
-
 def test_the_error_tells_a_number_from_its_text() -> None:
     with pytest.raises(DuplicateNameError, match=r"\('a', '1'\) and \('a', 1\) are both named 'a\.1'"):
         flatten_state({"a": {1: 2, "1": 3}})
@@ -163,10 +151,6 @@ def test_what_would_have_to_be_called_cant_stand_in_a_tuple(item: object) -> Non
             flatten_state({"a": {"b": value}})
 
 
-def test_a_class_is_no_object_with_a_state() -> None:
-    assert flatten_state({"kind": Counter}).values == {"kind": Counter}
-
-
 def test_a_lazy_parameter_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedValueError, match=r"m\.weight: a lazy parameter"):
         flatten_state({"m": {"weight": torch.nn.UninitializedParameter()}})
@@ -183,48 +167,8 @@ def test_a_nested_tensor_is_refused_by_name(layout: torch.layout) -> None:
     assert list(flatten_state({"m": {"rows": list(nested.unbind())}}).tensors) == ["m.rows.0", "m.rows.1"]
 
 
-class Keeper:
-    """Gives one thing, and remembers what it got."""
-
-    def __init__(self, gives: object) -> None:
-        self.gives = gives
-        self.got: Any = None
-
-    def state_dict(self) -> Any:
-        return self.gives
-
-    def load_state_dict(self, state: Any) -> None:
-        self.got = state
-
-
-def test_an_object_gets_back_containers_of_the_kind_that_it_gave() -> None:
-    gives = {
-        "plain": {1: 1, "2": 2},
-        "ordered": OrderedDict(b=1, a=2),
-        "counts": collections.Counter({30: 2, 80: 1}),
-        "lists": defaultdict(list, {3: [1]}),
-        "empty": [{}, [], OrderedDict()],
-        "objects": [Keeper({"n": 5}), {"k": Keeper(None)}],
-        "tuple": (1, [2]),
-    }
-    keeper = Keeper(gives)
-    flat = flatten_state({"k": keeper})
-    fill_state({"k": keeper}, flat, {"k.plain.1": 10, "k.counts.30": 3, "k.objects.0.n": 6})
-    got = keeper.got
-    assert {key: type(part) for key, part in got.items()} == {key: type(part) for key, part in gives.items()}
-    assert got["plain"] == {1: 10, "2": 2}
-    assert [*got["ordered"]] == ["b", "a"]
-    assert got["counts"] == collections.Counter({30: 3, 80: 1})
-    assert got["lists"]["new"] == []
-    assert got["empty"] == [{}, [], {}]
-    assert got["objects"] == [{"n": 6}, {"k": None}]
-
-
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "MultiStepLR": lambda o: lrs.MultiStepLR(o, [2, 3, 3, 40]),
-    "CosineAnnealingWarmRestarts": lambda o: lrs.CosineAnnealingWarmRestarts(o, 10),
-    "CyclicLR": lambda o: lrs.CyclicLR(o, 0.1, 1.0, cycle_momentum=False),
-    "OneCycleLR": lambda o: lrs.OneCycleLR(o, 1.0, 100),
     "LambdaLR": lambda o: lrs.LambdaLR(o, lambda epoch: 0.9**epoch),
     "ReduceLROnPlateau": lrs.ReduceLROnPlateau,
     "SequentialLR": lambda o: lrs.SequentialLR(o, [lrs.ConstantLR(o), lrs.StepLR(o, 1)], [2]),
@@ -261,3 +205,77 @@ def test_a_list_that_holds_itself_is_refused() -> None:
     for value in (endless, within, [within]):
         with pytest.raises(UnsupportedValueError, match="holding itself"):
             flatten_state({"a": value})
+
+
+TWO = Ranks(rank=1, world_size=2)
+
+
+class Loader:
+    """A data loader with a state."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place, "seen": [self.place]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place = state["place"]
+
+
+class Worker:
+    """An object that marks a part of its state itself."""
+
+    def __init__(self, own: int) -> None:
+        self.own = own
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"own": PerRank(self.own), "shared": 1}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.own = state["own"]
+
+
+def test_it_comes_back_in_place() -> None:
+    saved = flatten_state({"a": PerRank(Loader(3)), "deep": [PerRank(5)], "w": Worker(7)})
+    loader, box, worker = Loader(0), PerRank(None), Worker(0)
+    state = {"a": PerRank(loader), "deep": [box], "w": worker}
+    fill_state(state, flatten_state(state), saved.per_rank)
+    assert (loader.place, box.value, worker.own) == (3, 5, 7)
+    assert state["a"].value is loader  # type: ignore[attr-defined]  # a tree of unlike values
+
+
+def test_stored_names_are_read_as_they_were_made() -> None:
+    for fqn in ("a", "a.b", "", "x@1/2", "new\nline"):
+        assert parse_stored_name(stored_name(fqn, TWO)) == (fqn, 1, 2)
+    for name in ("a", "a@1", "a@2/2", "a@01/2", "a@1/02", "a@-1/2", "a@0/0", "a@1/2 "):
+        assert parse_stored_name(name) is None
+
+
+def test_an_entry_with_the_name_of_a_stored_one_is_refused() -> None:
+    with pytest.raises(DuplicateNameError, match=r"a@0/2.*'a' of rank 0"):
+        flatten_state({"a": PerRank(1), "a@0/2": 1})
+    assert flatten_state({"b": PerRank(1), "a@0/2": 1}).values == {"a@0/2": 1}
+
+
+MANY = 2000
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        pytest.param({"w": ("x",), "v": ("x", "y")}, id="one in another"),
+        pytest.param({f"{i}\0empty": (str(i), MANY, MANY) for i in range(MANY)}, id="long lists"),
+        pytest.param({"w": 3}, id="a number"),
+        pytest.param({"w": (1.5,)}, id="half"),
+        pytest.param({"w": ("9" * 5000,), "w\0number": ("9" * 5000,)}, id="a number that is too long"),
+        pytest.param({"w": ("x",), "v": ("x",)}, id="two in one place"),
+        pytest.param({"w": ("x",), "v\0empty": ("x",)}, id="an empty dict in its place"),
+        pytest.param(
+            {"w": ("1",), "v": ("01",), "a\0number": ("1",), "b\0number": ("01",)}, id="one number twice"
+        ),
+    ],
+)
+def test_paths_that_are_none_are_refused(paths: Any) -> None:
+    with pytest.raises(SourceError, match=r"^run/\.metadata: the path .* of '\w+"):
+        rebuild_nesting({"w": 1, "v": [1]}, paths, where="run/.metadata")

@@ -5,7 +5,6 @@ import enum
 import io
 import random
 import re
-import struct
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 from typing import Any
 
@@ -15,7 +14,8 @@ import torch
 from planners_parts.stock import quantized_tensor
 
 from stepkeeper_planners.dtypes import all_dtypes
-from stepkeeper_planners.errors import UnsupportedValueError
+from stepkeeper_planners.errors import UnsupportedValueError, ValueDecodeError
+from stepkeeper_planners.state.tree import flatten_state
 from stepkeeper_planners.state.values import decode_value, encode_value
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 — a tuple subclass as users make them
@@ -85,17 +85,12 @@ def test_a_value_comes_back_of_its_own_type(value: object) -> None:
         assert back.dtype == value.dtype
 
 
-@pytest.mark.parametrize("bits", [0x7FF8000000000000, 0x7FF800000000BEEF, 0xFFF8000000000001, 1 << 63, 1])
-def test_the_bits_of_a_float_come_back(bits: int) -> None:
-    """Payloads of NaN, negative zero and the least subnormal number."""
-    (number,) = struct.unpack("<d", struct.pack("<Q", bits))
-    back: Any = decode_value("k", encode_value("k", {"plain": number, "numpy": np.float64(number)}))
-    assert struct.pack("<d", back["plain"]) == struct.pack("<Q", bits)
-    assert back["numpy"].tobytes() == struct.pack("<Q", bits)
-
-
 DTYPES: list[Any] = ["f4", "f8", "f2", "g", "i1", "u8", "c8", "?", "S3", "U4", ">f8", ">i2", "V3"]
+
+
 DTYPES += ["M8[s]", "M8[25us]", "m8[ms]", "m8"]
+
+
 STRUCTURES = [
     [("a", "i4"), ("b", "f8")],
     [("a", "i4"), ("b", ">f8", (2, 3)), ("c", [("d", "U2")])],
@@ -126,25 +121,9 @@ def test_a_numpy_array_comes_back(dtype: Any) -> None:
         assert np.array_equal(back, array) or array.dtype.kind in "fcMmV"
 
 
-def test_generators_resume() -> None:
-    generators = np.random.MT19937, np.random.PCG64, np.random.Philox, np.random.SFC64, np.random.PCG64DXSM
-    for kind in generators:
-        first, second = np.random.Generator(kind(1)), np.random.Generator(kind(2))
-        first.random(5)
-        state: Any = decode_value("k", encode_value("k", first.bit_generator.state))
-        second.bit_generator.state = state
-        assert first.random() == second.random()
-    old, legacy = np.random.RandomState(0), np.random.RandomState(5)
-    back: Any = decode_value("k", encode_value("k", legacy.get_state()))
-    old.set_state(back)
-    assert old.rand() == legacy.rand()
-    python: Any = decode_value("k", encode_value("k", random.Random(3).getstate()))
-    mine = random.Random()
-    mine.setstate(python)
-    assert mine.random() == random.Random(3).random()
-
-
 QUANTIZED = {torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4}
+
+
 UNSTORED = {dtype for name, dtype in all_dtypes().items() if re.fullmatch("u?int[1-7]", name)}
 
 
@@ -180,26 +159,6 @@ def test_of_a_tensor_only_its_elements_are_stored() -> None:
     assert torch.equal(back[0], torch.arange(3.0))
     assert torch.equal(back[2], turned)
     assert torch.equal(back[3], torch.ones(5))
-
-
-def test_equal_values_give_equal_bytes() -> None:
-    """Ranks compare them: which strings are one object, and how an array lies, differs for no reason."""
-    text, other = "text", str(b"text", "ascii")
-    assert text is not other
-    shared = [1, 2]
-    array = np.arange(6.0).reshape(2, 3)
-    one: dict[str, Any] = {
-        "a": (text, text, shared, shared),
-        "b": (array, array),
-        "t": (torch.ones(2).expand(2, 2),),
-    }
-    two = {
-        "a": (text, other, [1, 2], shared),
-        "b": (array.copy(), np.asfortranarray(array)),
-        "t": (torch.ones(2, 2),),
-    }
-    assert encode_value("k", one) == encode_value("k", two)
-    assert encode_value("k", one) != encode_value("k", {**two, "a": 1})
 
 
 def test_stock_torch_reads_it() -> None:
@@ -239,31 +198,22 @@ def test_deep_values_come_back_and_endless_ones_are_refused() -> None:
 
 
 REFUSED: dict[str, object] = {
+    "an array of nothing": np.zeros(3, "V0"),
     "a set": {1, 2},
     "a datetime": dt.datetime(2020, 1, 1),  # noqa: DTZ001 — any object outside of the list
     "a named tuple": Pair(1, 2),
     "an enum that is a number": Colour.RED,
-    "a numpy scalar of another class": Single(1),
-    "torch's version": torch.__version__,
     "a defaultdict": defaultdict(int),
-    "a bytearray": bytearray(b"x"),
-    "a function": lambda: 1,
     "a generator": random.Random(1),
-    "a numpy dtype": np.dtype("f4"),
     "an array of objects": np.array([object()]),
     "an array with objects in a field": np.zeros(1, [("a", "O")]),
     "a numpy dtype with metadata": np.zeros(1, np.dtype("f4", metadata={"a": object()})),
-    "an array of nothing": np.zeros(3, "V0"),
-    "a matrix of records": np.zeros(1, "f4").view(np.recarray),
     "something deep": (1, [{"deep": {3}}]),
     "a key that is a class": {int: 1},
     "a meta tensor": (torch.ones(1, device="meta"),),
     "a sparse tensor": (torch.ones(2).to_sparse(),),
     "a quantized tensor": (quantized_tensor(),),
     "a tensor of bits": (torch.zeros(2, dtype=torch.uint8).view(all_dtypes()["uint4"]),),
-    "every second of a tensor of pairs": (
-        torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)[::2],
-    ),
 }
 
 
@@ -271,3 +221,24 @@ REFUSED: dict[str, object] = {
 def test_other_types_are_refused_by_name(value: object) -> None:
     with pytest.raises(UnsupportedValueError, match=r"trainer\.thing"):
         encode_value("trainer.thing", value)
+
+
+def held_twice(depth: int, kind: type = list, core: Any = 1) -> Any:
+    node = kind([core])
+    for _ in range(depth):
+        node = kind([node, node])
+    return node
+
+
+@pytest.mark.parametrize("depth", [40, 90])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_lists_that_hold_one_list_twice_are_refused_at_once(depth: int, kind: type) -> None:
+    node = held_twice(depth, kind)
+    with pytest.raises(UnsupportedValueError, match="again and again"):
+        encode_value("v", node)
+    with pytest.raises(UnsupportedValueError, match=r"v\..* again and again"):
+        flatten_state({"v": node})
+    stored = io.BytesIO()
+    torch.save(node, stored)
+    with pytest.raises(ValueDecodeError, match="again and again"):
+        decode_value("v", stored.getvalue())

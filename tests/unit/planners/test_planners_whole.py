@@ -1,4 +1,4 @@
-"""Values that are saved with other items than the state had at the start: lists, dicts, and what is marked Whole."""
+"""Values that are saved with other items than the state had at the start, and states that are gathered once more."""
 
 import copy
 from pathlib import Path
@@ -13,7 +13,6 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from stepkeeper_planners import PerRank, RandomState, SPMDLoadPlanner, SPMDSavePlanner, SPMDStager, Whole
 from stepkeeper_planners.errors import UnsupportedValueError
-from stepkeeper_planners.state.resizable import list_resizable
 from stepkeeper_planners.state.structure import StructureCache
 from stepkeeper_planners.state.tree import flatten_state
 
@@ -41,6 +40,8 @@ class Metrics:
 
 
 HISTORY = [{"loss": 0.5, "step": 1}, {"loss": 0.25, "step": 2, "eval.acc": {"top": [1, 2], 5: {}}}, {}, 7]
+
+
 SHAPES: dict[str, Any] = {
     "a list that grew": ([], HISTORY),
     "a list that shrank": (HISTORY, HISTORY[:1]),
@@ -61,20 +62,6 @@ def test_a_whole_is_loaded_whatever_it_was_at_the_start(start: Any, saved: Any, 
     assert state["deep"][0]["box"].value == saved  # type: ignore[index]
 
 
-@pytest.mark.parametrize(("start", "saved"), SHAPES.values(), ids=SHAPES)
-def test_what_was_saved_entry_by_entry_is_loaded_into_a_whole(start: Any, saved: Any, tmp_path: Path) -> None:
-    dcp_save({"w": torch.ones(2), "deep": {"box": saved}}, checkpoint_id=tmp_path, no_dist=True)
-    box = Whole(copy.deepcopy(start))
-    load(tmp_path, {"w": torch.zeros(2), "deep": {"box": box}})
-    # Stock torch makes strings of keys, and drops empty dicts.
-    expected = {"a": {"b": [1]}} if saved == {"a": {"b": [1]}, 3: {}} else saved
-    if saved is HISTORY:
-        assert box.value[1]["eval.acc"]["top"] == [1, 2]  # type: ignore[index]
-        assert box.value[0] == HISTORY[0]  # type: ignore[index]
-    else:
-        assert box.value == expected
-
-
 def test_lists_and_dicts_stay_the_objects_that_the_training_holds(tmp_path: Path) -> None:
     history: list[Any] = []
     trainer: dict[str, Any] = {"log": history, "n": 0}
@@ -84,15 +71,6 @@ def test_lists_and_dicts_stay_the_objects_that_the_training_holds(tmp_path: Path
     assert box.value is trainer
     assert trainer == {"log": HISTORY, "n": 3, "new": [1]}
     assert trainer["log"] is history
-
-
-def test_objects_in_a_whole_get_their_state_whatever_its_shape(tmp_path: Path) -> None:
-    metrics = Metrics()
-    metrics.seen = {"acc": [1, 2], "more": {"x": 1}}
-    save(tmp_path, {"m": Whole(metrics), "d": Whole({"inner": metrics, "n": 1})})
-    again, inner = Metrics(), Metrics()
-    load(tmp_path, {"m": Whole(again), "d": Whole({"inner": inner, "n": 0})})
-    assert again.seen == inner.seen == metrics.seen
 
 
 class Marked:
@@ -128,32 +106,6 @@ def test_stock_torch_reads_a_whole_as_one_value_under_its_name(tmp_path: Path) -
     assert _load_state_dict_from_keys(checkpoint_id=tmp_path)["t"]["log"] == HISTORY
 
 
-def test_a_whole_that_grows_is_of_one_structure_also_where_large_values_are_divided() -> None:
-    derived: list[int] = []
-
-    def derive(*_: object) -> int:
-        derived.append(1)
-        return len(derived)
-
-    cache = StructureCache(derive, large_value_bytes=4096)
-    history: list[Any] = []
-    for n in range(2000):
-        history.append({"loss": 1.0, "step": n})
-        if n % 10 == 0:
-            cache.look_up({"w": torch.zeros(2), "log": Whole(history), "n": n})
-    # 2,000 items of some 25 bytes: from 4 KiB on, a plan for each doubling.
-    assert len(derived) <= 6
-
-
-def test_a_staged_whole_stays_one(tmp_path: Path) -> None:
-    state = {"w": torch.ones(2), "log": Whole([{"a": 1}])}
-    staged = SPMDStager().stage(state)
-    assert isinstance(state["log"], Whole)
-    state["log"].value.append({"a": 2})  # type: ignore[attr-defined]
-    assert list(flatten_state(staged).values) == ["log"]
-    assert flatten_state(staged).values["log"] == [{"a": 1}]
-
-
 def test_boxes_in_boxes() -> None:
     flat = flatten_state(
         {"own": PerRank({"log": Whole([1]), "deep": PerRank(2)}), "w": Whole({"v": Whole([3])})}
@@ -168,56 +120,6 @@ def test_boxes_in_boxes() -> None:
         flatten_state({"w": Whole(RandomState())})
     with pytest.raises(UnsupportedValueError, match="a Whole can't stand in a tuple"):
         flatten_state({"w": (Whole(1),)})
-
-
-@pytest.mark.parametrize("kind", ["a dict", "a list", "a list of itself"])
-def test_a_state_that_holds_itself_is_refused_before_it_is_searched(kind: str) -> None:
-    endless: Any = {} if kind == "a dict" else [{}]
-    if kind == "a dict":
-        endless["me"] = endless
-    else:
-        endless.append(endless if kind == "a list of itself" else {"me": [endless]})
-    with pytest.raises(UnsupportedValueError, match="holding itself"):
-        list_resizable({"a": endless})
-
-
-def test_the_same_containers_again_and_again_are_refused_before_they_are_searched() -> None:
-    node: Any = [torch.zeros(1)]
-    for _ in range(60):
-        node = [node, node]
-    with pytest.raises(UnsupportedValueError, match="again and again"):
-        list_resizable({"a": node})
-    plain: Any = [{}]
-    for _ in range(60):
-        plain = [plain, plain]
-    assert list(list_resizable({"a": plain})) == ["a"]
-
-
-@pytest.mark.parametrize(
-    ("start", "saved"),
-    [
-        ([], HISTORY),
-        (HISTORY, []),
-        ([1, 2], HISTORY),
-        (HISTORY, [1]),
-    ],
-)
-def test_lists_and_empty_dicts_need_no_mark(start: Any, saved: Any, tmp_path: Path) -> None:
-    def build(value: Any) -> dict[str, Any]:
-        return {"t": {"log": copy.deepcopy(value), "n": 1}, "w": torch.ones(1)}
-
-    save(tmp_path, build(saved))
-    state = build(start)
-    held = state["t"]["log"]
-    load(tmp_path, state)
-    assert state == build(saved)
-    assert held == saved, "it stays the object that the training holds"
-
-
-def test_a_list_that_stands_twice_is_not_filled_in_place(tmp_path: Path) -> None:
-    save(tmp_path, {"a": [1], "b": [2, 3]})
-    none: list[Any] = []
-    assert load(tmp_path, {"a": none, "b": none}) == {"a": [1], "b": [2, 3]}
 
 
 @pytest.mark.parametrize(
@@ -237,7 +139,39 @@ def test_what_differs_otherwise_is_still_refused(
         load(tmp_path, state)
 
 
-def test_a_part_that_is_left_out_is_left(tmp_path: Path) -> None:
-    save(tmp_path, {"log": HISTORY, "n": 1})
-    assert load(tmp_path, {"log": [], "n": 0}, items=["n"]) == {"log": [], "n": 1}
-    assert load(tmp_path, {"log": [], "n": 0}, exclude=["log"]) == {"log": [], "n": 1}
+def test_what_is_built_alike_shares_what_was_derived_and_has_its_own_leaves() -> None:
+    def state(**changed: Any) -> dict[str, Any]:
+        return {"w": torch.ones(4, 3), "text": "x" * 99, "step": 1, "own": PerRank(1), **changed}
+
+    cache = StructureCache(lambda flat, _value_bytes: [*flat.tensors], large_value_bytes=100)
+    derived = cache.look_up(state()).derived
+    again = cache.look_up(state(step=None, own=PerRank(2), text="y"))
+    assert again.derived is derived
+    assert (again.flat.values["step"], again.flat.per_rank) == (None, {"own": 2})
+    others: list[dict[str, Any]] = [
+        {"w": torch.ones(3, 4)},
+        {"step": torch.ones(1)},
+        {"own": 1},
+        {"text": "x" * 100},
+    ]
+    for changed in others:
+        assert cache.look_up(state(**changed)).derived is not derived
+        derived = cache.look_up(state()).derived
+
+
+def test_a_staged_whole_stays_one(tmp_path: Path) -> None:
+    state = {"w": torch.ones(2), "log": Whole([{"a": 1}])}
+    staged = SPMDStager().stage(state)
+    assert isinstance(state["log"], Whole)
+    state["log"].value.append({"a": 2})  # type: ignore[attr-defined]
+    assert list(flatten_state(staged).values) == ["log"]
+    assert flatten_state(staged).values["log"] == [{"a": 1}]
+
+
+def test_objects_in_a_whole_get_their_state_whatever_its_shape(tmp_path: Path) -> None:
+    metrics = Metrics()
+    metrics.seen = {"acc": [1, 2], "more": {"x": 1}}
+    save(tmp_path, {"m": Whole(metrics), "d": Whole({"inner": metrics, "n": 1})})
+    again, inner = Metrics(), Metrics()
+    load(tmp_path, {"m": Whole(again), "d": Whole({"inner": inner, "n": 0})})
+    assert again.seen == inner.seen == metrics.seen

@@ -1,4 +1,4 @@
-"""Test the order of a companion's answers: a save never waits for what comes after the commits before it."""
+"""What a companion does for a trainer: a save never waits for what comes after the commits before it."""
 
 import errno
 import os
@@ -6,11 +6,13 @@ import queue
 import secrets
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, final
 
 import pytest
 
 from stepkeeper.checkpoint import SaveOrder, Structure, ValueOrder
+from stepkeeper.companion import upkeep
 from stepkeeper.companion.channel import Packet
 from stepkeeper.companion.messages import (
     ClaimRequest,
@@ -289,17 +291,75 @@ def test_a_save_that_finds_no_room_waits_for_deletion_that_it_went_before(
     assert trainer.steps == [30]
 
 
-def test_a_stale_companion_that_was_held_up_deletes_nothing_of_a_later_claim(trainer: Trainer) -> None:
+@pytest.mark.parametrize("its_commit_is_deleted", [False, True])
+def test_a_stale_companion_that_was_held_up_deletes_nothing_of_a_later_claim(
+    trainer: Trainer, its_commit_is_deleted: bool
+) -> None:
     trainer.save(10)
     trainer.finish()
 
     def meanwhile() -> int:
+        for path in [*trainer.bucket.objects]:
+            if its_commit_is_deleted and path.startswith("20/"):
+                del trainer.bucket.objects[path]
+        slot = Log(MemoryStore(trainer.bucket)).begin().slot
         block.released.set()
-        return Log(MemoryStore(trainer.bucket)).begin().slot
+        return slot
 
     block = Block(trainer, HELD_UP["verification"], meanwhile)
     trainer.save(20)
     trainer.finish()
-    assert "FencedError" in str(trainer.answers.complaint)
+    assert "FencedError" in str(trainer.answers.complaint), "nothing is damaged"
     assert trainer.answers.upkept == [1, 2], "an end with an error is one, too"
-    assert trainer.steps == [10, 20]
+    assert trainer.steps == ([10] if its_commit_is_deleted else [10, 20])
+
+
+def test_what_goes_wrong_after_a_commit_is_said_and_ends_nothing(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reported: list[str | None] = []
+    reporter = SimpleNamespace(update_log=lambda log, commit=None: reported.append(log.error))
+    monkeypatch.setattr(trainer.session, "reporter", reporter)
+
+    def broken(*args: object, **options: object) -> None:
+        raise ValueError("an odd name")
+
+    said = "after the commit of step 1: ValueError('an odd name')"
+    with monkeypatch.context() as patch:
+        patch.setattr(upkeep, "collect", broken)
+        trainer.save(1)
+        trainer.finish()
+    assert (reported[-1], trainer.answers.complaint) == (said, said)
+    assert "ValueError: an odd name" in capsys.readouterr().err
+    trainer.save(2)
+    trainer.finish()
+    assert (reported[-1], trainer.answers.complaint) == (None, None)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("operation", ["put_if_absent", "list", "delete"])
+def test_a_deletion_cut_short_is_taken_up_after_the_next_save(trainer: Trainer, operation: Operation) -> None:
+    trainer.save(10)
+    trainer.finish()
+    deleting = False
+
+    def hook(moment: str, asked: Operation, path: str) -> None:
+        nonlocal deleting
+        deleting = deleting or (
+            asked == "put_if_absent" and b'"delete"' in trainer.bucket.objects.get(path, b"")
+        )
+        if moment == "after" and asked == operation and deleting:
+            raise StorageError("no permission")
+
+    store = trainer.session._store
+    assert isinstance(store, MemoryStore)
+    store.hook = hook
+    trainer.save(20)
+    trainer.finish()
+    assert trainer.session._upkeep.complaint is not None
+    assert trainer.steps[-1] == 20
+    store.hook = None
+    trainer.save(30)
+    trainer.finish()
+    assert trainer.session._upkeep.complaint is None
+    assert trainer.steps == [30]

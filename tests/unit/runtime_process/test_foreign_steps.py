@@ -1,7 +1,7 @@
-"""Test which of another writer's steps is restored, and which of its faults are bad bytes."""
+"""Another writer's steps: which is restored, which of its faults are bad bytes, and what isn't read here."""
 
 import logging
-from collections.abc import Callable
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,13 @@ from stepkeeper.errors import RestoreError, TransientStorageError
 from stepkeeper.log import ForeignBase
 from stepkeeper.restore.foreign.choosing import choose_foreign_step
 from stepkeeper.restore.foreign.content import open_content
+from stepkeeper.restore.foreign.loading import ForeignLoading
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper_planners.errors import ValueDecodeError
+from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.loading.load_request import LoadTarget
+from stepkeeper_planners.loading.selection import LoadRules
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
@@ -48,38 +52,21 @@ def chosen(bucket: MemoryBucket) -> ForeignBase | None:
     return choose_foreign_step(MemoryStore(bucket), lambda: MemoryStore(bucket))
 
 
-def without_metadata(objects: dict[str, bytes]) -> None:
-    del objects["step-200/.metadata"]
-
-
-def without_data(objects: dict[str, bytes]) -> None:
-    del objects["step-200/__0_0.distcp"]
-
-
-def cut(objects: dict[str, bytes]) -> None:
-    objects["step-200/__0_0.distcp"] = objects["step-200/__0_0.distcp"][:-1]
-
-
-def damaged_metadata(objects: dict[str, bytes]) -> None:
-    objects["step-200/.metadata"] = objects["step-200/.metadata"][:-30]
-
-
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("name", "data", "said"),
     [
-        (without_metadata, "has no .metadata"),
-        (without_data, "__0_0.distcp is missing"),
-        (cut, "__0_0.distcp is cut short"),
-        (damaged_metadata, "no metadata of a checkpoint"),
+        (".metadata", None, "has no .metadata"),
+        (".metadata", slice(-30), "no metadata of a checkpoint"),
+        ("__0_0.distcp", None, "__0_0.distcp is missing"),
+        ("__0_0.distcp", slice(-1), "__0_0.distcp is cut short"),
     ],
 )
 def test_what_is_incomplete_is_passed_over_and_said(
-    bucket: MemoryBucket,
-    caplog: pytest.LogCaptureFixture,
-    harm: Callable[[dict[str, bytes]], None],
-    said: str,
+    bucket: MemoryBucket, caplog: pytest.LogCaptureFixture, name: str, data: slice | None, said: str
 ) -> None:
-    harm(bucket.objects)
+    whole = bucket.objects.pop(f"step-200/{name}")
+    if data is not None:
+        bucket.objects[f"step-200/{name}"] = whole[data]
     found = chosen(bucket)
     assert found is not None
     assert (found.step, found.folder) == (100, "step-100")
@@ -100,9 +87,7 @@ def test_where_none_is_complete_nothing_is_begun(bucket: MemoryBucket) -> None:
     [
         (".metadata", "is a checkpoint itself: give the folder above"),
         ("final/.metadata", "tell no step: final"),
-        ("step_100/model/.metadata", "tell no step: step_100/model"),
         ("run1/step_100/.metadata", "holds no steps, but run1 in it does: give that as the root"),
-        ("a/b/100/.metadata", "holds no steps, but a/b in it does"),
         (f"run1/100/3-{'0' * 32}/.metadata", "holds no steps, but run1 in it does"),
     ],
 )
@@ -121,6 +106,70 @@ def test_no_answer_is_no_incomplete_step(bucket: MemoryBucket) -> None:
     store = MemoryStore(bucket, hook=hook)
     with pytest.raises(TransientStorageError):
         choose_foreign_step(store, lambda: store, patience=Patience(total_s=0))
+
+
+class Scaled(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+@pytest.fixture(autouse=True)
+def _named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The class is pickled by a name under which it is found."""
+    monkeypatch.setattr(Scaled, "__module__", "torch")
+    monkeypatch.setattr(torch, "Scaled", Scaled, raising=False)
+
+
+def add(bucket: MemoryBucket, folder: Path) -> None:
+    for each in folder.iterdir():
+        bucket.objects[f"{folder.name}/{each.name}"] = each.read_bytes()
+
+
+def load(bucket: MemoryBucket, rules: LoadRules | None = None) -> dict[str, Any]:
+    """The newest step, as a rank loads it."""
+    base = choose_foreign_step(MemoryStore(bucket), lambda: MemoryStore(bucket))
+    assert base is not None
+    state: dict[str, Any] = {"w": torch.zeros(4, 4), "b": torch.zeros(100)}
+    loading = ForeignLoading(
+        MemoryStore(bucket), base.folder, LoadTarget(state), Ranks(rank=0, world_size=1), rules=rules
+    )
+    loading.compare_state()
+    loading.read_values()
+    loading.fill_tensors()
+    loading.scatter_values()
+    return state
+
+
+def of_a_class(path: Path) -> None:
+    save({"w": torch.eye(4).as_subclass(Scaled), "b": torch.ones(100)}, checkpoint_id=path, no_dist=True)
+
+
+def test_a_tensor_that_is_not_read_is_named_and_the_step_is_not_passed_over(tmp_path: Path) -> None:
+    bucket = MemoryBucket()
+    save({"w": torch.zeros(4, 4), "b": torch.zeros(100)}, checkpoint_id=tmp_path / "100", no_dist=True)
+    of_a_class(tmp_path / "200")
+    add(bucket, tmp_path / "100")
+    add(bucket, tmp_path / "200")
+    with pytest.raises(
+        RestoreError, match=r"/200: w can't be read by stepkeeper: it names torch.Scaled"
+    ) as raised:
+        load(bucket)
+    assert "exclude=['w']" in str(raised.value)
+    assert "dcp.load" in str(raised.value)
+    assert torch.equal(load(bucket, LoadRules(exclude=["w"]))["b"], torch.ones(100))
+
+
+def test_metadata_that_names_what_is_not_read_is_no_reason_to_go_back(tmp_path: Path) -> None:
+    bucket = MemoryBucket()
+    for step in ("100", "200"):
+        save({"w": torch.zeros(4, 4), "b": torch.ones(100)}, checkpoint_id=tmp_path / step, no_dist=True)
+        add(bucket, tmp_path / step)
+    metadata = pickle.loads(bucket.objects["200/.metadata"])
+    metadata.planner_data = {"rules": LoadRules()}
+    bucket.objects["200/.metadata"] = pickle.dumps(metadata)
+    with pytest.raises(
+        RestoreError, match=r"200/.metadata can't be read by stepkeeper: it names .*LoadRules"
+    ):
+        load(bucket)
 
 
 def test_code_in_a_pickle_is_not_run_and_no_reason_to_go_back(tmp_path: Path) -> None:

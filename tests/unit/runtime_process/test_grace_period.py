@@ -1,6 +1,6 @@
 """How much time a notice leaves: to waits, to saves, to the end of the manager and to that of the process."""
 
-import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,52 +11,80 @@ from stepkeeper.training import grace_period
 from stepkeeper.training.grace_period import GracePeriod, launcher_grace_s
 from stepkeeper.training.notices.watcher import Notice, NoticeWatcher
 
+ASKED = Notice(source="call", monotonic_s=10.0, kills=False)
+KNOWN, PREEMPTED_S = 30 - 1.5, 15 - 1.5
+"""What a grace period leaves of 30 s, and a preemption of its 15: the rest is for the process's end."""
 
-def grace_period_of(
-    notice: Notice | None, grace_s: int | None, later: tuple[Notice, ...] = ()
-) -> GracePeriod:
-    notices = (*([notice] if notice else []), *later)
-    return GracePeriod(grace_s, cast(NoticeWatcher, SimpleNamespace(notice=notice, notices=notices)))
+
+@pytest.fixture(autouse=True)
+def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """It is 110 s."""
+    clock = SimpleNamespace(s=110.0)
+    monkeypatch.setattr(grace_period, "time", SimpleNamespace(monotonic=lambda: clock.s))
+    return clock
+
+
+def told(source: str = "sigterm", monotonic_s: float = 100.0) -> Notice:
+    return Notice(source=source, monotonic_s=monotonic_s)
+
+
+def grace_of(grace_s: float | None, *notices: Notice, launcher_s: float | None = None) -> GracePeriod:
+    watcher = cast(NoticeWatcher, SimpleNamespace(notice=next(iter(notices), None), notices=notices))
+    return GracePeriod(grace_s, watcher, launcher_s=launcher_s)
 
 
 @pytest.mark.parametrize(
-    ("source", "grace_s", "progress_s", "left_s"),
+    ("grace", "left_s", "wait_left_s"),
     [
-        ("sigterm", 30, 0.0, 30 - 1.5 - 10),
-        ("sigterm", None, 0.0, 22 - 10),
-        ("sigterm", None, 109.0, 22 - 1),
-        ("call", None, 0.0, None),
-        ("peer", 30, 0.0, 30 - 1.5 - 10),
+        pytest.param(grace_of(30), None, None, id="no notice"),
+        pytest.param(grace_of(30, told()), KNOWN - 10, KNOWN - 10, id="a signal"),
+        pytest.param(grace_of(30, told("peer")), KNOWN - 10, KNOWN - 10, id="another rank's"),
+        pytest.param(grace_of(5, told()), 0.0, 0.0, id="the grace period is over"),
+        pytest.param(grace_of(None, told()), None, 22 - 10, id="it isn't known how long it is"),
+        pytest.param(grace_of(None, told("call")), None, None, id="a stop that kills no process"),
+        pytest.param(grace_of(30, ASKED), None, None, id="a stop that was asked for"),
+        pytest.param(grace_of(30, ASKED, told()), KNOWN - 10, KNOWN - 10, id="a signal after it"),
+        pytest.param(
+            grace_of(None, told("peer", 10.0), told()), None, 22 - 10, id="a signal after another rank's"
+        ),
+        pytest.param(
+            grace_of(600, told(), told("preempted", 105.0)), PREEMPTED_S - 5, PREEMPTED_S - 5, id="less later"
+        ),
+        pytest.param(grace_of(12, told(), told("preempted", 105.0)), 0.5, 0.5, id="more later"),
+        pytest.param(
+            grace_of(300, told(), launcher_s=30), KNOWN - 10, KNOWN - 10, id="a launcher kills sooner"
+        ),
+        pytest.param(grace_of(20, told(), launcher_s=30), 8.5, 8.5, id="a launcher kills later"),
+        pytest.param(
+            grace_of(300, told("file"), launcher_s=30), 288.5, 288.5, id="a launcher hears of no file"
+        ),
     ],
 )
-def test_what_a_notice_of_ten_seconds_ago_leaves(
-    monkeypatch: pytest.MonkeyPatch,
-    source: str,
-    grace_s: int | None,
-    progress_s: float,
-    left_s: float | None,
-) -> None:
-    monkeypatch.setattr(grace_period, "time", SimpleNamespace(monotonic=lambda: 110.0))
-    grace = grace_period_of(Notice(source=source, monotonic_s=100.0), grace_s)
-    assert grace.wait_left_s(progress_s) == left_s
-    assert grace_period_of(None, grace_s).wait_left_s(progress_s) is None
+def test_what_notices_leave(grace: GracePeriod, left_s: float | None, wait_left_s: float | None) -> None:
+    assert grace.left_s() == left_s
+    assert grace.wait_left_s(0.0) == wait_left_s
+    assert grace.bound_s(60.0) == (60.0 if left_s is None else min(60.0, left_s))
+    assert grace.bound_s(0.1) == min(0.1, grace.bound_s(60.0))
+
+
+def test_a_wait_that_makes_progress_goes_on_where_no_end_is_known() -> None:
+    assert grace_of(None, told()).wait_left_s(109.0) == 22 - 1
+    assert grace_of(30, told()).wait_left_s(109.0) == KNOWN - 10
 
 
 @pytest.mark.parametrize(
     ("notice", "rank", "left_s"),
     [
-        (Notice(source="sigterm", monotonic_s=100.0), 0, 10 - 6),
-        (Notice(source="peer", monotonic_s=100.0), 1, 8 - 6),
-        (Notice(source="file", monotonic_s=90.0), 0, 0),
-        (Notice(source="directive", monotonic_s=100.0, kills=False), 0, None),
+        (told("sigterm", 104.0), 0, 10 - 6),
+        (told("peer", 104.0), 1, 8 - 6),
+        (told("file", 94.0), 0, 0),
+        (Notice(source="directive", monotonic_s=104.0, kills=False), 0, None),
     ],
 )
 def test_a_start_that_waits_for_others_is_left_soon_after_a_notice(
-    monkeypatch: pytest.MonkeyPatch, notice: Notice, rank: int, left_s: float | None
+    notice: Notice, rank: int, left_s: float | None
 ) -> None:
-    monkeypatch.setattr(grace_period, "time", SimpleNamespace(monotonic=lambda: 106.0))
-    grace = grace_period_of(notice, 120)
-    came: list[bool] = []
+    grace, came = grace_of(120, notice), list[bool]()
     later_s = grace.wait_left_s(0.0)
     with grace.starting(lambda: bool(came), rank=rank):
         assert grace.wait_left_s(0.0) == left_s
@@ -65,25 +93,61 @@ def test_a_start_that_waits_for_others_is_left_soon_after_a_notice(
     assert grace.wait_left_s(0.0) == later_s
 
 
-@pytest.mark.parametrize("source", ["directive", "peer", "sigterm"])
-def test_a_later_notice_that_leaves_less_time_counts(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    monkeypatch.setattr(grace_period, "time", SimpleNamespace(monotonic=lambda: 110.0))
-    first, later = Notice(source=source, monotonic_s=100.0), Notice(source="preempted", monotonic_s=105.0)
-    assert grace_period_of(first, 600, (later,)).left_s() == 15 - 1.5 - 5
-    assert grace_period_of(first, 12, (later,)).left_s() == 12 - 1.5 - 10
-    assert grace_period_of(later, 600, (first,)).left_s() == 15 - 1.5 - 5
+@pytest.mark.parametrize(
+    ("notices", "has_started", "raised"),
+    [
+        ([told()], False, NoticeDeadlineError),
+        ([told()], True, PeerLostError),
+        ([told("peer")], False, PeerLostError),
+        ([], False, PeerLostError),
+    ],
+)
+def test_a_rank_that_is_told_before_the_start_ends_as_told_also_where_another_goes_first(
+    notices: list[Notice], has_started: bool, raised: type[Exception]
+) -> None:
+    with (
+        pytest.raises(raised, match="the store is gone"),
+        grace_of(600, *notices).starting(lambda: has_started, rank=1),
+    ):
+        raise PeerLostError("the store is gone")
 
 
 @pytest.mark.parametrize(
-    ("source", "left_s"), [("sigterm", 30 - 1.5 - 10), ("file", 300 - 1.5 - 10), ("peer", 300 - 1.5 - 10)]
+    ("grace", "stuck_since_s", "overdue_s"),
+    [
+        pytest.param(grace_of(30, told()), 0.0, 129.7, id="shortly before the kill"),
+        pytest.param(
+            grace_of(None, told()), 0.0, 127.0, id="without a known end: the longest wait, and the end"
+        ),
+        pytest.param(grace_of(None, told()), 101.0, 128.0, id="a call that began later has longer"),
+        pytest.param(grace_of(30), 0.0, None, id="no notice"),
+        pytest.param(grace_of(30, ASKED), 0.0, None, id="a stop that was asked for"),
+    ],
 )
-def test_a_launcher_that_kills_sooner_than_the_pod_leaves_less_time(
-    monkeypatch: pytest.MonkeyPatch, source: str, left_s: float
+def test_a_process_is_ended_shortly_before_it_would_be_killed(
+    now: SimpleNamespace, grace: GracePeriod, stuck_since_s: float, overdue_s: float | None
 ) -> None:
-    monkeypatch.setattr(grace_period, "time", SimpleNamespace(monotonic=lambda: 110.0))
-    told = SimpleNamespace(notices=(Notice(source=source, monotonic_s=100.0),))
-    assert GracePeriod(300, cast(NoticeWatcher, told), launcher_s=30).left_s() == left_s
-    assert GracePeriod(20, cast(NoticeWatcher, told), launcher_s=30).left_s() == 20 - 1.5 - 10
+    now.s = 1e6 if overdue_s is None else overdue_s - 0.1
+    assert not grace.is_overdue(stuck_since_s)
+    now.s += 0.2
+    assert grace.is_overdue(stuck_since_s) is (overdue_s is not None)
+
+
+@pytest.mark.parametrize(
+    ("ask", "known_s", "unknown_s", "asked_s"),
+    [
+        (GracePeriod.closing_timeout_s, 4.0, 4.0, 9.0),
+        (GracePeriod.end_left_s, 30 - 10 - 0.3, 5.0, None),
+        (lambda grace: grace.save_timeout_s(alone=True), KNOWN - 10, 60.0, 60.0),
+        (lambda grace: grace.save_timeout_s(alone=False), 10.0, 10.0, 10.0),
+    ],
+    ids=["the manager's end", "the process's end", "a save in flight", "a save of several ranks"],
+)
+def test_the_end_has_as_long_as_no_kill_comes_before(
+    ask: Callable[[GracePeriod], float | None], known_s: float, unknown_s: float, asked_s: float | None
+) -> None:
+    graces = grace_of(30, told()), grace_of(None, told()), grace_of(30, ASKED)
+    assert [ask(grace) for grace in graces] == [pytest.approx(known_s), unknown_s, asked_s]
 
 
 @pytest.mark.parametrize(
@@ -98,70 +162,3 @@ def test_torchrun_kills_unless_our_own_launcher_keeps_sigterm_from_it(
     environ: dict[str, str], grace_s: float | None
 ) -> None:
     assert launcher_grace_s(environ) == grace_s
-
-
-def test_a_limit_is_cut_to_what_is_left_of_a_known_grace_period(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grace_period, "time", SimpleNamespace(monotonic=lambda: 110.0))
-    notice = Notice(source="sigterm", monotonic_s=100.0)
-    assert grace_period_of(notice, 30).bound_s(60.0) == 30 - 1.5 - 10
-    assert grace_period_of(notice, 30).bound_s(10.0) == 10.0
-    assert grace_period_of(notice, 5).bound_s(10.0) == 0.0
-    assert grace_period_of(notice, None).bound_s(60.0) == 60.0
-    assert grace_period_of(None, 30).bound_s(60.0) == 60.0
-
-
-@pytest.mark.parametrize(("now_s", "overdue"), [(100.0, False), (129.6, False), (129.8, True)])
-def test_a_process_is_ended_shortly_before_it_would_be_killed(
-    monkeypatch: pytest.MonkeyPatch, now_s: float, overdue: bool
-) -> None:
-    monkeypatch.setattr(grace_period, "time", SimpleNamespace(monotonic=lambda: now_s))
-    notice = Notice(source="sigterm", monotonic_s=100.0)
-    assert grace_period_of(notice, 30).is_overdue(0.0) is overdue
-    assert not grace_period_of(notice, None).is_overdue(now_s)
-    assert not grace_period_of(None, 30).is_overdue(0.0)
-
-
-@pytest.mark.parametrize("first", ["call", "peer", "directive"])
-def test_a_signal_that_comes_after_another_notice_is_what_the_process_is_killed_for(
-    monkeypatch: pytest.MonkeyPatch, first: str
-) -> None:
-    now_s = 1010.0
-    monkeypatch.setattr(grace_period, "time", SimpleNamespace(monotonic=lambda: now_s))
-    before, signal = Notice(source=first, monotonic_s=100.0), Notice(source="sigterm", monotonic_s=1000.0)
-    grace = grace_period_of(before, None, (signal,))
-    assert grace_period_of(before, None).wait_left_s(0.0) is None
-    assert grace.wait_left_s(0.0) == 22 - 10
-    assert grace.closing_timeout_s() == 4.0
-    assert not grace.is_overdue(0.0)
-    now_s = 1027.1
-    assert grace.is_overdue(0.0)
-    assert not grace.is_overdue(1001.0)
-
-
-def test_what_nobody_is_killed_for_has_no_end_until_somebody_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grace_period, "time", SimpleNamespace(monotonic=lambda: 1000.0))
-    asked = Notice(source="call", monotonic_s=100.0, kills=False)
-    peer = Notice(source="peer", monotonic_s=101.0, kills=False)
-    grace = grace_period_of(asked, 30, (peer,))
-    assert (grace.left_s(), grace.wait_left_s(0.0), grace.end_left_s()) == (None, None, None)
-    assert not grace.is_overdue(0.0)
-    told = Notice(source="sigterm", monotonic_s=990.0)
-    assert grace_period_of(asked, 30, (peer, told)).left_s() == 30 - 1.5 - 10
-
-
-@pytest.mark.parametrize(
-    ("source", "has_started", "raised"),
-    [
-        ("sigterm", False, NoticeDeadlineError),
-        ("sigterm", True, PeerLostError),
-        ("peer", False, PeerLostError),
-        (None, False, PeerLostError),
-    ],
-)
-def test_a_rank_that_is_told_before_the_start_ends_as_told_also_where_another_goes_first(
-    source: str | None, has_started: bool, raised: type[Exception]
-) -> None:
-    notice = None if source is None else Notice(source=source, monotonic_s=time.monotonic())
-    grace = grace_period_of(notice, 600)
-    with pytest.raises(raised, match="the store is gone"), grace.starting(lambda: has_started, rank=1):
-        raise PeerLostError("the store is gone")

@@ -1,89 +1,128 @@
-"""Stacks of a trainer's threads as its companion reads them, and the way between companions."""
+"""Stacks of a trainer's threads as its companion reads them, and forks beside its descriptors."""
 
 import os
 import queue
-import socket
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepkeeper.fork_guard import MemoryFile
-from stepkeeper.links.handshake import listen
-from stepkeeper.stacks import reading
+from stepkeeper import fork_guard
+from stepkeeper.fork_guard import forget_in_forks, forks_held_back
+from stepkeeper.stacks import reading as stack_reading
 from stepkeeper.stacks.dumping import StackDumper
-from stepkeeper.stacks.mesh import MeshHost
 from stepkeeper.stacks.reading import StackReader
 from stepkeeper.stacks.stack_file import stack_file
 
-Said = queue.Queue[tuple[int, dict[str, Any]]]
-SECRET = b"s" * 32
 PATIENCE_S = 60
 
 
-@pytest.fixture
-def memory() -> Iterator[MemoryFile]:
-    file = MemoryFile("stacks")
-    yield file
-    file.close()
+def test_a_slow_step_of_one_rank_has_all_ranks_dumped() -> None:
+    sent: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    class Others:
+        def send(self, message: Any) -> int:
+            sent.put(dict(message))
+            return 1
+
+    dumper = StackDumper(1, lambda: "mine\n", least_s=1e-9, on_dumped=print)
+    dumper.mesh = Others()
+    for step in range(1, 4):
+        dumper.see_step(step)
+    assert "nothing has followed step 3" in sent.get(timeout=PATIENCE_S)["ask"]
+    assert sent.get(timeout=PATIENCE_S) == {"stacks": "mine\n"}
+    dumper.see_step(None)
+
+
+def in_child(holds: Callable[[], bool]) -> bool:
+    """Fork, and return what `holds` is in the child."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if holds() else 1)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def is_open(fd: int) -> bool:
+    return Path(f"/proc/self/fd/{fd}").exists()
+
+
+def test_what_has_descriptors_lets_go_of_them_in_a_child_and_only_there() -> None:
+    class Pipe:
+        n_forgotten = 0
+
+        def forget_after_fork(self) -> None:
+            self.n_forgotten += 1
+            for fd in fds:
+                os.close(fd)
+
+    with forks_held_back():
+        pipe, fds = Pipe(), os.pipe()
+        forget_in_forks(pipe)
+    assert in_child(lambda: pipe.n_forgotten == 1 and not any(map(is_open, fds)))
+    assert in_child(lambda: in_child(lambda: pipe.n_forgotten == 1)), "a child's child lets go of nothing"
+    assert pipe.n_forgotten == 0
+    assert all(map(is_open, fds))
+    for fd in fds:
+        os.close(fd)
+
+
+def test_no_thread_forks_between_the_making_of_a_descriptor_and_its_being_known() -> None:
+    forks, forked = threading.Event(), threading.Event()
+    held: list[bool] = []
+
+    def fork() -> None:
+        forks.set()
+        held.append(in_child(lambda: not is_open(reading)))
+        forked.set()
+
+    class Late:
+        def forget_after_fork(self) -> None:
+            os.close(reading)
+
+    thread = threading.Thread(target=fork)
+    owner = Late()
+    with forks_held_back():
+        reading, writing = os.pipe()
+        thread.start()
+        forks.wait()
+        assert not forked.wait(0.2)
+        forget_in_forks(owner)
+    thread.join()
+    assert held == [True]
+    os.close(reading)
+    os.close(writing)
+
+
+def test_who_hangs_while_forks_are_held_back_does_not_hang_the_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_end, holds = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        with forks_held_back():
+            holds.set()
+            may_end.wait()
+
+    monkeypatch.setattr(fork_guard, "_PATIENCE_S", 0.05)
+    thread = threading.Thread(target=hang)
+    thread.start()
+    try:
+        holds.wait()
+        assert in_child(lambda: True)
+        with forks_held_back():
+            pass
+    finally:
+        may_end.set()
+        thread.join()
+    assert in_child(lambda: True)
 
 
 def test_a_trainer_that_does_not_answer_gets_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_ANSWER_S", 0.0)
+    monkeypatch.setattr(stack_reading, "_ANSWER_S", 0.0)
     file = stack_file()
     number = file.signal_number
     assert number is not None
     reader = StackReader(file.fd, lambda _: None, lambda: os.kill(os.getpid(), number))
     assert "in test_a_trainer_that_does_not_answer_gets_the_signal" in reader.read()
-
-
-def test_who_does_not_know_the_secret_is_not_heard() -> None:
-    said: Said = queue.Queue()
-    listener = listen()
-    host = MeshHost(listener, SECRET, lambda rank, message: said.put((rank, message)))
-    with socket.create_connection(("127.0.0.1", listener.getsockname()[1])) as stranger:
-        stranger.sendall(b"x" * 24)
-        stranger.settimeout(PATIENCE_S)
-        assert stranger.recv(1) == b""
-    assert host.send({"ask": "y"}) == 0
-    assert said.empty()
-
-
-class Recorder:
-    """The way to other ranks, of which all that is sent can be asked."""
-
-    def __init__(self, n_others: int) -> None:
-        self.sent: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._n_others = n_others
-
-    def send(self, message: Any) -> int:
-        self.sent.put(dict(message))
-        return self._n_others
-
-
-def test_a_dump_that_fails_is_not_the_last(capfd: pytest.CaptureFixture[str]) -> None:
-    reports: queue.Queue[str] = queue.Queue()
-    failures = [OSError("no memory")]
-
-    def read() -> str:
-        if failures:
-            raise failures.pop()
-        return "mine\n"
-
-    dumper = StackDumper(0, read, least_s=None, on_dumped=reports.put)
-    ends_s = time.monotonic() + PATIENCE_S
-    while reports.empty() and time.monotonic() < ends_s:
-        dumper.ask("it is slow")
-    assert reports.get(timeout=0) == "because it is slow\nrank 0:\nmine\n"
-    assert "rank 0: no stacks, though it is slow: OSError('no memory')" in capfd.readouterr().err
-
-
-def test_a_slow_step_of_one_rank_has_all_ranks_dumped() -> None:
-    dumper = StackDumper(1, lambda: "mine\n", least_s=1e-9, on_dumped=print)
-    mesh = dumper.mesh = Recorder(1)
-    for step in range(1, 4):
-        dumper.see_step(step)
-    assert "nothing has followed step 3" in mesh.sent.get(timeout=PATIENCE_S)["ask"]
-    assert mesh.sent.get(timeout=PATIENCE_S) == {"stacks": "mine\n"}
-    dumper.see_step(None)

@@ -1,194 +1,142 @@
-"""Ranks as threads of this process: whatever the interleaving, they act at the same steps."""
+"""All ranks act at the same steps: what is decided after a step, and ranks as threads."""
 
 import itertools
 import random
 import threading
-from collections.abc import Mapping
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from typing_extensions import override
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
-from stepkeeper.coordination.rank_group import SoloRankGroup
+from stepkeeper.coordination.rank_group import SoloRankGroup, StoreRankGroup
 from stepkeeper.coordination.step_agreement import STOP, StepAgreement
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError
-from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper.policy.save import (
+    AnyOf,
+    Continuous,
+    EveryNSteps,
+    OnPreemption,
+)
+from stepkeeper.training.save_decision import SaveConditions, SaveDecider
 
 
-class Board:
-    def __init__(self) -> None:
-        self.values: dict[str, dict[str, Any]] = {}
-        self.changed = threading.Condition()
+def asked(decider: SaveDecider, step: int) -> bool:
+    decider.should_stop_at(step)
+    return decider.is_save_due(step)
 
 
-class ThreadRankGroup(SoloRankGroup):
-    """One rank's end of a board that all ranks share."""
-
-    def __init__(self, board: Board, rank: int, world_size: int) -> None:
-        super().__init__()
-        self.board = board
-        self.rank = rank  # type: ignore[misc]  # SoloRankGroup's own is final
-        self.world_size = world_size  # type: ignore[misc]  # as above
-        self.ranks = Ranks(rank=rank, world_size=world_size)  # type: ignore[misc]  # as above
-
-    @override
-    def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
-        if self.rank == 0:
-            assert value is not None
-            self._set(name, value)
-        return self._get(name, timeout_s)
-
-    @override
-    def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
-        self._set(f"{name}/{self.rank}", value)
-        if self.rank:
-            return []
-        return [self._get(f"{name}/{rank}", timeout_s) for rank in range(self.world_size)]
-
-    @override
-    def propose(self, name: str, value: Mapping[str, Any]) -> None:
-        with self.board.changed:
-            self.board.values.setdefault(name, dict(value))
-            self.board.changed.notify_all()
-
-    @override
-    def publish(self, name: str, value: Mapping[str, Any]) -> None:
-        self._set(name, value)
-
-    @override
-    def read_proposal(self, name: str) -> dict[str, Any] | None:
-        with self.board.changed:
-            return self.board.values.get(name)
-
-    def _set(self, name: str, value: Mapping[str, Any]) -> None:
-        with self.board.changed:
-            assert name not in self.board.values, f"{name} is used twice"
-            self.board.values[name] = dict(value)
-            self.board.changed.notify_all()
-
-    def _get(self, name: str, timeout_s: float) -> dict[str, Any]:
-        with self.board.changed:
-            if not self.board.changed.wait_for(lambda: name in self.board.values, timeout_s):
-                raise PeerLostError(name)
-            return self.board.values[name]
+def test_a_save_that_was_asked_for_is_due_at_its_step_until_it_is_begun() -> None:
+    decider = SaveDecider(EveryNSteps(1000), SoloRankGroup())
+    assert not asked(decider, 1)
+    decider.request_save("request-1")
+    assert [asked(decider, 2), asked(decider, 2)] == [True, True]
+    decider.on_save_started()
+    decider.request_save("request-1")
+    assert [asked(decider, 2), asked(decider, 3)] == [False, False]
 
 
-class Rank:
-    """Trains until all agree to stop; `wishes` are made by other threads while it does."""
-
-    def __init__(self, rank_group: ThreadRankGroup, stride: int) -> None:
-        self.agreement = StepAgreement(rank_group)
-        self.agreement.start()
-        self.stride = stride
-        self.acted: list[tuple[int, str]] = []
-        self.thread = threading.Thread(target=self.train)
-
-    def train(self) -> None:
-        for step in itertools.count(0, self.stride):
-            due = self.agreement.pass_step(step)
-            self.acted += [(step, name) for name in due]
-            if STOP in due:
-                return
+def test_the_step_of_a_preemption_is_one_for_the_policy() -> None:
+    stop = SaveDecider(AnyOf((EveryNSteps(1000), OnPreemption())), SoloRankGroup())
+    assert [stop.is_save_due(7, stopping=True), stop.is_save_due(7)] == [True, False]
+    assert not SaveDecider(EveryNSteps(1000), SoloRankGroup()).is_save_due(7, stopping=True)
 
 
-def train_for_ever(agreement: StepAgreement) -> None:
-    for step in itertools.count():
-        agreement.pass_step(step)
+@pytest.mark.timeout(120)
+def test_a_wish_that_a_save_has_overtaken_is_dropped_in_all_ranks() -> None:
+    """Rank 1 is ahead by the step that is saved anyway: what rank 0 wishes before that is agreed on for the next."""
+    store, policy, saving = HashStore(), AnyOf((EveryNSteps(100), Continuous())), False
+    behind = SaveDecider(policy, StoreRankGroup(store, 0, 2), lambda: SaveConditions(saving=saving))
+    ahead = SaveDecider(policy, StoreRankGroup(store, 1, 2))
+    for decider in (behind, ahead):
+        decider.start()
+    assert asked(ahead, 100)
+    ahead.on_save_started()
+    assert not asked(behind, 99), "it wishes to save the next step that it can"
+    assert has_agreed(behind._agreement)
+    assert has_agreed(ahead._agreement)
+    assert asked(behind, 100)
+    behind.on_save_started()
+    saving = True
+    for decider in (behind, ahead):
+        assert not asked(decider, 101)
+    saving = False
+    assert not asked(behind, 102), "it wishes the same again, after another save"
+    assert has_agreed(behind._agreement)
+    assert has_agreed(ahead._agreement)
+    saving = True
+    for decider in (ahead, behind):
+        assert [asked(decider, 102), asked(decider, 103)] == [False, True]
+        decider.on_save_started()
+        assert not asked(decider, 104)
+        decider.close(5.0)
+
+
+def has_agreed(agreement: StepAgreement) -> bool:
+    """Waits until this rank knows of a step for a wish."""
+    with agreement._changed:
+        return agreement._changed.wait_for(lambda: bool(agreement._view.agreed), 60)
+
+
+def ranks_of(n_ranks: int) -> list[StepAgreement]:
+    """They have begun, and share a store."""
+    store = HashStore()
+    agreements = [StepAgreement(StoreRankGroup(store, rank, n_ranks)) for rank in range(n_ranks)]
+    for each in agreements:
+        each.start()
+    return agreements
+
+
+def train_until_stop(agreement: StepAgreement, stride: int) -> list[tuple[int, str]]:
+    """Return what the rank has acted on, each with its step."""
+    acted: list[tuple[int, str]] = []
+    for step in itertools.count(0, stride):
+        due = agreement.pass_step(step)
+        acted += [(step, name) for name in due]
+        if STOP in due:
+            return acted
+    raise AssertionError
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_all_ranks_act_at_the_same_steps(seed: int) -> None:
     chance = random.Random(seed)
-    board, world_size, stride = Board(), 3, chance.choice([1, 7])
-    ranks = [Rank(ThreadRankGroup(board, rank, world_size), stride) for rank in range(world_size)]
-    for rank in ranks:
-        rank.thread.start()
-    for name in ("save", "save/1", "save"):
-        chance.choice(ranks).agreement.wish(name)
-    for rank in chance.sample(ranks, chance.randrange(1, world_size + 1)):
-        rank.agreement.wish(STOP)
-    for rank in ranks:
-        rank.thread.join(30)
-        assert not rank.thread.is_alive()
-    for rank in ranks:
-        rank.agreement.close(5.0)
-    stops = {rank.acted[-1] for rank in ranks}
-    assert len(stops) == 1
-    assert len({tuple(rank.acted) for rank in ranks}) == 1
-    assert len(board.values) > 0
-
-
-def test_a_wish_that_comes_again_in_a_rank_that_is_ahead_does_not_move_the_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The slow rank still has the first one before it when the fast one, done with it, wishes the same again."""
-    monkeypatch.setattr("stepkeeper.coordination.step_agreement._POLL_S", 0.001)
-    board = Board()
-    fast, slow = (StepAgreement(ThreadRankGroup(board, rank, 2)) for rank in range(2))
-    for agreement in (fast, slow):
-        agreement.start()
-    for step in range(10):
-        fast.pass_step(step)
-    for step in range(4):
-        slow.pass_step(step)
-    slow.wish("save")
-    with board.changed:
-        assert board.changed.wait_for(lambda: "round/0/beyond" in board.values, 10)
-    first = next(step for step in itertools.count(10) if "save" in fast.pass_step(step))
-    fast.wish("save")
-    with board.changed:
-        assert board.changed.wait_for(lambda: "round/1/beyond" in board.values, 10)
-    second = next(step for step in itertools.count(first + 1) if "save" in fast.pass_step(step))
-    assert [step for step in range(4, second + 1) if "save" in slow.pass_step(step)] == [first, second]
-    fast.close(5.0)
-    slow.close(5.0)
+    ranks, stride = ranks_of(3), chance.choice([1, 7])
+    with ThreadPoolExecutor(3) as threads:
+        trained = [threads.submit(train_until_stop, each, stride) for each in ranks]
+        for name in ("save", "save/1", "save"):
+            chance.choice(ranks).wish(name)
+        for each in chance.sample(ranks, chance.randrange(1, 4)):
+            each.wish(STOP)
+        acted = [each.result(60) for each in trained]
+    assert acted == [acted[0]] * 3
+    for each in ranks:
+        each.close(5.0)
 
 
 @pytest.mark.parametrize("wish", [STOP, "policy/3"])
-def test_a_wish_that_comes_while_all_go_back_is_due_at_the_first_step_from_there(
-    wish: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stepkeeper.coordination.step_agreement._POLL_S", 0.001)
-    board = Board()
-    ranks = [StepAgreement(ThreadRankGroup(board, rank, 2)) for rank in range(2)]
-    for agreement in ranks:
-        agreement.start()
-        assert agreement.pass_step(1000) == ()
+def test_a_wish_that_comes_while_all_go_back_is_due_at_the_first_step_from_there(wish: str) -> None:
+    ranks = ranks_of(2)
+    assert [each.pass_step(1000) for each in ranks] == [(), ()]
     ranks[1].wish(wish)
-    with board.changed:
-        assert board.changed.wait_for(lambda: "round/0/beyond" in board.values, 10)
-    assert [agreement.pass_step(801) for agreement in ranks] == [(wish,), (wish,)]
-    for agreement in ranks:
-        agreement.close(5.0)
-
-
-def test_a_rank_that_is_lost_is_an_error_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepkeeper.coordination.step_agreement._ROUND_TIMEOUT_S", 0.05)
-    board = Board()
-    agreement = StepAgreement(ThreadRankGroup(board, 0, 2))
-    agreement.start()
-    agreement.wish(STOP)
-    ThreadRankGroup(board, 1, 2).gather("agreement/met", {}, 10)
-    with pytest.raises(PeerLostError):
-        train_for_ever(agreement)
-    agreement.close(5.0)
+    assert all(map(has_agreed, ranks))
+    assert [each.pass_step(801) for each in ranks] == [(wish,), (wish,)]
+    for each in ranks:
+        each.close(5.0)
 
 
 def test_a_stop_before_all_have_come_is_heard_of_by_those_that_are_here() -> None:
-    board, heard = Board(), threading.Event()
-    here = StepAgreement(ThreadRankGroup(board, 0, 3), on_early_stop=heard.set)
-    told = StepAgreement(ThreadRankGroup(board, 1, 3))
+    store, heard = HashStore(), threading.Event()
+    here = StepAgreement(StoreRankGroup(store, 0, 3), on_early_stop=heard.set)
+    told, last = (StepAgreement(StoreRankGroup(store, rank, 3)) for rank in (1, 2))
     here.start()
     told.start()
     told.wish("save/7")
-    assert not heard.wait(0.7), "nobody is told to stop yet"
+    assert not heard.wait(0.7), "no rank is to stop yet"
     told.wish(STOP)
     assert heard.wait(60)
-    last = StepAgreement(ThreadRankGroup(board, 2, 3))
     last.start()
-    with board.changed:
-        assert board.changed.wait_for(lambda: "round/1/beyond" in board.values, 10)
+    assert has_agreed(last)
     for agreement in (here, told, last):
         agreement.close(5.0)
 
@@ -197,10 +145,22 @@ def test_a_rank_trains_on_past_its_wish_to_stop_until_the_notices_time_is_over()
     waits, left_s = Waits(), [2.0, 1.0, 0.0]
     waits.notice_left_s = lambda _since_s: left_s.pop(0)
     # Not started: as where the store that the ranks talk over gives no answer.
-    agreement = StepAgreement(ThreadRankGroup(Board(), 1, 2), waits)
+    agreement = StepAgreement(StoreRankGroup(HashStore(), 1, 2), waits)
     agreement.wish("save/7")
     assert agreement.pass_step(1) == ()
     agreement.wish(STOP)
     assert [agreement.pass_step(step) for step in (2, 3)] == [(), ()]
     with pytest.raises(NoticeDeadlineError):
         agreement.pass_step(4)
+
+
+def test_a_rank_that_is_lost_is_an_error_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepkeeper.coordination.step_agreement._ROUND_TIMEOUT_S", 0.05)
+    store = HashStore()
+    agreement = StepAgreement(StoreRankGroup(store, 0, 2))
+    agreement.start()
+    agreement.wish(STOP)
+    StoreRankGroup(store, 1, 2).gather("agreement/met", {}, 10)
+    with pytest.raises(PeerLostError):
+        train_until_stop(agreement, 1)
+    agreement.close(5.0)

@@ -1,13 +1,27 @@
 """What a process waits for has as long as it makes progress, and stands still no longer than its speed explains."""
 
+import threading
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from typing_extensions import override
 
+from stepkeeper.checkpoint import BlockReader
+from stepkeeper.checkpoint.blocks import Block, BlockTable
 from stepkeeper.companion import client
-from stepkeeper.storage.moved import MovedBytes, create_counter, read_counter
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.coordination.rank_group import SoloRankGroup
+from stepkeeper.errors import CompanionLostError, PeerLostError, SaveError, StorageError
+from stepkeeper.restore.filling import Filling, Peers
+from stepkeeper.restore.placing import Places
+from stepkeeper.save.persist import persist_save
+from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker, transfer
 from stepkeeper.time_limits import TimeLimits
+from stepkeeper_testing.saves import job_of
 
 GB = 10**9
 
@@ -50,14 +64,6 @@ def test_ranks_may_be_as_far_apart_as_in_a_collective_or_somewhat_more_than_they
     for each in waited_s:
         limits.record_meeting(each)
     assert (limits.apart_s, limits.start_s, limits.store_answer_s) == (apart_s, 2 * group_s, answer_s)
-
-
-def test_a_few_bytes_tell_no_speed() -> None:
-    limits = TimeLimits()
-    limits.record_share(1000, 300.0)
-    limits.record_transfer(1000, 300.0)
-    assert limits.share_silence_s(10 * GB) == 900
-    assert limits.transfer_s(10 * GB) == 1800
 
 
 class Clock:
@@ -108,15 +114,112 @@ def test_only_silence_ends_the_wait_for_an_answer(
     assert ended_s <= clock.now_s <= ended_s + 2 * client._LOOK_S
 
 
-def test_the_count_is_read_by_another_process() -> None:
-    moved, counter = MovedBytes(), create_counter()
-    fd = counter.fd
-    try:
-        moved.note(3)
-        assert read_counter(fd) == 0
-        moved.share(fd)
-        assert read_counter(fd) == 3
-        moved.note(4)
-        assert (read_counter(fd), moved.n_bytes) == (7, 7)
-    finally:
-        counter.close()
+class Transfer(Future[None]):
+    """Copies of which 100 bytes a second move until `stands_at_s`, and are there at `due_s`."""
+
+    def __init__(self, clock: Clock, snapshot: Snapshot, stands_at_s: float, due_s: float) -> None:
+        super().__init__()
+        self.clock, self.snapshot, self.stands_at_s, self.due_s = clock, snapshot, stands_at_s, due_s
+
+    @override
+    def result(self, timeout: float | None = None) -> None:
+        assert timeout is not None
+        self.clock.now_s = min(self.due_s, self.clock.now_s + timeout)
+        self.snapshot.moved_bytes = 100 * int(min(self.clock.now_s, self.stands_at_s))
+        if self.clock.now_s < self.due_s:
+            raise TimeoutError
+
+
+class Told(SoloRankGroup):
+    """A rank group that notes what this rank says of its progress."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits = TimeLimits()  # type: ignore[misc]  # a rank group's own is final
+        self.told_bytes: list[int] = []
+
+    @override
+    def heartbeat(self) -> AbstractContextManager[Callable[[int], None]]:
+        return nullcontext(self.told_bytes.append)
+
+
+@pytest.mark.parametrize(
+    ("stands_at_s", "due_s", "ended_s", "error"),
+    [
+        pytest.param(5400, 5400, 5400, "the transfer is over", id="copies that come slowly"),
+        pytest.param(
+            900,
+            18000,
+            2700,
+            "the copies of the state did not come from the devices: nothing came for 1800 s",
+            id="copies that come no more",
+        ),
+    ],
+)
+def test_only_silence_ends_the_wait_for_copies(
+    monkeypatch: pytest.MonkeyPatch, stands_at_s: float, due_s: float, ended_s: float, error: str
+) -> None:
+    def lost() -> None:
+        raise CompanionLostError("the transfer is over")
+
+    clock, rank_group, region = Clock(), Told(), Region()
+    monkeypatch.setattr(transfer, "time", clock)
+    snapshot = SnapshotTaker(rank_group.ranks).take_snapshot({"step": 7}, region)
+    claimed = SimpleNamespace(claim=SimpleNamespace(slot=0))
+    companion = SimpleNamespace(claim_root=lambda **_: claimed, ensure_process=lost)
+    job = job_of(snapshot, region, Transfer(clock, snapshot, stands_at_s, due_s))
+    with pytest.raises((CompanionLostError, SaveError), match=error):
+        persist_save(job, cast(Companion, companion), rank_group)
+    assert clock.now_s == pytest.approx(ended_s, rel=0.01)
+    assert sum(rank_group.told_bytes) == pytest.approx(100 * min(stands_at_s, due_s), rel=0.01)
+
+
+class Short(TimeLimits):
+    silence_s = 0.01
+
+
+class Reading(SoloRankGroup):
+    """After five looks something has moved elsewhere."""
+
+    def __init__(self, free: threading.Event, *, moves: bool) -> None:
+        super().__init__()
+        self.limits = Short()  # type: ignore[misc]  # a rank group's own is final
+        self.free, self.moves, self.n_looks = free, moves, 0
+
+    @override
+    def read_moved(self) -> int:
+        if self.moves:
+            self.n_looks += 1
+        if self.n_looks == 5:
+            self.free.set()
+        return self.n_looks
+
+
+def filling_of(rank_group: Reading) -> Filling:
+    """Of one block, whose read waits."""
+
+    def read_block(*_: object) -> bytes:
+        rank_group.free.wait(60)
+        return bytes(4)
+
+    place: Any = SimpleNamespace(n_lacking=4, copy_bytes=lambda _start, data: len(data))
+    places = Places(pieces=[place], values={}, by_block={0: [place]})
+    table = BlockTable(blocks=(Block(number=0, path="a", index=0, size_bytes=4),), first_numbers={"a": 0})
+    reader = cast(BlockReader, SimpleNamespace(read_block=read_block))
+    return Filling(reader, table, places, rank_group=rank_group)
+
+
+@pytest.mark.parametrize(("shared", "error"), [(False, StorageError), (True, PeerLostError)])
+def test_a_restore_that_gets_nothing_ends(shared: bool, error: type[Exception]) -> None:
+    free = threading.Event()
+    peers = cast(Peers, SimpleNamespace(announce_failure=lambda _: free.wait(60)))
+    with pytest.raises(error, match="nothing of it has come"):
+        filling_of(Reading(free, moves=False)).run({0: ()}, peers if shared else None)
+    assert not free.is_set()
+    free.set()
+
+
+def test_a_rank_that_waits_for_blocks_of_others_goes_on_while_these_read_their_own() -> None:
+    reading = Reading(threading.Event(), moves=True)
+    filling_of(reading).run({0: ()}, cast(Peers, SimpleNamespace()))
+    assert reading.n_looks >= 5

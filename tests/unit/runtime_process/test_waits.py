@@ -1,24 +1,27 @@
 """What ends a wait: what is waited for, a notice's time, or the loss of a rank; nothing else."""
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
+from stepkeeper.coordination import store_callers, upkeep_wait
 from stepkeeper.coordination import waits as waits_module
+from stepkeeper.coordination.rank_group import StoreRankGroup
+from stepkeeper.coordination.upkeep_wait import UpkeepWait
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import (
-    ClosedError,
     FencedError,
     NoticeDeadlineError,
     PeerLostError,
     StepkeeperError,
 )
 from stepkeeper.save.worker import Worker
+from stepkeeper.time_limits import TimeLimits
 
 
 @pytest.fixture(autouse=True)
@@ -55,26 +58,6 @@ def test_a_loss_ends_all_waits_with_its_own_class(error: StepkeeperError) -> Non
         assert raised.value is not error, "several threads raise it, each with its own trace"
 
 
-def test_a_forked_child_waits_for_nothing_of_its_parents() -> None:
-    waits = Waits()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            waits.await_all([Future()], 20.0)
-        except ClosedError:
-            os._exit(0)
-        os._exit(1)
-    assert os.waitpid(pid, 0)[1] == 0
-    waits.raise_loss()
-
-
-def test_what_ends_soon_after_a_loss_has_ended_well() -> None:
-    waits, future = Waits(), Future[None]()
-    waits.end_all(PeerLostError("rank 1 is lost"))
-    future.set_result(None)
-    assert waits.await_all([future])
-
-
 def test_calls_run_in_order_in_a_thread_that_keeps_no_process_alive_once_given_up() -> None:
     worker = Worker("save", Waits())
     free, order = threading.Event(), list[int]()
@@ -90,18 +73,6 @@ def test_calls_run_in_order_in_a_thread_that_keeps_no_process_alive_once_given_u
     for each in behind:
         each.result(60)
     assert order == [0, 1, 2]
-    assert worker.close(60)
-
-
-def test_a_worker_whose_waits_have_ended_holds_up_no_end_of_the_interpreter() -> None:
-    waits, free = Waits(), threading.Event()
-    worker = Worker("save", waits)
-    worker.submit(free.wait, 60)
-    waits.end_all(PeerLostError("rank 1 is lost"))
-    (guard,) = guards()
-    guard.join(60)
-    assert not guard.is_alive()
-    free.set()
     assert worker.close(60)
 
 
@@ -132,3 +103,114 @@ def test_what_fails_because_a_rank_has_ended_without_a_word_is_its_loss(died: bo
     assert isinstance(explained, PeerLostError) is died
     assert (explained.__cause__ if died else explained) is failure
     assert waits.explain(chosen := SystemExit(3), 0.0) is chosen
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_callers, "_LOOK_S", 0.001)
+
+
+@pytest.fixture(name="stuck")
+def _stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Let the store answer nothing, until the event is set."""
+    free = threading.Event()
+
+    def check(*_: object) -> bool:
+        free.wait(10)
+        return False
+
+    monkeypatch.setattr(HashStore, "check", check)
+    yield free
+    free.set()
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [
+        ("notice", NoticeDeadlineError),
+        ("fence", FencedError),
+        ("loss", PeerLostError),
+        ("abort", PeerLostError),
+    ],
+)
+def test_a_rank_whose_store_stands_still_waits_only_as_long_as_it_may(
+    stuck: threading.Event, how: str, error: type[StepkeeperError]
+) -> None:
+    waits = Waits()
+    group = StoreRankGroup(HashStore(), 1, 2, waits=waits)
+    if how == "notice":
+        waits.notice_left_s = lambda _since_s: 0.0
+    elif how == "abort":
+        group.abort()
+    else:
+        waits.end_all(error("rank 0 is lost"))
+    with pytest.raises(error):
+        group.read_proposal("lost")
+    with pytest.raises(error):
+        group.broadcast("save/3/outcome", None, 3600.0)
+    assert not stuck.is_set()
+
+
+def test_a_store_that_gives_no_answer_at_all_is_lost(stuck: threading.Event) -> None:
+    group = StoreRankGroup(HashStore(), 1, 2, limits=TimeLimits(0.01))
+    with pytest.raises(PeerLostError, match="rank 1 gets no answer from rank 0, which has the store"):
+        group.look_for_loss()
+    assert not stuck.is_set()
+
+
+@pytest.fixture(autouse=True)
+def _looks_often_at_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep_wait, "_LOOK_S", 0.001)
+
+
+def two_waits() -> tuple[UpkeepWait, UpkeepWait]:
+    store = HashStore()
+    first, second = (UpkeepWait(StoreRankGroup(store, rank, 2), Waits()) for rank in range(2))
+    return first, second
+
+
+def notice(waits: Waits) -> None:
+    waits.notice_left_s = lambda _since_s: 30.0
+
+
+def loss(waits: Waits) -> None:
+    waits.end_all(PeerLostError("rank 1 is lost"))
+
+
+@pytest.mark.parametrize("told", [notice, loss])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_has_to_stop_leaves_it_to_the_next_start(
+    told: Callable[[Waits], None], rank: int
+) -> None:
+    waits = Waits()
+    wait = UpkeepWait(StoreRankGroup(HashStore(), rank, 2), waits)
+    wait.note_commit(1, Future() if rank == 0 else None)
+    told(waits)
+    wait.await_newest()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_store_that_is_stuck_is_not_waited_for_without_limit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rank: int
+) -> None:
+    monkeypatch.setattr(upkeep_wait, "_LONGEST_S", 0.05)
+    wait = UpkeepWait(StoreRankGroup(HashStore(), rank, 2), Waits())
+    wait.note_commit(7, Future() if rank == 0 else None)
+    wait.await_newest()
+    assert "what follows the commit in slot 7 isn't done" in caplog.text
+
+
+def test_other_ranks_hear_of_it_from_rank_0() -> None:
+    first, second = two_waits()
+    ends = {slot: Future[None]() for slot in (3, 5)}
+    for slot, done in ends.items():
+        first.note_commit(slot, done)
+    second.note_commit(5, None)
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(second.await_newest)
+        ends[3].set_result(None)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.05)
+        ends[5].set_result(None)
+        waiting.result(60)
+    second.await_newest()
