@@ -5,7 +5,7 @@ from typing import Final
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob import BackoffSpec, RestartsSpec
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import CauseCount, RestartsStatus
-from stepkeeper_operator.policy.causes.finding import CAUSE_DISRUPTION
+from stepkeeper_operator.policy.history import CAUSE_DISRUPTION
 
 __all__ = [
     "compute_backoff_s",

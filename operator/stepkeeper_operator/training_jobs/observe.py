@@ -30,7 +30,7 @@ from stepkeeper_operator.facts import (
 from stepkeeper_operator.facts.raw import RawObject, controller_of
 from stepkeeper_operator.labels import JOB_UID_LABEL
 from stepkeeper_operator.observed import Leftover, Observed, compute_recheck_s, find_end
-from stepkeeper_operator.policy.queueing import NO_WORKLOAD
+from stepkeeper_operator.policy.starts import NO_WORKLOAD
 
 __all__ = ["Observer"]
 

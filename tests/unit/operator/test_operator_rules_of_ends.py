@@ -12,11 +12,9 @@ from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import BatchJob, Node, Pod
 from stepkeeper_operator.facts.pod import ContainerEnd
 from stepkeeper_operator.policy import pod_ends
-from stepkeeper_operator.policy.causes import counts
-from stepkeeper_operator.policy.causes.find_cause import find_cause
-from stepkeeper_operator.policy.causes.finding import Finding, Verdict
-from stepkeeper_operator.policy.causes.losses import attribute_to_loss
+from stepkeeper_operator.policy.causes.find_cause import attribute_to_loss, ended_unseen, find_cause
 from stepkeeper_operator.policy.circumstances import Circumstances
+from stepkeeper_operator.policy.history import Finding, Verdict
 from stepkeeper_operator.policy.machines import MachinesLoss
 
 ASKED_AT: Final = 400.0
@@ -292,10 +290,10 @@ def test_an_unseen_end_is_guessed_by_the_rule_that_jobset_applied(
 ) -> None:
     guess = find(counted=False, rule=rule, spot=spot)
     assert (guess.cause, guess.explained) == (cause, False)
-    assert counts.ended_unseen(guess.message)
-    assert counts.ended_unseen(find(counted=True).message)
-    assert not counts.ended_unseen(find().message)
-    assert not counts.ended_unseen(None)
+    assert ended_unseen(guess.message)
+    assert ended_unseen(find(counted=True).message)
+    assert not ended_unseen(find().message)
+    assert not ended_unseen(None)
 
 
 @pytest.mark.parametrize(

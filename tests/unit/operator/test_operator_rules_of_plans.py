@@ -22,13 +22,10 @@ from stepkeeper_operator.decision import CreateJobSet, DeleteJobSet, SetSuspend
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.attempts import NOT_ALLOWED
-from stepkeeper_operator.policy.causes.finding import Finding, Verdict
-from stepkeeper_operator.policy.history import JobHistory
-from stepkeeper_operator.policy.planning import finished, judgement, waits
-from stepkeeper_operator.policy.planning.changes import find_change
-from stepkeeper_operator.policy.planning.making import plan_without_jobset
-from stepkeeper_operator.policy.planning.next_step import plan_next
-from stepkeeper_operator.policy.planning.plan import Plan, set_suspend, stop_jobset
+from stepkeeper_operator.policy.history import Finding, JobHistory, Verdict
+from stepkeeper_operator.policy.planning import judgement
+from stepkeeper_operator.policy.planning.next_step import find_change, plan_next, plan_without_jobset
+from stepkeeper_operator.policy.planning.plan import BACKING_OFF, Plan, set_suspend, stop_jobset
 from stepkeeper_operator.settings import OperatorSettings
 
 NOW: Final = 1000.0
@@ -164,20 +161,20 @@ def test_pods_that_all_exited_0_are_complete_unless(
 ) -> None:
     observed = seen(*pods) if pods else Observed()
     of = jobset(completed=True)
-    found = finished.plan_after_completion(JOB, observed, of, Plan(history=history(attempt), job_set=None))
+    found = judgement.plan_after_completion(JOB, observed, of, Plan(history=history(attempt), job_set=None))
     assert (found.end is not None) is complete
     assert found.actions == (() if complete else (DeleteJobSet(jobset=of),))
 
 
 def test_forgotten_pods_are_not_complete() -> None:
-    found = finished.plan_after_completion(
+    found = judgement.plan_after_completion(
         JOB, seen(), jobset(), Plan(history=history(EVICTED), job_set=None)
     )
     assert found.end is None
 
 
 def after_failure(known: JobHistory, now: float = NOW, **restarts: Any) -> Plan:
-    return finished.plan_after_failure(
+    return judgement.plan_after_failure(
         make_job(restarts=restarts),
         Observed(),
         jobset(failure_reason="Failed"),
@@ -199,7 +196,7 @@ def test_a_failed_jobset_ends_the_job_once_its_cause_is_known_for_good() -> None
 def test_a_failed_jobset_is_replaced_after_its_back_off() -> None:
     backoff = {"initialSeconds": 60, "maxSeconds": 60}
     waiting = after_failure(history(FAILED), backoff=backoff)
-    assert (waiting.actions, waiting.waiting, waiting.look_again_s) == ((), waits.BACKING_OFF, 50)
+    assert (waiting.actions, waiting.waiting, waiting.look_again_s) == ((), BACKING_OFF, 50)
     assert waiting.history.bookkeeping.not_before == 1050
     assert len(after_failure(history(FAILED), now=1051.0, backoff=backoff).actions) == 1
 

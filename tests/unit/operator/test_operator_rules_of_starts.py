@@ -20,10 +20,10 @@ from stepkeeper_operator.cache.memory import Rejection
 from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.facts import Workload
 from stepkeeper_operator.observed import Leftover, Observed
-from stepkeeper_operator.policy import queueing, starts
+from stepkeeper_operator.policy import starts
 from stepkeeper_operator.policy.attempts import DELETED
 from stepkeeper_operator.policy.history import JobHistory
-from stepkeeper_operator.policy.planning import waits
+from stepkeeper_operator.policy.planning import plan
 from stepkeeper_operator.policy.planning.plan import Plan
 
 NOW: Final = 1000.0
@@ -47,7 +47,7 @@ JOB: Final = make_job()
 def delay(
     job: CheckpointedTrainingJob = JOB, wait_s: float = 0.0, **observed: Any
 ) -> tuple[str, float | None] | None:
-    return waits.find_delay(job, Observed(**observed), history(), wait_s=wait_s, now=NOW)
+    return plan.find_delay(job, Observed(**observed), history(), wait_s=wait_s, now=NOW)
 
 
 def test_the_next_jobset_waits_for_one_thing_after_another() -> None:
@@ -62,7 +62,7 @@ def test_the_next_jobset_waits_for_one_thing_after_another() -> None:
     machines = delay(make_job(**ON_MACHINES))
     assert machines is not None
     assert "QueuedResource tpu" in machines[0]
-    assert delay(wait_s=7.0) == (waits.BACKING_OFF, 7.0)
+    assert delay(wait_s=7.0) == (plan.BACKING_OFF, 7.0)
 
 
 def test_a_refused_jobset_is_tried_again_after_a_minute() -> None:
@@ -86,7 +86,7 @@ def test_leftovers_are_named_and_orphans_are_told_from_others() -> None:
 
 
 def hold(known: JobHistory, observed: Observed, now: float = NOW, **restarts: Any) -> Plan:
-    return waits.hold_next_start(
+    return plan.hold_next_start(
         make_job(restarts=restarts), observed, Plan(history=known, job_set=None), now=now
     )
 
@@ -98,7 +98,7 @@ def test_a_restart_in_place_waits_unless_jobset_limits_it_itself() -> None:
     saved, counted = seen(ended(1), ended(75, 1)), seen(ended(1))
     held = hold(history(FAILED), saved, backoff=BACKOFF)
     assert (held.waiting, held.look_again_s, held.history.bookkeeping.not_before) == (
-        waits.BACKING_OFF,
+        plan.BACKING_OFF,
         50,
         1050,
     )
@@ -110,7 +110,7 @@ def test_a_restart_in_place_waits_unless_jobset_limits_it_itself() -> None:
 
 
 def test_a_restart_that_jobset_has_begun_is_judged_by_its_own_count() -> None:
-    for counted, waiting in ((1, None), (0, waits.BACKING_OFF)):
+    for counted, waiting in ((1, None), (0, plan.BACKING_OFF)):
         begun = seen(
             ended(1), ended(75 if counted else 1, 1), jobset=jobset(restarts=1, restarts_counted=counted)
         )
@@ -221,7 +221,7 @@ QUEUED: Final[dict[str, Any]] = {"queue_labels": {"kueue.x-k8s.io/queue-name": "
 
 
 def has_left(job: CheckpointedTrainingJob, **observed: Any) -> bool:
-    return queueing.has_left_queue(job, Observed(**observed), now=NOW)
+    return starts.has_left_queue(job, Observed(**observed), now=NOW)
 
 
 def quota(reason: str, *, kind: str = "QuotaReserved") -> dict[str, Any]:
@@ -241,7 +241,7 @@ def test_a_job_has_left_its_queue_when_its_jobset_is_gone_or_going_because_it_st
     assert has_left(queued)
     assert not has_left(make_job(status=quota("Pending")))
     assert not has_left(make_job(suspend=True))
-    assert not has_left(make_job(suspend=True, status=quota(queueing.NOT_QUEUED)))
+    assert not has_left(make_job(suspend=True, status=quota(starts.NOT_QUEUED)))
     assert not has_left(make_job(suspend=True, status=quota("Pending", kind="Running")))
     assert has_left(queued, jobset=jobset(deleting=True, **QUEUED))
     assert not has_left(queued, jobset=jobset(**QUEUED))
@@ -250,7 +250,7 @@ def test_a_job_has_left_its_queue_when_its_jobset_is_gone_or_going_because_it_st
 
 
 def leaves(job: CheckpointedTrainingJob, **observed: Any) -> bool:
-    return queueing.leaves_queue(job, Observed(**observed), history(RUNNING), now=NOW)
+    return starts.leaves_queue(job, Observed(**observed), history(RUNNING), now=NOW)
 
 
 def test_only_a_queued_job_leaves_a_queue() -> None:
@@ -270,12 +270,10 @@ def test_only_a_queued_job_leaves_a_queue() -> None:
         eviction=None,
     )
     assert leaves(suspended, jobset=jobset(), workload=by_kueue)
-    assert queueing.should_suspend(FEW, Observed(), history(EVICTED, starts_without_checkpoint=2), now=NOW)
+    assert starts.should_suspend(FEW, Observed(), history(EVICTED, starts_without_checkpoint=2), now=NOW)
 
 
 def test_a_failed_job_of_a_restart_is_counted_by_what_its_job_says() -> None:
     neutral = failed_job(message="failed with exit code 75 matching FailJob rule")
-    assert (
-        hold(history(FAILED), seen(ended(1), jobs=(neutral,)), backoff=BACKOFF).waiting == waits.BACKING_OFF
-    )
+    assert hold(history(FAILED), seen(ended(1), jobs=(neutral,)), backoff=BACKOFF).waiting == plan.BACKING_OFF
     assert hold(history(FAILED), seen(ended(1), jobs=(failed_job(),)), backoff=BACKOFF).waiting is None
