@@ -33,7 +33,7 @@ from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.readiness import Readiness, is_kueue_installed
 from stepkeeper_operator.reconcile import Controller, Reconciler
 from stepkeeper_operator.settings import OperatorSettings
-from stepkeeper_operator.training_jobs.controller import make_job_controller
+from stepkeeper_operator.training_jobs.controller import JobController
 from stepkeeper_operator.work_queue import KindQueues
 
 __all__ = ["Operator", "run_operator"]
@@ -155,7 +155,7 @@ class Operator:
 
     def _make_controllers(self, cloud: CloudTPU | None) -> dict[str, Controller]:
         """Make the controllers, by the kind that each reconciles. A new kind gets its controller here."""
-        jobs = make_job_controller(
+        jobs = JobController(
             cluster=self._cluster,
             cache=self._cache,
             reports=self._reports,

@@ -20,7 +20,6 @@ from stepkeeper_operator.decision import (
     CreateJobSet,
     Decision,
     DeleteJobSet,
-    DeletePod,
     DeleteTrainingJob,
     GiveUpPod,
     SetSuspend,
@@ -32,7 +31,7 @@ from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.labels import NODE_LOST_REASON
 from stepkeeper_operator.writing import ObjectWriter
 
-__all__ = ["Applier", "Outcome", "pod_failure_patch", "suspend_manifest"]
+__all__ = ["Applier", "Outcome"]
 
 
 _log = logging.getLogger(__name__)
@@ -180,9 +179,6 @@ class Applier:
             case DeleteJobSet():
                 uid = action.jobset.uid
                 await self._cluster.delete(JOBSETS, key.namespace, key.name, uid=uid, foreground=True)
-            case DeletePod():
-                pod = action.pod
-                await self._cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid)
             case GiveUpPod():
                 await self._give_up_pod(action)
             case DeleteTrainingJob():

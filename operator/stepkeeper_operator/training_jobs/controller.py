@@ -20,10 +20,9 @@ from stepkeeper_operator.reconcile import RETRY_SOON_S
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.apply import Applier
 from stepkeeper_operator.training_jobs.observe import Observer
-from stepkeeper_operator.training_jobs.unreadable import UnreadableJobs
 from stepkeeper_operator.writing import ObjectWriter
 
-__all__ = ["JobController", "make_job_controller"]
+__all__ = ["JobController"]
 
 _log = logging.getLogger(__name__)
 
@@ -34,29 +33,39 @@ class JobController:
     def __init__(
         self,
         *,
+        cluster: Cluster,
         cache: Cache,
         reports: ReportCache,
         directives: DirectiveCache,
-        memory: Memory,
-        observer: Observer,
-        applier: Applier,
-        unreadable: UnreadableJobs,
         settings: OperatorSettings,
         metrics: Metrics,
+        ca_pem: Callable[[], str],
         acting: Callable[[], bool],
-        clock: Callable[[], float],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._cache = cache
         self._reports = reports
         self._directives = directives
-        self._memory = memory
-        self._observer = observer
-        self._applier = applier
-        self._unreadable = unreadable
         self._settings = settings
         self._metrics = metrics
         self._acting = acting
         self._clock = clock
+        self._memory = Memory(started_at=clock())
+        self._writer = ObjectWriter(
+            TRAINING_JOBS, cluster=cluster, metrics=metrics, identity=settings.identity, clock=clock
+        )
+        self._observer = Observer(
+            cluster=cluster,
+            cache=cache,
+            reports=reports,
+            memory=self._memory,
+            ca_pem=ca_pem,
+            settings=settings,
+            clock=clock,
+        )
+        self._applier = Applier(
+            cluster=cluster, cache=cache, memory=self._memory, writer=self._writer, clock=clock
+        )
         self._uids: dict[ObjectKey, str] = {}
 
     @property
@@ -73,8 +82,10 @@ class JobController:
         job = reading.value
         if job is None:
             if self._acting():
-                await self._unreadable.manage(key, raw, reading.problems)
                 self._metrics.forget_judgements(key.namespace, key.name)
+                told = await self._writer.tell_unreadable(raw, reading.problems, initial={"phase": "Pending"})
+                if told is not None:
+                    self._cache.record_training_job(told)
             return None
         self._uids[key] = job.metadata.uid
         observed = await self._observer.observe(key, job, reading.problems)
@@ -115,46 +126,3 @@ class JobController:
             for attempt in decision.status.attempts:
                 if attempt.end is not None and attempt.cause is not None and attempt.number not in ended:
                     self._metrics.restarts.labels(cause=attempt.cause).inc()
-
-
-def make_job_controller(
-    *,
-    cluster: Cluster,
-    cache: Cache,
-    reports: ReportCache,
-    directives: DirectiveCache,
-    settings: OperatorSettings,
-    metrics: Metrics,
-    ca_pem: Callable[[], str],
-    acting: Callable[[], bool],
-    clock: Callable[[], float] = time.time,
-) -> JobController:
-    """Put a controller together with an observer and an applier that share one memory of the jobs."""
-    memory = Memory(started_at=clock())
-    observer = Observer(
-        cluster=cluster,
-        cache=cache,
-        reports=reports,
-        memory=memory,
-        ca_pem=ca_pem,
-        resync_s=settings.resync_s,
-        queued_resources_managed=settings.cloud_tpu_enabled,
-        clock=clock,
-    )
-    writer = ObjectWriter(
-        TRAINING_JOBS, cluster=cluster, metrics=metrics, identity=settings.identity, clock=clock
-    )
-    applier = Applier(cluster=cluster, cache=cache, memory=memory, writer=writer, clock=clock)
-    return JobController(
-        cache=cache,
-        reports=reports,
-        directives=directives,
-        memory=memory,
-        observer=observer,
-        applier=applier,
-        unreadable=UnreadableJobs(cluster=cluster, cache=cache, reports=reports, writer=writer, clock=clock),
-        settings=settings,
-        metrics=metrics,
-        acting=acting,
-        clock=clock,
-    )

@@ -19,7 +19,7 @@ from stepkeeper_operator.labels import SPOT_LABEL
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.reconcile import Reconciler
 from stepkeeper_operator.settings import OperatorSettings
-from stepkeeper_operator.training_jobs.controller import make_job_controller
+from stepkeeper_operator.training_jobs.controller import JobController
 
 __all__ = ["World", "running", "training_job"]
 
@@ -80,7 +80,7 @@ class World:
         self._delayed.clear()
         self._late.clear()
         self.metrics = Metrics()
-        jobs = make_job_controller(
+        jobs = JobController(
             cluster=self.cluster,
             cache=self.cache,
             reports=self.reports,

@@ -32,7 +32,7 @@ from stepkeeper_operator.policy import machines as rules
 from stepkeeper_operator.policy.acceptance import NAME_TAKEN, check_acceptance
 from stepkeeper_operator.policy.circumstances import Circumstances, gather_circumstances
 from stepkeeper_operator.policy.history import JobHistory
-from stepkeeper_operator.policy.lost_pods import find_lost_pods, find_orphans
+from stepkeeper_operator.policy.lost_pods import find_lost_pods
 from stepkeeper_operator.policy.save_requests import compute_lead_s, find_open_request, update_request
 
 NOW: Final = 10_000.0
@@ -235,15 +235,6 @@ def test_a_pod_is_not_lost_that_may_live_or_end() -> None:
     assert not lost(report=heard(moved_at=NOW - 10), evidence=beside(other)), "another host's pod is newer"
     successor = make_pod(uid="new", created_at=5000.0)
     assert lost(report=heard(moved_at=NOW - 10), evidence=beside(successor)), "the attempt is its successor's"
-
-
-def test_orphans_are_left_to_the_garbage_collector_for_a_minute() -> None:
-    orphan = make_pod()
-    left = Leftover(name="pod p0", orphans=(orphan,), orphaned_since=NOW - 20)
-    assert find_orphans(Observed(leftover=left), now=NOW) == ((), 40.0)
-    actions, _ = find_orphans(Observed(leftover=left), now=NOW + 40)
-    assert [action.pod for action in actions] == [orphan]
-    assert find_orphans(Observed(leftover=Leftover(name="Job lm-w-0")), now=NOW) == ((), None)
 
 
 def commit(sequence: int = 7, step: int = 60, **more: Any) -> CommitStatus:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any, Final
 
-from fake_cluster.facts import ON_MACHINES, make_job, make_machines, make_pod
+from fake_cluster.facts import ON_MACHINES, make_job, make_machines
 from fake_cluster.facts import make_ended_pod as ended
 from fake_cluster.facts import make_failed_job as failed_job
 from fake_cluster.facts import make_history as history
@@ -19,7 +19,7 @@ from stepkeeper_operator.build import template_hash
 from stepkeeper_operator.cache.memory import Rejection
 from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.facts import Workload
-from stepkeeper_operator.observed import Leftover, Observed
+from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy import starts
 from stepkeeper_operator.policy.attempts import DELETED
 from stepkeeper_operator.policy.history import JobHistory
@@ -72,17 +72,6 @@ def test_a_refused_jobset_is_tried_again_after_a_minute() -> None:
         40.0,
     )
     assert delay(rejection=replace(refused, at=NOW - 60)) is None
-
-
-def test_leftovers_are_named_and_orphans_are_told_from_others() -> None:
-    job, orphan = (
-        delay(leftover=Leftover(name="Job lm-w-0")),
-        delay(leftover=Leftover(name="pod p0", orphans=(make_pod(),))),
-    )
-    assert job is not None
-    assert orphan is not None
-    assert job[0].startswith("Job lm-w-0 of an earlier JobSet is still there: it has to end")
-    assert "its Job is gone" in orphan[0]
 
 
 def hold(known: JobHistory, observed: Observed, now: float = NOW, **restarts: Any) -> Plan:

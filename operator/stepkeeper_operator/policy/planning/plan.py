@@ -11,7 +11,6 @@ from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import JOBSET_RECHECK_S, REJECTED_AGAIN_S, Leftover, Observed
 from stepkeeper_operator.policy.attempt_evidence import counts_as_failure, find_attempt_evidence
 from stepkeeper_operator.policy.history import JobHistory
-from stepkeeper_operator.policy.lost_pods import ORPHAN_WAIT_S
 from stepkeeper_operator.policy.machines import find_wait
 from stepkeeper_operator.policy.starts import compute_next_start, should_suspend
 
@@ -80,11 +79,6 @@ def find_delay(
 
 
 def _describe_leftover(leftover: Leftover) -> str:
-    if leftover.orphans:
-        return (
-            f"{leftover.name} of an earlier JobSet is still there, though its Job is gone: it is deleted if nobody "
-            f"else does it within {ORPHAN_WAIT_S} s"
-        )
     return f"{leftover.name} of {leftover.origin} is still there: it has to end, or to be deleted"
 
 
