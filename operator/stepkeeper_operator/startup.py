@@ -8,7 +8,6 @@ from collections.abc import Coroutine, Mapping
 from aiohttp import web
 
 from stepkeeper_operator.cache.cache import Cache
-from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.kinds import list_watched_kinds
 from stepkeeper_operator.cache.reports import DirectiveCache, ReportCache
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU
@@ -67,7 +66,7 @@ class Operator:
             QUEUED_RESOURCES.kind: self._cloud_settings.n_at_once,
         }
         names = [kind.resource.kind for kind in self._kinds if kind.reconciled]
-        self._queues: KindQueues[ObjectKey] = KindQueues({name: n_workers[name] for name in names})
+        self._queues = KindQueues({name: n_workers[name] for name in names})
         self._reports = ReportCache(silence_s=settings.silence_s)
         self._directives = DirectiveCache(report_interval_s=settings.report_interval_s)
         self._synced = asyncio.Event()

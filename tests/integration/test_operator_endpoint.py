@@ -263,18 +263,6 @@ async def test_a_report_counts_though_its_sender_could_not_wait_for_the_answer(d
     assert last.report.step == 42
 
 
-async def test_names_that_are_made_up_cost_few_requests(desk: Desk) -> None:
-    desk.world.cluster.reads.clear()
-    statuses = [
-        (await desk.post(REPORT, token="x", path=f"/v1/namespaces/nowhere/jobs/x{n}/report"))[0]
-        for n in range(100)
-    ]
-    assert desk.world.cluster.reads["get", "checkpointedtrainingjobs"] <= 11
-    assert set(statuses) == {404, 429}
-    status, _ = await desk.post(REPORT, token=desk.token())
-    assert status == 200, "jobs that are known go on"
-
-
 async def test_the_server_is_trusted_by_its_ca_under_its_names_only(desk: Desk, tmp_path: Path) -> None:
     tls = make_tls(("127.0.0.1", "stepkeeper.svc"))
     context = server_tls()

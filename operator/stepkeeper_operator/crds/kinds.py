@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from stepkeeper_operator.api.v1alpha1 import queuedresource, queuedresource_rules, rules, trainingjob
-from stepkeeper_operator.crds.definition import Column, ResourceDefinition
+from stepkeeper_operator.crds.crd import Column, ResourceDefinition
 from stepkeeper_operator.crds.pod_template import pod_template_schema
 from stepkeeper_operator.crds.schema import Schema, replace_at
 

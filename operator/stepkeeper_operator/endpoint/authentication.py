@@ -1,27 +1,16 @@
 """Authenticate a report: follow the token's pod up its owners, by uid, to the job. No name in the body is trusted."""
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 from stepkeeper.contract import token_audience
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
-from stepkeeper_operator.cluster import BATCH_JOBS, JOBSETS, PODS, TRAINING_JOBS, Cluster
-from stepkeeper_operator.endpoint.allowance import Allowance
+from stepkeeper_operator.cluster import BATCH_JOBS, JOBSETS, PODS, Cluster
 from stepkeeper_operator.endpoint.tokens import TokenPod, TokenVerifier
 from stepkeeper_operator.errors import ReportRefusedError
 from stepkeeper_operator.facts import BatchJob, JobSet, Pod, read_batch_job, read_jobset, read_pod
-from stepkeeper_operator.facts.raw import RawObject
 
 __all__ = ["ReportAuthenticator", "ReportingAttempt"]
-
-_UNKNOWN_JOBS: Final = 10
-_UNKNOWN_JOB_EACH_S: Final = 1.0
-"""Jobs that the API server is asked for because the cache doesn't have them, and seconds until one more is."""
-
-_ANY: Final = "any"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,22 +34,18 @@ class ReportAuthenticator:
         cache: Cache,
         cluster: Cluster,
         tokens: TokenVerifier,
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache = cache
         self._cluster = cluster
         self._tokens = tokens
-        self._unknown_jobs = Allowance(_UNKNOWN_JOBS, _UNKNOWN_JOB_EACH_S, clock)
 
     def check_claims(self, key: ObjectKey, token: str) -> None:
         """Check what is known without the API server: whether the token claims to be one for the job.
 
         Raises:
-            ReportRefusedError: It doesn't, with 401. A job that the cache doesn't have is left to `authenticate`.
+            ReportRefusedError: It doesn't, with 401, or there is no such job, with 404.
         """
-        raw = self._cache.get_training_job(key)
-        if raw is not None and not self._tokens.claims(token, token_audience(_read_uid(raw))):
+        if not self._tokens.claims(token, token_audience(self._find_job_uid(key))):
             raise _not_of_this_job()
 
     async def authenticate(self, key: ObjectKey, token: str) -> ReportingAttempt:
@@ -70,7 +55,7 @@ class ReportAuthenticator:
             ReportRefusedError: The token proves no pod of the present attempt. It has the HTTP status of
                 the answer.
         """
-        uid = await self._find_job_uid(key)
+        uid = self._find_job_uid(key)
         bound = await self._tokens.verify(token, token_audience(uid))
         if bound is None:
             raise _not_of_this_job()
@@ -87,18 +72,12 @@ class ReportAuthenticator:
             raise ReportRefusedError(403, f"pod {pod.name} is not of job {key.namespace}/{key.name}")
         return ReportingAttempt(job_uid=uid, ordinal=_check_attempt(pod, jobset), pod_uid=pod.uid)
 
-    async def _find_job_uid(self, key: ObjectKey) -> str:
+    def _find_job_uid(self, key: ObjectKey) -> str:
         raw = self._cache.get_training_job(key)
-        # The watch has nearly all jobs whose pods run. Anybody can make names up, before any token is looked at.
         if raw is None:
-            if not self._unknown_jobs.take(_ANY):
-                raise ReportRefusedError(
-                    429, "too many reports for jobs that are unknown: report again later"
-                )
-            raw = await self._cluster.get(TRAINING_JOBS, key.namespace, key.name)
-        if raw is None:
+            # The operator has made the job's JobSet, so the watch has brought it. Anybody can make names up.
             raise ReportRefusedError(404, f"there is no CheckpointedTrainingJob {key.namespace}/{key.name}")
-        return _read_uid(raw)
+        return str(raw["metadata"]["uid"])
 
     async def _find_pod(self, bound: TokenPod) -> Pod:
         pod = self._cache.get_pod(bound.namespace, bound.name)
@@ -135,12 +114,7 @@ class ReportAuthenticator:
         return jobset
 
 
-def _read_uid(raw: RawObject) -> str:
-    return str(raw["metadata"]["uid"])
-
-
 def _not_of_this_job() -> ReportRefusedError:
-    # The audience has the job's uid in it: who knows it can use up what is allowed to bad tokens.
     return ReportRefusedError(401, "the token is not valid for the audience of this job")
 
 

@@ -7,7 +7,7 @@ import pytest
 from fake_cluster.kubelets import termination_message
 from fake_cluster.world import World
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
-from stepkeeper_operator.facts.log_end import pick_last_words
+from stepkeeper_operator.facts.pod import pick_last_words
 
 TRACEBACK = """step 100
 Traceback (most recent call last):
