@@ -9,7 +9,7 @@ from aiohttp import web
 
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.kinds import list_watched_kinds
-from stepkeeper_operator.cache.reports import DirectiveCache, ReportCache
+from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU
 from stepkeeper_operator.cloud_tpu.connection import connect_cloud
 from stepkeeper_operator.cluster import (
@@ -67,8 +67,9 @@ class Operator:
         }
         names = [kind.resource.kind for kind in self._kinds if kind.reconciled]
         self._queues = KindQueues({name: n_workers[name] for name in names})
-        self._reports = ReportCache(silence_s=settings.silence_s)
-        self._directives = DirectiveCache(report_interval_s=settings.report_interval_s)
+        self._reports = ReportCache(
+            silence_s=settings.silence_s, report_interval_s=settings.report_interval_s
+        )
         self._synced = asyncio.Event()
         self._relisted = asyncio.Event()
         self._stop = asyncio.Event()
@@ -158,7 +159,6 @@ class Operator:
             cluster=self._cluster,
             cache=self._cache,
             reports=self._reports,
-            directives=self._directives,
             settings=self._settings,
             metrics=self._metrics,
             ca_pem=lambda: self._certificate.ca_pem,
@@ -222,7 +222,6 @@ class Operator:
             reports=self._reports,
             enqueue=self._queues.add,
             acting=lambda: self._lease.held and self._synced.is_set(),
-            directives=self._directives,
             metrics=self._metrics,
         )
         host, port = self._settings.endpoint_host, self._settings.endpoint_port

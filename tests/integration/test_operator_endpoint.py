@@ -93,7 +93,6 @@ async def desk() -> AsyncIterator[Desk]:
         reports=world.reports,
         enqueue=enqueue,
         acting=lambda: made[0].acting,
-        directives=world.directives,
         metrics=Metrics(),
         clock=lambda: world.now,
     )
@@ -106,14 +105,14 @@ async def desk() -> AsyncIterator[Desk]:
 async def test_an_open_request_for_a_save_is_in_every_answer(desk: Desk) -> None:
     now = int(desk.world.now)
     request = SaveRequest(id="maintenance-7", attempt=1, before=now + 100, time=now, reason="maintenance")
-    desk.world.directives.set_save_request(desk.world.job.metadata.uid, request)
+    desk.world.reports.set_save_request(desk.world.job.metadata.uid, request)
     for left_s in (100, 60):
         desk.world.now = now + 100 - left_s
         _, body = await desk.post(REPORT, token=desk.token())
         told = Directive.from_json(body)
         assert (told.checkpoint_now, told.save_reason) == ("maintenance-7", "maintenance")
         assert told.save_within_s == left_s
-    desk.world.directives.set_save_request(desk.world.job.metadata.uid, None)
+    desk.world.reports.set_save_request(desk.world.job.metadata.uid, None)
     _, body = await desk.post(REPORT, token=desk.token())
     assert Directive.from_json(body).checkpoint_now is None
 

@@ -45,8 +45,6 @@ class ResourceDefinition:
     """One kind of the API: its names, its types, its rules and its page."""
 
     kind: str
-    plural: str
-    singular: str
     short_names: tuple[str, ...]
     model: type[ApiModel]
     """The type of the whole object. Its docstring is the description of the kind."""
@@ -68,7 +66,7 @@ class ResourceDefinition:
     @property
     def full_name(self) -> str:
         """The name of the CRD."""
-        return f"{self.plural}.{GROUP}"
+        return f"{self.kind.lower()}s.{GROUP}"
 
 
 def build_crd(definition: ResourceDefinition) -> dict[str, Any]:
@@ -76,8 +74,8 @@ def build_crd(definition: ResourceDefinition) -> dict[str, Any]:
     names = {
         "kind": definition.kind,
         "listKind": f"{definition.kind}List",
-        "plural": definition.plural,
-        "singular": definition.singular,
+        "plural": f"{definition.kind.lower()}s",
+        "singular": definition.kind.lower(),
         "shortNames": list(definition.short_names),
     }
     version = {

@@ -9,7 +9,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.memory import Memory
-from stepkeeper_operator.cache.reports import DirectiveCache, ReportCache
+from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cluster import TRAINING_JOBS, Cluster, Resource
 from stepkeeper_operator.decide.job import decide_job
 from stepkeeper_operator.decide.progressing import is_stalled
@@ -36,7 +36,6 @@ class JobController:
         cluster: Cluster,
         cache: Cache,
         reports: ReportCache,
-        directives: DirectiveCache,
         settings: OperatorSettings,
         metrics: Metrics,
         ca_pem: Callable[[], str],
@@ -45,7 +44,6 @@ class JobController:
     ) -> None:
         self._cache = cache
         self._reports = reports
-        self._directives = directives
         self._settings = settings
         self._metrics = metrics
         self._acting = acting
@@ -96,7 +94,7 @@ class JobController:
         outcome = await self._applier.apply_decision(key, job, decision)
         if outcome.told:
             # Only what the status says is asked for: a restarted operator goes on with the same request.
-            self._directives.set_save_request(job.metadata.uid, decision.save_request)
+            self._reports.set_save_request(job.metadata.uid, decision.save_request)
             self._update_metrics(key, job, decision)
         if outcome.failures:
             raise outcome.failures[0]
@@ -107,7 +105,6 @@ class JobController:
         uid = self._uids.pop(key, None)
         if uid is not None:
             self._reports.forget_job(uid)
-            self._directives.forget_job(uid)
             self._memory.forget_job(uid)
             self._metrics.forget_job(key.namespace, key.name)
 

@@ -138,7 +138,7 @@ async def test_a_job_goes_on_without_a_lost_node_though_rank_0_reports_where_it_
 
 
 def test_reports_tell_which_pods_live_and_whether_the_training_moves() -> None:
-    reports = ReportCache(silence_s=90)
+    reports = ReportCache(silence_s=90, report_interval_s=10)
 
     def receive(step: int | None, at: float, pod: str = "p0", attempt: int = 1) -> LastReport:
         last = LastReport(

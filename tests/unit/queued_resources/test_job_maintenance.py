@@ -28,7 +28,7 @@ def report_of(sequence: int, step: int, *, now: float, at_step: int | None = Non
 
 def asked(world: World) -> str | None:
     """Return the request that the training's next report is answered with."""
-    return world.directives.get_directive(world.job.metadata.uid).checkpoint_now
+    return world.reports.get_directive(world.job.metadata.uid).checkpoint_now
 
 
 async def tell(world: World, sequence: int, step: int, at_step: int) -> None:
@@ -43,24 +43,24 @@ async def test_a_training_is_asked_once_to_save_before_maintenance_with_the_time
     world.receive_report(report_of(5, 100, now=world.now))
     await change(world, maintenance_at=(world.now + 1000,))
     uid = world.job.metadata.uid
-    assert world.directives.get_directive(uid).checkpoint_now is None
+    assert world.reports.get_directive(uid).checkpoint_now is None
     look_s = await world.reconcile()
     assert look_s is not None
     world.now += 700  # a save takes 100 s: three times that is left
     world.receive_report(report_of(5, 100, now=world.now, at_step=170))
     await world.reconcile()
-    request = world.directives.get_directive(uid).checkpoint_now
+    request = world.reports.get_directive(uid).checkpoint_now
     assert request is not None
     assert world.events.count("SaveRequested") == 1
     await world.reconcile()
-    assert world.directives.get_directive(uid).checkpoint_now == request
+    assert world.reports.get_directive(uid).checkpoint_now == request
     world.restart_operator()
     await world.reconcile()
-    assert world.directives.get_directive(uid).checkpoint_now == request
+    assert world.reports.get_directive(uid).checkpoint_now == request
     world.receive_report(report_of(6, 180, now=world.now))
     world.now += 2
     await world.reconcile()
-    assert world.directives.get_directive(uid).checkpoint_now is None
+    assert world.reports.get_directive(uid).checkpoint_now is None
     checkpoint = world.status.checkpoint
     assert checkpoint is not None
     assert checkpoint.last_request is not None
@@ -74,14 +74,14 @@ async def test_a_training_is_told_for_what_it_saves_and_how_much_time_is_left() 
     await tell(world, 5, 100, at_step=150)
     begins_at = int(world.now) + 110
     await change(world, maintenance_at=(begins_at,))
-    told = world.directives.get_directive(world.job.metadata.uid)
+    told = world.reports.get_directive(world.job.metadata.uid)
     assert told.save_reason == requested(world)
     assert "has maintenance from" in requested(world)
     assert told.save_within_s == int(begins_at - world.now) > 0
     assert re.search(r", in 1\d\d s$", requested(world))
     for left_s in (60, 0):
         world.now = begins_at - left_s
-        assert world.directives.get_directive(world.job.metadata.uid).save_within_s == left_s
+        assert world.reports.get_directive(world.job.metadata.uid).save_within_s == left_s
 
 
 async def test_a_training_whose_latest_step_is_committed_is_not_asked() -> None:

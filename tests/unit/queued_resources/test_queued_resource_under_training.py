@@ -44,7 +44,6 @@ class Both:
         }
         jobs = JobController(
             reports=world.reports,
-            directives=world.directives,
             settings=world.settings,
             ca_pem=lambda: "the CA",
             **shared,
