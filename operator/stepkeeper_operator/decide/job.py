@@ -166,11 +166,6 @@ def _hold(job: CheckpointedTrainingJob, observed: Observed) -> Observed:
 
 def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: float) -> Decision:
     """Decide for a job that has ended: show late commits and what is left, stop what runs, delete it in time."""
-    own = (
-        observed.jobset
-        if observed.jobset is not None and observed.jobset.owner_uid == job.metadata.uid
-        else None
-    )
     mirror = mirror_storage(job, observed, running=None)
     stuck, stuck_s = derive_stuck(job, observed, now=now)
     updates = (*tell_after_end(job, observed), *stuck)
@@ -181,7 +176,7 @@ def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: f
     }
     status = job.status.model_copy(update=update)
     ended_at, ttl_s = find_end(job), job.spec.ttl_seconds_after_finished
-    actions: tuple[Action, ...] = stop_jobset(own, queued=observed.is_queued)
+    actions: tuple[Action, ...] = stop_jobset(_hold(job, observed).jobset, queued=observed.is_queued)
     look_s = None
     if ttl_s is not None and ended_at is not None:
         left_s = ended_at + ttl_s - now

@@ -10,7 +10,7 @@ from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.facts.pod import Pod
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.attempt_evidence import find_attempt_evidence, find_new_pods, find_start
-from stepkeeper_operator.policy.budgets import count_restart, take_back_restart
+from stepkeeper_operator.policy.budgets import add_restarts
 from stepkeeper_operator.policy.causes.find_cause import add_decision
 from stepkeeper_operator.policy.history import Finding, JobHistory
 from stepkeeper_operator.policy.pod_ends import is_masked
@@ -51,7 +51,7 @@ def open_attempt(history: JobHistory, observed: Observed, *, now: float) -> JobH
     last = history.last_attempt
     restarts = history.restarts
     if last is not None and last.cause is not None:
-        restarts = count_restart(restarts, last.cause)
+        restarts = add_restarts(restarts, last.cause, 1)
     earliest = 0 if last is None or last.end is None else last.end
     start = max(earliest, int(find_start(history, observed, now=now)))
     attempt = Attempt(number=1 if last is None else last.number + 1, start=start)
@@ -124,7 +124,7 @@ def withdraw_attempt(history: JobHistory) -> JobHistory:
     before = history.attempts[-2] if len(history.attempts) > 1 else None
     restarts = history.restarts
     if before is not None and before.cause is not None:
-        restarts = take_back_restart(restarts, before.cause)
+        restarts = add_restarts(restarts, before.cause, -1)
     starts = max(0, history.bookkeeping.starts_without_checkpoint - 1)
     bookkeeping = history.bookkeeping.model_copy(update={"starts_without_checkpoint": starts})
     return replace(history, attempts=history.attempts[:-1], restarts=restarts, bookkeeping=bookkeeping)

@@ -18,7 +18,7 @@ from stepkeeper_operator.policy.attempts import (
     was_asked_for,
     was_suspended,
 )
-from stepkeeper_operator.policy.budgets import move_restart, take_back_restart
+from stepkeeper_operator.policy.budgets import add_restarts, move_restart
 from stepkeeper_operator.policy.causes.find_cause import attribute_to_loss, ended_unseen, find_cause
 from stepkeeper_operator.policy.circumstances import gather_circumstances
 from stepkeeper_operator.policy.history import Finding, JobHistory
@@ -184,7 +184,7 @@ def _replace_cause(history: JobHistory, attempt: Attempt, finding: Finding) -> J
     if attempts[-1] is corrected:
         return replace(history, attempts=attempts)
     if corrected.cause is None:
-        restarts = take_back_restart(history.restarts, attempt.cause)
+        restarts = add_restarts(history.restarts, attempt.cause, -1)
     else:
         restarts = move_restart(history.restarts, source=attempt.cause, target=corrected.cause)
     return replace(history, attempts=attempts, restarts=restarts)

@@ -86,8 +86,8 @@ def test_disruptions_are_no_failures_whatever_is_counted_of_them() -> None:
     known = counted(ApplicationError=(3, 1), Eviction=(2, 2))
     assert budgets.count_failures(known) == 1
     assert budgets.reset_failures(known) == counted(ApplicationError=(3, 0), Eviction=(2, 2))
-    assert budgets.count_restart(known, "Eviction") == counted(ApplicationError=(3, 1), Eviction=(3, 2))
-    assert budgets.take_back_restart(counted(Eviction=(1, 0)), "Eviction") == RestartsStatus()
+    assert budgets.add_restarts(known, "Eviction", 1) == counted(ApplicationError=(3, 1), Eviction=(3, 2))
+    assert budgets.add_restarts(counted(Eviction=(1, 0)), "Eviction", -1) == RestartsStatus()
     failure = Cause.APPLICATION_ERROR
     assert budgets.move_restart(known, source=failure, target=failure) == known
     refilled = counted(ApplicationError=(1, 0))
