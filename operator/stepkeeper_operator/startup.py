@@ -19,10 +19,12 @@ from stepkeeper_operator.cluster import (
     connect,
     guard_writes,
 )
-from stepkeeper_operator.endpoint import KubernetesTokens, ReportAuthenticator, ReportEndpoint
+from stepkeeper_operator.endpoint.app import ReportEndpoint
+from stepkeeper_operator.endpoint.authentication import ReportAuthenticator
 from stepkeeper_operator.endpoint.health import make_health_app
 from stepkeeper_operator.endpoint.serving import Servers
 from stepkeeper_operator.endpoint.tls import ServingCertificate
+from stepkeeper_operator.endpoint.tokens import KubernetesTokens
 from stepkeeper_operator.handlers.resync import Resync
 from stepkeeper_operator.handlers.watch import make_kopf_settings, make_registry, run_watches
 from stepkeeper_operator.lease import LeaseGuard
@@ -216,7 +218,7 @@ class Operator:
         )
 
     async def _serve_endpoint(self) -> None:
-        authenticator = ReportAuthenticator(self._cache, self._cluster, KubernetesTokens(self._api))
+        authenticator = ReportAuthenticator(self._cache, KubernetesTokens(self._api))
         endpoint = ReportEndpoint(
             authenticator=authenticator,
             reports=self._reports,

@@ -21,7 +21,7 @@ from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts.raw import RawObject, condition_of
 from stepkeeper_operator.metrics import Metrics
 
-__all__ = ["ObjectWriter", "event_manifest", "status_manifest"]
+__all__ = ["ObjectWriter"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,13 +54,23 @@ class ObjectWriter:
         self._clock = clock
 
     async def write_status(self, meta: ObjectMeta, status: RawObject) -> RawObject:
-        """Replace the object's status. Return the object as it is then.
+        """Replace the whole status of the object. Return the object as it is then.
 
         Raises:
             ConflictError: Somebody changed the object since it was read, or another one has its name.
             ApiError: The write failed.
         """
-        body = status_manifest(self._resource, meta, status)
+        body = {
+            "apiVersion": self._resource.api_version,
+            "kind": self._resource.kind,
+            "metadata": {
+                "name": meta.name,
+                "namespace": meta.namespace,
+                "uid": meta.uid,
+                "resourceVersion": meta.resource_version,
+            },
+            "status": status,
+        }
         raw = await self._cluster.apply(self._resource, meta.namespace, body, subresource="status")
         self.count_write("status", meta)
         return raw
@@ -87,7 +97,7 @@ class ObjectWriter:
         """Create a Kubernetes event regarding the object, and log it."""
         fields = self._key_of(meta).log_fields
         _log.info(event.message, extra={**fields, "reason": event.reason})
-        body = event_manifest(self._resource, meta, event, identity=self._identity, now=self._clock())
+        body = _event_manifest(self._resource, meta, event, identity=self._identity, now=self._clock())
         try:
             await self._cluster.create(EVENTS, meta.namespace, body)
         except ApiError as error:
@@ -143,22 +153,7 @@ def _refuse(raw: RawObject, problems: Sequence[str], *, generation: int, now: fl
     return None if same else after.to_raw()
 
 
-def status_manifest(resource: Resource, meta: ObjectMeta, status: RawObject) -> dict[str, Any]:
-    """Build the whole status. The API server refuses it if anybody changed the object since it was read."""
-    return {
-        "apiVersion": resource.api_version,
-        "kind": resource.kind,
-        "metadata": {
-            "name": meta.name,
-            "namespace": meta.namespace,
-            "uid": meta.uid,
-            "resourceVersion": meta.resource_version,
-        },
-        "status": status,
-    }
-
-
-def event_manifest(
+def _event_manifest(
     resource: Resource, meta: ObjectMeta, event: ObjectEvent, *, identity: str, now: float
 ) -> dict[str, Any]:
     """Build an event regarding the object, with a name of its own."""

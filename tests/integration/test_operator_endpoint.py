@@ -15,9 +15,11 @@ from fake_cluster.world import World
 from stepkeeper.contract import Directive, Report, ReportPhase, token_audience
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import SaveRequest
 from stepkeeper_operator.cache.keys import ObjectKey, job_key
-from stepkeeper_operator.endpoint import ReportAuthenticator, ReportEndpoint, TokenPod
+from stepkeeper_operator.endpoint.app import ReportEndpoint
+from stepkeeper_operator.endpoint.authentication import ReportAuthenticator
 from stepkeeper_operator.endpoint.certificates import make_tls
 from stepkeeper_operator.endpoint.serving import Servers, load_certificate, server_tls
+from stepkeeper_operator.endpoint.tokens import TokenPod
 from stepkeeper_operator.labels import JOB_UID_LABEL
 from stepkeeper_operator.metrics import Metrics
 
@@ -89,7 +91,7 @@ async def desk() -> AsyncIterator[Desk]:
 
     tokens = Tokens(world)
     endpoint = ReportEndpoint(
-        authenticator=ReportAuthenticator(world.cache, world.cluster, tokens),
+        authenticator=ReportAuthenticator(world.cache, tokens),
         reports=world.reports,
         enqueue=enqueue,
         acting=lambda: made[0].acting,
@@ -183,16 +185,6 @@ async def test_a_pod_of_an_earlier_attempt_is_told_to_stop(desk: Desk) -> None:
     status, body = await desk.post(REPORT, token=old)
     assert status == 409
     assert "stop reporting" in json.loads(body)["error"]
-
-
-async def test_what_the_watches_have_not_brought_yet_is_asked_for(desk: Desk) -> None:
-    for pod in desk.world.pods:
-        desk.world.cache.record_pod(pod, deleted=True)
-    for job in desk.world.cluster.list_objects("jobs"):
-        desk.world.cache.record_batch_job(job, deleted=True)
-    desk.world.cache.forget_jobset(job_key("default", "lm"))
-    status, _ = await desk.post(REPORT, token=desk.token())
-    assert status == 200
 
 
 async def test_reports_of_the_last_and_the_next_runtime_are_taken(desk: Desk) -> None:

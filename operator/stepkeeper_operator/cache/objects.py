@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Change(NamedTuple, Generic[T]):
-    """What became of an object."""
+    """An object before and after a change."""
 
     before: T | None
     item: T

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from stepkeeper.contract import token_audience
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
-from stepkeeper_operator.cluster import BATCH_JOBS, JOBSETS, PODS, Cluster
 from stepkeeper_operator.endpoint.tokens import TokenPod, TokenVerifier
 from stepkeeper_operator.errors import ReportRefusedError
-from stepkeeper_operator.facts import BatchJob, JobSet, Pod, read_batch_job, read_jobset, read_pod
+from stepkeeper_operator.facts import JobSet, Pod
 
 __all__ = ["ReportAuthenticator", "ReportingAttempt"]
 
@@ -23,20 +22,14 @@ class ReportingAttempt:
 
 
 class ReportAuthenticator:
-    """Follow the owners in the cache, and ask the API server for those that the watches haven't brought yet.
+    """Follow the owners in the cache. A pod that no watch has brought yet is asked to report again.
 
     Any pod of the attempt may report: launchers such as torchrun put rank 0 on any host. Who isn't known gets 401, who
     is known and has no say in this job 403, and who had one in an earlier attempt 409.
     """
 
-    def __init__(
-        self,
-        cache: Cache,
-        cluster: Cluster,
-        tokens: TokenVerifier,
-    ) -> None:
+    def __init__(self, cache: Cache, tokens: TokenVerifier) -> None:
         self._cache = cache
-        self._cluster = cluster
         self._tokens = tokens
 
     def check_claims(self, key: ObjectKey, token: str) -> None:
@@ -63,14 +56,11 @@ class ReportAuthenticator:
             raise ReportRefusedError(
                 403, f"a pod of namespace {bound.namespace} reports for none of {key.namespace}"
             )
-        pod = await self._find_pod(bound)
+        pod = self._find_pod(bound)
         if pod.job_uid != uid:
             raise ReportRefusedError(403, f"pod {pod.name} is not of job {key.namespace}/{key.name}")
-        batch_job = await self._find_batch_job(pod)
-        jobset = await self._find_jobset(key, batch_job)
-        if jobset.owner_uid != uid:
-            raise ReportRefusedError(403, f"pod {pod.name} is not of job {key.namespace}/{key.name}")
-        return ReportingAttempt(job_uid=uid, ordinal=_check_attempt(pod, jobset), pod_uid=pod.uid)
+        ordinal = _check_attempt(pod, self._check_jobset(key, pod))
+        return ReportingAttempt(job_uid=uid, ordinal=ordinal, pod_uid=pod.uid)
 
     def _find_job_uid(self, key: ObjectKey) -> str:
         raw = self._cache.get_training_job(key)
@@ -79,38 +69,26 @@ class ReportAuthenticator:
             raise ReportRefusedError(404, f"there is no CheckpointedTrainingJob {key.namespace}/{key.name}")
         return str(raw["metadata"]["uid"])
 
-    async def _find_pod(self, bound: TokenPod) -> Pod:
+    def _find_pod(self, bound: TokenPod) -> Pod:
         pod = self._cache.get_pod(bound.namespace, bound.name)
         if pod is None or pod.uid != bound.uid:
-            raw = await self._cluster.get(PODS, bound.namespace, bound.name)
-            pod = None if raw is None else read_pod(raw)
-        if pod is None or pod.uid != bound.uid:
-            # Tokens of a pod end with it; this one was believed a moment longer.
+            # Tokens of a pod end with it; this one was believed a moment longer, or the watch is behind.
             raise ReportRefusedError(
-                401, f"pod {bound.name} with uid {bound.uid} is gone, and its token void"
+                503, f"pod {bound.name} with uid {bound.uid} is gone, or not known yet: report again later"
             )
         return pod
 
-    async def _find_batch_job(self, pod: Pod) -> BatchJob:
+    def _check_jobset(self, key: ObjectKey, pod: Pod) -> JobSet:
         if pod.owner_uid is None:
             raise ReportRefusedError(403, f"pod {pod.name} has no owner")
-        batch_job = self._cache.get_batch_job(pod.owner_uid)
+        batch_job, jobset = self._cache.get_batch_job(pod.owner_uid), self._cache.get_jobset(key)
         if batch_job is None:
-            # The Job of a pod is named like the pod without its index and random end.
-            name = pod.name.rsplit("-", 2)[0]
-            raw = await self._cluster.get(BATCH_JOBS, pod.namespace, name)
-            batch_job = None if raw is None else read_batch_job(raw)
-        if batch_job is None or batch_job.uid != pod.owner_uid:
-            raise ReportRefusedError(409, f"the Job of pod {pod.name} is gone: stop reporting")
-        return batch_job
-
-    async def _find_jobset(self, key: ObjectKey, batch_job: BatchJob) -> JobSet:
-        jobset = self._cache.get_jobset(key)
-        if jobset is None or jobset.uid != batch_job.owner_uid:
-            raw = await self._cluster.get(JOBSETS, key.namespace, key.name)
-            jobset = None if raw is None else read_jobset(raw)
+            text = f"the Job of pod {pod.name} is gone, or not known yet: report again later"
+            raise ReportRefusedError(503, text)
         if jobset is None or jobset.uid != batch_job.owner_uid:
             raise ReportRefusedError(409, f"Job {batch_job.name} is of an earlier JobSet: stop reporting")
+        if jobset.owner_uid != pod.job_uid:
+            raise ReportRefusedError(403, f"pod {pod.name} is not of job {key.namespace}/{key.name}")
         return jobset
 
 

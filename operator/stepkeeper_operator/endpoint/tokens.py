@@ -74,7 +74,7 @@ class KubernetesTokens:
             return pod
         pod = await self._review(token, audience)
         if len(self._cache) >= _MAX_CACHED:
-            self._drop_expired()
+            self._cache.clear()
         self._cache[digest] = (self._clock() + (self._cached_s if pod is not None else _REFUSED_S), pod)
         return pod
 
@@ -94,9 +94,3 @@ class KubernetesTokens:
             return None
         namespace = username.removeprefix(_SERVICE_ACCOUNT).partition(":")[0]
         return TokenPod(namespace=namespace, name=extra[_POD_NAME][0], uid=extra[_POD_UID][0])
-
-    def _drop_expired(self) -> None:
-        now = self._clock()
-        self._cache = {digest: entry for digest, entry in self._cache.items() if entry[0] > now}
-        if len(self._cache) >= _MAX_CACHED:
-            self._cache.clear()

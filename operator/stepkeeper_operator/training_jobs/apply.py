@@ -174,7 +174,7 @@ class Applier:
                 self._memory.get_job(job.metadata.uid).note_holder(read_jobset(raw))
                 self._cache.record_jobset(raw)
             case SetSuspend():
-                body = suspend_manifest(action.jobset, suspend=action.suspend)
+                body = _suspend_manifest(action.jobset, suspend=action.suspend)
                 self._cache.record_jobset(await self._cluster.apply(JOBSETS, key.namespace, body))
             case DeleteJobSet():
                 uid = action.jobset.uid
@@ -190,7 +190,7 @@ class Applier:
     async def _give_up_pod(self, action: GiveUpPod) -> None:
         pod = action.pod
         if not pod.terminal:
-            body = pod_failure_patch(action, now=self._clock())
+            body = _pod_failure_patch(action, now=self._clock())
             try:
                 await self._cluster.patch_pod_status(pod.namespace, pod.name, body)
             except ApiError as error:
@@ -217,7 +217,7 @@ def _keep_words(known: Rejection | None, text: str, generation: int) -> str:
     return known.message if _NUMBER.sub("", known.message) == _NUMBER.sub("", text) else text
 
 
-def suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:
+def _suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:
     """Build the change of `suspend`, the one field of a JobSet that changes after it was made."""
     return {
         "apiVersion": JOBSETS.api_version,
@@ -227,7 +227,7 @@ def suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:
     }
 
 
-def pod_failure_patch(action: GiveUpPod, *, now: float) -> dict[str, Any]:
+def _pod_failure_patch(action: GiveUpPod, *, now: float) -> dict[str, Any]:
     """Build the patch that fails a pod, with phase and condition together.
 
     A Failed pod without the condition would count as a failure of the application.
