@@ -16,7 +16,6 @@ __all__ = [
     "CreateJobSet",
     "Decision",
     "DeleteJobSet",
-    "DeletePod",
     "DeleteTrainingJob",
     "GiveUpPod",
     "JobEnd",
@@ -48,13 +47,6 @@ class DeleteJobSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeletePod:
-    """Delete the pod with its grace period, as the garbage collector would."""
-
-    pod: Pod
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUpPod:
     """Set phase Failed and DisruptionTarget in one write, then delete the pod's object without its kubelet."""
 
@@ -67,9 +59,7 @@ class DeleteTrainingJob:
     """Delete the job itself: its time to live after its end is over."""
 
 
-Action: TypeAlias = (
-    ApplyConfigMap | CreateJobSet | SetSuspend | DeleteJobSet | DeletePod | GiveUpPod | DeleteTrainingJob
-)
+Action: TypeAlias = ApplyConfigMap | CreateJobSet | SetSuspend | DeleteJobSet | GiveUpPod | DeleteTrainingJob
 
 RELYING_ON_STATUS: Final = (CreateJobSet, DeleteJobSet, SetSuspend)
 """Actions that start and end attempts. The status that numbers and explains those is written before."""

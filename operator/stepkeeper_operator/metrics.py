@@ -9,36 +9,31 @@ class QueuedResourceMetrics:
     """Hold the figures of QueuedResources and of the requests to the cloud. Those of an object go with it."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        names = ["namespace", "queued_resource"]
-        self._state = Gauge(
-            "stepkeeper_queued_resource_state",
-            "1 for the state that a QueuedResource is in.",
-            [*names, "state"],
-            registry=registry,
+        one, place = ["namespace", "queued_resource"], ["project", "zone"]
+
+        def gauge(name: str, text: str, labels: list[str]) -> Gauge:
+            return Gauge(f"stepkeeper_{name}", text, labels, registry=registry)
+
+        self._state = gauge(
+            "queued_resource_state", "1 for the state that a QueuedResource is in.", [*one, "state"]
         )
-        self._hosts = Gauge(
-            "stepkeeper_queued_resource_hosts",
+        self._hosts = gauge(
+            "queued_resource_hosts",
             "Hosts of a QueuedResource's machines; absent while the cloud doesn't tell.",
-            names,
-            registry=registry,
+            one,
         )
-        self._joined_hosts = Gauge(
-            "stepkeeper_queued_resource_joined_hosts",
+        self._joined_hosts = gauge(
+            "queued_resource_joined_hosts",
             "Hosts of a QueuedResource that are Ready nodes of the cluster and not cordoned.",
-            names,
-            registry=registry,
+            one,
         )
-        self._recreations = Gauge(
-            "stepkeeper_queued_resource_recreations",
-            "Times that a QueuedResource was made anew in the cloud.",
-            names,
-            registry=registry,
+        self._recreations = gauge(
+            "queued_resource_recreations", "Times that a QueuedResource was made anew in the cloud.", one
         )
-        self._quota_exhausted = Gauge(
-            "stepkeeper_queued_resource_quota_exhausted",
+        self._quota_exhausted = gauge(
+            "queued_resource_quota_exhausted",
             "1 while the project's quota doesn't suffice for a QueuedResource.",
-            names,
-            registry=registry,
+            one,
         )
         self._requests = Counter(
             "stepkeeper_cloud_tpu_requests",
@@ -46,17 +41,13 @@ class QueuedResourceMetrics:
             ["method", "code"],
             registry=registry,
         )
-        self._list_age_seconds = Gauge(
-            "stepkeeper_cloud_tpu_list_age_seconds",
-            "Seconds since a project's zone was last listed.",
-            ["project", "zone"],
-            registry=registry,
+        self._list_age_seconds = gauge(
+            "cloud_tpu_list_age_seconds", "Seconds since a project's zone was last listed.", place
         )
-        self._orphans = Gauge(
-            "stepkeeper_queued_resource_orphans",
+        self._orphans = gauge(
+            "queued_resource_orphans",
             "Cloud resources of this cluster in a project's zone whose QueuedResource is gone.",
-            ["project", "zone"],
-            registry=registry,
+            place,
         )
         self._states: dict[tuple[str, str], str] = {}
         self._listed_at: dict[tuple[str, str], float] = {}
@@ -121,74 +112,42 @@ class Metrics:
     """Hold the operator's metrics in a registry of their own; nothing is global."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self.reports = Counter(
-            "stepkeeper_reports", "Reports from pods, by HTTP status.", ["code"], registry=self._registry
-        )
-        self.reconciles = Counter(
-            "stepkeeper_reconciles",
-            "Reconciles, by the object's kind and by result.",
-            ["kind", "result"],
-            registry=self._registry,
+        registry = self._registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"stepkeeper_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"stepkeeper_{name}", text, labels, registry=registry)
+
+        job = ("namespace", "job")
+        self.reports = counter("reports", "Reports from pods, by HTTP status.", "code")
+        self.reconciles = counter(
+            "reconciles", "Reconciles, by the object's kind and by result.", "kind", "result"
         )
         self.reconcile_seconds = Histogram(
             "stepkeeper_reconcile_seconds",
             "Duration of one reconcile, by the object's kind.",
             ["kind"],
-            registry=self._registry,
+            registry=registry,
         )
-        self.writes = Counter(
-            "stepkeeper_writes",
-            "Writes to the API server, by the kind that they were for and by what was written.",
-            ["kind", "what"],
-            registry=self._registry,
+        text = "Writes to the API server, by the kind that they were for and by what was written."
+        self.writes = counter("writes", text, "kind", "what")
+        self.restarts = counter("restarts", "Ended attempts, by cause.", "cause")
+        self.step = gauge("step", "Last step that a job reported.", *job)
+        self.committed_step = gauge("committed_step", "Step of the newest commit of a job.", *job)
+        text = "Starts of a job in a row, with the newest, of which none has committed a checkpoint."
+        self.starts_without_checkpoint = gauge("starts_without_checkpoint", text, *job)
+        text = "1 while a job's condition Progressing is False: no step and no commit for long."
+        self.stalled = gauge("stalled", text, *job)
+        text = (
+            "1 while a job's condition PodStuck is True: a pod was told to end long ago and is still there."
         )
-        self.restarts = Counter(
-            "stepkeeper_restarts", "Ended attempts, by cause.", ["cause"], registry=self._registry
-        )
-        self.step = Gauge(
-            "stepkeeper_step", "Last step that a job reported.", ["namespace", "job"], registry=self._registry
-        )
-        self.committed_step = Gauge(
-            "stepkeeper_committed_step",
-            "Step of the newest commit of a job.",
-            ["namespace", "job"],
-            registry=self._registry,
-        )
-        self.starts_without_checkpoint = Gauge(
-            "stepkeeper_starts_without_checkpoint",
-            "Starts of a job in a row, with the newest, of which none has committed a checkpoint.",
-            ["namespace", "job"],
-            registry=self._registry,
-        )
-        self.stalled = Gauge(
-            "stepkeeper_stalled",
-            "1 while a job's condition Progressing is False: no step and no commit for long.",
-            ["namespace", "job"],
-            registry=self._registry,
-        )
-        self.pod_stuck = Gauge(
-            "stepkeeper_pod_stuck",
-            "1 while a job's condition PodStuck is True: a pod was told to end long ago and is still there.",
-            ["namespace", "job"],
-            registry=self._registry,
-        )
-        self.queue_length = Gauge(
-            "stepkeeper_queue_length",
-            "Objects that wait for a worker, by kind.",
-            ["kind"],
-            registry=self._registry,
-        )
-        self.watch_age_seconds = Gauge(
-            "stepkeeper_watch_age_seconds",
-            "Seconds since the last event of any watch.",
-            registry=self._registry,
-        )
-        self.acting = Gauge(
-            "stepkeeper_acting", "1 while this operator holds the Lease.", registry=self._registry
-        )
-
-        self.queued_resources = QueuedResourceMetrics(self._registry)
+        self.pod_stuck = gauge("pod_stuck", text, *job)
+        self.queue_length = gauge("queue_length", "Objects that wait for a worker, by kind.", "kind")
+        self.watch_age_seconds = gauge("watch_age_seconds", "Seconds since the last event of any watch.")
+        self.acting = gauge("acting", "1 while this operator holds the Lease.")
+        self.queued_resources = QueuedResourceMetrics(registry)
 
     def forget_job(self, namespace: str, job: str) -> None:
         """Remove the gauges of a job that is gone."""

@@ -35,12 +35,6 @@ class Leftover:
     origin: str = "an earlier JobSet"
     """What it is of."""
 
-    orphans: tuple[Pod, ...] = ()
-    """Pods whose Job is gone and that nobody has deleted since."""
-
-    orphaned_since: float = 0.0
-    """Unix time when this operator first saw pods whose Job is gone."""
-
     told: tuple[Pod, ...] = ()
     """Pods whose Job is gone, or of a deleted job, that were told to end. On a lost node they never do."""
 

@@ -8,9 +8,8 @@ from collections.abc import Coroutine, Mapping
 from aiohttp import web
 
 from stepkeeper_operator.cache.cache import Cache
-from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.kinds import list_watched_kinds
-from stepkeeper_operator.cache.reports import DirectiveCache, ReportCache
+from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU
 from stepkeeper_operator.cloud_tpu.connection import connect_cloud
 from stepkeeper_operator.cluster import (
@@ -20,10 +19,12 @@ from stepkeeper_operator.cluster import (
     connect,
     guard_writes,
 )
-from stepkeeper_operator.endpoint import KubernetesTokens, ReportAuthenticator, ReportEndpoint
+from stepkeeper_operator.endpoint.app import ReportEndpoint
+from stepkeeper_operator.endpoint.authentication import ReportAuthenticator
 from stepkeeper_operator.endpoint.health import make_health_app
 from stepkeeper_operator.endpoint.serving import Servers
 from stepkeeper_operator.endpoint.tls import ServingCertificate
+from stepkeeper_operator.endpoint.tokens import KubernetesTokens
 from stepkeeper_operator.handlers.resync import Resync
 from stepkeeper_operator.handlers.watch import make_kopf_settings, make_registry, run_watches
 from stepkeeper_operator.lease import LeaseGuard
@@ -33,7 +34,7 @@ from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.readiness import Readiness, is_kueue_installed
 from stepkeeper_operator.reconcile import Controller, Reconciler
 from stepkeeper_operator.settings import OperatorSettings
-from stepkeeper_operator.training_jobs.controller import make_job_controller
+from stepkeeper_operator.training_jobs.controller import JobController
 from stepkeeper_operator.work_queue import KindQueues
 
 __all__ = ["Operator", "run_operator"]
@@ -67,9 +68,10 @@ class Operator:
             QUEUED_RESOURCES.kind: self._cloud_settings.n_at_once,
         }
         names = [kind.resource.kind for kind in self._kinds if kind.reconciled]
-        self._queues: KindQueues[ObjectKey] = KindQueues({name: n_workers[name] for name in names})
-        self._reports = ReportCache(silence_s=settings.silence_s)
-        self._directives = DirectiveCache(report_interval_s=settings.report_interval_s)
+        self._queues = KindQueues({name: n_workers[name] for name in names})
+        self._reports = ReportCache(
+            silence_s=settings.silence_s, report_interval_s=settings.report_interval_s
+        )
         self._synced = asyncio.Event()
         self._relisted = asyncio.Event()
         self._stop = asyncio.Event()
@@ -155,11 +157,10 @@ class Operator:
 
     def _make_controllers(self, cloud: CloudTPU | None) -> dict[str, Controller]:
         """Make the controllers, by the kind that each reconciles. A new kind gets its controller here."""
-        jobs = make_job_controller(
+        jobs = JobController(
             cluster=self._cluster,
             cache=self._cache,
             reports=self._reports,
-            directives=self._directives,
             settings=self._settings,
             metrics=self._metrics,
             ca_pem=lambda: self._certificate.ca_pem,
@@ -217,13 +218,12 @@ class Operator:
         )
 
     async def _serve_endpoint(self) -> None:
-        authenticator = ReportAuthenticator(self._cache, self._cluster, KubernetesTokens(self._api))
+        authenticator = ReportAuthenticator(self._cache, KubernetesTokens(self._api))
         endpoint = ReportEndpoint(
             authenticator=authenticator,
             reports=self._reports,
             enqueue=self._queues.add,
             acting=lambda: self._lease.held and self._synced.is_set(),
-            directives=self._directives,
             metrics=self._metrics,
         )
         host, port = self._settings.endpoint_host, self._settings.endpoint_port

@@ -1,10 +1,11 @@
 """Queue the keys to reconcile: coalescing, serial per key, delayed requeue with jitter, back-off, a queue per kind."""
 
 import asyncio
-import heapq
 import random
 from collections.abc import Awaitable, Callable, Hashable, Mapping
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
+
+from stepkeeper_operator.cache.keys import ObjectKey
 
 __all__ = ["KindQueues", "WorkQueue"]
 
@@ -33,11 +34,8 @@ class WorkQueue(Generic[K]):
         self._held: set[K] = set()
         self._again: set[K] = set()
         """Keys added while a worker held them: due as soon as the worker is done."""
-        self._later: dict[K, float] = {}
-        """The earliest time that a delayed key is due at."""
-        self._timers: list[tuple[float, int, K]] = []
-        self._timer_id = 0
-        self._timer_set = asyncio.Event()
+        self._later: dict[K, asyncio.TimerHandle] = {}
+        """The delays of keys that wait for one."""
         self._failures: dict[K, int] = {}
 
     def add(self, key: K) -> None:
@@ -45,7 +43,7 @@ class WorkQueue(Generic[K]):
 
         If a worker has it now, reconcile it once more afterwards.
         """
-        self._later.pop(key, None)
+        self._end_delay(key)
         if key in self._held:
             self._again.add(key)
         elif key not in self._waiting:
@@ -54,13 +52,16 @@ class WorkQueue(Generic[K]):
 
     def add_after(self, key: K, delay_s: float) -> None:
         """Add the key after the delay, unless it is reconciled or added earlier."""
-        due_at = asyncio.get_running_loop().time() + delay_s * (1 + _JITTER * self._jitter())
-        if due_at >= self._later.get(key, float("inf")):
+        loop = asyncio.get_running_loop()
+        due_at = loop.time() + delay_s * (1 + _JITTER * self._jitter())
+        if key in self._later and due_at >= self._later[key].when():
             return
-        self._later[key] = due_at
-        self._timer_id += 1
-        heapq.heappush(self._timers, (due_at, self._timer_id, key))
-        self._timer_set.set()
+        self._end_delay(key)
+        self._later[key] = loop.call_at(due_at, self.add, key)
+
+    def _end_delay(self, key: K) -> None:
+        if (timer := self._later.pop(key, None)) is not None:
+            timer.cancel()
 
     def __len__(self) -> int:
         """Count the keys that are due and that no worker has taken yet."""
@@ -73,7 +74,6 @@ class WorkQueue(Generic[K]):
         what went wrong itself.
         """
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._wake_delayed())
             for _ in range(n_workers):
                 group.create_task(self._worker(work))
 
@@ -81,7 +81,7 @@ class WorkQueue(Generic[K]):
         while True:
             key = await self._due.get()
             self._waiting.discard(key)
-            self._later.pop(key, None)
+            self._end_delay(key)
             self._held.add(key)
             try:
                 delay_s = await work(key)
@@ -98,43 +98,16 @@ class WorkQueue(Generic[K]):
                 self._again.discard(key)
                 self.add(key)
 
-    async def _wake_delayed(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            while self._timers and self._timers[0][0] <= loop.time():
-                due_at, _, key = heapq.heappop(self._timers)
-                # A timer that was overtaken by an earlier one, or by the work itself, is void.
-                if self._later.get(key) == due_at:
-                    self.add(key)
-            timeout_s = self._timers[0][0] - loop.time() if self._timers else None
-            self._timer_set.clear()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._timer_set.wait()
-            except TimeoutError:
-                continue
 
-
-class _OfKind(Hashable, Protocol):
-    """A key that says what it is a key of."""
-
-    @property
-    def kind(self) -> str:
-        """The kind of the object."""
-
-
-Q = TypeVar("Q", bound=_OfKind)
-
-
-class KindQueues(Generic[Q]):
+class KindQueues:
     """Give each kind a queue and workers of its own: one whose work takes long holds up no other."""
 
     def __init__(self, n_workers: Mapping[str, int]) -> None:
         """Make a queue for each of these kinds, for so many workers."""
         self._n_workers = dict(n_workers)
-        self._queues: dict[str, WorkQueue[Q]] = {kind: WorkQueue() for kind in n_workers}
+        self._queues: dict[str, WorkQueue[ObjectKey]] = {kind: WorkQueue() for kind in n_workers}
 
-    def add(self, key: Q, delay_s: float = 0.0) -> None:
+    def add(self, key: ObjectKey, delay_s: float = 0.0) -> None:
         """Queue the key, at once or after a delay. Nobody works on a key of another kind: it is dropped."""
         queue = self._queues.get(key.kind)
         if queue is None:
@@ -148,7 +121,7 @@ class KindQueues(Generic[Q]):
         """Count the keys that wait for a worker, by kind."""
         return {kind: len(queue) for kind, queue in self._queues.items()}
 
-    async def run(self, work: Callable[[Q], Awaitable[float | None]]) -> None:
+    async def run(self, work: Callable[[ObjectKey], Awaitable[float | None]]) -> None:
         """Work on all kinds until cancelled, each as `WorkQueue.run` does."""
         async with asyncio.TaskGroup() as group:
             for kind, queue in self._queues.items():

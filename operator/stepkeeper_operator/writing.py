@@ -3,7 +3,6 @@
 import logging
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,29 +21,15 @@ from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts.raw import RawObject, condition_of
 from stepkeeper_operator.metrics import Metrics
 
-__all__ = ["UNREADABLE", "ObjectWriter", "event_manifest", "renew_condition", "status_manifest"]
+__all__ = ["ObjectWriter"]
 
 _log = logging.getLogger(__name__)
 
 _EVENT_LIMIT = 1024
 """Bytes of an event's note, as Kubernetes counts them."""
 
-_EVENTS_PER_HOUR = 60
-"""Events that one object gets in an hour. A job that restarts every few seconds would fill etcd with them."""
-
-UNREADABLE = "UnreadableSpec"
+_UNREADABLE = "UnreadableSpec"
 """Reason of conditions while the spec can't be read."""
-
-_HOUR_S = 3600.0
-_KEPT_COUNTS = 1024
-
-
-@dataclass(slots=True)
-class _EventCount:
-    until: float
-    """Unix time when the hour ends that began with its first event."""
-
-    left: int = _EVENTS_PER_HOUR
 
 
 class ObjectWriter:
@@ -67,17 +52,25 @@ class ObjectWriter:
         self._metrics = metrics
         self._identity = identity
         self._clock = clock
-        self._event_counts: dict[str, _EventCount] = {}
-        """By the object's uid."""
 
     async def write_status(self, meta: ObjectMeta, status: RawObject) -> RawObject:
-        """Replace the object's status. Return the object as it is then.
+        """Replace the whole status of the object. Return the object as it is then.
 
         Raises:
             ConflictError: Somebody changed the object since it was read, or another one has its name.
             ApiError: The write failed.
         """
-        body = status_manifest(self._resource, meta, status)
+        body = {
+            "apiVersion": self._resource.api_version,
+            "kind": self._resource.kind,
+            "metadata": {
+                "name": meta.name,
+                "namespace": meta.namespace,
+                "uid": meta.uid,
+                "resourceVersion": meta.resource_version,
+            },
+            "status": status,
+        }
         raw = await self._cluster.apply(self._resource, meta.namespace, body, subresource="status")
         self.count_write("status", meta)
         return raw
@@ -101,19 +94,15 @@ class ObjectWriter:
         return raw
 
     async def create_event(self, meta: ObjectMeta, event: ObjectEvent) -> None:
-        """Create a Kubernetes event regarding the object, and log it. Past the limit of an hour it is only logged."""
+        """Create a Kubernetes event regarding the object, and log it."""
         fields = self._key_of(meta).log_fields
         _log.info(event.message, extra={**fields, "reason": event.reason})
-        left = self._take_event(meta.uid)
-        if left <= 0:
-            return
-        await self._write_event(meta, event)
-        if left == 1:
-            text = (
-                f"{_EVENTS_PER_HOUR} events in an hour: further events are held back for the rest of it. The status "
-                "and the operator's log have all of them"
-            )
-            await self._write_event(meta, ObjectEvent(warning=True, reason="EventsHeldBack", message=text))
+        body = _event_manifest(self._resource, meta, event, identity=self._identity, now=self._clock())
+        try:
+            await self._cluster.create(EVENTS, meta.namespace, body)
+        except ApiError as error:
+            # The status says the same, so a lost event is not worth repeating the other writes.
+            _log.warning("cannot write event", extra={**fields, "error": str(error)})
 
     async def tell_unreadable(
         self, raw: RawObject, problems: Sequence[str], *, initial: RawObject
@@ -141,30 +130,9 @@ class ObjectWriter:
         told = await self.write_status(
             meta, {**initial, **status, "conditions": [condition, *others][:MAX_CONDITIONS]}
         )
-        event = ObjectEvent(warning=True, reason=UNREADABLE, message=condition["message"])
+        event = ObjectEvent(warning=True, reason=_UNREADABLE, message=condition["message"])
         await self.create_event(meta, event)
         return told
-
-    async def _write_event(self, meta: ObjectMeta, event: ObjectEvent) -> None:
-        fields = self._key_of(meta).log_fields
-        body = event_manifest(self._resource, meta, event, identity=self._identity, now=self._clock())
-        try:
-            await self._cluster.create(EVENTS, meta.namespace, body)
-        except ApiError as error:
-            # The status says the same, so a lost event is not worth repeating the other writes.
-            _log.warning("cannot write event", extra={**fields, "error": str(error)})
-
-    def _take_event(self, uid: str) -> int:
-        """Count an event of the object. Return how many it could get in this hour before this one."""
-        now = self._clock()
-        count = self._event_counts.get(uid)
-        if count is None or now >= count.until:
-            if len(self._event_counts) >= _KEPT_COUNTS:
-                counts = self._event_counts.items()
-                self._event_counts = {known: each for known, each in counts if now < each.until}
-            count = self._event_counts[uid] = _EventCount(until=now + _HOUR_S)
-        count.left -= 1
-        return count.left + 1
 
     def count_write(self, what: str, meta: ObjectMeta) -> None:
         """Count and log a write that was done for the object."""
@@ -175,39 +143,17 @@ class ObjectWriter:
         return ObjectKey(self._resource.kind, meta.namespace, meta.name)
 
 
-def renew_condition(known: RawObject, update: ConditionUpdate, *, generation: int, now: float) -> RawObject:
-    """Return the condition as it is now, or `known`, of whatever version, if that is the same."""
-    before = read_object(Condition, known).value
-    after = update.apply_to(before, generation=generation, now=now)
-    same = before is not None and before.model_copy(update={"observed_generation": generation}) == after
-    return known if same else after.to_raw()
-
-
 def _refuse(raw: RawObject, problems: Sequence[str], *, generation: int, now: float) -> RawObject | None:
     """Return condition Accepted that names the problems, or None if the object says so already."""
     text = describe_problems(problems)
-    known = condition_of(raw, ConditionType.ACCEPTED)
-    update = ConditionUpdate(type=ConditionType.ACCEPTED, status=False, reason=UNREADABLE, message=text)
-    condition = renew_condition(known, update, generation=generation, now=now)
-    return None if condition is known else condition
+    before = read_object(Condition, condition_of(raw, ConditionType.ACCEPTED)).value
+    update = ConditionUpdate(type=ConditionType.ACCEPTED, status=False, reason=_UNREADABLE, message=text)
+    after = update.apply_to(before, generation=generation, now=now)
+    same = before is not None and before.model_copy(update={"observed_generation": generation}) == after
+    return None if same else after.to_raw()
 
 
-def status_manifest(resource: Resource, meta: ObjectMeta, status: RawObject) -> dict[str, Any]:
-    """Build the whole status. The API server refuses it if anybody changed the object since it was read."""
-    return {
-        "apiVersion": resource.api_version,
-        "kind": resource.kind,
-        "metadata": {
-            "name": meta.name,
-            "namespace": meta.namespace,
-            "uid": meta.uid,
-            "resourceVersion": meta.resource_version,
-        },
-        "status": status,
-    }
-
-
-def event_manifest(
+def _event_manifest(
     resource: Resource, meta: ObjectMeta, event: ObjectEvent, *, identity: str, now: float
 ) -> dict[str, Any]:
     """Build an event regarding the object, with a name of its own."""

@@ -15,9 +15,11 @@ from fake_cluster.world import World
 from stepkeeper.contract import Directive, Report, ReportPhase, token_audience
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import SaveRequest
 from stepkeeper_operator.cache.keys import ObjectKey, job_key
-from stepkeeper_operator.endpoint import ReportAuthenticator, ReportEndpoint, TokenPod
+from stepkeeper_operator.endpoint.app import ReportEndpoint
+from stepkeeper_operator.endpoint.authentication import ReportAuthenticator
 from stepkeeper_operator.endpoint.certificates import make_tls
 from stepkeeper_operator.endpoint.serving import Servers, load_certificate, server_tls
+from stepkeeper_operator.endpoint.tokens import TokenPod
 from stepkeeper_operator.labels import JOB_UID_LABEL
 from stepkeeper_operator.metrics import Metrics
 
@@ -89,11 +91,10 @@ async def desk() -> AsyncIterator[Desk]:
 
     tokens = Tokens(world)
     endpoint = ReportEndpoint(
-        authenticator=ReportAuthenticator(world.cache, world.cluster, tokens),
+        authenticator=ReportAuthenticator(world.cache, tokens),
         reports=world.reports,
         enqueue=enqueue,
         acting=lambda: made[0].acting,
-        directives=world.directives,
         metrics=Metrics(),
         clock=lambda: world.now,
     )
@@ -106,14 +107,14 @@ async def desk() -> AsyncIterator[Desk]:
 async def test_an_open_request_for_a_save_is_in_every_answer(desk: Desk) -> None:
     now = int(desk.world.now)
     request = SaveRequest(id="maintenance-7", attempt=1, before=now + 100, time=now, reason="maintenance")
-    desk.world.directives.set_save_request(desk.world.job.metadata.uid, request)
+    desk.world.reports.set_save_request(desk.world.job.metadata.uid, request)
     for left_s in (100, 60):
         desk.world.now = now + 100 - left_s
         _, body = await desk.post(REPORT, token=desk.token())
         told = Directive.from_json(body)
         assert (told.checkpoint_now, told.save_reason) == ("maintenance-7", "maintenance")
         assert told.save_within_s == left_s
-    desk.world.directives.set_save_request(desk.world.job.metadata.uid, None)
+    desk.world.reports.set_save_request(desk.world.job.metadata.uid, None)
     _, body = await desk.post(REPORT, token=desk.token())
     assert Directive.from_json(body).checkpoint_now is None
 
@@ -189,16 +190,6 @@ async def test_a_pod_of_an_earlier_attempt_is_told_to_stop(desk: Desk) -> None:
     assert "stop reporting" in json.loads(body)["error"]
 
 
-async def test_what_the_watches_have_not_brought_yet_is_asked_for(desk: Desk) -> None:
-    for pod in desk.world.pods:
-        desk.world.cache.record_pod(pod, deleted=True)
-    for job in desk.world.cluster.list_objects("jobs"):
-        desk.world.cache.record_batch_job(job, deleted=True)
-    desk.world.cache.forget_jobset(job_key("default", "lm"))
-    status, _ = await desk.post(REPORT, token=desk.token())
-    assert status == 200
-
-
 async def test_reports_of_the_last_and_the_next_runtime_are_taken(desk: Desk) -> None:
     recorded = sorted(RECORDS.glob("*/report.json"))
     for path in recorded:
@@ -247,18 +238,6 @@ async def test_a_report_counts_though_its_sender_could_not_wait_for_the_answer(d
     last = desk.world.reports.get_report(desk.world.job.metadata.uid)
     assert last is not None
     assert last.report.step == 42
-
-
-async def test_names_that_are_made_up_cost_few_requests(desk: Desk) -> None:
-    desk.world.cluster.reads.clear()
-    statuses = [
-        (await desk.post(REPORT, token="x", path=f"/v1/namespaces/nowhere/jobs/x{n}/report"))[0]
-        for n in range(100)
-    ]
-    assert desk.world.cluster.reads["get", "checkpointedtrainingjobs"] <= 11
-    assert set(statuses) == {404, 429}
-    status, _ = await desk.post(REPORT, token=desk.token())
-    assert status == 200, "jobs that are known go on"
 
 
 async def test_the_server_is_trusted_by_its_ca_under_its_names_only(desk: Desk, tmp_path: Path) -> None:

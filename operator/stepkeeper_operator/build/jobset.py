@@ -5,7 +5,6 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from stepkeeper_operator.api.template_defaults import TEMPLATE_DEFAULTS
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.build.failure_policy import build_job_policy, build_jobset_policy
 from stepkeeper_operator.build.objects import job_labels, owner_reference
@@ -21,7 +20,7 @@ from stepkeeper_operator.labels import (
     WORKER_JOB,
 )
 
-__all__ = ["build_jobset", "machines_hash", "queue_labels", "template_hash", "without_defaults"]
+__all__ = ["build_jobset", "machines_hash", "queue_labels", "template_hash"]
 
 _PROVISIONING_ANNOTATIONS: Final = "provreq.kueue.x-k8s.io/"
 """Parameters of the ProvisioningRequest that Kueue makes for the JobSet."""
@@ -115,7 +114,7 @@ def template_hash(job: CheckpointedTrainingJob, machines: QueuedMachines | None 
     """
     uid = [] if machines is None else [machines.uid]
     placement = job.spec.placement.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    return _digest([without_defaults(job.spec.template), placement, *uid])
+    return _digest([job.spec.template, placement, *uid])
 
 
 def machines_hash(machines: QueuedMachines) -> str:
@@ -143,25 +142,3 @@ def _spread(job: CheckpointedTrainingJob, machines: QueuedMachines | None) -> di
     several = job.spec.placement.tpu is not None and job.spec.placement.n_slices > 1
     label = job.metadata.annotations.get(_EXCLUSIVE_TOPOLOGY, NODE_POOL_LABEL if several else "")
     return {_EXCLUSIVE_TOPOLOGY: label} if label else {}
-
-
-def without_defaults(template: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the pod template without fields that have the API server's defaults.
-
-    A CRD that gives another field a default shows it in templates that were written before.
-    """
-    pruned: dict[str, Any] = _prune(template, "")
-    return pruned
-
-
-def _prune(value: Any, path: str) -> Any:
-    if isinstance(value, Mapping):
-        fields = ((name, f"{path}.{name}" if path else name, item) for name, item in value.items())
-        return {
-            name: _prune(item, below)
-            for name, below, item in fields
-            if below not in TEMPLATE_DEFAULTS or TEMPLATE_DEFAULTS[below] != item
-        }
-    if isinstance(value, list):
-        return [_prune(item, f"{path}[]") for item in value]
-    return value

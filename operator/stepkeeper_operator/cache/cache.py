@@ -1,16 +1,15 @@
 """Keep the last known objects of the cluster, and find the jobs and QueuedResources that a change concerns."""
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partialmethod
+from typing import Any, Final
 
-from stepkeeper_operator.cache.evidence import EvidenceCache
-from stepkeeper_operator.cache.job_indexes import JobRoots, QueuedResourceJobs
-from stepkeeper_operator.cache.job_objects import JobObjects, Workloads
-from stepkeeper_operator.cache.keys import ObjectKey
-from stepkeeper_operator.cache.nodes import NodeCache, NodeChange
-from stepkeeper_operator.cache.raw_objects import RawObjects
+from stepkeeper_operator.cache.evidence import AttemptEvidence, EvidenceCache
+from stepkeeper_operator.cache.keys import ObjectKey, job_key
+from stepkeeper_operator.cache.objects import Change, Objects
 from stepkeeper_operator.cluster import (
     BATCH_JOBS,
     JOBSETS,
@@ -21,23 +20,27 @@ from stepkeeper_operator.cluster import (
     WORKLOADS,
     Resource,
 )
-from stepkeeper_operator.facts import BatchJob, JobRoot, JobSet, Node, Pod, Workload
-from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.facts import (
+    BatchJob,
+    JobRoot,
+    JobSet,
+    Node,
+    Pod,
+    Workload,
+    read_batch_job,
+    read_job_root,
+    read_jobset,
+    read_node,
+    read_pod,
+    read_workload,
+)
+from stepkeeper_operator.facts.raw import RawObject, read_in
+from stepkeeper_operator.labels import WORKER_JOB
 
 __all__ = ["Cache"]
 
-
-class _RecordObject(Protocol):
-    def __call__(self, raw: RawObject, *, deleted: bool = False) -> tuple[ObjectKey, ...]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
-    """The ways to keep the objects of one kind."""
-
-    record: _RecordObject
-    list_uids: Callable[[], frozenset[str]]
-    forget: Callable[[frozenset[str]], Iterator[ObjectKey]]
+_GONE_NODE_KEPT_S: Final = 900
+"""A deleted node is kept for a while, because the causes of its pods' ends are judged later."""
 
 
 class Cache:
@@ -48,63 +51,59 @@ class Cache:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._training_jobs = RawObjects(TRAINING_JOBS.kind)
-        self._queued_resources = RawObjects(QUEUED_RESOURCES.kind)
-        self._queued_resource_jobs = QueuedResourceJobs()
-        self._job_roots = JobRoots()
-        self._job_objects = JobObjects(self._find_job)
-        self._nodes = NodeCache(clock)
-        self._workloads = Workloads()
-        self._kinds = self._make_kinds()
+        self._training_jobs = Objects(_slim, self._note_training_job)
+        self._queued_resources = Objects(_slim, self._note_queued_resource)
+        self._jobsets = Objects(read_jobset, self._note_jobset)
+        self._batch_jobs = Objects(read_batch_job, self._note_batch_job)
+        self._pods = Objects(read_pod, self._note_pod)
+        self._workloads = Objects(read_workload, self._note_workload)
+        self._nodes = Objects(read_node, self._note_node)
+        self._kinds: dict[str, Objects[Any]] = {
+            TRAINING_JOBS.kind: self._training_jobs,
+            QUEUED_RESOURCES.kind: self._queued_resources,
+            JOBSETS.kind: self._jobsets,
+            BATCH_JOBS.kind: self._batch_jobs,
+            PODS.kind: self._pods,
+            WORKLOADS.kind: self._workloads,
+            NODES.kind: self._nodes,
+        }
+        self._evidence = EvidenceCache()
+        self._roots: dict[str, JobRoot] = {}
+        """By the job's uid."""
+
+        self._pods_of: defaultdict[str, set[str]] = defaultdict(set)
+        """The uids of pods, by the uid of the job in their label."""
+
+        self._gone_nodes: dict[str, Node] = {}
         self.last_event_at = clock()
         """Unix time of the latest event from any watch."""
 
-    @property
-    def evidence(self) -> EvidenceCache:
-        return self._job_objects.evidence
-
     def record(self, resource: Resource, raw: RawObject, *, deleted: bool = False) -> tuple[ObjectKey, ...]:
-        """Record an object of any kind that the cache keeps."""
-        return self._get_kind(resource).record(raw, deleted=deleted)
+        """Record an object of any kind that the cache keeps.
 
-    def record_training_job(self, raw: RawObject, *, deleted: bool = False) -> tuple[ObjectKey, ...]:
-        """Record the job unless a newer version is known: answers to our own writes arrive before the watch does."""
-        uid = raw["metadata"]["uid"]
-        key = self._training_jobs.drop(raw) if deleted else self._training_jobs.record(raw)
-        if key is None:
+        A job or QueuedResource of which a newer version is known is left out: answers to our own writes arrive before
+        the watch does.
+        """
+        objects = self._get_objects(resource.kind)
+        known = objects.find(raw["metadata"]["uid"])
+        if not deleted and isinstance(known, Mapping) and _version(known) > _version(raw):
             return ()
-        self._index_job(key)
-        if deleted:
-            self._job_objects.forget_job(uid)
-        else:
-            self._job_objects.add_job(uid, key.namespace)
-        return (key,)
+        return tuple(dict.fromkeys(objects.record(raw, deleted=deleted)))
 
-    def record_queued_resource(self, raw: RawObject, *, deleted: bool = False) -> tuple[ObjectKey, ...]:
-        """Record the QueuedResource unless a newer version is known. It also concerns the jobs that name it."""
-        key = self._queued_resources.drop(raw) if deleted else self._queued_resources.record(raw)
-        return () if key is None else (key, *self._queued_resource_jobs.list_jobs(key))
-
-    def record_jobset(self, raw: RawObject, *, deleted: bool = False) -> tuple[ObjectKey, ...]:
-        return self._job_objects.record_jobset(raw, deleted=deleted)
-
-    def record_batch_job(self, raw: RawObject, *, deleted: bool = False) -> tuple[ObjectKey, ...]:
-        return self._job_objects.record_batch_job(raw, deleted=deleted)
-
-    def record_pod(self, raw: RawObject, *, deleted: bool = False) -> tuple[ObjectKey, ...]:
-        return self._job_objects.record_pod(raw, deleted=deleted)
-
-    def record_node(self, raw: RawObject, *, deleted: bool = False) -> tuple[ObjectKey, ...]:
-        """Record the node. It concerns the QueuedResource that it is of, and its loss the jobs with pods on it."""
-        return tuple(self._find_keys_by_node(self._nodes.record(raw, deleted=deleted)))
+    record_training_job = partialmethod(record, TRAINING_JOBS)
+    record_queued_resource = partialmethod(record, QUEUED_RESOURCES)
+    record_jobset = partialmethod(record, JOBSETS)
+    record_batch_job = partialmethod(record, BATCH_JOBS)
+    record_pod = partialmethod(record, PODS)
+    record_node = partialmethod(record, NODES)
 
     def list_uids(self, resource: Resource) -> frozenset[str]:
         """List the uids of all objects of a kind that are known and not known to be gone."""
-        return self._get_kind(resource).list_uids()
+        return self._get_objects(resource.kind).uids
 
     def forget_objects(self, gone: frozenset[str]) -> tuple[ObjectKey, ...]:
         """Forget objects that no longer exist though no watch said so. Return the keys of what it concerns."""
-        return tuple({key for kind in self._kinds.values() for key in kind.forget(gone)})
+        return tuple({key for objects in self._kinds.values() for key in objects.forget(gone)})
 
     def record_watch_event(self) -> None:
         """Record that a watch delivered an event."""
@@ -112,119 +111,185 @@ class Cache:
 
     def forget_jobset(self, key: ObjectKey) -> None:
         """Forget the JobSet: the API server said that there is none, before the watch did."""
-        self._job_objects.forget_jobset(key)
+        jobset = self.get_jobset(key)
+        if jobset is not None:
+            self.forget_objects(frozenset({jobset.uid}))
 
     def knows(self, key: ObjectKey) -> bool:
         """Return True if the object with that key exists, as far as the cache knows."""
-        return self._get_raw_objects(key.kind).get(key) is not None
+        return self._get_objects(key.kind).get(key.namespace, key.name) is not None
 
     def list_keys(self, kind: str) -> tuple[ObjectKey, ...]:
         """List the keys of all CheckpointedTrainingJobs or QueuedResources."""
-        return self._get_raw_objects(kind).list_keys()
+        return tuple(_key_of(kind, raw) for raw in self._get_objects(kind))
 
     def get_training_job(self, key: ObjectKey) -> RawObject | None:
-        return self._training_jobs.get(key)
+        return self._training_jobs.get(key.namespace, key.name)
 
     def get_queued_resource(self, key: ObjectKey) -> RawObject | None:
-        return self._queued_resources.get(key)
+        return self._queued_resources.get(key.namespace, key.name)
 
     def list_root_rivals(self, key: ObjectKey) -> tuple[JobRoot, ...]:
         """List the other jobs whose root is this job's, is inside of it or around it."""
-        return self._job_roots.list_rivals(key)
+        raw = self.get_training_job(key)
+        own = None if raw is None else self._roots.get(raw["metadata"]["uid"])
+        if own is None:
+            return ()
+        place = own.place
+        found = [
+            root
+            for root in self._roots.values()
+            if root is not own
+            and (root.place[: len(place)] == place or place[: len(root.place)] == root.place)
+        ]
+        return tuple(sorted(found, key=lambda root: (root.namespace, root.name)))
 
     def get_jobset(self, key: ObjectKey) -> JobSet | None:
-        return self._job_objects.get_jobset(key)
+        return self._jobsets.get(key.namespace, key.name)
 
     def get_workload(self, jobset_uid: str) -> Workload | None:
         """Return the Workload by which Kueue manages the JobSet."""
-        return self._workloads.get(jobset_uid)
+        return next((w for w in self._workloads if w.jobset_uid == jobset_uid), None)
 
     def get_batch_job(self, uid: str) -> BatchJob | None:
-        return self._job_objects.get_batch_job(uid)
+        return self._batch_jobs.find(uid)
 
     def get_pod(self, namespace: str, name: str) -> Pod | None:
-        return self._job_objects.get_pod(namespace, name)
+        return self._pods.get(namespace, name)
 
     def list_pods(self, job_uid: str) -> tuple[Pod, ...]:
-        """List the job's own pods: those whose chain of owners leads to the job."""
-        return self._job_objects.list_pods(job_uid)
+        """List the job's own pods. Anybody can copy a label."""
+        key, known = self._find_key(job_uid), map(self._pods.find, self._pods_of.get(job_uid, ()))
+        own = [pod for pod in known if pod is not None and key is not None and _is_of_job(pod, key)]
+        return tuple(sorted(own, key=lambda pod: pod.name))
+
+    def list_evidence(self, job_uid: str) -> tuple[AttemptEvidence, ...]:
+        """List what is known of the attempts of the job, by its own Jobs and pods, oldest first."""
+        key = self._find_key(job_uid)
+        return (
+            () if key is None else self._evidence.list_attempts(job_uid, lambda item: _is_of_job(item, key))
+        )
 
     def list_leftovers(self, key: ObjectKey) -> tuple[BatchJob | Pod, ...]:
         """List Jobs that have names which the job's next JobSet will use, and live pods of such Jobs."""
-        return self._job_objects.list_leftovers(key)
+        live = (pod for pod in self._pods if not pod.terminal)
+        found = [item for item in (*self._batch_jobs, *live) if _is_of_job(item, key)]
+        return tuple(sorted(found, key=lambda item: (isinstance(item, Pod), item.name)))
 
     def get_node(self, name: str) -> Node | None:
-        return self._nodes.get(name)
+        return self._nodes.get(None, name) or self._gone_nodes.get(name)
 
     def count_nodes(self) -> tuple[int, int]:
         """Return the number of nodes, and the number of them whose kubelet has gone silent."""
-        return self._nodes.count()
+        silent = [node.unknown_since is not None for node in self._nodes]
+        return len(silent), sum(silent)
 
     def list_nodes_of(self, queued_resource_uid: str) -> tuple[Node, ...]:
         """List the nodes that exist and whose labels name the QueuedResource, by name."""
-        return self._nodes.list_nodes_of(queued_resource_uid)
+        return tuple(n for n in self.list_queued_nodes() if n.queued_resource_uid == queued_resource_uid)
 
     def list_queued_nodes(self) -> tuple[Node, ...]:
         """List the present nodes whose labels name any QueuedResource, by name."""
-        return self._nodes.list_queued_nodes()
+        queued = [node for node in self._nodes if node.queued_resource_uid is not None]
+        return tuple(sorted(queued, key=lambda node: node.name))
 
-    def _make_kinds(self) -> dict[str, _Kind]:
-        jobs, own, nodes = self._training_jobs, self._job_objects, self._nodes
-        queued, workloads = self._queued_resources, self._workloads
-        table = (
-            (TRAINING_JOBS, self.record_training_job, jobs.list_uids, self._forget_training_jobs),
-            (QUEUED_RESOURCES, self.record_queued_resource, queued.list_uids, self._forget_queued_resources),
-            (JOBSETS, self.record_jobset, own.list_jobset_uids, own.forget_jobsets),
-            (BATCH_JOBS, self.record_batch_job, own.list_batch_job_uids, own.forget_batch_jobs),
-            (PODS, self.record_pod, own.list_pod_uids, own.forget_pods),
-            (WORKLOADS, workloads.record, workloads.list_uids, workloads.forget),
-            (NODES, self.record_node, nodes.list_uids, self._forget_nodes),
-        )
-        return {
-            resource.kind: _Kind(record=record, list_uids=list_uids, forget=forget)
-            for resource, record, list_uids, forget in table
-        }
-
-    def _get_kind(self, resource: Resource) -> _Kind:
+    def _get_objects(self, kind: str) -> Objects[Any]:
         try:
-            return self._kinds[resource.kind]
+            return self._kinds[kind]
         except KeyError:
-            raise ValueError(f"the cache keeps no objects of kind {resource.kind}") from None
+            raise ValueError(f"the cache keeps no objects of kind {kind}") from None
 
-    def _get_raw_objects(self, kind: str) -> RawObjects:
-        for objects in (self._training_jobs, self._queued_resources):
-            if objects.kind == kind:
-                return objects
-        raise ValueError(f"no objects of kind {kind} are reconciled")
+    def _find_key(self, job_uid: str) -> ObjectKey | None:
+        raw = self._training_jobs.find(job_uid)
+        return None if raw is None else _key_of(TRAINING_JOBS.kind, raw)
 
-    def _find_job(self, uid: str, namespace: str) -> tuple[ObjectKey, ...]:
-        key = self._training_jobs.find_key(uid)
-        return () if key is None or key.namespace != namespace else (key,)
+    def _find_job(self, item: BatchJob | Pod) -> tuple[ObjectKey, ...]:
+        key = self._find_key(item.job_uid)
+        return () if key is None or key.namespace != item.namespace else (key,)
 
-    def _find_keys_by_node(self, change: NodeChange) -> frozenset[ObjectKey]:
-        found = (self._queued_resources.find_key(uid) for uid in change.queued_resource_uids)
-        owners = frozenset(key for key in found if key is not None)
-        return owners | self._job_objects.find_jobs_on(change.after.name) if change.concerns_jobs else owners
+    def _note_training_job(self, change: Change[RawObject]) -> Iterator[ObjectKey]:
+        uid, root = change.item["metadata"]["uid"], None if change.deleted else read_job_root(change.item)
+        self._roots.pop(uid, None)
+        if root is not None:
+            self._roots[uid] = root
+        if change.deleted:
+            self._evidence.forget_job(uid)
+        yield _key_of(TRAINING_JOBS.kind, change.item)
 
-    def _index_job(self, key: ObjectKey) -> None:
-        raw = self._training_jobs.get(key)
-        self._queued_resource_jobs.update(key, raw)
-        self._job_roots.update(key, raw)
+    def _note_queued_resource(self, change: Change[RawObject]) -> Iterator[ObjectKey]:
+        """Name the QueuedResource, and the jobs that run on its nodes: those of its namespace that name it."""
+        key = _key_of(QUEUED_RESOURCES.kind, change.item)
+        yield key
+        path = ("spec", "placement", "tpu", "queuedResourceName")
+        named = [raw for raw in self._training_jobs if read_in(raw, *path) == key.name]
+        jobs = (_key_of(TRAINING_JOBS.kind, raw) for raw in named)
+        yield from sorted(job for job in jobs if job.namespace == key.namespace)
 
-    def _forget_training_jobs(self, gone: frozenset[str]) -> Iterator[ObjectKey]:
-        for uid in gone:
-            key = self._training_jobs.forget(uid)
-            if key is not None:
-                self._index_job(key)
-                self._job_objects.forget_job(uid)
-                yield key
+    def _note_jobset(self, change: Change[JobSet]) -> Iterator[ObjectKey]:
+        yield job_key(change.item.namespace, change.item.name)
 
-    def _forget_queued_resources(self, gone: frozenset[str]) -> Iterator[ObjectKey]:
-        for uid in gone:
-            key = self._queued_resources.forget(uid)
-            if key is not None:
-                yield from (key, *self._queued_resource_jobs.list_jobs(key))
+    def _note_workload(self, change: Change[Workload]) -> Iterator[ObjectKey]:
+        """Name the job that has the name of the JobSet that owns the Workload."""
+        workload = change.item
+        if workload.jobset_uid and (change.before != workload or change.deleted):
+            yield job_key(workload.namespace, workload.jobset_name)
 
-    def _forget_nodes(self, gone: frozenset[str]) -> Iterator[ObjectKey]:
-        for change in self._nodes.forget(gone):
-            yield from self._find_keys_by_node(change)
+    def _note_batch_job(self, change: Change[BatchJob]) -> Iterable[ObjectKey]:
+        self._evidence.add_batch_job(change.item)
+        return self._note_owned(change.item, deleted=change.deleted)
+
+    def _note_pod(self, change: Change[Pod]) -> Iterable[ObjectKey]:
+        pod, own = change.item, self._pods_of[change.item.job_uid]
+        own.add(pod.uid)
+        if change.deleted:
+            own.discard(pod.uid)
+        if not own:
+            del self._pods_of[pod.job_uid]
+        self._evidence.add_pod(pod)
+        unchanged = change.before == pod and not change.deleted
+        return () if unchanged else self._note_owned(pod, deleted=change.deleted)
+
+    def _note_owned(self, item: BatchJob | Pod, *, deleted: bool) -> Iterable[ObjectKey]:
+        """Name the job. What is known of one that is gone is kept no longer than its objects."""
+        if deleted and self._find_key(item.job_uid) is None:
+            self._evidence.forget_job(item.job_uid)
+        return self._find_job(item)
+
+    def _note_node(self, change: Change[Node]) -> Iterator[ObjectKey]:
+        """Name the QueuedResources that lose, gain or keep the node, and the jobs with pods on one that is lost."""
+        before, node, limit = change.before, change.item, self._clock() - _GONE_NODE_KEPT_S
+        kept = (gone for gone in self._gone_nodes.values() if gone.name != node.name)
+        self._gone_nodes = {gone.name: gone for gone in kept if (gone.gone_since or limit) >= limit}
+        if change.deleted:
+            node = self._gone_nodes[node.name] = replace(node, gone_since=self._clock())
+        uids = {each.queued_resource_uid for each in (before, node) if each is not None and before != node}
+        for raw in filter(None, (self._queued_resources.find(uid or "") for uid in uids)):
+            yield _key_of(QUEUED_RESOURCES.kind, raw)
+        if node.lost if before is None else _judged(before) != _judged(node):
+            yield from {key for pod in self._pods if pod.node == node.name for key in self._find_job(pod)}
+
+
+def _slim(raw: RawObject) -> RawObject:
+    meta = {name: value for name, value in raw["metadata"].items() if name != "managedFields"}
+    return {**raw, "metadata": meta}
+
+
+def _version(raw: RawObject) -> int:
+    text = raw["metadata"].get("resourceVersion", "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _key_of(kind: str, raw: RawObject) -> ObjectKey:
+    return ObjectKey(kind, raw["metadata"]["namespace"], raw["metadata"]["name"])
+
+
+def _is_of_job(item: BatchJob | Pod, key: ObjectKey) -> bool:
+    """Tell whether it is a Job with a name that the job's JobSet gives, or a pod of one, in the job's namespace."""
+    name = item.name if isinstance(item, BatchJob) else item.owner_name or ""
+    number = name.removeprefix(f"{key.name}-{WORKER_JOB}-")
+    return item.namespace == key.namespace and number != name and number.isdecimal()
+
+
+def _judged(node: Node) -> tuple[str, bool, float | None, float | None]:
+    """Return the node's loss, identity and kind: by these, the ends of pods are judged."""
+    return (node.uid, node.spot, node.unknown_since, node.gone_since)

@@ -1,5 +1,6 @@
 """Keep the last state of an attempt's pods and Jobs after they are gone: JobSet deletes them within a second."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from stepkeeper_operator.facts import BatchJob, Pod
@@ -49,21 +50,27 @@ class EvidenceCache:
             if known is None or known.failure_reason is None or batch_job.failure_reason is not None:
                 record.batch_jobs[batch_job.uid] = batch_job
 
-    def list_attempts(self, job_uid: str) -> tuple[AttemptEvidence, ...]:
-        """List all evidence of a job, oldest attempt first."""
-        return tuple(
-            AttemptEvidence(
+    def list_attempts(
+        self, job_uid: str, is_own: Callable[[BatchJob | Pod], bool] = lambda _: True
+    ) -> tuple[AttemptEvidence, ...]:
+        """List the evidence of a job, oldest attempt first, without objects that only have its labels."""
+        found = []
+        for ordinal, record in sorted(self._records.get(job_uid, {}).items()):
+            pods = sorted(filter(is_own, record.pods.values()), key=lambda pod: (pod.rank, pod.uid))
+            batch_jobs = list(filter(is_own, record.batch_jobs.values()))
+            if not pods and not batch_jobs:
+                continue
+            failed = tuple(batch_job for batch_job in batch_jobs if batch_job.failure_reason is not None)
+            # A Job that was made anew has the name of the one before, and comes later.
+            n_succeeded = {batch_job.name: batch_job.n_succeeded for batch_job in batch_jobs}
+            evidence = AttemptEvidence(
                 ordinal=ordinal,
-                pods=tuple(sorted(record.pods.values(), key=lambda pod: (pod.rank, pod.uid))),
-                failed_batch_jobs=tuple(
-                    batch_job
-                    for batch_job in record.batch_jobs.values()
-                    if batch_job.failure_reason is not None
-                ),
-                n_succeeded=_count_succeeded(record),
+                pods=tuple(pods),
+                failed_batch_jobs=failed,
+                n_succeeded=sum(n_succeeded.values()),
             )
-            for ordinal, record in sorted(self._records.get(job_uid, {}).items())
-        )
+            found.append(evidence)
+        return tuple(found)
 
     def forget_job(self, job_uid: str) -> None:
         """Drop the evidence of a job that is gone."""
@@ -75,12 +82,6 @@ class EvidenceCache:
         while len(records) > _KEPT_ATTEMPTS:
             del records[min(records)]
         return record
-
-
-def _count_succeeded(record: _Record) -> int:
-    """Count the pods that exited 0. A Job that was made anew has the name of the one before, and comes later."""
-    by_name = {batch_job.name: batch_job.n_succeeded for batch_job in record.batch_jobs.values()}
-    return sum(by_name.values())
 
 
 def _merge_pod(known: Pod, seen: Pod) -> Pod:

@@ -32,9 +32,6 @@ class JobMemory:
     config_map: ConfigMap | None = None
     config_map_read_at: float = float("-inf")
     jobset_read_at: float = float("-inf")
-    orphaned_since: float | None = None
-    """Unix time when pods were first seen whose Job is gone. None: there are none."""
-
     held_jobset: str | None = None
     """Uid of the JobSet that somebody else suspended as it was made, and stops and resumes from then on."""
 

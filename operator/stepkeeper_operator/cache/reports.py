@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from stepkeeper.contract import Directive, Report, ReportedCommit
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import SaveRequest
 
-__all__ = ["DirectiveCache", "LastReport", "ReportCache"]
+__all__ = ["LastReport", "ReportCache"]
 
 _KEPT_COMMITS = 32
 
@@ -43,14 +43,21 @@ class LastReport:
 
 
 class ReportCache:
-    """Keep reports for the operator's lifetime. Pods are silent that have sent none for `silence_s`.
+    """Keep reports for the operator's lifetime, and what they are answered with.
 
-    A pod repeats a report until it is answered, and the next one names the HEAD.
+    Pods are silent that have sent none for `silence_s`. A pod repeats a report until it is answered, and the next one
+    names the HEAD.
     """
 
-    def __init__(self, *, silence_s: float) -> None:
+    def __init__(
+        self, *, silence_s: float, report_interval_s: int, clock: Callable[[], float] = time.time
+    ) -> None:
         self._silence_s = silence_s
+        self._report_interval_s = report_interval_s
+        self._clock = clock
         self._last: dict[str, LastReport] = {}
+        self._save_requests: dict[str, SaveRequest] = {}
+        """The open requests. They can be lost: the status has them, and the next reconcile brings them."""
 
     def add_report(self, job_uid: str, last: LastReport) -> None:
         """Keep the report as the job's newest, with its commits added to those that earlier reports named."""
@@ -69,6 +76,26 @@ class ReportCache:
 
     def forget_job(self, job_uid: str) -> None:
         self._last.pop(job_uid, None)
+        self._save_requests.pop(job_uid, None)
+
+    def set_save_request(self, job_uid: str, request: SaveRequest | None) -> None:
+        """Set the request that the job's reports are answered with; None: there is none."""
+        if request is None:
+            self._save_requests.pop(job_uid, None)
+        else:
+            self._save_requests[job_uid] = request
+
+    def get_directive(self, job_uid: str) -> Directive:
+        """Return the answer to a report of the job, with the time that is left now for a save."""
+        request = self._save_requests.get(job_uid)
+        if request is None:
+            return Directive(report_interval_s=self._report_interval_s)
+        return Directive(
+            report_interval_s=self._report_interval_s,
+            checkpoint_now=request.id,
+            save_reason=request.reason,
+            save_within_s=max(0, int(request.before - self._clock())),
+        )
 
 
 def _add_signs_of_life(known: LastReport | None, last: LastReport, *, silence_s: float) -> LastReport:
@@ -98,34 +125,3 @@ def _add_pace(known: LastReport, last: LastReport, *, moved: bool) -> LastReport
         longest_s = max(longest_s or 0.0, last.received_at - known.pod_moved_at)
     moved_at = last.received_at if moved else known.pod_moved_at
     return replace(last, pod_moved_at=moved_at, longest_step_s=longest_s)
-
-
-class DirectiveCache:
-    """Keep the open save request of every job. It can be lost: the status has it, and the next reconcile brings it."""
-
-    def __init__(self, *, report_interval_s: int, clock: Callable[[], float] = time.time) -> None:
-        self._report_interval_s = report_interval_s
-        self._clock = clock
-        self._save_requests: dict[str, SaveRequest] = {}
-
-    def set_save_request(self, job_uid: str, request: SaveRequest | None) -> None:
-        """Set the request that the job's reports are answered with; None: there is none."""
-        if request is None:
-            self._save_requests.pop(job_uid, None)
-        else:
-            self._save_requests[job_uid] = request
-
-    def get_directive(self, job_uid: str) -> Directive:
-        """Return the answer to a report of the job, with the time that is left now for a save."""
-        request = self._save_requests.get(job_uid)
-        if request is None:
-            return Directive(report_interval_s=self._report_interval_s)
-        return Directive(
-            report_interval_s=self._report_interval_s,
-            checkpoint_now=request.id,
-            save_reason=request.reason,
-            save_within_s=max(0, int(request.before - self._clock())),
-        )
-
-    def forget_job(self, job_uid: str) -> None:
-        self._save_requests.pop(job_uid, None)

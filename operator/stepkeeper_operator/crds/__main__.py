@@ -9,16 +9,13 @@ from typing import Final
 
 import yaml
 
-from stepkeeper_operator.crds.crd import build_crd
-from stepkeeper_operator.crds.definition import ResourceDefinition
+from stepkeeper_operator.crds.crd import ResourceDefinition, build_crd
 from stepkeeper_operator.crds.kinds import KINDS
-from stepkeeper_operator.crds.pod_template import build_template_defaults, pod_template_schema
 from stepkeeper_operator.crds.reference import build_reference
 
 _HEADER: Final = (
     "# Made by `make generate` from operator/stepkeeper_operator/api; change the types, not this file.\n"
 )
-TEMPLATE_DEFAULTS_MODULE: Final = Path("operator/stepkeeper_operator/api/template_defaults.py")
 CRDS: Final = Path("charts/stepkeeper/crds")
 
 
@@ -27,10 +24,8 @@ def main() -> int:
     if not Path("pyproject.toml").is_file():
         sys.stderr.write("run this in the root of the repository: it writes into charts/ and docs/\n")
         return 2
-    files = {TEMPLATE_DEFAULTS_MODULE: build_template_defaults(pod_template_schema())}
-    for definition in KINDS:
-        files |= generate(definition)
-    for path, text in files.items():
+    files = [file for definition in KINDS for file in generate(definition).items()]
+    for path, text in files:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     return 0

@@ -1,11 +1,15 @@
-"""Build the CRD of a kind from its types, its rules and its columns."""
+"""Define what differs between the kinds whose CRDs are generated, and build the CRD of one."""
 
 import hashlib
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
+from stepkeeper_operator.api.base import ApiModel
+from stepkeeper_operator.api.cel import CelRule
 from stepkeeper_operator.api.v1alpha1.trainingjob import GROUP, VERSION
-from stepkeeper_operator.crds.definition import Column, ResourceDefinition
 from stepkeeper_operator.crds.schema import (
     Schema,
     add_rules,
@@ -15,10 +19,54 @@ from stepkeeper_operator.crds.schema import (
     without_defaults,
 )
 
-__all__ = ["build_crd", "build_schema"]
+__all__ = ["Column", "ResourceDefinition", "build_crd"]
 
 _DIGEST_ANNOTATION: Final = "stepkeeper.dev/crd-digest"
 """Tells the chart whether the CRD in the cluster is its own: Helm installs CRDs, and upgrades none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column that `kubectl get` prints."""
+
+    name: str
+    type: str
+    path: str
+    description: str = ""
+
+
+def _keep_schema(schema: Schema) -> Schema:
+    """Return the schema as the types say it."""
+    return schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceDefinition:
+    """One kind of the API: its names, its types, its rules and its page."""
+
+    kind: str
+    short_names: tuple[str, ...]
+    model: type[ApiModel]
+    """The type of the whole object. Its docstring is the description of the kind."""
+
+    columns: tuple[Column, ...]
+    rules: tuple[CelRule, ...]
+    edit: Callable[[Schema], Schema] = _keep_schema
+    """Changes the schema where it has to differ from the types."""
+
+    opaque: frozenset[str] = frozenset()
+    """Paths of fields that others define: their inner fields aren't documented here."""
+
+    page: Path
+    """Page of the docs that lists the fields."""
+
+    introduction: str
+    """First paragraph of that page."""
+
+    @property
+    def full_name(self) -> str:
+        """The name of the CRD."""
+        return f"{self.kind.lower()}s.{GROUP}"
 
 
 def build_crd(definition: ResourceDefinition) -> dict[str, Any]:
@@ -26,8 +74,8 @@ def build_crd(definition: ResourceDefinition) -> dict[str, Any]:
     names = {
         "kind": definition.kind,
         "listKind": f"{definition.kind}List",
-        "plural": definition.plural,
-        "singular": definition.singular,
+        "plural": f"{definition.kind.lower()}s",
+        "singular": definition.kind.lower(),
         "shortNames": list(definition.short_names),
     }
     version = {
@@ -36,7 +84,7 @@ def build_crd(definition: ResourceDefinition) -> dict[str, Any]:
         "storage": True,
         "subresources": {"status": {}},
         "additionalPrinterColumns": [_column(column) for column in definition.columns],
-        "schema": {"openAPIV3Schema": build_schema(definition)},
+        "schema": {"openAPIV3Schema": _build_schema(definition)},
     }
     spec = {"group": GROUP, "names": names, "scope": "Namespaced", "versions": [version]}
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
@@ -53,7 +101,7 @@ def _column(column: Column) -> dict[str, str]:
     return {"name": column.name, "type": column.type, "jsonPath": column.path} | told
 
 
-def build_schema(definition: ResourceDefinition) -> Schema:
+def _build_schema(definition: ResourceDefinition) -> Schema:
     """Build the schema of the whole object."""
     schema = structural_schema(definition.model)
     for name in ("apiVersion", "kind"):

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from stepkeeper_operator.api.v1alpha1 import queuedresource, queuedresource_rules, rules, trainingjob
-from stepkeeper_operator.crds.definition import Column, ResourceDefinition
+from stepkeeper_operator.crds.crd import Column, ResourceDefinition
 from stepkeeper_operator.crds.pod_template import pod_template_schema
 from stepkeeper_operator.crds.schema import Schema, replace_at
 
@@ -24,8 +24,6 @@ def _with_any_generation(schema: Schema) -> Schema:
 
 TRAINING_JOB: Final = ResourceDefinition(
     kind=trainingjob.KIND,
-    plural=trainingjob.PLURAL,
-    singular=trainingjob.SINGULAR,
     short_names=trainingjob.SHORT_NAMES,
     model=trainingjob.CheckpointedTrainingJob,
     columns=(
@@ -54,8 +52,6 @@ TRAINING_JOB: Final = ResourceDefinition(
 
 QUEUED_RESOURCE: Final = ResourceDefinition(
     kind=queuedresource.KIND,
-    plural=queuedresource.PLURAL,
-    singular=queuedresource.SINGULAR,
     short_names=queuedresource.SHORT_NAMES,
     model=queuedresource.QueuedResource,
     columns=(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from stepkeeper_operator.crds.definition import ResourceDefinition
+from stepkeeper_operator.crds.crd import ResourceDefinition
 
 __all__ = ["build_reference"]
 

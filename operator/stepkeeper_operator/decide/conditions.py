@@ -20,8 +20,7 @@ from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.machines import find_wait
 from stepkeeper_operator.policy.planning.plan import Plan
-from stepkeeper_operator.policy.queueing import NO_WORKLOAD, NOT_QUEUED, should_suspend
-from stepkeeper_operator.policy.starts import explain_limit
+from stepkeeper_operator.policy.starts import NO_WORKLOAD, NOT_QUEUED, explain_limit, should_suspend
 from stepkeeper_operator.settings import OperatorSettings
 
 __all__ = ["NO_NEW_CHECKPOINT", "derive_conditions", "derive_phase"]

@@ -1,6 +1,12 @@
 """Derive the Kubernetes events that tell a person how the status changed."""
 
-from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, Phase, find_condition
+from stepkeeper_operator.api.v1alpha1.conditions import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    Phase,
+    find_condition,
+)
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, TrainingJobStatus
 from stepkeeper_operator.decide.conditions import NO_NEW_CHECKPOINT
 from stepkeeper_operator.decide.grace import TOO_SHORT
@@ -26,13 +32,8 @@ def derive_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[
     return (
         *_derive_attempt_events(before, after),
         *_derive_phase_event(before, after),
-        *_derive_wait_event(before, after),
-        *_derive_accepted_event(before, after),
-        *_derive_missing_pods_event(before, after),
-        *_derive_stall_event(before, after),
-        *_derive_stuck_event(before, after),
+        *_derive_condition_events(before, after),
         *_derive_request_events(before, after),
-        *_derive_grace_event(before, after),
     )
 
 
@@ -90,47 +91,36 @@ def _derive_phase_event(before: TrainingJobStatus, after: TrainingJobStatus) -> 
     return (ObjectEvent(warning=bad, reason=after.phase.value, message=text),)
 
 
-def _derive_wait_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
-    """Tell what a job that stays suspended is suspended for now."""
-    earlier, now = (
-        find_condition(before.conditions, "Suspended"),
-        find_condition(after.conditions, "Suspended"),
-    )
-    stays = before.phase is after.phase is Phase.SUSPENDED
-    if not stays or earlier is None or now is None or earlier.reason == now.reason:
-        return ()
-    return (ObjectEvent(warning=False, reason=now.reason, message=now.message),)
-
-
-def _derive_accepted_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
-    """Warn of what keeps a job from running, and of fields that it runs without."""
-    earlier, now = find_condition(before.conditions, "Accepted"), find_condition(after.conditions, "Accepted")
-    if now is None or not now.message or (earlier is not None and earlier.message == now.message):
-        return ()
-    return (ObjectEvent(warning=True, reason=now.reason, message=now.message),)
-
-
-def _derive_missing_pods_event(
-    before: TrainingJobStatus, after: TrainingJobStatus
-) -> tuple[ObjectEvent, ...]:
-    earlier, now = find_condition(before.conditions, "Running"), find_condition(after.conditions, "Running")
-    if now is None or now.reason != NO_PODS or (earlier is not None and earlier.reason == NO_PODS):
-        return ()
-    return (ObjectEvent(warning=True, reason=NO_PODS, message=now.message),)
-
-
-def _derive_stall_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
-    now = find_condition(after.conditions, "Progressing")
-    if now is None or not is_stalled(after) or is_stalled(before):
-        return ()
-    return (ObjectEvent(warning=True, reason=now.reason, message=now.message),)
-
-
-def _derive_stuck_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
-    earlier, now = find_condition(before.conditions, "PodStuck"), find_condition(after.conditions, "PodStuck")
-    if now is None or not is_pod_stuck(after) or (earlier is not None and earlier.reason == now.reason):
-        return ()
-    return (ObjectEvent(warning=True, reason="PodStuck", message=now.message),)
+def _derive_condition_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
+    """Tell of conditions that have become news, each in its own words."""
+    known = {condition.type: condition for condition in before.conditions}
+    events = []
+    for now in after.conditions:
+        earlier = known.get(now.type)
+        changed = earlier is None or earlier.reason != now.reason
+        match now.type:
+            case ConditionType.SUSPENDED:
+                news = before.phase is after.phase is Phase.SUSPENDED and earlier is not None and changed
+            case ConditionType.ACCEPTED:
+                news = bool(now.message) and (earlier is None or earlier.message != now.message)
+            case ConditionType.RUNNING:
+                news = changed and now.reason == NO_PODS
+            case ConditionType.PROGRESSING:
+                news = is_stalled(after) and not is_stalled(before)
+            case ConditionType.POD_STUCK:
+                news = changed and is_pod_stuck(after)
+            case ConditionType.GRACE_SUFFICIENT:
+                was_short = earlier is not None and earlier.reason == TOO_SHORT
+                news = was_short is not (now.reason == TOO_SHORT)
+            case _:
+                news = False
+        if news:
+            good = now.type == ConditionType.SUSPENDED or (
+                now.type == ConditionType.GRACE_SUFFICIENT and now.reason != TOO_SHORT
+            )
+            reason = now.type if now.type == ConditionType.POD_STUCK else now.reason
+            events.append(ObjectEvent(warning=not good, reason=reason, message=now.message))
+    return tuple(events)
 
 
 def _derive_request_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
@@ -143,17 +133,6 @@ def _derive_request_events(before: TrainingJobStatus, after: TrainingJobStatus) 
         return (ObjectEvent(warning=False, reason="SaveRequestAnswered", message=text),)
     text = f"asked the training to save: {now.reason}"
     return (ObjectEvent(warning=False, reason="SaveRequested", message=text),)
-
-
-def _derive_grace_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
-    earlier, now = (
-        find_condition(before.conditions, "GraceSufficient"),
-        find_condition(after.conditions, "GraceSufficient"),
-    )
-    was_short = earlier is not None and earlier.reason == TOO_SHORT
-    if now is None or was_short is (now.reason == TOO_SHORT):
-        return ()
-    return (ObjectEvent(warning=not was_short, reason=now.reason, message=now.message),)
 
 
 def _find_explaining_condition(status: TrainingJobStatus) -> Condition | None:

@@ -40,7 +40,7 @@ from stepkeeper_operator.observed import Observed, compute_recheck_s, find_end
 from stepkeeper_operator.pacing import compute_write_wait_s, find_soonest
 from stepkeeper_operator.policy.acceptance import NAME_TAKEN, check_acceptance
 from stepkeeper_operator.policy.history_update import update_history
-from stepkeeper_operator.policy.lost_pods import find_lost_pods, find_orphans
+from stepkeeper_operator.policy.lost_pods import find_lost_pods
 from stepkeeper_operator.policy.planning.next_step import plan_next
 from stepkeeper_operator.policy.planning.plan import Plan, stop_jobset
 from stepkeeper_operator.policy.save_requests import find_open_request, update_request
@@ -88,7 +88,6 @@ def _decide_running(
     stuck, stuck_s = derive_stuck(job, observed, now=now)
     conditions = _update_conditions(job, (*updates, *grace, *stuck), now=now)
     lost, lost_s = find_lost_pods(observed, now=now, uptime_s=settings.lost_node_uptime_s)
-    orphans, orphans_s = find_orphans(observed, now=now)
     over = plan.end is not None or observed.held
     config = () if over else _plan_config_map(job, observed, settings)
     ending = stop_jobset(jobset, queued=observed.is_queued) if plan.end is not None else ()
@@ -103,9 +102,9 @@ def _decide_running(
     draft = Decision(
         status=_compose_status(job, observed, plan, conditions, checkpoint, progress=progress),
         save_request=find_open_request(checkpoint, plan.history),
-        actions=(*config, *plan.actions, *lost, *orphans, *ending),
+        actions=(*config, *plan.actions, *lost, *ending),
         requeue_after_s=find_soonest(
-            plan.look_again_s, look_s, lost_s, orphans_s, recheck_s, pods_s, request_s, name_s, stuck_s
+            plan.look_again_s, look_s, lost_s, recheck_s, pods_s, request_s, name_s, stuck_s
         ),
     )
     return _pace_write(job, observed, draft, progress_s=settings.progress_interval_s, now=now)
@@ -167,11 +166,6 @@ def _hold(job: CheckpointedTrainingJob, observed: Observed) -> Observed:
 
 def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: float) -> Decision:
     """Decide for a job that has ended: show late commits and what is left, stop what runs, delete it in time."""
-    own = (
-        observed.jobset
-        if observed.jobset is not None and observed.jobset.owner_uid == job.metadata.uid
-        else None
-    )
     mirror = mirror_storage(job, observed, running=None)
     stuck, stuck_s = derive_stuck(job, observed, now=now)
     updates = (*tell_after_end(job, observed), *stuck)
@@ -182,7 +176,7 @@ def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: f
     }
     status = job.status.model_copy(update=update)
     ended_at, ttl_s = find_end(job), job.spec.ttl_seconds_after_finished
-    actions: tuple[Action, ...] = stop_jobset(own, queued=observed.is_queued)
+    actions: tuple[Action, ...] = stop_jobset(_hold(job, observed).jobset, queued=observed.is_queued)
     look_s = None
     if ttl_s is not None and ended_at is not None:
         left_s = ended_at + ttl_s - now

@@ -13,7 +13,6 @@ from stepkeeper_operator.decision import (
     ApplyConfigMap,
     CreateJobSet,
     DeleteJobSet,
-    DeletePod,
     DeleteTrainingJob,
     GiveUpPod,
     SetSuspend,
@@ -33,7 +32,6 @@ _WRITES: Final[Mapping[str, str]] = {
     ApplyConfigMap.__name__: "to write the ConfigMap of the job's settings",
     SetSuspend.__name__: "to suspend or resume the JobSet",
     DeleteJobSet.__name__: "to delete the JobSet",
-    DeletePod.__name__: "to delete a pod",
     GiveUpPod.__name__: "to give up a pod of a lost node",
     DeleteTrainingJob.__name__: "to delete the job, whose time to live is over",
 }

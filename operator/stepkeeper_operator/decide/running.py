@@ -43,11 +43,8 @@ def derive_running(
     now: float,
 ) -> ConditionUpdate:
     """Check whether all pods of the present attempt run. If not, the message says what they wait for."""
-    kind = ConditionType.RUNNING
     if observed.jobset is None:
-        return ConditionUpdate(
-            type=kind, status=False, reason="NoJobSet", message=waiting or "its JobSet is being made"
-        )
+        return _update("NoJobSet", waiting or "its JobSet is being made")
     n_hosts = observed.count_hosts(job)
     present = [pod for pod in observed.pods if pod.ordinal == history.ordinal]
     alive = [pod for pod in present if pod.phase == "Running" and pod.started and pod.deadline is None]
@@ -55,29 +52,25 @@ def derive_running(
     n_done, _ = find_done(observed, history)
     if n_done and n_done + len(running) >= n_hosts:
         # The job is over when JobSet says so.
-        message = f"{n_done} of {n_hosts} pods have exited 0"
-        return ConditionUpdate(type=kind, status=False, reason=FINISHING, message=message)
+        return _update(FINISHING, f"{n_done} of {n_hosts} pods have exited 0")
     if not history.is_running:
         last = history.last_attempt
         ended = last.cause if last is not None and last.cause else "it has not started"
-        return ConditionUpdate(
-            type=kind, status=False, reason="Ended", message=waiting or f"the last attempt ended: {ended}"
-        )
+        return _update("Ended", waiting or f"the last attempt ended: {ended}")
     if len(running) >= n_hosts:
-        return ConditionUpdate(
-            type=kind, status=True, reason="AllPodsRun", message=f"{n_hosts} of {n_hosts} pods run"
-        )
+        return _update("AllPodsRun", f"{n_hosts} of {n_hosts} pods run", status=True)
     outlived = next((pod for pod in alive if pod.exit_code is not None and pod.others_running), None)
     if outlived is not None:
-        return ConditionUpdate(
-            type=kind, status=False, reason=TRAINER_ENDED, message=_describe_outlived(outlived)
-        )
+        return _update(TRAINER_ENDED, _describe_outlived(outlived))
     reason, detail = _find_obstacle(present)
     missing_s = compute_missing_s(job, observed, history, now=now)
     if reason == _STARTING and missing_s is not None and missing_s <= 0:
         reason, detail = NO_PODS, _describe_missing(job, len(present), n_hosts)
-    message = f"{len(running)} of {n_hosts} pods run{detail}"
-    return ConditionUpdate(type=kind, status=False, reason=reason, message=message)
+    return _update(reason, f"{len(running)} of {n_hosts} pods run{detail}")
+
+
+def _update(reason: str, message: str, *, status: bool = False) -> ConditionUpdate:
+    return ConditionUpdate(type=ConditionType.RUNNING, status=status, reason=reason, message=message)
 
 
 def compute_missing_s(

@@ -29,7 +29,7 @@ def derive_stuck(
         The condition, and the seconds until another pod can be overdue; None if none can.
 
     """
-    left = () if observed.leftover is None else (*observed.leftover.told, *observed.leftover.orphans)
+    left = () if observed.leftover is None else observed.leftover.told
     pods = {pod.uid: pod for pod in (*left, *observed.pods)}.values()
     due = {pod.uid: pod.deadline + _OVERDUE_S for pod in pods if pod.deadline is not None}
     stuck = sorted((pod for pod in pods if due.get(pod.uid, now + 1) <= now), key=lambda pod: due[pod.uid])

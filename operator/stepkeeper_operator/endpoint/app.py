@@ -11,7 +11,7 @@ from aiohttp import web
 from stepkeeper.contract import ContractError, Directive, Report
 from stepkeeper.contract.report import REPORT_LIMIT_BYTES
 from stepkeeper_operator.cache.keys import ObjectKey, job_key
-from stepkeeper_operator.cache.reports import DirectiveCache, LastReport, ReportCache
+from stepkeeper_operator.cache.reports import LastReport, ReportCache
 from stepkeeper_operator.endpoint.authentication import ReportAuthenticator
 from stepkeeper_operator.errors import ApiError, ReportRefusedError
 from stepkeeper_operator.metrics import Metrics
@@ -36,7 +36,6 @@ class ReportEndpoint:
         reports: ReportCache,
         enqueue: Callable[[ObjectKey], None],
         acting: Callable[[], bool],
-        directives: DirectiveCache,
         metrics: Metrics,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -44,7 +43,6 @@ class ReportEndpoint:
         self._reports = reports
         self._enqueue = enqueue
         self._acting = acting
-        self._directives = directives
         self._metrics = metrics
         self._clock = clock
 
@@ -91,7 +89,7 @@ class ReportEndpoint:
         )
         self._reports.add_report(attempt.job_uid, last)
         self._enqueue(key)
-        return self._directives.get_directive(attempt.job_uid)
+        return self._reports.get_directive(attempt.job_uid)
 
 
 def _read_token(request: web.Request) -> str:

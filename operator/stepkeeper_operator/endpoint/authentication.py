@@ -1,27 +1,15 @@
 """Authenticate a report: follow the token's pod up its owners, by uid, to the job. No name in the body is trusted."""
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 from stepkeeper.contract import token_audience
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
-from stepkeeper_operator.cluster import BATCH_JOBS, JOBSETS, PODS, TRAINING_JOBS, Cluster
-from stepkeeper_operator.endpoint.allowance import Allowance
 from stepkeeper_operator.endpoint.tokens import TokenPod, TokenVerifier
 from stepkeeper_operator.errors import ReportRefusedError
-from stepkeeper_operator.facts import BatchJob, JobSet, Pod, read_batch_job, read_jobset, read_pod
-from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.facts import JobSet, Pod
 
 __all__ = ["ReportAuthenticator", "ReportingAttempt"]
-
-_UNKNOWN_JOBS: Final = 10
-_UNKNOWN_JOB_EACH_S: Final = 1.0
-"""Jobs that the API server is asked for because the cache doesn't have them, and seconds until one more is."""
-
-_ANY: Final = "any"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,33 +22,23 @@ class ReportingAttempt:
 
 
 class ReportAuthenticator:
-    """Follow the owners in the cache, and ask the API server for those that the watches haven't brought yet.
+    """Follow the owners in the cache. A pod that no watch has brought yet is asked to report again.
 
     Any pod of the attempt may report: launchers such as torchrun put rank 0 on any host. Who isn't known gets 401, who
     is known and has no say in this job 403, and who had one in an earlier attempt 409.
     """
 
-    def __init__(
-        self,
-        cache: Cache,
-        cluster: Cluster,
-        tokens: TokenVerifier,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, cache: Cache, tokens: TokenVerifier) -> None:
         self._cache = cache
-        self._cluster = cluster
         self._tokens = tokens
-        self._unknown_jobs = Allowance(_UNKNOWN_JOBS, _UNKNOWN_JOB_EACH_S, clock)
 
     def check_claims(self, key: ObjectKey, token: str) -> None:
         """Check what is known without the API server: whether the token claims to be one for the job.
 
         Raises:
-            ReportRefusedError: It doesn't, with 401. A job that the cache doesn't have is left to `authenticate`.
+            ReportRefusedError: It doesn't, with 401, or there is no such job, with 404.
         """
-        raw = self._cache.get_training_job(key)
-        if raw is not None and not self._tokens.claims(token, token_audience(_read_uid(raw))):
+        if not self._tokens.claims(token, token_audience(self._find_job_uid(key))):
             raise _not_of_this_job()
 
     async def authenticate(self, key: ObjectKey, token: str) -> ReportingAttempt:
@@ -70,7 +48,7 @@ class ReportAuthenticator:
             ReportRefusedError: The token proves no pod of the present attempt. It has the HTTP status of
                 the answer.
         """
-        uid = await self._find_job_uid(key)
+        uid = self._find_job_uid(key)
         bound = await self._tokens.verify(token, token_audience(uid))
         if bound is None:
             raise _not_of_this_job()
@@ -78,69 +56,43 @@ class ReportAuthenticator:
             raise ReportRefusedError(
                 403, f"a pod of namespace {bound.namespace} reports for none of {key.namespace}"
             )
-        pod = await self._find_pod(bound)
+        pod = self._find_pod(bound)
         if pod.job_uid != uid:
             raise ReportRefusedError(403, f"pod {pod.name} is not of job {key.namespace}/{key.name}")
-        batch_job = await self._find_batch_job(pod)
-        jobset = await self._find_jobset(key, batch_job)
-        if jobset.owner_uid != uid:
-            raise ReportRefusedError(403, f"pod {pod.name} is not of job {key.namespace}/{key.name}")
-        return ReportingAttempt(job_uid=uid, ordinal=_check_attempt(pod, jobset), pod_uid=pod.uid)
+        ordinal = _check_attempt(pod, self._check_jobset(key, pod))
+        return ReportingAttempt(job_uid=uid, ordinal=ordinal, pod_uid=pod.uid)
 
-    async def _find_job_uid(self, key: ObjectKey) -> str:
+    def _find_job_uid(self, key: ObjectKey) -> str:
         raw = self._cache.get_training_job(key)
-        # The watch has nearly all jobs whose pods run. Anybody can make names up, before any token is looked at.
         if raw is None:
-            if not self._unknown_jobs.take(_ANY):
-                raise ReportRefusedError(
-                    429, "too many reports for jobs that are unknown: report again later"
-                )
-            raw = await self._cluster.get(TRAINING_JOBS, key.namespace, key.name)
-        if raw is None:
+            # The operator has made the job's JobSet, so the watch has brought it. Anybody can make names up.
             raise ReportRefusedError(404, f"there is no CheckpointedTrainingJob {key.namespace}/{key.name}")
-        return _read_uid(raw)
+        return str(raw["metadata"]["uid"])
 
-    async def _find_pod(self, bound: TokenPod) -> Pod:
+    def _find_pod(self, bound: TokenPod) -> Pod:
         pod = self._cache.get_pod(bound.namespace, bound.name)
         if pod is None or pod.uid != bound.uid:
-            raw = await self._cluster.get(PODS, bound.namespace, bound.name)
-            pod = None if raw is None else read_pod(raw)
-        if pod is None or pod.uid != bound.uid:
-            # Tokens of a pod end with it; this one was believed a moment longer.
+            # Tokens of a pod end with it; this one was believed a moment longer, or the watch is behind.
             raise ReportRefusedError(
-                401, f"pod {bound.name} with uid {bound.uid} is gone, and its token void"
+                503, f"pod {bound.name} with uid {bound.uid} is gone, or not known yet: report again later"
             )
         return pod
 
-    async def _find_batch_job(self, pod: Pod) -> BatchJob:
+    def _check_jobset(self, key: ObjectKey, pod: Pod) -> JobSet:
         if pod.owner_uid is None:
             raise ReportRefusedError(403, f"pod {pod.name} has no owner")
-        batch_job = self._cache.get_batch_job(pod.owner_uid)
+        batch_job, jobset = self._cache.get_batch_job(pod.owner_uid), self._cache.get_jobset(key)
         if batch_job is None:
-            # The Job of a pod is named like the pod without its index and random end.
-            name = pod.name.rsplit("-", 2)[0]
-            raw = await self._cluster.get(BATCH_JOBS, pod.namespace, name)
-            batch_job = None if raw is None else read_batch_job(raw)
-        if batch_job is None or batch_job.uid != pod.owner_uid:
-            raise ReportRefusedError(409, f"the Job of pod {pod.name} is gone: stop reporting")
-        return batch_job
-
-    async def _find_jobset(self, key: ObjectKey, batch_job: BatchJob) -> JobSet:
-        jobset = self._cache.get_jobset(key)
-        if jobset is None or jobset.uid != batch_job.owner_uid:
-            raw = await self._cluster.get(JOBSETS, key.namespace, key.name)
-            jobset = None if raw is None else read_jobset(raw)
+            text = f"the Job of pod {pod.name} is gone, or not known yet: report again later"
+            raise ReportRefusedError(503, text)
         if jobset is None or jobset.uid != batch_job.owner_uid:
             raise ReportRefusedError(409, f"Job {batch_job.name} is of an earlier JobSet: stop reporting")
+        if jobset.owner_uid != pod.job_uid:
+            raise ReportRefusedError(403, f"pod {pod.name} is not of job {key.namespace}/{key.name}")
         return jobset
 
 
-def _read_uid(raw: RawObject) -> str:
-    return str(raw["metadata"]["uid"])
-
-
 def _not_of_this_job() -> ReportRefusedError:
-    # The audience has the job's uid in it: who knows it can use up what is allowed to bad tokens.
     return ReportRefusedError(401, "the token is not valid for the audience of this job")
 
 

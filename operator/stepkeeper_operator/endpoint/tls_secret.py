@@ -1,7 +1,6 @@
 """Keep the endpoint's certificates in a Secret, and read only what the operator itself has put there."""
 
 import base64
-import binascii
 from collections.abc import Mapping
 from typing import Final
 
@@ -44,10 +43,8 @@ def read_secret(secret: RawObject) -> TlsMaterial:
         serving = x509.load_pem_x509_certificate(tls.serving.certificate_pem)
         serving.verify_directly_issued_by(x509.load_pem_x509_certificate(tls.ca.certificate_pem))
         return tls
-    except InvalidSignature as error:
-        raise CertificateError(f"{where}: {_CERT} isn't signed by {_CA_CERT}. {_ADVICE}") from error
-    except (ValueError, TypeError, UnsupportedAlgorithm, x509.ExtensionNotFound) as error:
-        raise CertificateError(f"{where} is damaged: {error}. {_ADVICE}") from error
+    except (KeyError, ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
+        raise CertificateError(f"{where} is damaged ({error!r}). {_ADVICE}") from error
 
 
 def secret_manifest(tls: TlsMaterial, *, namespace: str, name: str) -> RawObject:
@@ -67,26 +64,13 @@ def secret_manifest(tls: TlsMaterial, *, namespace: str, name: str) -> RawObject
     }
 
 
-def _read_part(data: Mapping[str, str], key: str) -> bytes:
-    if key not in data:
-        raise ValueError(f"it lacks {key}")
-    try:
-        return base64.b64decode(data[key], validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise ValueError(f"{key} is no base64") from error
-
-
 def _read_pair(data: Mapping[str, str], certificate_key: str, private_key: str) -> KeyPair:
-    """Read a certificate, the first of that part, and its key. Raises ValueError that names the part."""
-    text, key_pem = _read_part(data, certificate_key), _read_part(data, private_key)
-    try:
-        certificate = x509.load_pem_x509_certificates(text)[0]
-    except ValueError as error:
-        raise ValueError(f"{certificate_key} holds no certificate") from error
-    try:
-        key = serialization.load_pem_private_key(key_pem, password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ValueError(f"{private_key} holds no key") from error
+    """Read a certificate and its key. Raises KeyError, ValueError, TypeError or UnsupportedAlgorithm."""
+    pair = KeyPair(
+        certificate_pem=base64.b64decode(data[certificate_key]), key_pem=base64.b64decode(data[private_key])
+    )
+    key = serialization.load_pem_private_key(pair.key_pem, password=None)
+    certificate = x509.load_pem_x509_certificate(pair.certificate_pem)
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
         raise ValueError(f"{private_key} isn't the key of {certificate_key}")
-    return KeyPair(certificate_pem=certificate.public_bytes(serialization.Encoding.PEM), key_pem=key_pem)
+    return pair

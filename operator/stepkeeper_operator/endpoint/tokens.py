@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stepkeeper_operator.cluster import TOKEN_REVIEWS, Cluster
-from stepkeeper_operator.endpoint.allowance import Allowance
-from stepkeeper_operator.errors import ReportRefusedError
 
 __all__ = ["KubernetesTokens", "TokenPod", "TokenVerifier"]
 
@@ -20,10 +18,6 @@ _POD_UID = "authentication.kubernetes.io/pod-uid"
 _MAX_CACHED = 4096
 _REFUSED_S = 10.0
 """Seconds for which a refused token is refused again without a review."""
-
-_BAD_TOKENS = 20
-_BAD_TOKEN_EACH_S = 3.0
-"""Tokens that a review may refuse for one audience, and seconds until one more may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +36,14 @@ class TokenVerifier(Protocol):
     async def verify(self, token: str, audience: str) -> TokenPod | None:
         """Return the pod that the token is bound to.
 
-        Return None for a token that is bad, of another audience or of no pod. Raises ReportRefusedError with 429
-        while too many bad ones come.
+        Return None for a token that is bad, of another audience or of no pod.
         """
 
 
 class KubernetesTokens:
     """Verify tokens with a TokenReview. Answers are believed for a short while.
 
-    Anybody can send anything here. Only what claims to be a token of the audience is reviewed, and few of these that
-    turn out to be none.
+    Anybody can send anything here. Only what claims to be a token of the audience is reviewed.
     """
 
     def __init__(
@@ -61,7 +53,6 @@ class KubernetesTokens:
         self._cached_s = cached_s
         self._clock = clock
         self._cache: dict[bytes, tuple[float, TokenPod | None]] = {}
-        self._bad_tokens = Allowance(_BAD_TOKENS, _BAD_TOKEN_EACH_S, clock)
 
     def claims(self, token: str, audience: str) -> bool:
         # Its signature is for the API server to check.
@@ -81,14 +72,9 @@ class KubernetesTokens:
         until, pod = self._cache.get(digest, (float("-inf"), None))
         if self._clock() < until:
             return pod
-        # Taken before the review, so that many at a time are bounded as well.
-        if not self._bad_tokens.take(audience):
-            raise ReportRefusedError(429, "too many bad tokens for this job: report again later")
         pod = await self._review(token, audience)
-        if pod is not None:
-            self._bad_tokens.give_back(audience)
         if len(self._cache) >= _MAX_CACHED:
-            self._drop_expired()
+            self._cache.clear()
         self._cache[digest] = (self._clock() + (self._cached_s if pod is not None else _REFUSED_S), pod)
         return pod
 
@@ -108,9 +94,3 @@ class KubernetesTokens:
             return None
         namespace = username.removeprefix(_SERVICE_ACCOUNT).partition(":")[0]
         return TokenPod(namespace=namespace, name=extra[_POD_NAME][0], uid=extra[_POD_UID][0])
-
-    def _drop_expired(self) -> None:
-        now = self._clock()
-        self._cache = {digest: entry for digest, entry in self._cache.items() if entry[0] > now}
-        if len(self._cache) >= _MAX_CACHED:
-            self._cache.clear()

@@ -7,7 +7,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from stepkeeper.contract import CONTAINER_NAME
-from stepkeeper_operator.facts.raw import RawObject, condition_of, parse_time
+from stepkeeper_operator.facts.raw import RawObject, condition_of, parse_time, read_in
 
 __all__ = ["CheckpointRoot", "JobRoot", "read_job_root"]
 
@@ -37,13 +37,13 @@ class JobRoot:
 def read_job_root(raw: RawObject) -> JobRoot | None:
     """Read the root of a job, also of one that can't be read otherwise. None: no other job can see its root."""
     meta, spec = raw["metadata"], raw.get("spec")
-    uri = _read_in(spec, "checkpoint", "uri")
+    uri = read_in(spec, "checkpoint", "uri")
     place = _find_place(uri, spec, meta["namespace"]) if isinstance(uri, str) else None
     if place is None:
         return None
     status = raw.get("status") or {}
     over = any(condition_of(raw, kind).get("status") == "True" for kind in ("Complete", "Failed"))
-    asleep = _read_in(spec, "suspend") is True and status.get("phase") == _SUSPENDED
+    asleep = read_in(spec, "suspend") is True and status.get("phase") == _SUSPENDED
     return JobRoot(
         namespace=meta["namespace"],
         name=meta["name"],
@@ -65,7 +65,7 @@ def _find_place(uri: str, spec: object, namespace: str) -> CheckpointRoot | None
         return ("gs", parts.netloc, *_split(parts.path))
     if parts.scheme != "file":
         return None
-    pod = _read_in(spec, "template", "spec")
+    pod = read_in(spec, "template", "spec")
     return _find_on_volume(parts.path, pod, namespace) if isinstance(pod, Mapping) else None
 
 
@@ -86,12 +86,12 @@ def _find_on_volume(path: str, pod: Mapping[str, Any], namespace: str) -> Checkp
 
 
 def _find_source(volume: Mapping[str, Any], namespace: str) -> CheckpointRoot | None:
-    claim, path = _read_in(volume, "persistentVolumeClaim", "claimName"), _read_in(volume, "hostPath", "path")
+    claim, path = read_in(volume, "persistentVolumeClaim", "claimName"), read_in(volume, "hostPath", "path")
     if isinstance(claim, str):
         return ("claim", namespace, claim)
     if isinstance(path, str):
         return ("host", *_split(path))
-    server, export = _read_in(volume, "nfs", "server"), _read_in(volume, "nfs", "path")
+    server, export = read_in(volume, "nfs", "server"), read_in(volume, "nfs", "path")
     return ("nfs", server, *_split(export)) if isinstance(server, str) else None
 
 
@@ -103,9 +103,3 @@ def _split(path: object) -> CheckpointRoot:
 def _list_in(found: Mapping[str, Any], key: str) -> Iterable[Mapping[str, Any]]:
     items = found.get(key)
     return [item for item in items if isinstance(item, Mapping)] if isinstance(items, list) else ()
-
-
-def _read_in(found: object, *path: str) -> object:
-    for key in path:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found

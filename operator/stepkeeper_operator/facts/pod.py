@@ -1,11 +1,11 @@
 """Read the few fields of a pod that decide anything: a thousand jobs of sixteen pods have to fit in memory."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from stepkeeper.contract import CONTAINER_NAME, ContractError, ExitCode, Termination
-from stepkeeper_operator.facts.log_end import pick_last_words
 from stepkeeper_operator.facts.raw import RawObject, condition_of, controller_of, ordinal_of, parse_time
 from stepkeeper_operator.labels import (
     COMPLETION_INDEX_LABEL,
@@ -16,13 +16,24 @@ from stepkeeper_operator.labels import (
     RESTART_ATTEMPT_LABEL,
 )
 
-__all__ = ["ContainerEnd", "Pod", "read_pod"]
+__all__ = ["ContainerEnd", "Pod", "pick_last_words", "read_pod"]
 
 _MESSAGE_LIMIT: Final = 300
 _SAID_BEFORE: Final = {"EvictionByEvictionAPI", "PreemptionByScheduler"}
 """Reasons of disruptions that come with a deletion of their own. A lost machine is told of when it is noticed."""
 
 _CLOCK_SKEW_S: Final = 1
+
+_LIMIT: Final = 500
+"""Characters that are kept: a thousand jobs of sixteen pods have to fit in memory."""
+
+_N_LINES: Final = 3
+_RANK: Final = re.compile(r"^(\[[A-Za-z]*\d+\]:\s?)+")
+"""What torch and torchrun write ahead of the lines of a rank."""
+
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_LAUNCHER: Final = "ChildFailedError"
+"""The error by which torchrun says that a process that it started has failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,3 +234,28 @@ def _waiting(raw: RawObject, trainer: Mapping[str, Any]) -> str | None:
     if scheduled.get("status") == "False":
         return f"{scheduled.get('reason', 'Unscheduled')}: {scheduled.get('message', '')}"[:_MESSAGE_LIMIT]
     return None
+
+
+def pick_last_words(text: str) -> str:
+    """Return the last line of the last traceback, then the last lines of the log. Empty if there are none."""
+    lines = [_RANK.sub("", line).rstrip() for line in text.splitlines()]
+    lines = [line for line in lines if line.strip()]
+    if not lines:
+        return ""
+    error = _find_error(lines) or lines[-1].strip()
+    rest = [line.strip() for line in lines[-_N_LINES:] if line.strip() != error]
+    return (f"{error} (its log ends with: {' | '.join(rest)})" if rest else error)[:_LIMIT]
+
+
+def _find_error(lines: list[str]) -> str | None:
+    """Find the line below the last traceback that names its error. A launcher's own comes last and says less."""
+    errors: list[str] = []
+    within = False
+    for line in lines:
+        if line.strip().endswith(_TRACEBACK):
+            within = True
+        elif within and not line[0].isspace() and not line.lstrip().startswith("|"):
+            errors.append(line.strip())
+            within = False
+    own = [error for error in errors if _LAUNCHER not in error]
+    return next(iter(reversed(own or errors)), None)

@@ -136,29 +136,15 @@ def _find_autocheckpoint(read_back: str, node: Mapping[str, Any], tier: Mapping[
 
 
 def _find_obstacle(raw: RawObject, active: Mapping[str, Any], joined: Mapping[str, Any]) -> str:
-    accepted = condition_of(raw, "Accepted")
-    for condition in (
-        _if_false(accepted),
-        _if_true(condition_of(raw, "QuotaExhausted")),
-        {} if active.get("status") == "True" else _if_undecided(accepted),
-    ):
-        if condition:
-            return str(condition.get("message", ""))
-    for condition in (active, joined):
-        if condition.get("status") != "True":
-            return str(condition.get("message", ""))
-    return ""
-
-
-def _if_false(condition: Mapping[str, Any]) -> Mapping[str, Any]:
-    return condition if condition.get("status") == "False" else {}
-
-
-def _if_undecided(accepted: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Take what says why nobody knows yet. What waits for an answer is told by condition Active."""
+    """Find the first condition that isn't as it should be. What waits for an answer is told by condition Active."""
+    accepted, quota = condition_of(raw, "Accepted"), condition_of(raw, "QuotaExhausted")
     undecided = accepted.get("status") == "Unknown" and accepted.get("reason") != _NOT_ANSWERED
-    return accepted if undecided else {}
-
-
-def _if_true(condition: Mapping[str, Any]) -> Mapping[str, Any]:
-    return condition if condition.get("status") == "True" else {}
+    inactive = active.get("status") != "True"
+    found = (
+        (accepted, accepted.get("status") == "False"),
+        (quota, quota.get("status") == "True"),
+        (accepted, inactive and undecided),
+        (active, inactive),
+        (joined, joined.get("status") != "True"),
+    )
+    return next((str(condition.get("message", "")) for condition, holds in found if holds), "")

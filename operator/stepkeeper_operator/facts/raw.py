@@ -14,6 +14,7 @@ __all__ = [
     "controlling_job",
     "ordinal_of",
     "parse_time",
+    "read_in",
     "render_time",
 ]
 
@@ -36,6 +37,13 @@ def condition_of(raw: RawObject, kind: str) -> Mapping[str, str]:
         if condition["type"] == kind:
             return dict(condition)
     return {}
+
+
+def read_in(found: object, *path: str) -> object:
+    """Return what is at the path, or None: the API server may know another CRD than this operator."""
+    for key in path:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
 
 
 def controller_of(raw: RawObject) -> Mapping[str, Any] | None:

@@ -63,37 +63,32 @@ class Resync:
                 self._enqueue(key, random.uniform(0, self._period_s / 2))  # noqa: S311  # no secret
 
     async def _sweep_after_relists(self) -> None:
-        """Sweep after each list, and again what couldn't be listed then, ever less often: a list of all is dear."""
-        failed: tuple[WatchedKind, ...] = ()
+        """Sweep after each list, and again until all could be listed, ever less often: a list of all is dear."""
         pause_s = _RELIST_BURST_S
         while True:
-            try:
-                async with asyncio.timeout(pause_s if failed else None):
-                    await self._relisted.wait()
-            except TimeoutError:
-                failed, pause_s = await self._sweep(failed), pause_s * 2
-                continue
-            await asyncio.sleep(_RELIST_BURST_S)
+            await self._relisted.wait()
+            await asyncio.sleep(pause_s)
             self._relisted.clear()
-            failed, pause_s = await self.sweep(), _RELIST_BURST_S
+            if await self.sweep():
+                pause_s = _RELIST_BURST_S
+            else:
+                pause_s *= 2
+                self._relisted.set()
 
-    async def sweep(self) -> tuple[WatchedKind, ...]:
-        """Forget what is gone of each kind. Return the kinds that can't be listed now."""
-        return await self._sweep(self._kinds)
-
-    async def _sweep(self, kinds: Iterable[WatchedKind]) -> tuple[WatchedKind, ...]:
-        failed: list[WatchedKind] = []
-        for kind in kinds:
+    async def sweep(self) -> bool:
+        """Forget what is gone of each kind. Return False if one of them can't be listed now."""
+        listed = True
+        for kind in self._kinds:
             try:
                 concerned = await forget_deleted_objects(self._cluster, self._cache, kind)
             except ApiError as error:
                 extra = {"kind": kind.resource.kind, "error": str(error)}
                 _log.warning("cannot look for objects that are gone", extra=extra)
-                failed.append(kind)
+                listed = False
                 continue
             for key in concerned:
                 self._enqueue(key, 0.0)
-        return tuple(failed)
+        return listed
 
 
 async def forget_deleted_objects(cluster: Cluster, cache: Cache, kind: WatchedKind) -> tuple[ObjectKey, ...]:

@@ -1,4 +1,4 @@
-"""Open and close attempts in the history of a job, and find the evidence of one."""
+"""Open and close the attempts in the history of a job."""
 
 from dataclasses import replace
 from typing import Final
@@ -6,13 +6,13 @@ from typing import Final
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_ATTEMPTS, Attempt
 from stepkeeper_operator.cache.evidence import AttemptEvidence
+from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.facts.pod import Pod
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempt_evidence import find_attempt_evidence, find_start
-from stepkeeper_operator.policy.budgets import count_restart, take_back_restart
-from stepkeeper_operator.policy.causes.decisions import add_decision
-from stepkeeper_operator.policy.causes.finding import Finding
-from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.attempt_evidence import find_attempt_evidence, find_new_pods, find_start
+from stepkeeper_operator.policy.budgets import add_restarts
+from stepkeeper_operator.policy.causes.find_cause import add_decision
+from stepkeeper_operator.policy.history import Finding, JobHistory
 from stepkeeper_operator.policy.pod_ends import is_masked
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "close_attempt",
     "close_displaced",
     "open_attempt",
+    "open_if_started",
     "tell_decision",
     "was_asked_for",
     "was_suspended",
@@ -50,7 +51,7 @@ def open_attempt(history: JobHistory, observed: Observed, *, now: float) -> JobH
     last = history.last_attempt
     restarts = history.restarts
     if last is not None and last.cause is not None:
-        restarts = count_restart(restarts, last.cause)
+        restarts = add_restarts(restarts, last.cause, 1)
     earliest = 0 if last is None or last.end is None else last.end
     start = max(earliest, int(find_start(history, observed, now=now)))
     attempt = Attempt(number=1 if last is None else last.number + 1, start=start)
@@ -123,7 +124,7 @@ def withdraw_attempt(history: JobHistory) -> JobHistory:
     before = history.attempts[-2] if len(history.attempts) > 1 else None
     restarts = history.restarts
     if before is not None and before.cause is not None:
-        restarts = take_back_restart(restarts, before.cause)
+        restarts = add_restarts(restarts, before.cause, -1)
     starts = max(0, history.bookkeeping.starts_without_checkpoint - 1)
     bookkeeping = history.bookkeeping.model_copy(update={"starts_without_checkpoint": starts})
     return replace(history, attempts=history.attempts[:-1], restarts=restarts, bookkeeping=bookkeeping)
@@ -157,3 +158,41 @@ def _find_last_step(evidence: AttemptEvidence | None, attempt: Attempt) -> int |
     ends = [pod.termination for pod in evidence.pods if pod.termination is not None] if evidence else []
     steps = [attempt.to_step, *(end.step for end in ends)]
     return max((step for step in steps if step is not None), default=None)
+
+
+def open_if_started(history: JobHistory, observed: Observed, jobset: JobSet, *, now: float) -> JobHistory:
+    """Open an attempt for the first start of a JobSet, or for pods that it made since without counting a restart."""
+    if jobset.deleting or jobset.is_finished or jobset.suspend or jobset.suspended:
+        return history
+    if not history.bookkeeping.started:
+        return open_attempt(history, observed, now=now)
+    since = _find_resumption(history, observed, jobset, now=now)
+    if since is None:
+        return history
+    resumed = {"resumed_at": since}
+    history = replace(history, bookkeeping=history.bookkeeping.model_copy(update=resumed))
+    return open_attempt(history, observed, now=now)
+
+
+def _find_resumption(history: JobHistory, observed: Observed, jobset: JobSet, *, now: float) -> int | None:
+    """Find the Unix time since which the pods are of the next attempt. None: none has begun."""
+    if _was_resumed(history, jobset) and not _will_be_restarted(history, observed):
+        return int(now if jobset.resumed_at is None else jobset.resumed_at)
+    return find_new_pods(history, observed)
+
+
+def _was_resumed(history: JobHistory, jobset: JobSet) -> bool:
+    """Tell whether a suspension that the last attempt ended in, or that came after its end, is over."""
+    last = history.last_attempt
+    if last is None:
+        return True  # the attempt before the suspension was withdrawn
+    if last.end is None:
+        return False
+    resumed_since = jobset.resumed_at is not None and jobset.resumed_at > last.end
+    return resumed_since or was_suspended(last.message)
+
+
+def _will_be_restarted(history: JobHistory, observed: Observed) -> bool:
+    """Tell whether JobSet still has to act on a failed Job: the next pods are of the next ordinal."""
+    evidence = observed.find_evidence(history.ordinal)
+    return evidence is not None and bool(evidence.failed_batch_jobs)

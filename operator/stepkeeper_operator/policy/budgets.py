@@ -5,17 +5,16 @@ from typing import Final
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob import BackoffSpec, RestartsSpec
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import CauseCount, RestartsStatus
-from stepkeeper_operator.policy.causes.finding import CAUSE_DISRUPTION
+from stepkeeper_operator.policy.history import CAUSE_DISRUPTION
 
 __all__ = [
+    "add_restarts",
     "compute_backoff_s",
     "count_disruptions",
     "count_failures",
-    "count_restart",
     "explain_exhausted_budget",
     "move_restart",
     "reset_failures",
-    "take_back_restart",
 ]
 
 _DISRUPTIONS: Final = frozenset(
@@ -38,21 +37,11 @@ def count_failures(restarts: RestartsStatus) -> int:
     )
 
 
-def count_restart(restarts: RestartsStatus, cause: str) -> RestartsStatus:
-    """Add one restart for that cause."""
-    return _add_restarts(restarts, cause, 1)
-
-
-def take_back_restart(restarts: RestartsStatus, cause: str) -> RestartsStatus:
-    """Take back one restart for that cause: it came to nothing."""
-    return _add_restarts(restarts, cause, -1)
-
-
 def move_restart(restarts: RestartsStatus, *, source: str, target: str) -> RestartsStatus:
     """Move one restart to another cause than it was counted for."""
     if source == target:
         return restarts
-    return _add_restarts(_add_restarts(restarts, source, -1), target, 1)
+    return add_restarts(add_restarts(restarts, source, -1), target, 1)
 
 
 def reset_failures(restarts: RestartsStatus) -> RestartsStatus:
@@ -108,7 +97,8 @@ def compute_backoff_s(spec: BackoffSpec, doublings: int) -> int:
     return int(min(spec.max_seconds, spec.initial_seconds * 2 ** min(doublings, 32)))
 
 
-def _add_restarts(restarts: RestartsStatus, cause: str, difference: int) -> RestartsStatus:
+def add_restarts(restarts: RestartsStatus, cause: str, difference: int) -> RestartsStatus:
+    """Count so many restarts more for that cause; fewer where they came to nothing."""
     counts = {entry.cause: entry for entry in restarts.by_cause}
     entry = counts.get(cause, CauseCount(cause=cause, count=0))
     counted = difference if cause == Cause.APPLICATION_ERROR else 0

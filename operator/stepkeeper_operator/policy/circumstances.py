@@ -51,9 +51,9 @@ def gather_circumstances(
     attempt: Attempt,
     evidence: AttemptEvidence | None,
     *,
-    counted: bool | None,
-    rule: str | None,
     now: float,
+    counted: bool | None = None,
+    rule: str | None = None,
 ) -> Circumstances:
     """Gather the facts about the end of `attempt`."""
     report = observed.report

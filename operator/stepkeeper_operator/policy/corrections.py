@@ -18,13 +18,10 @@ from stepkeeper_operator.policy.attempts import (
     was_asked_for,
     was_suspended,
 )
-from stepkeeper_operator.policy.budgets import move_restart, take_back_restart
-from stepkeeper_operator.policy.causes.counts import ended_unseen
-from stepkeeper_operator.policy.causes.find_cause import find_cause
-from stepkeeper_operator.policy.causes.finding import Finding
-from stepkeeper_operator.policy.causes.losses import attribute_to_loss
+from stepkeeper_operator.policy.budgets import add_restarts, move_restart
+from stepkeeper_operator.policy.causes.find_cause import attribute_to_loss, ended_unseen, find_cause
 from stepkeeper_operator.policy.circumstances import gather_circumstances
-from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.history import Finding, JobHistory
 from stepkeeper_operator.policy.machines import MachinesLoss, is_explained_by_machines
 
 __all__ = ["correct_cause"]
@@ -66,9 +63,7 @@ def _correct_unseen(
             return history
         before = history.attempts[-back - 1] if back < len(history.attempts) else None
         evidence = _find_evidence_of_unseen((number, restart), before, observed)
-        circumstances = gather_circumstances(
-            job, observed, attempt, evidence, counted=None, rule=None, now=now
-        )
+        circumstances = gather_circumstances(job, observed, attempt, evidence, now=now)
         finding = find_cause(evidence, circumstances)
         if finding.explained:
             history = _replace_cause(history, attempt, finding)
@@ -99,7 +94,7 @@ def _correct_newest(
     if is_explained_by_machines(job, attempt.message):
         return history
     evidence = _find_evidence_of_ended(history, closed, observed)
-    circumstances = gather_circumstances(job, observed, attempt, evidence, counted=None, rule=None, now=now)
+    circumstances = gather_circumstances(job, observed, attempt, evidence, now=now)
     # Machines that were lost long after the end, or that all pods have run on since, explain nothing.
     late = now - attempt.end >= reattribution_s or _runs_whole(history, job, observed)
     loss = None if late else circumstances.loss
@@ -189,7 +184,7 @@ def _replace_cause(history: JobHistory, attempt: Attempt, finding: Finding) -> J
     if attempts[-1] is corrected:
         return replace(history, attempts=attempts)
     if corrected.cause is None:
-        restarts = take_back_restart(history.restarts, attempt.cause)
+        restarts = add_restarts(history.restarts, attempt.cause, -1)
     else:
         restarts = move_restart(history.restarts, source=attempt.cause, target=corrected.cause)
     return replace(history, attempts=attempts, restarts=restarts)

@@ -1,16 +1,43 @@
-"""Define the history of a job: its attempts, their ends and the restarts that they cost."""
+"""Define the history of a job, and what is found out about an attempt's end."""
 
 from dataclasses import dataclass
+from enum import Enum
+from typing import Final
 
+from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     Attempt,
     Bookkeeping,
     RestartsStatus,
     TrainingJobStatus,
 )
-from stepkeeper_operator.policy.causes.finding import Finding
 
-__all__ = ["JobHistory"]
+__all__ = ["CAUSE_DISRUPTION", "CAUSE_FENCED", "NO_CAUSE", "Finding", "JobHistory", "Verdict"]
+
+CAUSE_FENCED: Final = "Fenced"
+CAUSE_DISRUPTION: Final = Cause.DISRUPTION.value
+NO_CAUSE: Final = ""
+"""The training is done: the end needs no cause, and has no restart."""
+
+
+class Verdict(Enum):
+    """The consequence of an end for the job."""
+
+    RESTART = "restart"
+    FENCED = "fenced"
+    FATAL = "fatal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The cause of an attempt's end, as far as it is known."""
+
+    cause: str
+    message: str
+    node: str | None = None
+    verdict: Verdict = Verdict.RESTART
+    explained: bool = True
+    """False: the cause is a guess, and any evidence replaces it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

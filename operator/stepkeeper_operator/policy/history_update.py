@@ -25,20 +25,18 @@ from stepkeeper_operator.policy.attempts import (
     close_attempt,
     close_displaced,
     open_attempt,
+    open_if_started,
     withdraw_attempt,
 )
 from stepkeeper_operator.policy.budgets import count_disruptions, reset_failures
 from stepkeeper_operator.policy.causes.find_cause import find_cause
-from stepkeeper_operator.policy.causes.finding import Finding
 from stepkeeper_operator.policy.circumstances import gather_circumstances
 from stepkeeper_operator.policy.corrections import correct_cause
-from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.history import Finding, JobHistory
 from stepkeeper_operator.policy.machines import explain_loss
 from stepkeeper_operator.policy.pod_ends import stopped_with_0, was_stopped
-from stepkeeper_operator.policy.queueing import has_left_queue
 from stepkeeper_operator.policy.restarts_in_place import came_too_late, has_run_whole, record_restarts
-from stepkeeper_operator.policy.resumptions import open_if_started
-from stepkeeper_operator.policy.starts import note_limit, set_starts, was_edited
+from stepkeeper_operator.policy.starts import has_left_queue, note_limit, set_starts, was_edited
 
 __all__ = ["update_history"]
 
@@ -182,14 +180,12 @@ def _close_with_cause(
     if jobset.completed and not find_masked(history, observed, job.spec.total_steps):
         finding = _judge_completion(evidence, observed, jobset)
         if not finding.cause and evidence is not None and any(map(stopped_with_0, evidence.pods)):
-            circumstances = gather_circumstances(
-                job, observed, history.attempts[-1], evidence, counted=None, rule=None, now=now
-            )
+            circumstances = gather_circumstances(job, observed, history.attempts[-1], evidence, now=now)
             finding = _describe_stop(find_cause(evidence, circumstances))
         return close_attempt(history, evidence, finding, now=now)
     counted = True if jobset.failure_reason is not None else None
     circumstances = gather_circumstances(
-        job, observed, history.attempts[-1], evidence, counted=counted, rule=None, now=now
+        job, observed, history.attempts[-1], evidence, counted=counted, now=now
     )
     return close_attempt(history, evidence, find_cause(evidence, circumstances), now=now)
 

@@ -1,21 +1,14 @@
-"""Find pods that nobody else fails or deletes: those that died with their node, and those that outlived their Job.
+"""Find pods that died with their node: nobody else fails or deletes them, and JobSet would wait for them for ever."""
 
-JobSet would wait for them for ever.
-"""
-
-from typing import Final
-
-from stepkeeper_operator.decision import DeletePod, GiveUpPod
+from stepkeeper_operator.decision import GiveUpPod
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.observed import Observed
 
-__all__ = ["ORPHAN_WAIT_S", "find_lost_pods", "find_orphans"]
+__all__ = ["find_lost_pods"]
 
 _LOOK_AGAIN_S = 5.0
 _LIFE_S = 300.0
 """Seconds for which a sign of life counts. The training may have gone on for a while before it stood still."""
-ORPHAN_WAIT_S: Final = 60
-"""Seconds left to the garbage collector, which deletes such pods within seconds if it sees them."""
 
 
 def find_lost_pods(
@@ -82,16 +75,3 @@ def _explain(pod: Pod, observed: Observed) -> str:
     node = observed.nodes.get(pod.node or "")
     state = "is gone" if node is None or node.gone_since is not None else "is not heard of"
     return f"node {pod.node} {state} and the pod's deletion is overdue"
-
-
-def find_orphans(observed: Observed, *, now: float) -> tuple[tuple[DeletePod, ...], float | None]:
-    """Find the pods to delete, and the seconds after which to look again.
-
-    A garbage collector whose watches were broken while a JobSet was deleted can lose sight of its pods. They
-    run on with an owner that doesn't exist, and no next attempt can start beside them.
-    """
-    left = observed.leftover
-    if left is None or not left.orphans:
-        return (), None
-    left_s = left.orphaned_since + ORPHAN_WAIT_S - now
-    return ((), left_s) if left_s > 0 else (tuple(DeletePod(pod=pod) for pod in left.orphans), None)

@@ -1,9 +1,10 @@
-"""Bound and space the starts of a job that come to nothing: no cause excuses a job that never commits."""
+"""Bound and space the starts of a job: those that come to nothing, and those that a queue decides on."""
 
 from dataclasses import replace
 from typing import Final
 
 from stepkeeper.contract import Cause
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Bookkeeping
 from stepkeeper_operator.build import template_hash
@@ -11,19 +12,31 @@ from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.attempts import was_asked_for
 from stepkeeper_operator.policy.budgets import compute_backoff_s, count_failures
 from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.machines import explain_loss, find_wait
 
 __all__ = [
+    "NOT_QUEUED",
+    "NO_WORKLOAD",
     "compute_next_start",
     "compute_report_wait_s",
     "explain_limit",
+    "has_left_queue",
     "is_limit_reached",
+    "leaves_queue",
     "note_limit",
     "set_starts",
+    "should_suspend",
     "was_edited",
 ]
 
 _REPORT_WAIT_S: Final = 60
 """Seconds left to the pods to report to an operator that has just started."""
+
+NOT_QUEUED: Final = "NotQueued"
+"""Reason of condition QuotaReserved of a job that has left Kueue's queues."""
+
+NO_WORKLOAD: Final = "NoWorkload"
+"""Its reason for a JobSet that somebody queues whose Workload isn't known."""
 
 
 def set_starts(history: JobHistory, n_starts: int) -> JobHistory:
@@ -128,3 +141,37 @@ def compute_next_start(job: CheckpointedTrainingJob, observed: Observed, history
         return last.end + wait_s if wait_s else None
     due = last.start + compute_backoff_s(spec, n_starts - 2) if n_starts > 1 else 0
     return due if due > last.end else None
+
+
+def should_suspend(
+    job: CheckpointedTrainingJob, observed: Observed, history: JobHistory, *, now: float
+) -> bool:
+    """Return True if the user suspends the job, or too many of its starts in a row came to nothing."""
+    return job.spec.suspend or is_limit_reached(job, observed, history, now=now)
+
+
+def leaves_queue(
+    job: CheckpointedTrainingJob, observed: Observed, history: JobHistory, *, now: float
+) -> bool:
+    """Return True if the JobSet of a queued job has to go for the job to stop.
+
+    Kueue would at once resume what it has admitted, and is suspended by somebody else. Without its JobSet the job
+    holds no quota; a new one joins the queue once the job may start. Hosts that left for a moment cost no place in it.
+    """
+    wait = find_wait(job, observed)
+    stops = should_suspend(job, observed, history, now=now) or (wait is not None and wait.stop)
+    return observed.is_queued and stops
+
+
+def has_left_queue(job: CheckpointedTrainingJob, observed: Observed, *, now: float) -> bool:
+    """Return True if a queued job's JobSet is gone, or going, because the job is to stop."""
+    jobset = observed.jobset
+    if not (_was_queued(job) if jobset is None else observed.is_queued and jobset.deleting):
+        return False
+    return job.spec.suspend or explain_loss(job, observed, now=now) is not None
+
+
+def _was_queued(job: CheckpointedTrainingJob) -> bool:
+    """Tell whether Kueue managed the last JobSet: the status says so when there is none any more."""
+    kind = ConditionType.QUOTA_RESERVED
+    return any(c.type == kind and c.reason != NOT_QUEUED for c in job.status.conditions)

@@ -20,7 +20,6 @@ from stepkeeper_operator.decision import (
     CreateJobSet,
     Decision,
     DeleteJobSet,
-    DeletePod,
     DeleteTrainingJob,
     GiveUpPod,
     SetSuspend,
@@ -32,7 +31,7 @@ from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.labels import NODE_LOST_REASON
 from stepkeeper_operator.writing import ObjectWriter
 
-__all__ = ["Applier", "Outcome", "pod_failure_patch", "suspend_manifest"]
+__all__ = ["Applier", "Outcome"]
 
 
 _log = logging.getLogger(__name__)
@@ -175,14 +174,11 @@ class Applier:
                 self._memory.get_job(job.metadata.uid).note_holder(read_jobset(raw))
                 self._cache.record_jobset(raw)
             case SetSuspend():
-                body = suspend_manifest(action.jobset, suspend=action.suspend)
+                body = _suspend_manifest(action.jobset, suspend=action.suspend)
                 self._cache.record_jobset(await self._cluster.apply(JOBSETS, key.namespace, body))
             case DeleteJobSet():
                 uid = action.jobset.uid
                 await self._cluster.delete(JOBSETS, key.namespace, key.name, uid=uid, foreground=True)
-            case DeletePod():
-                pod = action.pod
-                await self._cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid)
             case GiveUpPod():
                 await self._give_up_pod(action)
             case DeleteTrainingJob():
@@ -194,7 +190,7 @@ class Applier:
     async def _give_up_pod(self, action: GiveUpPod) -> None:
         pod = action.pod
         if not pod.terminal:
-            body = pod_failure_patch(action, now=self._clock())
+            body = _pod_failure_patch(action, now=self._clock())
             try:
                 await self._cluster.patch_pod_status(pod.namespace, pod.name, body)
             except ApiError as error:
@@ -221,7 +217,7 @@ def _keep_words(known: Rejection | None, text: str, generation: int) -> str:
     return known.message if _NUMBER.sub("", known.message) == _NUMBER.sub("", text) else text
 
 
-def suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:
+def _suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:
     """Build the change of `suspend`, the one field of a JobSet that changes after it was made."""
     return {
         "apiVersion": JOBSETS.api_version,
@@ -231,7 +227,7 @@ def suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:
     }
 
 
-def pod_failure_patch(action: GiveUpPod, *, now: float) -> dict[str, Any]:
+def _pod_failure_patch(action: GiveUpPod, *, now: float) -> dict[str, Any]:
     """Build the patch that fails a pod, with phase and condition together.
 
     A Failed pod without the condition would count as a failure of the application.

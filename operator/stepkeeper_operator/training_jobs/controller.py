@@ -9,7 +9,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.memory import Memory
-from stepkeeper_operator.cache.reports import DirectiveCache, ReportCache
+from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cluster import TRAINING_JOBS, Cluster, Resource
 from stepkeeper_operator.decide.job import decide_job
 from stepkeeper_operator.decide.progressing import is_stalled
@@ -20,10 +20,9 @@ from stepkeeper_operator.reconcile import RETRY_SOON_S
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.apply import Applier
 from stepkeeper_operator.training_jobs.observe import Observer
-from stepkeeper_operator.training_jobs.unreadable import UnreadableJobs
 from stepkeeper_operator.writing import ObjectWriter
 
-__all__ = ["JobController", "make_job_controller"]
+__all__ = ["JobController"]
 
 _log = logging.getLogger(__name__)
 
@@ -34,29 +33,37 @@ class JobController:
     def __init__(
         self,
         *,
+        cluster: Cluster,
         cache: Cache,
         reports: ReportCache,
-        directives: DirectiveCache,
-        memory: Memory,
-        observer: Observer,
-        applier: Applier,
-        unreadable: UnreadableJobs,
         settings: OperatorSettings,
         metrics: Metrics,
+        ca_pem: Callable[[], str],
         acting: Callable[[], bool],
-        clock: Callable[[], float],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._cache = cache
         self._reports = reports
-        self._directives = directives
-        self._memory = memory
-        self._observer = observer
-        self._applier = applier
-        self._unreadable = unreadable
         self._settings = settings
         self._metrics = metrics
         self._acting = acting
         self._clock = clock
+        self._memory = Memory(started_at=clock())
+        self._writer = ObjectWriter(
+            TRAINING_JOBS, cluster=cluster, metrics=metrics, identity=settings.identity, clock=clock
+        )
+        self._observer = Observer(
+            cluster=cluster,
+            cache=cache,
+            reports=reports,
+            memory=self._memory,
+            ca_pem=ca_pem,
+            settings=settings,
+            clock=clock,
+        )
+        self._applier = Applier(
+            cluster=cluster, cache=cache, memory=self._memory, writer=self._writer, clock=clock
+        )
         self._uids: dict[ObjectKey, str] = {}
 
     @property
@@ -73,8 +80,10 @@ class JobController:
         job = reading.value
         if job is None:
             if self._acting():
-                await self._unreadable.manage(key, raw, reading.problems)
                 self._metrics.forget_judgements(key.namespace, key.name)
+                told = await self._writer.tell_unreadable(raw, reading.problems, initial={"phase": "Pending"})
+                if told is not None:
+                    self._cache.record_training_job(told)
             return None
         self._uids[key] = job.metadata.uid
         observed = await self._observer.observe(key, job, reading.problems)
@@ -85,7 +94,7 @@ class JobController:
         outcome = await self._applier.apply_decision(key, job, decision)
         if outcome.told:
             # Only what the status says is asked for: a restarted operator goes on with the same request.
-            self._directives.set_save_request(job.metadata.uid, decision.save_request)
+            self._reports.set_save_request(job.metadata.uid, decision.save_request)
             self._update_metrics(key, job, decision)
         if outcome.failures:
             raise outcome.failures[0]
@@ -96,7 +105,6 @@ class JobController:
         uid = self._uids.pop(key, None)
         if uid is not None:
             self._reports.forget_job(uid)
-            self._directives.forget_job(uid)
             self._memory.forget_job(uid)
             self._metrics.forget_job(key.namespace, key.name)
 
@@ -115,46 +123,3 @@ class JobController:
             for attempt in decision.status.attempts:
                 if attempt.end is not None and attempt.cause is not None and attempt.number not in ended:
                     self._metrics.restarts.labels(cause=attempt.cause).inc()
-
-
-def make_job_controller(
-    *,
-    cluster: Cluster,
-    cache: Cache,
-    reports: ReportCache,
-    directives: DirectiveCache,
-    settings: OperatorSettings,
-    metrics: Metrics,
-    ca_pem: Callable[[], str],
-    acting: Callable[[], bool],
-    clock: Callable[[], float] = time.time,
-) -> JobController:
-    """Put a controller together with an observer and an applier that share one memory of the jobs."""
-    memory = Memory(started_at=clock())
-    observer = Observer(
-        cluster=cluster,
-        cache=cache,
-        reports=reports,
-        memory=memory,
-        ca_pem=ca_pem,
-        resync_s=settings.resync_s,
-        queued_resources_managed=settings.cloud_tpu_enabled,
-        clock=clock,
-    )
-    writer = ObjectWriter(
-        TRAINING_JOBS, cluster=cluster, metrics=metrics, identity=settings.identity, clock=clock
-    )
-    applier = Applier(cluster=cluster, cache=cache, memory=memory, writer=writer, clock=clock)
-    return JobController(
-        cache=cache,
-        reports=reports,
-        directives=directives,
-        memory=memory,
-        observer=observer,
-        applier=applier,
-        unreadable=UnreadableJobs(cluster=cluster, cache=cache, reports=reports, writer=writer, clock=clock),
-        settings=settings,
-        metrics=metrics,
-        acting=acting,
-        clock=clock,
-    )

@@ -27,10 +27,10 @@ from stepkeeper_operator.facts import (
     read_jobset,
     read_queued_machines,
 )
-from stepkeeper_operator.facts.raw import RawObject, controller_of
 from stepkeeper_operator.labels import JOB_UID_LABEL
 from stepkeeper_operator.observed import Leftover, Observed, compute_recheck_s, find_end
-from stepkeeper_operator.policy.queueing import NO_WORKLOAD
+from stepkeeper_operator.policy.starts import NO_WORKLOAD
+from stepkeeper_operator.settings import OperatorSettings
 
 __all__ = ["Observer"]
 
@@ -46,8 +46,7 @@ class Observer:
         reports: ReportCache,
         memory: Memory,
         ca_pem: Callable[[], str],
-        resync_s: int,
-        queued_resources_managed: bool,
+        settings: OperatorSettings,
         clock: Callable[[], float],
     ) -> None:
         self._cluster = cluster
@@ -55,8 +54,7 @@ class Observer:
         self._reports = reports
         self._memory = memory
         self._ca_pem = ca_pem
-        self._resync_s = resync_s
-        self._queued_resources_managed = queued_resources_managed
+        self._settings = settings
         self._clock = clock
 
     async def observe(
@@ -76,7 +74,7 @@ class Observer:
             told = _find_told(self._cache.list_leftovers(key))
             predecessors = replace(predecessors, told=told)
         jobset = _recall_holder(job, jobset, self._memory.get_job(uid))
-        pods, evidence = self._cache.list_pods(uid), self._cache.evidence.list_attempts(uid)
+        pods, evidence = self._cache.list_pods(uid), self._cache.list_evidence(uid)
         n_nodes, n_unknown_nodes = self._cache.count_nodes()
         memory = self._memory.get_job(uid)
         rejections = {
@@ -92,7 +90,7 @@ class Observer:
             jobset=jobset,
             workload=None if jobset is None else self._cache.get_workload(jobset.uid),
             pods=pods,
-            leftover=_date_orphans(leftover, memory, now=self._clock()),
+            leftover=leftover,
             evidence=evidence,
             nodes=self._collect_nodes((*pods, *told), evidence),
             n_nodes=n_nodes,
@@ -106,7 +104,7 @@ class Observer:
             unreadable=unreadable,
             root_rivals=self._cache.list_root_rivals(key),
             machines=self._read_machines(key, job),
-            queued_resources_managed=self._queued_resources_managed,
+            queued_resources_managed=self._settings.cloud_tpu_enabled,
             operator_started_at=self._memory.started_at,
             last_write_at=memory.last_write_at,
         )
@@ -148,27 +146,8 @@ class Observer:
             if raw is None or raw["metadata"]["uid"] != item.uid:
                 self._cache.forget_objects(frozenset({item.uid}))
                 continue
-            name = f"{resource.kind} {item.name}"
-            if isinstance(item, BatchJob) or not await self._is_orphan(raw):
-                return Leftover(name=name)
-            same = [pod for pod in items if isinstance(pod, Pod) and pod.owner_uid == item.owner_uid]
-            return Leftover(
-                name=name,
-                orphans=tuple(pod for pod in same if pod.deadline is None),
-                told=tuple(pod for pod in same if pod.deadline is not None),
-            )
+            return Leftover(name=f"{resource.kind} {item.name}", told=_find_told(items))
         return await self._find_unwatched(job)
-
-    async def _is_orphan(self, pod: RawObject) -> bool:
-        """Check whether the pod's Job is gone.
-
-        Only the garbage collector would delete such a pod, and it can lose sight of it.
-        """
-        owner = controller_of(pod)
-        if owner is None or owner["kind"] != BATCH_JOBS.kind:
-            return False
-        batch_job = await self._cluster.get(BATCH_JOBS, pod["metadata"]["namespace"], owner["name"])
-        return batch_job is None or batch_job["metadata"]["uid"] != owner["uid"]
 
     async def _find_unwatched(self, job: CheckpointedTrainingJob) -> Leftover | None:
         """Find what an earlier JobSet made while our watches were broken: no cache has it yet."""
@@ -192,7 +171,7 @@ class Observer:
         memory, now = self._memory.get_job(uid), self._clock()
         known = memory.config_map
         stale = known is None or known.owner_uid != uid
-        if stale or now - memory.config_map_read_at >= self._resync_s:
+        if stale or now - memory.config_map_read_at >= self._settings.resync_s:
             raw = await self._cluster.get(CONFIG_MAPS, key.namespace, config_map_name(key.name))
             memory.config_map_read_at = now
             memory.config_map = None if raw is None else read_config_map(raw)
@@ -215,16 +194,6 @@ def _recall_holder(job: CheckpointedTrainingJob, jobset: JobSet | None, memory: 
     kind = ConditionType.QUOTA_RESERVED
     said = same and any(c.type == kind and c.reason == NO_WORKLOAD for c in job.status.conditions)
     return replace(jobset, born_suspended=said or memory.held_jobset == jobset.uid)
-
-
-def _date_orphans(leftover: Leftover | None, memory: JobMemory, *, now: float) -> Leftover | None:
-    """Note since when pods are known whose Job is gone: the garbage collector has its time from then on."""
-    if leftover is None or not leftover.orphans:
-        memory.orphaned_since = None
-        return leftover
-    if memory.orphaned_since is None:
-        memory.orphaned_since = now
-    return replace(leftover, orphaned_since=memory.orphaned_since)
 
 
 def _find_told(items: tuple[BatchJob | Pod, ...]) -> tuple[Pod, ...]:

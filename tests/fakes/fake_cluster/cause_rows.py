@@ -10,8 +10,8 @@ from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import BatchJob, Node, Pod
 from stepkeeper_operator.facts.pod import ContainerEnd
 from stepkeeper_operator.policy.causes.find_cause import find_cause
-from stepkeeper_operator.policy.causes.finding import Finding, Verdict
 from stepkeeper_operator.policy.circumstances import Circumstances
+from stepkeeper_operator.policy.history import Finding, Verdict
 
 __all__ = [
     "EARLIER",

@@ -14,8 +14,7 @@ from stepkeeper_operator.build import template_hash
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import BatchJob, JobSet, Pod, QueuedMachines
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.causes.finding import Finding
-from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.history import Finding, JobHistory
 
 ON_MACHINES: Final[dict[str, Any]] = {
     "placement": {"tpu": {"accelerator": "v5p", "topology": "2x2x1", "queuedResourceName": "tpu"}}

@@ -12,14 +12,14 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatu
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey, job_key
 from stepkeeper_operator.cache.kinds import list_watched_kinds
-from stepkeeper_operator.cache.reports import DirectiveCache, LastReport, ReportCache
+from stepkeeper_operator.cache.reports import LastReport, ReportCache
 from stepkeeper_operator.facts.raw import RawObject, render_time
 from stepkeeper_operator.handlers.resync import forget_deleted_objects
 from stepkeeper_operator.labels import SPOT_LABEL
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.reconcile import Reconciler
 from stepkeeper_operator.settings import OperatorSettings
-from stepkeeper_operator.training_jobs.controller import make_job_controller
+from stepkeeper_operator.training_jobs.controller import JobController
 
 __all__ = ["World", "running", "training_job"]
 
@@ -72,19 +72,19 @@ class World:
         kinds = list_watched_kinds(cloud_tpu=queued_resources, kueue=True)
         self._kinds = {kind.resource.plural: kind for kind in kinds}
         self.cache = Cache(lambda: self.now)
-        self.reports = ReportCache(silence_s=self.settings.silence_s)
-        self.directives = DirectiveCache(
-            report_interval_s=self.settings.report_interval_s, clock=lambda: self.now
+        self.reports = ReportCache(
+            silence_s=self.settings.silence_s,
+            report_interval_s=self.settings.report_interval_s,
+            clock=lambda: self.now,
         )
         self.cluster.on_change = self._record_change
         self._delayed.clear()
         self._late.clear()
         self.metrics = Metrics()
-        jobs = make_job_controller(
+        jobs = JobController(
             cluster=self.cluster,
             cache=self.cache,
             reports=self.reports,
-            directives=self.directives,
             settings=self.settings,
             metrics=self.metrics,
             ca_pem=lambda: "the CA",

@@ -19,9 +19,8 @@ from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.facts import BatchJob, JobSet, Pod
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy import attempt_evidence, attempts
-from stepkeeper_operator.policy.causes.finding import Finding
-from stepkeeper_operator.policy.history import JobHistory
-from stepkeeper_operator.policy.resumptions import open_if_started
+from stepkeeper_operator.policy.attempts import open_if_started
+from stepkeeper_operator.policy.history import Finding, JobHistory
 
 NOW: Final = 1000.0
 ENDED: Final = Attempt(number=1, start=100, end=500, cause="Eviction", message="evicted")

@@ -187,15 +187,7 @@ def test_what_kueue_reads_goes_to_the_jobset_and_other_labels_and_annotations_do
     assert "team" not in meta["labels"] | meta["annotations"]
 
 
-def test_defaults_change_no_hash() -> None:
-    def with_ports(**more: object) -> CheckpointedTrainingJob:
-        volume = {"name": "v", "configMap": {"name": ""} if more else {}}
-        ports = [{"containerPort": 1, **more}]
-        return job(template=template(ports=ports, spec={"volumes": [volume]}))
-
-    assert template_hash(with_ports(protocol="TCP")) == template_hash(with_ports())
-    assert template_hash(with_ports(protocol="UDP")) != template_hash(with_ports())
-    assert template_hash(with_ports(name="")) != template_hash(with_ports()), "not that field's default"
+def test_defaults_of_the_placement_change_no_hash() -> None:
     tpu = {"accelerator": "v5e", "topology": "4x4"}
     written = tpu | {"slices": 1, "provisioning": "OnDemand"}
     assert template_hash(job(placement={"tpu": written})) == template_hash(job(placement={"tpu": tpu}))

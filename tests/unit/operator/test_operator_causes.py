@@ -25,7 +25,7 @@ from fake_cluster.facts import make_failed_job as failed_job
 from fake_cluster.facts import make_pod as pod
 from stepkeeper.contract import Cause, CommitPoint
 from stepkeeper_operator.facts import BatchJob, Pod
-from stepkeeper_operator.policy.causes.finding import Verdict
+from stepkeeper_operator.policy.history import Verdict
 from stepkeeper_operator.policy.machines import MachinesLoss
 
 COMMIT: Final = CommitPoint(sequence=4, step=40)

@@ -48,8 +48,8 @@ def test_failures_are_counted_apart_and_a_restart_that_has_begun_not_against_its
     known = counted(ApplicationError=(3, 1), Eviction=(2, 2))
     assert budgets.count_failures(known) == 1
     assert budgets.reset_failures(known) == counted(ApplicationError=(3, 0), Eviction=(2, 2))
-    assert budgets.count_restart(known, "Eviction") == counted(ApplicationError=(3, 1), Eviction=(3, 2))
-    assert budgets.take_back_restart(counted(Eviction=(1, 0)), "Eviction") == RestartsStatus()
+    assert budgets.add_restarts(known, "Eviction", 1) == counted(ApplicationError=(3, 1), Eviction=(3, 2))
+    assert budgets.add_restarts(counted(Eviction=(1, 0)), "Eviction", -1) == RestartsStatus()
     refilled, failure = counted(ApplicationError=(1, 0)), Cause.APPLICATION_ERROR
     assert budgets.move_restart(refilled, source=failure, target=failure) == refilled, "a commit came later"
     spec, once = RestartsSpec(max_failures=1), counted(ApplicationError=(1, 1))

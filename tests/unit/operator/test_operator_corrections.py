@@ -17,9 +17,8 @@ from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.attempts import DELETED, EDITED, MESSAGE_LIMIT, SUSPENDED
-from stepkeeper_operator.policy.causes.finding import Verdict
 from stepkeeper_operator.policy.corrections import correct_cause
-from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.history import JobHistory, Verdict
 
 NOW: Final = 1000.0
 OPEN_S: Final = 120

@@ -28,9 +28,8 @@ from stepkeeper_operator.cache.evidence import EvidenceCache
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.facts.pod import ContainerEnd, read_pod
 from stepkeeper_operator.policy import pod_ends
-from stepkeeper_operator.policy.causes.counts import ended_unseen
-from stepkeeper_operator.policy.causes.finding import Finding, Verdict
-from stepkeeper_operator.policy.causes.losses import attribute_to_loss
+from stepkeeper_operator.policy.causes.find_cause import attribute_to_loss, ended_unseen
+from stepkeeper_operator.policy.history import Finding, Verdict
 from stepkeeper_operator.policy.machines import MachinesLoss
 
 BAD: Final = word(1, error="ValueError: bad")

@@ -201,17 +201,6 @@ async def test_a_queued_job_that_is_over_is_stopped_without_a_word_to_kueue() ->
     assert world.jobset is None
 
 
-async def test_an_unreadable_job_that_is_to_be_suspended_leaves_its_queue() -> None:
-    world = await running()
-    raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
-    spec = raw["spec"] | {"placement": "here", "suspend": True}
-    world.cluster.put("checkpointedtrainingjobs", raw | {"spec": spec})
-    await world.run_until_settled(rounds=20)
-    assert (world.jobset, world.pods) == (None, [])
-    assert writes_of_jobsets(world) == ["create", "delete"]
-    assert world.controllers.kueue.undone == []
-
-
 async def test_a_jobset_without_a_queue_that_is_suspended_as_it_is_made_is_left_to_who_did_it() -> None:
     world = World()
 

@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 
-from fake_cluster.kubelets import termination_message
 from fake_cluster.world import World, running
-from stepkeeper.contract import CommitPoint
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 
 BACKOFF = {"maxFailures": 3, "backoff": {"initialSeconds": 600, "maxSeconds": 3600}}
@@ -70,27 +68,3 @@ async def test_a_refused_job_asks_for_nothing_until_its_spec_changes(*, has_run:
     assert world.jobset is None
     reads = await reads_during(world, 3600)
     assert reads["get", "jobsets"] <= 7, "at a resync, and then to be sure"
-
-
-async def test_a_job_that_restarts_all_the_time_gets_so_many_events_an_hour_and_a_last_word() -> None:
-    world = await running()
-
-    async def restart(n: int) -> None:
-        word = CommitPoint(sequence=n, step=n)
-        message = termination_message(75, notice="sigterm", root="r", step=n, committed=word)
-        for pod in world.pods:
-            world.controllers.end_pod(pod, 75, message=message)
-        await world.run_until_settled(rounds=4)
-
-    ends_at = world.now + 3500
-    n = 1
-    while world.now < ends_at:
-        await restart(n)
-        world.now += 30
-        n += 1
-    assert n > 30
-    assert len(world.events) == 61
-    assert world.events[-1] == "EventsHeldBack"
-    world.now += 3600
-    await restart(n)
-    assert len(world.events) > 61, "the next hour has events of its own"

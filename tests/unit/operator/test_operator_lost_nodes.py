@@ -15,7 +15,7 @@ from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport, ReportCache
 from stepkeeper_operator.facts import Node
 from stepkeeper_operator.observed import Leftover, Observed
-from stepkeeper_operator.policy.lost_pods import find_lost_pods, find_orphans
+from stepkeeper_operator.policy.lost_pods import find_lost_pods
 
 NOW: Final = 10_000.0
 DYING: Final = make_pod(deadline=NOW - 10)
@@ -92,16 +92,8 @@ def test_nothing_waits_for_a_pod_that(pod: Any) -> None:
     assert find_lost_pods(scene(pods=(pod,)), now=NOW, uptime_s=60) == ((), None)
 
 
-def test_orphans_are_left_to_the_garbage_collector_for_a_minute() -> None:
-    left = Leftover(name="pod p0", orphans=(DYING,), orphaned_since=NOW - 20)
-    assert find_orphans(Observed(leftover=left), now=NOW) == ((), 40.0)
-    actions, _ = find_orphans(Observed(leftover=left), now=NOW + 40)
-    assert [action.pod for action in actions] == [DYING]
-    assert find_orphans(Observed(leftover=Leftover(name="Job lm-w-0")), now=NOW) == ((), None)
-
-
 def test_reports_show_which_pods_live_and_whether_the_training_moves() -> None:
-    reports = ReportCache(silence_s=90)
+    reports = ReportCache(silence_s=90, report_interval_s=10)
 
     def receive(step: int | None, at: float, pod: str = "p0", attempt: int = 1) -> LastReport:
         report = Report(phase=ReportPhase.TRAINING, step=step)

@@ -37,24 +37,6 @@ async def test_a_pod_with_the_jobs_labels_that_is_not_the_jobs_ends_nothing(name
     assert len(world.cache.list_pods(world.job.metadata.uid)) == 2
 
 
-async def test_jobs_and_jobsets_of_another_namespace_prove_nothing() -> None:
-    world = await running()
-    uid = world.job.metadata.uid
-    for plural in ("jobsets", "jobs"):
-        raw = world.cluster.list_objects(plural)[0]
-        meta = raw["metadata"] | {"namespace": "evil", "uid": f"evil-{plural}"}
-        if plural == "jobs":
-            meta["ownerReferences"] = [{"uid": "evil-jobsets", "controller": True}]
-        world.cluster.put(plural, raw | {"metadata": meta})
-    owner = [{"uid": "evil-jobs", "controller": True}]
-    for namespace in ("evil", "default"):
-        world.cluster.put("pods", copied(world.pods[0], namespace=namespace, ownerReferences=owner))
-    assert len(world.cache.list_pods(uid)) == 2
-    assert {pod.name for record in world.cache.evidence.list_attempts(uid) for pod in record.pods}.isdisjoint(
-        {"copy"}
-    )
-
-
 KINDS = ("checkpointedtrainingjobs", "jobsets", "jobs", "pods")
 
 
@@ -74,7 +56,7 @@ async def test_what_is_the_jobs_own_is_known_in_whatever_order_it_is_listed(orde
             record[plural](raw)
     uid = world.job.metadata.uid
     assert len(cache.list_pods(uid)) == 2
-    assert [len(record.pods) for record in cache.evidence.list_attempts(uid)] == [2]
+    assert [len(record.pods) for record in cache.list_evidence(uid)] == [2]
 
 
 async def test_a_pod_that_is_gone_before_its_job_is_known_is_evidence_all_the_same() -> None:
@@ -83,7 +65,6 @@ async def test_a_pod_that_is_gone_before_its_job_is_known_is_evidence_all_the_sa
     await world.run_until_settled(rounds=2)
     world.preempt()
     await world.run_until_settled(rounds=3)
-    assert world.cache.evidence.list_attempts(world.job.metadata.uid) == ()
     world.deliver_watches()
     await world.run_until_settled()
     assert world.causes == ["SpotPreemption", None]
@@ -126,29 +107,6 @@ async def test_leftovers_that_are_gone_unnoticed_are_not_waited_for() -> None:
     }
     await world.run_until_settled(rounds=4)
     assert world.phase() is Phase.RUNNING
-
-
-@pytest.mark.parametrize("suspend", [False, True])
-async def test_pods_that_outlived_their_job_are_deleted_when_nobody_else_has_done_so(
-    *, suspend: bool
-) -> None:
-    world = await orphaned()
-    if suspend:
-        world.edit(suspend=True)
-    await world.reconcile()
-    world.cluster.remove("jobs", "default", "lm-w-0")
-    world.now += 3600
-    again_s = await world.reconcile()
-    seen = world.now
-    assert again_s == (60 if suspend else 5)
-    if not suspend:
-        assert "it is deleted if nobody else does it within 60 s" in world.message("Running")
-    world.now = seen + 59
-    assert await world.record_writes(rounds=3) == []
-    world.now = seen + 60
-    assert await world.record_writes() == ["delete pods", "delete pods"]
-    await world.run_until_settled(rounds=4)
-    assert world.phase() is (Phase.SUSPENDED if suspend else Phase.RUNNING)
 
 
 async def test_no_second_gang_is_made_beside_one_that_no_watch_has_told_of() -> None:

@@ -18,15 +18,12 @@ from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.decision import CreateJobSet, DeleteJobSet, SetSuspend
 from stepkeeper_operator.facts import JobSet, Pod
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy import queueing
+from stepkeeper_operator.policy import starts
 from stepkeeper_operator.policy.attempts import NOT_ALLOWED
-from stepkeeper_operator.policy.causes.finding import Finding, Verdict
-from stepkeeper_operator.policy.history import JobHistory
-from stepkeeper_operator.policy.planning import finished, judgement, waits
-from stepkeeper_operator.policy.planning.changes import find_change
-from stepkeeper_operator.policy.planning.making import plan_without_jobset
-from stepkeeper_operator.policy.planning.next_step import plan_next
-from stepkeeper_operator.policy.planning.plan import Plan, set_suspend, stop_jobset
+from stepkeeper_operator.policy.history import Finding, JobHistory, Verdict
+from stepkeeper_operator.policy.planning import judgement
+from stepkeeper_operator.policy.planning.next_step import find_change, plan_next, plan_without_jobset
+from stepkeeper_operator.policy.planning.plan import BACKING_OFF, Plan, set_suspend, stop_jobset
 from stepkeeper_operator.settings import OperatorSettings
 
 NOW: Final = 1000.0
@@ -145,7 +142,7 @@ def with_step(step: int) -> Attempt:
 def test_a_job_whose_pods_all_exited_0_is(attempt: Attempt, observed: Observed, *, complete: bool) -> None:
     of = jobset(completed=True)
     before = Plan(history=history(attempt), job_set=None)
-    found = finished.plan_after_completion(JOB, observed, of, before)
+    found = judgement.plan_after_completion(JOB, observed, of, before)
     assert (found.end is not None) is complete
     assert found.actions == (() if complete else (DeleteJobSet(jobset=of),))
 
@@ -153,7 +150,7 @@ def test_a_job_whose_pods_all_exited_0_is(attempt: Attempt, observed: Observed, 
 def after_failure(finding: Finding | None, now: float = NOW, **restarts: Any) -> Plan:
     job, before = make_job(restarts=restarts), Plan(history=history(FAILED, finding=finding), job_set=None)
     of = jobset(failure_reason="Failed")
-    return finished.plan_after_failure(job, Observed(), of, before, settings=SETTINGS, now=now)
+    return judgement.plan_after_failure(job, Observed(), of, before, settings=SETTINGS, now=now)
 
 
 def test_a_failed_jobset_ends_the_job_once_its_cause_is_known_or_is_replaced_after_its_back_off() -> None:
@@ -162,7 +159,7 @@ def test_a_failed_jobset_ends_the_job_once_its_cause_is_known_or_is_replaced_aft
     assert after_failure(replace(USUAL, explained=False), 990 + 120, maxFailures=0).end is not None
     assert after_failure(USUAL, maxFailures=0).end is not None
     waiting = after_failure(None, backoff=MINUTE)
-    assert (waiting.actions, waiting.waiting, waiting.look_again_s) == ((), waits.BACKING_OFF, 50)
+    assert (waiting.actions, waiting.waiting, waiting.look_again_s) == ((), BACKING_OFF, 50)
     assert waiting.history.bookkeeping.not_before == 1050
     assert len(after_failure(None, 1051.0, backoff=MINUTE).actions) == 1
     replaced = plan(history(EVICTED), seen(jobset=jobset(failure_reason="ReachedMaxRestarts")))
@@ -354,7 +351,7 @@ IN_QUEUE: Final = make_job(suspend=True, **quota())
         (IN_QUEUE, None, True),
         (make_job(**quota()), None, False),
         (STOPPED, None, False),
-        (make_job(suspend=True, **quota(queueing.NOT_QUEUED)), None, False),
+        (make_job(suspend=True, **quota(starts.NOT_QUEUED)), None, False),
         (make_job(suspend=True, **quota(kind="Running")), None, False),
         (IN_QUEUE, jobset(deleting=True, **QUEUED), True),
         (IN_QUEUE, jobset(**QUEUED), False),
@@ -365,11 +362,11 @@ IN_QUEUE: Final = make_job(suspend=True, **quota())
 def test_a_job_has_left_its_queue_when_its_jobset_is_gone_or_going_because_it_stops(
     job: CheckpointedTrainingJob, of: JobSet | None, *, left: bool
 ) -> None:
-    assert queueing.has_left_queue(job, Observed(jobset=of), now=NOW) is left
+    assert starts.has_left_queue(job, Observed(jobset=of), now=NOW) is left
 
 
 def test_only_a_queued_job_leaves_a_queue() -> None:
-    assert queueing.leaves_queue(STOPPED, Observed(jobset=jobset(**QUEUED)), history(RUNNING), now=NOW)
-    assert not queueing.leaves_queue(STOPPED, Observed(jobset=jobset()), history(RUNNING), now=NOW)
+    assert starts.leaves_queue(STOPPED, Observed(jobset=jobset(**QUEUED)), history(RUNNING), now=NOW)
+    assert not starts.leaves_queue(STOPPED, Observed(jobset=jobset()), history(RUNNING), now=NOW)
     over = history(EVICTED, starts_without_checkpoint=2)
-    assert queueing.should_suspend(FEW, Observed(), over, now=NOW)
+    assert starts.should_suspend(FEW, Observed(), over, now=NOW)

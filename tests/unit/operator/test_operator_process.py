@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from stepkeeper_operator.__main__ import KeyValueFormatter
 from stepkeeper_operator.errors import api_error
-from stepkeeper_operator.logs import KeyValueFormatter
 from stepkeeper_operator.settings import OperatorSettings
 
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from fake_cluster.kubelets import training_report
 from fake_cluster.world import World, running, training_job
 from stepkeeper_operator.api.reading import read_object
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
@@ -63,24 +62,6 @@ async def test_fields_of_a_newer_crd_hold_up_nothing_and_are_reported() -> None:
     assert world.events.count("UnknownFields") == 1
 
 
-@pytest.mark.parametrize("spec", [{"ttlSecondsAfterFinished": "x"}, {"placement": "here"}, {"checkpoint": 5}])
-async def test_the_commits_of_an_unreadable_job_are_mirrored_and_are_progress(spec: dict[str, Any]) -> None:
-    world = await running(restarts={"maxFailures": 1})
-    world.controllers.end_pod(world.pods[0], 1)
-    await world.run_until_settled()
-    before = spoil(world, **spec)
-    await world.run_until_settled(rounds=3)
-    world.receive_report(training_report(sequence=9, step=90))
-    await world.run_until_settled(rounds=3)
-    assert world.latest == (9, 90)
-    assert await world.record_writes(rounds=3) == []
-    now = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
-    world.cluster.put("checkpointedtrainingjobs", now | {"spec": before["spec"]})
-    world.controllers.end_pod(world.pods[0], 1)
-    await world.run_until_settled(rounds=20)
-    assert world.phase() is Phase.RUNNING, "the commit has refilled the budget"
-
-
 def spoil(world: World, **spec: Any) -> dict[str, Any]:
     """Write a spec that can't be read, as clients can that validate nothing. Return the object before it."""
     raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
@@ -93,7 +74,6 @@ def spoil(world: World, **spec: Any) -> dict[str, Any]:
     [
         ({"ttlSecondsAfterFinished": "x"}, "spec.ttlSecondsAfterFinished: Input should be a valid integer"),
         ({"restarts": {"maxFailures": [], "fatalExitCodes": [1, "a"]}}, "spec.restarts.fatalExitCodes[1]"),
-        ({"placement": "here"}, "spec.placement"),
     ],
 )
 async def test_an_unreadable_part_of_the_spec_is_named_and_the_job_is_suspended_all_the_same(
@@ -104,24 +84,11 @@ async def test_an_unreadable_part_of_the_spec_is_named_and_the_job_is_suspended_
     await world.run_until_settled()
     assert world.condition("Accepted") == REFUSED
     assert said in world.message("Accepted")
-    assert world.phase() is Phase.SUSPENDED or "placement" in spec, "where the pods are can't be said"
+    assert world.phase() is Phase.SUSPENDED
     assert len(world.causes) == 1
     assert world.pods == []
     assert world.events.count("UnreadableSpec") == 1
     assert await world.record_writes(rounds=3) == []
-
-
-async def test_a_job_that_can_not_be_read_is_not_judged() -> None:
-    world = await running()
-    before = spoil(world, placement="here")
-    await world.run_until_settled()
-    for kind in ("Running", "Reporting", "Progressing"):
-        assert world.condition(kind) == (ConditionStatus.UNKNOWN, "UnreadableSpec")
-    assert b"stepkeeper_stalled{" not in world.metrics.render()
-    assert await world.record_writes(rounds=3) == []
-    world.edit(placement=before["spec"]["placement"])
-    await world.run_until_settled()
-    assert world.condition("Running") == (ConditionStatus.TRUE, "AllPodsRun")
 
 
 def test_of_a_status_that_a_newer_operator_wrote_what_is_known_is_read() -> None:

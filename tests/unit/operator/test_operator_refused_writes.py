@@ -4,7 +4,6 @@ import contextlib
 
 import pytest
 
-from fake_cluster.kubelets import training_report
 from fake_cluster.world import World, running
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.errors import ApiError, InvalidObjectError
@@ -187,16 +186,3 @@ async def test_conditions_of_others_leave_room_for_the_jobs_own(n_foreign: int, 
     assert ({"Accepted", "Running", "Suspended"} if readable else {"Accepted"}) < set(kinds)
     assert any(kind.startswith("example.com/") for kind in kinds)
     assert await world.record_writes(rounds=3) == []
-
-
-async def test_an_unreadable_job_says_so_and_shows_its_commits_though_its_stop_is_refused() -> None:
-    world = await running()
-    world.cluster.refusals["apply", "jobsets"] = DENIED
-    world.receive_report(training_report(sequence=9, step=90))
-    raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
-    spec = raw["spec"] | {"placement": "here", "suspend": True}
-    world.cluster.put("checkpointedtrainingjobs", raw | {"spec": spec})
-    with pytest.raises(InvalidObjectError, match=r"labels\.corp"):
-        await world.reconcile()
-    assert world.condition("Accepted") == (ConditionStatus.FALSE, "UnreadableSpec")
-    assert world.latest == (9, 90)

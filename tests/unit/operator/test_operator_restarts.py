@@ -9,7 +9,7 @@ from fake_cluster.stories import end_pods, fail, message_of, run_job, table
 from fake_cluster.world import World
 from stepkeeper.contract import CommitPoint, Head, Report, ReportPhase
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
-from stepkeeper_operator.facts.log_end import pick_last_words
+from stepkeeper_operator.facts.pod import pick_last_words
 
 
 async def test_a_restarted_operator_writes_nothing_for_a_job_at_rest() -> None:

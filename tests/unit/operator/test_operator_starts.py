@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from fake_cluster.facts import ON_MACHINES, make_job, make_machines, make_pod
+from fake_cluster.facts import ON_MACHINES, make_job, make_machines
 from fake_cluster.facts import make_ended_pod as ended
 from fake_cluster.facts import make_failed_job as failed_job
 from fake_cluster.facts import make_history as history
@@ -27,8 +27,7 @@ from stepkeeper_operator.observed import Leftover, Observed
 from stepkeeper_operator.policy import starts
 from stepkeeper_operator.policy.attempts import DELETED
 from stepkeeper_operator.policy.history import JobHistory
-from stepkeeper_operator.policy.planning import waits
-from stepkeeper_operator.policy.planning.plan import Plan
+from stepkeeper_operator.policy.planning.plan import BACKING_OFF, Plan, find_delay, hold_next_start
 
 NOW: Final = 1000.0
 RUNNING: Final = Attempt(number=1, start=900)
@@ -42,7 +41,6 @@ TPU_JOB: Final = make_job(**ON_MACHINES)
 FEW: Final = make_job(restarts={"maxStartsWithoutCheckpoint": 2})
 STOPPED: Final = make_job(suspend=True)
 REFUSED: Final = Rejection(generation=1, status=403, message="", at=NOW - 20, since=NOW - 20, told=False)
-ORPHANED: Final = Leftover(name="pod p0", orphans=(make_pod(),))
 
 
 @table(
@@ -53,11 +51,10 @@ ORPHANED: Final = Leftover(name="pod p0", orphans=(make_pod(),))
         "its acceptance before its user": (STOPPED, {"held": True}, 7.0, "not accepted", None),
         "its acceptance": (JOB, {"held": True}, 0.0, "not accepted", None),
         "its machines": (TPU_JOB, {}, 0.0, "QueuedResource tpu", None),
-        "its back-off": (JOB, {}, 7.0, waits.BACKING_OFF, 7.0),
+        "its back-off": (JOB, {}, 7.0, BACKING_OFF, 7.0),
         "a refused JobSet": (JOB, {"rejection": REFUSED}, 0.0, "refuses its JobSet", 40.0),
         "nothing after a minute": (JOB, {"rejection": replace(REFUSED, at=NOW - 60)}, 0.0, None, None),
         "leftovers": (JOB, {"leftover": Leftover(name="Job lm-w-0")}, 0.0, "Job lm-w-0 of an earlier", None),
-        "orphans": (JOB, {"leftover": ORPHANED}, 0.0, "its Job is gone", None),
     },
 )
 def test_the_next_jobset_waits_for(
@@ -67,7 +64,7 @@ def test_the_next_jobset_waits_for(
     said: str | None,
     again_s: float | None,
 ) -> None:
-    delay = waits.find_delay(job, Observed(**observed), history(), wait_s=wait_s, now=NOW)
+    delay = find_delay(job, Observed(**observed), history(), wait_s=wait_s, now=NOW)
     assert (delay is None) is (said is None)
     if delay is not None:
         assert (said or "") in delay[0]
@@ -104,9 +101,9 @@ def test_a_start_in_place_waits_or_not_for(
     known: JobHistory, observed: Observed, now: float, until: int | None
 ) -> None:
     job, plan = make_job(restarts={"backoff": MINUTE}), Plan(history=known, job_set=None)
-    held = waits.hold_next_start(job, observed, plan, now=now)
+    held = hold_next_start(job, observed, plan, now=now)
     assert until is None or held.history.bookkeeping.not_before == until
-    assert held.waiting == (None if until is None else waits.BACKING_OFF)
+    assert held.waiting == (None if until is None else BACKING_OFF)
     assert held.look_again_s == (None if until is None else until - now)
 
 

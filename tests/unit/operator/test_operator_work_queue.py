@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import pairwise
-from typing import NamedTuple
 
 import pytest
 
+from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.work_queue import KindQueues, WorkQueue
 
 Work = Callable[[str], Awaitable[float | None]]
@@ -126,17 +126,12 @@ async def test_the_answer_of_the_work_says_when_the_key_is_due_again(bench: Benc
     assert bench.done == [("a", 0), ("a", 10)]
 
 
-class Key(NamedTuple):
-    kind: str
-    name: str
-
-
 async def test_a_kind_whose_work_hangs_holds_up_no_other() -> None:
-    queues: KindQueues[Key] = KindQueues({"slow": 2, "quick": 1})
-    hung: list[Key] = []
-    done: asyncio.Queue[Key] = asyncio.Queue()
+    queues = KindQueues({"slow": 2, "quick": 1})
+    hung: list[ObjectKey] = []
+    done: asyncio.Queue[ObjectKey] = asyncio.Queue()
 
-    async def work(key: Key) -> None:
+    async def work(key: ObjectKey) -> None:
         if key.kind == "slow":
             hung.append(key)
             await asyncio.Event().wait()
@@ -144,12 +139,12 @@ async def test_a_kind_whose_work_hangs_holds_up_no_other() -> None:
 
     running = asyncio.create_task(queues.run(work))
     for number in range(5):
-        queues.add(Key("slow", str(number)))
-    queues.add(Key("unknown", "a"))
+        queues.add(ObjectKey("slow", "default", str(number)))
+    queues.add(ObjectKey("unknown", "default", "a"))
     await asyncio.sleep(0)
-    queues.add(Key("quick", "later"), 0.001)
+    queues.add(ObjectKey("quick", "default", "later"), 0.001)
     assert queues.count_due()["quick"] == 0
-    assert await done.get() == Key("quick", "later")
+    assert await done.get() == ObjectKey("quick", "default", "later")
     assert [key.name for key in hung] == ["0", "1"], "as many as it has workers, in their order"
     assert queues.count_due() == {"slow": 3, "quick": 0}
     running.cancel()

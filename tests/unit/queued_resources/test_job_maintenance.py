@@ -49,7 +49,7 @@ async def training(*, at_step: int = 150) -> World:
 
 def asked(world: World) -> str | None:
     """Return the request that the training's next report is answered with."""
-    return world.directives.get_directive(world.job.metadata.uid).checkpoint_now
+    return world.reports.get_directive(world.job.metadata.uid).checkpoint_now
 
 
 def checkpoint_of(world: World) -> CheckpointStatus:
@@ -68,14 +68,14 @@ async def test_a_training_is_asked_once_to_save_before_maintenance_with_the_time
     await tell(world, 5, 100, at_step=170)
     request = asked(world)
     assert request is not None
-    told = world.directives.get_directive(world.job.metadata.uid)
+    told = world.reports.get_directive(world.job.metadata.uid)
     last = checkpoint_of(world).last_request
     assert last is not None
     assert told.save_reason == last.reason
     assert re.search(r"has maintenance from .*, in 2\d\d s$", last.reason)
     for left_s in (60, 0):
         world.now = begins_at - left_s
-        assert world.directives.get_directive(world.job.metadata.uid).save_within_s == left_s
+        assert world.reports.get_directive(world.job.metadata.uid).save_within_s == left_s
     await world.reconcile()
     world.restart_operator()
     await world.reconcile()

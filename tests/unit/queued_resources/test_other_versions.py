@@ -90,7 +90,7 @@ async def test_what_can_not_be_read_is_deleted_all_the_same(*, between_two: bool
 UNKNOWN_CHOICES: dict[str, dict[str, Any]] = {
     "tier.flexStart": {"tier": {"flexStart": {"maxRunSeconds": 3600}}},
     "node.acceleratorShape": {"node": {"acceleratorShape": "cube", "runtimeVersion": "v2-alpha-tpuv6e"}},
-    "queueing.validUntilIdle": {"queueing": {"validUntilIdle": True}},
+    "starts.validUntilIdle": {"queueing": {"validUntilIdle": True}},
 }
 
 

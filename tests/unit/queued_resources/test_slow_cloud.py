@@ -10,7 +10,7 @@ from fake_cluster.cluster import FakeCluster
 from fake_cluster.queued_resources import CLUSTER_ID, PLACE, make_resource
 from fake_cluster.resource_world import ResourceWorld
 from stepkeeper_operator.cache.cache import Cache
-from stepkeeper_operator.cache.keys import ObjectKey, queued_resource_key
+from stepkeeper_operator.cache.keys import queued_resource_key
 from stepkeeper_operator.cloud_tpu.cloud import (
     CloudRequest,
     CloudTPUError,
@@ -71,7 +71,7 @@ async def test_many_creations_that_hang_hold_up_no_other_one() -> None:
         acting=lambda: True,
     )
     kind = controller.resource.kind
-    queues: KindQueues[ObjectKey] = KindQueues({kind: settings.n_at_once})
+    queues = KindQueues({kind: settings.n_at_once})
     cluster.put("namespaces", {"metadata": {"name": "kube-system", "uid": CLUSTER_ID}})
 
     def record(plural: str, raw: RawObject, deleted: bool) -> None:  # a plain callable

@@ -18,7 +18,7 @@ from stepkeeper_operator.labels import CLOUD_NODE_LABEL, QUEUED_RESOURCE_UID_LAB
 from stepkeeper_operator.queued_resources.controller import make_queued_resource_controller
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.reconcile import Controller, Reconciler
-from stepkeeper_operator.training_jobs.controller import make_job_controller
+from stepkeeper_operator.training_jobs.controller import JobController
 from tpuapi.cloud import FakeCloud
 from tpuapi.nodes import Timings
 
@@ -42,9 +42,8 @@ class Both:
             "acting": lambda: True,
             "clock": lambda: world.now,
         }
-        jobs = make_job_controller(
+        jobs = JobController(
             reports=world.reports,
-            directives=world.directives,
             settings=world.settings,
             ca_pem=lambda: "the CA",
             **shared,

@@ -17,9 +17,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourc
 
 __all__ = [
     "KIND",
-    "PLURAL",
     "SHORT_NAMES",
-    "SINGULAR",
     "BestEffortTier",
     "DeletionPolicy",
     "GuaranteedTier",
@@ -37,8 +35,6 @@ __all__ = [
 ]
 
 KIND: Final = "QueuedResource"
-PLURAL: Final = "queuedresources"
-SINGULAR: Final = "queuedresource"
 SHORT_NAMES: Final = ("qr",)
 
 Seconds = Annotated[int, Field(ge=60, le=31_536_000)]

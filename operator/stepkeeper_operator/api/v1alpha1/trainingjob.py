@@ -19,9 +19,7 @@ __all__ = [
     "API_VERSION",
     "GROUP",
     "KIND",
-    "PLURAL",
     "SHORT_NAMES",
-    "SINGULAR",
     "VERSION",
     "BackoffSpec",
     "BestSpec",
@@ -41,8 +39,6 @@ GROUP: Final = "stepkeeper.dev"
 VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 KIND: Final = "CheckpointedTrainingJob"
-PLURAL: Final = "checkpointedtrainingjobs"
-SINGULAR: Final = "checkpointedtrainingjob"
 SHORT_NAMES: Final = ("ctj",)
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]

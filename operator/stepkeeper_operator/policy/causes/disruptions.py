@@ -1,15 +1,22 @@
-"""Find the disruption that ended an attempt: the cluster took its pods, or their nodes."""
+"""Find the disruption that ended an attempt, or who asked its pods to stop."""
 
 from typing import Final
 
-from stepkeeper.contract import Cause
+from stepkeeper.contract import Cause, ExitCode
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.labels import NODE_LOST_REASON
-from stepkeeper_operator.policy.causes.finding import CAUSE_DISRUPTION, Finding
 from stepkeeper_operator.policy.circumstances import Circumstances
-from stepkeeper_operator.policy.pod_ends import was_killed
+from stepkeeper_operator.policy.history import CAUSE_DISRUPTION, Finding
+from stepkeeper_operator.policy.pod_ends import FROM_A_PEER, was_killed, was_stopped
 
-__all__ = ["check_disrupted", "check_hang", "check_node_lost", "check_node_restarted"]
+__all__ = [
+    "check_deleted",
+    "check_disrupted",
+    "check_hang",
+    "check_node_lost",
+    "check_node_restarted",
+    "check_saved",
+]
 
 _BY_SCHEDULER: Final = "PreemptionByScheduler"
 _BY_REASON: Final = {
@@ -26,6 +33,9 @@ _CLOUDS: Final = {Cause.SPOT_PREEMPTION, Cause.MAINTENANCE}
 """The causes that the cloud announces to a machine itself."""
 
 _MADE_UP: Final = {"Unknown", "ContainerStatusUnknown"}
+
+_SIGTERM: Final = "sigterm"
+"""The notice that a pod names whose process was told to end."""
 
 
 def check_hang(pods: tuple[Pod, ...]) -> Finding | None:
@@ -81,3 +91,43 @@ def check_node_restarted(pods: tuple[Pod, ...]) -> Finding | None:
             message = f"node {pod.node} restarted or lost track of pod {pod.name} ({pod.exit_reason})"
             return Finding(cause=Cause.NODE_FAILURE, message=message, node=pod.node)
     return None
+
+
+def check_saved(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:
+    """Check for pods that saved and stopped, and for who asked them to."""
+    stopped = [pod for pod in pods if pod.code == ExitCode.SAVED]
+    if not stopped:
+        return None
+    # One rank hears of a disruption, and the others of it.
+    pod = min(stopped, key=_rank_of_knowledge)
+    last = pod.termination
+    notice = (last.notice if last is not None else None) or circumstances.notice
+    explained = (
+        notice is not None or circumstances.committed or (last is not None and last.committed is not None)
+    )
+    cause = last.cause if last is not None and last.cause is not None else Cause.REQUESTED.value
+    why = f"after notice {notice!r}" if notice else "without a notice that is known"
+    message = f"pod {pod.name} stopped with exit code {ExitCode.SAVED.value} {why}"
+    maintenance = circumstances.maintenance
+    if maintenance is not None and notice == _SIGTERM and cause == Cause.REQUESTED and not was_stopped(pod):
+        return Finding(
+            cause=maintenance.cause, message=f"{message}; {maintenance.message}", node=pod.node
+        )  # nobody deletes the pod, so the machine has told it
+    return Finding(cause=cause, message=message, node=pod.node, explained=explained)
+
+
+def _rank_of_knowledge(pod: Pod) -> int:
+    last = pod.termination
+    if last is None:
+        return 3
+    if last.cause is not None:
+        return 0
+    return 2 if last.notice in {None, FROM_A_PEER} else 1
+
+
+def check_deleted(pods: tuple[Pod, ...]) -> Finding | None:
+    """Check for a pod that somebody deleted."""
+    pod = next((pod for pod in pods if was_killed(pod)), None)
+    if pod is None:
+        return None
+    return Finding(cause=Cause.REQUESTED, message=f"pod {pod.name} was deleted", node=pod.node)

@@ -4,8 +4,8 @@ from typing import Final
 
 from stepkeeper.contract import Cause, ExitCode
 from stepkeeper_operator.facts import Pod
-from stepkeeper_operator.policy.causes.finding import Finding, Verdict
 from stepkeeper_operator.policy.circumstances import Circumstances
+from stepkeeper_operator.policy.history import Finding, Verdict
 from stepkeeper_operator.policy.pod_ends import (
     FROM_A_PEER,
     SIGNAL_CODES,

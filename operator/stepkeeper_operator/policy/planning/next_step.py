@@ -3,32 +3,69 @@
 from dataclasses import replace
 from typing import Final
 
+from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import JobSetRef
-from stepkeeper_operator.decision import DeleteJobSet
+from stepkeeper_operator.build import build_jobset, machines_hash, queue_labels, template_hash
+from stepkeeper_operator.decision import CreateJobSet, DeleteJobSet
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempts import NOT_ALLOWED, close_as_requested, withdraw_attempt
-from stepkeeper_operator.policy.causes.finding import Verdict
-from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.attempts import EDITED, NOT_ALLOWED, close_as_requested, withdraw_attempt
+from stepkeeper_operator.policy.budgets import count_failures
+from stepkeeper_operator.policy.history import JobHistory, Verdict
 from stepkeeper_operator.policy.machines import find_wait
-from stepkeeper_operator.policy.planning.changes import find_change
-from stepkeeper_operator.policy.planning.finished import (
+from stepkeeper_operator.policy.planning.judgement import (
     failed_unseen,
+    has_unrecorded_end,
+    judge_done,
+    judge_last_end,
     plan_after_completion,
     plan_after_failure,
 )
-from stepkeeper_operator.policy.planning.judgement import has_unrecorded_end, judge_done, judge_last_end
-from stepkeeper_operator.policy.planning.making import plan_without_jobset
-from stepkeeper_operator.policy.planning.plan import Plan, set_suspend
-from stepkeeper_operator.policy.planning.waits import hold_next_start
-from stepkeeper_operator.policy.queueing import leaves_queue, should_suspend
-from stepkeeper_operator.policy.starts import compute_report_wait_s
+from stepkeeper_operator.policy.planning.plan import (
+    Plan,
+    find_delay,
+    hold_next_start,
+    set_backoff,
+    set_suspend,
+)
+from stepkeeper_operator.policy.starts import compute_report_wait_s, leaves_queue, should_suspend
 from stepkeeper_operator.settings import OperatorSettings
 
-__all__ = ["plan_next"]
+__all__ = ["find_change", "plan_next", "plan_without_jobset"]
+
+_REQUEUED: Final = "its labels kueue.x-k8s.io/* were changed, so its JobSet is made anew"
 
 _LEFT_QUEUE: Final = "it is suspended, and leaves the queue that Kueue admits it from"
+
+
+def find_change(
+    job: CheckpointedTrainingJob, jobset: JobSet, observed: Observed, history: JobHistory
+) -> str | None:
+    """Find out what was changed since the JobSet was made, so that another one has to take its place."""
+    if observed.held:
+        return None
+    if _is_outdated(job, jobset, observed):
+        return EDITED
+    # Kueue takes no other queue for what runs.
+    idle = jobset.suspended and not history.is_running
+    return _REQUEUED if idle and jobset.lacks_labels(queue_labels(job)) else None
+
+
+def _is_outdated(job: CheckpointedTrainingJob, jobset: JobSet, observed: Observed) -> bool:
+    """Tell whether the JobSet was built from another template, or for other machines than it could be resumed on.
+
+    Without its machines that can't be known yet, nor while the spec hides changes. What runs continues, whatever is
+    learnt of the machines meanwhile.
+    """
+    machines = observed.machines
+    if job.spec.placement.queued_resource_name is not None and machines is None:
+        return False
+    if not job.spec.hides_changes() and jobset.template_hash != template_hash(job, machines):
+        return True
+    if machines is None or not (machines.ready and jobset.suspended):
+        return False
+    return jobset.machines_hash != machines_hash(machines)
 
 
 def plan_next(
@@ -104,3 +141,60 @@ def _plan_while_alive(
         if wanted or resumes:
             plan = replace(plan, actions=set_suspend(jobset, suspend=wanted))
     return replace(plan, waiting=wait.message) if waits and wait is not None else plan
+
+
+def plan_without_jobset(
+    job: CheckpointedTrainingJob,
+    observed: Observed,
+    history: JobHistory,
+    *,
+    settings: OperatorSettings,
+    now: float,
+) -> Plan:
+    """Plan the next JobSet: make it, or wait, or end the job."""
+    if end := judge_last_end(job, history, restarted=False):
+        return Plan(history=history, job_set=None, end=end)
+    if _number_was_used(job, observed, history):
+        # Reserve the JobSet's number in the status before it is made: no second JobSet may get it.
+        used = history.bookkeeping.model_copy(
+            update={
+                "job_sets": history.bookkeeping.job_sets + 1,
+                "started": False,
+                "restarts_seen": 0,
+                "resumed_at": None,
+                "counted_restarts_seen": 0,
+            }
+        )
+        history = replace(history, bookkeeping=used)
+    history, wait_s = set_backoff(job, observed, history, now)
+    plan = Plan(history=history, job_set=None)
+    delay = find_delay(job, observed, history, wait_s=wait_s, now=now)
+    if delay is not None:
+        return replace(plan, waiting=delay[0], look_again_s=delay[1])
+    manifest = build_jobset(
+        job,
+        number=history.bookkeeping.job_sets - 1,
+        failures_left=_count_failures_left(job, history),
+        unreachable_s=settings.unreachable_toleration_s,
+        machines=observed.machines,
+    )
+    return replace(plan, actions=(CreateJobSet(manifest=manifest),), waiting="its JobSet is being made")
+
+
+def _number_was_used(job: CheckpointedTrainingJob, observed: Observed, history: JobHistory) -> bool:
+    """Return True if a JobSet was made with the last reserved number.
+
+    The status doesn't name one that was gone again before the operator looked. Its pods tell.
+    """
+    resources, last = job.status.resources, history.bookkeeping.job_sets - 1
+    if history.bookkeeping.job_sets == 0 or (resources is not None and resources.job_set is not None):
+        return True
+    return any(evidence.ordinal[0] == last for evidence in observed.evidence)
+
+
+def _count_failures_left(job: CheckpointedTrainingJob, history: JobHistory) -> int:
+    counted = count_failures(history.restarts)
+    last = history.last_attempt
+    if last is not None and last.cause == Cause.APPLICATION_ERROR:
+        counted += 1  # this JobSet is itself a restart
+    return max(0, job.spec.restarts.max_failures - counted)

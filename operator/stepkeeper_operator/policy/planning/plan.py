@@ -1,13 +1,32 @@
-"""Define the part of a decision that is about the JobSet, and stop one."""
+"""Define the part of a decision that is about the JobSet, and what its next start waits for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import JobSetRef
+from stepkeeper.contract import Cause
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, JobSetRef
 from stepkeeper_operator.decision import Action, DeleteJobSet, JobEnd, SetSuspend
 from stepkeeper_operator.facts import JobSet
+from stepkeeper_operator.observed import JOBSET_RECHECK_S, REJECTED_AGAIN_S, Leftover, Observed
+from stepkeeper_operator.policy.attempt_evidence import counts_as_failure, find_attempt_evidence
 from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.machines import find_wait
+from stepkeeper_operator.policy.starts import compute_next_start, should_suspend
 
-__all__ = ["Plan", "set_suspend", "stop_jobset"]
+__all__ = [
+    "BACKING_OFF",
+    "Plan",
+    "find_delay",
+    "hold_next_start",
+    "set_backoff",
+    "set_suspend",
+    "stop_jobset",
+]
+
+_HELD: Final = "the job is not accepted: condition Accepted says why"
+_REFUSED: Final = "the API server refuses its JobSet: condition Accepted says why"
+BACKING_OFF: Final = "it waits until status.bookkeeping.notBefore (spec.restarts.backoff)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,3 +58,60 @@ def stop_jobset(jobset: JobSet | None, *, queued: bool) -> tuple[Action, ...]:
 def set_suspend(jobset: JobSet, *, suspend: bool) -> tuple[Action, ...]:
     """Suspend or resume the JobSet, if it is not so already."""
     return () if jobset.suspend == suspend else (SetSuspend(jobset=jobset, suspend=suspend),)
+
+
+def find_delay(
+    job: CheckpointedTrainingJob, observed: Observed, history: JobHistory, *, wait_s: float, now: float
+) -> tuple[str, float | None] | None:
+    """Find what the next JobSet waits for. Also return in how many seconds to look again."""
+    if should_suspend(job, observed, history, now=now) or observed.held:
+        return _HELD if observed.held else "it is suspended", None
+    if wait := find_wait(job, observed):
+        return wait.message, None
+    if wait_s > 0:
+        return BACKING_OFF, wait_s
+    if (refusal := observed.rejection) is not None and now < refusal.at + REJECTED_AGAIN_S:
+        return _REFUSED, refusal.at + REJECTED_AGAIN_S - now
+    if observed.leftover is not None:
+        # Two sets of pods at once would fight for the storage, and two Jobs can't have one name.
+        return _describe_leftover(observed.leftover), JOBSET_RECHECK_S
+    return None
+
+
+def _describe_leftover(leftover: Leftover) -> str:
+    return f"{leftover.name} of {leftover.origin} is still there: it has to end, or to be deleted"
+
+
+def set_backoff(
+    job: CheckpointedTrainingJob, observed: Observed, history: JobHistory, now: float
+) -> tuple[JobHistory, float]:
+    """Set the time of the next start in the history. Also return the seconds until then."""
+    not_before = compute_next_start(job, observed, history)
+    noted = replace(history, bookkeeping=history.bookkeeping.model_copy(update={"not_before": not_before}))
+    return noted, 0.0 if not_before is None else max(0.0, not_before - now)
+
+
+def hold_next_start(job: CheckpointedTrainingJob, observed: Observed, plan: Plan, *, now: float) -> Plan:
+    """Hold up the restart that JobSet is about to do, if the job's starts come to nothing at once.
+
+    JobSet restarts in place without any wait, and without any limit unless it counts a failure: those are few.
+    """
+    last = plan.history.last_attempt
+    if last is None or _counts_towards_max(observed, plan.history, last):
+        return plan
+    history, wait_s = set_backoff(job, observed, plan.history, now)
+    plan = replace(plan, history=history)
+    return replace(plan, waiting=BACKING_OFF, look_again_s=wait_s) if wait_s > 0 else plan
+
+
+def _counts_towards_max(observed: Observed, history: JobHistory, last: Attempt) -> bool:
+    """Tell whether JobSet has counted the restart after the last attempt, or will.
+
+    It may not have counted what is charged to the application: a pod that saved because its peer failed hides that.
+    """
+    jobset, known = observed.jobset, history.bookkeeping
+    if last.cause != Cause.APPLICATION_ERROR:
+        return False
+    if jobset is not None and jobset.restarts > known.restarts_seen:
+        return jobset.restarts_counted > known.counted_restarts_seen
+    return counts_as_failure(find_attempt_evidence(history, observed)) is not False
