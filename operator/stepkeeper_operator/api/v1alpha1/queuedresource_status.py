@@ -187,6 +187,9 @@ class QueuedResourceBookkeeping(StatusPart):
     asked_at: Timestamp | None = None
     """When the present one was asked for, while a request may still be on its way."""
 
+    asked_again: bool = False
+    """A request before that one had no known answer: it may be on its way, too."""
+
     spec_hash: Annotated[str, Field(max_length=64)] = ""
     """Hash of the fields that the present one was created with."""
 

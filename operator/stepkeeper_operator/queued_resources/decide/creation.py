@@ -70,10 +70,8 @@ def plan_creation(resource: QueuedResource, status: QueuedResourceStatus, scene:
         script=observed.script,
     )
     status = _claim(resource, status, adopted=False)
-    retries = status.bookkeeping.retries
-    if status.bookkeeping.asked_at is not None:  # the request before it has no known answer
-        retries = max(1, retries)
-    status = book(status, asked_at=int(now), not_before=None, retries=retries)
+    unanswered = status.bookkeeping.asked_at is not None  # the request before it
+    status = book(status, asked_at=int(now), asked_again=unanswered, not_before=None)
     action = CreateCloudResource(request=request)
     return Plan(status=status, actions=(action,), look_s=0.0, waiting="asks the cloud for it")
 
