@@ -22,9 +22,6 @@ SOON_S = 600
 ENDED_S = 1200
 """Seconds in which a deletion ends whose request has failed a few times."""
 
-MOST_LISTS = 12
-"""Lists until a resource has all its machines, or the cloud has nothing of it: two requests each, and a look."""
-
 MOST_WRITES = 60
 """Writes in an hour about one that is refused again and again."""
 
@@ -247,7 +244,6 @@ def test_a_broken_one_holds_up_no_other(
         "there is no capacity",
         "there is little quota",
         "a list fails",
-        "lists are slow",
         "operations can't be read",
     }
     local = [(name, index, rounds) for name, index, rounds in story if name not in shared]
@@ -272,37 +268,6 @@ def test_a_broken_one_holds_up_no_other(
             world.step(60)
         assert len(world.cluster.writes) <= MOST_WRITES, "what is refused again is told again at most"
         assert not [write for write in world.cluster.writes if write.name == NEIGHBOUR]
-
-    asyncio.run(run())
-
-
-@settings(max_examples=scaled(15), deadline=None, suppress_health_check=slow)
-@given(spec=specs(), adopted=st.booleans(), list_s=st.integers(1, 150), pace_s=st.integers(5, 40))
-@example(spec={}, adopted=False, list_s=130, pace_s=10)
-@example(spec={}, adopted=True, list_s=25, pace_s=5)
-def test_a_place_whose_lists_are_always_slow_is_served_all_the_same(
-    spec: dict[str, Any], *, adopted: bool, list_s: int, pace_s: int
-) -> None:
-    """However much longer a list takes than the time between two looks, and than a list stays new."""
-
-    async def run() -> None:
-        world = StoryWorld(**{**spec, "deletion_policy": "Delete", "queueing": None})
-        await world.settle_in(adopted=adopted)
-        world.cloud.slow_s = list_s
-        longest_s = SOON_S + MOST_LISTS * 2 * (list_s + pace_s)
-        ends_at = world.now + longest_s
-        while not world.is_up(OURS):
-            assert world.now < ends_at, "it could have been active"
-            await world.reconcile()
-            world.step(pace_s)
-        assert world.names_in_cloud() == ["team-v5e"]
-        world.delete()
-        ends_at = world.now + longest_s
-        while world.raw is not None:
-            assert world.now < ends_at, "its machines cost"
-            await world.reconcile()
-            world.step(pace_s)
-        assert not world.names_in_cloud()
 
     asyncio.run(run())
 

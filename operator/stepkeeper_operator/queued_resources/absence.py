@@ -19,7 +19,6 @@ from stepkeeper_operator.cloud_tpu.cloud import (
     CloudQueuedResource,
     CloudTPU,
     CloudTPUError,
-    ErrorKind,
     Place,
 )
 from stepkeeper_operator.cloud_tpu.polling import Listing
@@ -30,7 +29,6 @@ from stepkeeper_operator.queued_resources.naming import (
     CLUSTER_LABEL,
     UID_LABEL,
     make_cloud_id,
-    parse_cloud_name,
     parse_number,
 )
 from stepkeeper_operator.queued_resources.observed import Member
@@ -62,16 +60,8 @@ class Expected:
 def find_expected(subject: Subject, members: Iterable[Member], listing: Listing) -> Expected:
     """Find what the listing should show of an object, from its status and its nodes of this cluster."""
     bookkeeping = subject.status.bookkeeping
-    named = parse_cloud_name(subject.status.cloud_name)
     leaving = subject.meta.deletion_timestamp is not None or bool(bookkeeping.removing)
-    numbers = {bookkeeping.number}
-    if leaving and not bookkeeping.created:  # a creation that failed may have left the one before
-        numbers.add(max(0, bookkeeping.number - 1))
-    ids = tuple(
-        make_cloud_id(subject.meta.namespace, subject.meta.name, number) for number in sorted(numbers)
-    )
-    if bookkeeping.created and named is not None:
-        ids = (named[1],)
+    ids: tuple[str, ...] = (make_cloud_id(subject.meta.namespace, subject.meta.name, bookkeeping.number),)
     if bookkeeping.adopting:  # its label may be there
         ids = (bookkeeping.identity.partition("@")[0], *ids)
     found = listing.resources.get(ids[-1])
@@ -80,7 +70,7 @@ def find_expected(subject: Subject, members: Iterable[Member], listing: Listing)
         known = known or bookkeeping.adopted  # the label is on its nodes
         return Expected(nodes=found.node_ids if known else (), twice=True)
     names = {member.cloud_node for member in members if member.cloud_node}
-    begun = bookkeeping.created or bookkeeping.adopting or bookkeeping.released
+    begun = bookkeeping.created or bookkeeping.identity
     if not (begun or leaving or names):
         return Expected()  # nothing was asked for, as far as anybody knows
     if leaving or bookkeeping.adopting:  # the labels of their nodes say whose they are
@@ -111,12 +101,7 @@ class AbsenceCheck:
 
         None: something is missing for the first time that has to be missed twice. Raises CloudTPUError.
         """
-        try:
-            async with asyncio.timeout(self._settings.gets_limit_s):
-                nodes, resources = await self._get_unlisted(listing, expected, place)
-        except TimeoutError as error:
-            text = f"{place.parent} is slow to be asked for by name"
-            raise CloudTPUError(ErrorKind.TRANSIENT, "DEADLINE_EXCEEDED", text) from error
+        nodes, resources = await self._get_unlisted(listing, expected, place)
         missing = {f"nodes/{name}" for name in expected.nodes if name in nodes and nodes[name] is None}
         missing |= {name for name in expected.resources if name in resources and resources[name] is None}
         now = self._clock()
@@ -155,11 +140,9 @@ class AbsenceCheck:
         try:
             return await self._cloud.get_node(place, name, version)
         except CloudTPUError as error:
-            if (
-                error.code == _INVALID
-            ):  # a name from a label of a Kubernetes node, which no cloud node can have
-                return None
-            raise
+            if error.code != _INVALID:
+                raise
+            return None  # a name from a label of a Kubernetes node, which no cloud node can have
 
 
 async def read_by_name(

@@ -44,7 +44,7 @@ def hash_spec(spec: QueuedResourceSpec) -> str:
         _build_node(spec.node, autocheckpoint=spec.autocheckpoint),
         [spec.node.labels, spec.node.metadata, spec.node.count, spec.node.id_prefix],
         None if script is None else [script.name, script.key],
-        [_build_tier(spec.tier), _build_queueing(spec.queueing), _build_reservation(spec)],
+        [_build_tier(spec.tier), _build_queueing(spec.queueing), spec.reservation_path],
     ]
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -84,7 +84,7 @@ def build_request(
     }
     tier, queueing = _build_tier(spec.tier), _build_queueing(spec.queueing)
     digest = hashlib.sha256(
-        json.dumps([node, tier, queueing, _build_reservation(spec), node_ids], sort_keys=True).encode()
+        json.dumps([node, tier, queueing, spec.reservation_path, node_ids], sort_keys=True).encode()
     ).hexdigest()
     return CloudRequest(
         place=place_of(spec),
@@ -96,15 +96,8 @@ def build_request(
         node=node,
         tier=tier,
         queueing=queueing,
-        reservation_name=_build_reservation(spec),
+        reservation_name=spec.reservation_path,
     )
-
-
-def _build_reservation(spec: QueuedResourceSpec) -> str | None:
-    name = spec.reservation_name
-    if name is None or "/" in name:
-        return name
-    return f"{place_of(spec).parent}/reservations/{name}"
 
 
 def _build_node(spec: NodeSpec, *, autocheckpoint: bool) -> dict[str, Any]:

@@ -21,15 +21,9 @@ class CloudSettings:
     poll_waiting_s: float = 120.0
     """Between two looks at a request that waits for machines, or at one that nothing more happens to."""
 
-    list_wait_s: float = 5.0
-    """Longest wait of one reconcile for a list. A slow list goes on, and the next reconcile finds it."""
-
     n_at_once: int = 64
     """Most reconciles at once. A request that hangs costs one of them half a minute; and one connection to the cloud
     takes 100 requests at once."""
-
-    gets_limit_s: float = 30.0
-    """Longest wait of one reconcile for everything that it asks the cloud for by name."""
 
     drain_s: float = 600.0
     """Longest wait for the pods on machines that are removed: their jobs save meanwhile."""

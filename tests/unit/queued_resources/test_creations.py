@@ -255,7 +255,8 @@ def lack_quota(resource: QueuedResource, now: float, how: str) -> QueuedResource
     resource = after(resource, asked)
     if how == "refusal":
         return after(
-            resource, decide(resource, observe(outcome=Outcome(verb=Verb.CREATE, at=now, error=NO_QUOTA)), now=now)
+            resource,
+            decide(resource, observe(outcome=Outcome(verb=Verb.CREATE, at=now, error=NO_QUOTA)), now=now),
         )
     outcome = Outcome(verb=Verb.CREATE, at=now, operation="op")
     resource = after(resource, decide(resource, observe(outcome=outcome), now=now))
@@ -273,7 +274,7 @@ def lack_quota(resource: QueuedResource, now: float, how: str) -> QueuedResource
 @pytest.mark.parametrize(
     "ways",
     [["state"] * 5, ["operation"] * 5, ["state", "operation", "state"], ["refusal", "state"]],
-    ids=lambda ways: ", ".join(ways),
+    ids=", ".join,
 )
 def test_a_lack_of_quota_is_tried_again_ever_more_slowly(ways: list[str]) -> None:
     resource, now, waits = make_resource(recreate_policy={"max": 0}), NOW, []

@@ -3,26 +3,19 @@
 import asyncio
 from typing import Any
 
-import pytest
 from typing_extensions import override
 
 from fake_cluster.cluster import FakeCluster
-from fake_cluster.queued_resources import CLUSTER_ID, PLACE, make_resource
-from fake_cluster.resource_world import ResourceWorld
+from fake_cluster.queued_resources import CLUSTER_ID, make_resource
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey, queued_resource_key
 from stepkeeper_operator.cloud_tpu.cloud import (
     CloudRequest,
-    CloudTPUError,
-    ErrorKind,
 )
-from stepkeeper_operator.cloud_tpu.polling import Listing
 from stepkeeper_operator.cluster import QUEUED_RESOURCES
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.metrics import Metrics
-from stepkeeper_operator.queued_resources.absence import AbsenceCheck, Expected
 from stepkeeper_operator.queued_resources.controller import make_queued_resource_controller
-from stepkeeper_operator.queued_resources.memory import ResourceMemory
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.reconcile import Reconciler
 from stepkeeper_operator.work_queue import KindQueues
@@ -91,30 +84,3 @@ async def test_many_creations_that_hang_hold_up_no_other_one() -> None:
     assert len(cloud.hung) == N_HUNG
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-
-
-async def test_what_a_list_leaves_out_is_asked_for_all_at_once_with_one_limit() -> None:
-    cloud = FakeCloud()
-    cloud.hold("GetQueuedResource")
-    check = AbsenceCheck(cloud, CloudSettings(gets_limit_s=0.01), clock=lambda: 0.0)
-    expected = Expected(resources=("a", "b", "c"))
-    with pytest.raises(CloudTPUError, match="slow") as failure:
-        await check.complete(Listing(asked_at=0.0), expected, ResourceMemory(listed_at=0.0), PLACE)
-    assert failure.value.kind is ErrorKind.TRANSIENT
-    assert cloud.count("GetQueuedResource") == 3
-
-
-async def test_a_slow_list_that_fails_says_why_to_whom_waited() -> None:
-    world = ResourceWorld(settings=CloudSettings(list_wait_s=0.0))
-    world.cloud.inject_error(
-        "ListQueuedResources", "PERMISSION_DENIED", None, message="the account may not list"
-    )
-    for _ in range(3):  # each list ends only after the reconcile that asked for it has given up
-        world.cloud.hold("ListQueuedResources")
-        await world.reconcile()
-        world.cloud.release("ListQueuedResources")
-        for _ in range(20):
-            await asyncio.sleep(0)
-        world.step(10.5)
-    assert world.condition("Accepted") == ("False", "Refused")
-    assert "may not list" in world.message("Accepted")

@@ -179,10 +179,8 @@ class QueuedResourceBookkeeping(StatusPart):
     false."""
 
     identity: Annotated[str, Field(max_length=128)] = ""
-    """The id and creation time of what is being adopted, or was last adopted, as id@seconds."""
-
-    released: Annotated[tuple[Annotated[str, Field(max_length=128)], ...], Field(max_length=64)] = ()
-    """What was let go, as in identity: the label of its request names this object, and counts no more."""
+    """The id and creation time, as id@seconds, of what is being adopted, was adopted last, or was let go: the label of
+    its request counts no more then."""
 
     asked_at: Timestamp | None = None
     """When the present one was asked for, while a request may still be on its way."""
