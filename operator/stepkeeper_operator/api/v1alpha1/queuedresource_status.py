@@ -237,7 +237,7 @@ class QueuedResourceStatus(StatusPart):
 
     api_version: Annotated[str, Field(max_length=16)] = ""
     """Version of the Cloud TPU API by which it is made and deleted: v2 or v2alpha1. It is listed by v2alpha1, whatever
-    this says, wherever that answers."""
+    this says, unless that is refused."""
 
     api_version_reason: Annotated[str, Field(max_length=256)] = ""
     """Why this version is used."""
