@@ -12,7 +12,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU
-from stepkeeper_operator.cloud_tpu.counting import count_requests
+from stepkeeper_operator.cloud_tpu.connection import count_requests
 from stepkeeper_operator.cluster import QUEUED_RESOURCES, Cluster, Resource
 from stepkeeper_operator.metrics import Metrics, QueuedResourceMetrics
 from stepkeeper_operator.queued_resources.apply import Applier

@@ -25,9 +25,6 @@ class ResourceMemory:
     operation_end: tuple[str, float] = ("", 0.0)
     """The operation that was last seen to have ended, and when it was first seen so."""
 
-    missed: dict[str, float] = field(default_factory=dict)
-    """What should exist in the cloud and doesn't, with the time since when that is known."""
-
     refused_deletions: dict[str, Refusal] = field(default_factory=dict)
     """Why Node objects can't be deleted, by their uids."""
 

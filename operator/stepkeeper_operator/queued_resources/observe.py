@@ -23,7 +23,7 @@ from stepkeeper_operator.facts import Node
 from stepkeeper_operator.facts.raw import RawObject, controller_of
 from stepkeeper_operator.labels import ADOPT_ANNOTATION
 from stepkeeper_operator.metrics import QueuedResourceMetrics
-from stepkeeper_operator.queued_resources.absence import AbsenceCheck, OrphanWatch, find_expected
+from stepkeeper_operator.queued_resources.absence import OrphanWatch, complete_listing
 from stepkeeper_operator.queued_resources.memory import Memory, ResourceMemory
 from stepkeeper_operator.queued_resources.naming import FINALIZER, parse_cloud_name
 from stepkeeper_operator.queued_resources.observed import Member, MemberPod, Observed
@@ -61,7 +61,6 @@ class Observer:
         self._cloud = cloud
         self._poller = Poller(cloud, clock=clock)
         self._orphans = OrphanWatch(cache, metrics)
-        self._absence = AbsenceCheck(cloud, settings, clock=clock)
         self._memory = memory
         self._metrics = metrics
         self._settings = settings
@@ -105,8 +104,7 @@ class Observer:
             after = max(after, memory.note_operation_end(operation.name, now))
         try:
             listing = await self._poller.list_place(memory.place, newer_than=max(now - fresh_s, after))
-            expected = find_expected(subject, observed.members, listing)
-            complete = await self._absence.complete(listing, expected, memory, memory.place)
+            complete = await complete_listing(self._cloud, listing, subject, observed.members, memory.place)
         except CloudTPUError as error:
             self._metrics.record_list(memory.place.project, memory.place.zone, memory.listed_at)
             return replace(observed, error=error, operation=operation)
@@ -207,7 +205,7 @@ def _find_place(subject: Subject) -> tuple[Place, ApiVersion] | None:
     if subject.resource is None:
         return None
     spec = subject.resource.spec
-    return place_of(spec), choose_api_version(spec)[0]
+    return place_of(spec), choose_api_version(spec)
 
 
 def _read_script(observed: Observed, secret: RawObject, key: str, what: str) -> Observed:

@@ -88,8 +88,7 @@ class Observed:
     """Uid of namespace kube-system: the cluster's name in the cloud."""
 
     listing: Listing | None = None
-    """The contents of its place in the cloud, asked for after our last request there. None: nobody can tell; without
-    an error, something is missing in it that has to be missed twice."""
+    """The contents of its place in the cloud, asked for after our last request there. None: nobody can tell."""
 
     error: CloudTPUError | None = None
     """Why there is no listing."""

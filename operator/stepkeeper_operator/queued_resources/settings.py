@@ -31,9 +31,6 @@ class CloudSettings:
     settle_s: float = 90.0
     """Time after which a request to create that got no answer isn't carried out any more: longer than its limit."""
 
-    confirm_s: float = 10.0
-    """Least time between the two looks after which machines count as gone, and what is left of them is given up."""
-
     operation_s: float = 3600.0
     """Longest time for which an operation of the cloud is believed to go on."""
 
@@ -54,7 +51,6 @@ class CloudSettings:
         idle_s = settings.cloud_tpu_idle_poll_s
         return cls(
             poll_fast_s=settings.cloud_tpu_poll_s,
-            confirm_s=settings.cloud_tpu_poll_s,
             poll_active_s=idle_s,
             poll_waiting_s=2 * idle_s,
             quota_retry_s=settings.cloud_tpu_quota_retry_s,

@@ -210,13 +210,6 @@ def test_a_request_whose_time_is_over_is_removed_unless_it_failed_of_something_e
     assert decision.status.bookkeeping.removing == removing
 
 
-def test_what_had_failed_and_was_kept_stays_when_its_time_is_over() -> None:
-    resource = created(QueuedResourceState.CREATING, **KEPT)
-    cloud = make_cloud_resource(resource, "FAILED", create_time=int(NOW), **BROKEN)
-    resource = after(resource, decide(resource, observe(cloud)))
-    assert not decide(resource, observe(cloud), now=NOW + 90).status.bookkeeping.removing
-
-
 def test_what_has_expired_stays_gone_until_the_spec_changes_if_the_policy_says_so() -> None:
     resource = created(QueuedResourceState.WAITING, **KEPT)
     resource = after(resource, decide(resource, observe(make_cloud_resource(resource, "FAILED"))))

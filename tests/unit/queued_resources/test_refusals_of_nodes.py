@@ -10,7 +10,6 @@ from fake_cluster.resource_world import ResourceWorld, active
 from stepkeeper_operator.errors import ApiError, InvalidObjectError
 
 N_HOSTS = 4
-WEBHOOK = ApiError(403, "webhook nodes.corp says no")
 NODE_REFUSALS = {
     "forbidden": ApiError(403, "DELETE /api/v1/nodes/a: 403 Forbidden User cannot delete resource nodes"),
     "webhook": InvalidObjectError(403, 'admission webhook "nodes.corp" denied the request'),
@@ -25,6 +24,14 @@ def end(world: ResourceWorld, *, deleted: bool) -> None:
     else:
         world.cloud.fail("team-v5e", "INTERNAL", "it broke")
         world.now += 30  # a list from before isn't taken any more
+
+
+async def test_a_refused_cordon_holds_no_deletion_up() -> None:
+    world = await active()
+    world.cluster.refusals["patch", "nodes"] = ApiError(403, "webhook nodes.corp says no")
+    world.delete()
+    await world.run(20)
+    assert world.raw is None
 
 
 @pytest.mark.parametrize("refusal", NODE_REFUSALS.values(), ids=NODE_REFUSALS)

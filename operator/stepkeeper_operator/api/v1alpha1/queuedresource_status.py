@@ -239,9 +239,6 @@ class QueuedResourceStatus(StatusPart):
     """Version of the Cloud TPU API by which it is made and deleted: v2 or v2alpha1. It is listed by v2alpha1, whatever
     this says, unless that is refused."""
 
-    api_version_reason: Annotated[str, Field(max_length=256)] = ""
-    """Why this version is used."""
-
     conditions: Annotated[
         tuple[Condition, ...], Field(max_length=MAX_CONDITIONS, json_schema_extra=map_by("type"))
     ] = ()

@@ -213,7 +213,7 @@ def _label(
             place=nodes[0].place,
             owners={node_id: seen[node_id] for node_id in due},
             labels=make_labels(scene.meta, scene.observed.cluster_id),
-            version=choose_api_version(resource.spec)[0],
+            version=choose_api_version(resource.spec),
         ),
     )
 

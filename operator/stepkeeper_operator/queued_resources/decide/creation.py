@@ -126,13 +126,11 @@ def plan_recovery(resource: QueuedResource, status: QueuedResourceStatus, scene:
 def _claim(resource: QueuedResource, status: QueuedResourceStatus, *, adopted: bool) -> QueuedResourceStatus:
     """Return the status with the cloud resource's name in it: from then on, it may exist and be the object's."""
     meta, spec = resource.metadata, resource.spec
-    version, why = choose_api_version(spec)
     cloud_id = make_cloud_id(meta.namespace, meta.name, status.bookkeeping.number)
     status = status.model_copy(
         update={
             "cloud_name": make_cloud_name(place_of(spec), cloud_id),
-            "api_version": version.value,
-            "api_version_reason": why,
+            "api_version": choose_api_version(spec).value,
         }
     )
     if status.state in {None, QueuedResourceState.GONE}:

@@ -10,7 +10,6 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceState,
     QueuedResourceStatus,
 )
-from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource
 from stepkeeper_operator.pacing import find_soonest
 from stepkeeper_operator.queued_resources.decide.adoption import is_lost, plan_blocked, plan_release
 from stepkeeper_operator.queued_resources.decide.answers import (
@@ -73,9 +72,7 @@ def _plan(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) 
         return _plan_strays(resource, status, scene)
     match sight.presence:
         case Presence.UNKNOWN:
-            failed = scene.observed.error is not None
-            look_s = compute_poll_s(status, settings) if failed else settings.poll_fast_s
-            return Plan(status=status, look_s=look_s)
+            return Plan(status=status, look_s=compute_poll_s(status, settings))
         case Presence.FOREIGN:
             return plan_blocked(resource, status, scene) or plan_creation(resource, status, scene)
         case Presence.OURS:
@@ -112,19 +109,13 @@ def _plan_strays(resource: QueuedResource, status: QueuedResourceStatus, scene: 
     is_newer = number is not None and (empty or number > bookkeeping.number)
     if is_newer and not scene.sight.is_ours:
         return plan_recovery(resource, status, replace(scene, sight=replace(scene.sight, resource=stray)))
-    problem = Problem(reason="Stray", message=_describe_stray(stray, status))
-    fast_s = scene.settings.poll_fast_s
-    if stray.state == "DELETING" or waits_to_delete(status, now=scene.now):
-        return Plan(status=status, look_s=fast_s, problems=(problem,))
-    action = delete_resource(meta, status, stray)
-    return Plan(status=status, actions=(action,), look_s=fast_s, problems=(problem,))
-
-
-def _describe_stray(stray: CloudQueuedResource, status: QueuedResourceStatus) -> str:
-    error, text = status.error, f"{stray.id} is an earlier one of this object; it is deleted"
-    if error is None or error.verb != Verb.DELETE or stray.state == "DELETING":
-        return text
-    return f"{text}, and costs money until then: {describe_error(status)}"
+    text = f"{stray.id} is an earlier one of this object; it is deleted"
+    if status.error is not None and status.error.verb == Verb.DELETE and stray.state != "DELETING":
+        text = f"{text}, and costs money until then: {describe_error(status)}"
+    problem = Problem(reason="Stray", message=text)
+    waits = stray.state == "DELETING" or waits_to_delete(status, now=scene.now)
+    actions = () if waits else (delete_resource(meta, status, stray),)
+    return Plan(status=status, actions=actions, look_s=scene.settings.poll_fast_s, problems=(problem,))
 
 
 def _compose(resource: QueuedResource, plan: Plan, scene: Scene) -> Decision:
