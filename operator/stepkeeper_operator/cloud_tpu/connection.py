@@ -5,24 +5,12 @@ Elsewhere nothing of google's client is imported.
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU, CloudTPUError
 from stepkeeper_operator.settings import OperatorSettings
 
 __all__ = ["connect_cloud", "count_requests"]
-
-_METHODS: Final = {
-    "list_queued_resources": "ListQueuedResources",
-    "list_nodes": "ListNodes",
-    "get_queued_resource": "GetQueuedResource",
-    "get_node": "GetNode",
-    "create_queued_resource": "CreateQueuedResource",
-    "delete_queued_resource": "DeleteQueuedResource",
-    "set_node_labels": "UpdateNode",
-    "get_operation": "GetOperation",
-}
-"""Names of the API's methods, by the names of `CloudTPU`'s."""
 
 
 @asynccontextmanager
@@ -54,7 +42,9 @@ class _Counting:
         self._count = count
 
     def __getattr__(self, name: str) -> Any:
-        method, request = _METHODS[name], getattr(self._cloud, name)
+        request = getattr(self._cloud, name)
+        words = "update_node" if name == "set_node_labels" else name
+        method = "".join(word.capitalize() for word in words.split("_"))
 
         async def counted(*args: Any, **options: Any) -> Any:
             try:

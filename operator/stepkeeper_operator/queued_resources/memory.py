@@ -22,17 +22,8 @@ class ResourceMemory:
     """Lists that were asked for before it say nothing."""
 
     operation_read_at: float = 0.0
-    operation_end: tuple[str, float] = ("", 0.0)
-    """The operation that was last seen to have ended, and when it was first seen so."""
-
     refused_deletions: dict[str, Refusal] = field(default_factory=dict)
     """Why Node objects can't be deleted, by their uids."""
-
-    def note_operation_end(self, name: str, now: float) -> float:
-        """Return when the operation was first seen to have ended: a list from then on shows what it did."""
-        if self.operation_end[0] != name:
-            self.operation_end = (name, now)
-        return self.operation_end[1]
 
 
 class Memory:

@@ -99,9 +99,9 @@ class Observer:
         now = self._clock()
         operation = await self._read_operation(subject.status, memory, version)
         fresh_s = _FRESH_SHARE * compute_poll_s(subject.status, self._settings)
-        after = memory.last_cloud_write_at
-        if operation is not None and operation.done:
-            after = max(after, memory.note_operation_end(operation.name, now))
+        # What an operation did is judged by a list from after its end.
+        ended = operation is not None and operation.done
+        after = max(memory.last_cloud_write_at, now if ended else 0.0)
         try:
             listing = await self._poller.list_place(memory.place, newer_than=max(now - fresh_s, after))
             complete = await complete_listing(self._cloud, listing, subject, observed.members, memory.place)

@@ -64,8 +64,6 @@ __all__ = [
 _KIND: Final = QueuedResourceConditionType.ACCEPTED
 _ACTIVE: Final = "ACTIVE"
 _READY: Final = "READY"
-_MOST_AT_ONCE: Final = 8
-_MESSAGE_LIMIT: Final = 2048
 _NOBODY: Final = "nobody"
 _REFUSED: Final = {ErrorKind.TERMINAL, ErrorKind.NOT_FOUND, ErrorKind.CREDENTIALS}
 _COMPARED: Final = ("accelerator_type", "accelerator_config", "runtime_version")
@@ -205,7 +203,7 @@ def _label(
 ) -> tuple[Action, ...]:
     not_before, uid = status.bookkeeping.not_before, scene.meta.uid
     seen = {node.id: node.labels.get(UID_LABEL, "") for node in nodes if node.state == _READY}
-    due = [node_id for node_id, owner in seen.items() if owner != uid][:_MOST_AT_ONCE]
+    due = [node_id for node_id, owner in seen.items() if owner != uid]
     if not due or (not_before is not None and scene.now < not_before):
         return ()
     return (
@@ -259,7 +257,7 @@ def _describe_other(found: CloudQueuedResource, wanted: str, scene: Scene) -> st
 
 
 def _refuse(status: QueuedResourceStatus, scene: Scene, reason: str, message: str) -> Plan:
-    accepted = ConditionUpdate(type=_KIND, status=False, reason=reason, message=message[:_MESSAGE_LIMIT])
+    accepted = ConditionUpdate(type=_KIND, status=False, reason=reason, message=message)
     return Plan(status=status, look_s=scene.settings.poll_waiting_s, accepted=accepted)
 
 

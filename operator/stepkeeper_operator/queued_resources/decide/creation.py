@@ -33,7 +33,6 @@ from stepkeeper_operator.queued_resources.sight import Scene, identify
 
 __all__ = ["compute_wait_s", "plan_creation", "plan_recovery"]
 
-_MESSAGE_LIMIT: Final = 2048
 _NO_SCRIPT: Final = "StartupScriptMissing"
 
 
@@ -140,4 +139,4 @@ def _claim(resource: QueuedResource, status: QueuedResourceStatus, *, adopted: b
 
 def _refuse(reason: str, message: str) -> ConditionUpdate:
     kind = QueuedResourceConditionType.ACCEPTED
-    return ConditionUpdate(type=kind, status=False, reason=reason, message=message[:_MESSAGE_LIMIT])
+    return ConditionUpdate(type=kind, status=False, reason=reason, message=message)
