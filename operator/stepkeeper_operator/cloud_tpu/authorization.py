@@ -52,7 +52,7 @@ class Authorization:
         callback(self._headers, None)
 
     async def renew(self) -> None:
-        """See to it that the next request carries a valid token. Whoever comes meanwhile waits for the answer.
+        """See to it that the next request carries a valid token. All who come meanwhile wait for it.
 
         Raises:
             CloudTPUError: There is no token: there are no credentials, they are refused, or nobody answers.
