@@ -86,7 +86,7 @@ class OperatorSettings(BaseSettings):
     cloud_tpu_idle_poll_s: int = Field(default=60, ge=1, le=100)
     """Seconds between two looks at a queued resource that is active; twice as long while it waits for machines.
 
-    Losses have to be seen, with up to a tenth of spread and the time of a list, within `reattribution_s`.
+    Losses have to be seen, with the time of a list, within `reattribution_s`.
     """
 
     cloud_tpu_quota_retry_s: int = Field(default=300, ge=1)

@@ -97,18 +97,6 @@ async def test_an_unknown_operation_or_resource_is_none(cloud: GoogleCloudTPU) -
         assert await cloud.get_node(PLACE, "nobody", version) is None
 
 
-async def test_plaintext_without_credentials_is_logged_with_the_address(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    await GoogleCloudTPU(endpoint="tpu.example.com:443", insecure=False).close()
-    assert not caplog.records
-    await GoogleCloudTPU(endpoint="127.0.0.1:1", insecure=True).close()
-    (record,) = caplog.records
-    assert record.levelname == "WARNING"
-    assert "plaintext and anonymous" in record.getMessage()
-    assert vars(record)["endpoint"] == "127.0.0.1:1"
-
-
 @pytest.mark.parametrize("version", [ALPHA, V2])
 async def test_labels_of_a_live_node_are_replaced(
     cloud: GoogleCloudTPU, tpu: FakeCloud, version: ApiVersion

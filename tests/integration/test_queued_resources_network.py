@@ -108,15 +108,6 @@ async def test_what_was_retained_is_taken_up_by_the_next_object_of_the_name(
     await site.vanish()
 
 
-async def test_a_refusal_is_told_in_the_services_words(make_site: MakeSite) -> None:
-    site = await make_site(node={"acceleratorType": "v9-8"})
-    await site.run(4)
-    assert site.world.condition("Accepted") == ("False", "Refused")
-    assert "INVALID_ARGUMENT" in site.world.message("Accepted")
-    assert "v9-8" in site.world.message("Accepted")
-    await site.vanish()
-
-
 async def test_a_service_without_v2alpha1_serves_what_doesnt_need_it(tpu: FakeCloud) -> None:
     tpu.inject_error("*", "UNIMPLEMENTED", None, version=ApiVersion.V2ALPHA1)
     async with serving(tpu) as address:

@@ -1,7 +1,6 @@
 """The Cloud TPU API to test against, over the network: it shows what it shows in memory, and runs as a process."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from stepkeeper_operator.cloud_tpu.client import GoogleCloudTPU
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudRequest, CloudTPU, CloudTPUError
 from stepkeeper_operator.queued_resources.request import build_request
 from tpuapi.cloud import FakeCloud
-from tpuapi.hooks import CommandHook
 from tpuapi.wire import serving
 
 ALPHA = ApiVersion.V2ALPHA1
@@ -86,21 +84,3 @@ async def test_refusals_carry_their_details(tpu: FakeCloud, client: GoogleCloudT
         await client.create_queued_resource(request_of())
     with pytest.raises(CloudTPUError, match=r"labels: 'team: x\.y' is not"):
         await client.create_queued_resource(request_of(node={"labels": {"team": "x.y"}}))
-
-
-async def test_a_hook_is_run_for_each_worker_of_so_many_nodes(tmp_path: Path) -> None:
-    show = ["sh", "-c", 'echo "$TPU_EVENT $TPU_REASON $TPU_NODE_ID $TPU_WORKER_ID/$TPU_N_WORKERS"']
-    cloud, hook = FakeCloud(), CommandHook(show, tmp_path, max_nodes=1)
-    cloud.hooks.append(hook)
-    slices = {"acceleratorType": "v4-16", "runtimeVersion": "tpu-vm-base", "count": 3}
-    await cloud.create_queued_resource(request_of(node=slices))
-    cloud.step(100)
-    for node in list(cloud.nodes.values())[:2]:
-        cloud.preempt(node.id)
-    await hook.settle()
-    assert sorted(run.output.strip() for run in hook.runs) == [
-        "gone preempted team-v5e-0 0/2",
-        "gone preempted team-v5e-0 1/2",
-        "ready created team-v5e-0 0/2",
-        "ready created team-v5e-0 1/2",
-    ]

@@ -208,7 +208,6 @@ def test_a_broken_one_holds_up_no_other(
         "there is no capacity",
         "there is little quota",
         "a list fails",
-        "lists are slow",
         "operations can't be read",
     }
     local = [(name, index, rounds) for name, index, rounds in story if name not in shared]

@@ -9,18 +9,16 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import google.auth
 import google.auth.credentials
-import google.auth.transport.grpc
 import google.auth.transport.requests
 from google.auth import environment_vars
 from google.oauth2 import service_account
 
-from stepkeeper_operator.cloud_tpu.cloud import CloudTPUError, ErrorKind
+from stepkeeper_operator.cloud_tpu.cloud import CloudTPUError
 from stepkeeper_operator.cloud_tpu.errors import TOKEN_ERRORS, explain_token_error
 
 __all__ = ["Authorization"]
@@ -28,16 +26,12 @@ __all__ = ["Authorization"]
 _log = logging.getLogger(__name__)
 
 Headers: TypeAlias = tuple[tuple[str, str], ...]
+_State: TypeAlias = google.auth.credentials.TokenState
 
 _SCOPES: Final = ("https://www.googleapis.com/auth/cloud-platform",)
 _HTTP_TIMEOUT_S: Final = 10.0
-_WAIT_S: Final = 30.0
-_ASK_AGAIN_S: Final = {ErrorKind.TRANSIENT: 5.0, ErrorKind.CREDENTIALS: 60.0}
+_ASK_AGAIN_S: Final = 15.0
 """Seconds for which an error answers for all who ask. A changed file is taken up at once."""
-
-_CHANGED: Final = CloudTPUError(
-    ErrorKind.TRANSIENT, "UNAVAILABLE", "the file of credentials has just changed"
-)
 
 
 class Authorization:
@@ -46,80 +40,53 @@ class Authorization:
     def __init__(self, host: str) -> None:
         """Prepare to authorize requests to an API's host."""
         self._service_url = f"https://{host}/"
+        self._lock = asyncio.Lock()
         self._credentials: Any = None
         self._headers: Headers = ()
-        self._file: _File | None = None
+        self._file: tuple[object, ...] | None = None
         self._refusal: tuple[float, CloudTPUError] | None = None
         """When there was no token, by the monotonic clock, and the error that says why."""
-        self._renewal: asyncio.Task[None] | None = None
 
     def tell_headers(self, _context: object, callback: Callable[[Headers, Exception | None], None]) -> None:
         """Give gRPC the headers that `renew` got. gRPC calls it for each request, in a thread of its own."""
         callback(self._headers, None)
 
     async def renew(self) -> None:
-        """See to it that the next request carries a valid token.
+        """See to it that the next request carries a valid token. All who come meanwhile wait for it.
 
         Raises:
             CloudTPUError: There is no token: there are no credentials, they are refused, or nobody answers.
         """
-        file = _find_file()
-        if file != self._file:
-            self._file, self._refusal, self._credentials, self._headers = file, None, None, ()
-        if self._state() is google.auth.credentials.TokenState.FRESH:
-            return
-        if not self._is_refused():
-            await self._join_renewal()
-        if self._state() is google.auth.credentials.TokenState.INVALID:
-            raise self._refusal[1] if self._refusal is not None else _CHANGED
+        async with self._lock:
+            file = _find_file()
+            if file != self._file:
+                self._file, self._refusal, self._credentials = file, None, None
+            if self._get_state() is _State.FRESH:
+                return
+            if self._refusal is None or time.monotonic() - self._refusal[0] >= _ASK_AGAIN_S:
+                # It reads files and asks servers, and has no asynchronous form.
+                error = await asyncio.to_thread(self._get_token)
+                self._refusal = None if error is None else (time.monotonic(), error)
+            if self._refusal is not None and self._get_state() is _State.INVALID:
+                raise self._refusal[1]
 
-    async def close(self) -> None:
-        """Wait no longer for a token that is being asked for."""
-        if self._renewal is not None:
-            self._renewal.cancel()
+    def _get_state(self) -> _State:
+        state: _State = _State.INVALID if self._credentials is None else self._credentials.token_state
+        return state
 
-    def _state(self) -> Any:
-        if self._credentials is None:
-            return google.auth.credentials.TokenState.INVALID
-        return self._credentials.token_state
-
-    def _is_refused(self) -> bool:
-        if self._refusal is None:
-            return False
-        at, error = self._refusal
-        return time.monotonic() - at < _ASK_AGAIN_S[error.kind]
-
-    async def _join_renewal(self) -> None:
-        """Wait for the renewal that goes on, or begin one. There is never more than one thread that hangs."""
-        if self._renewal is None or self._renewal.done():
-            self._renewal = asyncio.create_task(self._renew())
-        renewal = self._renewal
-        await asyncio.wait({renewal}, timeout=_WAIT_S)
-        if not renewal.done():
-            raise CloudTPUError(ErrorKind.TRANSIENT, "DEADLINE_EXCEEDED", "no token in time")
-        renewal.result()
-
-    async def _renew(self) -> None:
-        file, credentials, request = self._file, self._credentials, _TokenRequest()
-        headers, refusal = self._headers, None
+    def _get_token(self) -> CloudTPUError | None:
+        """Load the credentials, and get headers with a token of them. Return why there is none."""
+        request, headers = _TokenRequest(), dict[str, str]()
         try:
-            # These read files and ask servers, and have no asynchronous form.
-            if credentials is None:
-                credentials = await asyncio.to_thread(_load_credentials, request)
-            headers = await asyncio.to_thread(_get_headers, credentials, request, self._service_url)
+            if self._credentials is None:
+                self._credentials = _load_credentials(request)
+            self._credentials.before_request(request, "POST", self._service_url, headers)
         except TOKEN_ERRORS as error:
             refusal = explain_token_error(error, url=request.url, status=request.status)
             _log.warning("no token for the Cloud TPU API", extra={"error": str(refusal)})
-        if file == self._file:
-            self._credentials, self._headers = credentials, headers
-            self._refusal = None if refusal is None else (time.monotonic(), refusal)
-
-
-class _Context(NamedTuple):
-    """The part of grpc.AuthMetadataContext that google's plugin reads."""
-
-    service_url: str
-    method_name: str
+            return refusal
+        self._headers = tuple(headers.items())
+        return None
 
 
 class _TokenRequest:
@@ -138,18 +105,8 @@ class _TokenRequest:
         return answer
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    """A file of credentials as it was: after any change, another one."""
-
-    path: str
-    inode: int
-    size: int
-    changed_ns: int
-
-
-def _find_file() -> _File | None:
-    """Find the file that the environment names. None: it names none, or there is none."""
+def _find_file() -> tuple[object, ...] | None:
+    """Find the file that the environment names: after any change, it is another one. None: there is none."""
     path = os.environ.get(environment_vars.CREDENTIALS)
     if not path:
         return None
@@ -157,7 +114,7 @@ def _find_file() -> _File | None:
         known = Path(path).stat()
     except OSError:
         return None
-    return _File(path, known.st_ino, known.st_size, known.st_mtime_ns)
+    return path, known.st_ino, known.st_size, known.st_mtime_ns
 
 
 def _load_credentials(request: _TokenRequest) -> Any:
@@ -167,11 +124,3 @@ def _load_credentials(request: _TokenRequest) -> Any:
     if isinstance(credentials, service_account.Credentials):  # such a key signs its tokens by itself
         return credentials.with_always_use_jwt_access(True)
     return credentials
-
-
-def _get_headers(credentials: Any, request: _TokenRequest, service_url: str) -> Headers:
-    """Return the headers of a request, with a valid token."""
-    headers: list[tuple[str, str]] = []
-    plugin = google.auth.transport.grpc.AuthMetadataPlugin(credentials, request)
-    plugin(_Context(service_url, ""), lambda made, _: headers.extend(made))
-    return tuple(headers)

@@ -66,8 +66,6 @@ class GoogleCloudTPU:
         for client in self._clients.values():
             await client.transport.close()
         self._clients.clear()
-        if self._authorization is not None:
-            await self._authorization.close()
 
     async def list_queued_resources(
         self, place: Place, version: ApiVersion

@@ -1,12 +1,16 @@
-"""Connect to the Cloud TPU API where the kind is on. Elsewhere nothing of google's client is imported."""
+"""Connect to the Cloud TPU API where the kind is on, and count the requests to it.
 
-from collections.abc import AsyncIterator
+Elsewhere nothing of google's client is imported.
+"""
+
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
-from stepkeeper_operator.cloud_tpu.cloud import CloudTPU
+from stepkeeper_operator.cloud_tpu.cloud import CloudTPU, CloudTPUError
 from stepkeeper_operator.settings import OperatorSettings
 
-__all__ = ["connect_cloud"]
+__all__ = ["connect_cloud", "count_requests"]
 
 
 @asynccontextmanager
@@ -22,3 +26,34 @@ async def connect_cloud(settings: OperatorSettings) -> AsyncIterator[CloudTPU | 
         yield cloud
     finally:
         await cloud.close()
+
+
+def count_requests(cloud: CloudTPU, count: Callable[[str, str], None]) -> CloudTPU:
+    """Return `cloud`, with each request reported to `count`: its method, and the gRPC code of the answer.
+
+    A list counts once, however many pages it has.
+    """
+    return cast(CloudTPU, _Counting(cloud, count))
+
+
+class _Counting:
+    def __init__(self, cloud: CloudTPU, count: Callable[[str, str], None]) -> None:
+        self._cloud = cloud
+        self._count = count
+
+    def __getattr__(self, name: str) -> Any:
+        request = getattr(self._cloud, name)
+        words = "update_node" if name == "set_node_labels" else name
+        method = "".join(word.capitalize() for word in words.split("_"))
+
+        async def counted(*args: Any, **options: Any) -> Any:
+            try:
+                answer = await request(*args, **options)
+            except CloudTPUError as error:
+                self._count(method, error.code)
+                raise
+            found = answer is not None or name == "set_node_labels"
+            self._count(method, "OK" if found else "NOT_FOUND")
+            return answer
+
+        return counted

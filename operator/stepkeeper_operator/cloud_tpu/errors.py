@@ -42,7 +42,6 @@ _RATE_LIMIT: Final = "RATE_LIMIT_EXCEEDED"
 _NO_ANSWER: Final = "UNAVAILABLE"
 _TOO_LATE: Final = 408
 _TOO_MANY: Final = 429
-_BAD_REQUEST: Final = 400
 _SERVER_ERROR: Final = 500
 
 
@@ -76,9 +75,6 @@ def explain_token_error(error: Exception, *, url: str, status: int | None) -> Cl
     passing = status is not None and (status >= _SERVER_ERROR or status in {_TOO_LATE, _TOO_MANY})
     if passing or getattr(error, "retryable", False):
         return CloudTPUError(ErrorKind.TRANSIENT, _NO_ANSWER, f"{url}, asked for a token: {words}")
-    refused = status is not None and status >= _BAD_REQUEST
-    if isinstance(error, auth_exceptions.TransportError) and not refused:
-        return CloudTPUError(ErrorKind.TRANSIENT, _NO_ANSWER, words)
     return CloudTPUError(ErrorKind.CREDENTIALS, "UNAUTHENTICATED", words)
 
 

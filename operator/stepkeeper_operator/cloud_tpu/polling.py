@@ -25,7 +25,7 @@ _ERROR_KEPT_S: Final = 5.0
 """Seconds for which a failed list answers for all who ask: 200 resources of a place send one request, not 200."""
 
 _REFUSAL_KEPT_S: Final = 300.0
-"""Seconds after which v2alpha1 is asked again where it was refused, and for which its passing errors aren't told."""
+"""Seconds after which v2alpha1 is asked again where it was refused: until somebody gives a permission, it stays so."""
 
 _REFUSALS: Final = {ErrorKind.TERMINAL, ErrorKind.NOT_FOUND}
 
@@ -41,30 +41,13 @@ class Listing:
     """The version of the API that it is by. Version v2 shows neither maintenance nor autocheckpoint."""
 
     refusal: str = ""
-    """Code of the error for which v2alpha1 doesn't list the place; empty: it does, or hasn't failed for long."""
+    """Code of the error with which v2alpha1 refuses to list the place; empty: it does."""
 
     resources: dict[str, CloudQueuedResource] = field(default_factory=dict)
     """Queued resources by id."""
 
     nodes: dict[str, CloudNode] = field(default_factory=dict)
     """Nodes by id."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Lack:
-    """Version v2alpha1 doesn't list a place."""
-
-    since: float
-    asked_at: float
-    error: CloudTPUError
-
-    def is_asked_again(self, now: float) -> bool:
-        """Return True where it may answer now: a refusal stays until somebody gives a permission."""
-        return self.error.kind not in _REFUSALS or now - self.asked_at >= _REFUSAL_KEPT_S
-
-    def describe(self, now: float) -> str:
-        lasts = self.error.kind in _REFUSALS or now - self.since >= _REFUSAL_KEPT_S
-        return self.error.code if lasts else ""
 
 
 @dataclass(slots=True)
@@ -74,7 +57,8 @@ class _Lists:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     listing: Listing | None = None
     failed: tuple[float, CloudTPUError] | None = None
-    lack: _Lack | None = None
+    refused: tuple[float, CloudTPUError] | None = None
+    """When v2alpha1 was refused, and how."""
 
 
 class Poller:
@@ -89,7 +73,7 @@ class Poller:
         """Return a listing that was asked for after `newer_than`, a Unix time. Whoever comes meanwhile shares it.
 
         It is by v2alpha1, which shows all that v2 shows, whatever versions the resources were made by. Where v2alpha1
-        doesn't answer, it is by v2.
+        is refused, it is by v2.
 
         Raises:
             CloudTPUError: The place can't be listed. The error answers for some seconds.
@@ -104,7 +88,7 @@ class Poller:
             try:
                 lists.listing = await self._list_by_best(lists, place, now)
             except CloudTPUError as error:
-                lists.failed = (now, error)
+                lists.failed = (self._clock(), error)
                 raise
             lists.failed = None
             return lists.listing
@@ -114,24 +98,22 @@ class Poller:
         self._lists.pop(place, None)
 
     async def _list_by_best(self, lists: _Lists, place: Place, now: float) -> Listing:
-        """List by v2alpha1, else by v2. What fails with both says nothing about v2alpha1."""
-        lack = lists.lack
-        if lack is None or lack.is_asked_again(now):
+        """List by v2alpha1; where that was refused a short while ago, by v2."""
+        refused = known = lists.refused
+        lists.refused = None
+        if refused is None or now - refused[0] >= _REFUSAL_KEPT_S:
             try:
-                listing = await self._list(place, ApiVersion.V2ALPHA1, now)
+                return await self._list(place, ApiVersion.V2ALPHA1, now)
             except CloudTPUError as error:
-                if error.kind is ErrorKind.CREDENTIALS:
+                if error.kind not in _REFUSALS:
                     raise
-                lack = _Lack(since=now if lack is None else lack.since, asked_at=now, error=error)
-            else:
-                lists.lack = None
-                return listing
-        listing = await self._list(place, ApiVersion.V2, now, refusal=lack.describe(now))
-        if lists.lack is None:
-            _log.warning(
-                "v2alpha1 doesn't list, asking v2", extra={"place": place.parent, "error": str(lack.error)}
-            )
-        lists.lack = lack
+                refused = (now, error)
+        # What is refused by both versions says nothing about v2alpha1.
+        listing = await self._list(place, ApiVersion.V2, now, refusal=refused[1].code)
+        if known is None:
+            extra = {"place": place.parent, "error": str(refused[1])}
+            _log.warning("v2alpha1 doesn't list, asking v2", extra=extra)
+        lists.refused = refused
         return listing
 
     async def _list(self, place: Place, version: ApiVersion, now: float, *, refusal: str = "") -> Listing:

@@ -28,7 +28,7 @@ from stepkeeper_operator.queued_resources.decision import (
 from stepkeeper_operator.queued_resources.memory import Memory
 from stepkeeper_operator.queued_resources.naming import FINALIZER, UID_LABEL, make_node_labels
 from stepkeeper_operator.queued_resources.observed import Member, Observed, Outcome, Refusal, Verb
-from stepkeeper_operator.queued_resources.sight import Presence, look_at
+from stepkeeper_operator.queued_resources.sight import is_ours
 from stepkeeper_operator.queued_resources.subject import Subject
 from stepkeeper_operator.writing import ObjectWriter
 
@@ -95,7 +95,6 @@ class Applier:
             self._record(told)
 
     async def _write_status(self, subject: Subject, decision: Decision) -> None:
-        memory = self._memory.get(subject.meta.uid)
         try:
             raw = await self._writer.write_status(subject.meta, decision.status.to_raw())
         except InvalidObjectError as error:
@@ -103,11 +102,8 @@ class Applier:
                 raise
             # Its spec isn't valid, and the API server keeps no status with it. Its removal goes on all the same.
             _log.warning("cannot write status of unreadable object", extra={"error": str(error)})
-            memory.unwritten = decision.status
         else:
-            memory.unwritten = None
             self._record(raw)
-        memory.last_write_at = self._clock()
 
     def _check_acting(self) -> None:
         """Look at the Lease before a write to the cloud, as the cluster does before its writes."""
@@ -158,11 +154,10 @@ class Applier:
         """Delete it, after another look: since the list, somebody else may have taken it over."""
         place, cloud_id, version = action.place, action.cloud_id, action.version
         listing = await read_by_name(self._cloud, place, cloud_id, version, at=self._clock())
-        observed = Observed(cluster_id=self._memory.cluster_id, listing=listing)
-        sight = look_at(observed, meta, cloud_id, action.bookkeeping)
-        if sight.presence is Presence.ABSENT:
+        found = listing.resources.get(cloud_id)
+        if found is None:
             return None
-        if not sight.is_ours:
+        if not is_ours(found, listing, meta, action.bookkeeping):
             text = f"{cloud_id} doesn't carry this object's label any more, so it isn't deleted"
             raise CloudTPUError(ErrorKind.BUSY, "ABORTED", text)
         self._check_acting()
@@ -191,15 +186,11 @@ class Applier:
         await self._change(member, unschedulable=by is not None, annotations={CORDONED_BY_ANNOTATION: by})
 
     async def _try_to_cordon(self, meta: ObjectMeta, member: Member) -> None:
-        """Cordon a node. A refusal is told with the next status; machines that go on to cost don't wait for it."""
-        refused = self._memory.get(meta.uid).refused_cordons
+        """Cordon a node. Machines that go on to cost don't wait for a refusal: it is asked for again at each look."""
         try:
             await self._cordon(member, by=meta.uid)
         except ApiError as error:
-            self._note_refusal(refused, member, error)
             _log.warning("cannot cordon node", extra={"node": member.name, "error": str(error)})
-        else:
-            refused.pop(member.uid, None)
 
     async def _try_to_delete_node(self, meta: ObjectMeta, member: Member) -> None:
         """Delete a Node object. A refusal is told with the next status; the other nodes don't wait for it."""
@@ -209,16 +200,12 @@ class Applier:
         except ApiError as error:
             if not error.lasts:
                 raise
-            self._note_refusal(refused, member, error)
+            # The decision waits ever longer before it asks for the same again.
+            count = refused[member.uid].count + 1 if member.uid in refused else 1
+            refused[member.uid] = Refusal(text=str(error), at=self._clock(), count=count)
             _log.warning("cannot delete node", extra={"node": member.name, "error": str(error)})
         else:
             refused.pop(member.uid, None)
-
-    def _note_refusal(self, refused: dict[str, Refusal], member: Member, error: ApiError) -> None:
-        """Remember a refusal. The decision waits ever longer before it asks for the same again."""
-        before = refused.get(member.uid)
-        count = 1 if before is None else before.count + 1
-        refused[member.uid] = Refusal(text=str(error), at=self._clock(), count=count)
 
     async def _change(self, member: Member, **changes: Any) -> None:
         raw = await self._cluster.change_node(member.name, uid=member.uid, **changes)

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceConditionType,
@@ -13,7 +12,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU
-from stepkeeper_operator.cloud_tpu.counting import count_requests
+from stepkeeper_operator.cloud_tpu.connection import count_requests
 from stepkeeper_operator.cluster import QUEUED_RESOURCES, Cluster, Resource
 from stepkeeper_operator.metrics import Metrics, QueuedResourceMetrics
 from stepkeeper_operator.queued_resources.apply import Applier
@@ -73,9 +72,6 @@ class QueuedResourceController:
         if self._uids.setdefault(key, uid) != uid:  # another object has taken the name
             self.forget(key)
             self._uids[key] = uid
-        unwritten = self._memory.get(uid).unwritten
-        if subject.resource is None and unwritten is not None:
-            subject = replace(subject, status=unwritten)
         if subject.unfindable or (subject.resource is None and subject.meta.deletion_timestamp is None):
             extra = {**key.log_fields, "error": "; ".join(subject.problems)}
             _log.error("cannot read QueuedResource; is its CRD newer?", extra=extra)

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus
 from stepkeeper_operator.cloud_tpu.cloud import Place
 from stepkeeper_operator.queued_resources.observed import Outcome, Refusal
 
@@ -22,28 +21,9 @@ class ResourceMemory:
     last_cloud_write_at: float = 0.0
     """Lists that were asked for before it say nothing."""
 
-    last_write_at: float = 0.0
     operation_read_at: float = 0.0
-    operation_end: tuple[str, float] = ("", 0.0)
-    """The operation that was last seen to have ended, and when it was first seen so."""
-
-    missed: dict[str, float] = field(default_factory=dict)
-    """What should exist in the cloud and doesn't, with the time since when that is known."""
-
-    refused_cordons: dict[str, Refusal] = field(default_factory=dict)
-    """Why nodes can't be cordoned, by their uids."""
-
     refused_deletions: dict[str, Refusal] = field(default_factory=dict)
     """Why Node objects can't be deleted, by their uids."""
-
-    unwritten: QueuedResourceStatus | None = None
-    """A status that the API server refuses to keep, since the object's spec isn't valid."""
-
-    def note_operation_end(self, name: str, now: float) -> float:
-        """Return when the operation was first seen to have ended: a list from then on shows what it did."""
-        if self.operation_end[0] != name:
-            self.operation_end = (name, now)
-        return self.operation_end[1]
 
 
 class Memory:

@@ -16,15 +16,14 @@ from stepkeeper_operator.cloud_tpu.cloud import (
     CloudTPUError,
     Place,
 )
-from stepkeeper_operator.cloud_tpu.slow_lists import ImpatientPoller, SlowListError
+from stepkeeper_operator.cloud_tpu.polling import Poller
 from stepkeeper_operator.cluster import NAMESPACES, QUEUED_RESOURCES, SECRETS, Cluster
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts import Node
-from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.facts.raw import RawObject, controller_of
 from stepkeeper_operator.labels import ADOPT_ANNOTATION
 from stepkeeper_operator.metrics import QueuedResourceMetrics
-from stepkeeper_operator.queued_resources.absence import AbsenceCheck, OrphanWatch, find_expected
-from stepkeeper_operator.queued_resources.members import holds_up, read_member, read_pod
+from stepkeeper_operator.queued_resources.absence import OrphanWatch, complete_listing
 from stepkeeper_operator.queued_resources.memory import Memory, ResourceMemory
 from stepkeeper_operator.queued_resources.naming import FINALIZER, parse_cloud_name
 from stepkeeper_operator.queued_resources.observed import Member, MemberPod, Observed
@@ -39,6 +38,8 @@ _FRESH_SHARE: Final = 0.9
 """Share of the time between two looks for which a listing is shared by all who come."""
 
 _UNSEEN: Final = {None, QueuedResourceState.PENDING, QueuedResourceState.GONE}
+_MIRROR: Final = "kubernetes.io/config.mirror"
+"""Annotation on a pod that a kubelet runs from a file: nobody can evict it."""
 
 
 class Observer:
@@ -58,9 +59,8 @@ class Observer:
         self._cluster = cluster
         self._cache = cache
         self._cloud = cloud
-        self._poller = ImpatientPoller(cloud, wait_s=settings.list_wait_s, clock=clock)
+        self._poller = Poller(cloud, clock=clock)
         self._orphans = OrphanWatch(cache, metrics)
-        self._absence = AbsenceCheck(cloud, settings, clock=clock)
         self._memory = memory
         self._metrics = metrics
         self._settings = settings
@@ -72,14 +72,13 @@ class Observer:
         members = self._cache.list_nodes_of(subject.meta.uid)
         observed = Observed(
             cluster_id=await self._find_cluster_id(),
-            members=tuple(read_member(node, subject.meta.uid, memory) for node in members),
+            members=tuple(_read_member(node, subject.meta.uid, memory) for node in members),
             outcome=memory.outcome,
             listed_at=memory.listed_at,
-            last_write_at=memory.last_write_at,
         )
         if _needs_nothing(subject):
             return observed
-        if subject.status.bookkeeping.removing:
+        if subject.status.bookkeeping.removing or subject.meta.deletion_timestamp is not None:
             observed = replace(observed, pods=await self._find_pods(members))
         observed = await self._observe_script(subject, observed)
         return await self._observe_cloud(subject, memory, observed)
@@ -87,7 +86,6 @@ class Observer:
     def forget(self, uid: str) -> None:
         """Forget an object that is gone, and its place if it was the last one there."""
         place = self._memory.forget(uid)
-        self._poller.forget_asker(uid)
         if place is not None:
             self._poller.forget_place(place)
             self._orphans.forget_place(place)
@@ -101,20 +99,15 @@ class Observer:
         now = self._clock()
         operation = await self._read_operation(subject.status, memory, version)
         fresh_s = _FRESH_SHARE * compute_poll_s(subject.status, self._settings)
-        after = memory.last_cloud_write_at
-        if operation is not None and operation.done:
-            after = max(after, memory.note_operation_end(operation.name, now))
+        # What an operation did is judged by a list from after its end.
+        ended = operation is not None and operation.done
+        after = max(memory.last_cloud_write_at, now if ended else 0.0)
         try:
-            listing = await self._poller.list_place(
-                memory.place, newer_than=now - fresh_s, after=after, asker=subject.meta.uid
-            )
-            expected = find_expected(subject, observed.members, listing)
-            complete = await self._absence.complete(listing, expected, memory, memory.place)
+            listing = await self._poller.list_place(memory.place, newer_than=max(now - fresh_s, after))
+            complete = await complete_listing(self._cloud, listing, subject, observed.members, memory.place)
         except CloudTPUError as error:
             self._metrics.record_list(memory.place.project, memory.place.zone, memory.listed_at)
-            return replace(
-                observed, error=error, listing_comes=isinstance(error, SlowListError), operation=operation
-            )
+            return replace(observed, error=error, operation=operation)
         self._orphans.look(memory.place, listing, cluster_id=observed.cluster_id)
         memory.listed_at = listing.asked_at
         self._metrics.record_list(memory.place.project, memory.place.zone, listing.asked_at)
@@ -138,7 +131,7 @@ class Observer:
             return ()
         uids = self._cache.list_uids(QUEUED_RESOURCES)
         nodes = self._cache.list_queued_nodes()
-        return tuple(read_member(n, subject.meta.uid) for n in nodes if n.queued_resource_uid not in uids)
+        return tuple(_read_member(n, subject.meta.uid) for n in nodes if n.queued_resource_uid not in uids)
 
     async def _read_operation(
         self, status: QueuedResourceStatus, memory: ResourceMemory, version: ApiVersion
@@ -162,7 +155,7 @@ class Observer:
         lists = await asyncio.gather(
             *(self._cluster.list_pods_on(node.name) for node in members if node.ready)
         )
-        return tuple(read_pod(raw) for pods in lists for raw in pods if holds_up(raw))
+        return tuple(_read_pod(raw) for pods in lists for raw in pods if _holds_up(raw))
 
     async def _observe_script(self, subject: Subject, observed: Observed) -> Observed:
         resource, status = subject.resource, subject.status
@@ -212,7 +205,7 @@ def _find_place(subject: Subject) -> tuple[Place, ApiVersion] | None:
     if subject.resource is None:
         return None
     spec = subject.resource.spec
-    return place_of(spec), choose_api_version(spec)[0]
+    return place_of(spec), choose_api_version(spec)
 
 
 def _read_script(observed: Observed, secret: RawObject, key: str, what: str) -> Observed:
@@ -223,3 +216,38 @@ def _read_script(observed: Observed, secret: RawObject, key: str, what: str) -> 
         return replace(observed, script=base64.b64decode(data[key]).decode())
     except (binascii.Error, UnicodeDecodeError):
         return replace(observed, script_error=f"{what} has no text under key {key}")
+
+
+def _read_member(node: Node, uid: str, memory: ResourceMemory | None = None) -> Member:
+    """Read a node as a host of the object with that uid. What was refused before is in its memory."""
+    return Member(
+        name=node.name,
+        uid=node.uid,
+        cloud_node=node.cloud_node,
+        addresses=node.addresses,
+        ready=node.ready,
+        cordoned=node.unschedulable,
+        cordoned_by_us=node.unschedulable and node.cordoned_by == uid,
+        deletion_refusal=None if memory is None else memory.refused_deletions.get(node.uid),
+    )
+
+
+def _holds_up(pod: RawObject) -> bool:
+    """Return True for a pod that has to end before its machine goes."""
+    owner = controller_of(pod)
+    daemon = owner is not None and owner.get("kind") == "DaemonSet"
+    mirror = _MIRROR in (pod["metadata"].get("annotations") or {})
+    over = (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
+    return not (daemon or mirror or over)
+
+
+def _read_pod(raw: RawObject) -> MemberPod:
+    """Read a pod of a host."""
+    meta = raw["metadata"]
+    return MemberPod(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        node=raw["spec"]["nodeName"],
+        stopping="deletionTimestamp" in meta,
+    )

@@ -20,7 +20,7 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The answer of an API server, or of its webhooks, that doesn't let the operator change or delete a node."""
+    """The answer of an API server, or of its webhooks, that doesn't let the operator delete a node."""
 
     text: str
     at: float
@@ -46,9 +46,6 @@ class Member:
     cordoned: bool = False
     cordoned_by_us: bool = False
     """The operator has cordoned it, for the removal of this resource."""
-
-    cordon_refusal: Refusal | None = None
-    """Why the operator couldn't cordon it for the removal."""
 
     deletion_refusal: Refusal | None = None
     """Why the operator couldn't delete its Node object, whose machine is gone."""
@@ -91,14 +88,10 @@ class Observed:
     """Uid of namespace kube-system: the cluster's name in the cloud."""
 
     listing: Listing | None = None
-    """The contents of its place in the cloud, asked for after our last request there. None: nobody can tell; without
-    an error, something is missing in it that has to be missed twice."""
+    """The contents of its place in the cloud, asked for after our last request there. None: nobody can tell."""
 
     error: CloudTPUError | None = None
     """Why there is no listing."""
-
-    listing_comes: bool = False
-    """There is no listing yet, since the list is slow. The next look finds it."""
 
     listed_at: float = 0.0
     """Unix time of the last listing that this operator got for it, else of the operator's start."""
@@ -122,6 +115,3 @@ class Observed:
 
     script_error: str = ""
     """Why there is no script."""
-
-    last_write_at: float = 0.0
-    """Unix time when this operator last wrote the status."""

@@ -1,6 +1,5 @@
 """Say how long to wait: between two looks at the cloud, before the next try, before the next recreation. Pure."""
 
-import hashlib
 from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.queuedresource import RecreateBackoff
@@ -14,11 +13,9 @@ __all__ = [
     "compute_poll_s",
     "compute_rest_s",
     "compute_retry_s",
-    "spread",
 ]
 
 _QUOTA_LIMIT_S: Final = 1800.0
-_SPREAD: Final = 0.1
 _MOST_DOUBLINGS: Final = 20
 
 _SLOW: Final = {QueuedResourceState.ACCEPTED, QueuedResourceState.WAITING}
@@ -65,9 +62,3 @@ def compute_rest_s(refusal: Refusal | None, settings: CloudSettings, *, now: flo
 def compute_backoff_s(backoff: RecreateBackoff, streak: int) -> float:
     """Compute the wait before a recreation, after `streak` recreations in a row."""
     return float(min(backoff.max_seconds, backoff.initial_seconds * 2 ** min(streak, _MOST_DOUBLINGS)))
-
-
-def spread(seconds: float, uid: str) -> float:
-    """Stretch a wait by up to a tenth, always by the same share for one object: they don't all come together."""
-    share = int.from_bytes(hashlib.sha256(uid.encode()).digest()[:2]) / 65_536
-    return seconds * (1 + _SPREAD * share)

@@ -44,7 +44,7 @@ def hash_spec(spec: QueuedResourceSpec) -> str:
         _build_node(spec.node, autocheckpoint=spec.autocheckpoint),
         [spec.node.labels, spec.node.metadata, spec.node.count, spec.node.id_prefix],
         None if script is None else [script.name, script.key],
-        [_build_tier(spec.tier), _build_queueing(spec.queueing), _build_reservation(spec)],
+        [_build_tier(spec.tier), _build_queueing(spec.queueing), spec.reservation_path],
     ]
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -54,18 +54,11 @@ def was_changed(spec: QueuedResourceSpec, made_with: str) -> bool:
     return made_with != hash_spec(spec) and not spec.hides_changes()
 
 
-def choose_api_version(spec: QueuedResourceSpec) -> tuple[ApiVersion, str]:
-    """Choose the version of the Cloud TPU API that has what the spec asks for, and say why."""
-    needs = []
-    if spec.autocheckpoint:
-        needs.append("autocheckpoint")
-    if spec.tier.best_effort is not None:
-        needs.append("tier bestEffort")
-    if spec.tier.guaranteed is not None and spec.tier.guaranteed.reserved:
-        needs.append("tier guaranteed with reserved")
-    if needs:
-        return ApiVersion.V2ALPHA1, f"only v2alpha1 has {' and '.join(needs)}"
-    return ApiVersion.V2, "nothing in the spec needs v2alpha1"
+def choose_api_version(spec: QueuedResourceSpec) -> ApiVersion:
+    """Choose the version of the Cloud TPU API that has what the spec asks for."""
+    reserved = spec.tier.guaranteed is not None and spec.tier.guaranteed.reserved
+    needs_alpha = spec.autocheckpoint or spec.tier.best_effort is not None or reserved
+    return ApiVersion.V2ALPHA1 if needs_alpha else ApiVersion.V2
 
 
 def build_request(
@@ -84,27 +77,20 @@ def build_request(
     }
     tier, queueing = _build_tier(spec.tier), _build_queueing(spec.queueing)
     digest = hashlib.sha256(
-        json.dumps([node, tier, queueing, _build_reservation(spec), node_ids], sort_keys=True).encode()
+        json.dumps([node, tier, queueing, spec.reservation_path, node_ids], sort_keys=True).encode()
     ).hexdigest()
     return CloudRequest(
         place=place_of(spec),
         id=cloud_id,
         request_id=make_request_id(meta.uid, number, "create", digest),
-        api_version=choose_api_version(spec)[0],
+        api_version=choose_api_version(spec),
         node_ids=node_ids,
         node_id_prefix=prefix,
         node=node,
         tier=tier,
         queueing=queueing,
-        reservation_name=_build_reservation(spec),
+        reservation_name=spec.reservation_path,
     )
-
-
-def _build_reservation(spec: QueuedResourceSpec) -> str | None:
-    name = spec.reservation_name
-    if name is None or "/" in name:
-        return name
-    return f"{place_of(spec).parent}/reservations/{name}"
 
 
 def _build_node(spec: NodeSpec, *, autocheckpoint: bool) -> dict[str, Any]:

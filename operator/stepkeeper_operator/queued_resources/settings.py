@@ -21,24 +21,15 @@ class CloudSettings:
     poll_waiting_s: float = 120.0
     """Between two looks at a request that waits for machines, or at one that nothing more happens to."""
 
-    list_wait_s: float = 5.0
-    """Longest wait of one reconcile for a list. A slow list goes on, and the next reconcile finds it."""
-
     n_at_once: int = 64
     """Most reconciles at once. A request that hangs costs one of them half a minute; and one connection to the cloud
     takes 100 requests at once."""
-
-    gets_limit_s: float = 30.0
-    """Longest wait of one reconcile for everything that it asks the cloud for by name."""
 
     drain_s: float = 600.0
     """Longest wait for the pods on machines that are removed: their jobs save meanwhile."""
 
     settle_s: float = 90.0
     """Time after which a request to create that got no answer isn't carried out any more: longer than its limit."""
-
-    confirm_s: float = 10.0
-    """Least time between the two looks after which machines count as gone, and what is left of them is given up."""
 
     operation_s: float = 3600.0
     """Longest time for which an operation of the cloud is believed to go on."""
@@ -60,7 +51,6 @@ class CloudSettings:
         idle_s = settings.cloud_tpu_idle_poll_s
         return cls(
             poll_fast_s=settings.cloud_tpu_poll_s,
-            confirm_s=settings.cloud_tpu_poll_s,
             poll_active_s=idle_s,
             poll_waiting_s=2 * idle_s,
             quota_retry_s=settings.cloud_tpu_quota_retry_s,

@@ -13,11 +13,22 @@ from stepkeeper_operator.queued_resources.naming import (
     NAME_LABEL,
     NAMESPACE_LABEL,
     UID_LABEL,
+    make_cloud_id,
 )
 from stepkeeper_operator.queued_resources.observed import Observed
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 
-__all__ = ["Presence", "Scene", "Sight", "find_labels", "identify", "list_live", "look_at"]
+__all__ = [
+    "Presence",
+    "Scene",
+    "Sight",
+    "find_labels",
+    "identify",
+    "is_ours",
+    "list_live",
+    "look_at",
+    "was_let_go",
+]
 
 
 class Presence(StrEnum):
@@ -71,26 +82,16 @@ class Scene:
     now: float
 
 
-def look_at(
-    observed: Observed, meta: ObjectMeta, cloud_id: str, bookkeeping: QueuedResourceBookkeeping
-) -> Sight:
-    """Find what is under `cloud_id`, and everything else that carries the object's label.
-
-    Args:
-        observed: The listing, if there is one.
-        meta: The object.
-        cloud_id: Id of its present cloud resource.
-        bookkeeping: It says what the object has adopted, and what it has let go: of these, nodes carry the label, and
-            where there are none, the request's label says nothing.
-    """
-    listing = observed.listing
+def look_at(observed: Observed, meta: ObjectMeta, bookkeeping: QueuedResourceBookkeeping) -> Sight:
+    """Find what is under the id of the present cloud resource, and everything else that carries the object's label."""
+    listing, cloud_id = observed.listing, make_cloud_id(meta.namespace, meta.name, bookkeeping.number)
     if listing is None:
         return Sight(presence=Presence.UNKNOWN)
     found = listing.resources.get(cloud_id)
     live = () if found is None else list_live(found, listing)
     presence = Presence.ABSENT
     if found is not None:
-        ours = _is_ours(found, listing, meta, bookkeeping)
+        ours = is_ours(found, listing, meta, bookkeeping)
         presence = Presence.OURS if ours else Presence.FOREIGN
     nodes, leftovers = _sort_nodes(listing, meta, cloud_id, live, presence)
     asked = found is not None and _uid_of(_labels_of(found)) == meta.uid
@@ -103,7 +104,7 @@ def look_at(
         strays=tuple(
             each
             for each in listing.resources.values()
-            if each.id != cloud_id and _is_ours(each, listing, meta, bookkeeping)
+            if each.id != cloud_id and is_ours(each, listing, meta, bookkeeping)
         ),
         others=_list_others(observed, listing, meta, found if presence is Presence.FOREIGN else None),
     )
@@ -131,14 +132,24 @@ def identify(found: CloudQueuedResource) -> str:
     return f"{found.id}@{found.create_time}"
 
 
-def _is_ours(
+def was_let_go(found: CloudQueuedResource, bookkeeping: QueuedResourceBookkeeping) -> bool:
+    """Return True for what another object has taken over from this one."""
+    return not bookkeeping.created and not bookkeeping.adopting and identify(found) == bookkeeping.identity
+
+
+def is_ours(
     found: CloudQueuedResource, listing: Listing, meta: ObjectMeta, bookkeeping: QueuedResourceBookkeeping
 ) -> bool:
-    live, identity = list_live(found, listing), identify(found)
-    if not live and bookkeeping.created and bookkeeping.adopted and identity == bookkeeping.identity:
+    """Return True for what carries the object's label.
+
+    Of what the object has adopted, or let go, the nodes carry the label. Where there are none, the label of the request
+    says nothing, and the bookkeeping counts.
+    """
+    live = list_live(found, listing)
+    if not live and bookkeeping.created and bookkeeping.adopted and identify(found) == bookkeeping.identity:
         return True
     labelled = any(_uid_of(node.labels) for node in live)
-    counts = labelled or identity not in bookkeeping.released
+    counts = labelled or not was_let_go(found, bookkeeping)
     return counts and _uid_of(find_labels(found, listing)) == meta.uid
 
 

@@ -48,19 +48,15 @@ def _deletes(raw: RawObject) -> bool:
 
 
 def _describe(needy: Sequence[RawObject]) -> str:
-    left = [raw for raw in needy if _deletes(raw)]
-    kept = [raw for raw in needy if not _deletes(raw)]
+    whys = {
+        True: "machines in the cloud that nobody would delete any more, and that go on to cost",
+        False: "a finalizer that nobody would take away any more: neither the object nor its namespace could go",
+    }
     lines = []
-    if left:
-        have = "QueuedResources have" if len(left) > 1 else "QueuedResource has"
-        why = "machines in the cloud that nobody would delete any more, and that go on to cost"
-        lines += [f"{len(left)} {have} {why}:", *_list(left)]
-    if kept:
-        have = "QueuedResources have" if len(kept) > 1 else "QueuedResource has"
-        why = (
-            "a finalizer that nobody would take away any more: neither the object nor its namespace could go"
-        )
-        lines += [f"{len(kept)} {have} {why}:", *_list(kept)]
+    for deletes, why in whys.items():
+        these = [raw for raw in needy if _deletes(raw) is deletes]
+        have = "QueuedResources have" if len(these) > 1 else "QueuedResource has"
+        lines += [f"{len(these)} {have} {why}:", *_list(these)] if these else []
     first = needy[0]["metadata"]
     delete = f"kubectl delete qr --namespace {first['namespace']} {first['name']}"
     lines.append(f"Delete them, wait until they are gone, and uninstall again. The first one: {delete}")

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import count, product
 from typing import Any, Final
 
 from fake_cluster.queued_resources import (
@@ -24,10 +23,9 @@ from stepkeeper_operator.cloud_tpu.cloud import (
     CloudTPUError,
     ErrorKind,
 )
-from stepkeeper_operator.queued_resources.decision import CreateCloudResource, Decision, DeleteCloudResource
 from stepkeeper_operator.queued_resources.observed import Member, Observed, Outcome, Verb
 
-__all__ = ["SITUATIONS", "STATES", "WISHES", "WORDS", "Cell", "Wish", "lay_out", "make_cell", "requests_of"]
+__all__ = ["STATES", "WISHES", "WORDS", "Cell", "Wish", "make_cell"]
 
 STATES: Final = {
     "CREATING": QueuedResourceState.CREATING,
@@ -112,7 +110,6 @@ def _unseen_nodes(spec: dict[str, Any]) -> _Parts:
 SITUATIONS: Final[dict[str, _Builder]] = {
     **{state: _present(state) for state in STATES},
     "active, preempted": _present("ACTIVE", "PREEMPTED"),
-    "active, terminated": _present("ACTIVE", "TERMINATED"),
     "active, under repair": _present("ACTIVE", "REPAIRING"),
     "active, without nodes": _unseen_nodes,
     "nothing asked for": _new,
@@ -139,7 +136,6 @@ SITUATIONS: Final[dict[str, _Builder]] = {
 }
 
 WORDS: Final = "the cloud's own words"
-_MISSED: Final = "missed once"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,46 +156,25 @@ class Wish:
 class Cell:
     """One cell of the table: an object, and what is observed around it."""
 
-    situation: str
-    answer: str
-    wish: Wish
-    shape: str
     resource: QueuedResource
     observed: Observed
 
-    @property
-    def name(self) -> str:
-        return f"{self.situation}; {self.answer}; {self.wish.name}; {self.shape}"
 
-
-_POLICIES: Final[dict[str, dict[str, Any]]] = {
-    "made anew": {},
-    "kept": {"onSuspended": "Keep", "onFailed": "Keep"},
-    "the budget is spent": {"max": 0},
-}
-_CHANGES: Final = {
-    "unchanged": ("Refuse", False),
-    "changed, refused": ("Refuse", True),
-    "changed, recreated": ("Recreate", True),
-}
+_KEPT: Final = {"onSuspended": "Keep", "onFailed": "Keep"}
 WISHES: Final = (
-    *(
-        Wish(name=f"{change}, {name}", recreate=recreate, update=policy, changed=changed)
-        for (name, recreate), (change, (policy, changed)) in product(_POLICIES.items(), _CHANGES.items())
-    ),
+    Wish(name="unchanged, made anew", recreate={}),
+    Wish(name="unchanged, kept", recreate=_KEPT),
+    Wish(name="unchanged, the budget is spent", recreate={"max": 0}),
+    Wish(name="changed, refused, made anew", recreate={}, changed=True),
+    Wish(name="changed, recreated, made anew", recreate={}, update="Recreate", changed=True),
     Wish(name="deleted", recreate={}, deleted=True),
-    Wish(name="deleted, changed", recreate={"max": 0}, update="Recreate", changed=True, deleted=True),
     Wish(name="deleted and retained", recreate={}, deletion="Retain", deleted=True),
 )
-_SHAPES: Final = {
-    f"{tier}, {count}": {"tier": {tier: {}}, "node": {"count": count}}
-    for tier, count in product(("guaranteed", "spot", "bestEffort"), (1, 3))
-}
 
 
 def _list_answers() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield answers by name: what they change in an observation. `follows` is the verb of a known operation."""
-    yield from (("no error", {}), (_MISSED, {"listing": None}))
+    yield "no error", {}
     errors = {kind: CloudTPUError(kind, f"CODE_{kind.name}", WORDS) for kind in ErrorKind}
     for kind, error in errors.items():
         yield f"list: {kind}", {"listing": None, "error": error}
@@ -219,23 +194,14 @@ def _list_answers() -> Iterator[tuple[str, dict[str, Any]]]:
 _ANSWERS: Final = dict(_list_answers())
 
 
-def lay_out(situation: str) -> Iterator[Cell]:
-    """Yield the cells of a situation: every answer with every wish, and the shapes of the machines in turn."""
-    turns = count(list(SITUATIONS).index(situation))
-    for wish, answer in product(WISHES, _ANSWERS):
-        if wish.deleted and answer == _MISSED:
-            continue  # what is missing of one that goes is believed at once
-        yield make_cell(situation, answer, wish, list(_SHAPES)[next(turns) % len(_SHAPES)])
-
-
-def make_cell(situation: str, answer: str, wish: Wish, shape: str = "spot, 1") -> Cell:
+def make_cell(situation: str, answer: str, wish: Wish) -> Cell:
     """Make one cell."""
     policies = {
         "recreate_policy": wish.recreate,
         "update_policy": wish.update,
         "deletion_policy": wish.deletion,
     }
-    resource, clouds, nodes = SITUATIONS[situation]({**_SHAPES[shape], **policies})
+    resource, clouds, nodes = SITUATIONS[situation](policies)
     if wish.changed and resource.status.bookkeeping.spec_hash:
         resource = noted(resource, spec_hash="of another spec")
     if wish.deleted:
@@ -254,11 +220,4 @@ def make_cell(situation: str, answer: str, wish: Wish, shape: str = "spot, 1") -
     )
     observed = observe(*clouds, nodes=nodes, members=members, pods=(), listed_at=NOW - 1)
     observed = replace(observed, **changes)
-    return Cell(
-        situation=situation, answer=answer, wish=wish, shape=shape, resource=resource, observed=observed
-    )
-
-
-def requests_of(decision: Decision) -> list[CreateCloudResource | DeleteCloudResource]:
-    """Return what a decision asks of the cloud."""
-    return [a for a in decision.actions if isinstance(a, CreateCloudResource | DeleteCloudResource)]
+    return Cell(resource=resource, observed=observed)

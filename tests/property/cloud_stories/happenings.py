@@ -33,7 +33,6 @@ def heal(world: StoryWorld) -> None:
     cloud = world.cloud
     cloud.clear_faults()
     cloud.unlisted.clear()
-    cloud.slow_s = 0.0
     cloud.set_capacity(_FAMILY, None)
     cloud.set_quota(_FAMILY, None)
     cloud.quota_refused_at_call, cloud.preempted_nodes_linger = True, False
@@ -136,11 +135,6 @@ def _refuse_node_writes(world: StoryWorld, index: int) -> None:
         world.cluster.refusals[verb, "nodes"] = ClusterError(403, "an admission webhook says no")
 
 
-def _slow_lists(world: StoryWorld, index: int) -> None:
-    """Let lists take longer than one look, than the time between two, or than a list stays new."""
-    world.cloud.slow_s = (1.0, 15.0, 45.0, 130.0)[index % 4]
-
-
 def _run_pod(world: StoryWorld) -> None:
     for raw in world.cluster.list_objects("nodes")[:1]:
         world.add_pod(raw["metadata"]["name"])
@@ -160,8 +154,6 @@ HAPPENINGS: Final[dict[str, Happening]] = {
         CODES[index % len(CODES)], 1 + index % 6
     ),
     "writes to nodes are refused": _refuse_node_writes,
-    "lists are slow": _slow_lists,
-    "lists are as fast as ever": lambda world, _index: setattr(world.cloud, "slow_s", 0.0),
     "operations can't be read": lambda world, index: world.cloud.inject_error(
         "GetOperation", CODES[index % len(CODES)], 1 + index
     ),

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
-from cloud_stories.cloud import SlowCloud
 from typing_extensions import override
 
 from fake_cluster.queued_resources import PLACE, make_cloud_resource, make_resource
@@ -18,6 +17,8 @@ from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.labels import CLOUD_NODE_LABEL
 from stepkeeper_operator.queued_resources.naming import UID_LABEL
 from stepkeeper_operator.queued_resources.settings import CloudSettings
+from tpuapi.cloud import FakeCloud
+from tpuapi.nodes import Timings
 
 __all__ = ["OURS", "THEIRS", "StoryWorld"]
 
@@ -29,8 +30,7 @@ NEIGHBOUR: Final = "neighbour"
 
 THEIRS: Final = {"stepkeeper-cluster": "another", "stepkeeper-namespace": "x", "stepkeeper-uid": "y"}
 _START: Final = 1_800_000_000.0
-_SETTINGS: Final = CloudSettings(poll_fast_s=10, poll_active_s=20, poll_waiting_s=20, list_wait_s=0)
-"""A list that isn't slow is there at once."""
+_SETTINGS: Final = CloudSettings(poll_fast_s=10, poll_active_s=20, poll_waiting_s=20)
 
 _PLURAL: Final = "queuedresources"
 _NEXT: Final = {
@@ -50,9 +50,8 @@ class StoryWorld(ResourceWorld):
 
     def __init__(self, *, neighbour: dict[str, Any] | None = None, **spec: Any) -> None:
         self.now = _START
-        cloud = SlowCloud(lambda: self.now)
+        cloud = FakeCloud(lambda: self.now, timings=Timings(provisioning_s=40, preempted_s=45))
         super().__init__(now=_START, service=cloud, settings=_SETTINGS, **spec)
-        self.cloud: SlowCloud = cloud
         self.reasons: set[str] = set()
         """Why machines may be destroyed, as the story has it so far."""
 
@@ -86,7 +85,6 @@ class StoryWorld(ResourceWorld):
     @override
     async def reconcile(self) -> float | None:
         """Reconcile all objects once. A killed operator is started again."""
-        await asyncio.sleep(0)  # slow lists that end now
         for name in self.names:
             try:
                 await self.reconciler.reconcile(queued_resource_key("team", name))
@@ -100,7 +98,6 @@ class StoryWorld(ResourceWorld):
     @override
     def step(self, seconds: float = 10.0) -> None:
         self.now += seconds
-        self.cloud.end_lists()
         self.sync_hosts()
 
     @override

@@ -30,7 +30,7 @@ class HookRun:
 class CommandHook:
     """Run a command for each worker of a node, for one event of the node after the other.
 
-    The README says what the command finds in its environment. Its failure is printed, kept in `runs`, and changes
+    `_describe` says what the command finds in its environment. Its failure is printed, kept in `runs`, and changes
     nothing for the service.
 
     Args:

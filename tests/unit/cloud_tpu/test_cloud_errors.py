@@ -75,7 +75,6 @@ def test_a_token_that_somebody_refused_or_that_can_not_be_is_missing_for_long(
         (auth.RefreshError("server_error", retryable=True), 400),
         (auth.RefreshError(NO_SERVER), None),
         (NO_SERVER, None),
-        (NO_SERVER, 200),
     ],
 )
 def test_a_token_of_an_endpoint_that_is_down_is_there_soon(error: Exception, status: int | None) -> None:

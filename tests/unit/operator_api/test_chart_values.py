@@ -9,7 +9,6 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from stepkeeper_operator.queued_resources.pacing import spread
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.settings import OperatorSettings
 
@@ -44,7 +43,7 @@ def test_each_setting_for_cloud_tpu_is_a_value() -> None:
 def test_active_resources_are_looked_at_while_a_loss_still_explains_failures() -> None:
     bounds = SCHEMA["properties"]["cloudTPU"]["properties"]["idlePollSeconds"]
     slowest = OperatorSettings(cloud_tpu_idle_poll_s=bounds["maximum"])
-    pace_s = spread(CloudSettings.from_settings(slowest).poll_active_s, "any uid")
+    pace_s = CloudSettings.from_settings(slowest).poll_active_s
     assert pace_s < slowest.reattribution_s
     assert 1.1 * bounds["maximum"] < slowest.reattribution_s
     with pytest.raises(ValidationError):

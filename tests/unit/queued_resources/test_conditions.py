@@ -165,17 +165,6 @@ def test_the_join_deadline_is_looked_at_in_time() -> None:
     assert decision.requeue_after_s <= 10
 
 
-def test_hosts_that_come_one_by_one_are_not_written_one_by_one() -> None:
-    resource = active(node={"count": 3})
-    resource = after(resource, judge(resource, member(0)))
-    cloud = make_cloud_resource(resource, "ACTIVE")
-    seen = observe(cloud, nodes=slices(resource), members=(member(0), member(1)), last_write_at=NOW)
-    assert not decide(resource, seen, now=NOW + 1).write_status
-    later = decide(resource, seen, now=NOW + 5)
-    assert later.write_status
-    assert later.status.joined == "2/3"
-
-
 @pytest.mark.parametrize(
     ("tier", "asked", "on", "mismatch"),
     [

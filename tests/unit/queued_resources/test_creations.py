@@ -117,7 +117,7 @@ def list_of_awaited() -> dict[str, tuple[Decision, bool]]:
     made = make_cloud_resource(resource, "CREATING")
     theirs = replace(made, node={**made.node, "labels": {}})
     again = after(resource, decide(resource, observe()))
-    another = noted(resource, retries=1)
+    another = noted(resource, asked_again=True)
     return {
         "a list shows what it made": (lose_answer(resource, made), False),
         "a later list shows what it made": (look_later(after(resource, lose_answer(resource)), made), False),
@@ -210,13 +210,6 @@ def test_a_request_whose_time_is_over_is_removed_unless_it_failed_of_something_e
     assert decision.status.bookkeeping.removing == removing
 
 
-def test_what_had_failed_and_was_kept_stays_when_its_time_is_over() -> None:
-    resource = created(QueuedResourceState.CREATING, **KEPT)
-    cloud = make_cloud_resource(resource, "FAILED", create_time=int(NOW), **BROKEN)
-    resource = after(resource, decide(resource, observe(cloud)))
-    assert not decide(resource, observe(cloud), now=NOW + 90).status.bookkeeping.removing
-
-
 def test_what_has_expired_stays_gone_until_the_spec_changes_if_the_policy_says_so() -> None:
     resource = created(QueuedResourceState.WAITING, **KEPT)
     resource = after(resource, decide(resource, observe(make_cloud_resource(resource, "FAILED"))))
@@ -249,10 +242,15 @@ def test_a_request_whose_time_is_over_is_not_sent(field: str, *, asked_before: b
 
 
 def lack_quota(resource: QueuedResource, now: float, how: str) -> QueuedResource:
-    """Ask for it, let the cloud take the request, and tell of the lack by the state or by the operation."""
+    """Ask for it, and tell of the lack by a refusal, or by the state or the operation of what the cloud took."""
     asked = decide(resource, observe(), now=now)
     assert kinds(asked) == [CreateCloudResource]
     resource = after(resource, asked)
+    if how == "refusal":
+        return after(
+            resource,
+            decide(resource, observe(outcome=Outcome(verb=Verb.CREATE, at=now, error=NO_QUOTA)), now=now),
+        )
     outcome = Outcome(verb=Verb.CREATE, at=now, operation="op")
     resource = after(resource, decide(resource, observe(outcome=outcome), now=now))
     if how == "operation":
@@ -267,7 +265,9 @@ def lack_quota(resource: QueuedResource, now: float, how: str) -> QueuedResource
 
 
 @pytest.mark.parametrize(
-    "ways", [["state"] * 5, ["operation"] * 5, ["state", "operation"]], ids=["state", "operation", "both"]
+    "ways",
+    [["state"] * 5, ["operation"] * 5, ["state", "operation", "state"], ["refusal", "state"]],
+    ids=", ".join,
 )
 def test_a_lack_of_quota_is_tried_again_ever_more_slowly(ways: list[str]) -> None:
     resource, now, waits = make_resource(recreate_policy={"max": 0}), NOW, []

@@ -194,15 +194,6 @@ def test_what_follows_from_an_error(situation: str, wish: str, answer: str, said
     assert kinds(decide(resource, waiting, now=NOW + look_s)) == [asked_again]
 
 
-def test_an_error_is_told_though_another_condition_changes_with_it() -> None:
-    cell = make_cell("gone for good", "Create: Busy", _WISHES[KEPT])
-    reasons = [event.reason for event in decide(cell.resource, cell.observed).events]
-    assert {"Gone", "CloudError"} <= set(reasons)
-    refused = make_cell("asked for", "Create: Terminal", _WISHES[ANEW])
-    reasons = [event.reason for event in decide(refused.resource, refused.observed).events]
-    assert ("Refused" in reasons, "CloudError" in reasons) == (True, False), "once, in the condition's words"
-
-
 def test_a_stray_that_may_not_be_deleted_is_told_with_the_clouds_words() -> None:
     cell = make_cell("a stray", "no error", _WISHES[ANEW])
     assert "next request" not in find(decide(cell.resource, cell.observed), "Degraded").message

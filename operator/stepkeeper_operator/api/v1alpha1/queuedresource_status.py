@@ -179,13 +179,14 @@ class QueuedResourceBookkeeping(StatusPart):
     false."""
 
     identity: Annotated[str, Field(max_length=128)] = ""
-    """The id and creation time of what is being adopted, or was last adopted, as id@seconds."""
-
-    released: Annotated[tuple[Annotated[str, Field(max_length=128)], ...], Field(max_length=64)] = ()
-    """What was let go, as in identity: the label of its request names this object, and counts no more."""
+    """The id and creation time, as id@seconds, of what is being adopted, was adopted last, or was let go: the label of
+    its request counts no more then."""
 
     asked_at: Timestamp | None = None
     """When the present one was asked for, while a request may still be on its way."""
+
+    asked_again: bool = False
+    """A request before that one had no known answer: it may be on its way, too."""
 
     spec_hash: Annotated[str, Field(max_length=64)] = ""
     """Hash of the fields that the present one was created with."""
@@ -236,10 +237,7 @@ class QueuedResourceStatus(StatusPart):
 
     api_version: Annotated[str, Field(max_length=16)] = ""
     """Version of the Cloud TPU API by which it is made and deleted: v2 or v2alpha1. It is listed by v2alpha1, whatever
-    this says, wherever that answers."""
-
-    api_version_reason: Annotated[str, Field(max_length=256)] = ""
-    """Why this version is used."""
+    this says, unless that is refused."""
 
     conditions: Annotated[
         tuple[Condition, ...], Field(max_length=MAX_CONDITIONS, json_schema_extra=map_by("type"))

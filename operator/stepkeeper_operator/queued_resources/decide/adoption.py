@@ -1,4 +1,4 @@
-"""Take over cloud resources that don't carry this object's label, where its annotation names them. Pure.
+"""Take over cloud resources that don't carry this object's label, where its annotation names them; let them go. Pure.
 
 A resource is the object's whose uid its label is, whoever made it. The API writes labels without a condition: of two
 objects whose annotations name one resource, the one that writes last has it. The other one reads that label back, lets
@@ -13,6 +13,7 @@ from stepkeeper_operator.api.v1alpha1.conditions import ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceConditionType,
+    QueuedResourceState,
     QueuedResourceStatus,
 )
 from stepkeeper_operator.cloud_tpu.cloud import (
@@ -23,11 +24,12 @@ from stepkeeper_operator.cloud_tpu.cloud import (
     ErrorKind,
 )
 from stepkeeper_operator.cloud_tpu.polling import Listing
+from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.labels import ADOPT_ANNOTATION
 from stepkeeper_operator.queued_resources.decide.answers import book, error_kind
 from stepkeeper_operator.queued_resources.decide.mirror import match_members
 from stepkeeper_operator.queued_resources.decide.problems import name_some
-from stepkeeper_operator.queued_resources.decision import Action, LabelNodes, Plan, Relabel
+from stepkeeper_operator.queued_resources.decision import Action, LabelNodes, Plan, Relabel, Uncordon
 from stepkeeper_operator.queued_resources.naming import (
     CLUSTER_LABEL,
     NAME_LABEL,
@@ -39,15 +41,29 @@ from stepkeeper_operator.queued_resources.naming import (
 )
 from stepkeeper_operator.queued_resources.observed import Verb
 from stepkeeper_operator.queued_resources.request import build_request, choose_api_version
-from stepkeeper_operator.queued_resources.sight import Presence, Scene, find_labels, identify, list_live
+from stepkeeper_operator.queued_resources.sight import (
+    Presence,
+    Scene,
+    Sight,
+    find_labels,
+    identify,
+    list_live,
+    was_let_go,
+)
 
-__all__ = ["judge_labels", "plan_blocked", "plan_labels"]
+__all__ = [
+    "is_lost",
+    "judge_labels",
+    "let_go",
+    "plan_blocked",
+    "plan_labels",
+    "plan_release",
+    "uncordon_members",
+]
 
 _KIND: Final = QueuedResourceConditionType.ACCEPTED
 _ACTIVE: Final = "ACTIVE"
 _READY: Final = "READY"
-_MOST_AT_ONCE: Final = 8
-_MESSAGE_LIMIT: Final = 2048
 _NOBODY: Final = "nobody"
 _REFUSED: Final = {ErrorKind.TERMINAL, ErrorKind.NOT_FOUND, ErrorKind.CREDENTIALS}
 _COMPARED: Final = ("accelerator_type", "accelerator_config", "runtime_version")
@@ -67,7 +83,7 @@ def plan_blocked(resource: QueuedResource, status: QueuedResourceStatus, scene: 
     if target is not None:
         return _plan_adoption(resource, status, target, scene)
     status = book(status, adopting="", adopted=False)
-    blocks = others and (not bookkeeping.number or identify(others[0]) in bookkeeping.released)
+    blocks = others and (not bookkeeping.number or was_let_go(others[0], bookkeeping))
     if others and not blocks:  # only the first id is promised to people
         text = f"{others[0].id} isn't this object's: takes the next number"
         status = book(status, number=bookkeeping.number + 1, created=False, asked_at=None)
@@ -98,6 +114,36 @@ def judge_labels(status: QueuedResourceStatus, nodes: tuple[CloudNode, ...]) -> 
     if not ready or (refused and error_kind(status) in _REFUSED):
         return None
     return _await(f"writes this object's label on node {name_some(ready)}")
+
+
+def is_lost(status: QueuedResourceStatus, sight: Sight) -> bool:
+    """Check whether what was the object's carries another label now."""
+    unseen = {None, QueuedResourceState.PENDING, QueuedResourceState.GONE, QueuedResourceState.DELETING}
+    had = status.bookkeeping.adopted or status.state not in unseen
+    return sight.presence is Presence.FOREIGN and status.bookkeeping.created and had
+
+
+def plan_release(status: QueuedResourceStatus, scene: Scene) -> Plan:
+    """Let go of what carries another label now. It isn't touched again, unless somebody asks for it again."""
+    changes: dict[str, Any] = {"removing": "", "removing_since": None, "active_since": None}
+    after = book(let_go(status, scene.sight), missing_since=None, **changes)
+    pending = {"state": QueuedResourceState.PENDING, "operation": None, "error": None}
+    text = f"{status.cloud_name} doesn't carry this object's label any more: it is left alone"
+    event = ObjectEvent(warning=True, reason="LetGo", message=text)
+    return Plan(
+        status=after.model_copy(update=pending), actions=uncordon_members(scene), look_s=0.0, events=(event,)
+    )
+
+
+def let_go(status: QueuedResourceStatus, sight: Sight) -> QueuedResourceStatus:
+    """Note that the present one isn't the object's any more, whatever its request's label says."""
+    assert sight.resource is not None  # the caller has seen it
+    return book(status, created=False, adopted=True, adopting="", identity=identify(sight.resource))
+
+
+def uncordon_members(scene: Scene) -> tuple[Uncordon, ...]:
+    """Take back the cordons of a removal that came to nothing, such as one that a lost status told of."""
+    return tuple(Uncordon(member=member) for member in scene.observed.members if member.cordoned_by_us)
 
 
 def _find_target(status: QueuedResourceStatus, scene: Scene, wanted: str) -> CloudQueuedResource | None:
@@ -157,7 +203,7 @@ def _label(
 ) -> tuple[Action, ...]:
     not_before, uid = status.bookkeeping.not_before, scene.meta.uid
     seen = {node.id: node.labels.get(UID_LABEL, "") for node in nodes if node.state == _READY}
-    due = [node_id for node_id, owner in seen.items() if owner != uid][:_MOST_AT_ONCE]
+    due = [node_id for node_id, owner in seen.items() if owner != uid]
     if not due or (not_before is not None and scene.now < not_before):
         return ()
     return (
@@ -165,7 +211,7 @@ def _label(
             place=nodes[0].place,
             owners={node_id: seen[node_id] for node_id in due},
             labels=make_labels(scene.meta, scene.observed.cluster_id),
-            version=choose_api_version(resource.spec)[0],
+            version=choose_api_version(resource.spec),
         ),
     )
 
@@ -211,7 +257,7 @@ def _describe_other(found: CloudQueuedResource, wanted: str, scene: Scene) -> st
 
 
 def _refuse(status: QueuedResourceStatus, scene: Scene, reason: str, message: str) -> Plan:
-    accepted = ConditionUpdate(type=_KIND, status=False, reason=reason, message=message[:_MESSAGE_LIMIT])
+    accepted = ConditionUpdate(type=_KIND, status=False, reason=reason, message=message)
     return Plan(status=status, look_s=scene.settings.poll_waiting_s, accepted=accepted)
 
 

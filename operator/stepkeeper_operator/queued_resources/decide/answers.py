@@ -110,15 +110,12 @@ def _is_request_carried_out(status: QueuedResourceStatus, scene: Scene) -> bool:
     if bookkeeping.asked_at is None or listing is None or listing.asked_at < bookkeeping.asked_at:
         return False
     unseen = status.state in {None, QueuedResourceState.PENDING}
-    # The last request counts among the retries, and the next one has its time, once it has failed.
-    n_sent = bookkeeping.retries + (bookkeeping.not_before is None)
-    return (
-        scene.sight.is_ours and not (bookkeeping.adopted or bookkeeping.adopting) and unseen and n_sent <= 1
-    )
+    made = scene.sight.is_ours and not (bookkeeping.adopted or bookkeeping.adopting)
+    return made and unseen and not bookkeeping.asked_again
 
 
 def _fold_outcome(status: QueuedResourceStatus, outcome: Outcome, scene: Scene) -> QueuedResourceStatus:
-    if outcome.verb is Verb.CREATE and status.bookkeeping.retries == 0 and _is_answer(outcome):
+    if outcome.verb is Verb.CREATE and not status.bookkeeping.asked_again and _is_answer(outcome):
         status = book(status, asked_at=None)
     if outcome.error is not None:
         return record_error(status, outcome.error, outcome.verb, scene)

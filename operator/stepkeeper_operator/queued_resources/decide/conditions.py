@@ -75,7 +75,7 @@ def derive_conditions(
         _derive_active(plan, sight, status),
         joined,
         degraded((*plan.problems, *find_problems(resource, scene))),
-        _derive_maintenance(status, scene),
+        _derive_maintenance(scene),
         _derive_quota(sight, status),
     ]
     return tuple(finding for finding in findings if finding is not None), look_s
@@ -120,7 +120,7 @@ def _derive_active(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> Co
     return ConditionUpdate(type=kind, status=False, reason=state.value, message=text)
 
 
-def _derive_maintenance(status: QueuedResourceStatus, scene: Scene) -> ConditionUpdate | None:
+def _derive_maintenance(scene: Scene) -> ConditionUpdate | None:
     kind, sight, listing = _TYPES.MAINTENANCE_SCHEDULED, scene.sight, scene.observed.listing
     if listing is None:
         return None
@@ -129,13 +129,13 @@ def _derive_maintenance(status: QueuedResourceStatus, scene: Scene) -> Condition
     if found is None and (told or not sight.nodes):
         return ConditionUpdate(type=kind, status=False, reason="NotAnnounced")
     if found is None:
-        known = any(condition.type == kind for condition in status.conditions)
-        return None if known and not listing.refusal else _say_untold(listing.refusal)
-    return _describe_maintenance(sight.nodes, found, told=told, now=scene.now)
+        text = f"version v2 of the Cloud TPU API doesn't tell of maintenance; v2alpha1 is refused ({listing.refusal})"
+        return ConditionUpdate(type=kind, status=None, reason="NotTold", message=text)
+    return _describe_maintenance(sight.nodes, found, now=scene.now)
 
 
 def _describe_maintenance(
-    nodes: tuple[CloudNode, ...], found: tuple[CloudNode, CloudMaintenance], *, told: bool, now: float
+    nodes: tuple[CloudNode, ...], found: tuple[CloudNode, CloudMaintenance], *, now: float
 ) -> ConditionUpdate:
     kind = _TYPES.MAINTENANCE_SCHEDULED
     current = tuple(n for n in nodes if n.maintenance is not None and not _is_over(n.maintenance, now=now))
@@ -147,15 +147,7 @@ def _describe_maintenance(
     ongoing = [n.id for n in current if n.maintenance is not None and n.maintenance.status == _ONGOING]
     if ongoing and first.id not in ongoing:
         text += f"; {name_some(ongoing)} has maintenance now"
-    if not told:
-        text += ". So v2alpha1 of the Cloud TPU API told before it ceased to answer"
     return ConditionUpdate(type=kind, status=True, reason="Ongoing" if ongoing else "Pending", message=text)
-
-
-def _say_untold(refusal: str) -> ConditionUpdate:
-    why = f" ({refusal})" if refusal else ""
-    text = f"version v2 of the Cloud TPU API doesn't tell of maintenance, and v2alpha1 doesn't answer{why}"
-    return ConditionUpdate(type=_TYPES.MAINTENANCE_SCHEDULED, status=None, reason="NotTold", message=text)
 
 
 def _is_over(maintenance: CloudMaintenance, *, now: float) -> bool:

@@ -33,7 +33,6 @@ from stepkeeper_operator.queued_resources.sight import Scene, identify
 
 __all__ = ["compute_wait_s", "plan_creation", "plan_recovery"]
 
-_MESSAGE_LIMIT: Final = 2048
 _NO_SCRIPT: Final = "StartupScriptMissing"
 
 
@@ -70,10 +69,8 @@ def plan_creation(resource: QueuedResource, status: QueuedResourceStatus, scene:
         script=observed.script,
     )
     status = _claim(resource, status, adopted=False)
-    retries = status.bookkeeping.retries
-    if status.bookkeeping.asked_at is not None:  # the request before it has no known answer
-        retries = max(1, retries)
-    status = book(status, asked_at=int(now), not_before=None, retries=retries)
+    unanswered = status.bookkeeping.asked_at is not None  # the request before it
+    status = book(status, asked_at=int(now), asked_again=unanswered, not_before=None)
     action = CreateCloudResource(request=request)
     return Plan(status=status, actions=(action,), look_s=0.0, waiting="asks the cloud for it")
 
@@ -120,9 +117,7 @@ def plan_recovery(resource: QueuedResource, status: QueuedResourceStatus, scene:
     events = (
         (ObjectEvent(warning=False, reason="Adopted", message=text),) if status.bookkeeping.adopting else ()
     )
-    identity = identify(found)
-    released = tuple(each for each in status.bookkeeping.released if each != identity)
-    status = book(status, number=number, adopting="", identity=identity, released=released)
+    status = book(status, number=number, adopting="", identity=identify(found))
     status = _claim(resource, status, adopted=adopted)
     return Plan(status=status, look_s=0.0, waiting=f"takes {found.id} up", events=events)
 
@@ -130,13 +125,11 @@ def plan_recovery(resource: QueuedResource, status: QueuedResourceStatus, scene:
 def _claim(resource: QueuedResource, status: QueuedResourceStatus, *, adopted: bool) -> QueuedResourceStatus:
     """Return the status with the cloud resource's name in it: from then on, it may exist and be the object's."""
     meta, spec = resource.metadata, resource.spec
-    version, why = choose_api_version(spec)
     cloud_id = make_cloud_id(meta.namespace, meta.name, status.bookkeeping.number)
     status = status.model_copy(
         update={
             "cloud_name": make_cloud_name(place_of(spec), cloud_id),
-            "api_version": version.value,
-            "api_version_reason": why,
+            "api_version": choose_api_version(spec).value,
         }
     )
     if status.state in {None, QueuedResourceState.GONE}:
@@ -146,4 +139,4 @@ def _claim(resource: QueuedResource, status: QueuedResourceStatus, *, adopted: b
 
 def _refuse(reason: str, message: str) -> ConditionUpdate:
     kind = QueuedResourceConditionType.ACCEPTED
-    return ConditionUpdate(type=kind, status=False, reason=reason, message=message[:_MESSAGE_LIMIT])
+    return ConditionUpdate(type=kind, status=False, reason=reason, message=message)

@@ -12,6 +12,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.labels import ADOPT_ANNOTATION
 from stepkeeper_operator.pacing import find_soonest
+from stepkeeper_operator.queued_resources.decide.adoption import is_lost, let_go
 from stepkeeper_operator.queued_resources.decide.answers import fold_answers
 from stepkeeper_operator.queued_resources.decide.events import derive_events
 from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud
@@ -20,7 +21,6 @@ from stepkeeper_operator.queued_resources.decide.problems import (
     find_blocked_deletion,
     find_refusals,
 )
-from stepkeeper_operator.queued_resources.decide.release import is_lost, release
 from stepkeeper_operator.queued_resources.decide.removal import Removal, begin_removal, plan_removal
 from stepkeeper_operator.queued_resources.decision import (
     Action,
@@ -28,10 +28,10 @@ from stepkeeper_operator.queued_resources.decision import (
     SetFinalizer,
     Uncordon,
 )
-from stepkeeper_operator.queued_resources.naming import FINALIZER, make_cloud_id, parse_cloud_name
+from stepkeeper_operator.queued_resources.naming import FINALIZER
 from stepkeeper_operator.queued_resources.observed import Observed, Verb
 from stepkeeper_operator.queued_resources.settings import CloudSettings
-from stepkeeper_operator.queued_resources.sight import Scene, Sight, look_at
+from stepkeeper_operator.queued_resources.sight import Scene, look_at
 from stepkeeper_operator.queued_resources.subject import has_nothing
 
 __all__ = ["decide_deletion"]
@@ -53,7 +53,7 @@ def decide_deletion(
         return Decision(status=before)
     if retain:
         return _let_go(before, observed, *_tell_retained(before))
-    sight = _look(meta, before, observed)
+    sight = look_at(observed, meta, before.bookkeeping)
     has_any = sight.is_ours or sight.strays or sight.leftovers
     if has_nothing(before) and not _must_look(before, observed) and not has_any:
         return Decision(status=before, actions=(SetFinalizer(present=False),))
@@ -61,7 +61,7 @@ def decide_deletion(
     status = begin_removal(fold_answers(before, scene), _REASON, now=now)
     events: tuple[ObjectEvent, ...] = ()
     if is_lost(before, sight):
-        status = release(status, sight)
+        status = let_go(status, sight)
         text = f"{before.cloud_name} stays in the cloud: it doesn't carry this object's label any more"
         events = (ObjectEvent(warning=True, reason="LetGo", message=text),)
     removal = plan_removal(status, scene)
@@ -88,16 +88,6 @@ def _let_go(before: QueuedResourceStatus, observed: Observed, *events: ObjectEve
 def _must_look(status: QueuedResourceStatus, observed: Observed) -> bool:
     """Return True while only the cloud can tell whether it has anything: somebody may have emptied the status."""
     return status.observed_generation is None and observed.error is not None
-
-
-def _look(meta: ObjectMeta, status: QueuedResourceStatus, observed: Observed) -> Sight:
-    """Look for what the status says was made. Its id is there also where the spec can't be read."""
-    named = parse_cloud_name(status.cloud_name)
-    bookkeeping = status.bookkeeping
-    cloud_id = make_cloud_id(meta.namespace, meta.name, bookkeeping.number)
-    if bookkeeping.created and named is not None:
-        cloud_id = named[1]
-    return look_at(observed, meta, cloud_id, bookkeeping)
 
 
 def _describe(

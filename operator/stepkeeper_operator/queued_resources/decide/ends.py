@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.queuedresource import OnEnd, QueuedResourceSpec, TierSpec
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState, QueuedResourceStatus
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource
 from stepkeeper_operator.queued_resources.decision import Problem
 from stepkeeper_operator.queued_resources.sight import Sight
@@ -62,7 +62,8 @@ def find_end(
             who = {"USER": "a user", "SERVICE": "the cloud"}.get(cloud.initiator, "somebody")
             return End(reason="Suspended", message=f"{who} has suspended it")
         case "FAILED":
-            if deadline is not None and now >= deadline and _has_run_out(cloud, status):
+            over = deadline is not None and now >= deadline and status.bookkeeping.active_since is None
+            if over and cloud.error_code in {"", _TIME_OVER}:
                 return End(reason=EXPIRED, message="its request has run out")
             text = (
                 f"{cloud.error_code}: {cloud.error_message}"
@@ -78,15 +79,6 @@ def find_end(
             return End(reason=EXPIRED, message="its request has run out")
         case _:
             return None
-
-
-def _has_run_out(cloud: CloudQueuedResource, status: QueuedResourceStatus) -> bool:
-    """Tell whether a failed request, whose time is over, failed for that.
-
-    Time ends no request whose machines came, and none that was seen to have failed before, unless the cloud says so.
-    """
-    seen = status.state is QueuedResourceState.FAILED and cloud.error_code != _TIME_OVER
-    return status.bookkeeping.active_since is None and not seen
 
 
 def find_lost_states(tier: TierSpec) -> frozenset[str]:

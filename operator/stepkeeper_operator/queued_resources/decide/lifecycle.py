@@ -15,28 +15,23 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 )
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource, ErrorKind
 from stepkeeper_operator.events import ObjectEvent
-from stepkeeper_operator.queued_resources.decide.adoption import judge_labels, plan_labels
+from stepkeeper_operator.queued_resources.decide.adoption import judge_labels, plan_labels, uncordon_members
 from stepkeeper_operator.queued_resources.decide.answers import book
 from stepkeeper_operator.queued_resources.decide.ends import (
     EXPIRED,
-    EXPIRED_GRACE_S,
     QUOTA,
     SPEC_CHANGED,
     VANISHED,
-    WAITING_STATES,
     End,
-    find_deadline,
     find_end,
     find_objection,
 )
 from stepkeeper_operator.queued_resources.decide.mirror import to_state
 from stepkeeper_operator.queued_resources.decide.problems import find_blocked_deletion, find_refusals
-from stepkeeper_operator.queued_resources.decide.release import uncordon_members
 from stepkeeper_operator.queued_resources.decide.removal import begin_removal, plan_removal
 from stepkeeper_operator.queued_resources.decision import Action, Plan, Problem
 from stepkeeper_operator.queued_resources.pacing import compute_backoff_s, compute_poll_s, compute_retry_s
 from stepkeeper_operator.queued_resources.request import hash_spec, was_changed
-from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.queued_resources.sight import Scene
 
 __all__ = ["find_gone_reason", "plan_present", "plan_replacement", "plan_vanished"]
@@ -63,7 +58,7 @@ def plan_present(resource: QueuedResource, status: QueuedResourceStatus, scene: 
         problems = (Problem(reason="SpecDiffers", message=text),)
     end = find_end(spec, cloud, sight, status, now=now)
     if end is None:
-        look_s = _compute_look_s(spec, cloud, status, settings, now=now)
+        look_s = compute_poll_s(status.model_copy(update={"state": to_state(cloud.state)}), settings)
         actions: tuple[Action, ...] = (*plan_labels(resource, status, scene), *uncordon_members(scene))
         accepted = judge_labels(status, sight.unlabelled)
         if accepted is not None:
@@ -166,22 +161,6 @@ def _finish(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene
             "error": None,
         }
     )
-
-
-def _compute_look_s(
-    spec: QueuedResourceSpec,
-    cloud: CloudQueuedResource,
-    status: QueuedResourceStatus,
-    settings: CloudSettings,
-    *,
-    now: float,
-) -> float:
-    deadline = find_deadline(spec, cloud)
-    seen = status.model_copy(update={"state": to_state(cloud.state)})
-    poll_s = compute_poll_s(seen, settings)
-    if cloud.state not in WAITING_STATES or deadline is None:
-        return poll_s
-    return min(poll_s, max(1.0, deadline + EXPIRED_GRACE_S - now))
 
 
 def _note_active(

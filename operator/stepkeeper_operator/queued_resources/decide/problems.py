@@ -74,11 +74,7 @@ def find_blocked_deletion(meta: ObjectMeta, status: QueuedResourceStatus) -> tup
 
 
 def find_refusals(observed: Observed) -> tuple[Problem, ...]:
-    """Find the nodes that can't be cordoned or deleted though their machines are removed."""
-    return (*_find_refused_deletions(observed), *_find_refused_cordons(observed))
-
-
-def _find_refused_deletions(observed: Observed) -> tuple[Problem, ...]:
+    """Find the nodes that can't be deleted though their machines are removed."""
     refused = [(m.name, m.deletion_refusal) for m in observed.members if m.deletion_refusal is not None]
     if not refused:
         return ()
@@ -90,18 +86,6 @@ def _find_refused_deletions(observed: Observed) -> tuple[Problem, ...]:
         f"that refuses it, and it goes on by itself; or delete them: kubectl delete node {first_name}"
     )
     return (Problem(reason="NodeDeletionRefused", message=text),)
-
-
-def _find_refused_cordons(observed: Observed) -> tuple[Problem, ...]:
-    refused = [(m.name, m.cordon_refusal) for m in observed.members if m.cordon_refusal is not None]
-    if not refused:
-        return ()
-    text = (
-        f"{name_some([name for name, _ in refused])} can't be cordoned: {refused[0][1].text}. The removal "
-        "goes on all the same, and pods that come to them lose their machines without having been told: let the "
-        "operator's account change nodes"
-    )
-    return (Problem(reason="CordonRefused", message=text),)
 
 
 def _find_autocheckpoint_problem(resource: QueuedResource, sight: Sight) -> tuple[Problem, ...]:

@@ -4,16 +4,14 @@ from dataclasses import replace
 from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.conditions import merge_conditions
-from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.api.v1alpha1.queuedresource import DeletionPolicy, QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceConditionType,
     QueuedResourceState,
     QueuedResourceStatus,
 )
-from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource
-from stepkeeper_operator.pacing import compute_write_wait_s, find_soonest
-from stepkeeper_operator.queued_resources.decide.adoption import plan_blocked
+from stepkeeper_operator.pacing import find_soonest
+from stepkeeper_operator.queued_resources.decide.adoption import is_lost, plan_blocked, plan_release
 from stepkeeper_operator.queued_resources.decide.answers import (
     describe_error,
     fold_answers,
@@ -30,20 +28,16 @@ from stepkeeper_operator.queued_resources.decide.lifecycle import (
     plan_replacement,
     plan_vanished,
 )
-from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud, recall
-from stepkeeper_operator.queued_resources.decide.release import is_lost, plan_release
+from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud
 from stepkeeper_operator.queued_resources.decide.removal import delete_resource
 from stepkeeper_operator.queued_resources.decision import Decision, Plan, Problem, SetFinalizer
-from stepkeeper_operator.queued_resources.naming import FINALIZER, make_cloud_id, parse_number
+from stepkeeper_operator.queued_resources.naming import FINALIZER, parse_number
 from stepkeeper_operator.queued_resources.observed import Observed, Verb
-from stepkeeper_operator.queued_resources.pacing import compute_poll_s, spread
+from stepkeeper_operator.queued_resources.pacing import compute_poll_s
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.queued_resources.sight import Presence, Scene, Sight, look_at
 
 __all__ = ["decide_queued_resource"]
-
-_MINOR_WRITE_S: Final = 5.0
-"""Least seconds between two writes of a status in which only the count of joined hosts changes."""
 
 _UNSEEN: Final = {None, QueuedResourceState.PENDING, QueuedResourceState.GONE}
 
@@ -56,13 +50,11 @@ def decide_queued_resource(
     if meta.deletion_timestamp is not None:
         retain = resource.spec.deletion_policy is DeletionPolicy.RETAIN
         return decide_deletion(meta, before, observed, settings, retain=retain, now=now)
-    observed = recall(observed, before, now=now)
-    scene = Scene(
-        meta=meta, observed=observed, sight=_look(meta, before, observed), settings=settings, now=now
-    )
+    sight = look_at(observed, meta, before.bookkeeping)
+    scene = Scene(meta=meta, observed=observed, sight=sight, settings=settings, now=now)
     status = fold_answers(before, scene)
     if status.bookkeeping.number != before.bookkeeping.number:  # a failed creation: the next has another id
-        scene = replace(scene, sight=_look(meta, status, observed))
+        scene = replace(scene, sight=look_at(observed, meta, status.bookkeeping))
     lost = is_lost(status, scene.sight)
     plan = plan_release(status, scene) if lost else _plan(resource, status, scene)
     mine = plan.status.bookkeeping.created or plan.status.bookkeeping.adopting
@@ -70,11 +62,6 @@ def decide_queued_resource(
         # Nothing may be in the cloud that nobody would remove: the plan is made again once the finalizer is seen.
         return Decision(status=before, actions=(SetFinalizer(present=True),))
     return _compose(resource, plan, scene)
-
-
-def _look(meta: ObjectMeta, status: QueuedResourceStatus, observed: Observed) -> Sight:
-    cloud_id = make_cloud_id(meta.namespace, meta.name, status.bookkeeping.number)
-    return look_at(observed, meta, cloud_id, status.bookkeeping)
 
 
 def _plan(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
@@ -85,10 +72,7 @@ def _plan(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) 
         return _plan_strays(resource, status, scene)
     match sight.presence:
         case Presence.UNKNOWN:
-            failed = scene.observed.error is not None and not scene.observed.listing_comes
-            return Plan(
-                status=status, look_s=compute_poll_s(status, settings) if failed else settings.poll_fast_s
-            )
+            return Plan(status=status, look_s=compute_poll_s(status, settings))
         case Presence.FOREIGN:
             return plan_blocked(resource, status, scene) or plan_creation(resource, status, scene)
         case Presence.OURS:
@@ -125,19 +109,13 @@ def _plan_strays(resource: QueuedResource, status: QueuedResourceStatus, scene: 
     is_newer = number is not None and (empty or number > bookkeeping.number)
     if is_newer and not scene.sight.is_ours:
         return plan_recovery(resource, status, replace(scene, sight=replace(scene.sight, resource=stray)))
-    problem = Problem(reason="Stray", message=_describe_stray(stray, status))
-    fast_s = scene.settings.poll_fast_s
-    if stray.state == "DELETING" or waits_to_delete(status, now=scene.now):
-        return Plan(status=status, look_s=fast_s, problems=(problem,))
-    action = delete_resource(meta, status, stray)
-    return Plan(status=status, actions=(action,), look_s=fast_s, problems=(problem,))
-
-
-def _describe_stray(stray: CloudQueuedResource, status: QueuedResourceStatus) -> str:
-    error, text = status.error, f"{stray.id} is an earlier one of this object; it is deleted"
-    if error is None or error.verb != Verb.DELETE or stray.state == "DELETING":
-        return text
-    return f"{text}, and costs money until then: {describe_error(status)}"
+    text = f"{stray.id} is an earlier one of this object; it is deleted"
+    if status.error is not None and status.error.verb == Verb.DELETE and stray.state != "DELETING":
+        text = f"{text}, and costs money until then: {describe_error(status)}"
+    problem = Problem(reason="Stray", message=text)
+    waits = stray.state == "DELETING" or waits_to_delete(status, now=scene.now)
+    actions = () if waits else (delete_resource(meta, status, stray),)
+    return Plan(status=status, actions=actions, look_s=scene.settings.poll_fast_s, problems=(problem,))
 
 
 def _compose(resource: QueuedResource, plan: Plan, scene: Scene) -> Decision:
@@ -157,31 +135,12 @@ def _compose(resource: QueuedResource, plan: Plan, scene: Scene) -> Decision:
     looked = scene.sight.presence is not Presence.UNKNOWN or status.observed_generation is not None
     generation = meta.generation if looked else None
     status = status.model_copy(update={"conditions": conditions, "observed_generation": generation})
-    look_s = None if plan.look_s is None else spread(plan.look_s, meta.uid)
     due = status.bookkeeping.not_before
     due_s = due - scene.now if due is not None and due > scene.now else None  # the status shows this time
-    soonest_s = find_soonest(look_s, deadline_s, due_s)
-    draft = Decision(status=status, actions=plan.actions, requeue_after_s=soonest_s)
-    return _pace_write(before, draft, plan, scene)
-
-
-def _pace_write(before: QueuedResourceStatus, draft: Decision, plan: Plan, scene: Scene) -> Decision:
-    """Postpone a write that only counts hosts, if it comes too soon after the last one."""
-    if draft.status == before:
-        return draft
-    minor = not draft.actions and _without_counts(before) == _without_counts(draft.status)
-    wait_s = compute_write_wait_s(_MINOR_WRITE_S, last_write_at=scene.observed.last_write_at, now=scene.now)
-    if minor and wait_s > 0:
-        return replace(draft, status=before, requeue_after_s=find_soonest(draft.requeue_after_s, wait_s))
-    events = (*plan.events, *derive_events(before, draft.status))
-    return replace(draft, write_status=True, events=events)
-
-
-def _without_counts(status: QueuedResourceStatus) -> QueuedResourceStatus:
-    """Leave out what changes with each host that joins."""
-    nodes = tuple(node.model_copy(update={"joined_hosts": 0}) for node in status.nodes)
-    conditions = tuple(
-        condition.model_copy(update={"message": ""}) if condition.type == "NodesJoined" else condition
-        for condition in status.conditions
+    soonest_s = find_soonest(plan.look_s, deadline_s, due_s)
+    if status == before:
+        return Decision(status=status, actions=plan.actions, requeue_after_s=soonest_s)
+    events = (*plan.events, *derive_events(before, status))
+    return Decision(
+        status=status, write_status=True, actions=plan.actions, events=events, requeue_after_s=soonest_s
     )
-    return status.model_copy(update={"joined": "", "nodes": nodes, "conditions": conditions})

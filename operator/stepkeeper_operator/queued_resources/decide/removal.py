@@ -12,7 +12,6 @@ from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudQueuedResource
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.queued_resources.decide.answers import book, describe_error
 from stepkeeper_operator.queued_resources.decide.problems import name_some
-from stepkeeper_operator.queued_resources.decide.release import is_released
 from stepkeeper_operator.queued_resources.decision import (
     Action,
     Cordon,
@@ -60,14 +59,16 @@ def plan_removal(status: QueuedResourceStatus, scene: Scene) -> Removal:
     if sight.presence is Presence.UNKNOWN:
         why = "" if observed.error is None else f": {observed.error}"
         text = f"nobody can tell what the cloud has of it{why}"
-        return Removal(actions=_cordon(status, scene), look_s=scene.settings.poll_fast_s, waiting=text)
+        return Removal(actions=_cordon(scene), look_s=scene.settings.poll_fast_s, waiting=text)
     present = [] if sight.resource is None or not sight.is_ours else [sight.resource]
     if present or sight.strays:
         return _plan_delete(status, scene, [*present, *sight.strays])
     rest = _find_rest(status, scene)
     if rest is not None:
         return rest
-    if observed.members and not is_released(status, scene.sight):
+    if (
+        observed.members and sight.presence is not Presence.FOREIGN
+    ):  # else they are on another object's machines
         actions, look_s = delete_nodes(scene)
         names = name_some([member.name for member in observed.members])
         return Removal(actions=actions, look_s=look_s, waiting=f"removes node {names} of the cluster")
@@ -109,7 +110,7 @@ def _plan_drain(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
     if scene.sight.presence not in {Presence.OURS, Presence.UNKNOWN} or not alive:
         return None
     if observed.pods is None:  # they are looked for once the status says that it is being removed
-        return Removal(actions=_cordon(status, scene), look_s=0.0, waiting="cordons its nodes")
+        return Removal(actions=_cordon(scene), look_s=0.0, waiting="cordons its nodes")
     pods = [pod for pod in observed.pods if pod.node in alive]
     since = status.bookkeeping.removing_since
     ends_at = scene.settings.drain_s + (scene.now if since is None else since)
@@ -118,7 +119,7 @@ def _plan_drain(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
     evictions = tuple(EvictPod(pod=pod) for pod in pods if not pod.stopping)
     names = name_some([f"{pod.namespace}/{pod.name}" for pod in pods])
     return Removal(
-        actions=(*_cordon(status, scene), *evictions),
+        actions=(*_cordon(scene), *evictions),
         look_s=min(_DRAIN_LOOK_S, ends_at - scene.now),
         waiting=f"pods on its nodes have until {render_time(ends_at)} to end: {names}",
     )
@@ -135,7 +136,7 @@ def _plan_delete(status: QueuedResourceStatus, scene: Scene, present: list[Cloud
         return Removal(look_s=not_before - scene.now, waiting=text)
     action = delete_resource(scene.meta, status, staying[0])
     text = f"the cloud deletes {names}"
-    return Removal(actions=(*_cordon(status, scene), action), look_s=0.0, waiting=text)
+    return Removal(actions=(*_cordon(scene), action), look_s=0.0, waiting=text)
 
 
 def _find_rest(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
@@ -155,11 +156,7 @@ def _find_rest(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
     return None
 
 
-def _cordon(status: QueuedResourceStatus, scene: Scene) -> tuple[Cordon, ...]:
-    if is_released(status, scene.sight):
+def _cordon(scene: Scene) -> tuple[Cordon, ...]:
+    if scene.sight.presence is Presence.FOREIGN:
         return ()
-    return tuple(
-        Cordon(member=member)
-        for member in scene.observed.members
-        if not member.cordoned and compute_rest_s(member.cordon_refusal, scene.settings, now=scene.now) == 0
-    )
+    return tuple(Cordon(member=member) for member in scene.observed.members if not member.cordoned)
