@@ -141,6 +141,21 @@ _HOSTS: Final = (
         "^([-a-z0-9.:]+/)*[a-z]([-a-z0-9]*[a-z0-9])?$",
         "write a name, or a path like projects/<project>/regions/<region>/subnetworks/<name>",
     ),
+    _pattern(
+        "spec.node.serviceAccount.email",
+        "^[a-z0-9][-a-z0-9]*@([-a-z0-9]+[.])+gserviceaccount[.]com$",
+        "write the email of a service account, for example tpu@my-project.iam.gserviceaccount.com",
+    ),
+    CelRule(
+        at="spec.node.serviceAccount.scopes",
+        cel="self.all(scope, scope.matches('^https://www[.]googleapis[.]com/auth/[-a-z0-9._/]+$'))",
+        message="scopes: write whole addresses, for example https://www.googleapis.com/auth/cloud-platform",
+    ),
+    CelRule(
+        at="spec.node.tags",
+        cel="self.all(tag, tag.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$'))",
+        message="tags: use lower-case letters, digits and '-', beginning with a letter and not ending with '-'",
+    ),
     CelRule(
         at="spec.node.labels",
         cel="self.all(key, key.matches('^[a-z][-_a-z0-9]{0,62}$'))",
@@ -161,6 +176,11 @@ _HOSTS: Final = (
 _METADATA: Final = (
     CelRule(
         at="spec.node.metadata",
+        cel="self.all(key, key.matches('^[-_a-zA-Z0-9]{1,128}$'))",
+        message="metadata: a key has 1 to 128 letters, digits, '-' and '_'",
+    ),
+    CelRule(
+        at="spec.node.metadata",
         cel=f"self.all(key, !key.startsWith('{RESERVED_PREFIX}'))",
         message=f"metadata: keys that begin with {RESERVED_PREFIX} are set by the operator; use another key",
     ),
@@ -173,6 +193,11 @@ _METADATA: Final = (
         "spec.node.startupScriptSecretRef.name",
         "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
         "write the name of a Secret in this namespace",
+    ),
+    _pattern(
+        "spec.node.startupScriptSecretRef.key",
+        "^[-._a-zA-Z0-9]+$",
+        "a key of a Secret has letters, digits, '-', '_' and '.'",
     ),
 )
 
