@@ -164,16 +164,6 @@ async def test_a_pod_is_stuck_on_a_node_that_is(nodes: str, reason: str, said: s
     assert said in message_of(world, STUCK)
 
 
-async def test_a_pod_of_a_lost_node_that_is_given_up_in_time_is_not_stuck() -> None:
-    world = await run_job()
-    world.lose_node("n2")
-    for _ in range(30):
-        world.now += 5
-        await world.run_until_settled(rounds=2)
-    assert world.causes == ["NodeFailure", None]
-    assert world.condition(STUCK) is None
-
-
 IMAGE: Final = {"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}}
 
 

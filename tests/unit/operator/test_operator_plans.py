@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import Any, Final
 
-import pytest
-
 from fake_cluster.facts import ON_MACHINES, make_job, make_jobset, make_machines
 from fake_cluster.facts import make_ended_pod as ended
 from fake_cluster.facts import make_history as history
@@ -18,7 +16,6 @@ from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.decision import CreateJobSet, DeleteJobSet, SetSuspend
 from stepkeeper_operator.facts import JobSet, Pod
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy import queueing
 from stepkeeper_operator.policy.attempts import NOT_ALLOWED
 from stepkeeper_operator.policy.causes.finding import Finding, Verdict
 from stepkeeper_operator.policy.history import JobHistory
@@ -26,7 +23,7 @@ from stepkeeper_operator.policy.planning import finished, judgement, waits
 from stepkeeper_operator.policy.planning.changes import find_change
 from stepkeeper_operator.policy.planning.making import plan_without_jobset
 from stepkeeper_operator.policy.planning.next_step import plan_next
-from stepkeeper_operator.policy.planning.plan import Plan, set_suspend, stop_jobset
+from stepkeeper_operator.policy.planning.plan import Plan
 from stepkeeper_operator.settings import OperatorSettings
 
 NOW: Final = 1000.0
@@ -36,7 +33,6 @@ SECOND: Final = Attempt(number=2, start=995)
 FAILED: Final = Attempt(number=1, start=900, end=990, cause="ApplicationError", message="exit 1")
 EVICTED: Final = Attempt(number=1, start=900, end=990, cause="Eviction", message="drained")
 DONE: Final = Attempt(number=1, start=900, end=990, message="every pod exited 0")
-FENCED: Final = Attempt(number=1, start=900, end=990, cause="Fenced", message="another claim")
 JOB: Final = make_job()
 TPU_JOB: Final = make_job(**ON_MACHINES)
 FEW: Final = make_job(restarts={"maxStartsWithoutCheckpoint": 2})
@@ -58,47 +54,6 @@ def plan(known: JobHistory, observed: Observed, job: CheckpointedTrainingJob = J
 def recorded(*known: Attempt, max_failures: int = 1) -> CheckpointedTrainingJob:
     attempts = [each.model_dump(mode="json", by_alias=True) for each in known]
     return make_job(status={"attempts": attempts}, restarts={"maxFailures": max_failures})
-
-
-TWICE: Final = history(FAILED, SECOND, failures=2)
-
-
-@table(
-    "job, known, restarted, reason",
-    {
-        "completion": (NONE_LEFT, history(DONE), False, None),
-        "another claim": (JOB, history(FENCED), False, "RootOwnedByAnother"),
-        "a fatal code": (JOB, history(FAILED, finding=FATAL), False, "FatalExitCode"),
-        "a failure": (JOB, history(FAILED), False, None),
-        "the last failure": (ONE_LEFT, history(FAILED, failures=1), False, "MaxFailuresReached"),
-        "a failure whose restart has begun": (ONE_LEFT, history(FAILED, failures=1), True, None),
-        "an eviction": (ONE_LEFT, history(EVICTED, evictions=1), False, "MaxDisruptionsReached"),
-        "a failure before a restart": (recorded(FAILED), TWICE, True, "MaxFailuresReached"),
-        "one of another cause": (recorded(EVICTED, SECOND), TWICE, True, "MaxFailuresReached"),
-        "a recorded one, not by a lower budget": (recorded(FAILED, SECOND), TWICE, True, None),
-        "a recorded one that was fatal": (
-            recorded(FAILED, SECOND),
-            history(FAILED, SECOND, finding=FATAL),
-            True,
-            "FatalExitCode",
-        ),
-    },
-)
-def test_the_newest_end_is_judged_by_its_cause_and_what_is_left(
-    job: CheckpointedTrainingJob, known: JobHistory, reason: str | None, *, restarted: bool
-) -> None:
-    end = judgement.judge_last_end(job, known, restarted=restarted)
-    assert (None if end is None else end.reason) == reason
-
-
-def test_an_end_is_recorded_once_the_status_has_its_cause_and_the_attempt_after_it() -> None:
-    known = history(FAILED, SECOND)
-    guess = FAILED.model_copy(
-        update={"message": "it ended unseen; JobSet counted a failure of the application"}
-    )
-    assert not judgement.has_unrecorded_end(recorded(FAILED, SECOND), known)
-    for before in ((), (FAILED,), (EVICTED, SECOND), (guess, SECOND)):
-        assert judgement.has_unrecorded_end(recorded(*before), known)
 
 
 OWN_LIMIT: Final = "(OOMKilled: it used more memory than its limit)"
@@ -251,6 +206,7 @@ def test_an_edit_ends_the_attempt_and_deletes_the_jobset_once() -> None:
 
 
 BEGUN: Final = history(FAILED, SECOND, failures=1)
+TWICE: Final = history(FAILED, SECOND, failures=2)
 FATAL_BEGUN: Final = replace(BEGUN, finding=FATAL)
 
 
@@ -260,6 +216,7 @@ FATAL_BEGUN: Final = replace(BEGUN, finding=FATAL)
         "not before JobSet acts": (NONE_LEFT, history(FAILED, finding=USUAL), (ended(1),), None),
         "at once if it is fatal": (NONE_LEFT, history(FAILED, finding=FATAL), (ended(1),), "exit 1"),
         "with a restart that JobSet began": (NONE_LEFT, BEGUN, (), NOT_ALLOWED),
+        "with one whose cause was corrected": (recorded(EVICTED, SECOND), TWICE, (), NOT_ALLOWED),
         "not with one that is allowed": (ONE_LEFT, BEGUN, (), None),
         "not by an edited budget": (recorded(FAILED, SECOND, max_failures=0), BEGUN, (), None),
         "with a fatal code before it": (NONE_LEFT, FATAL_BEGUN, (), NOT_ALLOWED),
@@ -322,54 +279,3 @@ def test_what_runs_is_stopped_resumed_or_left_when(found: Plan, action: str | No
 
 def test_more_starts_than_are_allowed_are_looked_at_again_when_reports_are_due() -> None:
     assert plan(OVER, seen(operator_started_at=NOW - 20), FEW).look_again_s == 40
-
-
-def test_a_jobset_is_stopped_once_and_kept_where_it_ended_by_itself() -> None:
-    for of in (None, jobset(completed=True), jobset(deleting=True)):
-        assert stop_jobset(of, queued=False) == ()
-    assert stop_jobset(jobset(suspended=True), queued=False) == (DeleteJobSet(jobset=jobset(suspended=True)),)
-    assert stop_jobset(jobset(), queued=True) == (DeleteJobSet(jobset=jobset()),)
-    assert stop_jobset(jobset(), queued=False) == (SetSuspend(jobset=jobset(), suspend=True),)
-    assert set_suspend(jobset(), suspend=False) == ()
-
-
-def quota(reason: str = "Pending", kind: str = "QuotaReserved") -> dict[str, Any]:
-    since = "2027-01-15T09:00:00Z"
-    condition = {
-        "type": kind,
-        "status": "False",
-        "reason": reason,
-        "message": "",
-        "lastTransitionTime": since,
-    }
-    return {"status": {"conditions": [condition]}}
-
-
-IN_QUEUE: Final = make_job(suspend=True, **quota())
-
-
-@pytest.mark.parametrize(
-    ("job", "of", "left"),
-    [
-        (IN_QUEUE, None, True),
-        (make_job(**quota()), None, False),
-        (STOPPED, None, False),
-        (make_job(suspend=True, **quota(queueing.NOT_QUEUED)), None, False),
-        (make_job(suspend=True, **quota(kind="Running")), None, False),
-        (IN_QUEUE, jobset(deleting=True, **QUEUED), True),
-        (IN_QUEUE, jobset(**QUEUED), False),
-        (IN_QUEUE, jobset(deleting=True), False),
-        (make_job(**quota(), **ON_MACHINES), None, True),
-    ],
-)
-def test_a_job_has_left_its_queue_when_its_jobset_is_gone_or_going_because_it_stops(
-    job: CheckpointedTrainingJob, of: JobSet | None, *, left: bool
-) -> None:
-    assert queueing.has_left_queue(job, Observed(jobset=of), now=NOW) is left
-
-
-def test_only_a_queued_job_leaves_a_queue() -> None:
-    assert queueing.leaves_queue(STOPPED, Observed(jobset=jobset(**QUEUED)), history(RUNNING), now=NOW)
-    assert not queueing.leaves_queue(STOPPED, Observed(jobset=jobset()), history(RUNNING), now=NOW)
-    over = history(EVICTED, starts_without_checkpoint=2)
-    assert queueing.should_suspend(FEW, Observed(), over, now=NOW)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from fake_cluster.facts import ON_MACHINES, make_job, make_machines, make_pod
+from fake_cluster.facts import ON_MACHINES, make_job, make_pod
 from fake_cluster.facts import make_ended_pod as ended
 from fake_cluster.facts import make_failed_job as failed_job
 from fake_cluster.facts import make_history as history
@@ -19,8 +19,7 @@ from fake_cluster.world import World
 from stepkeeper.contract import CommitPoint
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, Bookkeeping
-from stepkeeper_operator.build import template_hash
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.cache.memory import Rejection
 from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.observed import Leftover, Observed
@@ -35,7 +34,7 @@ RUNNING: Final = Attempt(number=1, start=900)
 FAILED: Final = Attempt(number=1, start=900, end=990, cause="ApplicationError", message="exit 1")
 EVICTED: Final = Attempt(number=1, start=900, end=990, cause="Eviction", message="drained")
 EARLY: Final = EVICTED.model_copy(update={"end": 910})
-ASKED_FOR: Final = EVICTED.model_copy(update={"cause": "Requested", "message": DELETED})
+ASKED_FOR: Final = EARLY.model_copy(update={"cause": "Requested", "message": DELETED})
 DONE: Final = Attempt(number=1, start=900, end=990, message="every pod exited 0")
 JOB: Final = make_job()
 TPU_JOB: Final = make_job(**ON_MACHINES)
@@ -96,6 +95,8 @@ def restarted(code: int, n_counted: int) -> Observed:
         "a restart that JobSet counted": (history(FAILED), restarted(75, 1), NOW, None),
         "a Job's exit code 75": (history(FAILED), seen(ended(1), jobs=(NEUTRAL_JOB,)), NOW, 1050),
         "a Job's failure": (history(FAILED), seen(ended(1), jobs=(failed_job(),)), NOW, None),
+        "a failure before an edit": (history(FAILED, started_template="another"), SAVED, NOW, None),
+        "deletions by a person": (history(ASKED_FOR, starts_without_checkpoint=6), COUNTED, 911.0, None),
         "a second start": (history(EARLY, starts_without_checkpoint=2), COUNTED, 911.0, 960),
         "a first start": (history(EARLY, starts_without_checkpoint=1), COUNTED, 911.0, None),
     },
@@ -111,50 +112,6 @@ def test_a_start_in_place_waits_or_not_for(
 
 
 MINUTE: Final[dict[str, Any]] = {"initialSeconds": 60, "maxSeconds": 60}
-SPACED: Final = make_job(restarts={"backoff": {"initialSeconds": 10, "maxSeconds": 1000}})
-AT_ONCE: Final = make_job(restarts={"backoff": {"initialSeconds": 0}})
-
-
-@table(
-    "known, job, at",
-    {
-        "a failure": (history(FAILED), SPACED, 1000),
-        "the fourth failure": (history(FAILED, failures=3), SPACED, 990 + 80),
-        "a failure without a back-off": (history(FAILED), AT_ONCE, None),
-        "a failure before an edit": (history(FAILED, started_template="another"), SPACED, None),
-        "a disruption": (history(EVICTED, starts_without_checkpoint=1), SPACED, None),
-        "a start that ran for long": (history(EVICTED, starts_without_checkpoint=2), SPACED, None),
-        "many disruptions": (history(EVICTED, starts_without_checkpoint=6), SPACED, 900 + 160),
-        "deletions by a person": (history(ASKED_FOR, starts_without_checkpoint=6), SPACED, None),
-        "the end": (history(DONE, starts_without_checkpoint=6), SPACED, None),
-    },
-)
-def test_the_next_start_may_be_after(
-    known: JobHistory, job: CheckpointedTrainingJob, at: float | None
-) -> None:
-    assert starts.compute_next_start(job, Observed(), known) == at
-
-
-RING: Final = make_job(placement={"hosts": {"count": 2, "shape": "ring"}})
-
-
-@table(
-    "job, observed, template, edited",
-    {
-        "the same template": (JOB, {}, template_hash(JOB), False),
-        "another template": (JOB, {}, "another", True),
-        "an unknown template": (JOB, {}, None, False),
-        "a job that isn't accepted": (JOB, {"held": True}, "another", False),
-        "a field of a newer operator": (RING, {}, "of a newer operator", False),
-        "unknown machines": (TPU_JOB, {}, "another", False),
-        "known machines": (TPU_JOB, {"machines": make_machines()}, "another", True),
-    },
-)
-def test_an_edit_since_the_newest_start_is_seen_by(
-    job: CheckpointedTrainingJob, observed: dict[str, Any], template: str | None, *, edited: bool
-) -> None:
-    known = Bookkeeping() if template is None else Bookkeeping(started_template=template)
-    assert starts.was_edited(job, Observed(**observed), known) is edited
 
 
 @pytest.mark.parametrize(
@@ -208,13 +165,6 @@ def test_a_new_operator_lets_more_starts_run_for_a_minute_until_it_hears_of_a_ro
     assert starts.compute_report_wait_s(FEW, observed, known, now=NOW) == wait_s
     if wait_s:
         assert not starts.is_limit_reached(FEW, observed, known, now=NOW)
-
-
-def test_the_limit_is_explained_in_the_singular_and_the_plural() -> None:
-    plural = starts.explain_limit(FEW, history(EVICTED, starts_without_checkpoint=2))
-    assert plural.startswith("2 starts in a row have committed no new checkpoint")
-    assert "maxStartsWithoutCheckpoint allows 2. The last ended by Eviction: drained." in plural
-    assert starts.explain_limit(FEW, history(RUNNING, starts_without_checkpoint=1)).startswith("1 start has ")
 
 
 SUSPENDED: Final = (ConditionStatus.TRUE, "NoNewCheckpoint")
