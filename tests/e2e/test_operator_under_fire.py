@@ -81,9 +81,7 @@ def all_jobs(cluster: Cluster) -> Iterator[ShellJob]:
     yield job("init", "exit 0", pod={"initContainers": [container("fetch-data", "exit 3")]}, max_failures=1)
     yield job("sidecar", "exit 0", container("uploader", "exit 4"), max_failures=1)
     yield job("bad-words", say_bad_words())
-    yield job("copied", HOLD)
     yield job("by-hand", HOLD, n_hosts=2, pod={"terminationGracePeriodSeconds": 5})
-    yield job("orphaned", HOLD, n_hosts=2)
     yield job("quota", HOLD)
     yield job("account", HOLD, pod={"serviceAccountName": "nobody"})
     yield job("restricted", HOLD, namespace_labels={"pod-security.kubernetes.io/enforce": "restricted"})
@@ -160,39 +158,6 @@ def refused_writes(cluster: Cluster) -> list[str]:
     ]
 
 
-def test_pods_with_copied_labels_are_nobodys(operator: Cluster, jobs: dict[str, ShellJob]) -> None:
-    job = jobs["copied"]
-    job.until_phase("Running")
-    (own,) = job.pods()
-    elsewhere = jobs["account"].name
-    labels = own["metadata"]["labels"]
-    # With these, in the job's own namespace, the Job's controller would take the pod for its own.
-    foreign = {key: value for key, value in labels.items() if "controller-uid" not in key}
-    fenced = """printf %s '{"code":77,"error":"another claim"}' > /dev/termination-log; exit 0"""
-    copies = [
-        (elsewhere, "exits-77", labels, "exit 77"),
-        (elsewhere, "says-77", labels, fenced),
-        (job.name, "copy-exits-77", foreign, "exit 77"),
-    ]
-    for namespace, name, given, script in copies:
-        body = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": name, "namespace": namespace, "labels": given},
-            "spec": {"restartPolicy": "Never", "containers": [container("trainer", script)]},
-        }
-        operator.kubectl("create", "-f", "-", stdin=json.dumps(body))
-    for namespace, name, _given, _script in copies:
-        ended = "--for=jsonpath={.status.containerStatuses[0].state.terminated}"
-        operator.kubectl("-n", namespace, "wait", f"pod/{name}", ended, "--timeout=110s")
-    # It hears of the copies before it hears of this: one watch brings all pods, in their order.
-    job.kubectl("exec", own["metadata"]["name"], "--", "touch", "/tmp/go")
-    status = job.until_phase("Complete")
-    assert causes(status) == [RUNS]
-    assert restarts(status) == {}
-    assert status["attempts"][0]["message"] == "every pod exited 0"
-
-
 def test_a_jobset_deleted_by_hand_is_made_again_when_its_pods_are_gone(jobs: dict[str, ShellJob]) -> None:
     job = jobs["by-hand"]
     with watch_gangs(job) as gangs:
@@ -201,21 +166,6 @@ def test_a_jobset_deleted_by_hand_is_made_again_when_its_pods_are_gone(jobs: dic
         job.kubectl("delete", "jobset", job.name, "--wait=false")
         status = job.until(runs_not_for("NoJobSet"))
         assert "of an earlier JobSet is still there" in condition(status, "Running")["message"]
-        status = job.until_phase("Running", attempt=2)
-    made_again_once(job, gangs, status, first)
-
-
-def test_orphans_of_a_jobset_are_waited_for(jobs: dict[str, ShellJob]) -> None:
-    job = jobs["orphaned"]
-    with watch_gangs(job) as gangs:
-        first = began(job, gangs)
-        gangs.jobset_is_deleted()
-        job.kubectl("delete", "jobset", job.name, "--cascade=orphan", "--wait=false")
-        status = job.until(runs_not_for("NoJobSet"))
-        said = f"Job {job.name}-w-0 of an earlier JobSet is still there: it has to end, or to be deleted"
-        assert condition(status, "Running")["message"] == said
-        assert {pod["status"]["phase"] for pod in job.pods()} == {"Running"}
-        job.kubectl("delete", "job", f"{job.name}-w-0", "--wait=false")
         status = job.until_phase("Running", attempt=2)
     made_again_once(job, gangs, status, first)
 
@@ -352,13 +302,3 @@ def operator_process(cluster: Cluster) -> tuple[str, int]:
     options = ("-l", "app.kubernetes.io/component=operator", "-o", "json")
     (pod,) = json.loads(cluster.kubectl("-n", NAMESPACE, "get", "pods", *options))["items"]
     return pod["metadata"]["name"], pod["status"]["containerStatuses"][0]["restartCount"]
-
-
-def test_what_is_over_stays_over(jobs: dict[str, ShellJob]) -> None:
-    """After all that happened to the cluster since."""
-    for name in ("exit-137", "out-of-memory", "not-alive", "init", "sidecar"):
-        job = jobs[name]
-        status = job.until_phase("Failed")
-        assert set(causes(status)) == {FAILED}
-        assert len(status["attempts"]) == status["restarts"]["total"] + 1 == job.max_failures + 1
-        assert {pod["status"]["phase"] for pod in job.pods()} <= {"Failed"}

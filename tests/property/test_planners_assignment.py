@@ -5,10 +5,9 @@ from itertools import combinations
 from random import Random
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planners_parts.layouts import cut_anywhere, on_mesh, rows
+from planners_parts.layouts import cut_anywhere, rows
 from thoroughness import scaled
 
 from stepkeeper_planners.dtypes import itemsize_bytes
@@ -165,30 +164,3 @@ def nested_states(draw: st.DrawFn) -> tuple[list[TensorLayout], int]:
 @settings(deadline=None, max_examples=scaled(200))
 def test_no_rank_writes_more_than_the_heaviest_must(case: tuple[list[TensorLayout], int]) -> None:
     check_even(*case)
-
-
-HELD_BY_ROWS_AND_COLUMNS = [(2, 4), (4, 2), (3, 2), (5, 2), (2, 5), (3, 4)]
-"""Meshes of few ranks: all sets of them are looked through for what the heaviest must write."""
-
-
-@pytest.mark.parametrize("mesh", HELD_BY_ROWS_AND_COLUMNS)
-@pytest.mark.parametrize(("width", "n_words", "n_classes"), [(64, 509, 10), (96, 1021, 1000), (80, 997, 7)])
-def test_states_by_one_axis_and_parameters_by_the_other_are_even(
-    mesh: tuple[int, int], width: int, n_words: int, n_classes: int
-) -> None:
-    """ZeRO-1 beside tensor parallelism: sets of holders cross, and the sizes leave uneven parts."""
-    shapes: dict[str, tuple[tuple[int, ...], int | None]] = {
-        "words": ((n_words, width), 0),
-        "places": ((33, width), None),
-        "head": ((n_classes, width), 0),
-    }
-    for n in range(6):
-        shapes[f"{n}.qkv"] = ((3 * width, width), 0)
-        shapes[f"{n}.out"] = ((width, width), 1)
-        shapes[f"{n}.in"] = ((4 * width, width), 0)
-        shapes[f"{n}.norm"] = ((width,), None)
-    layouts = []
-    for name, (shape, cut) in shapes.items():
-        layouts.append(on_mesh(name, "bfloat16", shape, mesh, (None, cut)))
-        layouts += [on_mesh(f"{name}.{part}", "float32", shape, mesh, (0, cut)) for part in ("m", "v")]
-    check_even(layouts, mesh[0] * mesh[1])

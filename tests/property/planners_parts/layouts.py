@@ -1,15 +1,13 @@
 """Layouts of tensors."""
 
-from collections.abc import Sequence
 from itertools import pairwise, product
-from math import prod
 
 from hypothesis import strategies as st
 
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, TensorLayout
 
-__all__ = ["cut_anywhere", "on_mesh", "rows"]
+__all__ = ["cut_anywhere", "rows"]
 
 
 def rows(fqn: str, *pieces: tuple[int, int, tuple[int, ...]]) -> TensorLayout:
@@ -22,26 +20,6 @@ def rows(fqn: str, *pieces: tuple[int, int, tuple[int, ...]]) -> TensorLayout:
         for i, (start, size, ranks) in enumerate(pieces)
     )
     return TensorLayout(fqn=fqn, dtype="float32", global_shape=(sum(s for _, s, _ in pieces),), chunks=chunks)
-
-
-def on_mesh(
-    fqn: str, dtype: str, shape: tuple[int, ...], mesh: tuple[int, ...], dims: Sequence[int | None]
-) -> TensorLayout:
-    """Lay out a tensor as DTensor does: each mesh axis in turn cuts a dimension in parts rounded up, or nothing."""
-    holders: dict[Box, list[Owner]] = {}
-    for rank, place in enumerate(product(*map(range, mesh))):
-        offsets, sizes = [0] * len(shape), list(shape)
-        for part, n_parts, dim in zip(place, mesh, dims, strict=True):
-            if dim is not None:
-                whole, longest = sizes[dim], -(-sizes[dim] // n_parts)
-                start = min(whole, part * longest)
-                offsets[dim] += start
-                sizes[dim] = min(whole, start + longest) - start
-        if prod(sizes):
-            box = Box(offsets=tuple(offsets), sizes=tuple(sizes))
-            holders.setdefault(box, []).append(Owner(rank=rank, local_index=0))
-    chunks = tuple(Chunk(box=box, owners=tuple(owners)) for box, owners in holders.items())
-    return TensorLayout(fqn=fqn, dtype=dtype, global_shape=shape, chunks=chunks)
 
 
 @st.composite

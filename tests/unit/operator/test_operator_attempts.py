@@ -123,25 +123,6 @@ def test_an_attempt_ends_with(pods: tuple[Pod, ...], end: int) -> None:
     assert attempts.close_attempt(history(RUNNING), evidence, NOTHING, now=NOW).attempts[-1].end == end
 
 
-SAVED: Final = ended(75, termination=Termination(code=75, decision="at step 8"))
-
-
-@pytest.mark.parametrize(
-    ("asked_for", "message"),
-    [
-        (attempts.SUSPENDED, "suspended: at step 8"),
-        *((text, f"{text}; at step 8") for text in (attempts.DELETED, attempts.EDITED, attempts.NOT_ALLOWED)),
-    ],
-)
-def test_an_end_that_was_asked_for_says_what_was_saved_and_stays_one(asked_for: str, message: str) -> None:
-    last = attempts.close_as_requested(history(RUNNING), seen(pod(1), SAVED), asked_for, now=NOW).attempts[-1]
-    assert (last.cause, last.message) == ("Requested", message)
-    assert attempts.close_as_requested(history(ENDED), seen(), asked_for, now=NOW) == history(ENDED)
-    for text in (asked_for, message):
-        assert attempts.was_asked_for(text)
-        assert attempts.was_suspended(text) is (asked_for == attempts.SUSPENDED)
-
-
 def resumed(*known: Attempt, of: JobSet, observed: Observed | None = None, **more: Any) -> JobHistory:
     return open_if_started(history(*known, **more), observed or Observed(), of, now=NOW)
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 
 from fake_cluster.kubelets import training_report
-from fake_cluster.stories import count_restarts, disrupt, end_pods, fail, message_of, run_job
+from fake_cluster.stories import count_restarts, end_pods, fail, message_of, run_job
 from fake_cluster.world import World
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
@@ -242,37 +242,6 @@ async def test_a_failure_is_charged_once_though_the_watch_of_jobsets_is_behind()
     await world.run_until_settled()
     assert len(world.causes) == 4
     assert world.causes.count("ApplicationError") == 1
-
-
-@pytest.mark.parametrize(("after_s", "cause"), [(100, "Eviction"), (121, "Disruption")])
-async def test_evidence_that_comes_after_the_restart_moves_its_cost_until_the_cause_is_settled(
-    after_s: int, cause: str
-) -> None:
-    world = await run_job()
-    world.delay_watches("pods", "jobs")
-    for index in (0, 1):
-        disrupt(world, index=index)
-    world.controllers.sync()
-    await world.reconcile()
-    assert world.causes == ["Disruption", None]
-    world.now += after_s
-    world.deliver_watches()
-    await world.reconcile()
-    assert world.causes == [cause, None]
-    assert count_restarts(world) == {cause: (1, 0)}
-
-
-async def test_a_failure_is_found_to_be_a_lost_node_when_the_node_is_seen_to_be_lost() -> None:
-    world = await run_job()
-    world.controllers.stuck.add("n1")
-    fail(world, index=1)
-    await world.run_until_settled(rounds=3)
-    assert world.causes == ["ApplicationError"]
-    world.lose_node("n1")
-    await world.run_until_settled(rounds=30)
-    assert world.causes == ["NodeFailure", None]
-    assert count_restarts(world) == {"NodeFailure": (1, 0)}
-    assert "CauseCorrected" in world.events
 
 
 @pytest.mark.parametrize("node", ["lost", "lost, seen by another operator", "stuck", "well"])

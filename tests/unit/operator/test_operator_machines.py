@@ -1,6 +1,5 @@
 """Test what the loss of machines and their maintenance mean, and when a training is asked to save before it."""
 
-from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -18,7 +17,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
 )
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport
-from stepkeeper_operator.facts import MaintenanceWindow, Node, Pod
+from stepkeeper_operator.facts import MaintenanceWindow, Pod
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy import machines as rules
 from stepkeeper_operator.policy.circumstances import Circumstances, gather_circumstances
@@ -143,17 +142,3 @@ RESUMED: Final = RUNNING.model_copy(update={"from_step": 50})
 )
 def test_an_attempt_has_committed_by(found: Circumstances, *, committed: bool) -> None:
     assert found.committed is committed
-
-
-def test_what_was_asked_for_and_what_the_machines_are_is_known() -> None:
-    spot = make_job(placement={"tpu": {"accelerator": "v5p", "topology": "2x2x1", "provisioning": "Spot"}})
-    node = Node(name="n1", uid="1", spot=False, unknown_since=NOW - 200)
-    on_spot = gather(machines=make_machines(spot=True), nodes={"n1": node})
-    assert gather(spot).spot
-    assert (on_spot.spot, on_spot.nodes) == (True, {"n1": replace(node, spot=True)})
-    assert not gather(machines=make_machines()).spot
-    assert gather(machines=make_machines(active=False)).loss is not None
-    assert gather(machines=make_machines(windows=(window(NOW),))).maintenance is not None
-    assert gather(make_job(restarts={"fatalExitCodes": [42]})).fatal_codes == {42}
-    assert gather(report=heard(notice="sigterm")).notice == "sigterm"
-    assert gather(report=heard((0, 9), notice="sigterm")).notice is None

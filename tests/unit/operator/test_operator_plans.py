@@ -32,7 +32,6 @@ RUNNING: Final = Attempt(number=1, start=900)
 SECOND: Final = Attempt(number=2, start=995)
 FAILED: Final = Attempt(number=1, start=900, end=990, cause="ApplicationError", message="exit 1")
 EVICTED: Final = Attempt(number=1, start=900, end=990, cause="Eviction", message="drained")
-DONE: Final = Attempt(number=1, start=900, end=990, message="every pod exited 0")
 JOB: Final = make_job()
 TPU_JOB: Final = make_job(**ON_MACHINES)
 FEW: Final = make_job(restarts={"maxStartsWithoutCheckpoint": 2})
@@ -76,33 +75,6 @@ def test_a_cause_can_still_change_that_is(
     known = history(FAILED, finding=finding)
     assert judgement.is_provisional(JOB, Observed(), known) is off_machines
     assert judgement.is_provisional(TPU_JOB, Observed(), known) is on_machines
-
-
-TOLD: Final = ended(0, at=995.0, deadline=1020.0)
-
-
-def with_step(step: int) -> Attempt:
-    return EVICTED.model_copy(update={"to_step": step})
-
-
-@table(
-    "attempt, observed, complete",
-    {
-        "complete where it was not asked to stop": (DONE, Observed(), True),
-        "not where its pods were not seen": (EVICTED, Observed(), False),
-        "not where its pods are forgotten": (EVICTED, seen(), False),
-        "complete where its pods were done": (EVICTED, seen(ended(0)), True),
-        "not where a program was told to stop": (EVICTED, seen(TOLD), False),
-        "not where steps are left": (with_step(999), seen(ended(0)), False),
-        "complete where no steps are left": (with_step(1000), seen(TOLD), True),
-    },
-)
-def test_a_job_whose_pods_all_exited_0_is(attempt: Attempt, observed: Observed, *, complete: bool) -> None:
-    of = jobset(completed=True)
-    before = Plan(history=history(attempt), job_set=None)
-    found = finished.plan_after_completion(JOB, observed, of, before)
-    assert (found.end is not None) is complete
-    assert found.actions == (() if complete else (DeleteJobSet(jobset=of),))
 
 
 def after_failure(finding: Finding | None, now: float = NOW, **restarts: Any) -> Plan:

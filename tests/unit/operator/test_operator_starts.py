@@ -114,27 +114,6 @@ def test_a_start_in_place_waits_or_not_for(
 MINUTE: Final[dict[str, Any]] = {"initialSeconds": 60, "maxSeconds": 60}
 
 
-@pytest.mark.parametrize(
-    ("attempt", "n_starts", "allowed", "reached"),
-    [
-        (EVICTED, 2, None, True),
-        (EVICTED, 1, None, False),
-        (RUNNING, 2, None, False),
-        (RUNNING, 3, None, True),
-        (RUNNING, 3, 3, False),
-        (RUNNING, 4, 3, True),
-        (RUNNING, 2, 1, False),
-        (EVICTED, 2, 3, True),
-    ],
-)
-def test_the_last_start_that_was_allowed_may_run(
-    attempt: Attempt, n_starts: int, allowed: int | None, *, reached: bool
-) -> None:
-    more: dict[str, Any] = {} if allowed is None else {"starts_allowed": allowed}
-    known = history(attempt, starts_without_checkpoint=n_starts, **more)
-    assert starts.is_limit_reached(FEW, Observed(jobset=jobset()), known, now=NOW) is reached
-
-
 def heard(*, ordinal: tuple[int, int] = (0, 0), **more: Any) -> LastReport:
     return LastReport(report=training_report(7, 70, **more), ordinal=ordinal, received_at=NOW, pod_uid="p0")
 
