@@ -1,11 +1,10 @@
-"""A test cluster is what a cloud's is, also where its machines are taken away, and leaves its machine as it was."""
+"""A test cluster leaves its machine as it was, also where it crashed or its start was interrupted."""
 
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,11 +18,6 @@ from stepcluster.shelljobs import until
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 SETTINGS = ("kernel/panic", "kernel/panic_on_oops", "vm/overcommit_memory", "net/netfilter/nf_conntrack_max")
-
-
-def disruption(pod: dict[str, Any]) -> str:
-    """Return the reason of the pod's disruption; empty if it has none."""
-    return next((c["reason"] for c in pod["status"]["conditions"] if c["type"] == "DisruptionTarget"), "")
 
 
 def run_pod(cluster: Cluster, name: str, script: str) -> str:

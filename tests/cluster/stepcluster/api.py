@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepcluster import images, kueue, lifecycle
+from stepcluster import controllers, images, lifecycle
 from stepcluster.errors import NoClusterError
 from stepcluster.faults import Faults
 from stepcluster.machine import COMMAND_TIMEOUT_S, run, search_path
@@ -132,7 +132,7 @@ class Cluster:
 
     def start_kueue(self) -> None:
         """Start Kueue, built from its pinned module, for the rest of the cluster's life."""
-        kueue.start_kueue(self._parts)
+        controllers.start_kueue(self._parts)
 
     def join_terms(self) -> JoinTerms:
         """Make a token with which machines can join for a day."""
