@@ -1,8 +1,6 @@
 """Do to the operator, on a real cluster, what once made it charge the wrong cause, start two gangs or stand still."""
 
-import json
 import shlex
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -86,7 +84,6 @@ def all_jobs(cluster: Cluster) -> Iterator[ShellJob]:
     yield job("account", HOLD, pod={"serviceAccountName": "nobody"})
     yield job("restricted", HOLD, namespace_labels={"pod-security.kubernetes.io/enforce": "restricted"})
     yield job("rebooted", HOLD, pod=ON_TPU_0, max_failures=0)
-    yield job("unwatched", HOLD, pod={"terminationGracePeriodSeconds": 8}, max_failures=0)
 
 
 @pytest.fixture(scope="module")
@@ -226,79 +223,3 @@ def test_a_node_that_reboots_costs_no_failure(operator: Cluster, jobs: dict[str,
     assert restarts(status) == {"NodeFailure": (1, 0)}
     assert status["attempts"][0]["node"] == "tpu-0"
     assert gangs.together == []
-
-
-@pytest.fixture
-def may_stand_still(operator: Cluster) -> Iterator[None]:
-    """The operator may stand still for minutes: neither its kubelet nor its own Lease ends the process for it.
-
-    An operator that could not renew its Lease for two thirds of its duration ends itself: 10 s by the chart's values.
-    """
-    container_path = "/spec/template/spec/containers/0"
-    deployment = ("-n", NAMESPACE, "deployment/stepkeeper-operator")
-    found = json.loads(operator.kubectl("get", *deployment, "-o", "json"))
-    names = [entry["name"] for entry in found["spec"]["template"]["spec"]["containers"][0]["env"]]
-    lease_path = f"{container_path}/env/{names.index('STEPKEEPER_OPERATOR_LEASE_DURATION_S')}/value"
-
-    def allow(*, n_failures: int, lease_s: int) -> None:
-        values = {f"{container_path}/livenessProbe/failureThreshold": n_failures, lease_path: str(lease_s)}
-        patch = [{"op": "replace", "path": path, "value": value} for path, value in values.items()]
-        operator.kubectl("patch", *deployment, "--type=json", "-p", json.dumps(patch))
-        operator.kubectl("rollout", "status", *deployment, "--timeout=110s")
-
-    allow(n_failures=60, lease_s=600)
-    yield
-    allow(n_failures=3, lease_s=15)
-
-
-@pytest.mark.usefixtures("may_stand_still")
-def test_what_happened_behind_a_broken_watch_is_found_out(
-    operator: Cluster, jobs: dict[str, ShellJob]
-) -> None:
-    """No watch ever says that this JobSet is gone: the one that would have was cut before."""
-    job = jobs["unwatched"]
-    with watch_gangs(job) as gangs:
-        first = began(job, gangs)
-        before = operator_process(operator)
-        operator.faults.signal_pod(before[0], signal.SIGSTOP, namespace=NAMESPACE)
-        try:
-            operator.faults.restart_api_server()
-            until_others_watch_again(job)
-            gangs.jobset_is_deleted()
-            job.kubectl("delete", "jobset", job.name, "--wait=false")
-            until(lambda: not job.jobset_uid())
-        finally:
-            operator.faults.signal_pod(before[0], signal.SIGCONT, namespace=NAMESPACE)
-        status = job.until_phase("Running", attempt=2)
-    assert operator_process(operator) == before, "another process has no watch that was broken"
-    made_again_once(job, gangs, status, first)
-
-
-def until_others_watch_again(job: ShellJob) -> None:
-    """JobSet's controller and the garbage collector see what is made and deleted: their watches were cut too.
-
-    Until they do, a JobSet that is deleted is neither left alone by the one nor cleaned up by the other.
-    """
-    pod = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": 0,
-        "containers": [container("c", "sleep 600")],
-    }
-    jobset = {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {"name": "probe"},
-        "spec": {"replicatedJobs": [{"name": "w", "template": {"spec": {"template": {"spec": pod}}}}]},
-    }
-    pods = ("pods", "-l", "jobset.sigs.k8s.io/jobset-name=probe", "-o", "name")
-    job.kubectl("create", "-f", "-", stdin=json.dumps(jobset))
-    until(lambda: bool(job.kubectl("get", *pods)), timeout_s=200)
-    job.kubectl("delete", "jobset", "probe", "--wait=false")
-    until(lambda: not job.kubectl("get", *pods), timeout_s=200)
-
-
-def operator_process(cluster: Cluster) -> tuple[str, int]:
-    """Name of the operator's pod, and how often its container was started again."""
-    options = ("-l", "app.kubernetes.io/component=operator", "-o", "json")
-    (pod,) = json.loads(cluster.kubectl("-n", NAMESPACE, "get", "pods", *options))["items"]
-    return pod["metadata"]["name"], pod["status"]["containerStatuses"][0]["restartCount"]

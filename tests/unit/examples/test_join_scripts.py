@@ -1,4 +1,4 @@
-"""The startup scripts of examples/queued_resource, with stand-ins for what they call; join-kubeadm.sh joins end to end."""
+"""The startup scripts of examples/queued_resource, with stand-ins for what they call; one also joins end to end."""
 
 import json
 import os

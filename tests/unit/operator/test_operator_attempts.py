@@ -12,7 +12,7 @@ from fake_cluster.facts import make_jobset as jobset
 from fake_cluster.facts import make_pod as pod
 from fake_cluster.stories import table
 from stepkeeper.contract import Termination
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_ATTEMPTS, Attempt, Bookkeeping
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_ATTEMPTS, Attempt
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import BatchJob, JobSet, Pod
 from stepkeeper_operator.observed import Observed
@@ -81,19 +81,6 @@ def test_a_job_that_was_made_again_since_has_not_failed() -> None:
     assert found_uids(None, old, new, jobs=(failed_job("old"),)) >= {"old", "new"}
     assert found_uids(200, old, new, jobs=(failed_job("old"),)) == {"new"}
     assert found_uids(200, new, jobs=(failed_job("new"),)) == {"new"}
-
-
-def test_an_attempt_opens_after_the_last_one_with_what_it_was_started_from() -> None:
-    known = history(ENDED, finding=NOTHING, not_before=900, starts_without_checkpoint=2)
-    opened = attempts.open_attempt(known, seen(pod()), now=NOW)
-    assert opened.attempts == (ENDED, Attempt(number=2, start=500)), "its pod was made before the last end"
-    assert opened.restarts == history(evictions=1).restarts
-    assert opened.finding == NOTHING, "JobSet may have begun it though the end is final"
-    noted: dict[str, Any] = {"starts_without_checkpoint": 3, "started_template": "t1"}
-    assert opened.bookkeeping == Bookkeeping(job_sets=1, started=True, **noted)
-    withdrawn = attempts.withdraw_attempt(opened)
-    assert (withdrawn.attempts, withdrawn.restarts) == (known.attempts, known.restarts)
-    assert withdrawn.bookkeeping.starts_without_checkpoint == 2
 
 
 def test_only_so_many_attempts_are_kept_and_messages_are_cut() -> None:

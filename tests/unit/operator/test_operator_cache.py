@@ -96,18 +96,6 @@ def test_a_node_concerns_the_queued_resource_that_its_label_names(
     assert set(cache.record_node(after)) == {queued_resource_key("default", name) for name in concerned}
 
 
-def test_a_node_that_is_gone_concerns_its_queued_resource() -> None:
-    cache = known()
-    for name, label in [("c", "qr-1"), ("a", "qr-1"), ("b", "qr-2"), ("d", None)]:
-        raw = node(label=label, uid=name)
-        cache.record_node(raw | {"metadata": raw["metadata"] | {"name": name}})
-    assert [found.name for found in cache.list_nodes_of("qr-1")] == ["a", "c"]
-    assert cache.forget_objects(frozenset({"a"})) == (QR,)
-    assert [found.name for found in cache.list_nodes_of("qr-1")] == ["c"]
-    assert cache.record_node(node(uid="c") | {"metadata": {"name": "c", "uid": "c"}}, deleted=True) == (QR,)
-    assert cache.list_nodes_of("qr-1") == ()
-
-
 @pytest.mark.parametrize(
     ("then", "deleted"),
     [

@@ -81,6 +81,8 @@ FAILURES: Final = (
     case("a fatal code while it is stopped", FAILURE, ended(42, at=401.0, **TOLD), fatal=True),
     case("a signal before its deletion", FAILURE, ended(143, at=398.0, **TOLD)),
     case("a signal by a clock that is behind", "Requested", ended(143, at=399.0, **TOLD)),
+    case("a signal at a time that is not known", "Requested", ended(143, at=None, **TOLD)),
+    case("a failure behind a shell", FAILURE, ended(0, **BAD), said="and its container exited 0"),
     case("a program's code before its deletion", FAILURE, ended(1, at=399.5, **TOLD)),
     case("the kubelet's own reason", FAILURE, ended(1, at=401.0, exit_reason="ContainerCannotRun", **TOLD)),
     case(

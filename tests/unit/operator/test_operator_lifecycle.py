@@ -94,6 +94,25 @@ async def test_a_job_whose_pods_exited_0_after_a_notice_before_its_last_step_goe
     assert world.causes == ["Requested", None]
 
 
+async def test_a_program_that_exits_0_when_it_is_evicted_is_started_again() -> None:
+    world = await running()
+    for pod in world.pods:
+        world.controllers.disrupt(pod, "EvictionByEvictionAPI")
+    world.now += 1
+    for pod in world.pods:
+        world.controllers.end_pod(pod, 0)
+    await world.run_until_settled()
+    assert (world.phase(), world.causes) == (Phase.RUNNING, ["Eviction", None])
+
+
+async def test_pods_of_a_deleted_batch_job_end_an_attempt_and_those_that_take_their_place_begin_one() -> None:
+    world = await running()
+    world.controllers.delete_job("lm-w-0")
+    await world.run_until_settled()
+    assert (world.phase(), world.causes) == (Phase.RUNNING, ["Requested", None])
+    assert world.status.bookkeeping.job_sets == 1
+
+
 async def test_a_finished_job_is_deleted_after_its_time_to_live() -> None:
     world = await running(ttlSecondsAfterFinished=60)
     for pod in world.pods:

@@ -85,6 +85,10 @@ async def test_what_a_pod_waits_for_is_said_before_the_pods_that_are_not_made() 
     await pass_time(world, 60)
     said = f"0 of 2 pods run; {pod['metadata']['name']} waits: Unschedulable: no node"
     assert running_condition(world) == ("Unschedulable", said)
+    waiting = {"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no image"}}}
+    world.cluster.put("pods", pod | {"status": pod["status"] | {"containerStatuses": [waiting]}})
+    await pass_time(world, 2)
+    assert running_condition(world)[0] == "ImagePullBackOff"
     assert "NoPods" not in world.events
 
 

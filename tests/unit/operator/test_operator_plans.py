@@ -13,13 +13,12 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, Bookkeeping
 from stepkeeper_operator.build import machines_hash, template_hash
 from stepkeeper_operator.cache.evidence import AttemptEvidence
-from stepkeeper_operator.decision import CreateJobSet, DeleteJobSet, SetSuspend
+from stepkeeper_operator.decision import DeleteJobSet, SetSuspend
 from stepkeeper_operator.facts import JobSet, Pod
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.attempts import NOT_ALLOWED
 from stepkeeper_operator.policy.causes.finding import Finding, Verdict
 from stepkeeper_operator.policy.history import JobHistory
-from stepkeeper_operator.policy.planning import finished, judgement, waits
 from stepkeeper_operator.policy.planning.changes import find_change
 from stepkeeper_operator.policy.planning.making import plan_without_jobset
 from stepkeeper_operator.policy.planning.next_step import plan_next
@@ -40,7 +39,6 @@ ONE_LEFT: Final = make_job(restarts={"maxFailures": 1, "maxDisruptions": 1})
 STOPPED: Final = make_job(suspend=True)
 USUAL: Final = Finding(cause="ApplicationError", message="exit 1")
 FATAL: Final = Finding(cause="ApplicationError", message="42", verdict=Verdict.FATAL)
-GUESS: Final = Finding(cause="Requested", message="?", explained=False)
 QUEUED: Final[dict[str, Any]] = {"queue_labels": {"kueue.x-k8s.io/queue-name": "default"}}
 IDLE: Final[dict[str, Any]] = {"suspend": True, "suspended": True}
 MINUTE: Final[dict[str, Any]] = {"initialSeconds": 60, "maxSeconds": 60}
@@ -53,47 +51,6 @@ def plan(known: JobHistory, observed: Observed, job: CheckpointedTrainingJob = J
 def recorded(*known: Attempt, max_failures: int = 1) -> CheckpointedTrainingJob:
     attempts = [each.model_dump(mode="json", by_alias=True) for each in known]
     return make_job(status={"attempts": attempts}, restarts={"maxFailures": max_failures})
-
-
-OWN_LIMIT: Final = "(OOMKilled: it used more memory than its limit)"
-
-
-@table(
-    "finding, off_machines, on_machines",
-    {
-        "nothing found": (None, False, False),
-        "a guess": (GUESS, True, True),
-        "a failure": (USUAL, False, True),
-        "its own limit": (replace(USUAL, message=OWN_LIMIT), False, False),
-        "an eviction": (Finding(cause="Eviction", message="drained"), False, False),
-        "a fatal code": (replace(FATAL, explained=False), False, False),
-    },
-)
-def test_a_cause_can_still_change_that_is(
-    finding: Finding | None, *, off_machines: bool, on_machines: bool
-) -> None:
-    known = history(FAILED, finding=finding)
-    assert judgement.is_provisional(JOB, Observed(), known) is off_machines
-    assert judgement.is_provisional(TPU_JOB, Observed(), known) is on_machines
-
-
-def after_failure(finding: Finding | None, now: float = NOW, **restarts: Any) -> Plan:
-    job, before = make_job(restarts=restarts), Plan(history=history(FAILED, finding=finding), job_set=None)
-    of = jobset(failure_reason="Failed")
-    return finished.plan_after_failure(job, Observed(), of, before, settings=SETTINGS, now=now)
-
-
-def test_a_failed_jobset_ends_the_job_once_its_cause_is_known_or_is_replaced_after_its_back_off() -> None:
-    awaited = after_failure(GUESS, maxFailures=0)
-    assert (awaited.end, awaited.look_again_s) == (None, 990 + 120 - NOW)
-    assert after_failure(replace(USUAL, explained=False), 990 + 120, maxFailures=0).end is not None
-    assert after_failure(USUAL, maxFailures=0).end is not None
-    waiting = after_failure(None, backoff=MINUTE)
-    assert (waiting.actions, waiting.waiting, waiting.look_again_s) == ((), waits.BACKING_OFF, 50)
-    assert waiting.history.bookkeeping.not_before == 1050
-    assert len(after_failure(None, 1051.0, backoff=MINUTE).actions) == 1
-    replaced = plan(history(EVICTED), seen(jobset=jobset(failure_reason="ReachedMaxRestarts")))
-    assert replaced.waiting == "its JobSet is being replaced"
 
 
 MOVED: Final = make_job(labels={"kueue.x-k8s.io/queue-name": "other"})
@@ -153,28 +110,6 @@ def test_a_jobset_gets_a_number_of_its_own() -> None:
     assert make(known, evidence=(AttemptEvidence(ordinal=(0, 2)),)).history.bookkeeping == next_one
     waiting = make(history(EVICTED), STOPPED)
     assert (waiting.actions, waiting.waiting) == ((), "it is suspended")
-
-
-def test_a_jobset_may_restart_as_often_as_failures_are_left() -> None:
-    job = make_job(restarts={"maxFailures": 2, "backoff": {"initialSeconds": 0}})
-    for known, left in (
-        (history(EVICTED), 2),
-        (history(EVICTED, failures=1), 1),
-        (history(EVICTED, failures=5), 0),
-        (history(FAILED, failures=1), 0),  # this JobSet is itself a restart
-    ):
-        (action,) = make(known, job).actions
-        assert isinstance(action, CreateJobSet)
-        assert action.manifest["spec"]["failurePolicy"]["maxRestarts"] == left
-    ended_job = make(history(FAILED, failures=2), job)
-    assert (ended_job.actions, ended_job.end is not None) == ((), True)
-
-
-def test_an_edit_ends_the_attempt_and_deletes_the_jobset_once() -> None:
-    edited = plan(history(RUNNING), seen(jobset=EDITED))
-    assert edited.actions == (DeleteJobSet(jobset=EDITED),)
-    assert not edited.history.is_running
-    assert plan(history(RUNNING), seen(jobset=replace(EDITED, deleting=True))).actions == ()
 
 
 BEGUN: Final = history(FAILED, SECOND, failures=1)

@@ -7,6 +7,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 from typing_extensions import override
 
 from fake_cluster.cluster import FakeCluster
@@ -215,3 +217,17 @@ async def test_workloads_are_gone_with_kueue(monkeypatch: pytest.MonkeyPatch) ->
     await relist_once(cluster, cache, monkeypatch)
     assert cache.list_uids(WORKLOADS) == frozenset()
     assert cluster.lists[WORKLOADS.plural] == 1
+
+
+async def test_the_length_of_the_queue_is_shown_by_kind() -> None:
+    operator = Operator(OperatorSettings(cloud_tpu_enabled=True), FakeCluster(lambda: 0.0))
+    for key in (JOB, QR, queued_resource_key("default", "other"), QR):
+        operator._queues.add(key)
+    (handler,) = (
+        route.handler
+        for route in operator._make_health_app().router.routes()
+        if route.method == "GET" and route.resource is not None and route.resource.canonical == "/metrics"
+    )
+    answer = await handler(make_mocked_request("GET", "/metrics"))
+    assert isinstance(answer, web.Response)
+    assert 'stepkeeper_queue_length{kind="QueuedResource"} 2.0' in (answer.text or "").splitlines()

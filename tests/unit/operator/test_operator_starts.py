@@ -2,15 +2,14 @@
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 
-from fake_cluster.facts import ON_MACHINES, make_job, make_pod
 from fake_cluster.facts import make_ended_pod as ended
 from fake_cluster.facts import make_failed_job as failed_job
 from fake_cluster.facts import make_history as history
+from fake_cluster.facts import make_job
 from fake_cluster.facts import make_observed as seen
 from fake_cluster.facts import make_unedited_jobset as jobset
 from fake_cluster.kubelets import training_report
@@ -18,11 +17,9 @@ from fake_cluster.stories import disrupt, end_pods, fail, message_of, run_job, t
 from fake_cluster.world import World
 from stepkeeper.contract import CommitPoint
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
-from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
-from stepkeeper_operator.cache.memory import Rejection
 from stepkeeper_operator.cache.reports import LastReport
-from stepkeeper_operator.observed import Leftover, Observed
+from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy import starts
 from stepkeeper_operator.policy.attempts import DELETED
 from stepkeeper_operator.policy.history import JobHistory
@@ -36,41 +33,7 @@ EVICTED: Final = Attempt(number=1, start=900, end=990, cause="Eviction", message
 EARLY: Final = EVICTED.model_copy(update={"end": 910})
 ASKED_FOR: Final = EARLY.model_copy(update={"cause": "Requested", "message": DELETED})
 DONE: Final = Attempt(number=1, start=900, end=990, message="every pod exited 0")
-JOB: Final = make_job()
-TPU_JOB: Final = make_job(**ON_MACHINES)
 FEW: Final = make_job(restarts={"maxStartsWithoutCheckpoint": 2})
-STOPPED: Final = make_job(suspend=True)
-REFUSED: Final = Rejection(generation=1, status=403, message="", at=NOW - 20, since=NOW - 20, told=False)
-ORPHANED: Final = Leftover(name="pod p0", orphans=(make_pod(),))
-
-
-@table(
-    "job, observed, wait_s, said, again_s",
-    {
-        "nothing": (JOB, {}, 0.0, None, None),
-        "its user": (STOPPED, {}, 0.0, "it is suspended", None),
-        "its acceptance before its user": (STOPPED, {"held": True}, 7.0, "not accepted", None),
-        "its acceptance": (JOB, {"held": True}, 0.0, "not accepted", None),
-        "its machines": (TPU_JOB, {}, 0.0, "QueuedResource tpu", None),
-        "its back-off": (JOB, {}, 7.0, waits.BACKING_OFF, 7.0),
-        "a refused JobSet": (JOB, {"rejection": REFUSED}, 0.0, "refuses its JobSet", 40.0),
-        "nothing after a minute": (JOB, {"rejection": replace(REFUSED, at=NOW - 60)}, 0.0, None, None),
-        "leftovers": (JOB, {"leftover": Leftover(name="Job lm-w-0")}, 0.0, "Job lm-w-0 of an earlier", None),
-        "orphans": (JOB, {"leftover": ORPHANED}, 0.0, "its Job is gone", None),
-    },
-)
-def test_the_next_jobset_waits_for(
-    job: CheckpointedTrainingJob,
-    observed: dict[str, Any],
-    wait_s: float,
-    said: str | None,
-    again_s: float | None,
-) -> None:
-    delay = waits.find_delay(job, Observed(**observed), history(), wait_s=wait_s, now=NOW)
-    assert (delay is None) is (said is None)
-    if delay is not None:
-        assert (said or "") in delay[0]
-        assert again_s is None or delay[1] == again_s
 
 
 SAVED: Final = seen(ended(1), ended(75, 1))
