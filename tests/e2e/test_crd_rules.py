@@ -133,12 +133,6 @@ def test_whoever_applies_the_crds_next_changes_nothing(kubectl: Cluster) -> None
         kubectl.kubectl("apply", "--server-side", "--field-manager=another", "-f", str(path))
 
 
-@pytest.mark.cluster
-def test_people_can_ask_what_a_field_means(kubectl: Cluster) -> None:
-    assert "gs://bucket/prefix" in kubectl.kubectl("explain", "ctj.spec.checkpoint.uri")
-    assert "SIGTERM" in kubectl.kubectl("explain", "qr.spec.node.autocheckpointEnabled")
-
-
 def test_the_pod_template_is_that_of_the_pinned_jobset() -> None:
     crd = yaml.safe_load(binaries.ensure().jobset_crd.read_text(encoding="utf-8"))
     assert trim_pod_template(crd) == pod_template_schema()

@@ -81,27 +81,24 @@ def heard(*, ordinal: tuple[int, int] = (0, 0), **more: Any) -> LastReport:
     return LastReport(report=training_report(7, 70, **more), ordinal=ordinal, received_at=NOW, pod_uid="p0")
 
 
-@pytest.mark.parametrize(
-    ("known", "more", "wait_s"),
-    [
-        (history(RUNNING, starts_without_checkpoint=3), {}, 40),
-        (history(RUNNING, starts_without_checkpoint=3), {"operator_started_at": NOW - 60}, None),
-        (history(RUNNING, starts_without_checkpoint=3), {"jobset": None}, None),
-        (history(RUNNING, starts_without_checkpoint=3), {"jobset": jobset(suspend=True)}, None),
-        (history(RUNNING, starts_without_checkpoint=3), {"report": heard()}, None),
-        (history(RUNNING, starts_without_checkpoint=3), {"report": heard(ordinal=(0, 9))}, 40),
-        (
-            history(RUNNING, starts_without_checkpoint=3),
-            {"report": heard(root=None, commits=(), head=None)},
-            40,
-        ),
-        (history(RUNNING, starts_without_checkpoint=2), {}, None),
-        (history(EVICTED, starts_without_checkpoint=3), {}, None),
-    ],
+@table(
+    "attempt, n_starts, more, wait_s",
+    {
+        "it is new": (RUNNING, 3, {}, 40),
+        "it is there for a minute": (RUNNING, 3, {"operator_started_at": NOW - 60}, None),
+        "nothing runs": (RUNNING, 3, {"jobset": None}, None),
+        "what runs is stopped": (RUNNING, 3, {"jobset": jobset(suspend=True)}, None),
+        "it was told of a root": (RUNNING, 3, {"report": heard()}, None),
+        "another start was": (RUNNING, 3, {"report": heard(ordinal=(0, 9))}, 40),
+        "it was told of none": (RUNNING, 3, {"report": heard(root=None, commits=(), head=None)}, 40),
+        "it is the last start": (RUNNING, 2, {}, None),
+        "the start has ended": (EVICTED, 3, {}, None),
+    },
 )
 def test_a_new_operator_lets_more_starts_run_for_a_minute_until_it_hears_of_a_root(
-    known: JobHistory, more: dict[str, Any], wait_s: float | None
+    attempt: Attempt, n_starts: int, more: dict[str, Any], wait_s: float | None
 ) -> None:
+    known = history(attempt, starts_without_checkpoint=n_starts)
     base: dict[str, Any] = {"jobset": jobset(), "operator_started_at": NOW - 20}
     observed = Observed(**(base | more))
     assert starts.compute_report_wait_s(FEW, observed, known, now=NOW) == wait_s
