@@ -168,6 +168,16 @@ async def test_a_jobset_that_is_gone_unnoticed_holds_a_job_up_for_seconds_only()
     assert len(world.pods) == 2
 
 
+async def test_a_jobset_and_a_job_that_are_gone_unnoticed_are_found_by_a_sweep() -> None:
+    world = await running()
+    silently(world, "jobsets", "default", "lm")
+    assert await world.sweep() == {JOB}
+    assert world.cache.get_jobset(JOB) is None
+    silently(world, "checkpointedtrainingjobs", "default", "lm")
+    assert await world.sweep() == {JOB}
+    assert world.cache.get_training_job(JOB) is None
+
+
 async def test_a_pod_of_a_lost_node_that_is_gone_unnoticed_is_given_up_once() -> None:
     world = await running()
     name = world.pods[0]["metadata"]["name"]
