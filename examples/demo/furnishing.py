@@ -32,7 +32,7 @@ def furnish(
     # How the library finds storage that isn't Google's: in the pods by this ConfigMap, here by the variable.
     address = f"--from-literal=STORAGE_EMULATOR_HOST={cluster.gcs_url}"
     cluster.kubectl("create", "configmap", "object-storage", address)
-    os.environ["STORAGE_EMULATOR_HOST"] = cluster.gcs_host_url
+    os.environ["STORAGE_EMULATOR_HOST"] = cluster.gcs_url
     say(f"operator installed with Helm and images loaded in {time.monotonic() - began_s:.0f} s")
 
 

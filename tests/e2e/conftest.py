@@ -59,7 +59,7 @@ def object_storage(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"STORAGE_EMULATOR_HOST": cluster.gcs_url}
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "object-storage"}, "data": config}
     cluster.kubectl("apply", "-f", "-", stdin=json.dumps(body))
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cluster.gcs_host_url)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cluster.gcs_url)
 
 
 @pytest.fixture(scope="module")

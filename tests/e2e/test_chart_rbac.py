@@ -38,25 +38,16 @@ def namespace(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
     cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
 
-def install_roles(cluster: Cluster, *options: str) -> Iterator[Cluster]:
-    """Install the chart's roles without its Deployment, and delete them."""
-    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
-    objects = yaml.safe_load_all(render(*options))
-    roles = yaml.safe_dump_all([each for each in objects if each and each["kind"] in kinds])
-    cluster.kubectl("apply", "-f", "-", stdin=roles)
-    yield cluster
-    cluster.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=roles)
-
-
 @pytest.fixture(scope="module")
 def installed(namespace: Cluster) -> Iterator[Cluster]:
-    yield from install_roles(namespace)
-
-
-@pytest.fixture(scope="module")
-def with_cloud(namespace: Cluster) -> Iterator[Cluster]:
-    """The roles of a release with Cloud TPU. It comes after the tests of one without."""
-    yield from install_roles(namespace, *CLOUD_TPU)
+    """Install the chart's roles without its Deployment, and delete them."""
+    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+    roles = yaml.safe_dump_all(
+        [each for each in yaml.safe_load_all(render()) if each and each["kind"] in kinds]
+    )
+    namespace.kubectl("apply", "-f", "-", stdin=roles)
+    yield namespace
+    namespace.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=roles)
 
 
 def can(cluster: Cluster, namespace: str, request_line: str) -> bool:
@@ -117,23 +108,3 @@ def test_at_home_the_operator_has_its_certificate_and_its_lease(
     installed: Cluster, request_line: str, *, allowed: bool
 ) -> None:
     assert can(installed, NAMESPACE, request_line) is allowed
-
-
-@pytest.mark.parametrize(
-    ("request_line", "allowed"),
-    [
-        ("patch qr.stepkeeper.dev --subresource=status", True),
-        ("create qr.stepkeeper.dev", False),
-        ("delete qr.stepkeeper.dev", False),
-        ("create nodes --all-namespaces", False),
-        ("get namespaces/kube-system --all-namespaces", True),
-        ("get namespaces/default --all-namespaces", False),
-        ("get secrets/join", True),
-        ("get secrets/another", False),
-        ("list secrets", False),
-    ],
-)
-def test_with_cloud_tpu_the_operator_may_do_its_work_and_read_the_named_secrets(
-    with_cloud: Cluster, request_line: str, *, allowed: bool
-) -> None:
-    assert can(with_cloud, "default", request_line) is allowed

@@ -161,26 +161,6 @@ def test_who_may_edit_in_a_namespace_may_look_at_queued_resources_but_not_spend_
     assert "ClusterRole/stepkeeper-queued-resource-editor" not in aggregated
 
 
-def test_cloud_tpu_is_told_to_the_operator() -> None:
-    prefix = "STEPKEEPER_OPERATOR_CLOUD_TPU_"
-    usual = {
-        "ENABLED": "true",
-        "INSECURE": "false",
-        "POLL_S": "10",
-        "IDLE_POLL_S": "60",
-        "QUOTA_RETRY_S": "300",
-    }
-    told = {name.removeprefix(prefix): each for name, each in env_of(render(ON)).items() if prefix in name}
-    assert told == usual
-    values = ("endpoint=10.0.0.1:8470", "insecure=true", "pollSeconds=1")
-    env = env_of(render(ON, *(f"cloudTPU.{each}" for each in values)))
-    assert [env[f"{prefix}{name}"] for name in ("ENDPOINT", "INSECURE", "POLL_S")] == [
-        "10.0.0.1:8470",
-        "true",
-        "1",
-    ]
-
-
 @pytest.mark.parametrize(("idle_s", "least_s"), [(60, 72), (7, 9), (100, 120)])
 def test_losses_that_would_be_seen_too_late_are_refused(idle_s: int, least_s: int) -> None:
     idle, seconds = f"cloudTPU.idlePollSeconds={idle_s}", "settings.reattributionSeconds"

@@ -1,6 +1,5 @@
 """The real API server's answers to manifests: each rule accepts what is right and says what to write instead."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -132,32 +131,6 @@ def test_whoever_applies_the_crds_next_changes_nothing(kubectl: Cluster) -> None
     for crd in CRDS:
         path = FOLDER / f"{crd}.yaml"
         kubectl.kubectl("apply", "--server-side", "--field-manager=another", "-f", str(path))
-
-
-@pytest.mark.cluster
-def test_people_can_ask_what_a_field_means(kubectl: Cluster) -> None:
-    assert "gs://bucket/prefix" in kubectl.kubectl("explain", "ctj.spec.checkpoint.uri")
-    assert "SIGTERM" in kubectl.kubectl("explain", "qr.spec.node.autocheckpointEnabled")
-
-
-@pytest.mark.cluster
-def test_a_queued_resource_is_listed_with_its_columns(kubectl: Cluster) -> None:
-    path = QUEUED_RESOURCES / "accepted/minimal.yaml"
-    kubectl.kubectl("apply", "-f", str(path))
-    try:
-        status = {
-            "state": "Active",
-            "joined": "3/4",
-            "autocheckpoint": "On",
-            "nextMaintenanceTime": "2026-12-01T00:00:00Z",
-        }
-        patch = json.dumps({"status": status})
-        kubectl.kubectl("patch", "qr", "v5e", "--subresource=status", "--type=merge", "-p", patch)
-        header, row = kubectl.kubectl("get", "qr").splitlines()
-    finally:
-        kubectl.kubectl("delete", "qr", "v5e", "--timeout=110s")
-    assert header.split() == ["NAME", "STATE", "NODES", "AUTOCKPT", "MAINTENANCE", "AGE"]
-    assert row.split()[:-1] == ["v5e", "Active", "3/4", "On", "2026-12-01T00:00:00Z"]
 
 
 def test_the_pod_template_is_that_of_the_pinned_jobset() -> None:

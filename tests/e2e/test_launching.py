@@ -78,7 +78,7 @@ def seen(slice_of_four: Cluster) -> Iterator[Seen]:
     first, second, third, fourth = cluster.tpu_nodes
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setenv("STORAGE_EMULATOR_HOST", cluster.gcs_host_url)
+        patch.setenv("STORAGE_EMULATOR_HOST", cluster.gcs_url)
         metadata = stack.enter_context(metadata_server(cluster))
         stories = [
             readme_story(cluster),

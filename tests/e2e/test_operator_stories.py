@@ -35,17 +35,8 @@ echo 'ValueError: bad batch in shard 7' >&2
 exit 1
 """
 EXITS_0 = f"trap 'exit 0' TERM; {HOLD}"
-DONE = """printf %s '{"code":0}' > /dev/termination-log; exit 0"""
-"""Ends as a training does that is done."""
 
 FEW_STARTS = {"maxFailures": 2, "maxStartsWithoutCheckpoint": 3}
-
-NO_JOBSETS_ALLOWED = {
-    "apiVersion": "v1",
-    "kind": "ResourceQuota",
-    "metadata": {"name": "none", "namespace": f"{PREFIX}quota"},
-    "spec": {"hard": {"count/jobsets.jobset.x-k8s.io": "0"}},
-}
 
 
 def all_jobs(cluster: Cluster) -> Iterator[ShellJob]:
@@ -59,13 +50,10 @@ def all_jobs(cluster: Cluster) -> Iterator[ShellJob]:
     yield job("raises", RAISES, max_failures=1)
     yield job("suspended", SAVES, n_hosts=2, **slow)
     yield job("edited", SAVES, n_hosts=2, **slow)
-    yield job("job-deleted", SAVES, n_hosts=2, max_failures=0, **slow)
     yield job("again", SAVES, n_hosts=2, **slow)
     yield job("always-75", "exit 75", restarts=FEW_STARTS)
     yield job("late-secret", HOLD, trainer={"env": [token]}, pod=begins_late)
-    yield job("sidecar-fails", DONE, container("ship-logs", "exit 7"))
     yield job("exits-0", EXITS_0, max_failures=0, **slow)
-    yield job("quota", SAVES, **slow)
     yield job("unwatched", HOLD, n_hosts=2)
     yield job("namespace", HOLD, n_hosts=2)
 
@@ -77,7 +65,7 @@ def jobs(operator: Cluster) -> Iterator[dict[str, ShellJob]]:
     # Younger, it has heard of too little to suspend a job for its starts.
     until(lambda: age_of_operator_s(operator) > 65, 100)
     made = list(all_jobs(operator))
-    apply_all(operator, made, NO_JOBSETS_ALLOWED)
+    apply_all(operator, made)
     yield {job.name.removeprefix(PREFIX): job for job in made}
     delete_all(operator, made)
 
@@ -87,14 +75,6 @@ def age_of_operator_s(cluster: Cluster) -> float:
     pods = json.loads(cluster.kubectl("get", "pods", *options))["items"]
     running = [status["state"]["running"] for pod in pods for status in pod["status"]["containerStatuses"]]
     return min(time.time() - datetime.fromisoformat(each["startedAt"]).timestamp() for each in running)
-
-
-def await_quota(job: ShellJob) -> None:
-    """Wait until the quota counts: a controller that hadn't heard of JobSets looks again only at a new one."""
-    while "hard" not in job.get("resourcequota", "none").get("status", {}):
-        job.kubectl("delete", "resourcequota", "none")
-        job.kubectl("apply", "-f", "-", stdin=json.dumps(NO_JOBSETS_ALLOWED))
-        time.sleep(5)
 
 
 def edit(job: ShellJob, **spec: Any) -> None:
@@ -133,18 +113,6 @@ def test_what_a_pod_waits_for_is_said_when_nothing_but_the_pod_has_changed(jobs:
     complete(job)
 
 
-def test_a_training_that_is_done_is_complete_though_its_sidecar_failed(jobs: dict[str, ShellJob]) -> None:
-    job = jobs["sidecar-fails"]
-    status = job.until_phase("Complete")
-    assert condition(status, "Complete")["reason"] == "TrainingDone"
-    assert causes(status)[0] is None
-    assert status["restarts"]["total"] == 0
-    (warning,) = warnings(job, "Complete")
-    assert "container 'ship-logs' of pod story-sidecar-fails-w-0-0-" in warning
-    assert "exited with code 7" in warning
-    until(lambda: not [pod for pod in job.pods() if pod["status"]["phase"] == "Running"])
-
-
 def test_a_suspended_job_runs_down_and_goes_on_when_it_is_resumed(jobs: dict[str, ShellJob]) -> None:
     job = jobs["suspended"]
     job.until_phase("Running")
@@ -170,15 +138,6 @@ def test_an_edited_template_gets_new_pods_after_the_old_ones(jobs: dict[str, She
         status = complete(job)
     assert gangs.seen == [(0, 0), (1, 0)]
     assert gangs.together == []
-    assert causes(status) == ["Requested", None]
-
-
-def test_a_deleted_batch_job_is_made_anew_and_its_attempt_is_told(jobs: dict[str, ShellJob]) -> None:
-    job = jobs["job-deleted"]
-    job.until_phase("Running")
-    job.kubectl("delete", "job", f"{job.name}-w-0", "--wait=false")
-    job.until_phase("Running", attempt=2)
-    status = complete(job)
     assert causes(status) == ["Requested", None]
 
 
@@ -230,18 +189,6 @@ def test_a_program_that_exits_0_when_it_is_evicted_is_started_again(jobs: dict[s
     status = complete(job)
     assert causes(status) == ["Eviction", None]
     assert status["attempts"][0]["message"].startswith("every pod exited 0 after it was told to stop")
-
-
-def test_a_jobset_that_a_quota_refuses_is_told_with_the_quotas_words(jobs: dict[str, ShellJob]) -> None:
-    job = jobs["quota"]
-    await_quota(job)
-    status = job.until(lambda status: condition(status, "Accepted").get("reason") == "QuotaExceeded")
-    assert "exceeded quota: none" in condition(status, "Accepted")["message"]
-    assert len(warnings(job, "QuotaExceeded")) == 1
-    job.kubectl("delete", "resourcequota", "none")
-    job.until_phase("Running")  # it is tried again within a minute
-    status = complete(job)
-    assert condition(status, "Accepted")["status"] == "True"
 
 
 def test_a_namespace_is_gone_within_a_minute_with_all_its_jobs(jobs: dict[str, ShellJob]) -> None:

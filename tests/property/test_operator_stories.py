@@ -18,10 +18,9 @@ from operator_stories.story import come_to_rest, tell
 from thoroughness import scaled
 
 from fake_cluster.world import World
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
+from stepkeeper_operator.api.v1alpha1.conditions import Phase
 
 pytestmark = pytest.mark.timeout(600)
-_NONE_STUCK = (ConditionStatus.FALSE, "NoneStuck")
 _STORIES = 50
 _SHORT, _LONG = 100, 10_000
 
@@ -37,10 +36,8 @@ async def find_faults(seed: int, names: list[str] = []) -> list[str]:  # noqa: B
         ]
         if writes := await world.record_writes(rounds=3):
             faults.append(f"it writes at rest: {writes}")
-        # Of a pod that was given up PodStuck may still tell.
-        is_told_late = world.condition("PodStuck") is not None and world.condition("PodStuck") != _NONE_STUCK
         world.restart_operator()
-        if (writes := await world.record_writes(rounds=2)) and not is_told_late:
+        if writes := await world.record_writes(rounds=2):
             faults.append(f"a new operator decides other than the old one: {writes}")
         if not faults and world.phase() is Phase.RUNNING:
             found = [

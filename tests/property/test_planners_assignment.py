@@ -1,14 +1,12 @@
 """Test which rank writes what: every element once, the same on every rank, and as even as the layout allows."""
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, pairwise, product
 from random import Random
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planners_parts.layouts import cut_anywhere, on_mesh, rows
 from thoroughness import scaled
 
 from stepkeeper_planners.dtypes import itemsize_bytes
@@ -20,11 +18,35 @@ GRAIN_BYTES = 8
 """Small enough that the tensors drawn here are cut."""
 
 
+def rows(fqn: str, *pieces: tuple[int, int, tuple[int, ...]]) -> TensorLayout:
+    """A 1-dim tensor cut into (start, size, ranks that hold it)."""
+    chunks = tuple(
+        Chunk(
+            box=Box(offsets=(start,), sizes=(size,)),
+            owners=tuple(Owner(rank=r, local_index=i) for r in ranks),
+        )
+        for i, (start, size, ranks) in enumerate(pieces)
+    )
+    return TensorLayout(fqn=fqn, dtype="float32", global_shape=(sum(s for _, s, _ in pieces),), chunks=chunks)
+
+
 @st.composite
 def layouts(draw: st.DrawFn, fqn: str, world_size: int) -> TensorLayout:
+    """Cut anywhere along each dimension; each part held by any ranks, on some of them more than once."""
     shape = tuple(draw(st.lists(st.integers(0, 12), max_size=3)))
     dtype = draw(st.sampled_from(["int8", "bfloat16", "float32", "complex128"]))
-    return draw(cut_anywhere(fqn, dtype, shape, world_size, most_cuts=2))
+    places = [sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=2))}) for size in shape]
+    spans = [list(pairwise(points)) or [(0, 0)] for points in places]
+    counts = dict.fromkeys(range(world_size), 0)
+    chunks = []
+    for cell in product(*spans):
+        owners = []
+        for rank in draw(st.lists(st.integers(0, world_size - 1), min_size=1, max_size=world_size + 1)):
+            owners.append(Owner(rank=rank, local_index=counts[rank]))
+            counts[rank] += 1
+        box = Box(offsets=tuple(a for a, _ in cell), sizes=tuple(b - a for a, b in cell))
+        chunks.append(Chunk(box=box, owners=tuple(owners)))
+    return TensorLayout(fqn=fqn, dtype=dtype, global_shape=shape, chunks=tuple(chunks))
 
 
 @st.composite
@@ -165,30 +187,3 @@ def nested_states(draw: st.DrawFn) -> tuple[list[TensorLayout], int]:
 @settings(deadline=None, max_examples=scaled(200))
 def test_no_rank_writes_more_than_the_heaviest_must(case: tuple[list[TensorLayout], int]) -> None:
     check_even(*case)
-
-
-HELD_BY_ROWS_AND_COLUMNS = [(2, 4), (4, 2), (3, 2), (5, 2), (2, 5), (3, 4)]
-"""Meshes of few ranks: all sets of them are looked through for what the heaviest must write."""
-
-
-@pytest.mark.parametrize("mesh", HELD_BY_ROWS_AND_COLUMNS)
-@pytest.mark.parametrize(("width", "n_words", "n_classes"), [(64, 509, 10), (96, 1021, 1000), (80, 997, 7)])
-def test_states_by_one_axis_and_parameters_by_the_other_are_even(
-    mesh: tuple[int, int], width: int, n_words: int, n_classes: int
-) -> None:
-    """ZeRO-1 beside tensor parallelism: sets of holders cross, and the sizes leave uneven parts."""
-    shapes: dict[str, tuple[tuple[int, ...], int | None]] = {
-        "words": ((n_words, width), 0),
-        "places": ((33, width), None),
-        "head": ((n_classes, width), 0),
-    }
-    for n in range(6):
-        shapes[f"{n}.qkv"] = ((3 * width, width), 0)
-        shapes[f"{n}.out"] = ((width, width), 1)
-        shapes[f"{n}.in"] = ((4 * width, width), 0)
-        shapes[f"{n}.norm"] = ((width,), None)
-    layouts = []
-    for name, (shape, cut) in shapes.items():
-        layouts.append(on_mesh(name, "bfloat16", shape, mesh, (None, cut)))
-        layouts += [on_mesh(f"{name}.{part}", "float32", shape, mesh, (0, cut)) for part in ("m", "v")]
-    check_even(layouts, mesh[0] * mesh[1])

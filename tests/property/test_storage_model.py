@@ -73,8 +73,6 @@ LOST_RETURNING = (
 )
 SLOW = (attempt(20, 30, 40, restores=False), reader(renews=1))
 SLOWER = (attempt(20, 30, 40, 50, 60, restores=False), reader(renews=2), collector())
-LAGGING = (attempt(20, 30, restores=False, lags=True), reader())
-LAGGING_LONGER = (attempt(20, 30, 40, restores=False, lags=True), reader())
 GOING_BACK = (attempt(25, 35, rewinds=True), attempt(40), reader())
 REMOVING = (attempt(40, last=3), remover(10), reader(oldest=True))
 FORGETTING = (attempt(15, 5, 40, forgets=True), attempt(20))
@@ -124,7 +122,6 @@ QUICK = {
     "a-companion-lost-while-a-branch-begins": Scenario(
         LOST_FORGETTING[:2], LOST_TOLD + BRANCH_TOLD, faults=1, crashes=(0,)
     ),
-    "saves-before-what-comes-after-commits": Scenario(LAGGING, READ_TOLD, switches=1),
     "a-removal": Scenario(REMOVING, REMOVING_TOLD, before=BRANCHES, switches=2),
     "all-at-once": Scenario(ALL, TWO_TOLD + READ_TOLD, switches=1),
 }
@@ -146,8 +143,6 @@ LONG = {
     "a-companion-lost-while-going-back-and-a-start": Scenario(
         LOST_RETURNING, LOST_TOLD + "fenced followed", before=BRANCHES, switches=2, crashes=(0,)
     ),
-    "slow-work-after-commits": Scenario(LAGGING_LONGER, READ_TOLD, switches=2),
-    "slow-work-after-commits-and-a-fault": Scenario(LAGGING_LONGER[:1], LOST_TOLD, faults=1),
     "processes-that-restored-nothing": Scenario(
         [*FORGETTING, attempt(5, 8, forgets=True)], BRANCH_TOLD + "fenced", before=BRANCHES, switches=2
     ),

@@ -61,7 +61,7 @@ def decide_job(
         given_up, look_s = find_lost_pods(observed, now=now, uptime_s=settings.lost_node_uptime_s)
         return Decision(status=job.status, actions=given_up, requeue_after_s=look_s)
     if find_end(job) is not None:
-        return _decide_finished(job, observed, now=now)
+        return _decide_finished(job, observed, settings, now=now)
     accepted = check_acceptance(job, observed)
     if not accepted.status:
         observed = _hold(job, observed)
@@ -164,7 +164,9 @@ def _hold(job: CheckpointedTrainingJob, observed: Observed) -> Observed:
     return replace(observed, held=True, jobset=own)
 
 
-def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: float) -> Decision:
+def _decide_finished(
+    job: CheckpointedTrainingJob, observed: Observed, settings: OperatorSettings, *, now: float
+) -> Decision:
     """Decide for a job that has ended: show late commits and what is left, stop what runs, delete it in time."""
     mirror = mirror_storage(job, observed, running=None)
     stuck, stuck_s = derive_stuck(job, observed, now=now)
@@ -176,7 +178,11 @@ def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: f
     }
     status = job.status.model_copy(update=update)
     ended_at, ttl_s = find_end(job), job.spec.ttl_seconds_after_finished
-    actions: tuple[Action, ...] = stop_jobset(_hold(job, observed).jobset, queued=observed.is_queued)
+    lost, lost_s = find_lost_pods(observed, now=now, uptime_s=settings.lost_node_uptime_s)
+    actions: tuple[Action, ...] = (
+        *lost,
+        *stop_jobset(_hold(job, observed).jobset, queued=observed.is_queued),
+    )
     look_s = None
     if ttl_s is not None and ended_at is not None:
         left_s = ended_at + ttl_s - now
@@ -188,7 +194,7 @@ def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: f
         write_status=status != job.status,
         actions=actions,
         events=derive_events(job.status, status),
-        requeue_after_s=find_soonest(look_s, stuck_s),
+        requeue_after_s=find_soonest(look_s, stuck_s, lost_s),
     )
 
 

@@ -12,12 +12,6 @@ from stepcluster.api import Cluster
 from stepcluster.errors import ClusterError
 from stepcluster.machine import say
 
-FAULTS = (
-    *("spot-preemption", "power-cut", "power-on"),
-    *("kill", "stop", "continue"),
-    *("kill-operator", "stop-operator", "start-operator", "restart-api-server"),
-)
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
@@ -70,28 +64,6 @@ def image(arguments: argparse.Namespace) -> None:
         print(cluster.load_shell_image())
 
 
-def fault(arguments: argparse.Namespace) -> None:
-    faults = Cluster.attach(arguments.name).faults
-
-    def send(number: signal.Signals) -> Callable[[str], object]:
-        return lambda pod: faults.signal_pod(pod, number, namespace=arguments.namespace)
-
-    actions: dict[str, Callable[[str], object]] = {
-        "spot-preemption": lambda node: faults.spot_preemption(node, back_after_s=arguments.back_after),
-        "power-cut": faults.power_cut,
-        "power-on": lambda node: faults.power_on(node, fresh=arguments.fresh),
-        "kill": send(signal.SIGKILL),
-        "stop": send(signal.SIGSTOP),
-        "continue": send(signal.SIGCONT),
-        "kill-operator": lambda _: faults.kill_operator(),
-        "stop-operator": lambda _: faults.stop_operator(),
-        "start-operator": lambda _: faults.start_operator(),
-        "restart-api-server": lambda _: faults.restart_api_server(),
-    }
-    actions[arguments.kind](arguments.target)
-    say(f"fault: {arguments.kind} {arguments.target}".rstrip() + " has happened")
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m stepcluster", description="A Kubernetes cluster for tests."
@@ -116,14 +88,6 @@ def _parser() -> argparse.ArgumentParser:
     loading.add_argument(
         "--app", type=Path, default=images.ROOT / "examples" / "text_lm", help="a trainer's folder"
     )
-    failing = add(fault, "Make something go wrong.")
-    failing.add_argument("kind", choices=FAULTS)
-    failing.add_argument("target", nargs="?", default="", help="node or pod")
-    failing.add_argument("-n", "--namespace", default="default", help="the pod's namespace")
-    failing.add_argument(
-        "--back-after", type=float, metavar="SECONDS", help="bring the node back after this long"
-    )
-    failing.add_argument("--fresh", action="store_true", help="power-on: as a new machine")
     return parser
 
 

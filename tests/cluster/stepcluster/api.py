@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepcluster import images, kueue, lifecycle
+from stepcluster import controllers, images, lifecycle
 from stepcluster.errors import NoClusterError
 from stepcluster.faults import Faults
 from stepcluster.machine import COMMAND_TIMEOUT_S, run, search_path
@@ -62,12 +62,7 @@ class Cluster:
 
     @property
     def gcs_url(self) -> str:
-        """The object storage's URL for pods: the value of STORAGE_EMULATOR_HOST."""
-        return self._parts.layout.gcs_url
-
-    @property
-    def gcs_host_url(self) -> str:
-        """The object storage's URL on this machine."""
+        """The object storage's URL, for pods and on this machine: the value of STORAGE_EMULATOR_HOST."""
         return self._parts.layout.gcs_url
 
     def audit_entries(self, user: str | None = None) -> list[dict[str, Any]]:
@@ -79,7 +74,7 @@ class Cluster:
         """Return the environment variables that a shell needs to work with the cluster."""
         return {
             "KUBECONFIG": str(self.kubeconfig),
-            "STORAGE_EMULATOR_HOST": self.gcs_host_url,
+            "STORAGE_EMULATOR_HOST": self.gcs_url,
             "PATH": f"{self._parts.binaries.folder}:{os.environ.get('PATH', '')}",
         }
 
@@ -132,7 +127,7 @@ class Cluster:
 
     def start_kueue(self) -> None:
         """Start Kueue, built from its pinned module, for the rest of the cluster's life."""
-        kueue.start_kueue(self._parts)
+        controllers.start_kueue(self._parts)
 
     def join_terms(self) -> JoinTerms:
         """Make a token with which machines can join for a day."""

@@ -6,7 +6,7 @@ import signal
 import time
 from dataclasses import dataclass
 
-from stepcluster import containers, controlplane
+from stepcluster import containers
 from stepcluster.errors import FaultError
 from stepcluster.machine import run
 from stepcluster.nodeconfig import SHUTDOWN_S
@@ -60,13 +60,6 @@ class Faults:
             if not self.parts.runner.is_on(name):
                 self.power_on(name, fresh=True)
 
-    def signal_pod(
-        self, pod: str, number: signal.Signals = signal.SIGKILL, *, namespace: str = "default"
-    ) -> None:
-        """Send the signal to the first process of the pod's first container."""
-        found = json.loads(self._kubectl("-n", namespace, "get", "pod", pod, "-o", "json"))
-        containers.send(containers.locate(self.parts, found, ""), number)
-
     def kill_operator(self) -> None:
         """Kill the operator's process; its kubelet starts another."""
         options = ["--selector", OPERATOR_SELECTOR, "--field-selector=status.phase=Running", "-o", "json"]
@@ -89,11 +82,6 @@ class Faults:
         namespace, deployment = self._operator()
         self._kubectl("-n", namespace, "scale", deployment, "--replicas=1")
         self._kubectl("-n", namespace, "wait", deployment, "--for=condition=Available", "--timeout=110s")
-
-    def restart_api_server(self) -> None:
-        """Kill the API server, start it again, and wait until it is ready."""
-        self.parts.launcher.kill("kube-apiserver")
-        controlplane.start_api_server(self.parts.launcher, self.parts.binaries, self.parts.layout)
 
     def _operator(self) -> tuple[str, str]:
         """Return namespace and name of the operator's Deployment."""

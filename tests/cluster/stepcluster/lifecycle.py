@@ -11,11 +11,11 @@ from stepcluster import (
     binaries,
     certificates,
     cleaning,
+    controllers,
     controlplane,
     dns,
     gcs,
     images,
-    jobset,
     network,
     packages,
     processes,
@@ -121,10 +121,10 @@ def _start(name: str, programs: binaries.Binaries, nodes: tuple[Node, ...]) -> P
     _start_nodes(parts)
     controlplane.start(parts.launcher, programs, parts.layout)
     told("API server ready")
-    parts.apply([*jobset.manifests(programs, parts.layout), *dns.manifests(parts.layout)])
+    parts.apply([*controllers.list_jobset_manifests(programs, parts.layout), *dns.manifests(parts.layout)])
     # Started before its CRD is served, the controller would look again only 10 s later.
-    parts.wait_established(jobset.CRD)
-    jobset.start(parts.launcher, programs, parts.layout)
+    parts.wait_established(controllers.JOBSET_CRD)
+    controllers.start_jobset(parts.launcher, programs, parts.layout)
     gcs.start(parts.launcher, programs, parts.layout)
     for node in nodes:
         parts.wait_ready(node)

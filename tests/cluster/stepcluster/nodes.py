@@ -114,7 +114,7 @@ class NodeRunner:
         """
         pid = first_process(NODE_MARK, str(self.layout.node_folder(node)))
         if pid is None:
-            raise FaultError(f"node {node} is off: `python -m stepcluster fault power-on {node}` starts it")
+            raise FaultError(f"node {node} is off: `Cluster.faults.power_on` starts it")
         return Namespaces(pid=pid)
 
     def is_on(self, node: str) -> bool:

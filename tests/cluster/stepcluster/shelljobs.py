@@ -62,7 +62,6 @@ class ShellJob:
     restarts: Mapping[str, Any] = field(default_factory=dict)
     """More of the job's spec.restarts."""
 
-    namespace_labels: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the job itself."""
 
@@ -211,14 +210,7 @@ def condition(status: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 def apply_all(cluster: Cluster, jobs: Sequence[ShellJob], *others: Mapping[str, Any]) -> None:
     """Apply the jobs, each in its namespace, after the other objects, which may be in any of these namespaces."""
-    namespaces = [
-        {
-            "apiVersion": "v1",
-            "kind": "Namespace",
-            "metadata": {"name": job.name, "labels": dict(job.namespace_labels)},
-        }
-        for job in jobs
-    ]
+    namespaces = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": job.name}} for job in jobs]
     _with_all(cluster, "apply", namespaces)
     for job in jobs:
         # Every namespace gets one, a moment later; until then its pods are refused.

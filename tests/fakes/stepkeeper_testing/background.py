@@ -1,26 +1,15 @@
 """Run a companion's background tasks in the thread of a test."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 from stepkeeper.companion.background import BackgroundTask, BlockingCall
 
-__all__ = ["done", "jobs"]
+__all__ = ["done"]
 
 
 def done(task: BackgroundTask) -> None:
-    """Run all of `task`."""
-    for _ in jobs(task):
-        pass
-
-
-def jobs(task: BackgroundTask) -> Iterator[None]:
-    """Run `task` one blocking call at a time.
-
-    Yields:
-        None after each blocking call, whose result or error the task gets when it is resumed.
-
-    """
+    """Run all of `task`, which gets the result or the error of each of its blocking calls."""
     resume: Callable[[], BlockingCall] = partial(next, task)
     while True:
         try:
@@ -33,4 +22,3 @@ def jobs(task: BackgroundTask) -> Iterator[None]:
             resume = partial(task.throw, error)
         else:
             resume = partial(task.send, result)
-        yield

@@ -1,9 +1,8 @@
 """Define what processes do with a root, each by the shipped code, and what they were answered."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import partial
-from itertools import chain
-from typing import TypeVar, final
+from typing import TypeVar
 
 from storage_explorer.replay import IMPATIENT, Process, Program
 
@@ -12,7 +11,6 @@ from stepkeeper.cli.blocks import verify_commit
 from stepkeeper.cli.removal import check_removable, commit_to_verify, select_removed
 from stepkeeper.cli.root import Root
 from stepkeeper.cli.write import _remove_commits
-from stepkeeper.companion.background import BackgroundTask
 from stepkeeper.companion.messages import (
     ClaimedRoot,
     ClaimRequest,
@@ -40,7 +38,7 @@ from stepkeeper.retention.garbage import gc
 from stepkeeper.retention.leases import LEASE_ENTRIES
 from stepkeeper.retention.pinning import pin_commit, renew_pin
 from stepkeeper.retention.pins import Pin, remove_pin
-from stepkeeper_testing.background import jobs
+from stepkeeper_testing.background import done
 from stepkeeper_testing.checkpoints import write_request
 from stepkeeper_testing.pod import pod_identity
 
@@ -61,7 +59,6 @@ def attempt(
     rewinds: bool = False,
     returns: bool = False,
     collects: bool = False,
-    lags: bool = False,
     forgets: bool = False,
     restored: Collection[str] | None = _ENTRIES,
     start: int | None = None,
@@ -73,8 +70,8 @@ def attempt(
 
     With `quarantines` it may find HEAD's bytes bad, with `rewinds` it goes on from the oldest commit, with `returns`
     it goes back to that before each save but the first, with `collects` garbage is collected as soon as it has begun,
-    with `lags` what comes after a commit goes on beside the next saves, with `forgets` it restores nothing. `restored`
-    are the entries of the state that it restores whole; None if it restores a part.
+    with `forgets` it restores nothing. `restored` are the entries of the state that it restores whole; None if it
+    restores a part.
     """
     continues = not forgets and is_continued(restored, _ENTRIES)
 
@@ -97,17 +94,13 @@ def attempt(
             elif found is not None and not forgets and not continues:
                 _read(process, found)
             claim = begun.claim
-            later = _Later(process, session, lags=lags)
             for number, step in enumerate(steps):
                 if returns and number:
-                    # A begin waits for that.
-                    later.end()
                     claim = _go_back(process, session, claim)
                 if not continues:
-                    begun = _begin_branch(process, session, begun, step, later)
+                    begun = _begin_branch(process, session, begun, step)
                     claim = begun.claim
-                _save(process, session, claim, step, later)
-            later.end()
+                _save(process, session, claim, step)
         except FencedError:
             process.note("fenced")
         except RestoreError:
@@ -142,10 +135,9 @@ def follower(died: int, *steps: int, last: int = 1, forgets: bool = False) -> Pr
             if saving is not None and saving[0] == "saving":
                 _learn(process, session, saving[1])
             for step in steps:
-                later = _Later(process, session)
                 if forgets:
-                    claim = _begin_branch(process, session, session._describe_claim(), step, later).claim
-                _save(process, session, claim, step, later)
+                    claim = _begin_branch(process, session, session._describe_claim(), step).claim
+                _save(process, session, claim, step)
         except FencedError:
             process.note("fenced")
         except RestoreError:
@@ -268,14 +260,10 @@ def _go_back(process: Process, session: Session, claim: Claim) -> Claim:
     return _follow(process, session, ClaimRequest(base=oldest.slot, after=claim, nonce=process.nonce()))
 
 
-def _begin_branch(
-    process: Process, session: Session, claimed: ClaimedRoot, step: int, later: "_Later"
-) -> ClaimedRoot:
+def _begin_branch(process: Process, session: Session, claimed: ClaimedRoot, step: int) -> ClaimedRoot:
     """Before a save: begin a branch where a trainer does that has restored nothing."""
     if claimed.branching or not must_branch(claimed.base, step):
         return claimed
-    # A begin waits for that.
-    later.end()
     _follow(process, session, ClaimRequest(branch=True, after=claimed.claim, nonce=process.nonce()))
     return session._describe_claim()
 
@@ -315,34 +303,7 @@ def _until_answered(work: Callable[[], T]) -> T:
             continue
 
 
-@final
-class _Later:
-    """Do the work after commits: at once, or a job at a time whenever the schedule says so."""
-
-    def __init__(self, process: Process, session: Session, *, lags: bool = False) -> None:
-        self._process = process
-        self._session = session
-        self._lags = lags
-        self._jobs: Iterator[None] = iter(())
-
-    def add(self, work: BackgroundTask) -> None:
-        self._jobs = chain(self._jobs, jobs(work))
-        if not self._lags:
-            self.end()
-
-    def go_on(self) -> None:
-        """Go on as far as possible before the next request is there."""
-        while self._lags and self._process.choose(2) and next(self._jobs, self) is not self:
-            pass
-
-    def end(self) -> None:
-        for _ in self._jobs:
-            pass
-        complaint = self._session._upkeep.complaint
-        assert complaint is None or complaint.partition(": ")[2].startswith(_BEARABLE), complaint
-
-
-def _save(process: Process, session: Session, claim: Claim, step: int, later: _Later) -> None:
+def _save(process: Process, session: Session, claim: Claim, step: int) -> None:
     value = ValueOrder(fqn="v", start=0, length_bytes=4)
     order = SaveOrder(
         rank=0,
@@ -354,10 +315,8 @@ def _save(process: Process, session: Session, claim: Claim, step: int, later: _L
         values=(value,),
     )
     process.note("saving", order.folder)
-    later.go_on()
     try:
         session.shares.write_share(write_request(order), process.region)
-        later.go_on()
         committed, after = session.commit_save(
             CommitRequest(folder=order.folder, others=(), duration_millis=1)
         )
@@ -370,7 +329,9 @@ def _save(process: Process, session: Session, claim: Claim, step: int, later: _L
         return
     assert committed.record.folder == order.folder
     process.note("committed", order.folder, committed.record.slot)
-    later.add(after)
+    done(after)
+    complaint = session._upkeep.complaint
+    assert complaint is None or complaint.partition(": ")[2].startswith(_BEARABLE), complaint
 
 
 def _learn(process: Process, session: Session, folder: str) -> None:

@@ -2,11 +2,9 @@
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from demo.picture import draw
 from demo.story import Attempt, Commit, Disruption, Resume, StepSeen, Story, broken_claims, lost_steps
 
 FAULTS = ["Spot preemption", "Power cut"]
@@ -72,10 +70,3 @@ def test_each_claim_is_checked(spoil: Callable[[Story], object], said: str) -> N
     story = _story()
     spoil(story)
     assert any(said in line for line in broken_claims(story, disruptions=FAULTS))
-
-
-@pytest.mark.parametrize(("suffix", "begins"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
-def test_the_picture_is_what_its_suffix_says(tmp_path: Path, suffix: str, begins: bytes) -> None:
-    path = (tmp_path / "out" / "story").with_suffix(suffix)
-    draw(_story(), path, title="a run")
-    assert path.read_bytes().startswith(begins)

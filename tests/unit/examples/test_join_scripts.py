@@ -1,10 +1,10 @@
-"""The startup scripts of examples/queued_resource, against a metadata server, with stand-ins for what they call."""
+"""The startup scripts of examples/queued_resource, with stand-ins for what they call; one also joins end to end."""
 
 import json
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,108 +99,58 @@ KUBEADM = {"API_SERVER": "10.0.0.2:6443", "CA_CERT_HASH": "sha256:ab12", "TOKEN"
 K3S = {"SERVER": "https://10.0.0.2:6443", "TOKEN": "K10ab::token"}
 
 
-def parse_labels(text: str) -> dict[str, str]:
-    return dict(label.split("=", 1) for label in text.split(","))
-
-
-def read_kubeadm(machine: Machine) -> dict[str, object]:
-    """Return what the machine has joined with."""
-    written = yaml.safe_load(machine.told("join.yaml"))
-    token, node = written["discovery"]["bootstrapToken"], written["nodeRegistration"]
-    assert token["caCertHashes"] == ["sha256:ab12"]
-    assert not (machine.etc / "kubernetes" / "join.yaml").exists(), "it holds the token"
-    patches = Path(written["patches"]["directory"])
-    return {
-        "labels": parse_labels(node["kubeletExtraArgs"][0]["value"]),
-        "taints": ["{key}={value}:{effect}".format_map(taint) for taint in node["taints"]],
-        "server": token["apiServerEndpoint"],
-        "token": token["token"],
-        "shutdown": read_shutdown(patches / "kubeletconfiguration+merge.yaml"),
-    }
-
-
 def read_k3s(machine: Machine) -> dict[str, object]:
     path = machine.etc / "rancher" / "k3s" / "config.yaml"
     assert path.stat().st_mode & 0o077 == 0, "it holds the token"
     written = yaml.safe_load(path.read_text(encoding="utf-8"))
+    kubelet = yaml.safe_load(
+        Path(written["kubelet-arg"][0].removeprefix("config=")).read_text(encoding="utf-8")
+    )
     return {
-        "labels": parse_labels(",".join(written["node-label"])),
+        "labels": dict(label.split("=", 1) for label in written["node-label"]),
         "taints": written["node-taint"],
         "server": written["server"].removeprefix("https://"),
         "token": written["token"],
-        "shutdown": read_shutdown(Path(written["kubelet-arg"][0].removeprefix("config="))),
+        "shutdown": (kubelet["shutdownGracePeriod"], kubelet["shutdownGracePeriodCriticalPods"]),
     }
 
 
-def read_shutdown(path: Path) -> tuple[str, str]:
-    """Return how long the machine's end takes, and how long of that critical pods have after the others."""
-    written = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return written["shutdownGracePeriod"], written["shutdownGracePeriodCriticalPods"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Script:
-    name: str
-    settings: Mapping[str, str]
-    read: Callable[[Machine], dict[str, object]]
-    systemctl: str
-    """What it asks of systemd."""
-
-
-ENABLED = "daemon-reload\nenable --now k3s-agent\n"
-BOTH = [
-    Script(name="join-kubeadm.sh", settings=KUBEADM, read=read_kubeadm, systemctl="restart containerd\n"),
-    Script(name="join-k3s.sh", settings=K3S, read=read_k3s, systemctl=ENABLED),
-]
-both = pytest.mark.parametrize("script", BOTH, ids=lambda script: script.name)
-
-
-@both
-def test_a_machine_joins_with_the_operators_labels_and_the_cloud_nodes_id(
-    machine: Machine, script: Script
-) -> None:
-    done = machine.run(script.name, script.settings)
+def test_a_machine_joins_with_the_operators_labels_and_the_cloud_nodes_id(machine: Machine) -> None:
+    done = machine.run("join-k3s.sh", K3S)
     assert done.returncode == 0, done.stderr
-    assert script.read(machine) == {
+    assert read_k3s(machine) == {
         "labels": JOINED,
         "taints": ["google.com/tpu=present:NoSchedule"],
         "server": "10.0.0.2:6443",
-        "token": script.settings["TOKEN"],
+        "token": K3S["TOKEN"],
         "shutdown": ("330s", "30s"),
     }
-    assert machine.told("systemctl") == script.systemctl
+    assert machine.told("systemctl") == "daemon-reload\nenable --now k3s-agent\n"
 
 
-@both
-def test_the_token_can_come_from_secret_manager_which_is_asked_again_if_it_fails(
-    machine: Machine, script: Script
-) -> None:
+def test_the_token_can_come_from_secret_manager_which_is_asked_again_if_it_fails(machine: Machine) -> None:
     fail_once = "[ -e $OUT/asked ] || { touch $OUT/asked; exit 1; }; "
     machine.stand_in("gcloud", fail_once + STAND_INS["gcloud"])
-    settings = {**script.settings, "TOKEN": "", "TOKEN_SECRET": "projects/p/secrets/join"}
-    done = machine.run(script.name, settings)
+    settings = {**K3S, "TOKEN": "", "TOKEN_SECRET": "projects/p/secrets/join"}
+    done = machine.run("join-k3s.sh", settings)
     assert done.returncode == 0, done.stderr
-    assert script.read(machine)["token"] == "latest of projects/p/secrets/join"
+    assert read_k3s(machine)["token"] == "latest of projects/p/secrets/join"
 
 
-@both
-def test_a_machine_without_the_operators_labels_does_not_join(machine: Machine, script: Script) -> None:
+def test_a_machine_without_the_operators_labels_does_not_join(machine: Machine) -> None:
     (machine.folder / "metadata.json").write_text('{"instance-id": "ml-v5e-1"}', encoding="utf-8")
-    done = machine.run(script.name, script.settings)
+    done = machine.run("join-k3s.sh", K3S)
     assert done.returncode != 0
     assert "404" in done.stderr
-    assert machine.told("kubeadm") == machine.told("systemctl") == ""
+    assert machine.told("systemctl") == ""
 
 
-@both
-def test_a_machine_that_has_joined_is_left_alone(machine: Machine, script: Script) -> None:
-    (machine.etc / "kubernetes").mkdir()
-    (machine.etc / "kubernetes" / "kubelet.conf").touch()
+def test_a_machine_that_has_joined_is_left_alone(machine: Machine) -> None:
     wanted = machine.etc / "systemd/system/multi-user.target.wants"
     wanted.mkdir(parents=True)
     (wanted / "k3s-agent.service").symlink_to("../k3s-agent.service")
-    done = machine.run(script.name, script.settings)
-    assert (done.returncode, machine.told("kubeadm"), machine.told("systemctl")) == (0, "", "")
+    done = machine.run("join-k3s.sh", K3S)
+    assert (done.returncode, machine.told("systemctl")) == (0, "")
     assert "joined already" in done.stdout
 
 

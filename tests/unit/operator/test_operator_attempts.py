@@ -10,12 +10,10 @@ from fake_cluster.facts import make_failed_job as failed_job
 from fake_cluster.facts import make_history as history
 from fake_cluster.facts import make_jobset as jobset
 from fake_cluster.facts import make_pod as pod
-from fake_cluster.kubelets import training_report
 from fake_cluster.stories import table
-from stepkeeper.contract import Cause, Termination
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_ATTEMPTS, Attempt, Bookkeeping
+from stepkeeper.contract import Termination
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_ATTEMPTS, Attempt
 from stepkeeper_operator.cache.evidence import AttemptEvidence
-from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.facts import BatchJob, JobSet, Pod
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy import attempt_evidence, attempts
@@ -77,112 +75,11 @@ def test_a_pod_is_of_the_attempt_after_a_resumption_if_it(other: Pod, *, own: bo
     assert found_uids(200, NEW, other) == {"new"} | ({"p1"} if own else set())
 
 
-def test_of_two_pods_that_were_made_in_one_second_the_living_one_has_the_place() -> None:
-    told, alive = pod(uid="told", deadline=130.0), pod(uid="alive")
-    for pods in ((told, alive), (alive, told)):
-        assert attempt_evidence.leave_out_replaced(pods, Observed(pods=pods)) == [alive]
-        assert attempt_evidence.leave_out_replaced(pods, Observed()) == [alive], "as they were last seen"
-
-
 def test_a_job_that_was_made_again_since_has_not_failed() -> None:
     old, new = ended(1, owner_uid="old"), replace(NEW, owner_uid="new")
     assert found_uids(None, old, new, jobs=(failed_job("old"),)) >= {"old", "new"}
     assert found_uids(200, old, new, jobs=(failed_job("old"),)) == {"new"}
     assert found_uids(200, new, jobs=(failed_job("new"),)) == {"new"}
-
-
-@pytest.mark.parametrize(
-    ("ordinal", "at", "since", "own"),
-    [((0, 0), 600, 100, True), ((0, 1), 600, 100, False), ((0, 0), 99, 100, False), ((0, 0), 99, None, True)],
-)
-def test_a_report_is_of_the_last_attempt_by_its_ordinal_and_its_time(
-    ordinal: tuple[int, int], at: float, since: int | None, *, own: bool
-) -> None:
-    last = LastReport(report=training_report(7, 70), ordinal=ordinal, received_at=at, pod_uid="p0")
-    known = history(RUNNING, resumed_at=since)
-    assert (attempt_evidence.find_current_report(Observed(report=last), known) is last) is own
-
-
-@table(
-    "pods, n_done",
-    {
-        "exited 0": ((ended(0), pod(1)), 1),
-        "was replaced": ((ended(0, created_at=50.0, uid="old"), pod(), pod(1)), 0),
-        "said that it had saved": ((ended(0, termination=Termination(code=75)), pod(1)), 0),
-        "was asked to stop": ((ended(0, deadline=430.0), pod(1)), 0),
-        "failed": ((ended(1), pod(1)), 0),
-    },
-)
-def test_a_pod_is_done_that(pods: tuple[Pod, ...], n_done: int) -> None:
-    assert attempt_evidence.find_done(seen(*pods), history(RUNNING))[0] == n_done
-
-
-OLD: Final = ended(143, deadline=430.0)
-NEXT: Final = pod(created_at=520.0, uid="new")
-
-
-@table(
-    "last, observed, since",
-    {
-        "pods that took places": (ENDED, seen(OLD, NEXT, pod(1)), 520),
-        "pods, the old one was not seen": (ENDED, seen(NEXT, pod(1)), 500),
-        "pods, one is done": (ENDED, seen(OLD, NEXT, ended(0, 1)), 520),
-        "pods, one is done and gone": (ENDED, seen(OLD, NEXT, ended(0, 1), present=(NEXT,)), 520),
-        "no pods of an attempt that runs": (RUNNING, seen(OLD, NEXT, pod(1)), None),
-        "no pods of which one has failed": (ENDED, seen(OLD, NEXT, ended(1, 1)), None),
-        "no pods of which one has to end": (ENDED, seen(OLD, NEXT, pod(1, deadline=530.0)), None),
-        "no pods that are all done": (ENDED, seen(ended(0), ended(0, 1)), None),
-        "no pods of which one is gone": (ENDED, seen(OLD, NEXT, pod(1), present=(NEXT,)), None),
-        "no pods of a failed Job": (ENDED, seen(OLD, NEXT, pod(1), jobs=(failed_job(),)), None),
-    },
-)
-def test_an_attempt_begins_in_place_with(last: Attempt, observed: Observed, since: int | None) -> None:
-    assert attempt_evidence.find_new_pods(history(last), observed) == since
-
-
-def test_an_attempt_begins_with_its_first_pod_and_runs_down_until_its_last_one_has_ended() -> None:
-    first = seen(pod(created_at=120.0), pod(1, created_at=110.0))
-    assert attempt_evidence.find_start(history(), first, now=NOW) == 110.0
-    assert attempt_evidence.find_start(history(), Observed(), now=NOW) == NOW
-    for observed, down in (
-        (seen(pod(deadline=530.0)), True),
-        (seen(ended(1)), False),
-        (seen(ended(1), present=(pod(uid="another attempt's"),)), False),
-    ):
-        assert attempt_evidence.runs_down(history(RUNNING), observed) is down
-
-
-@table(
-    "pods, said, failure",
-    {
-        "a pod that failed": ((ended(1),), None, True),
-        "no end": ((pod(),), None, None),
-        "one that saved": ((ended(1), ended(75, 1)), None, False),
-        "a disruption": ((ended(1, **EVICTED),), None, False),
-        "a hang": ((ended(137, hang=True),), None, False),
-        "a Job that says nothing of a save": ((ended(75),), "it has reached its limit", True),
-        "a Job that names a condition": ((ended(1),), "has condition DisruptionTarget", False),
-        "a Job that names a save": ((ended(1),), "failed with exit code 75 matching", False),
-        "a Job that names a code": ((ended(1),), "failed with exit code 1 matching", True),
-    },
-)
-def test_jobset_counts_as_a_failure(pods: tuple[Pod, ...], said: str | None, *, failure: bool | None) -> None:
-    jobs = () if said is None else (failed_job(message=said),)
-    evidence = AttemptEvidence(ordinal=(0, 0), pods=pods, failed_batch_jobs=jobs)
-    assert attempt_evidence.counts_as_failure(evidence) is failure
-
-
-def test_an_attempt_opens_after_the_last_one_with_what_it_was_started_from() -> None:
-    known = history(ENDED, finding=NOTHING, not_before=900, starts_without_checkpoint=2)
-    opened = attempts.open_attempt(known, seen(pod()), now=NOW)
-    assert opened.attempts == (ENDED, Attempt(number=2, start=500)), "its pod was made before the last end"
-    assert opened.restarts == history(evictions=1).restarts
-    assert opened.finding == NOTHING, "JobSet may have begun it though the end is final"
-    noted: dict[str, Any] = {"starts_without_checkpoint": 3, "started_template": "t1"}
-    assert opened.bookkeeping == Bookkeeping(job_sets=1, started=True, **noted)
-    withdrawn = attempts.withdraw_attempt(opened)
-    assert (withdrawn.attempts, withdrawn.restarts) == (known.attempts, known.restarts)
-    assert withdrawn.bookkeeping.starts_without_checkpoint == 2
 
 
 def test_only_so_many_attempts_are_kept_and_messages_are_cut() -> None:
@@ -210,32 +107,6 @@ def test_only_so_many_attempts_are_kept_and_messages_are_cut() -> None:
 def test_an_attempt_ends_with(pods: tuple[Pod, ...], end: int) -> None:
     evidence = AttemptEvidence(ordinal=(0, 0), pods=pods)
     assert attempts.close_attempt(history(RUNNING), evidence, NOTHING, now=NOW).attempts[-1].end == end
-
-
-SAVED: Final = ended(75, termination=Termination(code=75, decision="at step 8"))
-
-
-@pytest.mark.parametrize(
-    ("asked_for", "message"),
-    [
-        (attempts.SUSPENDED, "suspended: at step 8"),
-        *((text, f"{text}; at step 8") for text in (attempts.DELETED, attempts.EDITED, attempts.NOT_ALLOWED)),
-    ],
-)
-def test_an_end_that_was_asked_for_says_what_was_saved_and_stays_one(asked_for: str, message: str) -> None:
-    last = attempts.close_as_requested(history(RUNNING), seen(pod(1), SAVED), asked_for, now=NOW).attempts[-1]
-    assert (last.cause, last.message) == ("Requested", message)
-    assert attempts.close_as_requested(history(ENDED), seen(), asked_for, now=NOW) == history(ENDED)
-    for text in (asked_for, message):
-        assert attempts.was_asked_for(text)
-        assert attempts.was_suspended(text) is (asked_for == attempts.SUSPENDED)
-
-
-def test_an_end_for_want_of_machines_is_a_suspension_and_needs_no_evidence() -> None:
-    closed = attempts.close_displaced(history(RUNNING), Observed(), Cause.EVICTION, "no quota", now=NOW)
-    assert closed.attempts[-1].cause == "Eviction"
-    for message, suspended in ((closed.attempts[-1].message, True), ("evicted", False), (None, False)):
-        assert attempts.was_suspended(message) is attempts.was_asked_for(message) is suspended
 
 
 def resumed(*known: Attempt, of: JobSet, observed: Observed | None = None, **more: Any) -> JobHistory:

@@ -55,16 +55,6 @@ def known(*raws: dict[str, Any]) -> Cache:
     return cache
 
 
-def test_a_queued_resource_is_kept_as_it_is_but_for_the_managed_fields() -> None:
-    cache = known()
-    raw = cache.get_queued_resource(QR)
-    assert raw == {"metadata": META | {"resourceVersion": "1"}, "spec": {}}
-    assert cache.knows(QR)
-    assert not cache.knows(job_key("default", "slice"))
-    assert cache.list_uids(QUEUED_RESOURCES) == {"qr-1", "qr-2"}
-    assert cache.list_keys("QueuedResource") == (QR, queued_resource_key("default", "other"))
-
-
 def test_a_change_of_a_queued_resource_concerns_the_jobs_that_name_it() -> None:
     cache = known(job_on("slice", name="b", uid="b"), job_on("slice", name="a", uid="a"))
     jobs = (job_key("default", "a"), job_key("default", "b"))
@@ -104,18 +94,6 @@ def test_a_node_concerns_the_queued_resource_that_its_label_names(
     if before is not None:
         cache.record_node(before)
     assert set(cache.record_node(after)) == {queued_resource_key("default", name) for name in concerned}
-
-
-def test_a_node_that_is_gone_concerns_its_queued_resource() -> None:
-    cache = known()
-    for name, label in [("c", "qr-1"), ("a", "qr-1"), ("b", "qr-2"), ("d", None)]:
-        raw = node(label=label, uid=name)
-        cache.record_node(raw | {"metadata": raw["metadata"] | {"name": name}})
-    assert [found.name for found in cache.list_nodes_of("qr-1")] == ["a", "c"]
-    assert cache.forget_objects(frozenset({"a"})) == (QR,)
-    assert [found.name for found in cache.list_nodes_of("qr-1")] == ["c"]
-    assert cache.record_node(node(uid="c") | {"metadata": {"name": "c", "uid": "c"}}, deleted=True) == (QR,)
-    assert cache.list_nodes_of("qr-1") == ()
 
 
 @pytest.mark.parametrize(
@@ -190,17 +168,11 @@ async def test_a_jobset_that_is_gone_unnoticed_holds_a_job_up_for_seconds_only()
     assert len(world.pods) == 2
 
 
-async def test_objects_that_are_gone_unnoticed_are_found() -> None:
+async def test_a_jobset_and_a_job_that_are_gone_unnoticed_are_found_by_a_sweep() -> None:
     world = await running()
-    assert await world.sweep() == frozenset()
-    assert len(world.cache.list_pods(world.job.metadata.uid)) == 2
     silently(world, "jobsets", "default", "lm")
-    silently(world, "jobs", "default", "lm-w-0")
-    pod = silently(world, "pods", "default", world.pods[0]["metadata"]["name"])
     assert await world.sweep() == {JOB}
     assert world.cache.get_jobset(JOB) is None
-    assert world.cache.get_batch_job("jobs-1") is None
-    assert world.cache.get_pod("default", pod["metadata"]["name"]) is None
     silently(world, "checkpointedtrainingjobs", "default", "lm")
     assert await world.sweep() == {JOB}
     assert world.cache.get_training_job(JOB) is None

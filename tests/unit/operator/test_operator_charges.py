@@ -6,9 +6,9 @@ from typing import Any, Final
 import pytest
 
 from fake_cluster.kubelets import training_report
-from fake_cluster.stories import count_restarts, disrupt, end_pods, fail, message_of, run_job
+from fake_cluster.stories import count_restarts, end_pods, fail, message_of, run_job
 from fake_cluster.world import World
-from stepkeeper.contract import Cause, ExitCode
+from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob import BackoffSpec, RestartsSpec
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import CauseCount, RestartsStatus
@@ -42,19 +42,6 @@ def test_each_disruption_uses_up_max_disruptions_and_nothing_where_there_is_no_l
     assert budgets.explain_exhausted_budget(spec, known, cause, restarted=True) is None
     assert budgets.explain_exhausted_budget(RestartsSpec(), known, cause, restarted=False) is None
     assert budgets.explain_exhausted_budget(spec, counted(Requested=(5, 0)), cause, restarted=False) is None
-
-
-def test_failures_are_counted_apart_and_a_restart_that_has_begun_not_against_itself() -> None:
-    known = counted(ApplicationError=(3, 1), Eviction=(2, 2))
-    assert budgets.count_failures(known) == 1
-    assert budgets.reset_failures(known) == counted(ApplicationError=(3, 0), Eviction=(2, 2))
-    assert budgets.add_restarts(known, "Eviction", 1) == counted(ApplicationError=(3, 1), Eviction=(3, 2))
-    assert budgets.add_restarts(counted(Eviction=(1, 0)), "Eviction", -1) == RestartsStatus()
-    refilled, failure = counted(ApplicationError=(1, 0)), Cause.APPLICATION_ERROR
-    assert budgets.move_restart(refilled, source=failure, target=failure) == refilled, "a commit came later"
-    spec, once = RestartsSpec(max_failures=1), counted(ApplicationError=(1, 1))
-    assert budgets.explain_exhausted_budget(spec, once, failure, restarted=True) is None
-    assert budgets.explain_exhausted_budget(spec, once, failure, restarted=False)
 
 
 def test_a_back_off_doubles_up_to_its_limit() -> None:
@@ -204,27 +191,6 @@ async def test_a_trainer_that_ends_with_137_by_itself_is_charged_though_its_dead
     assert count_restarts(world) == {"ApplicationError": (1, 1)}
 
 
-UNSEEN: Final = [
-    pytest.param(True, World.preempt, "SpotPreemption", id="a preemption"),
-    pytest.param(False, fail, "ApplicationError", id="a failure"),
-]
-
-
-@pytest.mark.parametrize(("spot", "end", "cause"), UNSEEN)
-async def test_an_end_that_no_operator_saw_is_judged_by_jobsets_counts(
-    end: Ending, cause: str, *, spot: bool
-) -> None:
-    provisioning = "Spot" if spot else "OnDemand"
-    tpu = {"accelerator": "v5p", "topology": "2x2x2", "slices": 1, "provisioning": provisioning}
-    world = await run_job(placement={"tpu": tpu})
-    world.stop_operator()
-    end(world)
-    world.controllers.sync()
-    world.restart_operator()
-    await world.run_until_settled()
-    assert world.causes == [cause, None]
-
-
 async def two_ends_at_once(*delayed: str) -> World:
     """Let two restarts come at once, which the JobSet shows before the watches of `delayed` do."""
     world = await run_job(spot=True, restarts=ONE)
@@ -276,37 +242,6 @@ async def test_a_failure_is_charged_once_though_the_watch_of_jobsets_is_behind()
     await world.run_until_settled()
     assert len(world.causes) == 4
     assert world.causes.count("ApplicationError") == 1
-
-
-@pytest.mark.parametrize(("after_s", "cause"), [(100, "Eviction"), (121, "Disruption")])
-async def test_evidence_that_comes_after_the_restart_moves_its_cost_until_the_cause_is_settled(
-    after_s: int, cause: str
-) -> None:
-    world = await run_job()
-    world.delay_watches("pods", "jobs")
-    for index in (0, 1):
-        disrupt(world, index=index)
-    world.controllers.sync()
-    await world.reconcile()
-    assert world.causes == ["Disruption", None]
-    world.now += after_s
-    world.deliver_watches()
-    await world.reconcile()
-    assert world.causes == [cause, None]
-    assert count_restarts(world) == {cause: (1, 0)}
-
-
-async def test_a_failure_is_found_to_be_a_lost_node_when_the_node_is_seen_to_be_lost() -> None:
-    world = await run_job()
-    world.controllers.stuck.add("n1")
-    fail(world, index=1)
-    await world.run_until_settled(rounds=3)
-    assert world.causes == ["ApplicationError"]
-    world.lose_node("n1")
-    await world.run_until_settled(rounds=30)
-    assert world.causes == ["NodeFailure", None]
-    assert count_restarts(world) == {"NodeFailure": (1, 0)}
-    assert "CauseCorrected" in world.events
 
 
 @pytest.mark.parametrize("node", ["lost", "lost, seen by another operator", "stuck", "well"])
@@ -366,11 +301,3 @@ async def test_a_disruption_of_a_pod_that_is_being_deleted_for_a_failure_does_no
     await world.run_until_settled(rounds=30)
     assert world.causes == ["ApplicationError"]
     assert world.condition("Failed") == (ConditionStatus.TRUE, "MaxFailuresReached")
-
-
-async def test_a_trainer_that_exits_1_because_its_jobset_was_deleted_costs_no_failure() -> None:
-    world = await run_job(restarts=NO_RESTART)
-    world.controllers.kubelets.stop_code = 1
-    world.cluster.mark_deleted("jobsets", "default", "lm", grace_s=0)
-    await world.run_until_settled(rounds=20)
-    assert (world.phase(), world.causes) == (Phase.RUNNING, ["Requested", None])

@@ -8,6 +8,7 @@ import pytest
 from kubernetes.aio import client as kubernetes_client
 from typing_extensions import override
 
+from fake_cluster.stories import table
 from stepkeeper_operator.cluster import NODES, QUEUED_RESOURCES, KubernetesCluster
 from stepkeeper_operator.errors import ApiError, ConflictError, InvalidObjectError
 
@@ -112,30 +113,28 @@ async def test_a_write_names_the_uid_of_its_object(
     assert method != "PATCH" or content_type == "application/merge-patch+json"
 
 
-@pytest.mark.parametrize(
-    ("call", "status", "reason", "message", "error"),
-    [
-        pytest.param(FINALIZERS, 409, "Conflict", "modified", ConflictError, id="changed meanwhile"),
-        pytest.param(CORDON, 422, "Invalid", "uid: field is immutable", ConflictError, id="another node"),
-        pytest.param(
-            CORDON, 403, "Forbidden", "admission webhook", InvalidObjectError, id="a webhook forbids it"
-        ),
-        pytest.param(EVICT, 429, "TooManyRequests", "budget", ApiError, id="a budget forbids it now"),
-        pytest.param(EVICT, 409, "Conflict", "another pod", ConflictError, id="another pod has its name"),
-        pytest.param(EVICT, 500, "InternalError", "two budgets", ApiError, id="two budgets select it"),
-        pytest.param(FINALIZERS, 404, "NotFound", "gone", None, id="finalizers of what is gone"),
-        pytest.param(EVICT, 404, "NotFound", "gone", None, id="a pod that is gone"),
-    ],
+@table(
+    "call, status, message, error",
+    {
+        "changed meanwhile": (FINALIZERS, 409, "modified", ConflictError),
+        "another node": (CORDON, 422, "uid: field is immutable", ConflictError),
+        "a webhook forbids it": (CORDON, 403, "admission webhook", InvalidObjectError),
+        "a budget forbids it now": (EVICT, 429, "budget", ApiError),
+        "another pod has its name": (EVICT, 409, "another pod", ConflictError),
+        "two budgets select it": (EVICT, 500, "two budgets", ApiError),
+        "finalizers of what is gone": (FINALIZERS, 404, "gone", None),
+        "a pod that is gone": (EVICT, 404, "gone", None),
+    },
 )
 async def test_a_write_is_refused(
     wire: Wire,
     cluster: KubernetesCluster,
     call: Call,
     status: int,
-    reason: str,
     message: str,
     error: type[ApiError] | None,
 ) -> None:
+    reason = {409: "Conflict", 422: "Invalid", 404: "NotFound"}.get(status, "Forbidden")
     wire.answer(status, reason=reason, message=message)
     if error is None:
         assert await call(cluster) is None

@@ -18,7 +18,7 @@ from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.attempts import DELETED, EDITED, MESSAGE_LIMIT, SUSPENDED
 from stepkeeper_operator.policy.corrections import correct_cause
-from stepkeeper_operator.policy.history import JobHistory, Verdict
+from stepkeeper_operator.policy.history import JobHistory
 
 NOW: Final = 1000.0
 OPEN_S: Final = 120
@@ -276,35 +276,6 @@ def test_what_pods_say_of_their_last_save_is_added_to_an_end_that_was_asked_for(
         found = correct(known, evidence(0, SAVED), evidence(0, pod(uid="next"), number=1))
         assert (found.attempts[0].message != asked_for) is added, "not to one long ago once the next one runs"
         assert found.attempts[1] == known.attempts[1]
-
-
-FATAL: Final = make_job(restarts={"fatalExitCodes": [42]})
-SEEN_CODE: Final = "pod p0 exited with code 42"
-CODE: Final = evidence(0, ended(42))
-FINDINGS: Final[dict[str, tuple[Attempt, tuple[AttemptEvidence, ...], dict[str, Any], Any]]] = {
-    "a settled cause": (closed(880), (STILL,), {}, (FAILURE, "exit 1", False)),
-    "a cause and its evidence": (closed(880), (CODE,), {"job": FATAL}, (FAILURE, SEEN_CODE, True)),
-    "a settled cause without words": (closed(880, "Hang", None), (failure(0),), {}, ("Hang", "", False)),
-    "a cause without evidence": (closed(), (), {}, (FAILURE, "exit 1", False)),
-    "a cause without evidence or words": (closed(message=None), (), {}, (FAILURE, "", False)),
-    "lost machines and a hang": (closed(cause="Hang"), (), ON_LOST, ("Hang", "exit 1", False)),
-    "lost machines, known before": (
-        closed(cause="NodeFailure"),
-        (),
-        ON_LOST,
-        ("NodeFailure", "exit 1", False),
-    ),
-}
-
-
-@pytest.mark.parametrize(("attempt", "seen", "more", "said"), FINDINGS.values(), ids=FINDINGS)
-def test_the_end_is_judged_by(
-    attempt: Attempt, seen: tuple[AttemptEvidence, ...], more: dict[str, Any], said: tuple[str, str, bool]
-) -> None:
-    finding = correct(history(attempt), *seen, **more).finding
-    assert finding is not None
-    assert (finding.cause, finding.message, finding.explained) == said
-    assert (finding.verdict is Verdict.FATAL) is (said[1] == SEEN_CODE)
 
 
 def test_an_end_whose_cause_is_kept_stays_on_its_node() -> None:

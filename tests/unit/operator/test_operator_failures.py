@@ -22,13 +22,12 @@ from fake_cluster.cause_rows import (
 )
 from fake_cluster.facts import make_ended_pod as ended
 from fake_cluster.facts import make_pod as pod
-from fake_cluster.stories import table
 from stepkeeper.contract import Cause, ExitCode
 from stepkeeper_operator.cache.evidence import EvidenceCache
 from stepkeeper_operator.facts import Pod
-from stepkeeper_operator.facts.pod import ContainerEnd, read_pod
+from stepkeeper_operator.facts.pod import read_pod
 from stepkeeper_operator.policy import pod_ends
-from stepkeeper_operator.policy.causes.find_cause import attribute_to_loss, ended_unseen
+from stepkeeper_operator.policy.causes.find_cause import attribute_to_loss
 from stepkeeper_operator.policy.history import Finding, Verdict
 from stepkeeper_operator.policy.machines import MachinesLoss
 
@@ -80,6 +79,18 @@ FAILURES: Final = (
     case("a signal that the others heard of", "Requested", TOLD_BY_PEER, ended(143, 1)),
     case("a fatal code", FAILURE, ended(1, at=300.0), ended(42, 1), fatal=True, said="p1 exited"),
     case("a fatal code while it is stopped", FAILURE, ended(42, at=401.0, **TOLD), fatal=True),
+    case("a signal before its deletion", FAILURE, ended(143, at=398.0, **TOLD)),
+    case("a signal by a clock that is behind", "Requested", ended(143, at=399.0, **TOLD)),
+    case("a signal at a time that is not known", "Requested", ended(143, at=None, **TOLD)),
+    case("a failure behind a shell", FAILURE, ended(0, **BAD), said="and its container exited 0"),
+    case("a program's code before its deletion", FAILURE, ended(1, at=399.5, **TOLD)),
+    case("the kubelet's own reason", FAILURE, ended(1, at=401.0, exit_reason="ContainerCannotRun", **TOLD)),
+    case(
+        "out of memory while it is stopped",
+        FAILURE,
+        ended(137, at=401.0, exit_reason="OOMKilled", **TOLD),
+        **NO_FATAL,
+    ),
     case("a signal's code while it is stopped", "Requested", ended(137, at=401.0, **TOLD)),
     case(
         "a program's code while it is stopped", "Requested", ended(1, at=401.0, **TOLD), said="p0 was deleted"
@@ -157,81 +168,6 @@ def test_the_first_failure_is_blamed_with_its_node_and_its_last_words() -> None:
     assert (finding.node, finding.message) == ("n2", "pod p1 exited with code 3: ValueError: bad")
 
 
-@table(
-    "code, reason, at, by_deletion",
-    {
-        "a signal": (143, "Error", 401.0, True),
-        "a signal by a clock that is behind": (143, "Error", 399.0, True),
-        "a signal before it": (143, "Error", 398.0, False),
-        "a signal at a time that is not known": (143, "Error", None, True),
-        "a code of the program": (1, "Error", 400.0, True),
-        "a code of the program before it": (1, "Error", 399.5, False),
-        "a code without a reason": (1, None, 401.0, True),
-        "the kubelet's own reason": (1, "ContainerCannotRun", 401.0, False),
-        "a code of the program at a time that is not known": (1, "Error", None, False),
-        "too little memory": (137, "OOMKilled", 401.0, False),
-    },
-)
-def test_a_deletion_ended_a_container_with(
-    code: int, reason: str | None, at: float | None, *, by_deletion: bool
-) -> None:
-    told = ended(code, at=at, exit_reason=reason, **TOLD)
-    assert pod_ends.ended_by_deletion(told, code, reason, at) is by_deletion
-    assert pod_ends.ended_by_deletion(ended(code, at=at), code, reason, at) is False, "it was not deleted"
-    assert pod_ends.was_killed(told) is by_deletion
-    other = ContainerEnd(name="side", code=code, reason=reason, finished_at=at)
-    assert pod_ends.was_killed(pod(phase="Failed", other_failure=other, **TOLD)) is by_deletion
-
-
-@table(
-    "at, more, stopped",
-    {
-        "later": (401.0, TOLD, True),
-        "at a time that is not known": (None, TOLD, True),
-        "a second before by its node": (399.0, TOLD, True),
-        "before": (398.0, TOLD, False),
-        "undeleted": (401.0, {}, False),
-        "with a disruption": (401.0, TOLD | {"disruption": KUBELET}, False),
-        "with a hang": (401.0, TOLD | {"hang": True}, False),
-    },
-)
-def test_a_pod_was_stopped_by_its_deletion_that_ended(
-    at: float | None, more: dict[str, Any], *, stopped: bool
-) -> None:
-    assert pod_ends.was_stopped(ended(75, at=at, **more)) is stopped
-
-
-@table(
-    "one, stopped",
-    {
-        "it was deleted": (ended(0, at=401.0, **TOLD), True),
-        "it was disrupted": (ended(0, at=401.0, disruption=KUBELET), True),
-        "its deletion came later": (ended(0, at=398.0, **TOLD), False),
-        "it failed": (ended(1, at=401.0, **TOLD), False),
-        "its training said it was done": (ended(0, at=401.0, **word(0), **TOLD), False),
-    },
-)
-def test_a_program_that_exited_0_was_told_to_stop_if(one: Pod, *, stopped: bool) -> None:
-    assert pod_ends.stopped_with_0(one) is stopped
-
-
-def test_only_peers_have_told_each_other_where_none_knows_more() -> None:
-    knows = ended(75, 1, **word(75, notice="peer", cause="Maintenance"))
-    assert pod_ends.only_peers_told([ended(75, **PEER), ended(1, 1, **word(1)), ended(1, 2)])
-    for others in ([ended(75, **PEER), ended(75, 1, **SIGTERM)], [knows], [ended(75, **word(75))], []):
-        assert not pod_ends.only_peers_told(others)
-
-
-def test_a_failure_is_described_by_its_error_or_the_end_of_its_log() -> None:
-    said = word(1, error="Traceback\nOSError: full")
-    both = ended(1, last_words="Killed", **said)
-    assert pod_ends.describe_failure(ended(1, last_words="Killed")) == "pod p0 exited with code 1: Killed"
-    assert pod_ends.describe_failure(both) == "pod p0 exited with code 1: OSError: full"
-    assert pod_ends.tells_own_limits(pod_ends.describe_failure(ended(137, exit_reason="OOMKilled")))
-    assert pod_ends.tells_own_limits(pod_ends.describe_eviction(pod()))
-    assert not pod_ends.tells_own_limits("pod p0 exited with code 1")
-
-
 LOSS: Final = MachinesLoss(cause=Cause.SPOT_PREEMPTION, message="the machines are gone")
 FATAL: Final = Finding(cause=FAILURE, message="42", verdict=Verdict.FATAL)
 OWN: Final = Finding(cause=FAILURE, message=pod_ends.describe_eviction(pod()))
@@ -256,14 +192,6 @@ def test_lost_machines_explain_what_comes_of_them(known: Finding, *, by_loss: bo
         replace(known, cause=LOSS.cause, message=judged.message, explained=True) if by_loss else known
     )
     assert attribute_to_loss(known, None) is known
-
-
-def test_an_end_that_was_not_seen_says_so() -> None:
-    for counted in (True, False):
-        assert ended_unseen(find(counted=counted).message)
-    assert not ended_unseen(find().message)
-    assert not ended_unseen(None)
-    assert attribute_to_loss(find(), LOSS).explained
 
 
 def status(name: str, code: int) -> dict[str, Any]:

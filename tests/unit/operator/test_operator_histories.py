@@ -24,7 +24,7 @@ from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.attempts import DELETED, SUSPENDED
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.history_update import update_history
-from stepkeeper_operator.policy.restarts_in_place import came_too_late, record_restarts
+from stepkeeper_operator.policy.restarts_in_place import record_restarts
 
 NOW: Final = 1000.0
 RUNNING: Final = Attempt(number=1, start=100)
@@ -107,40 +107,28 @@ def running_since(status: str, at: str) -> dict[str, Any]:
 
 
 BEFORE: Final = "1970-01-01T00:01:00Z"
-LATE_ROWS: Final = [
-    pytest.param(RUNNING, (pod(),), {}, LOST, True, id="only one of its pods has run"),
-    pytest.param(
-        RUNNING, (pod(), pod(1, started=False)), {}, LOST, True, id="one of its pods hasn't started"
-    ),
-    pytest.param(RUNNING, (pod(), pod(1)), {}, LOST, False, id="not if its pods have all run"),
-    pytest.param(RUNNING, (pod(),), {}, make_machines(), False, id="not if its machines are there"),
-    pytest.param(STEPPED, (), {}, LOST, False, id="not if it made steps"),
-    pytest.param(RUNNING.model_copy(update={"from_step": 1}), (), {}, LOST, False, id="not if it restored"),
-    pytest.param(RUNNING, (), {}, LOST, True, id="nothing was seen of it"),
-    pytest.param(RUNNING, (), running_since("False", BEFORE), LOST, True, id="it didn't run by the status"),
-    pytest.param(
-        RUNNING,
-        (),
-        running_since("False", "1970-01-01T00:05:00Z"),
-        LOST,
-        False,
-        id="not if it ran and stopped",
-    ),
-    pytest.param(RUNNING, (), running_since("True", BEFORE), LOST, False, id="not if it runs by the status"),
-]
 
 
-@pytest.mark.parametrize(("attempt", "pods", "status", "machines", "late"), LATE_ROWS)
+@table(
+    "attempt, pods, status, late",
+    {
+        "only one of its pods has run": (RUNNING, (pod(),), {}, True),
+        "one of its pods hasn't started": (RUNNING, (pod(), pod(1, started=False)), {}, True),
+        "not if its pods have all run": (RUNNING, (pod(), pod(1)), {}, False),
+        "not if it made steps": (STEPPED, (), {}, False),
+        "nothing was seen of it": (RUNNING, (), {}, True),
+        "it didn't run by the status": (RUNNING, (), running_since("False", BEFORE), True),
+        "not if it ran and stopped": (RUNNING, (), running_since("False", "1970-01-01T00:05:00Z"), False),
+        "not if it runs by the status": (RUNNING, (), running_since("True", BEFORE), False),
+    },
+)
 def test_an_attempt_came_too_late_for_its_machines_if(
-    attempt: Attempt, pods: tuple[Pod, ...], status: dict[str, Any], machines: Any, *, late: bool
+    attempt: Attempt, pods: tuple[Pod, ...], status: dict[str, Any], *, late: bool
 ) -> None:
-    seen = Observed(evidence=(evidence(0, *pods),) if pods else (), machines=machines)
-    assert came_too_late(history(attempt), make_job(status=status, **TWO_HOSTS), seen, now=NOW) is late
-
-
-def test_a_restart_that_came_too_late_is_none() -> None:
-    found = record(history(RUNNING), of=jobset(restarts=1), job=make_job(**TWO_HOSTS), machines=LOST)
-    assert causes(found) == [None]
+    job, seen = make_job(status=status, **TWO_HOSTS), (evidence(0, *pods),) if pods else ()
+    for machines, n_attempts in ((LOST, 1 if late else 2), (make_machines(), 2)):
+        found = record(history(attempt), *seen, of=jobset(restarts=1), job=job, machines=machines)
+        assert len(found.attempts) == n_attempts, "a restart that came too late is none"
 
 
 def updated(

@@ -1,8 +1,5 @@
 """Test starts, stops, edits and ends of a job, with the shipped reconcile and controllers that obey its manifests."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from fake_cluster.kubelets import saved_message, termination_message, training_report
@@ -97,21 +94,23 @@ async def test_a_job_whose_pods_exited_0_after_a_notice_before_its_last_step_goe
     assert world.causes == ["Requested", None]
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"), [(77, "RootOwnedByAnother"), (42, "FatalExitCode"), (1, "MaxFailuresReached")]
-)
-@pytest.mark.parametrize("ended_together", [True, False])
-async def test_a_final_end_that_a_shell_hides_is_final(code: int, reason: str, ended_together: bool) -> None:
-    world = await running(restarts={"fatalExitCodes": [42], "maxFailures": 0})
-    for pod in world.pods if ended_together else world.pods[:1]:
-        world.controllers.end_pod(pod, 0, message=termination_message(code, error="Error: no"))
+async def test_a_program_that_exits_0_when_it_is_evicted_is_started_again() -> None:
+    world = await running()
+    for pod in world.pods:
+        world.controllers.disrupt(pod, "EvictionByEvictionAPI")
+    world.now += 1
+    for pod in world.pods:
+        world.controllers.end_pod(pod, 0)
     await world.run_until_settled()
-    if code == 1 and not ended_together:
-        assert world.condition("Failed") is None, "the node of the other pod may be lost"
-        world.now += 120
-        await world.run_until_settled()
-    assert world.condition("Failed") == (ConditionStatus.TRUE, reason)
-    assert all(pod["status"]["phase"] == "Succeeded" for pod in world.pods)
+    assert (world.phase(), world.causes) == (Phase.RUNNING, ["Eviction", None])
+
+
+async def test_pods_of_a_deleted_batch_job_end_an_attempt_and_those_that_take_their_place_begin_one() -> None:
+    world = await running()
+    world.controllers.delete_job("lm-w-0")
+    await world.run_until_settled()
+    assert (world.phase(), world.causes) == (Phase.RUNNING, ["Requested", None])
+    assert world.status.bookkeeping.job_sets == 1
 
 
 async def test_a_finished_job_is_deleted_after_its_time_to_live() -> None:
@@ -129,36 +128,6 @@ async def test_a_job_that_is_being_deleted_is_left_alone() -> None:
     world.cluster.mark_deleted("checkpointedtrainingjobs", "default", "lm", grace_s=0)
     world.controllers.end_pod(world.pods[0], 1)
     assert await world.record_writes(rounds=3) == []
-
-
-STOPS: dict[str, Callable[[World, dict[str, Any]], None]] = {
-    "Eviction": lambda world, pod: world.controllers.disrupt(pod, "EvictionByEvictionAPI"),
-    "Requested": lambda world, pod: world.cluster.mark_deleted(
-        "pods", "default", pod["metadata"]["name"], grace_s=30
-    ),
-}
-
-
-@pytest.mark.parametrize("cause", STOPS)
-@pytest.mark.parametrize("step", [None, 50])
-async def test_a_program_that_exits_0_when_it_is_told_to_stop_is_started_again(
-    cause: str, step: int | None
-) -> None:
-    world = await running()
-    if step is not None:
-        world.receive_report(training_report(sequence=3, step=step))
-        await world.reconcile()
-    for pod in world.pods:
-        STOPS[cause](world, pod)
-    world.now += 1
-    for pod in world.pods:
-        world.controllers.end_pod(pod, 0)
-    await world.run_until_settled()
-    assert world.causes == [cause, None]
-    assert world.phase() is Phase.RUNNING
-    message = world.status.attempts[0].message
-    assert message is not None
-    assert message.startswith("every pod exited 0 after it was told to stop")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from fake_cluster.kubelets import training_report
 from fake_cluster.stories import run_job
 from fake_cluster.world import World
 from stepkeeper.contract import Report, ReportPhase
-from stepkeeper_operator.api.v1alpha1.conditions import Phase
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport, ReportCache
 from stepkeeper_operator.facts import Node
@@ -146,6 +146,19 @@ async def test_a_pod_of_a_lost_node_whose_job_is_gone_holds_up_no_next_attempt()
     world.restart_operator()  # which can't prove any more whose pod it is
     await let_pass(world)
     assert (world.phase(), world.causes) == (Phase.RUNNING, ["Requested", None])
+
+
+async def test_a_pod_that_ended_with_its_job_is_given_up_with_its_node() -> None:
+    world = await run_job()
+    world.lose_node("n2")
+    for pod in world.pods:
+        world.controllers.end_pod(pod, 0)
+    await world.run_until_settled(rounds=4)
+    assert world.phase() is Phase.COMPLETE
+    world.controllers.delete_job("lm-w-0")
+    await let_pass(world)
+    assert world.pods == []
+    assert world.condition("PodStuck") in {None, (ConditionStatus.FALSE, "NoneStuck")}
 
 
 UNREACHABLE: Final = {"key": "node.kubernetes.io/unreachable", "operator": "Exists"}

@@ -1,6 +1,5 @@
 """Test what the loss of machines and their maintenance mean, and when a training is asked to save before it."""
 
-from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -12,24 +11,20 @@ from stepkeeper.contract import CommitPoint, Termination
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     Attempt,
-    Bookkeeping,
     CheckpointStatus,
     CommitStatus,
-    RestartsStatus,
     SaveRequest,
 )
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport
-from stepkeeper_operator.facts import MaintenanceWindow, Node, Pod
+from stepkeeper_operator.facts import MaintenanceWindow, Pod
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy import machines as rules
 from stepkeeper_operator.policy.circumstances import Circumstances, gather_circumstances
-from stepkeeper_operator.policy.history import JobHistory
-from stepkeeper_operator.policy.save_requests import compute_lead_s, find_open_request, update_request
+from stepkeeper_operator.policy.save_requests import compute_lead_s
 
 NOW: Final = 10_000.0
 RUNNING: Final = Attempt(number=3, start=9000, to_step=70)
-ENDED: Final = RUNNING.model_copy(update={"end": 9999})
 PLAIN: Final = make_job()
 JOB: Final = make_job(**ON_MACHINES)
 
@@ -103,73 +98,6 @@ def asked(**more: Any) -> SaveRequest:
     return SaveRequest(**(base | more))
 
 
-def of_attempts(*attempts: Attempt) -> JobHistory:
-    return JobHistory(attempts=attempts, restarts=RestartsStatus(), bookkeeping=Bookkeeping())
-
-
-SOON: Final = window(NOW + 60, NOW + 600)
-
-
-def request(
-    *announced: MaintenanceWindow, attempt: Attempt = RUNNING, **known: Any
-) -> tuple[SaveRequest | None, float | None]:
-    checkpoint = CheckpointStatus(**({"latest": commit()} | known))
-    observed = on(windows=announced or (SOON,))
-    status, wait_s = update_request(observed, checkpoint, of_attempts(attempt), now=NOW)
-    return None if status is None else status.last_request, wait_s
-
-
-def test_a_training_is_asked_to_save_before_each_maintenance() -> None:
-    for announced, words in (
-        (SOON, ", in 60 s"),
-        (window(NOW - 5, NOW + 600), ", which may begin at any moment"),
-    ):
-        made, _ = request(announced)
-        assert made is not None
-        assert (made.attempt, made.before, made.after) == (3, int(announced.begins_at), 7)
-        assert made.reason.endswith(words)
-    again, _ = request(last_request=asked(attempt=2))
-    assert again is not None
-    assert again.attempt == 3
-    assert request(latest=None)[0] is not None, "it has committed nothing yet"
-    assert request(window(NOW + 1000), last_request=None) == (None, 880.0)
-
-
-NOTHING_NEW: Final[dict[str, tuple[MaintenanceWindow, dict[str, Any]]]] = {
-    "has made no step": (SOON, {"attempt": RUNNING.model_copy(update={"to_step": None})}),
-    "has saved its last step": (SOON, {"latest": commit(step=70)}),
-    "has ended": (SOON, {"attempt": ENDED}),
-    "was asked": (SOON, {"last_request": asked()}),
-    "was asked for a window nearby": (window(NOW + 100), {"last_request": asked()}),
-    "had its maintenance": (window(NOW - 600, NOW - 1), {}),
-}
-
-
-@pytest.mark.parametrize(("announced", "known"), NOTHING_NEW.values(), ids=NOTHING_NEW)
-def test_a_training_is_not_asked_to_save_that(announced: MaintenanceWindow, known: dict[str, Any]) -> None:
-    assert request(announced, **known)[0] == known.get("last_request")
-
-
-def test_a_commit_after_a_request_answers_it_once() -> None:
-    for sequence, known, answer in ((7, asked(), None), (8, asked(), 8), (9, asked(sequence=8, step=61), 8)):
-        kept, _ = request(latest=commit(sequence), last_request=known)
-        assert kept is not None
-        assert kept.sequence == answer
-    assert update_request(Observed(), None, of_attempts(), now=NOW) == (None, None)
-
-
-def test_a_request_is_open_until_it_is_answered_or_its_attempt_has_ended() -> None:
-    for attempt, more, is_open in (
-        (RUNNING, {}, True),
-        (RUNNING, {"sequence": 8}, False),
-        (ENDED, {}, False),
-        (RUNNING.model_copy(update={"number": 4}), {}, False),
-    ):
-        known = asked(**more)
-        found = find_open_request(CheckpointStatus(last_request=known), of_attempts(attempt))
-        assert found == (known if is_open else None)
-
-
 def test_the_time_before_maintenance_follows_the_last_save() -> None:
     for millis, lead_s in ((None, 120), (1000, 120), (100_000, 300), (9_000_000, 3600)):
         assert compute_lead_s(CheckpointStatus(latest=commit(duration_millis=millis))) == lead_s
@@ -214,17 +142,3 @@ RESUMED: Final = RUNNING.model_copy(update={"from_step": 50})
 )
 def test_an_attempt_has_committed_by(found: Circumstances, *, committed: bool) -> None:
     assert found.committed is committed
-
-
-def test_what_was_asked_for_and_what_the_machines_are_is_known() -> None:
-    spot = make_job(placement={"tpu": {"accelerator": "v5p", "topology": "2x2x1", "provisioning": "Spot"}})
-    node = Node(name="n1", uid="1", spot=False, unknown_since=NOW - 200)
-    on_spot = gather(machines=make_machines(spot=True), nodes={"n1": node})
-    assert gather(spot).spot
-    assert (on_spot.spot, on_spot.nodes) == (True, {"n1": replace(node, spot=True)})
-    assert not gather(machines=make_machines()).spot
-    assert gather(machines=make_machines(active=False)).loss is not None
-    assert gather(machines=make_machines(windows=(window(NOW),))).maintenance is not None
-    assert gather(make_job(restarts={"fatalExitCodes": [42]})).fatal_codes == {42}
-    assert gather(report=heard(notice="sigterm")).notice == "sigterm"
-    assert gather(report=heard((0, 9), notice="sigterm")).notice is None

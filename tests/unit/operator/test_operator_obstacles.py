@@ -85,6 +85,10 @@ async def test_what_a_pod_waits_for_is_said_before_the_pods_that_are_not_made() 
     await pass_time(world, 60)
     said = f"0 of 2 pods run; {pod['metadata']['name']} waits: Unschedulable: no node"
     assert running_condition(world) == ("Unschedulable", said)
+    waiting = {"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no image"}}}
+    world.cluster.put("pods", pod | {"status": pod["status"] | {"containerStatuses": [waiting]}})
+    await pass_time(world, 2)
+    assert running_condition(world)[0] == "ImagePullBackOff"
     assert "NoPods" not in world.events
 
 
@@ -162,16 +166,6 @@ async def test_a_pod_is_stuck_on_a_node_that_is(nodes: str, reason: str, said: s
     await world.run_until_settled(rounds=2)
     assert world.condition(STUCK) == (ConditionStatus.TRUE, reason)
     assert said in message_of(world, STUCK)
-
-
-async def test_a_pod_of_a_lost_node_that_is_given_up_in_time_is_not_stuck() -> None:
-    world = await run_job()
-    world.lose_node("n2")
-    for _ in range(30):
-        world.now += 5
-        await world.run_until_settled(rounds=2)
-    assert world.causes == ["NodeFailure", None]
-    assert world.condition(STUCK) is None
 
 
 IMAGE: Final = {"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}}

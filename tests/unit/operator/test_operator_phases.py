@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import pytest
 
-from fake_cluster.kubelets import termination_message, training_report
+from fake_cluster.kubelets import termination_message
 from fake_cluster.stories import condition_of, end_pods, fail, run_job
 from fake_cluster.world import World
 from stepkeeper.contract import ExitCode
@@ -32,42 +32,6 @@ async def test_a_job_whose_pods_exit_0_is_running_until_it_is_complete(restarts:
     assert world.phase() is Phase.COMPLETE
     assert phases == {Phase.RUNNING, Phase.COMPLETE}
     assert world.events[-1] == "Complete"
-
-
-@pytest.mark.parametrize("code", [0, 1, 143])
-async def test_an_attempt_ends_with_the_first_failure_or_the_last_pod_though_another_was_done_an_hour_before(
-    code: int,
-) -> None:
-    world = await run_job()
-    fail(world, 0)
-    await world.run_until_settled(rounds=2)
-    world.now += 3600
-    ended_at = world.now
-    fail(world, code, index=1)
-    await world.reconcile()
-    assert world.phase() is (Phase.RESTARTING if code else Phase.RUNNING)
-    world.now += 1
-    await world.run_until_settled(rounds=4)
-    assert world.status.attempts[0].end == ended_at
-
-
-async def test_reports_of_those_that_go_on_after_others_have_finished_are_seen_to_arrive() -> None:
-    world = await run_job()
-    world.receive_report(training_report(sequence=7, step=120))
-    await world.reconcile()
-    fail(world, 0)
-    for _ in range(5):
-        world.now += 60
-        world.receive_report(training_report(sequence=7, step=120), rank=1)
-        await world.reconcile()
-        assert world.condition("Running") == (ConditionStatus.FALSE, "Finishing")
-        assert world.condition("Reporting") == (ConditionStatus.TRUE, "ReportsArrive")
-    world.restart_operator()
-    await world.reconcile()
-    assert world.condition("Reporting") == (ConditionStatus.TRUE, "ReportsArrive")
-    world.now += 3600
-    await world.reconcile()
-    assert world.condition("Reporting") == (ConditionStatus.FALSE, "NoReports")
 
 
 @pytest.mark.parametrize("edit", [{"template": OTHER_IMAGE}, {"suspend": True}, {}])

@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import Any, Final
 
-import pytest
-
 from fake_cluster.facts import ON_MACHINES, make_job, make_jobset, make_machines
 from fake_cluster.facts import make_ended_pod as ended
 from fake_cluster.facts import make_history as history
@@ -15,15 +13,13 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, Bookkeeping
 from stepkeeper_operator.build import machines_hash, template_hash
 from stepkeeper_operator.cache.evidence import AttemptEvidence
-from stepkeeper_operator.decision import CreateJobSet, DeleteJobSet, SetSuspend
+from stepkeeper_operator.decision import DeleteJobSet, SetSuspend
 from stepkeeper_operator.facts import JobSet, Pod
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy import starts
 from stepkeeper_operator.policy.attempts import NOT_ALLOWED
 from stepkeeper_operator.policy.history import Finding, JobHistory, Verdict
-from stepkeeper_operator.policy.planning import judgement
 from stepkeeper_operator.policy.planning.next_step import find_change, plan_next, plan_without_jobset
-from stepkeeper_operator.policy.planning.plan import BACKING_OFF, Plan, set_suspend, stop_jobset
+from stepkeeper_operator.policy.planning.plan import Plan
 from stepkeeper_operator.settings import OperatorSettings
 
 NOW: Final = 1000.0
@@ -32,8 +28,6 @@ RUNNING: Final = Attempt(number=1, start=900)
 SECOND: Final = Attempt(number=2, start=995)
 FAILED: Final = Attempt(number=1, start=900, end=990, cause="ApplicationError", message="exit 1")
 EVICTED: Final = Attempt(number=1, start=900, end=990, cause="Eviction", message="drained")
-DONE: Final = Attempt(number=1, start=900, end=990, message="every pod exited 0")
-FENCED: Final = Attempt(number=1, start=900, end=990, cause="Fenced", message="another claim")
 JOB: Final = make_job()
 TPU_JOB: Final = make_job(**ON_MACHINES)
 FEW: Final = make_job(restarts={"maxStartsWithoutCheckpoint": 2})
@@ -42,7 +36,6 @@ ONE_LEFT: Final = make_job(restarts={"maxFailures": 1, "maxDisruptions": 1})
 STOPPED: Final = make_job(suspend=True)
 USUAL: Final = Finding(cause="ApplicationError", message="exit 1")
 FATAL: Final = Finding(cause="ApplicationError", message="42", verdict=Verdict.FATAL)
-GUESS: Final = Finding(cause="Requested", message="?", explained=False)
 QUEUED: Final[dict[str, Any]] = {"queue_labels": {"kueue.x-k8s.io/queue-name": "default"}}
 IDLE: Final[dict[str, Any]] = {"suspend": True, "suspended": True}
 MINUTE: Final[dict[str, Any]] = {"initialSeconds": 60, "maxSeconds": 60}
@@ -55,115 +48,6 @@ def plan(known: JobHistory, observed: Observed, job: CheckpointedTrainingJob = J
 def recorded(*known: Attempt, max_failures: int = 1) -> CheckpointedTrainingJob:
     attempts = [each.model_dump(mode="json", by_alias=True) for each in known]
     return make_job(status={"attempts": attempts}, restarts={"maxFailures": max_failures})
-
-
-TWICE: Final = history(FAILED, SECOND, failures=2)
-
-
-@table(
-    "job, known, restarted, reason",
-    {
-        "completion": (NONE_LEFT, history(DONE), False, None),
-        "another claim": (JOB, history(FENCED), False, "RootOwnedByAnother"),
-        "a fatal code": (JOB, history(FAILED, finding=FATAL), False, "FatalExitCode"),
-        "a failure": (JOB, history(FAILED), False, None),
-        "the last failure": (ONE_LEFT, history(FAILED, failures=1), False, "MaxFailuresReached"),
-        "a failure whose restart has begun": (ONE_LEFT, history(FAILED, failures=1), True, None),
-        "an eviction": (ONE_LEFT, history(EVICTED, evictions=1), False, "MaxDisruptionsReached"),
-        "a failure before a restart": (recorded(FAILED), TWICE, True, "MaxFailuresReached"),
-        "one of another cause": (recorded(EVICTED, SECOND), TWICE, True, "MaxFailuresReached"),
-        "a recorded one, not by a lower budget": (recorded(FAILED, SECOND), TWICE, True, None),
-        "a recorded one that was fatal": (
-            recorded(FAILED, SECOND),
-            history(FAILED, SECOND, finding=FATAL),
-            True,
-            "FatalExitCode",
-        ),
-    },
-)
-def test_the_newest_end_is_judged_by_its_cause_and_what_is_left(
-    job: CheckpointedTrainingJob, known: JobHistory, reason: str | None, *, restarted: bool
-) -> None:
-    end = judgement.judge_last_end(job, known, restarted=restarted)
-    assert (None if end is None else end.reason) == reason
-
-
-def test_an_end_is_recorded_once_the_status_has_its_cause_and_the_attempt_after_it() -> None:
-    known = history(FAILED, SECOND)
-    guess = FAILED.model_copy(
-        update={"message": "it ended unseen; JobSet counted a failure of the application"}
-    )
-    assert not judgement.has_unrecorded_end(recorded(FAILED, SECOND), known)
-    for before in ((), (FAILED,), (EVICTED, SECOND), (guess, SECOND)):
-        assert judgement.has_unrecorded_end(recorded(*before), known)
-
-
-OWN_LIMIT: Final = "(OOMKilled: it used more memory than its limit)"
-
-
-@table(
-    "finding, off_machines, on_machines",
-    {
-        "nothing found": (None, False, False),
-        "a guess": (GUESS, True, True),
-        "a failure": (USUAL, False, True),
-        "its own limit": (replace(USUAL, message=OWN_LIMIT), False, False),
-        "an eviction": (Finding(cause="Eviction", message="drained"), False, False),
-        "a fatal code": (replace(FATAL, explained=False), False, False),
-    },
-)
-def test_a_cause_can_still_change_that_is(
-    finding: Finding | None, *, off_machines: bool, on_machines: bool
-) -> None:
-    known = history(FAILED, finding=finding)
-    assert judgement.is_provisional(JOB, Observed(), known) is off_machines
-    assert judgement.is_provisional(TPU_JOB, Observed(), known) is on_machines
-
-
-TOLD: Final = ended(0, at=995.0, deadline=1020.0)
-
-
-def with_step(step: int) -> Attempt:
-    return EVICTED.model_copy(update={"to_step": step})
-
-
-@table(
-    "attempt, observed, complete",
-    {
-        "complete where it was not asked to stop": (DONE, Observed(), True),
-        "not where its pods were not seen": (EVICTED, Observed(), False),
-        "not where its pods are forgotten": (EVICTED, seen(), False),
-        "complete where its pods were done": (EVICTED, seen(ended(0)), True),
-        "not where a program was told to stop": (EVICTED, seen(TOLD), False),
-        "not where steps are left": (with_step(999), seen(ended(0)), False),
-        "complete where no steps are left": (with_step(1000), seen(TOLD), True),
-    },
-)
-def test_a_job_whose_pods_all_exited_0_is(attempt: Attempt, observed: Observed, *, complete: bool) -> None:
-    of = jobset(completed=True)
-    before = Plan(history=history(attempt), job_set=None)
-    found = judgement.plan_after_completion(JOB, observed, of, before)
-    assert (found.end is not None) is complete
-    assert found.actions == (() if complete else (DeleteJobSet(jobset=of),))
-
-
-def after_failure(finding: Finding | None, now: float = NOW, **restarts: Any) -> Plan:
-    job, before = make_job(restarts=restarts), Plan(history=history(FAILED, finding=finding), job_set=None)
-    of = jobset(failure_reason="Failed")
-    return judgement.plan_after_failure(job, Observed(), of, before, settings=SETTINGS, now=now)
-
-
-def test_a_failed_jobset_ends_the_job_once_its_cause_is_known_or_is_replaced_after_its_back_off() -> None:
-    awaited = after_failure(GUESS, maxFailures=0)
-    assert (awaited.end, awaited.look_again_s) == (None, 990 + 120 - NOW)
-    assert after_failure(replace(USUAL, explained=False), 990 + 120, maxFailures=0).end is not None
-    assert after_failure(USUAL, maxFailures=0).end is not None
-    waiting = after_failure(None, backoff=MINUTE)
-    assert (waiting.actions, waiting.waiting, waiting.look_again_s) == ((), BACKING_OFF, 50)
-    assert waiting.history.bookkeeping.not_before == 1050
-    assert len(after_failure(None, 1051.0, backoff=MINUTE).actions) == 1
-    replaced = plan(history(EVICTED), seen(jobset=jobset(failure_reason="ReachedMaxRestarts")))
-    assert replaced.waiting == "its JobSet is being replaced"
 
 
 MOVED: Final = make_job(labels={"kueue.x-k8s.io/queue-name": "other"})
@@ -225,29 +109,8 @@ def test_a_jobset_gets_a_number_of_its_own() -> None:
     assert (waiting.actions, waiting.waiting) == ((), "it is suspended")
 
 
-def test_a_jobset_may_restart_as_often_as_failures_are_left() -> None:
-    job = make_job(restarts={"maxFailures": 2, "backoff": {"initialSeconds": 0}})
-    for known, left in (
-        (history(EVICTED), 2),
-        (history(EVICTED, failures=1), 1),
-        (history(EVICTED, failures=5), 0),
-        (history(FAILED, failures=1), 0),  # this JobSet is itself a restart
-    ):
-        (action,) = make(known, job).actions
-        assert isinstance(action, CreateJobSet)
-        assert action.manifest["spec"]["failurePolicy"]["maxRestarts"] == left
-    ended_job = make(history(FAILED, failures=2), job)
-    assert (ended_job.actions, ended_job.end is not None) == ((), True)
-
-
-def test_an_edit_ends_the_attempt_and_deletes_the_jobset_once() -> None:
-    edited = plan(history(RUNNING), seen(jobset=EDITED))
-    assert edited.actions == (DeleteJobSet(jobset=EDITED),)
-    assert not edited.history.is_running
-    assert plan(history(RUNNING), seen(jobset=replace(EDITED, deleting=True))).actions == ()
-
-
 BEGUN: Final = history(FAILED, SECOND, failures=1)
+TWICE: Final = history(FAILED, SECOND, failures=2)
 FATAL_BEGUN: Final = replace(BEGUN, finding=FATAL)
 
 
@@ -257,6 +120,7 @@ FATAL_BEGUN: Final = replace(BEGUN, finding=FATAL)
         "not before JobSet acts": (NONE_LEFT, history(FAILED, finding=USUAL), (ended(1),), None),
         "at once if it is fatal": (NONE_LEFT, history(FAILED, finding=FATAL), (ended(1),), "exit 1"),
         "with a restart that JobSet began": (NONE_LEFT, BEGUN, (), NOT_ALLOWED),
+        "with one whose cause was corrected": (recorded(EVICTED, SECOND), TWICE, (), NOT_ALLOWED),
         "not with one that is allowed": (ONE_LEFT, BEGUN, (), None),
         "not by an edited budget": (recorded(FAILED, SECOND, max_failures=0), BEGUN, (), None),
         "with a fatal code before it": (NONE_LEFT, FATAL_BEGUN, (), NOT_ALLOWED),
@@ -319,54 +183,3 @@ def test_what_runs_is_stopped_resumed_or_left_when(found: Plan, action: str | No
 
 def test_more_starts_than_are_allowed_are_looked_at_again_when_reports_are_due() -> None:
     assert plan(OVER, seen(operator_started_at=NOW - 20), FEW).look_again_s == 40
-
-
-def test_a_jobset_is_stopped_once_and_kept_where_it_ended_by_itself() -> None:
-    for of in (None, jobset(completed=True), jobset(deleting=True)):
-        assert stop_jobset(of, queued=False) == ()
-    assert stop_jobset(jobset(suspended=True), queued=False) == (DeleteJobSet(jobset=jobset(suspended=True)),)
-    assert stop_jobset(jobset(), queued=True) == (DeleteJobSet(jobset=jobset()),)
-    assert stop_jobset(jobset(), queued=False) == (SetSuspend(jobset=jobset(), suspend=True),)
-    assert set_suspend(jobset(), suspend=False) == ()
-
-
-def quota(reason: str = "Pending", kind: str = "QuotaReserved") -> dict[str, Any]:
-    since = "2027-01-15T09:00:00Z"
-    condition = {
-        "type": kind,
-        "status": "False",
-        "reason": reason,
-        "message": "",
-        "lastTransitionTime": since,
-    }
-    return {"status": {"conditions": [condition]}}
-
-
-IN_QUEUE: Final = make_job(suspend=True, **quota())
-
-
-@pytest.mark.parametrize(
-    ("job", "of", "left"),
-    [
-        (IN_QUEUE, None, True),
-        (make_job(**quota()), None, False),
-        (STOPPED, None, False),
-        (make_job(suspend=True, **quota(starts.NOT_QUEUED)), None, False),
-        (make_job(suspend=True, **quota(kind="Running")), None, False),
-        (IN_QUEUE, jobset(deleting=True, **QUEUED), True),
-        (IN_QUEUE, jobset(**QUEUED), False),
-        (IN_QUEUE, jobset(deleting=True), False),
-        (make_job(**quota(), **ON_MACHINES), None, True),
-    ],
-)
-def test_a_job_has_left_its_queue_when_its_jobset_is_gone_or_going_because_it_stops(
-    job: CheckpointedTrainingJob, of: JobSet | None, *, left: bool
-) -> None:
-    assert starts.has_left_queue(job, Observed(jobset=of), now=NOW) is left
-
-
-def test_only_a_queued_job_leaves_a_queue() -> None:
-    assert starts.leaves_queue(STOPPED, Observed(jobset=jobset(**QUEUED)), history(RUNNING), now=NOW)
-    assert not starts.leaves_queue(STOPPED, Observed(jobset=jobset()), history(RUNNING), now=NOW)
-    over = history(EVICTED, starts_without_checkpoint=2)
-    assert starts.should_suspend(FEW, Observed(), over, now=NOW)

@@ -204,25 +204,6 @@ async def test_pods_that_were_left_alone_and_all_run_again_are_not_left_alone_an
     assert await world.record_writes(rounds=2) == []
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-async def test_a_pod_that_was_told_to_stop_and_exited_0_is_one_that_the_others_wait_for(
-    *, restarted: bool
-) -> None:
-    world = await running()
-    world.controllers.kubelets.stop_code = 0
-    world.cluster.mark_deleted("pods", "default", world.pods[1]["metadata"]["name"], grace_s=30)
-    await world.run_until_settled(rounds=4)
-    assert len(world.pods) == 1
-    if restarted:
-        world.restart_operator()
-        await world.run_until_settled(rounds=4)
-    assert world.condition("Running") == (ConditionStatus.FALSE, "Finishing")
-    assert world.phase() is Phase.RUNNING
-    await be_silent(world, HOUR_S)
-    assert world.condition(PROGRESSING) == LEFT_ALONE
-    assert message_of(world, PROGRESSING).startswith("1 of 2 pods have exited 0")
-
-
 @pytest.mark.parametrize("left_alone", [False, True])
 async def test_nothing_stands_still_any_more_once_the_last_pod_has_exited_0(*, left_alone: bool) -> None:
     world = await running(1, 2, 3)

@@ -12,12 +12,6 @@ from stepkeeper_operator.api.v1alpha1.conditions import Phase
 from stepkeeper_operator.facts.pod import pick_last_words
 
 
-async def test_a_restarted_operator_writes_nothing_for_a_job_at_rest() -> None:
-    world = await run_job()
-    world.restart_operator()
-    assert await world.record_writes(rounds=3) == []
-
-
 async def test_an_edit_of_the_checkpoint_settings_restarts_nothing() -> None:
     world = await run_job()
     world.edit(checkpoint={"uri": "gs://bucket/runs/lm", "interval": {"steps": 7}})

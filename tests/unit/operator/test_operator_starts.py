@@ -2,15 +2,14 @@
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 
-from fake_cluster.facts import ON_MACHINES, make_job, make_machines
 from fake_cluster.facts import make_ended_pod as ended
 from fake_cluster.facts import make_failed_job as failed_job
 from fake_cluster.facts import make_history as history
+from fake_cluster.facts import make_job
 from fake_cluster.facts import make_observed as seen
 from fake_cluster.facts import make_unedited_jobset as jobset
 from fake_cluster.kubelets import training_report
@@ -18,57 +17,22 @@ from fake_cluster.stories import disrupt, end_pods, fail, message_of, run_job, t
 from fake_cluster.world import World
 from stepkeeper.contract import CommitPoint
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
-from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, Bookkeeping
-from stepkeeper_operator.build import template_hash
-from stepkeeper_operator.cache.memory import Rejection
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.cache.reports import LastReport
-from stepkeeper_operator.observed import Leftover, Observed
+from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy import starts
 from stepkeeper_operator.policy.attempts import DELETED
 from stepkeeper_operator.policy.history import JobHistory
-from stepkeeper_operator.policy.planning.plan import BACKING_OFF, Plan, find_delay, hold_next_start
+from stepkeeper_operator.policy.planning.plan import BACKING_OFF, Plan, hold_next_start
 
 NOW: Final = 1000.0
 RUNNING: Final = Attempt(number=1, start=900)
 FAILED: Final = Attempt(number=1, start=900, end=990, cause="ApplicationError", message="exit 1")
 EVICTED: Final = Attempt(number=1, start=900, end=990, cause="Eviction", message="drained")
 EARLY: Final = EVICTED.model_copy(update={"end": 910})
-ASKED_FOR: Final = EVICTED.model_copy(update={"cause": "Requested", "message": DELETED})
+ASKED_FOR: Final = EARLY.model_copy(update={"cause": "Requested", "message": DELETED})
 DONE: Final = Attempt(number=1, start=900, end=990, message="every pod exited 0")
-JOB: Final = make_job()
-TPU_JOB: Final = make_job(**ON_MACHINES)
 FEW: Final = make_job(restarts={"maxStartsWithoutCheckpoint": 2})
-STOPPED: Final = make_job(suspend=True)
-REFUSED: Final = Rejection(generation=1, status=403, message="", at=NOW - 20, since=NOW - 20, told=False)
-
-
-@table(
-    "job, observed, wait_s, said, again_s",
-    {
-        "nothing": (JOB, {}, 0.0, None, None),
-        "its user": (STOPPED, {}, 0.0, "it is suspended", None),
-        "its acceptance before its user": (STOPPED, {"held": True}, 7.0, "not accepted", None),
-        "its acceptance": (JOB, {"held": True}, 0.0, "not accepted", None),
-        "its machines": (TPU_JOB, {}, 0.0, "QueuedResource tpu", None),
-        "its back-off": (JOB, {}, 7.0, BACKING_OFF, 7.0),
-        "a refused JobSet": (JOB, {"rejection": REFUSED}, 0.0, "refuses its JobSet", 40.0),
-        "nothing after a minute": (JOB, {"rejection": replace(REFUSED, at=NOW - 60)}, 0.0, None, None),
-        "leftovers": (JOB, {"leftover": Leftover(name="Job lm-w-0")}, 0.0, "Job lm-w-0 of an earlier", None),
-    },
-)
-def test_the_next_jobset_waits_for(
-    job: CheckpointedTrainingJob,
-    observed: dict[str, Any],
-    wait_s: float,
-    said: str | None,
-    again_s: float | None,
-) -> None:
-    delay = find_delay(job, Observed(**observed), history(), wait_s=wait_s, now=NOW)
-    assert (delay is None) is (said is None)
-    if delay is not None:
-        assert (said or "") in delay[0]
-        assert again_s is None or delay[1] == again_s
 
 
 SAVED: Final = seen(ended(1), ended(75, 1))
@@ -93,6 +57,8 @@ def restarted(code: int, n_counted: int) -> Observed:
         "a restart that JobSet counted": (history(FAILED), restarted(75, 1), NOW, None),
         "a Job's exit code 75": (history(FAILED), seen(ended(1), jobs=(NEUTRAL_JOB,)), NOW, 1050),
         "a Job's failure": (history(FAILED), seen(ended(1), jobs=(failed_job(),)), NOW, None),
+        "a failure before an edit": (history(FAILED, started_template="another"), SAVED, NOW, None),
+        "deletions by a person": (history(ASKED_FOR, starts_without_checkpoint=6), COUNTED, 911.0, None),
         "a second start": (history(EARLY, starts_without_checkpoint=2), COUNTED, 911.0, 960),
         "a first start": (history(EARLY, starts_without_checkpoint=1), COUNTED, 911.0, None),
     },
@@ -108,110 +74,35 @@ def test_a_start_in_place_waits_or_not_for(
 
 
 MINUTE: Final[dict[str, Any]] = {"initialSeconds": 60, "maxSeconds": 60}
-SPACED: Final = make_job(restarts={"backoff": {"initialSeconds": 10, "maxSeconds": 1000}})
-AT_ONCE: Final = make_job(restarts={"backoff": {"initialSeconds": 0}})
-
-
-@table(
-    "known, job, at",
-    {
-        "a failure": (history(FAILED), SPACED, 1000),
-        "the fourth failure": (history(FAILED, failures=3), SPACED, 990 + 80),
-        "a failure without a back-off": (history(FAILED), AT_ONCE, None),
-        "a failure before an edit": (history(FAILED, started_template="another"), SPACED, None),
-        "a disruption": (history(EVICTED, starts_without_checkpoint=1), SPACED, None),
-        "a start that ran for long": (history(EVICTED, starts_without_checkpoint=2), SPACED, None),
-        "many disruptions": (history(EVICTED, starts_without_checkpoint=6), SPACED, 900 + 160),
-        "deletions by a person": (history(ASKED_FOR, starts_without_checkpoint=6), SPACED, None),
-        "the end": (history(DONE, starts_without_checkpoint=6), SPACED, None),
-    },
-)
-def test_the_next_start_may_be_after(
-    known: JobHistory, job: CheckpointedTrainingJob, at: float | None
-) -> None:
-    assert starts.compute_next_start(job, Observed(), known) == at
-
-
-RING: Final = make_job(placement={"hosts": {"count": 2, "shape": "ring"}})
-
-
-@table(
-    "job, observed, template, edited",
-    {
-        "the same template": (JOB, {}, template_hash(JOB), False),
-        "another template": (JOB, {}, "another", True),
-        "an unknown template": (JOB, {}, None, False),
-        "a job that isn't accepted": (JOB, {"held": True}, "another", False),
-        "a field of a newer operator": (RING, {}, "of a newer operator", False),
-        "unknown machines": (TPU_JOB, {}, "another", False),
-        "known machines": (TPU_JOB, {"machines": make_machines()}, "another", True),
-    },
-)
-def test_an_edit_since_the_newest_start_is_seen_by(
-    job: CheckpointedTrainingJob, observed: dict[str, Any], template: str | None, *, edited: bool
-) -> None:
-    known = Bookkeeping() if template is None else Bookkeeping(started_template=template)
-    assert starts.was_edited(job, Observed(**observed), known) is edited
-
-
-@pytest.mark.parametrize(
-    ("attempt", "n_starts", "allowed", "reached"),
-    [
-        (EVICTED, 2, None, True),
-        (EVICTED, 1, None, False),
-        (RUNNING, 2, None, False),
-        (RUNNING, 3, None, True),
-        (RUNNING, 3, 3, False),
-        (RUNNING, 4, 3, True),
-        (RUNNING, 2, 1, False),
-        (EVICTED, 2, 3, True),
-    ],
-)
-def test_the_last_start_that_was_allowed_may_run(
-    attempt: Attempt, n_starts: int, allowed: int | None, *, reached: bool
-) -> None:
-    more: dict[str, Any] = {} if allowed is None else {"starts_allowed": allowed}
-    known = history(attempt, starts_without_checkpoint=n_starts, **more)
-    assert starts.is_limit_reached(FEW, Observed(jobset=jobset()), known, now=NOW) is reached
 
 
 def heard(*, ordinal: tuple[int, int] = (0, 0), **more: Any) -> LastReport:
     return LastReport(report=training_report(7, 70, **more), ordinal=ordinal, received_at=NOW, pod_uid="p0")
 
 
-@pytest.mark.parametrize(
-    ("known", "more", "wait_s"),
-    [
-        (history(RUNNING, starts_without_checkpoint=3), {}, 40),
-        (history(RUNNING, starts_without_checkpoint=3), {"operator_started_at": NOW - 60}, None),
-        (history(RUNNING, starts_without_checkpoint=3), {"jobset": None}, None),
-        (history(RUNNING, starts_without_checkpoint=3), {"jobset": jobset(suspend=True)}, None),
-        (history(RUNNING, starts_without_checkpoint=3), {"report": heard()}, None),
-        (history(RUNNING, starts_without_checkpoint=3), {"report": heard(ordinal=(0, 9))}, 40),
-        (
-            history(RUNNING, starts_without_checkpoint=3),
-            {"report": heard(root=None, commits=(), head=None)},
-            40,
-        ),
-        (history(RUNNING, starts_without_checkpoint=2), {}, None),
-        (history(EVICTED, starts_without_checkpoint=3), {}, None),
-    ],
+@table(
+    "attempt, n_starts, more, wait_s",
+    {
+        "it is new": (RUNNING, 3, {}, 40),
+        "it is there for a minute": (RUNNING, 3, {"operator_started_at": NOW - 60}, None),
+        "nothing runs": (RUNNING, 3, {"jobset": None}, None),
+        "what runs is stopped": (RUNNING, 3, {"jobset": jobset(suspend=True)}, None),
+        "it was told of a root": (RUNNING, 3, {"report": heard()}, None),
+        "another start was": (RUNNING, 3, {"report": heard(ordinal=(0, 9))}, 40),
+        "it was told of none": (RUNNING, 3, {"report": heard(root=None, commits=(), head=None)}, 40),
+        "it is the last start": (RUNNING, 2, {}, None),
+        "the start has ended": (EVICTED, 3, {}, None),
+    },
 )
 def test_a_new_operator_lets_more_starts_run_for_a_minute_until_it_hears_of_a_root(
-    known: JobHistory, more: dict[str, Any], wait_s: float | None
+    attempt: Attempt, n_starts: int, more: dict[str, Any], wait_s: float | None
 ) -> None:
+    known = history(attempt, starts_without_checkpoint=n_starts)
     base: dict[str, Any] = {"jobset": jobset(), "operator_started_at": NOW - 20}
     observed = Observed(**(base | more))
     assert starts.compute_report_wait_s(FEW, observed, known, now=NOW) == wait_s
     if wait_s:
         assert not starts.is_limit_reached(FEW, observed, known, now=NOW)
-
-
-def test_the_limit_is_explained_in_the_singular_and_the_plural() -> None:
-    plural = starts.explain_limit(FEW, history(EVICTED, starts_without_checkpoint=2))
-    assert plural.startswith("2 starts in a row have committed no new checkpoint")
-    assert "maxStartsWithoutCheckpoint allows 2. The last ended by Eviction: drained." in plural
-    assert starts.explain_limit(FEW, history(RUNNING, starts_without_checkpoint=1)).startswith("1 start has ")
 
 
 SUSPENDED: Final = (ConditionStatus.TRUE, "NoNewCheckpoint")

@@ -102,19 +102,6 @@ def test_what_a_pod_says_of_its_commits_is_shown_in_their_order_without_doubles(
     }
 
 
-def test_what_an_attempt_restored_is_shown_while_it_is_the_present_one() -> None:
-    report = training(restored=CommitPoint(sequence=3, step=30), in_flight_step=50)
-    present, past = mirror(job(), report), mirror(job(), report, running=(0, 1))
-    assert present.checkpoint is not None
-    assert present.checkpoint.restored is not None
-    assert (present.checkpoint.restored.sequence, present.checkpoint.in_flight_step) == (3, 50)
-    assert past.checkpoint is not None
-    assert (past.checkpoint.restored, past.checkpoint.in_flight_step) == (None, None)
-    from_scratch = mirror(job(**KNOWN, restored={"sequence": 3, "step": 30}), training())
-    assert from_scratch.checkpoint is not None
-    assert from_scratch.checkpoint.restored is None
-
-
 def test_progress_is_a_percentage_an_estimate_and_the_time_it_was_last_seen_to_move() -> None:
     report = training(
         step=250,

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import side_by_side
 import tally
-from lanes import Attempt, Lanes
+from side_by_side import Attempt, Clusters, Lanes
+from typing_extensions import override
 
 
 def test_the_plan_has_each_file_with_end_to_end_tests_and_trainings_in_one_lane() -> None:
@@ -49,23 +50,28 @@ def test_outcomes_are_counted_and_flaky_tests_named(
     assert tally.exit_code(tally.count([])) == 5, "a run of no tests is no success"
 
 
-class Site:
+class Site(Clusters):
     """Runs each file as its script says, and writes down what it is asked for."""
 
     def __init__(self, **script: list[bool]) -> None:
+        super().__init__(arguments=())
         self.script = script
         self.calls: list[str] = []
 
+    @override
     def renew(self, lane: int) -> bool:
         self.calls.append("renew")
         return True
 
+    @override
     def clear(self, lane: int) -> None:
         self.calls.append("clear")
 
+    @override
     def has_second_chance(self, file: Path) -> bool:
         return file.stem != "only_once"
 
+    @override
     def run(self, file: Path, lane: int) -> Attempt:
         self.calls.append(file.stem)
         passed = self.script[file.stem].pop(0)
