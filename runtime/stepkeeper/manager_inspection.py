@@ -5,7 +5,8 @@ from functools import partial
 
 from stepkeeper.manager_parts import ManagerParts
 from stepkeeper.restore import describe_step, verify_step
-from stepkeeper.restore.results import CheckpointInfo, Verification
+from stepkeeper.restore.listing import CheckpointInfo
+from stepkeeper.restore.verify import Verification
 from stepkeeper.results import Health
 from stepkeeper.save.hooks import SaveHook
 from stepkeeper.save.in_flight import InFlight

@@ -1,5 +1,6 @@
 """Read checkpoints for `dcp.load`: several parts at a time, straight into place, and verified."""
 
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any, Final, final
 
@@ -11,17 +12,19 @@ from torch.futures import Future
 from typing_extensions import override
 
 from stepkeeper.checkpoint import BlockReader
+from stepkeeper.checkpoint.blocks import BlockTable
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
+from stepkeeper.checkpoint.inventory import ChunkRecord
 from stepkeeper.checkpoint.manifest import Manifest, manifest_name
 from stepkeeper.checkpoint.reading import read_manifest
 from stepkeeper.checkpoint.reread import read_if_present
 from stepkeeper.dcp.folder import Folder, Location, folder_uri, is_folder_name, open_folder
-from stepkeeper.dcp.load_targets import LoadTargets, fill_from_chunks
+from stepkeeper.dcp.load_targets import LoadTargets
 from stepkeeper.errors import BadItem, BadUriError, RestoreError, TornCheckpointError
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.log.records import ManifestRef
 from stepkeeper.loggers import logger
-from stepkeeper.restore.filling import Filling
+from stepkeeper.restore.filling import STREAMS, Filling
 from stepkeeper.restore.foreign.content import ForeignContent
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
@@ -158,15 +161,20 @@ class StorageReader(storage.StorageReader):
         assert self._metadata is not None
         with self._open() as folder:
             if self._manifests:
-                targets = LoadTargets(self._metadata, self._manifests, plan.items, planner)
                 reader = BlockReader(folder, self._manifests, patience=self._patience, folder=folder.name)
-                filling = Filling(reader, targets.table, targets.places, what=folder.own_uri)
-                filling.run(targets.reads)
-                blobs = {name: value.data.tobytes() for name, value in targets.places.values.items()}
+                table = BlockTable.from_manifests(self._manifests)
+                order: Sequence[int] = table.order_for_reading(self._manifests)
+                tensors = (tensor for manifest in self._manifests for tensor in manifest.tensors)
+                chunks = {
+                    (each.path, each.offset_bytes): each for tensor in tensors for each in tensor.chunks
+                }
+                blobs = self._fill(reader, table, order, chunks, items=plan.items, planner=planner)
             else:
                 content = ForeignContent(folder, folder.name, self._metadata, self._patience)
-                fill_from_chunks(content, plan.items, planner)
-                blobs = {}
+                table, order = content.contents.table, content.contents.reading_order
+                # Values are read below, as they are: the planner decodes them.
+                items = [item for item in plan.items if item.type == LoadItemType.TENSOR]
+                blobs = self._fill(content, table, order, content.find_chunks(), items=items, planner=planner)
             for item in plan.items:
                 if item.type == LoadItemType.BYTE_IO:
                     blob = blobs.get(item.storage_index.fqn)
@@ -174,6 +182,27 @@ class StorageReader(storage.StorageReader):
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def _fill(
+        self,
+        reader: BlockReader | ForeignContent,
+        table: BlockTable,
+        order: Sequence[int],
+        chunks: Mapping[tuple[str, int], ChunkRecord],
+        *,
+        items: Sequence[ReadItem],
+        planner: LoadPlanner,
+    ) -> dict[str, bytes]:
+        """Fill the planner's tensors, and return the values that were read."""
+        assert self._metadata is not None
+        places = LoadTargets(self._metadata, table, chunks, items, planner).places
+        n_streams = STREAMS
+        if isinstance(reader, ForeignContent):
+            reader.check_kinds(places.by_block)
+            n_streams = reader.n_streams
+        filling = Filling(reader, table, places, what=folder_uri(self._location or ""), n_streams=n_streams)
+        filling.run({number: () for number in order if number in places.by_block})
+        return {name: value.data.tobytes() for name, value in places.values.items()}
 
     def _value(self, folder: Folder, item: ReadItem) -> bytes:
         assert self._metadata is not None

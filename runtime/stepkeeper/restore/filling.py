@@ -12,20 +12,20 @@ from stepkeeper.checkpoint.blocks import BlockTable
 from stepkeeper.coordination.rank_group import RankGroup, SoloRankGroup
 from stepkeeper.coordination.waits import SilenceLimit, Waits
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError, StorageError
-from stepkeeper.restore.placing import Bytes, Piece, Places, StoredBytes
+from stepkeeper.restore.placing import Bytes, Piece, Place, Places
 from stepkeeper.restore.progress import RestoreProgress
 from stepkeeper.storage.base import Buffer
 
-__all__ = ["Filling", "Peers"]
+__all__ = ["STREAMS", "Filling", "Peers"]
 
-_STREAMS: Final = 8
-"""The number of blocks that are read at once. Each is held in host memory."""
+STREAMS: Final = 8
+"""The number of blocks that are read at once where they are small."""
 
 _WAITING: Final = 8
 """The number of blocks whose finished parts may wait for the thread that moves them to devices."""
 
 _LOOK_S: Final = 0.2
-_Found = Sequence[Piece | StoredBytes]
+_Found = Sequence[Place]
 
 
 class Peers(Protocol):
@@ -58,10 +58,12 @@ class Filling:
         places: Places,
         *,
         what: str = "a checkpoint",
+        doing: str = "restoring",
         step: int | None = None,
         waits: Waits | None = None,
         rank_group: RankGroup | None = None,
         began_s: float | None = None,
+        n_streams: int = STREAMS,
     ) -> None:
         """Prepare to fill.
 
@@ -70,16 +72,19 @@ class Filling:
             table: The blocks by number.
             places: Where their bytes go.
             what: Name of the checkpoint in the log's lines about progress.
+            doing: What is done with it, for the same.
             step: Its step, for the same.
             waits: Ends the wait for the blocks.
             rank_group: The ranks that fill their states together; None: this one alone.
             began_s: Time at which the restore began, by time.monotonic(); None: when `run` is called.
+            n_streams: The number of blocks that are read at once. Each is held in host memory.
 
         """
+        self._n_streams = n_streams
         self._rank_group: Final = rank_group or SoloRankGroup()
         self._waits = waits or Waits()
         self._reader = reader
-        self._what, self._step, self._began_s = what, step, began_s
+        self._what, self._doing, self._step, self._began_s = what, doing, step, began_s
         self._done_bytes = self._moved_bytes = 0
         self._table = table
         self._places = places
@@ -108,12 +113,17 @@ class Filling:
             threading.Thread(
                 target=self._read_blocks, args=(waiting, peers), name=f"restore-{number}", daemon=True
             )
-            for number in range(min(_STREAMS, len(reads)))
+            for number in range(min(self._n_streams, len(reads)))
         ]
         try:
             with self._rank_group.heartbeat() as note_moved:
                 progress = RestoreProgress(
-                    self._what, total_bytes, step=self._step, note_moved=note_moved, began_s=self._began_s
+                    self._what,
+                    total_bytes,
+                    step=self._step,
+                    doing=self._doing,
+                    note_moved=note_moved,
+                    began_s=self._began_s,
                 )
                 for thread in threads:
                     thread.start()
@@ -160,7 +170,7 @@ class Filling:
 
     def _put(self, number: int, first: int, data: Bytes) -> None:
         start = self._table.blocks[number].start + first
-        found: list[Piece | StoredBytes] = []
+        found: list[Place] = []
         for place in self._places.by_block.get(number, ()):
             n_bytes = place.copy_bytes(start, data)
             with self._lock:

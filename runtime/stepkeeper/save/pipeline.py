@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 from weakref import WeakMethod
 
 from stepkeeper.companion.messages import Committed
@@ -18,17 +18,17 @@ from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import PeerLostError, SaveError
+from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger
 from stepkeeper.save.consistency import check_same_state
 from stepkeeper.save.failures import SaveFailures
-from stepkeeper.save.given_state import build_state
+from stepkeeper.save.given_state import SaveRequest, build_state
 from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.job import SaveEnd, SaveJob
+from stepkeeper.save.job import SaveJob
 from stepkeeper.save.lineage import Lineage
 from stepkeeper.save.pending import PendingSaves
 from stepkeeper.save.persist import persist_save
 from stepkeeper.save.report import SaveClock, SaveState
-from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker, transfer_snapshot
 from stepkeeper.save.worker import Worker
 from stepkeeper_planners.loading.differences import list_with_state
@@ -37,6 +37,16 @@ from stepkeeper_planners.state.tree import FlatState
 __all__ = ["SavePipeline"]
 
 _log: Final = logger(__name__)
+
+
+class OnEnd(Protocol):
+    """Gets the end of a save before any thread that waits for the save goes on."""
+
+    def __call__(
+        self, save: InFlight, record: CommitRecord | None, error: BaseException | None, *, idle: bool
+    ) -> None:
+        """Take over the commit, or the error. `idle` is True if no later save was started."""
+        ...
 
 
 class SavePipeline:
@@ -53,7 +63,7 @@ class SavePipeline:
         max_pending: int,
         device_budget_bytes: int | None = None,
         lineage: Lineage,
-        on_end: Callable[[SaveEnd], None],
+        on_end: OnEnd,
         waits: Waits | None = None,
     ) -> None:
         self._waits = waits or Waits()
@@ -244,19 +254,11 @@ class SavePipeline:
         except BaseException as error:  # `InFlight.result` raises it
             failure = error
         self.failures.record_outcome(failure)
-        report = in_flight.end_save(committed, failure)
+        in_flight.end_save(committed, failure)
         in_flight.set_state(SaveState.COMMITTED if failure is None else SaveState.FAILED)
         try:
-            self._on_end(
-                SaveEnd(
-                    step=in_flight.step,
-                    record=None if committed is None else committed.record,
-                    upkeep=in_flight.upkeep,
-                    error=failure,
-                    idle=self._pending.is_newest(in_flight),
-                    report=report,
-                )
-            )
+            record = None if committed is None else committed.record
+            self._on_end(in_flight, record, failure, idle=self._pending.is_newest(in_flight))
         except Exception:  # an error of the callback doesn't change how the save has ended
             _log.exception(
                 "what step %d's save has come to could not be told",

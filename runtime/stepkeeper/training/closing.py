@@ -53,7 +53,7 @@ class Closing:
         self._rank_group = rank_group
         self.is_closed = False
         forget_in_forks(self)
-        saver.on_fence(self.tell_fence, is_pods=controller.process_exit.is_pods)
+        saver.failures.on_fence(self.tell_fence, is_pods=controller.process_exit.is_pods)
 
     def forget_after_fork(self) -> None:
         """Be closed, in a forked child: the training and its end are its parent's."""

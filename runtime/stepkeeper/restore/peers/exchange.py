@@ -4,10 +4,9 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from stepkeeper.checkpoint.blocks import Contents, encode_runs
-from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.coordination.peer_links import neighbours
 from stepkeeper.coordination.rank_group import RankGroup, StoreRankGroup
 from stepkeeper.coordination.waits import Waits
@@ -21,6 +20,7 @@ from stepkeeper.restore.peers.links import Links
 __all__ = ["Exchange", "exchange_among"]
 
 _log: Final = logger(__name__)
+T = TypeVar("T")
 
 
 class Exchange:
@@ -42,17 +42,15 @@ class Exchange:
         """True while the other ranks wait for this one, which then can't tell them what it fails with."""
 
     def share_manifests(
-        self,
-        read: Callable[[], Sequence[bytes]],
-        prove: Callable[[Sequence[bytes]], Sequence[Manifest]],
-    ) -> Sequence[Manifest]:
-        """Return the proven manifests. Rank 0 alone reads them, and sends them to the others.
+        self, read: Callable[[], Sequence[bytes]], prove: Callable[[Sequence[bytes]], T]
+    ) -> T:
+        """Return what `prove` makes of the manifests. Rank 0 alone reads them, and sends them to the others.
 
         Raises what `read` and `prove` raise in rank 0, and PeerLostError in the others.
 
         Args:
             read: Reads the manifests from the store, as they are stored.
-            prove: Decodes them, if the commit's entry proves them.
+            prove: Decodes them, if they are right.
 
         """
         links, run = self.links, self._waits.run
