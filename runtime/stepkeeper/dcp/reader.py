@@ -16,13 +16,12 @@ from stepkeeper.checkpoint.blocks import BlockTable
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
 from stepkeeper.checkpoint.inventory import ChunkRecord
 from stepkeeper.checkpoint.manifest import Manifest, manifest_name
-from stepkeeper.checkpoint.reading import read_manifest
+from stepkeeper.checkpoint.reading import list_other_refs, read_manifest
 from stepkeeper.checkpoint.reread import read_if_present
 from stepkeeper.dcp.folder import Folder, Location, folder_uri, is_folder_name, open_folder
 from stepkeeper.dcp.load_targets import LoadTargets
 from stepkeeper.errors import BadItem, BadUriError, RestoreError, TornCheckpointError
 from stepkeeper.log.entries import new_nonce
-from stepkeeper.log.records import ManifestRef
 from stepkeeper.loggers import logger
 from stepkeeper.restore.filling import STREAMS, Filling
 from stepkeeper.restore.foreign.content import ForeignContent
@@ -254,13 +253,8 @@ def _read(folder: Folder, patience: Patience) -> tuple[Metadata, tuple[Manifest,
     own = listed.get(METADATA_NAME)
     if own is None or (own.size_bytes, own.crc32c) != (len(data), crc32c(data)):
         raise TornCheckpointError(f"{where} is not what was written: its checksum is another", item)
-    others = []
-    for rank in range(1, manifest.world_size):
-        record = listed.get(manifest_name(rank))
-        if record is None:
-            raise TornCheckpointError(f"{folder.own_uri}/{manifest_name(0)} doesn't list rank {rank}'s", item)
-        ref = ManifestRef(path=record.path, size_bytes=record.size_bytes, crc32c=record.crc32c)
-        others.append(read_manifest(folder, folder.name, ref, patience=patience))
+    refs = list_other_refs(manifest, folder.own_uri)
+    others = (read_manifest(folder, folder.name, ref, patience=patience) for ref in refs)
     return metadata, (manifest, *others)
 
 

@@ -3,7 +3,6 @@
 import json
 import struct
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import pytest
@@ -23,7 +22,7 @@ from stepkeeper.checkpoint import (
 )
 from stepkeeper.checkpoint.blocks import Contents
 from stepkeeper.checkpoint.file_parts import FileParts
-from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, split_inventory
+from stepkeeper.checkpoint.manifest import Manifest, split_inventory
 from stepkeeper.errors import (
     ManifestError,
     MissingObjectError,
@@ -197,26 +196,6 @@ def test_an_error_of_the_store_condemns_nothing(
     with pytest.raises(becomes, match=says) as error:
         saved.read_all()
     assert type(error.value) is becomes
-
-
-def test_many_threads_read_each_block_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "_LEAST_BYTES", 4 * BLOCK_BYTES)
-    store = MemoryStore()
-    data = memoryview(bytes(range(256)) * (5 * BLOCK_BYTES // 512))
-    n = len(data)
-    save = save_order([tensor_order("w", (n,), dtype="uint8")])
-    own = write_checkpoint(store, save, data)
-    reader = BlockReader(store, [own])
-    ((chunk,),) = (t.chunks for t in own.tensors)
-    reads: list[str] = []
-    store.hook = at("before read", lambda: reads.append("one"))
-    start = chunk.offset_bytes + chunk.data_offset_bytes
-    with ThreadPoolExecutor(16) as pool:
-        pieces = pool.map(
-            lambda n: reader.read_verified(chunk.path, start + n * 1_000_003, 1_000_003), range(40)
-        )
-        assert b"".join(pieces) == bytes(data[: 40 * 1_000_003])
-    assert len(reads) <= 3
 
 
 def test_a_failed_write_fails_the_save_and_is_retried_first() -> None:
