@@ -43,7 +43,13 @@ def order_of(state: str, size_bytes: int) -> SaveOrder:
         )
         start += 4 * prod(shape)
     return SaveOrder(
-        rank=0, world_size=1, step=1, claim=0, nonce="0" * 32, structure=Structure.build(tensors), values=()
+        rank=0,
+        world_size=1,
+        step=1,
+        claim=0,
+        nonce="0" * 32,
+        structure=Structure(tensors=tuple(tensors)),
+        values=(),
     )
 
 

@@ -92,7 +92,7 @@ def write(
             step=1,
             claim=0,
             nonce="ab" * 16,
-            structure=Structure.build(rank.tensors, aliases=aliases),
+            structure=Structure(tensors=tuple(rank.tensors), aliases=aliases or {}),
             values=tuple(rank.values),
         )
         manifests.append(write_checkpoint(store, order, memoryview(rank.data)))

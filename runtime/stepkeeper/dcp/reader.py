@@ -18,9 +18,9 @@ from stepkeeper.checkpoint.inventory import ChunkRecord
 from stepkeeper.checkpoint.manifest import Manifest, manifest_name
 from stepkeeper.checkpoint.reading import list_other_refs, read_manifest
 from stepkeeper.checkpoint.reread import read_if_present
-from stepkeeper.dcp.folder import Folder, Location, folder_uri, is_folder_name, open_folder
+from stepkeeper.dcp.folder import Folder, Located, Location, folder_uri
 from stepkeeper.dcp.load_targets import LoadTargets
-from stepkeeper.errors import BadItem, BadUriError, RestoreError, TornCheckpointError
+from stepkeeper.errors import BadItem, RestoreError, TornCheckpointError
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.loggers import logger
 from stepkeeper.restore.filling import STREAMS, Filling
@@ -36,7 +36,7 @@ _log: Final = logger(__name__)
 
 
 @final
-class StorageReader(storage.StorageReader):
+class StorageReader(Located, storage.StorageReader):
     """Read what `dcp.load` loads, from a folder at a path or any URI, whoever wrote it.
 
     A checkpoint by stepkeeper's StorageWriter or CheckpointManager (`stepkeeper path` prints its folder) is
@@ -46,6 +46,8 @@ class StorageReader(storage.StorageReader):
 
     Tensors are filled as their bytes come. After a load that failed they are part old, part new.
     """
+
+    _does = "load from: StorageReader(path), or dcp.load"
 
     def __init__(self, path: Location | None = None, *, patience: Patience = DEFAULT_PATIENCE) -> None:
         """Prepare to read; nothing is read yet.
@@ -61,42 +63,17 @@ class StorageReader(storage.StorageReader):
             Each rank makes one with the same arguments, and `dcp.load` calls its methods.
 
         """
-        self._location = path
+        super().__init__(path)
         self._patience = patience
         self._load_id = new_nonce()
         self._metadata: Metadata | None = None
         self._manifests: tuple[Manifest, ...] = ()
         self._failure: Exception | None = None
-        if path is not None:
-            folder_uri(path)
-
-    @override
-    def __repr__(self) -> str:
-        where = "" if self._location is None else f" {str(self._location)!r}"
-        return f"<{type(self).__name__}{where}>"
-
-    @property
-    def checkpoint_id(self) -> Location | None:
-        """The folder that the next load reads from."""
-        return self._location
-
-    @classmethod
-    @override
-    def validate_checkpoint_id(cls, checkpoint_id: Location) -> bool:
-        """Tell whether `checkpoint_id` names a folder of a store that is known, in a form that is safe."""
-        return is_folder_name(checkpoint_id)
 
     @override
     def reset(self, checkpoint_id: Location | None = None) -> None:
-        """Prepare for another load, from `checkpoint_id` if it is given.
-
-        Raises:
-            BadUriError: `checkpoint_id` names no store.
-
-        """
-        if checkpoint_id is not None:
-            folder_uri(checkpoint_id)
-            self._location = checkpoint_id
+        """Prepare for another load, from `checkpoint_id` if it is given. Raises BadUriError if that names no store."""
+        super().reset(checkpoint_id)
         self._load_id = new_nonce()
         self._metadata, self._manifests, self._failure = None, (), None
 
@@ -220,13 +197,6 @@ class StorageReader(storage.StorageReader):
                 BadItem(folder=folder.name, name=name),
             )
         return data
-
-    def _open(self) -> Folder:
-        if self._location is None:
-            raise BadUriError(
-                "no folder to load from: StorageReader(path), or dcp.load(…, checkpoint_id=path)"
-            )
-        return open_folder(self._location)
 
 
 def _read(folder: Folder, patience: Patience) -> tuple[Metadata, tuple[Manifest, ...]]:

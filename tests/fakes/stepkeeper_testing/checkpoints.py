@@ -122,7 +122,7 @@ def save_order(
         step=step,
         claim=claim,
         nonce=nonce,
-        structure=Structure.build(tensors, aliases=aliases),
+        structure=Structure(tensors=tuple(tensors), aliases=aliases or {}),
         values=tuple(values),
     )
 

@@ -85,7 +85,7 @@ class Companions:
             step=step,
             claim=self.claim.slot,
             nonce=nonce,
-            structure=Structure.build([row]),
+            structure=Structure(tensors=(row,)),
             values=(),
         )
 

@@ -216,7 +216,7 @@ def test_ranks_that_do_not_fit_together_are_no_checkpoint() -> None:
     with pytest.raises(TornCheckpointError, match=r"manifest\.1\.json"):
         finish_checkpoint(store, own, [replace(other.make_ref(), crc32c=1)], patience=IMPATIENT)
     half = write_checkpoint(
-        store, replace(save, nonce="cd" * 16, structure=Structure.build(save.tensors[1:])), data
+        store, replace(save, nonce="cd" * 16, structure=Structure(tensors=save.tensors[1:])), data
     )
     with pytest.raises(ManifestError, match="'w' has 48 elements, its 1 chunks at 1 places have 32"):
         finish_checkpoint(store, replace(own, nonce="cd" * 16), [half.make_ref()])
@@ -283,7 +283,7 @@ def test_shardings_are_in_rank_0s_manifest_under_every_name_of_a_tensor() -> Non
     manifests = []
     for rank in (0, 1):
         save, data = order(rank, aliases={"tied": "w"})
-        structure = Structure.build(save.tensors, aliases={"tied": "w"}, shardings=shardings)
+        structure = Structure(tensors=save.tensors, aliases={"tied": "w"}, shardings=shardings)
         assert Structure.from_text(structure.text) == structure
         written = write_checkpoint(MemoryStore(), replace(save, structure=structure), data)
         heading, inventory = split_inventory(written.to_json(), "here")

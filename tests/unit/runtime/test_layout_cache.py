@@ -1,5 +1,6 @@
 """Saves that have much in common store what each would store if it were the first."""
 
+import json
 import math
 from dataclasses import dataclass, field, replace
 
@@ -52,7 +53,7 @@ class State:
             tensors.append(part)
             start += 4 * math.prod(sizes)
         aliases = (self.aliases if rank == 0 else {}) | (self.last_rank_aliases if is_last else {})
-        return Structure.build(tensors, aliases=aliases, key_paths=self.key_paths), start
+        return Structure(tensors=tuple(tensors), aliases=aliases, key_paths=json.dumps(self.key_paths)), start
 
     def order(self, rank: int, step: int, world_size: int) -> SaveOrder:
         structure, start = self.structure(rank, world_size)

@@ -97,39 +97,27 @@ class Exchange:
             at_hand: Those of the blocks that this rank has copies of.
 
         """
-        self.is_awaited = True
-        duties = self._duties(name, needs, contents, filling, at_hand)
-        self.is_awaited = False
-        return duties
-
-    def _duties(
-        self,
-        name: str,
-        needs: Collection[int],
-        contents: Contents,
-        filling: Filling,
-        at_hand: Collection[int],
-    ) -> Duties:
         order = contents.sort_for_reading(needs)
-        alone = Duties(reads=dict.fromkeys(order, ()), receives={})
+        duties = Duties(reads=dict.fromkeys(order, ()), receives={})
         if self.links is None:
-            return alone
+            return duties
+        self.is_awaited = True
         own = {"runs": encode_runs(needs), "at_hand": encode_runs(at_hand)}
         silence_s = self.rank_group.limits.silence_s
         by_rank = self.rank_group.gather(f"{name}/needs", own, silence_s)
         runs, copied = ([each[what] for each in by_rank] for what in ("runs", "at_hand"))
         said = Sharing.of(runs, contents.table, copied).encode() if by_rank else None
         sharing = Sharing.decode(self.rank_group.broadcast(f"{name}/sharing", said, 2 * silence_s))
-        if not sharing.groups:
-            return alone
-        shared = sharing.assign_duties(self.rank_group.rank, needs, contents.table, contents.reading_order)
-        self.links.deliver_to(filling.put_bytes, filling.fail)
-        where = f"{name}/partners"
-        return (
-            shared
-            if _connect_all(self.rank_group, self.links, where, shared.partners, self._addresses)
-            else alone
-        )
+        if sharing.groups:
+            shared = sharing.assign_duties(
+                self.rank_group.rank, needs, contents.table, contents.reading_order
+            )
+            self.links.deliver_to(filling.put_bytes, filling.fail)
+            where = f"{name}/partners"
+            if _connect_all(self.rank_group, self.links, where, shared.partners, self._addresses):
+                duties = shared
+        self.is_awaited = False
+        return duties
 
 
 @contextmanager
