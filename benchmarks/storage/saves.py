@@ -6,8 +6,10 @@ from dataclasses import replace
 from math import prod
 from typing import Final
 
-from stepkeeper.checkpoint import SaveOrder, Structure, TensorOrder, finish_checkpoint, write_checkpoint
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
+from stepkeeper.checkpoint.finishing import finish_checkpoint
+from stepkeeper.checkpoint.orders import SaveOrder, Structure, TensorOrder
+from stepkeeper.checkpoint.writing import write_checkpoint
 from stepkeeper.storage.base import Store
 
 __all__ = ["STATES", "data_bytes", "order_of", "save"]

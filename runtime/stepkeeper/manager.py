@@ -18,7 +18,7 @@ from stepkeeper.manager_parts import ManagerParts
 from stepkeeper.policy.keep import AnyOf as KeepAnyOf
 from stepkeeper.policy.keep import KeepPolicy, from_max_to_keep, from_retention
 from stepkeeper.policy.save import AnyOf, SavePolicy, from_interval
-from stepkeeper.restore import record_uri
+from stepkeeper.restore.listing import record_uri
 from stepkeeper.results import RestoreResult, StepOutcome
 from stepkeeper.save.given_state import (
     GivenState,

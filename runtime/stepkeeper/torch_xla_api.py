@@ -9,7 +9,8 @@ import torch.distributed as dist
 from stepkeeper.manager_arguments import TorchXlaArguments
 from stepkeeper.manager_parts import ManagerParts
 from stepkeeper.policy.save import SavePolicy
-from stepkeeper.restore import list_steps, restore_step
+from stepkeeper.restore.latest import restore_step
+from stepkeeper.restore.listing import list_steps
 from stepkeeper.save.given_state import (
     GivenState,
     SaveRequest,

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from stepkeeper.checkpoint import BlockReader
 from stepkeeper.checkpoint.manifest import Manifest, ObjectRecord, manifest_name
-from stepkeeper.checkpoint.reading import read_manifest
+from stepkeeper.checkpoint.reading import BlockReader, read_manifest
 from stepkeeper.errors import ManifestError, TornCheckpointError
 from stepkeeper.log import CommitRecord
 from stepkeeper.storage import Store

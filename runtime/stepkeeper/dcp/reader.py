@@ -11,12 +11,11 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 from typing_extensions import override
 
-from stepkeeper.checkpoint import BlockReader
 from stepkeeper.checkpoint.blocks import BlockTable
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
 from stepkeeper.checkpoint.inventory import ChunkRecord
 from stepkeeper.checkpoint.manifest import Manifest, manifest_name
-from stepkeeper.checkpoint.reading import list_other_refs, read_manifest
+from stepkeeper.checkpoint.reading import BlockReader, list_other_refs, read_manifest
 from stepkeeper.checkpoint.reread import read_if_present
 from stepkeeper.dcp.folder import Folder, Located, Location, folder_uri
 from stepkeeper.dcp.load_targets import LoadTargets
@@ -25,6 +24,7 @@ from stepkeeper.log.entries import new_nonce
 from stepkeeper.loggers import logger
 from stepkeeper.restore.filling import STREAMS, Filling
 from stepkeeper.restore.foreign.content import ForeignContent
+from stepkeeper.restore.progress import RestoreProgress
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 from stepkeeper_planners.errors import MetadataDecodeError
@@ -176,7 +176,8 @@ class StorageReader(Located, storage.StorageReader):
         if isinstance(reader, ForeignContent):
             reader.check_kinds(places.by_block)
             n_streams = reader.n_streams
-        filling = Filling(reader, table, places, what=folder_uri(self._location or ""), n_streams=n_streams)
+        progress = RestoreProgress(folder_uri(self._location or ""))
+        filling = Filling(reader, table, places, progress=progress, n_streams=n_streams)
         filling.run({number: () for number in order if number in places.by_block})
         return {name: value.data.tobytes() for name, value in places.values.items()}
 

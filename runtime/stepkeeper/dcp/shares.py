@@ -23,10 +23,10 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from typing_extensions import override
 
-from stepkeeper.checkpoint import TensorOrder, ValueOrder
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
 from stepkeeper.checkpoint.inventory import ChunkRecord, Inventory, ValueRecord
 from stepkeeper.checkpoint.manifest import Manifest, ObjectRecord
+from stepkeeper.checkpoint.orders import TensorOrder, ValueOrder
 from stepkeeper.checkpoint.packing import File
 from stepkeeper.errors import SaveError
 from stepkeeper_planners.dtypes import dtype_name

@@ -13,10 +13,10 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.futures import Future
 from typing_extensions import override
 
-from stepkeeper.checkpoint import SaveOrder, Structure
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
 from stepkeeper.checkpoint.layout_cache import build_inventory
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, is_object_name, manifest_name
+from stepkeeper.checkpoint.orders import SaveOrder, Structure
 from stepkeeper.checkpoint.writing import build_manifest, plan_files, write_files
 from stepkeeper.dcp.folder import Folder, Located, Location
 from stepkeeper.dcp.shares import Share, add_storage_places, join_manifests, pickle_metadata

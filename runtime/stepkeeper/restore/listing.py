@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from stepkeeper.checkpoint import read_manifests
 from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors, merge_values
 from stepkeeper.checkpoint.manifest import Manifest
+from stepkeeper.checkpoint.reading import read_manifests
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.log import CommitRecord, Log, LogState

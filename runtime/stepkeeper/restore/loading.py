@@ -1,27 +1,26 @@
 """Load one checkpoint into the state of one rank: compare first, then fill the tensors, then set the values."""
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, final
+from typing import Any, final
 
-from stepkeeper.checkpoint import BlockReader
 from stepkeeper.checkpoint.blocks import BlockTable, Contents
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
-from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, Shardings
-from stepkeeper.checkpoint.reading import prove_manifests, read_manifest_bytes
+from stepkeeper.checkpoint.manifest import Manifest, Shardings
+from stepkeeper.checkpoint.reading import BlockReader, prove_manifests, read_manifest_bytes
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
-from stepkeeper.restore.filling import STREAMS, Blocks, Filling
+from stepkeeper.restore.filling import STREAMS, Filling
 from stepkeeper.restore.fit import check_refilled, tell_findings
 from stepkeeper.restore.foreign.content import ForeignContent, decode_content, read_metadata_bytes
 from stepkeeper.restore.peers.duties import Duties
 from stepkeeper.restore.peers.exchange import Exchange
-from stepkeeper.restore.placing import Places, StoredBytes, stored_tensor
+from stepkeeper.restore.placing import Places, stored_tensor
+from stepkeeper.restore.progress import RestoreProgress
 from stepkeeper.storage import Store
-from stepkeeper.storage.base import Buffer, CopiedStore
+from stepkeeper.storage.base import CopiedStore
 from stepkeeper_planners.adapters.open_shardings import (
     collect_shardings,
     count_devices,
@@ -43,15 +42,12 @@ from stepkeeper_planners.state.values import decode_value
 
 __all__ = ["Loading"]
 
-_HELD: Final = 8
-"""The most blocks that are held in memory because they have both values and elements. Others are read for each."""
-
 
 class Loading:
     """Load one commit, or one step of another writer, into one rank's state.
 
-    Call `compare_state` first; once all ranks have, `share_values` and `read_values`; once all ranks have,
-    `share_tensors` and `fill_tensors`; once all ranks have, `scatter_values`.
+    Call `compare_state` first; once all ranks have, `share_reading` and `read_values`; once all ranks have,
+    `share_reading` and `fill_tensors`; once all ranks have, `scatter_values`.
     """
 
     def __init__(
@@ -80,7 +76,7 @@ class Loading:
 
         """
         self._waits = waits
-        self._began_s = time.monotonic()
+        self._progress = RestoreProgress(f"step {record.step}", step=record.step)
         self._half_filled = half_filled
         self._store, self._record, self._target, self._ranks = store, record, target, ranks
         self._exchange, self._rules = exchange, rules
@@ -157,33 +153,21 @@ class Loading:
             )
             for reads in (replace(self._reads, pieces=()), replace(self._reads, values=()))
         )
-        for number in sorted(values.by_block.keys() & tensors.by_block.keys())[:_HELD]:
-            values.hold_block(contents.table.blocks[number])
         if isinstance(content, ForeignContent):
             content.check_kinds((*values.by_block, *tensors.by_block))
-        self._values = self._plan_share(content, content, values, {})
-        held = _HeldBlocks(content, values.held)
-        self._tensors = self._plan_share(content, held, tensors, frozenset(values.held))
+        self._values, self._tensors = self._plan_share(content, values), self._plan_share(content, tensors)
 
-    def _plan_share(
-        self,
-        content: "_CommitContent | ForeignContent",
-        reader: Blocks,
-        places: Places,
-        held: Collection[int],
-    ) -> "_Share":
+    def _plan_share(self, content: "_CommitContent | ForeignContent", places: Places) -> "_Share":
         filling = Filling(
-            reader,
+            content,
             content.contents.table,
             places,
-            what=f"step {self._record.step}",
-            step=self._record.step,
+            progress=self._progress,
             waits=self._waits,
             rank_group=self._exchange.rank_group,
-            began_s=self._began_s,
             n_streams=content.n_streams,
         )
-        return _Share(places=places, filling=filling, held=held)
+        return _Share(places=places, filling=filling)
 
     def _choose_shardings(self, saved: Shardings) -> Mapping[str, str]:
         """Choose shardings for tensors that have none; see `choose_shardings`."""
@@ -200,26 +184,15 @@ class Loading:
             SavedShardings(n_devices=saved.n_devices, by_name=saved.by_name), present, count_devices()
         )
 
-    def share_values(self, name: str) -> None:
-        """Agree with the other ranks who reads which of the values' blocks for whom. Raises PeerLostError.
+    def share_reading(self, name: str, *, of_values: bool) -> None:
+        """Agree with the other ranks who reads which of the values' or tensors' blocks for whom. Raises PeerLostError.
 
         Ranks: all ranks call this.
         """
-        assert self._values is not None
-        self._agree(name, self._values)
-
-    def share_tensors(self, name: str) -> None:
-        """Agree with the other ranks who reads which of the tensors' blocks for whom. Raises PeerLostError.
-
-        Ranks: all ranks call this.
-        """
-        assert self._tensors is not None
-        self._agree(name, self._tensors)
-
-    def _agree(self, name: str, share: "_Share") -> None:
+        share = self._values if of_values else self._tensors
+        assert share is not None
         assert self._content is not None
-        contents = self._content.contents
-        needs = share.places.by_block.keys() - share.held
+        contents, needs = self._content.contents, share.places.by_block.keys()
         share.duties = self._exchange.agree_on_duties(
             name, needs, contents, share.filling, at_hand=self._at_hand(needs, contents.table)
         )
@@ -252,7 +225,7 @@ class Loading:
         self._values.fill(self._exchange)
         decode, blobs = self._content.decode_value, self._values.places.values
         read = {name: decode(name, blob.data.tobytes()) for name, blob in blobs.items()}
-        # Blocks that are held go as soon as they are read.
+        # Their bytes may be many.
         self._values = None
         self._loaded, differences = self._reads.build_values(
             read, self._target, self._ranks, strict=self._rules.strict
@@ -334,22 +307,7 @@ class _Share:
 
     places: Places
     filling: Filling
-    held: Collection[int]
-    """The blocks that are in memory already."""
-
     duties: Duties = field(default_factory=lambda: Duties(reads={}, receives={}))
 
     def fill(self, exchange: Exchange) -> None:
-        self.filling.run({**dict.fromkeys(self.held, ()), **self.duties.reads}, exchange.links)
-
-
-class _HeldBlocks:
-    """Give the blocks that were read with the values from memory, each once, and the others from the store."""
-
-    def __init__(self, reader: Blocks, held: Mapping[int, StoredBytes]) -> None:
-        self._reader = reader
-        self._held = {(each.path, each.start // BLOCK_BYTES): each for each in held.values()}
-
-    def read_block(self, path: str, block: int) -> Buffer:
-        held = self._held.pop((path, block), None)
-        return self._reader.read_block(path, block) if held is None else held.data.data
+        self.filling.run(self.duties.reads, exchange.links)

@@ -146,10 +146,10 @@ class Restorer:
             judge = partial(judge_mismatch, lambda: loading.stored_names)
             torn = together(f"{name}/fit", loading.compare_state, judge)
             if torn is None:
-                loading.share_values(f"{name}/values")
+                loading.share_reading(f"{name}/values", of_values=True)
                 torn = together(f"{name}/read", loading.read_values, judge)
             if torn is None:
-                loading.share_tensors(f"{name}/tensors")
+                loading.share_reading(f"{name}/tensors", of_values=False)
                 torn = together(f"{name}/filled", loading.fill_tensors)
                 if torn is not None:
                     half_filled = loading.names

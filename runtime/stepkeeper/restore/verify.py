@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from stepkeeper.checkpoint import BlockReader
 from stepkeeper.checkpoint.blocks import BlockTable
 from stepkeeper.checkpoint.manifest import Manifest, manifest_name
-from stepkeeper.checkpoint.reading import prove_manifests, read_manifest_bytes
+from stepkeeper.checkpoint.reading import BlockReader, prove_manifests, read_manifest_bytes
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.log import CommitRecord
@@ -17,6 +16,7 @@ from stepkeeper.restore.filling import Filling
 from stepkeeper.restore.listing import find_settled_step, record_uri, was_deleted
 from stepkeeper.restore.peers.exchange import Exchange, exchange_among
 from stepkeeper.restore.placing import Places
+from stepkeeper.restore.progress import RestoreProgress
 from stepkeeper.restore.restorer import Restorer
 from stepkeeper.restore.second_read import confirm_bad
 
@@ -117,9 +117,7 @@ class _Verifying:
             BlockReader(self._store, manifests),
             table,
             places,
-            what=f"step {self._record.step}",
-            doing="verifying",
-            step=self._record.step,
+            progress=RestoreProgress(f"step {self._record.step}", step=self._record.step, doing="verifying"),
             waits=self._waits,
             rank_group=rank_group,
         )

@@ -8,7 +8,8 @@ from typing import Self
 from stepkeeper.checkpoint.manifest import checkpoint_folder
 from stepkeeper.companion.supervisor import Origin
 from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.snapshot import Region, Snapshot
+from stepkeeper.save.snapshot.region import Region
+from stepkeeper.save.snapshot.take import Snapshot
 
 __all__ = ["Place", "SaveJob"]
 

@@ -32,7 +32,7 @@ from stepkeeper.save.consistency import check_same_state
 from stepkeeper.save.job import Place, SaveJob
 from stepkeeper.save.report import SaveState
 from stepkeeper.save.share import write_share
-from stepkeeper.save.snapshot import await_transfer
+from stepkeeper.save.snapshot.transfer import await_transfer
 
 __all__ = ["SaveJob", "persist_save"]
 

@@ -52,7 +52,7 @@ class Saver:
         self._save_hooks = save_hooks or SaveHooks()
         self._recent_costs = RecentCosts()
         self._proof = RootProof(store, rank_group, limits=rank_group.limits)
-        self._lineage = Lineage(companion)
+        self.lineage: Final = Lineage(companion)
         self._error: str | None = None
         self._newest_save: InFlight | None = None
         self._turn = threading.Lock()
@@ -62,21 +62,11 @@ class Saver:
             rank_group,
             max_pending=max_pending,
             device_budget_bytes=device_budget_bytes,
-            lineage=self._lineage,
+            lineage=self.lineage,
             on_end=self._on_save_ended,
             waits=self._waits,
         )
         self.failures: Final = self._pipeline.failures
-
-    @property
-    def own_commit(self) -> CommitRecord | None:
-        """The newest commit of this process."""
-        return self._lineage.own_commit
-
-    @property
-    def restored_commit(self) -> CommitRecord | None:
-        """The commit that was restored last; None if none was, or another writer's step."""
-        return self._lineage.restored_commit
 
     @property
     def error(self) -> str | None:
@@ -91,7 +81,7 @@ class Saver:
     @property
     def in_flight(self) -> InFlight | None:
         """The newest save, until it has ended."""
-        return self._pipeline.in_flight
+        return self._pipeline.pending.in_flight
 
     @property
     def newest_save(self) -> InFlight | None:
@@ -110,7 +100,7 @@ class Saver:
 
         """
         self.failures.forget_fence()
-        self._lineage.mark_latest_restored(record, state, rules)
+        self.lineage.mark_latest_restored(record, state, rules)
         self._forget_ended_save()
 
     def mark_restored(self, record: Restorable, state: Mapping[str, object], rules: LoadRules) -> None:
@@ -125,7 +115,7 @@ class Saver:
             rules: The parts of it that were.
 
         """
-        self._lineage.mark_restored(record, state, rules)
+        self.lineage.mark_restored(record, state, rules)
         self._forget_ended_save()
 
     def _forget_ended_save(self) -> None:
@@ -237,7 +227,7 @@ class Saver:
             False if one still is after `timeout_s` seconds.
 
         """
-        return self._pipeline.wait_until_idle(timeout_s)
+        return self._pipeline.pending.wait_until_idle(timeout_s)
 
     def await_upkeep(self) -> None:
         """Wait until what follows the newest commit is done: it is verified, and what it makes superfluous deleted.
@@ -260,7 +250,7 @@ class Saver:
         """Take over the end of a save. Called in the pipeline's thread."""
         assert save.report is not None
         if record is not None:
-            self._lineage.own_commit = record
+            self.lineage.own_commit = record
             self._upkeep.note_commit(record.slot, save.upkeep)
             self._recent_costs.record(save.report)
         self._error = None if error is None else f"the save of step {save.step} failed: {error}"

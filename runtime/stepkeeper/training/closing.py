@@ -113,7 +113,7 @@ class Closing:
     def _write_termination_message(
         self, code: int, error: str | None, failure: BaseException | None = None
     ) -> None:
-        made, restored = self._saver.own_commit, self._saver.restored_commit
+        made, restored = self._saver.lineage.own_commit, self._saver.lineage.restored_commit
         self._controller.process_exit.write_termination_message(
             code, committed=made, restored=restored, error=error, failure=failure
         )

@@ -307,8 +307,8 @@ class StepController:
         """Write how the process ends if nobody knows better."""
         self.process_exit.write_termination_message(
             code,
-            committed=self._saver.own_commit,
-            restored=self._saver.restored_commit,
+            committed=self._saver.lineage.own_commit,
+            restored=self._saver.lineage.restored_commit,
             error=error,
             is_final=False,
         )

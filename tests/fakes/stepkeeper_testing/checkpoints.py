@@ -6,15 +6,10 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stepkeeper.checkpoint import (
-    SaveOrder,
-    Structure,
-    TensorOrder,
-    ValueOrder,
-    finish_checkpoint,
-    write_checkpoint,
-)
+from stepkeeper.checkpoint.finishing import finish_checkpoint
 from stepkeeper.checkpoint.manifest import Manifest
+from stepkeeper.checkpoint.orders import SaveOrder, Structure, TensorOrder, ValueOrder
+from stepkeeper.checkpoint.writing import write_checkpoint
 from stepkeeper.companion.messages import WriteRequest
 from stepkeeper.log import Claim, CommitRecord, ForeignBase, Log
 from stepkeeper.log.entries import new_nonce

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from stepkeeper import CheckpointManager
-from stepkeeper.checkpoint import read_manifests
+from stepkeeper.checkpoint.reading import read_manifests
 from stepkeeper.errors import PeerLostError, RestoreError
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store

@@ -7,22 +7,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from stepkeeper.checkpoint import (
-    BlockReader,
-    FinishedCheckpoint,
-    SaveOrder,
-    Shardings,
-    Structure,
-    ValueOrder,
-    finish_checkpoint,
-    read_manifests,
-    verify_objects,
-    write_checkpoint,
-    writing,
-)
+from stepkeeper.checkpoint import writing
 from stepkeeper.checkpoint.blocks import Contents
 from stepkeeper.checkpoint.file_parts import FileParts
-from stepkeeper.checkpoint.manifest import Manifest, split_inventory
+from stepkeeper.checkpoint.finishing import FinishedCheckpoint, finish_checkpoint, verify_objects
+from stepkeeper.checkpoint.manifest import Manifest, Shardings, split_inventory
+from stepkeeper.checkpoint.orders import SaveOrder, Structure, ValueOrder
+from stepkeeper.checkpoint.reading import BlockReader, read_manifests
+from stepkeeper.checkpoint.writing import write_checkpoint
 from stepkeeper.errors import (
     ManifestError,
     MissingObjectError,

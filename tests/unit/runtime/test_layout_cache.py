@@ -6,17 +6,13 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from stepkeeper.checkpoint import (
-    LayoutCache,
-    SaveOrder,
-    Structure,
-    ValueOrder,
-    finish_checkpoint,
-    write_checkpoint,
-)
 from stepkeeper.checkpoint.dcp_format.metadata import encode_metadata
+from stepkeeper.checkpoint.finishing import finish_checkpoint
 from stepkeeper.checkpoint.inventory import Inventory
+from stepkeeper.checkpoint.layout_cache import LayoutCache
 from stepkeeper.checkpoint.manifest import Manifest, split_inventory
+from stepkeeper.checkpoint.orders import SaveOrder, Structure, ValueOrder
+from stepkeeper.checkpoint.writing import write_checkpoint
 from stepkeeper.errors import ManifestError
 from stepkeeper.storage.memory import MemoryStore
 from stepkeeper_testing.checkpoints import save_order, tensor_order

@@ -12,8 +12,9 @@ from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import BadBytes, BadNodeError, RestoreError, StorageError, TornCheckpointError
 from stepkeeper.log import Log
-from stepkeeper.restore import Restorer, verify_step
+from stepkeeper.restore.restorer import Restorer
 from stepkeeper.restore.second_read import Host, Question, Reading, confirm_bad, find_question, this_host
+from stepkeeper.restore.verify import verify_step
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore, Operation
 from stepkeeper_testing.checkpoints import save_small

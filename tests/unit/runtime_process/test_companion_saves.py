@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepkeeper.checkpoint import SaveOrder, Structure, TensorOrder, ValueOrder
+from stepkeeper.checkpoint.orders import SaveOrder, Structure, TensorOrder, ValueOrder
 from stepkeeper.companion import supervisor
 from stepkeeper.companion.messages import (
     ClaimRequest,

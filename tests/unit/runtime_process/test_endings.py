@@ -240,7 +240,9 @@ class Stuck:
         self.places = PodPaths(settings_folder=folder, termination_file=folder / "termination")
         self.waits = Waits()
         self.saver = SimpleNamespace(
-            failures=SimpleNamespace(fence=None), cost=None, own_commit=None, restored_commit=None
+            failures=SimpleNamespace(fence=None),
+            cost=None,
+            lineage=SimpleNamespace(own_commit=None, restored_commit=None),
         )
         self.told: list[str] = []
         self.controller = StepController(

@@ -143,9 +143,9 @@ def load(bucket: MemoryBucket, rules: LoadRules | None = None) -> dict[str, Any]
         waits=Waits(),
     )
     loading.compare_state()
-    loading.share_values("values")
+    loading.share_reading("values", of_values=True)
     loading.read_values()
-    loading.share_tensors("tensors")
+    loading.share_reading("tensors", of_values=False)
     loading.fill_tensors()
     loading.scatter_values()
     return state

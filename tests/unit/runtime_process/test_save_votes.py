@@ -33,7 +33,8 @@ from stepkeeper.save.consistency import check_same_state
 from stepkeeper.save.given_state import SaveRequest
 from stepkeeper.save.job import Place
 from stepkeeper.save.persist import _commit_or_void, persist_save
-from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker
+from stepkeeper.save.snapshot.region import Region
+from stepkeeper.save.snapshot.take import Snapshot, SnapshotTaker
 from stepkeeper.storage.memory import MemoryStore
 from stepkeeper.training.stop_save import StopSave
 from stepkeeper_planners import PerRank

@@ -31,7 +31,8 @@ from stepkeeper.save.given_state import SaveRequest
 from stepkeeper.save.hooks import SaveHooks
 from stepkeeper.save.job import SaveJob
 from stepkeeper.save.report import SaveClock, SaveReport, SaveState
-from stepkeeper.save.snapshot import Region, Snapshot
+from stepkeeper.save.snapshot.region import Region
+from stepkeeper.save.snapshot.take import Snapshot
 from stepkeeper_testing.saves import REF, record_of, saver_with
 
 STATE = {"step": 1}
@@ -126,7 +127,7 @@ def test_a_save_for_a_notice_that_fails_is_made_again(
     manager.request_stop()
     assert manager.step(1, STATE).stop
     assert not ends
-    assert manager._parts.saver.own_commit == RECORD
+    assert manager._parts.saver.lineage.own_commit == RECORD
     assert manager._parts.saver.error is None
     with pytest.raises(SystemExit):
         manager.exit_if_stopped()

@@ -7,7 +7,8 @@ from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from stepkeeper.checkpoint import Shardings, Structure, TensorOrder, ValueOrder
+from stepkeeper.checkpoint.manifest import Shardings
+from stepkeeper.checkpoint.orders import Structure, TensorOrder, ValueOrder
 from stepkeeper.save.snapshot import device_pieces
 from stepkeeper.save.snapshot.region import ALIGNMENT_BYTES
 from stepkeeper_planners import adapters

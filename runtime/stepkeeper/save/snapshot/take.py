@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from stepkeeper.checkpoint import TensorOrder, ValueOrder
+from stepkeeper.checkpoint.orders import TensorOrder, ValueOrder
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import SaveError
 from stepkeeper.save.given_state import check_not_empty
