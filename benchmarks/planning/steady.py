@@ -21,7 +21,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from stepkeeper import CheckpointManager
-from stepkeeper.save.snapshot import Region, SnapshotTaker
+from stepkeeper.save.snapshot.region import Region
+from stepkeeper.save.snapshot.take import SnapshotTaker
 from stepkeeper_planners.geometry.layout import Ranks
 
 OUT: Final = Path(__file__).parents[1] / "results" / "steady.json"

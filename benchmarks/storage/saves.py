@@ -6,8 +6,10 @@ from dataclasses import replace
 from math import prod
 from typing import Final
 
-from stepkeeper.checkpoint import SaveOrder, Structure, TensorOrder, finish_checkpoint, write_checkpoint
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
+from stepkeeper.checkpoint.finishing import finish_checkpoint
+from stepkeeper.checkpoint.orders import SaveOrder, Structure, TensorOrder
+from stepkeeper.checkpoint.writing import write_checkpoint
 from stepkeeper.storage.base import Store
 
 __all__ = ["STATES", "data_bytes", "order_of", "save"]
@@ -43,7 +45,13 @@ def order_of(state: str, size_bytes: int) -> SaveOrder:
         )
         start += 4 * prod(shape)
     return SaveOrder(
-        rank=0, world_size=1, step=1, claim=0, nonce="0" * 32, structure=Structure.build(tensors), values=()
+        rank=0,
+        world_size=1,
+        step=1,
+        claim=0,
+        nonce="0" * 32,
+        structure=Structure(tensors=tuple(tensors)),
+        values=(),
     )
 
 

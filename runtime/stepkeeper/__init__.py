@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from stepkeeper.errors import FencedError, RestoreError, SaveError, StepkeeperError, TornCheckpointError
     from stepkeeper.follower import follow
     from stepkeeper.manager import CheckpointManager
-    from stepkeeper.restore.results import RestoreResult
-    from stepkeeper.results import StepOutcome
+    from stepkeeper.results import RestoreResult, StepOutcome
     from stepkeeper.save.report import SaveReport
     from stepkeeper.version import __version__
     from stepkeeper_planners import (
@@ -55,7 +54,7 @@ _MODULES: Final = {
     "PerRank": "stepkeeper_planners",
     "RandomState": "stepkeeper_planners",
     "RestoreError": "stepkeeper.errors",
-    "RestoreResult": "stepkeeper.restore.results",
+    "RestoreResult": "stepkeeper.results",
     "SPMDLoadPlanner": "stepkeeper_planners",
     "SPMDSavePlanner": "stepkeeper_planners",
     "SaveError": "stepkeeper.errors",

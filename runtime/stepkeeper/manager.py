@@ -18,11 +18,15 @@ from stepkeeper.manager_parts import ManagerParts
 from stepkeeper.policy.keep import AnyOf as KeepAnyOf
 from stepkeeper.policy.keep import KeepPolicy, from_max_to_keep, from_retention
 from stepkeeper.policy.save import AnyOf, SavePolicy, from_interval
-from stepkeeper.restore import record_uri
-from stepkeeper.restore.results import RestoreResult
-from stepkeeper.results import StepOutcome
-from stepkeeper.save.given_state import GivenState, check_given_state, check_target
-from stepkeeper.save.request import SaveRequest, validate_step
+from stepkeeper.restore.listing import record_uri
+from stepkeeper.results import RestoreResult, StepOutcome
+from stepkeeper.save.given_state import (
+    GivenState,
+    SaveRequest,
+    check_given_state,
+    check_target,
+    validate_step,
+)
 from stepkeeper.torch_xla_api import TorchXlaApi
 from stepkeeper.training.calls import training_call
 from stepkeeper.training.environment import Environment, PodPaths, check_world_size, read_environment

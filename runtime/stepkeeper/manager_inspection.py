@@ -4,8 +4,8 @@ from collections.abc import Callable
 from functools import partial
 
 from stepkeeper.manager_parts import ManagerParts
-from stepkeeper.restore import describe_step, verify_step
-from stepkeeper.restore.results import CheckpointInfo, Verification
+from stepkeeper.restore.listing import CheckpointInfo, describe_step
+from stepkeeper.restore.verify import Verification, verify_step
 from stepkeeper.results import Health
 from stepkeeper.save.hooks import SaveHook
 from stepkeeper.save.in_flight import InFlight
@@ -77,7 +77,11 @@ class ManagerInspection:
 
         """
         parts = self._parts
-        notice, in_flight, committed = parts.controller.notices.notice, self.in_flight, parts.saver.own_commit
+        notice, in_flight, committed = (
+            parts.controller.notices.notice,
+            self.in_flight,
+            parts.saver.lineage.own_commit,
+        )
         return Health(
             claim=None if parts.companion.claimed_root is None else parts.companion.claimed_root.claim.slot,
             committed_step=None if committed is None else committed.step,

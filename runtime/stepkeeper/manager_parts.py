@@ -13,7 +13,8 @@ from stepkeeper.coordination.rank_group import open_rank_group
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.loggers import identify, logger
 from stepkeeper.manager_arguments import OwnArguments, TorchXlaArguments, build_claim_request
-from stepkeeper.restore import LatestRestore, Restorer
+from stepkeeper.restore.latest import LatestRestore
+from stepkeeper.restore.restorer import Restorer
 from stepkeeper.save.hooks import SaveHooks
 from stepkeeper.save.saver import Saver
 from stepkeeper.stacks.meeting import StackMeeting
@@ -130,7 +131,7 @@ class ManagerParts:
 
     def describe(self) -> str:
         """Say in one line which root this is, and how far it is saved. From memory alone."""
-        committed = self.saver.own_commit or self.saver.restored_commit
+        committed = self.saver.lineage.own_commit or self.saver.lineage.restored_commit
         saving = self.saver.in_flight
         said = [self.store.uri]
         if self.rank_group.world_size > 1:

@@ -4,7 +4,21 @@ from dataclasses import dataclass
 
 from stepkeeper.save.in_flight import InFlight
 
-__all__ = ["Health", "StepOutcome"]
+__all__ = ["Health", "RestoreResult", "StepOutcome"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreResult:
+    """The commit that is in the state now. Every block of it that was read was verified."""
+
+    sequence: int
+    """Its slot in the log."""
+
+    step: int
+    """The last step that was finished when it was saved: go on with the next one."""
+
+    uri: str
+    """Its folder: a checkpoint that stock torch.distributed.checkpoint reads too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,16 @@ import torch.distributed as dist
 from stepkeeper.manager_arguments import TorchXlaArguments
 from stepkeeper.manager_parts import ManagerParts
 from stepkeeper.policy.save import SavePolicy
-from stepkeeper.restore import list_steps, restore_step
-from stepkeeper.save.given_state import GivenState, check_given_state, check_target
+from stepkeeper.restore.latest import restore_step
+from stepkeeper.restore.listing import list_steps
+from stepkeeper.save.given_state import (
+    GivenState,
+    SaveRequest,
+    check_given_state,
+    check_target,
+    validate_step,
+)
 from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.request import SaveRequest, validate_step
 from stepkeeper.training.calls import training_call
 from stepkeeper_planners.loading.selection import LoadRules
 

@@ -14,7 +14,7 @@ from fork_server import ForkedProcess, ForkServer
 from rank_talk import ended_at_last, hear, hear_rest
 
 from stepkeeper import CheckpointManager
-from stepkeeper.checkpoint import read_manifests
+from stepkeeper.checkpoint.reading import read_manifests
 from stepkeeper.contract import ExitCode
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store

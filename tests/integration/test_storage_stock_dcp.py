@@ -14,17 +14,12 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.storage import _dtype_to_storage_type_map, _new_dtypes
 
-from stepkeeper.checkpoint import (
-    SaveOrder,
-    Structure,
-    TensorOrder,
-    ValueOrder,
-    finish_checkpoint,
-    write_checkpoint,
-)
 from stepkeeper.checkpoint.dcp_format.dtypes import DTYPES
 from stepkeeper.checkpoint.dcp_format.pickle_writer import encode_pickle
 from stepkeeper.checkpoint.dcp_format.tensor_file import frame_tensor_file, lay_out_tensor_file
+from stepkeeper.checkpoint.finishing import finish_checkpoint
+from stepkeeper.checkpoint.orders import SaveOrder, Structure, TensorOrder, ValueOrder
+from stepkeeper.checkpoint.writing import write_checkpoint
 from stepkeeper.storage.posix import PosixStore
 
 pytestmark = [
@@ -92,7 +87,7 @@ def write(
             step=1,
             claim=0,
             nonce="ab" * 16,
-            structure=Structure.build(rank.tensors, aliases=aliases),
+            structure=Structure(tensors=tuple(rank.tensors), aliases=aliases or {}),
             values=tuple(rank.values),
         )
         manifests.append(write_checkpoint(store, order, memoryview(rank.data)))

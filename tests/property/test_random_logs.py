@@ -12,7 +12,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from thoroughness import scaled
 
-from stepkeeper.checkpoint import finish_checkpoint
+from stepkeeper.checkpoint.finishing import finish_checkpoint
 from stepkeeper.cli.blocks import verify_commit
 from stepkeeper.errors import DamagedEntryError, FencedError, LogGapError
 from stepkeeper.log import CommitRecord, ForeignBase, Log, LogState

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 
-from stepkeeper.checkpoint import BlockReader, read_manifests
+from stepkeeper.checkpoint.reading import BlockReader, read_manifests
 from stepkeeper.cli.blocks import verify_commit
 from stepkeeper.coordination.root_check import prove_shared
 from stepkeeper.errors import (

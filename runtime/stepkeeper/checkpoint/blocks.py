@@ -43,6 +43,8 @@ class BlockTable:
 
     blocks: tuple[Block, ...]
     first_numbers: Mapping[str, int]
+    whole: bool = False
+    """True if each object is one block, however large it is."""
 
     @classmethod
     def from_objects(cls, objects: Iterable[ObjectRecord]) -> Self:
@@ -68,6 +70,8 @@ class BlockTable:
         if not length:
             return range(0)
         first = self.first_numbers[path]
+        if self.whole:
+            return range(first, first + 1)
         return range(first + start // BLOCK_BYTES, first + (start + length - 1) // BLOCK_BYTES + 1)
 
     def size_bytes(self, numbers: Iterable[int]) -> int:
@@ -126,9 +130,8 @@ def _merge_shardings(manifests: Sequence[Manifest]) -> Shardings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """The tensors, values and blocks of a commit, from its manifests. They are the same on all ranks."""
+    """The tensors, values and blocks of a checkpoint. They are the same on all ranks."""
 
-    manifests: Sequence[Manifest]
     tensors: Mapping[str, TensorRecord]
     values: Mapping[str, ValueRecord]
     shardings: Shardings
@@ -143,7 +146,6 @@ class Contents:
         """Merge the ranks' manifests. Raises ManifestError if their parts make no whole."""
         table = BlockTable.from_manifests(manifests)
         return cls(
-            manifests=manifests,
             tensors=merge_tensors(manifests),
             values=merge_values(manifests),
             shardings=_merge_shardings(manifests),

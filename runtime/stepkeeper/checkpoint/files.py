@@ -4,14 +4,17 @@
 
 import io
 import os
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self, final
 from urllib.parse import unquote, urlsplit
 
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES
-from stepkeeper.checkpoint.reading import BlockReader, read_manifests
+from stepkeeper.checkpoint.reading import BlockReader, read_manifests, slice_blocks
 from stepkeeper.log.records import CommitRecord
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
@@ -49,8 +52,8 @@ class CommitFiles:
         """
         manifests = read_manifests(store, commit, patience=patience)
         self._n_ahead = _AHEAD_BLOCKS // len(manifests)
-        kept = _KEPT_BLOCKS + len(manifests) * (1 + self._n_ahead)
-        self._reader = BlockReader(store, manifests, patience=patience, kept_blocks=kept)
+        self._n_kept = _KEPT_BLOCKS + len(manifests) * (1 + self._n_ahead)
+        self._reader = BlockReader(store, manifests, patience=patience)
         self._sizes = {record.path: record.size_bytes for each in manifests for record in each.objects}
         self._elements = {
             (chunk.path, chunk.offset_bytes): chunk.offset_bytes + chunk.data_offset_bytes
@@ -60,10 +63,9 @@ class CommitFiles:
         }
         self._last: dict[str, int] = {}
         """The block that was read last, by object."""
-        self._asked: set[tuple[str, int]] = set()
-        """Blocks that were fetched ahead of their first read."""
-        self._fetching: dict[tuple[str, int], Future[bytes]] = {}
-        """The blocks among them that no read has taken yet."""
+        self._lock = threading.Lock()
+        self._blocks: OrderedDict[tuple[str, int], Future[bytes]] = OrderedDict()
+        """The last blocks that were read or fetched ahead, the newest last."""
         self._pool = ThreadPoolExecutor(_AHEAD_BLOCKS, thread_name_prefix="stepkeeper-fetch")
         self.name = f"{store.uri.rstrip('/')}/{commit.folder}"
 
@@ -99,22 +101,33 @@ class CommitFiles:
         return io.BufferedReader(_VerifiedFile(self._read, name, self._sizes[name]))
 
     def _read(self, name: str, offset: int, length: int) -> bytes:
-        first, last = offset // BLOCK_BYTES, (offset + length - 1) // BLOCK_BYTES
-        for block in range(first, last + 1):
-            if (fetching := self._fetching.pop((name, block), None)) is not None:
-                # A fetch that hasn't started would come too late, and read again a block that is forgotten by then.
-                fetching.cancel()
+        return slice_blocks(offset, length, partial(self._read_blocks, name))
+
+    def _read_blocks(self, name: str, wanted: range) -> list[bytes]:
         # Only a reader that goes through an object block by block will need the following blocks.
-        if self._last.get(name, last) in (first, first - 1):
-            n_blocks = -(-self._sizes[name] // BLOCK_BYTES)
-            ahead = {(name, block) for block in range(last + 1, min(last + 1 + self._n_ahead, n_blocks))}
-            for _, block in sorted(ahead - self._asked):
-                # If the fetch fails, the read of that block tries again, and raises the error.
-                fetching = self._pool.submit(self._reader.read_verified, name, block * BLOCK_BYTES, 1)
-                self._fetching[name, block] = fetching
-            self._asked |= ahead
-        self._last[name] = last
-        return self._reader.read_verified(name, offset, length)
+        goes_on = wanted[0] - self._last.get(name, wanted[-1]) in (0, 1)
+        n_blocks = -(-self._sizes[name] // BLOCK_BYTES)
+        end = min(wanted.stop + self._n_ahead, n_blocks) if goes_on else wanted.stop
+        self._last[name] = wanted[-1]
+        with self._lock:
+            fetching = [self._fetch(name, block) for block in range(wanted.start, end)]
+            while len(self._blocks) > self._n_kept:
+                self._blocks.popitem(last=False)
+        try:
+            return [each.result() for each in fetching[: len(wanted)]]
+        except BaseException:
+            with self._lock:
+                # The next read of them tries again.
+                for block in wanted:
+                    self._blocks.pop((name, block), None)
+            raise
+
+    def _fetch(self, name: str, block: int) -> Future[bytes]:
+        """Return the block that is read or being read, or have it read in another thread."""
+        if (name, block) not in self._blocks:
+            self._blocks[name, block] = self._pool.submit(self._reader.read_block, name, block)
+        self._blocks.move_to_end((name, block))
+        return self._blocks[name, block]
 
 
 @final

@@ -12,7 +12,7 @@ from stepkeeper.checkpoint.manifest import Manifest, ObjectRecord, manifest_name
 from stepkeeper.checkpoint.orders import Structure
 from stepkeeper.checkpoint.reading import fetch_manifest
 from stepkeeper.checkpoint.writing import build_object_record, write_object
-from stepkeeper.errors import ManifestError, MissingObjectError, TornCheckpointError, VerifyError
+from stepkeeper.errors import ManifestError, TornCheckpointError, VerifyError
 from stepkeeper.log.records import ManifestRef
 from stepkeeper.storage.base import ObjectStat, Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
@@ -83,7 +83,7 @@ def finish_checkpoint(
     objects = (*complete.objects, *(each for part in others_read for each in part.manifest.objects))
     return FinishedCheckpoint(
         folder=own.folder,
-        manifest=ManifestRef(path=record.path, size_bytes=record.size_bytes, crc32c=record.crc32c),
+        manifest=record.make_ref(),
         size_bytes=record.size_bytes + sum(each.size_bytes for each in objects),
         objects=objects,
     )
@@ -152,13 +152,10 @@ def _read_once_visible(store: Store, folder: str, ref: ManifestRef, patience: Pa
     for pause_s in patience.pauses_s():
         try:
             return fetch_manifest(store, folder, ref, patience=patience)
-        except TornCheckpointError:
-            try:
-                patience.retry(lambda: store.read(f"{folder}/{ref.path}", 0, 1))
-            except MissingObjectError:
-                patience.sleep(pause_s)
-            else:
+        except TornCheckpointError as error:
+            if not error.missing:
                 raise
+            patience.sleep(pause_s)
     return fetch_manifest(store, folder, ref, patience=patience)
 
 

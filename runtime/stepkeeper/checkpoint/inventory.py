@@ -15,8 +15,6 @@ __all__ = [
     "parse_tensor",
 ]
 
-_ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkRecord:
@@ -66,8 +64,8 @@ class Inventory:
     @cached_property
     def encoded(self) -> bytes:
         """The inventory as JSON in the manifest, encoded piece by piece, because it may be very long."""
-        tensors = b",".join(encode_json(_tensor_to_json(tensor)) for tensor in self.tensors)
-        values = b",".join(encode_json(_value_to_json(value)) for value in self.values)
+        tensors = b",".join(encode_json(tensor) for tensor in self.tensors)
+        values = b",".join(encode_json(value) for value in self.values)
         return b'"tensors":[%b],"values":[%b]' % (tensors, values)
 
     @cached_property
@@ -76,55 +74,24 @@ class Inventory:
         return sha256(self.encoded).digest()
 
 
-def encode_json(raw: dict[str, object]) -> bytes:
-    """Encode a manifest's JSON: sorted keys, no spaces."""
+_ENCODER: Final = json.JSONEncoder(
+    sort_keys=True,
+    separators=(",", ":"),
+    default=lambda record: {name: getattr(record, name) for name in record.__slots__},
+)
+
+
+def encode_json(raw: object) -> bytes:
+    """Encode a manifest's JSON: sorted keys, no spaces. A record is an object with its fields."""
     return _ENCODER.encode(raw).encode()
-
-
-def _tensor_to_json(tensor: TensorRecord) -> dict[str, object]:
-    return {
-        "fqn": tensor.fqn,
-        "dtype": tensor.dtype,
-        "global_shape": tensor.global_shape,
-        "chunks": [
-            {
-                "offsets": chunk.offsets,
-                "sizes": chunk.sizes,
-                "path": chunk.path,
-                "offset_bytes": chunk.offset_bytes,
-                "length_bytes": chunk.length_bytes,
-                "data_offset_bytes": chunk.data_offset_bytes,
-            }
-            for chunk in tensor.chunks
-        ],
-    }
-
-
-def _value_to_json(value: ValueRecord) -> dict[str, object]:
-    return {
-        "fqn": value.fqn,
-        "path": value.path,
-        "offset_bytes": value.offset_bytes,
-        "length_bytes": value.length_bytes,
-    }
 
 
 def parse_tensor(raw: Any) -> TensorRecord:
     """Build the record of a tensor from its JSON."""
-    return TensorRecord(
-        fqn=raw["fqn"],
-        dtype=raw["dtype"],
-        global_shape=tuple(raw["global_shape"]),
-        chunks=tuple(_parse_chunk(item) for item in raw["chunks"]),
+    chunks = (
+        ChunkRecord(**{**each, "offsets": tuple(each["offsets"]), "sizes": tuple(each["sizes"])})
+        for each in raw["chunks"]
     )
-
-
-def _parse_chunk(raw: Any) -> ChunkRecord:
-    return ChunkRecord(
-        offsets=tuple(raw["offsets"]),
-        sizes=tuple(raw["sizes"]),
-        path=raw["path"],
-        offset_bytes=raw["offset_bytes"],
-        length_bytes=raw["length_bytes"],
-        data_offset_bytes=raw["data_offset_bytes"],
+    return TensorRecord(
+        fqn=raw["fqn"], dtype=raw["dtype"], global_shape=tuple(raw["global_shape"]), chunks=tuple(chunks)
     )

@@ -67,6 +67,10 @@ class ObjectRecord:
         """crc32c of the whole object."""
         return combine_crc32c(self.blocks, BLOCK_BYTES, self.size_bytes)
 
+    def make_ref(self) -> ManifestRef:
+        """Make the reference by which a reader can prove that bytes are this object, if it is a manifest."""
+        return ManifestRef(path=self.path, size_bytes=self.size_bytes, crc32c=self.crc32c)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shardings:

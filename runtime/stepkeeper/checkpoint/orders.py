@@ -1,7 +1,7 @@
 """Define the order for a rank's share of a save: the structure, which many saves share, and the parts of one save."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -12,7 +12,6 @@ from stepkeeper.checkpoint.manifest import Shardings, checkpoint_folder
 __all__ = ["SaveOrder", "Structure", "TensorOrder", "ValueOrder"]
 
 T = TypeVar("T")
-KeyPath = Sequence[str | int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,23 +48,6 @@ class Structure:
 
     key_paths: str = "{}"
     """JSON: each name → the keys that lead to it in the nested state, and notes on nesting that names don't show."""
-
-    @classmethod
-    def build(
-        cls,
-        tensors: Sequence[TensorOrder],
-        *,
-        aliases: Mapping[str, str] | None = None,
-        shardings: Shardings | None = None,
-        key_paths: Mapping[str, KeyPath] | None = None,
-    ) -> Self:
-        """Build a structure of these parts."""
-        return cls(
-            tensors=tuple(tensors),
-            aliases=dict(aliases or {}),
-            shardings=shardings or Shardings(),
-            key_paths=json.dumps(key_paths or {}),
-        )
 
     @classmethod
     def from_text(cls, text: str) -> Self:

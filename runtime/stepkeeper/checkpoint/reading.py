@@ -1,9 +1,7 @@
 """Read a checkpoint back, and verify every block against its manifest."""
 
-import threading
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, final
 
@@ -20,17 +18,16 @@ __all__ = [
     "BlockReader",
     "check_metadata",
     "fetch_manifest",
+    "list_other_refs",
     "prove_manifests",
     "read_manifest",
     "read_manifest_bytes",
     "read_manifests",
+    "slice_blocks",
 ]
 
 _THREADS: Final = 16
 """For manifests: there is one of each rank that saved."""
-
-_BLOCKS_AT_ONCE: Final = 4
-_KEPT_BLOCKS: Final = 8
 
 
 def read_manifests(
@@ -53,7 +50,7 @@ def read_manifest_bytes(
     read = partial(fetch_manifest, store, commit.folder, patience=patience)
     first = read(commit.manifest)
     where = f"{store.uri}/{commit.folder}"
-    refs = list(_other_refs(Manifest.from_json(first, f"{where}/{commit.manifest.path}"), where))
+    refs = list(list_other_refs(Manifest.from_json(first, f"{where}/{commit.manifest.path}"), where))
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="stepkeeper-manifests") as threads:
         return (first, *threads.map(read, refs))
 
@@ -63,7 +60,7 @@ def prove_manifests(stored: Sequence[bytes], commit: CommitRecord, uri: str) -> 
     where = f"{uri}/{commit.folder}"
     first, *others = stored
     manifests = [_prove_manifest(first, commit.folder, commit.manifest, where)]
-    refs = list(_other_refs(manifests[0], where))
+    refs = list(list_other_refs(manifests[0], where))
     if len(refs) != len(others):
         raise ManifestError(f"{where}: {len(stored)} manifests where rank 0's lists {1 + len(refs)}")
     manifests += [
@@ -94,14 +91,14 @@ def check_metadata(store: Store, commit: CommitRecord, *, patience: Patience = D
         BlockReader(store, (first,), patience=patience).read_verified(METADATA_NAME, 0, size_bytes)
 
 
-def _other_refs(first: Manifest, where: str) -> Iterator[ManifestRef]:
+def list_other_refs(first: Manifest, where: str) -> Iterator[ManifestRef]:
     """Yield references to the other ranks' manifests, from rank 0's."""
     listed = {record.path: record for record in first.objects}
     for rank in range(1, first.world_size):
         record = listed.get(manifest_name(rank))
         if record is None:
             raise ManifestError(f"{where}: rank 0's manifest doesn't list rank {rank}'s")
-        yield ManifestRef(path=record.path, size_bytes=record.size_bytes, crc32c=record.crc32c)
+        yield record.make_ref()
 
 
 def fetch_manifest(store: Store, folder: str, ref: ManifestRef, *, patience: Patience) -> bytes:
@@ -139,10 +136,7 @@ def _refer_to_whole(folder: str, ref: ManifestRef) -> BadBytes:
 
 @final
 class BlockReader:
-    """Read blocks of one checkpoint's objects and verify each, in many threads at once.
-
-    The last few verified blocks, of 16 MiB each, are kept.
-    """
+    """Read blocks of one checkpoint's objects and verify each, in many threads at once."""
 
     def __init__(
         self,
@@ -150,7 +144,6 @@ class BlockReader:
         manifests: Sequence[Manifest],
         *,
         patience: Patience = DEFAULT_PATIENCE,
-        kept_blocks: int = _KEPT_BLOCKS,
         folder: str | None = None,
     ) -> None:
         """Prepare to read.
@@ -159,17 +152,13 @@ class BlockReader:
             store: The store that holds the objects.
             manifests: Proven manifests of all ranks.
             patience: How long to retry requests to the store.
-            kept_blocks: The number of verified blocks to keep.
             folder: The folder of the objects, if it isn't the one that the manifests were written for.
 
         """
-        self._kept_blocks = kept_blocks
         self._store = store
         self._patience = patience
         self._folder = manifests[0].folder if folder is None else folder
         self._objects = {record.path: record for m in manifests for record in m.objects}
-        self._lock = threading.Lock()
-        self._blocks: OrderedDict[tuple[str, int], Future[bytes]] = OrderedDict()
 
     def read_verified(self, path: str, offset: int, length: int) -> bytes:
         """Read these bytes of the object, and verify every block that holds one of them.
@@ -179,93 +168,38 @@ class BlockReader:
             StorageError: The store gave no answer.
 
         """
-        record = self._objects[path]
-        if not 0 <= offset <= offset + length <= record.size_bytes:
-            raise ValueError(f"{path} has {record.size_bytes} bytes, not {offset} to {offset + length}")
-        if length == 0:
-            return b""
-        wanted = range(offset // BLOCK_BYTES, (offset + length - 1) // BLOCK_BYTES + 1)
-        blocks = self._get_verified_blocks(record, wanted)
-        skipped = offset - wanted.start * BLOCK_BYTES
-        if len(blocks) == 1:
-            return blocks[0][skipped : skipped + length]
-        last = length - sum(len(block) for block in blocks[:-1]) + skipped
-        return b"".join([memoryview(blocks[0])[skipped:], *blocks[1:-1], memoryview(blocks[-1])[:last]])
+        return slice_blocks(offset, length, partial(map, partial(self.read_block, path)))
 
     def read_block(self, path: str, block: int) -> bytes:
-        """Read the whole block, verified, without keeping it: for callers that need each block once.
-
-        Raises:
-            TornCheckpointError: See `read_verified`.
-            StorageError: See `read_verified`.
-
-        """
-        record, future = self._objects[path], Future[bytes]()
-        self._read_run(record, range(block, block + 1), [future])
-        return future.result()
-
-    def _get_verified_blocks(self, record: ObjectRecord, wanted: range) -> list[bytes]:
-        """Return the blocks. Read those here that no other thread has read or is reading."""
-        with self._lock:
-            mine = {block: Future[bytes]() for block in wanted if (record.path, block) not in self._blocks}
-            self._blocks.update({(record.path, block): future for block, future in mine.items()})
-            futures = [self._blocks[record.path, block] for block in wanted]
-            for block in wanted:
-                self._blocks.move_to_end((record.path, block))
-        try:
-            for run in _group_neighbours(list(mine)):
-                self._read_run(record, run, [mine[block] for block in run])
-        except BaseException as error:
-            with self._lock:
-                # The next caller that needs the block reads it again.
-                for block in mine:
-                    self._blocks.pop((record.path, block), None)
-            for future in mine.values():
-                if not future.done():
-                    future.set_exception(error)
-            raise
-        found = [future.result() for future in futures]
-        self._forget_oldest()
-        return found
-
-    def _read_run(self, record: ObjectRecord, run: range, futures: Sequence[Future[bytes]]) -> None:
-        """Read the blocks of `run` in one request, and resolve their futures."""
-        start, expected = run.start * BLOCK_BYTES, record.blocks[run.start : run.stop]
+        """Read the whole block, verified. Raises as `read_verified`."""
+        record = self._objects[path]
+        bytes_of_block = _refer_to_block(f"{self._folder}/{path}", record, block)
 
         def bad(data: bytes) -> tuple[str, BadBytes] | None:
-            found = block_crcs([data], BLOCK_BYTES)
-            for place, crc in enumerate(expected):
-                if found[place : place + 1] != (crc,):
-                    block = run.start + place
-                    return f"block {block} of {len(record.blocks)}", _refer_to_block(path, record, block)
-            return None
+            if block_crcs([data], BLOCK_BYTES) == (record.blocks[block],):
+                return None
+            return f"block {block} of {len(record.blocks)}", bytes_of_block
 
         def read() -> bytes | None:
-            length = min(len(run) * BLOCK_BYTES, record.size_bytes - start)
-            return read_if_present(self._store, path, start, length)
+            at = bytes_of_block
+            return read_if_present(self._store, at.path, at.offset_bytes, at.length_bytes)
 
-        path = f"{self._folder}/{record.path}"
-        missing = _refer_to_block(path, record, run.start)
-        data = read_until_good(self._store, path, read, bad, missing=missing, patience=self._patience)
-        for place, future in enumerate(futures):
-            future.set_result(data[place * BLOCK_BYTES : (place + 1) * BLOCK_BYTES])
-
-    def _forget_oldest(self) -> None:
-        with self._lock:
-            # Another thread will still resolve a pending future: it stays.
-            done = [key for key, future in self._blocks.items() if future.done()]
-            for key in done[: max(len(self._blocks) - self._kept_blocks, 0)]:
-                del self._blocks[key]
+        return read_until_good(
+            self._store, bytes_of_block.path, read, bad, missing=bytes_of_block, patience=self._patience
+        )
 
 
-def _group_neighbours(blocks: Sequence[int]) -> Iterator[range]:
-    """Group neighbouring blocks, a few at a time."""
-    first = 0
-    for index in range(1, len(blocks) + 1):
-        ends = index == len(blocks) or blocks[index] != blocks[index - 1] + 1
-        if ends or index - first == _BLOCKS_AT_ONCE:
-            yield range(blocks[first], blocks[index - 1] + 1)
-            first = index
+def slice_blocks(offset: int, length: int, read: Callable[[range], Iterable[bytes]]) -> bytes:
+    """Return these bytes of an object, from the blocks that `read` returns for their numbers."""
+    if not length:
+        return b""
+    wanted = range(offset // BLOCK_BYTES, (offset + length - 1) // BLOCK_BYTES + 1)
+    skipped = offset - wanted.start * BLOCK_BYTES
+    blocks = list(read(wanted))
+    if len(blocks) == 1:
+        return blocks[0][skipped : skipped + length]
+    last = length + skipped - BLOCK_BYTES * (len(blocks) - 1)
+    return b"".join([memoryview(blocks[0])[skipped:], *blocks[1:-1], memoryview(blocks[-1])[:last]])
 
 
 def _refer_to_block(path: str, record: ObjectRecord, block: int) -> BadBytes:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from stepkeeper.checkpoint import BlockReader
-from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
-from stepkeeper.checkpoint.reading import read_manifest
+from stepkeeper.checkpoint.manifest import Manifest, ObjectRecord, manifest_name
+from stepkeeper.checkpoint.reading import BlockReader, read_manifest
 from stepkeeper.errors import ManifestError, TornCheckpointError
-from stepkeeper.log import CommitRecord, ManifestRef
+from stepkeeper.log import CommitRecord
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import Patience
 
@@ -107,10 +106,8 @@ def _read_all_manifests(
         if name not in listed:
             bad.append(BadObject(name=name, block=None, fault="rank 0's manifest doesn't list it"))
             continue
-        record = listed[name]
-        ref = ManifestRef(path=name, size_bytes=record.size_bytes, crc32c=record.crc32c)
         try:
-            found.append(read_manifest(store, commit.folder, ref, patience=patience))
+            found.append(read_manifest(store, commit.folder, listed[name].make_ref(), patience=patience))
         except (TornCheckpointError, ManifestError) as error:
             bad.append(BadObject(name=name, block=None, fault=str(error)))
     return found, bad
@@ -140,13 +137,11 @@ def _find_bad_blocks(
     reader = BlockReader(store, manifests, patience=patience)
 
     def check(record: ObjectRecord, block: int) -> BadObject | None:
-        start = block * BLOCK_BYTES
-        length = min(BLOCK_BYTES, record.size_bytes - start)
         try:
-            reader.read_verified(record.path, start, length)
+            data = reader.read_block(record.path, block)
         except TornCheckpointError as error:
             return BadObject(name=record.path, block=block, fault=str(error))
-        on_bytes(length)
+        on_bytes(len(data))
         return None
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="stepkeeper-verify") as pool:

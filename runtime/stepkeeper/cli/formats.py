@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
-from stepkeeper.checkpoint import CommitFiles
+from stepkeeper.checkpoint.files import CommitFiles
 from stepkeeper.cli.read import OneSequence, select_commit
 from stepkeeper.cli.root import Root, open_root
 from stepkeeper.cli.terminal import AsJson, ExitCode, absolute_progress_bar, print_message, show_document

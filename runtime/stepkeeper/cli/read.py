@@ -7,9 +7,9 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
-from stepkeeper.checkpoint import read_manifests
 from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors, merge_values
 from stepkeeper.checkpoint.manifest import Manifest
+from stepkeeper.checkpoint.reading import read_manifests
 from stepkeeper.cli.foreign import legacy_document, legacy_rows, legacy_step, show_legacy
 from stepkeeper.cli.history import find_unnamed_folders, read_begins, read_slot_times
 from stepkeeper.cli.render import (

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stepkeeper.checkpoint import SaveOrder, Structure, ValueOrder
 from stepkeeper.checkpoint.manifest import checkpoint_folder
+from stepkeeper.checkpoint.orders import SaveOrder, Structure, ValueOrder
 from stepkeeper.companion.endpoint import ReportTarget
 from stepkeeper.contract import Identity
 from stepkeeper.log import Claim, CommitRecord, ForeignBase, ManifestRef

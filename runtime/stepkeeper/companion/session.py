@@ -8,10 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from stepkeeper.checkpoint import (
-    FinishedCheckpoint,
-    finish_checkpoint,
-)
+from stepkeeper.checkpoint.finishing import FinishedCheckpoint, finish_checkpoint
 from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.companion.background import BackgroundTask
 from stepkeeper.companion.messages import (

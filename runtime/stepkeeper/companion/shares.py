@@ -5,8 +5,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from stepkeeper.checkpoint import LayoutCache, SaveOrder, Structure, write_checkpoint
+from stepkeeper.checkpoint.layout_cache import LayoutCache
 from stepkeeper.checkpoint.manifest import Manifest
+from stepkeeper.checkpoint.orders import SaveOrder, Structure
+from stepkeeper.checkpoint.writing import write_checkpoint
 from stepkeeper.companion.messages import OpenRequest, Staged, UploadRequest, WriteRequest, Written
 from stepkeeper.errors import CompanionError
 from stepkeeper.storage import Store

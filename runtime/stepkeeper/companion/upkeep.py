@@ -4,7 +4,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from stepkeeper.checkpoint import FinishedCheckpoint, verify_objects
+from stepkeeper.checkpoint.finishing import FinishedCheckpoint, verify_objects
 from stepkeeper.companion.background import BackgroundTask, run_in_thread
 from stepkeeper.errors import StepkeeperError, VerifyError
 from stepkeeper.log import Claim, CommitRecord, Log

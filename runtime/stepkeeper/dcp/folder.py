@@ -10,7 +10,7 @@ from stepkeeper.errors import BadUriError
 from stepkeeper.storage import ObjectStat, Store, open_store, root_uri
 from stepkeeper.storage.base import Buffer, StreamedStore
 
-__all__ = ["Location", "folder_uri", "is_folder_name", "open_folder"]
+__all__ = ["Located", "Location", "folder_uri", "open_folder"]
 
 Location = str | os.PathLike[str]
 """A folder on this machine by its path, or any folder by its URI."""
@@ -41,13 +41,50 @@ def open_folder(location: Location) -> "Folder":
     return _StreamedFolder(store) if isinstance(store, StreamedStore) else Folder(store)
 
 
-def is_folder_name(location: Location) -> bool:
-    """Tell whether `location` names a folder of a store that is known, in a form that is safe."""
-    try:
-        open_folder(location).close()
-    except BadUriError:
-        return False
-    return True
+class Located:
+    """The folder of the next save or load, for torch's storage classes."""
+
+    _does: str
+    """What they do there, for errors."""
+
+    def __init__(self, path: Location | None) -> None:
+        if path is not None:
+            folder_uri(path)
+        self._location = path
+
+    def __repr__(self) -> str:
+        where = "" if self._location is None else f" {str(self._location)!r}"
+        return f"<{type(self).__name__}{where}>"
+
+    @property
+    def checkpoint_id(self) -> Location | None:
+        """The folder of the next save or load."""
+        return self._location
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Location) -> bool:
+        """Tell whether `checkpoint_id` names a folder of a store that is known, in a form that is safe."""
+        try:
+            open_folder(checkpoint_id).close()
+        except BadUriError:
+            return False
+        return True
+
+    def reset(self, checkpoint_id: Location | None = None) -> None:
+        """Prepare for another save or load, in `checkpoint_id` if it is given.
+
+        Raises:
+            BadUriError: `checkpoint_id` names no store.
+
+        """
+        if checkpoint_id is not None:
+            folder_uri(checkpoint_id)
+            self._location = checkpoint_id
+
+    def _open(self) -> "Folder":
+        if self._location is None:
+            raise BadUriError(f"no folder to {self._does}(…, checkpoint_id=path)")
+        return open_folder(self._location)
 
 
 class Folder:

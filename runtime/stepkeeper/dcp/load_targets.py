@@ -1,8 +1,7 @@
 """Fill a torch planner's memory with what its plan reads."""
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import final
 
@@ -11,19 +10,12 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
 
 from stepkeeper.checkpoint.blocks import BlockTable
-from stepkeeper.checkpoint.inventory import ValueRecord
-from stepkeeper.checkpoint.manifest import Manifest
+from stepkeeper.checkpoint.inventory import ChunkRecord, ValueRecord
 from stepkeeper.errors import ManifestError, RestoreError
-from stepkeeper.restore.foreign.content import ForeignContent
-from stepkeeper.restore.foreign.loading import COPIES
-from stepkeeper.restore.foreign.read_ahead import read_ahead
 from stepkeeper.restore.placing import Piece, Places
 from stepkeeper.restore.ranges import Array
-from stepkeeper_planners.dtypes import itemsize_bytes
 
-__all__ = ["LoadTargets", "fill_from_chunks"]
-
-Ints = tuple[int, ...]
+__all__ = ["LoadTargets"]
 
 
 @final
@@ -36,44 +28,44 @@ class LoadTargets:
     def __init__(
         self,
         metadata: Metadata,
-        manifests: Sequence[Manifest],
+        table: BlockTable,
+        chunks: Mapping[tuple[str, int], ChunkRecord],
         items: Iterable[ReadItem],
         planner: LoadPlanner,
     ) -> None:
         """Map every item of the plan.
 
+        Args:
+            metadata: What the checkpoint holds.
+            table: Its blocks.
+            chunks: Its chunks, by the file that they are in and by where in that they begin.
+            items: The items.
+            planner: Gives memory for each item.
+
         Raises:
             ManifestError: The manifests don't say where an item is stored.
 
         """
-        self.table = BlockTable.from_manifests(manifests)
+        self.table = table
         self.places = Places()
         self._metadata = metadata
         self._planner = planner
-        self._chunks = {
-            (chunk.path, chunk.offset_bytes): chunk
-            for manifest in manifests
-            for tensor in manifest.tensors
-            for chunk in tensor.chunks
-        }
+        self._chunks = chunks
         self._lock = threading.Lock()
         """Only one thread at a time calls the planner, as in torch's own readers."""
 
         for item in items:
-            path = metadata.storage_data[item.storage_index].relative_path
-            if path not in self.table.first_numbers:
-                raise ManifestError(f"{item.storage_index.fqn}: no manifest lists {path!r}")
             if item.type == LoadItemType.BYTE_IO:
                 self._add_value(item)
             else:
                 self._add_tensor(item)
         # Of all ranks: too many to keep while the blocks are read.
         del self._chunks
-        order = self.table.order_for_reading(manifests)
-        self.reads: Mapping[int, Sequence[int]] = {n: () for n in order if n in self.places.by_block}
 
     def _add_value(self, item: ReadItem) -> None:
         info, fqn = self._metadata.storage_data[item.storage_index], item.storage_index.fqn
+        if info.relative_path not in self.table.first_numbers:
+            raise ManifestError(f"{fqn}: no manifest lists {info.relative_path!r}")
         if fqn not in self.places.values and info.length:
             record = ValueRecord(
                 fqn=fqn, path=info.relative_path, offset_bytes=info.offset, length_bytes=info.length
@@ -154,59 +146,3 @@ class _Target:
         self._planner.commit_tensor(self._item, self._wanted)
         self._wanted = self._aside = None
         return True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Chunk:
-    """A stored chunk of a tensor, which is read whole, and the items that need parts of it."""
-
-    fqn: str
-    number: int
-    size_bytes: int
-    """Host memory that it takes while it is read."""
-
-    items: list[ReadItem]
-
-
-def fill_from_chunks(content: ForeignContent, items: Iterable[ReadItem], planner: LoadPlanner) -> None:
-    """Fill tensors from the chunks of another writer's checkpoint. Each chunk is read whole, and once.
-
-    Args:
-        content: The checkpoint.
-        items: The items of the plan; those that aren't tensors are skipped.
-        planner: The planner that gives memory for each item.
-
-    Raises:
-        TornCheckpointError: Bytes are bad, by the checksums within a tensor's file.
-        RestoreError: Something is stored in a way that isn't read here.
-        StorageError: The store gave no answer, or refused.
-
-    """
-
-    def fill(load: _Chunk, chunk: torch.Tensor) -> None:
-        for item in load.items:
-            spans = zip(item.storage_offsets, item.lengths, strict=True)
-            target = _Target(item, chunk.dtype, planner)
-            target.resolve().copy_(chunk[tuple(slice(start, start + length) for start, length in spans)])
-            target.commit()
-
-    chunks = list(_chunks(content, items))
-    content.check_kinds(((chunk.fqn, chunk.number) for chunk in chunks), ())
-    read_ahead(iter(chunks), lambda load: content.read_chunk(load.fqn, load.number), fill)
-
-
-def _chunks(content: ForeignContent, items: Iterable[ReadItem]) -> Iterator[_Chunk]:
-    wanted: dict[tuple[str, Ints | None], list[ReadItem]] = {}
-    for item in items:
-        if item.type == LoadItemType.TENSOR:
-            index = item.storage_index
-            place = (index.fqn, None if index.offset is None else tuple(index.offset))
-            wanted.setdefault(place, []).append(item)
-    numbers: dict[str, dict[Ints | None, int]] = {}
-    for (fqn, offset), mine in wanted.items():
-        tensor = content.tensors[fqn]
-        if fqn not in numbers:
-            numbers[fqn] = {box.offsets: number for number, box in enumerate(tensor.boxes)}
-        number = 0 if offset is None else numbers[fqn][offset]
-        n_bytes = prod(tensor.boxes[number].sizes) * itemsize_bytes(tensor.dtype)
-        yield _Chunk(fqn=fqn, number=number, size_bytes=COPIES * n_bytes, items=mine)

@@ -1,5 +1,6 @@
 """Read checkpoints for `dcp.load`: several parts at a time, straight into place, and verified."""
 
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any, Final, final
 
@@ -10,19 +11,20 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 from typing_extensions import override
 
-from stepkeeper.checkpoint import BlockReader
+from stepkeeper.checkpoint.blocks import BlockTable
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
+from stepkeeper.checkpoint.inventory import ChunkRecord
 from stepkeeper.checkpoint.manifest import Manifest, manifest_name
-from stepkeeper.checkpoint.reading import read_manifest
+from stepkeeper.checkpoint.reading import BlockReader, list_other_refs, read_manifest
 from stepkeeper.checkpoint.reread import read_if_present
-from stepkeeper.dcp.folder import Folder, Location, folder_uri, is_folder_name, open_folder
-from stepkeeper.dcp.load_targets import LoadTargets, fill_from_chunks
-from stepkeeper.errors import BadItem, BadUriError, RestoreError, TornCheckpointError
+from stepkeeper.dcp.folder import Folder, Located, Location, folder_uri
+from stepkeeper.dcp.load_targets import LoadTargets
+from stepkeeper.errors import BadItem, RestoreError, TornCheckpointError
 from stepkeeper.log.entries import new_nonce
-from stepkeeper.log.records import ManifestRef
 from stepkeeper.loggers import logger
-from stepkeeper.restore.filling import Filling
+from stepkeeper.restore.filling import STREAMS, Filling
 from stepkeeper.restore.foreign.content import ForeignContent
+from stepkeeper.restore.progress import RestoreProgress
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 from stepkeeper_planners.errors import MetadataDecodeError
@@ -34,7 +36,7 @@ _log: Final = logger(__name__)
 
 
 @final
-class StorageReader(storage.StorageReader):
+class StorageReader(Located, storage.StorageReader):
     """Read what `dcp.load` loads, from a folder at a path or any URI, whoever wrote it.
 
     A checkpoint by stepkeeper's StorageWriter or CheckpointManager (`stepkeeper path` prints its folder) is
@@ -44,6 +46,8 @@ class StorageReader(storage.StorageReader):
 
     Tensors are filled as their bytes come. After a load that failed they are part old, part new.
     """
+
+    _does = "load from: StorageReader(path), or dcp.load"
 
     def __init__(self, path: Location | None = None, *, patience: Patience = DEFAULT_PATIENCE) -> None:
         """Prepare to read; nothing is read yet.
@@ -59,42 +63,17 @@ class StorageReader(storage.StorageReader):
             Each rank makes one with the same arguments, and `dcp.load` calls its methods.
 
         """
-        self._location = path
+        super().__init__(path)
         self._patience = patience
         self._load_id = new_nonce()
         self._metadata: Metadata | None = None
         self._manifests: tuple[Manifest, ...] = ()
         self._failure: Exception | None = None
-        if path is not None:
-            folder_uri(path)
-
-    @override
-    def __repr__(self) -> str:
-        where = "" if self._location is None else f" {str(self._location)!r}"
-        return f"<{type(self).__name__}{where}>"
-
-    @property
-    def checkpoint_id(self) -> Location | None:
-        """The folder that the next load reads from."""
-        return self._location
-
-    @classmethod
-    @override
-    def validate_checkpoint_id(cls, checkpoint_id: Location) -> bool:
-        """Tell whether `checkpoint_id` names a folder of a store that is known, in a form that is safe."""
-        return is_folder_name(checkpoint_id)
 
     @override
     def reset(self, checkpoint_id: Location | None = None) -> None:
-        """Prepare for another load, from `checkpoint_id` if it is given.
-
-        Raises:
-            BadUriError: `checkpoint_id` names no store.
-
-        """
-        if checkpoint_id is not None:
-            folder_uri(checkpoint_id)
-            self._location = checkpoint_id
+        """Prepare for another load, from `checkpoint_id` if it is given. Raises BadUriError if that names no store."""
+        super().reset(checkpoint_id)
         self._load_id = new_nonce()
         self._metadata, self._manifests, self._failure = None, (), None
 
@@ -158,15 +137,20 @@ class StorageReader(storage.StorageReader):
         assert self._metadata is not None
         with self._open() as folder:
             if self._manifests:
-                targets = LoadTargets(self._metadata, self._manifests, plan.items, planner)
                 reader = BlockReader(folder, self._manifests, patience=self._patience, folder=folder.name)
-                filling = Filling(reader, targets.table, targets.places, what=folder.own_uri)
-                filling.run(targets.reads)
-                blobs = {name: value.data.tobytes() for name, value in targets.places.values.items()}
+                table = BlockTable.from_manifests(self._manifests)
+                order: Sequence[int] = table.order_for_reading(self._manifests)
+                tensors = (tensor for manifest in self._manifests for tensor in manifest.tensors)
+                chunks = {
+                    (each.path, each.offset_bytes): each for tensor in tensors for each in tensor.chunks
+                }
+                blobs = self._fill(reader, table, order, chunks, items=plan.items, planner=planner)
             else:
                 content = ForeignContent(folder, folder.name, self._metadata, self._patience)
-                fill_from_chunks(content, plan.items, planner)
-                blobs = {}
+                table, order = content.contents.table, content.contents.reading_order
+                # Values are read below, as they are: the planner decodes them.
+                items = [item for item in plan.items if item.type == LoadItemType.TENSOR]
+                blobs = self._fill(content, table, order, content.find_chunks(), items=items, planner=planner)
             for item in plan.items:
                 if item.type == LoadItemType.BYTE_IO:
                     blob = blobs.get(item.storage_index.fqn)
@@ -174,6 +158,28 @@ class StorageReader(storage.StorageReader):
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def _fill(
+        self,
+        reader: BlockReader | ForeignContent,
+        table: BlockTable,
+        order: Sequence[int],
+        chunks: Mapping[tuple[str, int], ChunkRecord],
+        *,
+        items: Sequence[ReadItem],
+        planner: LoadPlanner,
+    ) -> dict[str, bytes]:
+        """Fill the planner's tensors, and return the values that were read."""
+        assert self._metadata is not None
+        places = LoadTargets(self._metadata, table, chunks, items, planner).places
+        n_streams = STREAMS
+        if isinstance(reader, ForeignContent):
+            reader.check_kinds(places.by_block)
+            n_streams = reader.n_streams
+        progress = RestoreProgress(folder_uri(self._location or ""))
+        filling = Filling(reader, table, places, progress=progress, n_streams=n_streams)
+        filling.run({number: () for number in order if number in places.by_block})
+        return {name: value.data.tobytes() for name, value in places.values.items()}
 
     def _value(self, folder: Folder, item: ReadItem) -> bytes:
         assert self._metadata is not None
@@ -192,13 +198,6 @@ class StorageReader(storage.StorageReader):
                 BadItem(folder=folder.name, name=name),
             )
         return data
-
-    def _open(self) -> Folder:
-        if self._location is None:
-            raise BadUriError(
-                "no folder to load from: StorageReader(path), or dcp.load(…, checkpoint_id=path)"
-            )
-        return open_folder(self._location)
 
 
 def _read(folder: Folder, patience: Patience) -> tuple[Metadata, tuple[Manifest, ...]]:
@@ -225,13 +224,8 @@ def _read(folder: Folder, patience: Patience) -> tuple[Metadata, tuple[Manifest,
     own = listed.get(METADATA_NAME)
     if own is None or (own.size_bytes, own.crc32c) != (len(data), crc32c(data)):
         raise TornCheckpointError(f"{where} is not what was written: its checksum is another", item)
-    others = []
-    for rank in range(1, manifest.world_size):
-        record = listed.get(manifest_name(rank))
-        if record is None:
-            raise TornCheckpointError(f"{folder.own_uri}/{manifest_name(0)} doesn't list rank {rank}'s", item)
-        ref = ManifestRef(path=record.path, size_bytes=record.size_bytes, crc32c=record.crc32c)
-        others.append(read_manifest(folder, folder.name, ref, patience=patience))
+    refs = list_other_refs(manifest, folder.own_uri)
+    others = (read_manifest(folder, folder.name, ref, patience=patience) for ref in refs)
     return metadata, (manifest, *others)
 
 

@@ -1,5 +1,6 @@
 """Convert a rank's part of a torch save plan to this package's objects, and describe all of it in `.metadata`."""
 
+import pickle
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,22 +17,29 @@ from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
+    TensorProperties,
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
+from typing_extensions import override
 
-from stepkeeper.checkpoint import TensorOrder, ValueOrder
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
 from stepkeeper.checkpoint.inventory import ChunkRecord, Inventory, ValueRecord
 from stepkeeper.checkpoint.manifest import Manifest, ObjectRecord
+from stepkeeper.checkpoint.orders import TensorOrder, ValueOrder
 from stepkeeper.checkpoint.packing import File
 from stepkeeper.errors import SaveError
 from stepkeeper_planners.dtypes import dtype_name
 
-__all__ = ["Share", "WrittenItem", "add_storage_places", "join_manifests"]
+__all__ = ["Share", "WrittenItem", "add_storage_places", "join_manifests", "pickle_metadata"]
 
 Resolve = Callable[[WriteItem], Any]
 """A planner's `resolve_data`: returns the data of an item."""
+
+_N_PROPERTIES: Final = 5
+"""torch up to 2.14 takes so many properties of a tensor and no more. 2.15 adds the strides, which no reader uses: what
+is stored lies row by row.
+"""
 
 _ALIGNMENT_BYTES: Final = 64
 """Items get places apart from each other, also items without bytes."""
@@ -248,3 +256,21 @@ def _cut(
             for piece in pieces
         ]
     return found
+
+
+def pickle_metadata(metadata: Metadata) -> bytes:
+    """Pickle torch's Metadata for `.metadata`, so that every torch since 2.9 reads it, whichever has made it."""
+    out = BytesIO()
+    _Pickler(out).dump(metadata)
+    return out.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    @override
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not TensorProperties:
+            return NotImplemented
+        reduced = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+        assert not isinstance(reduced, str)
+        made, arguments, state, *_ = reduced
+        return made, arguments, state[:_N_PROPERTIES]

@@ -9,9 +9,8 @@ import torch
 from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
-from stepkeeper.save.snapshot import Region
 from stepkeeper.save.snapshot.copying import copy_tensors
-from stepkeeper.save.snapshot.region import ALIGNMENT_BYTES
+from stepkeeper.save.snapshot.region import ALIGNMENT_BYTES, Region
 from stepkeeper_planners import SPMDStager
 from stepkeeper_planners.state.tree import flatten_state
 

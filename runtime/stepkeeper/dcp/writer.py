@@ -13,15 +13,14 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.futures import Future
 from typing_extensions import override
 
-from stepkeeper.checkpoint import SaveOrder, Structure
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
 from stepkeeper.checkpoint.layout_cache import build_inventory
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, is_object_name, manifest_name
+from stepkeeper.checkpoint.orders import SaveOrder, Structure
 from stepkeeper.checkpoint.writing import build_manifest, plan_files, write_files
-from stepkeeper.dcp.folder import Folder, Location, folder_uri, is_folder_name, open_folder
-from stepkeeper.dcp.metadata_pickle import pickle_metadata
-from stepkeeper.dcp.shares import Share, add_storage_places, join_manifests
-from stepkeeper.errors import BadUriError, ObjectExistsError, SaveError, TransientStorageError
+from stepkeeper.dcp.folder import Folder, Located, Location
+from stepkeeper.dcp.shares import Share, add_storage_places, join_manifests, pickle_metadata
+from stepkeeper.errors import ObjectExistsError, SaveError, TransientStorageError
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.loggers import logger
 from stepkeeper.storage.crc import block_crcs
@@ -36,7 +35,7 @@ _VERSION: Final = "1.0.0"
 
 
 @final
-class StorageWriter(storage.StorageWriter):
+class StorageWriter(Located, storage.StorageWriter):
     """Write what `dcp.save` and `dcp.async_save` save, into a folder at a path or any URI.
 
     Several objects are written at a time, and each is durable before the save goes on; `.metadata` is put last and
@@ -49,6 +48,8 @@ class StorageWriter(storage.StorageWriter):
 
     One writer serves many saves, one after another, as torch's own does: pass `checkpoint_id` to each.
     """
+
+    _does = "save to: StorageWriter(path), or dcp.save"
 
     def __init__(
         self, path: Location | None = None, *, overwrite: bool = True, patience: Patience = DEFAULT_PATIENCE
@@ -68,40 +69,10 @@ class StorageWriter(storage.StorageWriter):
             Each rank makes one with the same arguments, and `dcp.save` calls its methods.
 
         """
-        self._location = path
+        super().__init__(path)
         self._overwrite = overwrite
         self._patience = patience
         self._save_id = new_nonce()
-        if path is not None:
-            folder_uri(path)
-
-    @override
-    def __repr__(self) -> str:
-        where = "" if self._location is None else f" {str(self._location)!r}"
-        return f"<{type(self).__name__}{where}>"
-
-    @property
-    def checkpoint_id(self) -> Location | None:
-        """The folder that the next save writes to."""
-        return self._location
-
-    @classmethod
-    @override
-    def validate_checkpoint_id(cls, checkpoint_id: Location) -> bool:
-        """Tell whether `checkpoint_id` names a folder of a store that is known, in a form that is safe."""
-        return is_folder_name(checkpoint_id)
-
-    @override
-    def reset(self, checkpoint_id: Location | None = None) -> None:
-        """Prepare for another save, into `checkpoint_id` if it is given.
-
-        Raises:
-            BadUriError: `checkpoint_id` names no store.
-
-        """
-        if checkpoint_id is not None:
-            folder_uri(checkpoint_id)
-            self._location = checkpoint_id
 
     @override
     def storage_meta(self) -> StorageMeta:
@@ -167,7 +138,7 @@ class StorageWriter(storage.StorageWriter):
             step=0,
             claim=0,
             nonce=self._save_id,
-            structure=Structure.build(share.tensors),
+            structure=Structure(tensors=share.tensors),
             values=share.values,
         )
         with self._open() as folder:
@@ -265,8 +236,3 @@ class StorageWriter(storage.StorageWriter):
                 f"the first {lacking[0]}: all hosts have to see one folder there"
             )
         return list(found)
-
-    def _open(self) -> Folder:
-        if self._location is None:
-            raise BadUriError("no folder to save to: StorageWriter(path), or dcp.save(…, checkpoint_id=path)")
-        return open_folder(self._location)

@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from stepkeeper.checkpoint import read_manifests
 from stepkeeper.checkpoint.manifest import Manifest, manifest_name
+from stepkeeper.checkpoint.reading import read_manifests
 from stepkeeper.errors import ManifestError, MissingObjectError, TornCheckpointError, TransientStorageError
 from stepkeeper.log import CommitRecord, ManifestRef
 from stepkeeper.log.reading import read_afresh

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from queue import Empty, Full, Queue
 from typing import Final, Protocol
 
@@ -12,20 +12,20 @@ from stepkeeper.checkpoint.blocks import BlockTable
 from stepkeeper.coordination.rank_group import RankGroup, SoloRankGroup
 from stepkeeper.coordination.waits import SilenceLimit, Waits
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError, StorageError
-from stepkeeper.restore.placing import Bytes, Piece, Places, StoredBytes
+from stepkeeper.restore.placing import Bytes, Piece, Place, Places
 from stepkeeper.restore.progress import RestoreProgress
 from stepkeeper.storage.base import Buffer
 
-__all__ = ["Filling", "Peers"]
+__all__ = ["STREAMS", "Filling", "Peers"]
 
-_STREAMS: Final = 8
-"""The number of blocks that are read at once. Each is held in host memory."""
+STREAMS: Final = 8
+"""The number of blocks that are read at once where they are small."""
 
 _WAITING: Final = 8
 """The number of blocks whose finished parts may wait for the thread that moves them to devices."""
 
 _LOOK_S: Final = 0.2
-_Found = Sequence[Piece | StoredBytes]
+_Found = Sequence[Place]
 
 
 class Peers(Protocol):
@@ -57,11 +57,10 @@ class Filling:
         table: BlockTable,
         places: Places,
         *,
-        what: str = "a checkpoint",
-        step: int | None = None,
+        progress: RestoreProgress | None = None,
         waits: Waits | None = None,
         rank_group: RankGroup | None = None,
-        began_s: float | None = None,
+        n_streams: int = STREAMS,
     ) -> None:
         """Prepare to fill.
 
@@ -69,17 +68,17 @@ class Filling:
             reader: Reads the blocks.
             table: The blocks by number.
             places: Where their bytes go.
-            what: Name of the checkpoint in the log's lines about progress.
-            step: Its step, for the same.
+            progress: Logs how far this has come; None: under no name.
             waits: Ends the wait for the blocks.
             rank_group: The ranks that fill their states together; None: this one alone.
-            began_s: Time at which the restore began, by time.monotonic(); None: when `run` is called.
+            n_streams: The number of blocks that are read at once. Each is held in host memory.
 
         """
+        self._n_streams = n_streams
         self._rank_group: Final = rank_group or SoloRankGroup()
         self._waits = waits or Waits()
         self._reader = reader
-        self._what, self._step, self._began_s = what, step, began_s
+        self._progress = progress or RestoreProgress("a checkpoint")
         self._done_bytes = self._moved_bytes = 0
         self._table = table
         self._places = places
@@ -103,21 +102,18 @@ class Filling:
         """
         waiting = iter(list(reads.items()))
         lacking_bytes = sum(place.n_lacking for place in self._places.all)
-        total_bytes = self._done_bytes + lacking_bytes
+        self._progress.total_bytes = self._done_bytes + lacking_bytes
         threads = [
             threading.Thread(
                 target=self._read_blocks, args=(waiting, peers), name=f"restore-{number}", daemon=True
             )
-            for number in range(min(_STREAMS, len(reads)))
+            for number in range(min(self._n_streams, len(reads)))
         ]
         try:
             with self._rank_group.heartbeat() as note_moved:
-                progress = RestoreProgress(
-                    self._what, total_bytes, step=self._step, note_moved=note_moved, began_s=self._began_s
-                )
                 for thread in threads:
                     thread.start()
-                for piece in self._pieces(len(threads), progress, peers):
+                for piece in self._pieces(len(threads), note_moved, peers):
                     piece.finish()
         except BaseException as error:
             self.fail(error)
@@ -160,7 +156,7 @@ class Filling:
 
     def _put(self, number: int, first: int, data: Bytes) -> None:
         start = self._table.blocks[number].start + first
-        found: list[Piece | StoredBytes] = []
+        found: list[Place] = []
         for place in self._places.by_block.get(number, ()):
             n_bytes = place.copy_bytes(start, data)
             with self._lock:
@@ -177,9 +173,11 @@ class Filling:
             self._failure = self._failure or error
         self._ended.set()
 
-    def _pieces(self, n_threads: int, progress: RestoreProgress, peers: Peers | None) -> Iterator[Piece]:
+    def _pieces(
+        self, n_threads: int, note_moved: Callable[[int], None], peers: Peers | None
+    ) -> Iterator[Piece]:
         """Yield each piece once it is whole, until all are and every thread has done its part."""
-        n_open = len(self._places.all)
+        n_open, told_bytes = len(self._places.all), 0
         since_s = time.monotonic()
         silence = SilenceLimit(self._rank_group.limits.silence_s, since_s)
         while n_open or n_threads:
@@ -187,7 +185,9 @@ class Filling:
                 found = self._found.get(timeout=_LOOK_S)
             except Empty:
                 found = ()
-            progress.note_bytes(self._done_bytes)
+            before, told_bytes = told_bytes, self._done_bytes
+            note_moved(told_bytes - before)
+            self._progress.note_bytes(told_bytes)
             if self._ended.is_set():
                 return
             # Also while blocks come so fast that this thread never waits.
@@ -214,11 +214,11 @@ class Filling:
             silence.restart(now_s)
             return
         self._is_stuck = True
-        limit_s = self._rank_group.limits.silence_s
+        what, limit_s = self._progress.what, self._rank_group.limits.silence_s
         if peers is None:
-            raise StorageError(f"{self._what}: nothing of it has come from the store for {limit_s:.0f} s")
+            raise StorageError(f"{what}: nothing of it has come from the store for {limit_s:.0f} s")
         raise PeerLostError(
-            f"{self._what}: nothing of it has come to rank {self._rank_group.rank} for {limit_s:.0f} s: the store, or "
+            f"{what}: nothing of it has come to rank {self._rank_group.rank} for {limit_s:.0f} s: the store, or "
             "another rank of this restore, stands still"
         )
 

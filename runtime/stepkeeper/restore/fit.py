@@ -1,7 +1,7 @@
 """Judge whether the states of all ranks fit what is stored: each tells the others where its own doesn't."""
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Final
 
 from stepkeeper.errors import RestoreError
 from stepkeeper_planners.loading.differences import (
@@ -11,7 +11,7 @@ from stepkeeper_planners.loading.differences import (
     intersect_unexpected,
 )
 
-__all__ = ["Compared", "check_refilled", "judge_mismatch", "tell_findings"]
+__all__ = ["check_refilled", "judge_mismatch", "tell_findings"]
 
 _LISTS: Final = ("missing", "unexpected", "castable", "asked", "changing", "primed", "partly_primed")
 
@@ -48,18 +48,13 @@ def tell_findings(differences: Differences, stored_names: Iterable[str], *, rank
     return {"findings": said}
 
 
-class Compared(Protocol):
-    """A loading whose state has been compared with what is stored."""
-
-    @property
-    def stored_names(self) -> tuple[str, ...]: ...
-
-
-def judge_mismatch(loading: Compared, said: Sequence[dict[str, Any]]) -> Exception | None:
+def judge_mismatch(
+    stored_names: Callable[[], Iterable[str]], said: Sequence[dict[str, Any]]
+) -> Exception | None:
     """Merge the ranks' findings into one error. A name that only some ranks ask for is no mismatch.
 
     Args:
-        loading: This rank's loading, which knows the names that are stored.
+        stored_names: Returns the names that are stored.
         said: The answers of all ranks, by rank.
 
     Returns:
@@ -67,7 +62,7 @@ def judge_mismatch(loading: Compared, said: Sequence[dict[str, Any]]) -> Excepti
 
     """
     found = [_decode(each["findings"]) if "findings" in each else None for each in said]
-    differences = intersect_unexpected(found, loading.stored_names)
+    differences = intersect_unexpected(found, stored_names())
     return build_mismatch_error(differences) if any(differences) else None
 
 

@@ -1,13 +1,15 @@
 """List the steps that can be restored from a root, find one of them, and describe what it holds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from stepkeeper.checkpoint import read_manifests
 from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors, merge_values
+from stepkeeper.checkpoint.manifest import Manifest
+from stepkeeper.checkpoint.reading import read_manifests
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.errors import RestoreError, TornCheckpointError
-from stepkeeper.log import Log, LogState
+from stepkeeper.log import CommitRecord, Log, LogState
 from stepkeeper.log.foreign_steps import (
     ForeignRecord,
     ForeignStep,
@@ -17,10 +19,42 @@ from stepkeeper.log.foreign_steps import (
     name_record,
 )
 from stepkeeper.restore.foreign.content import open_content
-from stepkeeper.restore.results import CheckpointInfo, TensorInfo
 from stepkeeper.storage import Store
 
-__all__ = ["describe_step", "find_settled_step", "find_step", "list_steps", "record_uri", "was_deleted"]
+__all__ = [
+    "CheckpointInfo",
+    "TensorInfo",
+    "describe_step",
+    "find_settled_step",
+    "find_step",
+    "list_steps",
+    "record_uri",
+    "was_deleted",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorInfo:
+    dtype: str
+    """torch's name for it without the prefix: float32."""
+
+    shape: tuple[int, ...]
+    """The shape of the whole tensor, however it was sharded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointInfo:
+    """The contents of a checkpoint."""
+
+    sequence: int | None
+    """Its slot in the log. None: another writer saved it, and the log has no entry of it."""
+
+    step: int
+    uri: str
+    size_bytes: int
+    tensors: Mapping[str, TensorInfo]
+    values: tuple[str, ...]
+    """Names of the values that are no tensors."""
 
 
 def list_steps(store: Store) -> list[int]:
@@ -83,37 +117,29 @@ def describe_step(store: Store, step: int) -> CheckpointInfo:
     """
     record = find_step(store, step)
     if isinstance(record, ForeignRecord):
-        return _describe_foreign(store, record)
+        contents = open_content(store, record.folder).contents
+        tensors, values = contents.tensors, tuple(contents.values)
+        size_bytes = sum(stat.size_bytes for stat in store.list(f"{record.folder}/"))
+    else:
+        manifests = _read_manifests(store, record)
+        tensors, values = merge_tensors(manifests), tuple(merge_values(manifests))
+        size_bytes = record.size_bytes
+    return CheckpointInfo(
+        sequence=None if isinstance(record, ForeignRecord) else record.slot,
+        step=record.step,
+        uri=record_uri(store, record),
+        size_bytes=size_bytes,
+        tensors={
+            fqn: TensorInfo(dtype=tensor.dtype, shape=tensor.global_shape) for fqn, tensor in tensors.items()
+        },
+        values=values,
+    )
+
+
+def _read_manifests(store: Store, record: CommitRecord) -> Sequence[Manifest]:
     try:
-        manifests = read_manifests(store, record)
+        return read_manifests(store, record)
     except TornCheckpointError as error:
         if error.missing and was_deleted(store, record):
             raise RestoreError(f"{name_record(record)} was deleted just now: {error}") from error
         raise
-    return CheckpointInfo(
-        sequence=record.slot,
-        step=record.step,
-        uri=record_uri(store, record),
-        size_bytes=record.size_bytes,
-        tensors={
-            fqn: TensorInfo(dtype=tensor.dtype, shape=tensor.global_shape)
-            for fqn, tensor in merge_tensors(manifests).items()
-        },
-        values=tuple(merge_values(manifests)),
-    )
-
-
-def _describe_foreign(store: Store, record: ForeignRecord) -> CheckpointInfo:
-    content = open_content(store, record.folder)
-    objects = store.list(f"{record.folder}/")
-    return CheckpointInfo(
-        sequence=None,
-        step=record.step,
-        uri=record_uri(store, record),
-        size_bytes=sum(stat.size_bytes for stat in objects),
-        tensors={
-            fqn: TensorInfo(dtype=tensor.dtype, shape=tensor.global_shape)
-            for fqn, tensor in content.tensors.items()
-        },
-        values=content.values,
-    )

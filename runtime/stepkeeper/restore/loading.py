@@ -1,30 +1,32 @@
-"""Load one commit into the state of one rank: compare first, then fill the tensors, then set the values."""
+"""Load one checkpoint into the state of one rank: compare first, then fill the tensors, then set the values."""
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, final
 
-from stepkeeper.checkpoint import BlockReader
-from stepkeeper.checkpoint.blocks import Contents
+from stepkeeper.checkpoint.blocks import BlockTable, Contents
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
-from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest
-from stepkeeper.checkpoint.reading import prove_manifests, read_manifest_bytes
+from stepkeeper.checkpoint.manifest import Manifest, Shardings
+from stepkeeper.checkpoint.reading import BlockReader, prove_manifests, read_manifest_bytes
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.log import CommitRecord
-from stepkeeper.restore.filling import Blocks, Filling
+from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
+from stepkeeper.restore.filling import STREAMS, Filling
 from stepkeeper.restore.fit import check_refilled, tell_findings
+from stepkeeper.restore.foreign.content import ForeignContent, decode_content, read_metadata_bytes
 from stepkeeper.restore.peers.duties import Duties
 from stepkeeper.restore.peers.exchange import Exchange
-from stepkeeper.restore.placing import Places, StoredBytes, stored_tensor
+from stepkeeper.restore.placing import Places, stored_tensor
+from stepkeeper.restore.progress import RestoreProgress
 from stepkeeper.storage import Store
-from stepkeeper.storage.base import Buffer, CopiedStore
+from stepkeeper.storage.base import CopiedStore
 from stepkeeper_planners.adapters.open_shardings import (
     collect_shardings,
     count_devices,
     is_inferred,
 )
+from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.loading.load_request import LoadRequest, LoadTarget, Path, build_load_request
 from stepkeeper_planners.loading.matching import compare
@@ -32,6 +34,7 @@ from stepkeeper_planners.loading.saved_shardings import PresentSharding, SavedSh
 from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.loading.state_reads import StateReads
 from stepkeeper_planners.loading.stored_state import StoredState, read_key_paths
+from stepkeeper_planners.loading.tied_tensors import build_tied_copies, check_tied_copies
 from stepkeeper_planners.pickles.dcp_metadata import read_metadata
 from stepkeeper_planners.state.filling import finish_load
 from stepkeeper_planners.state.tree import FlatState
@@ -39,21 +42,18 @@ from stepkeeper_planners.state.values import decode_value
 
 __all__ = ["Loading"]
 
-_HELD: Final = 8
-"""The most blocks that are held in memory because they have both values and elements. Others are read for each."""
-
 
 class Loading:
-    """Load one commit into one rank's state.
+    """Load one commit, or one step of another writer, into one rank's state.
 
-    Call `compare_state` first; once all ranks have, `share_values` and `read_values`; once all ranks have,
-    `share_tensors` and `fill_tensors`; once all ranks have, `scatter_values`.
+    Call `compare_state` first; once all ranks have, `share_reading` and `read_values`; once all ranks have,
+    `share_reading` and `fill_tensors`; once all ranks have, `scatter_values`.
     """
 
     def __init__(
         self,
         store: Store,
-        record: CommitRecord,
+        record: Restorable,
         target: LoadTarget,
         ranks: Ranks,
         *,
@@ -66,17 +66,17 @@ class Loading:
 
         Args:
             store: The root, or the root with copies on a local disk.
-            record: The commit.
+            record: The commit, or another writer's step.
             target: This rank's state.
             ranks: This rank and its world.
             exchange: The way to the other ranks of this restore.
             rules: Which parts to load, and how strictly.
-            half_filled: Names of tensors that hold parts of another commit, and must be filled by this one.
+            half_filled: Names of tensors that hold parts of another checkpoint, and must be filled by this one.
             waits: Ends the waits for the store.
 
         """
         self._waits = waits
-        self._began_s = time.monotonic()
+        self._progress = RestoreProgress(f"step {record.step}", step=record.step)
         self._half_filled = half_filled
         self._store, self._record, self._target, self._ranks = store, record, target, ranks
         self._exchange, self._rules = exchange, rules
@@ -84,15 +84,15 @@ class Loading:
         self._request = LoadRequest(layouts=())
         self._shardings: Mapping[str, str] = {}
         self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
-        self._contents = Contents.from_manifests(())
+        self._content: _CommitContent | ForeignContent | None = None
         self._values: _Share | None = None
         self._tensors: _Share | None = None
         self._loaded: Mapping[str, object] = {}
 
     @property
     def stored_names(self) -> tuple[str, ...]:
-        """Names of the tensors and values in the commit; known after `compare_state`."""
-        return self._contents.names
+        """Names of the tensors and values in the checkpoint; known after `compare_state`."""
+        return () if self._content is None else self._content.contents.names
 
     @property
     def names(self) -> frozenset[str]:
@@ -100,43 +100,51 @@ class Loading:
         return frozenset(piece.fqn for piece in self._reads.pieces)
 
     def compare_state(self) -> dict[str, Any]:
-        """Compare the state with the commit, and find out what to read. Nothing in the state is changed.
+        """Compare the state with the checkpoint, and find out what to read. Nothing in the state is changed.
 
         Returns:
             This rank's report to the others: where its state doesn't fit.
 
         Raises:
-            TornCheckpointError: Bytes of the commit's manifests are bad.
+            TornCheckpointError: Bytes of what describes the checkpoint are bad: of manifests, or of `.metadata`.
             UnsupportedShardingError: A tensor's placement doesn't say which device holds what.
             StorageError: The store gave no answer, or refused.
-            RestoreError: Tensors that hold parts of another commit would not be filled.
+            RestoreError: Tensors that hold parts of another checkpoint would not be filled, or something that is to
+                be loaded is of a kind that isn't read.
 
         """
-        manifests = self._exchange.share_manifests(
-            lambda: read_manifest_bytes(self._store, self._record),
-            lambda stored: prove_manifests(stored, self._record, self._store.uri),
-        )
-        self._contents = contents = Contents.from_manifests(manifests)
+        self._content = content = self._open_content()
         self._flat = self._target.flat
-        self._shardings = self._choose_shardings()
+        self._shardings = self._choose_shardings(content.contents.shardings)
         self._request = build_load_request(self._target, self._ranks, self._shardings)
-        stored = StoredState(
-            tensors={fqn: stored_tensor(tensor) for fqn, tensor in contents.tensors.items()},
-            values=tuple(contents.values),
-            read_paths=partial(self._read_key_paths, manifests),
-        )
-        self._reads, differences = compare(self._request, stored, self._ranks, self._rules)
+        self._reads, differences = compare(self._request, content.stored, self._ranks, self._rules)
         check_refilled(self._half_filled, self.names)
         if not differences.missing and not differences.mismatched:
             # Otherwise no rank goes on. Unexpected names are no reason: another rank may ask for them.
-            self._plan_filling(manifests)
+            self._plan_filling(content)
         return tell_findings(differences, self.stored_names, rank=self._ranks.rank)
 
-    def _plan_filling(self, manifests: Sequence[Manifest]) -> None:
+    def _open_content(self) -> "_CommitContent | ForeignContent":
+        """Read in rank 0 what describes the checkpoint, and decode it in all ranks."""
+        store, record = self._store, self._record
+        if isinstance(record, ForeignRecord):
+            folder = record.folder
+            return self._exchange.share_manifests(
+                lambda: (read_metadata_bytes(store, folder),),
+                lambda stored: decode_content(store, folder, stored[0]),
+            )
+        manifests = self._exchange.share_manifests(
+            lambda: read_manifest_bytes(store, record),
+            lambda stored: prove_manifests(stored, record, store.uri),
+        )
+        return _CommitContent(store, record, manifests, self._waits)
+
+    def _plan_filling(self, content: "_CommitContent | ForeignContent") -> None:
         """Find out where what is read goes. The state's names and shapes fit."""
+        contents = content.contents
         values, tensors = (
             Places.of(
-                self._contents,
+                contents,
                 reads,
                 self._request,
                 self._flat.tensors,
@@ -145,35 +153,25 @@ class Loading:
             )
             for reads in (replace(self._reads, pieces=()), replace(self._reads, values=()))
         )
-        for number in sorted(values.by_block.keys() & tensors.by_block.keys())[:_HELD]:
-            values.hold_block(self._contents.table.blocks[number])
-        reader = BlockReader(self._store, manifests)
-        self._values = self._plan_share(reader, values, {})
-        self._tensors = self._plan_share(_HeldBlocks(reader, values.held), tensors, frozenset(values.held))
+        if isinstance(content, ForeignContent):
+            content.check_kinds((*values.by_block, *tensors.by_block))
+        self._values, self._tensors = self._plan_share(content, values), self._plan_share(content, tensors)
 
-    def _plan_share(self, reader: Blocks, places: Places, held: Collection[int]) -> "_Share":
+    def _plan_share(self, content: "_CommitContent | ForeignContent", places: Places) -> "_Share":
         filling = Filling(
-            reader,
-            self._contents.table,
+            content,
+            content.contents.table,
             places,
-            what=f"step {self._record.step}",
-            step=self._record.step,
+            progress=self._progress,
             waits=self._waits,
             rank_group=self._exchange.rank_group,
-            began_s=self._began_s,
+            n_streams=content.n_streams,
         )
-        return _Share(places=places, filling=filling, held=held)
+        return _Share(places=places, filling=filling)
 
-    def _read_key_paths(self, manifests: Sequence[Manifest]) -> Mapping[str, Path]:
-        """Read from `.metadata` which keys led to each name. Manifests don't say it, and few restores ask for it."""
-        (record,) = (each for each in manifests[0].objects if each.path == METADATA_NAME)
-        reader = BlockReader(self._store, manifests)
-        data = self._waits.run(partial(reader.read_verified, METADATA_NAME, 0, record.size_bytes))
-        return read_key_paths(read_metadata(data, name=f"{self._record.folder}/{METADATA_NAME}"))
-
-    def _choose_shardings(self) -> Mapping[str, str]:
+    def _choose_shardings(self, saved: Shardings) -> Mapping[str, str]:
         """Choose shardings for tensors that have none; see `choose_shardings`."""
-        saved, tensors = self._contents.shardings, self._flat.tensors
+        tensors = self._flat.tensors
         if not saved.by_name:
             return {}
         present = {
@@ -186,36 +184,26 @@ class Loading:
             SavedShardings(n_devices=saved.n_devices, by_name=saved.by_name), present, count_devices()
         )
 
-    def share_values(self, name: str) -> None:
-        """Agree with the other ranks who reads which of the values' blocks for whom. Raises PeerLostError.
+    def share_reading(self, name: str, *, of_values: bool) -> None:
+        """Agree with the other ranks who reads which of the values' or tensors' blocks for whom. Raises PeerLostError.
 
         Ranks: all ranks call this.
         """
-        assert self._values is not None
-        self._agree(name, self._values)
-
-    def share_tensors(self, name: str) -> None:
-        """Agree with the other ranks who reads which of the tensors' blocks for whom. Raises PeerLostError.
-
-        Ranks: all ranks call this.
-        """
-        assert self._tensors is not None
-        self._agree(name, self._tensors)
-
-    def _agree(self, name: str, share: "_Share") -> None:
-        needs = share.places.by_block.keys() - share.held
+        share = self._values if of_values else self._tensors
+        assert share is not None
+        assert self._content is not None
+        contents, needs = self._content.contents, share.places.by_block.keys()
         share.duties = self._exchange.agree_on_duties(
-            name, needs, self._contents, share.filling, at_hand=self._at_hand(needs)
+            name, needs, contents, share.filling, at_hand=self._at_hand(needs, contents.table)
         )
 
-    def _at_hand(self, needs: Collection[int]) -> Sequence[int]:
+    def _at_hand(self, needs: Collection[int], table: BlockTable) -> Sequence[int]:
         """Find the blocks among `needs` that this rank has copies of."""
         if not isinstance(self._store, CopiedStore):
             return ()
         folder = f"{self._record.folder}/"
         copied = self._waits.run(partial(self._store.list_copied, folder))
-        blocks = self._contents.table.blocks
-        return [number for number in needs if folder + blocks[number].path in copied]
+        return [number for number in needs if folder + table.blocks[number].path in copied]
 
     def read_values(self) -> dict[str, Any]:
         """Read this rank's values. Nothing in the state is changed: what they show not to fit is refused in time.
@@ -224,7 +212,7 @@ class Loading:
             This rank's report to the others: where its state doesn't fit.
 
         Raises:
-            TornCheckpointError: Bytes of the commit are bad.
+            TornCheckpointError: Bytes of the checkpoint are bad.
             ValueDecodeError: A value is of a type that isn't read.
             PerRankError: The values of other ranks can't be converted.
             PeerStoppedError: Another rank can't continue; the error has its reason.
@@ -233,11 +221,11 @@ class Loading:
 
         """
         assert self._values is not None
+        assert self._content is not None
         self._values.fill(self._exchange)
-        read = {
-            name: decode_value(name, blob.data.tobytes()) for name, blob in self._values.places.values.items()
-        }
-        # Blocks that are held go as soon as they are read.
+        decode, blobs = self._content.decode_value, self._values.places.values
+        read = {name: decode(name, blob.data.tobytes()) for name, blob in blobs.items()}
+        # Their bytes may be many.
         self._values = None
         self._loaded, differences = self._reads.build_values(
             read, self._target, self._ranks, strict=self._rules.strict
@@ -248,7 +236,10 @@ class Loading:
         """Read this rank's blocks and fill its tensors in place.
 
         Raises:
-            TornCheckpointError: Bytes of the commit are bad. The tensors are part old, part new then.
+            TornCheckpointError: Bytes of the checkpoint are bad. The tensors are part old, part new then.
+            LoadMismatchError: Tensors that are one in the state have different elements in another writer's step.
+            CastError: Elements don't fit the state's dtype.
+            RestoreError: A tensor of another writer's step is of a kind that isn't read.
             PeerStoppedError: Another rank can't continue; the error has its reason.
             PeerLostError: Another rank is lost.
             StorageError: The store gave no answer, or refused.
@@ -256,7 +247,21 @@ class Loading:
         """
         assert self._tensors is not None
         self._tensors.fill(self._exchange)
+        if isinstance(self._content, ForeignContent) and self._reads.tied_copies:
+            self._waits.run(partial(self._check_tied_copies, self._content))
         return {}
+
+    def _check_tied_copies(self, content: ForeignContent) -> None:
+        reads, tensors = self._reads, content.contents.tensors
+        boxes = {layout.fqn: layout.local_boxes(self._ranks.rank) for layout in self._request.layouts}
+        copies = build_tied_copies(
+            reads.tied_copies, reads.pieces, boxes, lambda name: dtype_of(tensors[name].dtype)
+        )
+        for piece in reads.tied_copies:
+            part = piece.wanted_box.relative_to(piece.stored_box.offsets)
+            chunk = content.read_chunk(piece.stored_fqn, piece.stored_index)
+            copies[piece.stored_fqn].resolve_memory(piece).copy_(chunk[part.slices])
+        check_tied_copies(copies.values(), self._flat.tensors, strict=self._rules.strict)
 
     def scatter_values(self) -> dict[str, Any]:
         """Set the values in the state, and call load_state_dict() of every Stateful with its part."""
@@ -264,28 +269,45 @@ class Loading:
         return {}
 
 
+@final
+class _CommitContent:
+    """The tensors, values and blocks of a commit, as `ForeignContent` has those of another writer's step."""
+
+    n_streams = STREAMS
+
+    def __init__(
+        self, store: Store, record: CommitRecord, manifests: Sequence[Manifest], waits: Waits
+    ) -> None:
+        self._name, self._waits = f"{record.folder}/{METADATA_NAME}", waits
+        self._metadata_bytes = {each.path: each.size_bytes for each in manifests[0].objects}.get(
+            METADATA_NAME, 0
+        )
+        self._reader = BlockReader(store, manifests)
+        self.read_block = self._reader.read_block
+        self.contents = contents = Contents.from_manifests(manifests)
+        self.stored = StoredState(
+            tensors={fqn: stored_tensor(tensor) for fqn, tensor in contents.tensors.items()},
+            values=tuple(contents.values),
+            read_paths=self._read_key_paths,
+        )
+
+    def _read_key_paths(self) -> Mapping[str, Path]:
+        """Read from `.metadata` which keys led to each name. Manifests don't say it, and few restores ask for it."""
+        read = partial(self._reader.read_verified, METADATA_NAME, 0, self._metadata_bytes)
+        return read_key_paths(read_metadata(self._waits.run(read), name=self._name))
+
+    def decode_value(self, name: str, data: bytes) -> object:
+        """Decode a value that was read. Raises ValueDecodeError if its type isn't one that is read."""
+        return decode_value(name, data)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Share:
-    """The part of a commit that is read at once: the values, or the tensors."""
+    """The part of a checkpoint that is read at once: the values, or the tensors."""
 
     places: Places
     filling: Filling
-    held: Collection[int]
-    """The blocks that are in memory already."""
-
     duties: Duties = field(default_factory=lambda: Duties(reads={}, receives={}))
 
     def fill(self, exchange: Exchange) -> None:
-        self.filling.run({**dict.fromkeys(self.held, ()), **self.duties.reads}, exchange.links)
-
-
-class _HeldBlocks:
-    """Give the blocks that were read with the values from memory, each once, and the others from the store."""
-
-    def __init__(self, reader: BlockReader, held: Mapping[int, StoredBytes]) -> None:
-        self._reader = reader
-        self._held = {(each.path, each.start // BLOCK_BYTES): each for each in held.values()}
-
-    def read_block(self, path: str, block: int) -> Buffer:
-        held = self._held.pop((path, block), None)
-        return self._reader.read_block(path, block) if held is None else held.data.data
+        self.filling.run(self.duties.reads, exchange.links)

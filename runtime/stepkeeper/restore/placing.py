@@ -23,7 +23,7 @@ from stepkeeper_planners.loading.resharding import ChunkRead, PieceRead
 from stepkeeper_planners.loading.state_reads import StateReads
 from stepkeeper_planners.loading.stored_state import StoredTensor
 
-__all__ = ["Bytes", "Piece", "Places", "StoredBytes", "stored_tensor"]
+__all__ = ["Bytes", "Piece", "Place", "Places", "StoredBytes", "stored_tensor"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -111,7 +111,7 @@ class Piece:
 
 @dataclass(slots=True, kw_only=True)
 class StoredBytes:
-    """A value's blob, or a block, while it is put together."""
+    """A value's blob while it is put together."""
 
     path: str
     start: int
@@ -136,19 +136,32 @@ class StoredBytes:
 
 
 @dataclass(slots=True, kw_only=True)
+class Checked:
+    """Stands for a block that is read for its checksum alone, and kept nowhere."""
+
+    n_lacking: int
+
+    def copy_bytes(self, _first: int, data: Bytes) -> int:
+        """Count these bytes."""
+        return data.size
+
+
+Place = Piece | StoredBytes | Checked
+
+
+@dataclass(slots=True, kw_only=True)
 class Places:
     """The places in one rank's memory that each block's bytes go to."""
 
-    by_block: dict[int, list[Piece | StoredBytes]] = field(default_factory=dict)
+    by_block: dict[int, list[Place]] = field(default_factory=dict)
     pieces: list[Piece] = field(default_factory=list)
     values: dict[str, StoredBytes] = field(default_factory=dict)
-    held: dict[int, StoredBytes] = field(default_factory=dict)
-    """Whole blocks that are held in memory, by their numbers, since they are needed again."""
+    checked: list[Checked] = field(default_factory=list)
 
     @property
-    def all(self) -> list[Piece | StoredBytes]:
+    def all(self) -> list[Place]:
         """All places, those of one block and those of several."""
-        return [*self.pieces, *self.values.values(), *self.held.values()]
+        return [*self.pieces, *self.values.values(), *self.checked]
 
     @classmethod
     def of(
@@ -194,10 +207,10 @@ class Places:
         for number in table.find_blocks(record.path, record.offset_bytes, record.length_bytes):
             self.by_block.setdefault(number, []).append(value)
 
-    def hold_block(self, block: Block) -> None:
-        """Hold all of a block too, which has bytes for a place here."""
-        self.held[block.number] = held = StoredBytes.empty(block.path, block.start, block.size_bytes)
-        self.by_block[block.number].append(held)
+    def add_checked(self, block: Block) -> None:
+        """Have a block read of which nothing is kept."""
+        self.checked.append(checked := Checked(n_lacking=block.size_bytes))
+        self.by_block[block.number] = [checked]
 
 
 def _pieces(

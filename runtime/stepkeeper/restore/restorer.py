@@ -8,12 +8,12 @@ from typing import Any, Final
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import TornCheckpointError
-from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
+from stepkeeper.log import CommitRecord
+from stepkeeper.log.foreign_steps import Restorable
 from stepkeeper.restore.fit import judge_mismatch
-from stepkeeper.restore.foreign.loading import ForeignLoading
 from stepkeeper.restore.listing import was_deleted
 from stepkeeper.restore.loading import Loading
-from stepkeeper.restore.peers.exchange import Exchange, exchange_among
+from stepkeeper.restore.peers.exchange import exchange_among
 from stepkeeper.restore.second_read import Host, confirm_bad, this_host
 from stepkeeper.restore.votes import Votes
 from stepkeeper.storage import Store, open_store
@@ -131,15 +131,25 @@ class Restorer:
         name, together = self.votes.new_name(), self.votes.act_together
         self._count_cached_bytes()
         with exchange_among(self.rank_group, name, self.waits) as exchange:
-            loading = self._loading(record, target, rules, exchange, half_filled)
-            torn = together(f"{name}/fit", loading.compare_state, partial(judge_mismatch, loading))
+            # Copies on local disks are of commits.
+            cached = self._cached_store if isinstance(record, CommitRecord) else None
+            loading = Loading(
+                self.store if cached is None else cached,
+                record,
+                target,
+                self.rank_group.ranks,
+                exchange=exchange,
+                rules=rules,
+                half_filled=half_filled,
+                waits=self.waits,
+            )
+            judge = partial(judge_mismatch, lambda: loading.stored_names)
+            torn = together(f"{name}/fit", loading.compare_state, judge)
             if torn is None:
-                if isinstance(loading, Loading):
-                    loading.share_values(f"{name}/values")
-                torn = together(f"{name}/read", loading.read_values, partial(judge_mismatch, loading))
+                loading.share_reading(f"{name}/values", of_values=True)
+                torn = together(f"{name}/read", loading.read_values, judge)
             if torn is None:
-                if isinstance(loading, Loading):
-                    loading.share_tensors(f"{name}/tensors")
+                loading.share_reading(f"{name}/tensors", of_values=False)
                 torn = together(f"{name}/filled", loading.fill_tensors)
                 if torn is not None:
                     half_filled = loading.names
@@ -164,37 +174,6 @@ class Restorer:
                 waits=self.waits,
             )
             return TornLoad(reason=reason, half_filled=half_filled)
-
-    def _loading(
-        self,
-        record: Restorable,
-        target: LoadTarget,
-        rules: LoadRules,
-        exchange: Exchange,
-        half_filled: frozenset[str],
-    ) -> Loading | ForeignLoading:
-        ranks = self.rank_group.ranks
-        if isinstance(record, ForeignRecord):
-            return ForeignLoading(
-                self.store,
-                record.folder,
-                target,
-                ranks,
-                rules=rules,
-                half_filled=half_filled,
-                waits=self.waits,
-                rank_group=self.rank_group,
-            )
-        return Loading(
-            self.store if self._cached_store is None else self._cached_store,
-            record,
-            target,
-            ranks,
-            exchange=exchange,
-            rules=rules,
-            half_filled=half_filled,
-            waits=self.waits,
-        )
 
     def _count_cached_bytes(self) -> dict[str, Any]:
         """Tell how many bytes this rank has read from its local disk since the last call."""

@@ -1,12 +1,11 @@
 """Compare the states that the ranks are about to save, behind the train thread and before anything is written."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import SaveError
-from stepkeeper.save.snapshot.summary import StateSummary
 from stepkeeper_planners.errors import RanksDifferError, ReleasesDifferError
 from stepkeeper_planners.saving.fingerprints import build_ranks_differ_error, fingerprint
 from stepkeeper_planners.saving.proposals import check_rules, describe_rules
@@ -23,7 +22,7 @@ It is also the most refusals, or ranks of a step, in an error.
 def check_same_state(
     save: str,
     step: int,
-    summary: StateSummary | None,
+    digest: Callable[[], dict[str, bytes]] | None,
     rank_group: RankGroup,
     *,
     refusal: str | None = None,
@@ -38,7 +37,7 @@ def check_same_state(
     Args:
         save: The ranks' name for this save.
         step: The step to save.
-        summary: A summary of this rank's snapshot; None if it has no snapshot.
+        digest: Computes the digests of this rank's snapshot; None if it has no snapshot.
         rank_group: All ranks.
         refusal: The reason why this rank has no snapshot; None if it has one.
         transfer_bytes: Number of bytes that this rank's devices had to hand over before. A rank whose devices have
@@ -52,7 +51,7 @@ def check_same_state(
     """
     if rank_group.world_size == 1:
         return
-    digests = {} if summary is None else summary.compute_digests()
+    digests = {} if digest is None else digest()
     proposal = {
         "rules": describe_rules(rank_group.world_size),
         "refusal": refusal,

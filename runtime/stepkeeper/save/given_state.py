@@ -1,25 +1,67 @@
-"""Check what a training gives as `state`, and call the function that it may give instead."""
+"""Define the request for one save, check what a training gives as `state`, and call the function it may give."""
 
+import operator
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, SupportsIndex
+
+import torch
 
 from stepkeeper_planners.state.tree import is_stateful
 
 __all__ = [
     "GivenState",
+    "SaveRequest",
     "build_state",
     "check_given_state",
     "check_not_empty",
     "check_target",
     "is_function",
     "name_entries",
+    "validate_step",
 ]
 
 GivenState = Mapping[str, object] | Callable[[], Mapping[str, object]]
 """A state, or a function that builds it. The function is called when a save is due, and not otherwise."""
 
+_STEPS_END: Final = 1 << 63
 _IS: Final = "state is a dict, or an object with state_dict() and load_state_dict()"
 _EMPTY: Final = "the state is empty: a checkpoint of it would restore nothing. Give what the training changes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveRequest:
+    """A finished step, and its state.
+
+    The request is dropped with the snapshot, because the state is the training's.
+    """
+
+    step: int
+    state: GivenState
+    metrics: Mapping[str, object] | None = None
+    """The training's metrics of the step."""
+
+    is_last: bool = False
+    """True if no other save comes after it. Such a save goes to the root at once: its memory need not be freed
+    early.
+    """
+
+    on_tensors: Callable[[Mapping[str, torch.Tensor]], None] | None = None
+    """Called with the state's tensors once they were copied, in the thread that starts the save."""
+
+
+def validate_step(step: SupportsIndex) -> int:
+    """Convert a step of any library's integer type to an int.
+
+    Raises:
+        TypeError: `step` is no whole number.
+        ValueError: `step` is negative, or no 64 bits have it.
+
+    """
+    number = operator.index(step)
+    if not 0 <= number < _STEPS_END:
+        raise ValueError(f"a step is a number of at least 0, and below 2**63, not {number}")
+    return number
 
 
 def check_given_state(state: GivenState) -> None:

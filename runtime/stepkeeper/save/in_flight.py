@@ -62,7 +62,7 @@ class InFlight:
         """
         self._durable_bytes = size_bytes
 
-    def end_save(self, committed: Committed | None, error: BaseException | None) -> SaveReport:
+    def end_save(self, committed: Committed | None, error: BaseException | None) -> None:
         """End the save, and make its report.
 
         Args:
@@ -79,7 +79,6 @@ class InFlight:
             total_bytes=None if record is None else record.size_bytes,
             error=error,
         )
-        return self.report
 
     @property
     def done(self) -> bool:

@@ -1,4 +1,4 @@
-"""One save of one rank, from its snapshot on, the place that the ranks have agreed on for it, and its end."""
+"""One save of one rank, from its snapshot on, and the place that the ranks have agreed on for it."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -7,12 +7,11 @@ from typing import Self
 
 from stepkeeper.checkpoint.manifest import checkpoint_folder
 from stepkeeper.companion.supervisor import Origin
-from stepkeeper.log import CommitRecord
 from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.report import SaveReport
-from stepkeeper.save.snapshot import Region, Snapshot
+from stepkeeper.save.snapshot.region import Region
+from stepkeeper.save.snapshot.take import Snapshot
 
-__all__ = ["Place", "SaveEnd", "SaveJob"]
+__all__ = ["Place", "SaveJob"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,19 +70,3 @@ class Place:
 
     def folder(self, step: int) -> str:
         return checkpoint_folder(step, self.claim, self.nonce)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveEnd:
-    """The end of a save. `on_end` gets it before any thread that waits for the save goes on."""
-
-    step: int
-    record: CommitRecord | None
-    upkeep: Future[None] | None
-    """On rank 0: resolved when the work after the commit has ended."""
-
-    error: BaseException | None
-    idle: bool
-    """True if no later save was started."""
-
-    report: SaveReport

@@ -5,7 +5,7 @@ from typing import Final
 
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.snapshot import Region
+from stepkeeper.save.snapshot.region import Region
 
 __all__ = ["PendingSaves"]
 

@@ -32,7 +32,7 @@ from stepkeeper.save.consistency import check_same_state
 from stepkeeper.save.job import Place, SaveJob
 from stepkeeper.save.report import SaveState
 from stepkeeper.save.share import write_share
-from stepkeeper.save.snapshot import await_transfer
+from stepkeeper.save.snapshot.transfer import await_transfer
 
 __all__ = ["SaveJob", "persist_save"]
 
@@ -60,7 +60,7 @@ def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> C
         transfer_s = rank_group.limits.transfer_s(snapshot.transfer_bytes)
         lost = await_transfer(job.transfer, snapshot, transfer_s, job.note_moved)
         check_same_state(
-            job.name, job.step, snapshot.summary, rank_group, transfer_bytes=snapshot.transfer_bytes
+            job.name, job.step, snapshot.digest, rank_group, transfer_bytes=snapshot.transfer_bytes
         )
         return _write_and_commit(job, lost, companion, rank_group)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 from weakref import WeakMethod
 
 from stepkeeper.companion.messages import Committed
@@ -18,18 +18,20 @@ from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import PeerLostError, SaveError
+from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger
 from stepkeeper.save.consistency import check_same_state
 from stepkeeper.save.failures import SaveFailures
-from stepkeeper.save.given_state import build_state
+from stepkeeper.save.given_state import SaveRequest, build_state
 from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.job import SaveEnd, SaveJob
+from stepkeeper.save.job import SaveJob
 from stepkeeper.save.lineage import Lineage
 from stepkeeper.save.pending import PendingSaves
 from stepkeeper.save.persist import persist_save
 from stepkeeper.save.report import SaveClock, SaveState
-from stepkeeper.save.request import SaveRequest
-from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker, transfer_snapshot
+from stepkeeper.save.snapshot.region import Region
+from stepkeeper.save.snapshot.take import Snapshot, SnapshotTaker
+from stepkeeper.save.snapshot.transfer import transfer_snapshot
 from stepkeeper.save.worker import Worker
 from stepkeeper_planners.loading.differences import list_with_state
 from stepkeeper_planners.state.tree import FlatState
@@ -37,6 +39,16 @@ from stepkeeper_planners.state.tree import FlatState
 __all__ = ["SavePipeline"]
 
 _log: Final = logger(__name__)
+
+
+class OnEnd(Protocol):
+    """Gets the end of a save before any thread that waits for the save goes on."""
+
+    def __call__(
+        self, save: InFlight, record: CommitRecord | None, error: BaseException | None, *, idle: bool
+    ) -> None:
+        """Take over the commit, or the error. `idle` is True if no later save was started."""
+        ...
 
 
 class SavePipeline:
@@ -53,7 +65,7 @@ class SavePipeline:
         max_pending: int,
         device_budget_bytes: int | None = None,
         lineage: Lineage,
-        on_end: Callable[[SaveEnd], None],
+        on_end: OnEnd,
         waits: Waits | None = None,
     ) -> None:
         self._waits = waits or Waits()
@@ -61,7 +73,7 @@ class SavePipeline:
         self._rank_group = rank_group
         self._lineage = lineage
         self._on_end = on_end
-        self._pending = PendingSaves(max_pending, self._waits)
+        self.pending: Final = PendingSaves(max_pending, self._waits)
         self._snapshots = SnapshotTaker(
             rank_group.ranks,
             device_budget_bytes=device_budget_bytes,
@@ -80,11 +92,6 @@ class SavePipeline:
         self._transfers = Worker("save-transfer", self._waits)
         self._persisting = Worker("save", self._waits)
 
-    @property
-    def in_flight(self) -> InFlight | None:
-        """The newest save, until it has ended."""
-        return self._pending.in_flight
-
     def prepare(self, flat: FlatState) -> None:
         """Compile what saves of states built like this one need, and populate their memory. Later calls do nothing.
 
@@ -95,7 +102,7 @@ class SavePipeline:
         self.prepared = True
         self._primed = list_with_state(flat.tensors)
         size_bytes = self._snapshots.prepare(flat.tree)
-        region = self._pending.next_region
+        region = self.pending.next_region
         region.reserve(size_bytes)
         self._transfers.submit(region.populate, size_bytes)
 
@@ -123,7 +130,7 @@ class SavePipeline:
         # In the train thread, and before this call holds anything that it would have to give back.
         metrics = self._metrics.select(request.metrics)
         name, waits = f"save/{self._number}", self._waits
-        region = self._pending.take_region(timeout_s)
+        region = self.pending.take_region(timeout_s)
         in_flight, transfer = None, None
         try:
             self._number += 1
@@ -138,20 +145,20 @@ class SavePipeline:
                 snapshot=snapshot,
                 region=region,
                 transfer=transfer,
-                release_region=partial(self._pending.release_region, region, in_flight),
+                release_region=partial(self.pending.release_region, region, in_flight),
                 metrics=metrics,
                 is_last=request.is_last,
                 note_moved=lambda _n_bytes: waits.note_progress(),
             )
             self._warn_of_unprimed(request.step, snapshot)
             clock.mark_released()
-            self._pending.add(in_flight)
+            self.pending.add(in_flight)
             self._persisting.submit(self._run_save, job)
         except BaseException as error:
             if in_flight is not None:
-                self._pending.drop(in_flight)
+                self.pending.drop(in_flight)
             # A transfer that has begun may still write into its own.
-            self._pending.give_back(region if transfer is None else Region())
+            self.pending.give_back(region if transfer is None else Region())
             self._refuse(name, request.step, error)
             raise
         return in_flight
@@ -210,19 +217,6 @@ class SavePipeline:
                 extra={"step": step},
             )
 
-    def wait_until_idle(self, timeout_s: float | None = None) -> bool:
-        """Wait until no save is in flight.
-
-        Returns:
-            False if one still is after `timeout_s` seconds.
-
-        Raises:
-            NoticeDeadlineError: The time of a notice was over before.
-            PeerLostError: Another rank is lost.
-
-        """
-        return self._pending.wait_until_idle(timeout_s)
-
     def close(self, timeout_s: float) -> None:
         """Wait until the saves in flight have ended, and give back the memory.
 
@@ -232,7 +226,7 @@ class SavePipeline:
         ended = [each.close(ends_s - time.monotonic()) for each in (self._persisting, self._transfers)]
         if not all(ended):
             _log.error("a save was stuck for %.1f s and is given up: it won't be committed", timeout_s)
-        self._pending.close()
+        self.pending.close()
         self.failures.close()
 
     def _run_save(self, job: SaveJob) -> None:
@@ -244,19 +238,11 @@ class SavePipeline:
         except BaseException as error:  # `InFlight.result` raises it
             failure = error
         self.failures.record_outcome(failure)
-        report = in_flight.end_save(committed, failure)
+        in_flight.end_save(committed, failure)
         in_flight.set_state(SaveState.COMMITTED if failure is None else SaveState.FAILED)
         try:
-            self._on_end(
-                SaveEnd(
-                    step=in_flight.step,
-                    record=None if committed is None else committed.record,
-                    upkeep=in_flight.upkeep,
-                    error=failure,
-                    idle=self._pending.is_newest(in_flight),
-                    report=report,
-                )
-            )
+            record = None if committed is None else committed.record
+            self._on_end(in_flight, record, failure, idle=self.pending.is_newest(in_flight))
         except Exception:  # an error of the callback doesn't change how the save has ended
             _log.exception(
                 "what step %d's save has come to could not be told",
@@ -267,7 +253,7 @@ class SavePipeline:
             held = not in_flight.region_released.done()
             if held:
                 # A transfer that is stuck may still write into its own.
-                self._pending.give_back(job.region if job.transfer.done() else Region())
+                self.pending.give_back(job.region if job.transfer.done() else Region())
             if committed is None:
                 in_flight.future.set_exception(failure)
             else:

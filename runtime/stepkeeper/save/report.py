@@ -96,10 +96,6 @@ class SaveClock:
         """Note that the save has come as far as `state`."""
         self._reached_s[state] = time.monotonic()
 
-    @property
-    def stall_s(self) -> float:
-        return 0.0 if self._stalled_s is None else self._stalled_s - self.began_s
-
     def build_report(
         self,
         step: int,

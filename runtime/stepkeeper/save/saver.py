@@ -2,26 +2,25 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import RankGroup
+from stepkeeper.coordination.root_check import RootProof
 from stepkeeper.coordination.upkeep_wait import UpkeepWait
 from stepkeeper.coordination.waits import Waits
-from stepkeeper.errors import FencedError
+from stepkeeper.errors import StepkeeperError
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.foreign_steps import Restorable
 from stepkeeper.policy.save import SaveCost
+from stepkeeper.save.given_state import SaveRequest
 from stepkeeper.save.hooks import SaveHooks
 from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.job import SaveEnd
 from stepkeeper.save.lineage import Lineage
 from stepkeeper.save.pipeline import SavePipeline
 from stepkeeper.save.report import RecentCosts, SaveClock
-from stepkeeper.save.request import SaveRequest
-from stepkeeper.save.root_proving import RootProving
 from stepkeeper.storage import Store
 from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.state.tree import FlatState
@@ -52,8 +51,8 @@ class Saver:
         self._progress = progress
         self._save_hooks = save_hooks or SaveHooks()
         self._recent_costs = RecentCosts()
-        self._root_proving = RootProving(store, rank_group, self._waits)
-        self._lineage = Lineage(companion)
+        self._proof = RootProof(store, rank_group, limits=rank_group.limits)
+        self.lineage: Final = Lineage(companion)
         self._error: str | None = None
         self._newest_save: InFlight | None = None
         self._turn = threading.Lock()
@@ -63,30 +62,16 @@ class Saver:
             rank_group,
             max_pending=max_pending,
             device_budget_bytes=device_budget_bytes,
-            lineage=self._lineage,
+            lineage=self.lineage,
             on_end=self._on_save_ended,
             waits=self._waits,
         )
-
-    @property
-    def own_commit(self) -> CommitRecord | None:
-        """The newest commit of this process."""
-        return self._lineage.own_commit
-
-    @property
-    def restored_commit(self) -> CommitRecord | None:
-        """The commit that was restored last; None if none was, or another writer's step."""
-        return self._lineage.restored_commit
+        self.failures: Final = self._pipeline.failures
 
     @property
     def error(self) -> str | None:
         """The failure of the newest save that has ended; None if it was committed."""
         return self._error
-
-    @property
-    def fence(self) -> FencedError | None:
-        """The error that told that another claim owns the root; None if none did, or a claim has succeeded since."""
-        return self._pipeline.failures.fence
 
     @property
     def cost(self) -> SaveCost | None:
@@ -96,20 +81,12 @@ class Saver:
     @property
     def in_flight(self) -> InFlight | None:
         """The newest save, until it has ended."""
-        return self._pipeline.in_flight
+        return self._pipeline.pending.in_flight
 
     @property
     def newest_save(self) -> InFlight | None:
         """The newest save, ended or not."""
         return self._newest_save
-
-    def record_fence(self, error: FencedError) -> None:
-        """Note that another claim owns the root, as `error` told."""
-        self._pipeline.failures.record_fence(error)
-
-    def on_fence(self, tell: Callable[[FencedError], None], *, is_pods: bool = False) -> None:
-        """Call this method when a fence becomes known; see `SaveFailures.on_fence`."""
-        self._pipeline.failures.on_fence(tell, is_pods=is_pods)
 
     def mark_latest_restored(
         self, record: Restorable | None, state: Mapping[str, object], rules: LoadRules
@@ -122,8 +99,8 @@ class Saver:
             rules: The parts of it that were.
 
         """
-        self._pipeline.failures.forget_fence()
-        self._lineage.mark_latest_restored(record, state, rules)
+        self.failures.forget_fence()
+        self.lineage.mark_latest_restored(record, state, rules)
         self._forget_ended_save()
 
     def mark_restored(self, record: Restorable, state: Mapping[str, object], rules: LoadRules) -> None:
@@ -138,7 +115,7 @@ class Saver:
             rules: The parts of it that were.
 
         """
-        self._lineage.mark_restored(record, state, rules)
+        self.lineage.mark_restored(record, state, rules)
         self._forget_ended_save()
 
     def _forget_ended_save(self) -> None:
@@ -181,7 +158,7 @@ class Saver:
         clock = SaveClock()
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._waits.in_turn(self._turn, _STARTING, timeout_s):
-            self._root_proving.prove(_until(ends_s))
+            self._prove_root(_until(ends_s))
             save = self._newest_save = self._pipeline.start_save(request, _until(ends_s), clock=clock)
             self._progress.set_in_flight(request.step)
             if save.ended:
@@ -201,7 +178,7 @@ class Saver:
         try:
             save.result()
         except Exception as error:
-            self._pipeline.failures.forget_failure(error)
+            self.failures.forget_failure(error)
             raise
 
     def forgive_failure(self, why: str | None = None) -> None:
@@ -214,17 +191,34 @@ class Saver:
         if why is not None:
             self._error = why
             self._progress.set_error(why)
-        self._pipeline.failures.pop_failure(newest=True)
+        self.failures.pop_failure(newest=True)
 
     @property
     def is_root_proven(self) -> bool:
         """True once all ranks have come here to restore or save for the first time, and have the same root."""
-        return self._root_proving.is_proven
+        return self._proof.made
 
     def await_saves_and_prove_root(self) -> None:
         """Wait until no save is in flight, and prove that all ranks have the same root. Raises StorageError."""
         self.wait_until_idle()
-        self._root_proving.prove()
+        self._prove_root()
+
+    def _prove_root(self, timeout_s: float | None = None) -> None:
+        """Prove the root, unless that was done before. Raises as `start_save` does.
+
+        Another thread makes the requests, because they may take longer than a notice leaves. This one waits all the
+        while: the clients of stores draw from Python's random numbers, which must stay reproducible for the training.
+        """
+        if self._proof.made:
+            return
+        try:
+            self._waits.run(self._proof.make, timeout_s)
+        except TimeoutError as error:
+            if timeout_s is None or isinstance(error, StepkeeperError):
+                raise
+            raise TimeoutError(
+                f"the root, which was not written to before, or another rank gave no answer for {timeout_s:.1f} s"
+            ) from error
 
     def wait_until_idle(self, timeout_s: float | None = None) -> bool:
         """Wait until no save is in flight.
@@ -233,7 +227,7 @@ class Saver:
             False if one still is after `timeout_s` seconds.
 
         """
-        return self._pipeline.wait_until_idle(timeout_s)
+        return self._pipeline.pending.wait_until_idle(timeout_s)
 
     def await_upkeep(self) -> None:
         """Wait until what follows the newest commit is done: it is verified, and what it makes superfluous deleted.
@@ -241,10 +235,6 @@ class Saver:
         This ends early, without an error, where the process is told to stop, a rank is lost, or a store is stuck.
         """
         self._upkeep.await_newest()
-
-    def raise_failure(self, *, newest: bool = False) -> None:
-        """Raise the failure of a save since the last call, if there was one; see `SaveFailures.raise_failure`."""
-        self._pipeline.failures.raise_failure(newest=newest)
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
         """Wait until the saves in flight have ended, for `timeout_s` seconds at most, and give back their memory."""
@@ -254,17 +244,20 @@ class Saver:
         """Wait until the hooks of all ended saves have returned, at most `timeout_s` seconds."""
         self._save_hooks.await_hooks(timeout_s)
 
-    def _on_save_ended(self, end: SaveEnd) -> None:
+    def _on_save_ended(
+        self, save: InFlight, record: CommitRecord | None, error: BaseException | None, *, idle: bool
+    ) -> None:
         """Take over the end of a save. Called in the pipeline's thread."""
-        if end.record is not None:
-            self._lineage.own_commit = end.record
-            self._upkeep.note_commit(end.record.slot, end.upkeep)
-            self._recent_costs.record(end.report)
-        self._error = None if end.error is None else f"the save of step {end.step} failed: {end.error}"
+        assert save.report is not None
+        if record is not None:
+            self.lineage.own_commit = record
+            self._upkeep.note_commit(record.slot, save.upkeep)
+            self._recent_costs.record(save.report)
+        self._error = None if error is None else f"the save of step {save.step} failed: {error}"
         self._progress.set_error(self._error)
-        if end.idle:
+        if idle:
             self._progress.set_in_flight(None)
-        self._save_hooks.report_save(end.report)
+        self._save_hooks.report_save(save.report)
 
 
 def _until(ends_s: float | None) -> float | None:

@@ -21,33 +21,18 @@ class _ShareProgress:
     """Follow how many bytes of a share the companion has moved, for one save."""
 
     def __init__(self, job: SaveJob, limits: TimeLimits) -> None:
-        self._limits: Final = limits
-        self._counter: Final = create_counter()
+        self.counter: Final = create_counter()
         self.limit_s: Final = limits.share_silence_s(job.region.size_bytes)
-        self._began_s: Final = time.monotonic()
         self._note_moved: Final = job.note_moved
         self._moved_bytes = 0
 
-    @property
-    def fd(self) -> int:
-        """Descriptor of the memory for the count."""
-        return self._counter.fd
-
-    def close(self) -> None:
-        """Close the memory for the count."""
-        self._counter.close()
-
     def has_moved(self) -> bool:
         """Return True if bytes were moved since the last call, and note them."""
-        before, self._moved_bytes = self._moved_bytes, read_counter(self._counter.fd)
+        before, self._moved_bytes = self._moved_bytes, read_counter(self.counter.fd)
         if self._moved_bytes == before:
             return False
         self._note_moved(self._moved_bytes - before)
         return True
-
-    def record_end(self, written: Written) -> None:
-        """Record that the share is durable."""
-        self._limits.record_share(written.size_bytes, time.monotonic() - self._began_s)
 
 
 def write_share(
@@ -61,7 +46,7 @@ def write_share(
 
     """
     job.in_flight.set_state(SaveState.WRITING)
-    progress = _ShareProgress(job, limits)
+    began_s, progress = time.monotonic(), _ShareProgress(job, limits)
     try:
         if staged and _stage_share(job, process, place, progress):
             job.release_region()
@@ -69,17 +54,17 @@ def write_share(
             answer = process.send_request(
                 Kind.UPLOAD,
                 upload,
-                [progress.fd],
+                [progress.counter.fd],
                 timeout_s=progress.limit_s,
                 makes_progress=progress.has_moved,
             )
         else:
             answer = _request_write(Kind.WRITE, job, process, place, progress)
         written = decode(Written, answer)
-        progress.record_end(written)
+        limits.record_share(written.size_bytes, time.monotonic() - began_s)
         return written
     finally:
-        progress.close()
+        progress.counter.close()
 
 
 def _request_write(
@@ -100,7 +85,7 @@ def _request_write(
     answer = process.send_request(
         kind,
         encode(request),
-        [job.region.fd, progress.fd],
+        [job.region.fd, progress.counter.fd],
         timeout_s=progress.limit_s,
         makes_progress=progress.has_moved,
     )

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, final
 
-from stepkeeper.checkpoint import LayoutCache, SaveOrder, write_checkpoint
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
+from stepkeeper.checkpoint.layout_cache import LayoutCache
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
+from stepkeeper.checkpoint.orders import SaveOrder
+from stepkeeper.checkpoint.writing import write_checkpoint
 from stepkeeper.errors import SaveError
 from stepkeeper.storage.base import Buffer, Store, StreamedStore
 from stepkeeper.storage.crc import block_crcs

@@ -53,7 +53,7 @@ class Closing:
         self._rank_group = rank_group
         self.is_closed = False
         forget_in_forks(self)
-        saver.on_fence(self.tell_fence, is_pods=controller.process_exit.is_pods)
+        saver.failures.on_fence(self.tell_fence, is_pods=controller.process_exit.is_pods)
 
     def forget_after_fork(self) -> None:
         """Be closed, in a forked child: the training and its end are its parent's."""
@@ -113,7 +113,7 @@ class Closing:
     def _write_termination_message(
         self, code: int, error: str | None, failure: BaseException | None = None
     ) -> None:
-        made, restored = self._saver.own_commit, self._saver.restored_commit
+        made, restored = self._saver.lineage.own_commit, self._saver.lineage.restored_commit
         self._controller.process_exit.write_termination_message(
             code, committed=made, restored=restored, error=error, failure=failure
         )

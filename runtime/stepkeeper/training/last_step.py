@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from stepkeeper.save.given_state import GivenState
-from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.given_state import GivenState, SaveRequest
 from stepkeeper_planners.adapters.changes import ChangeMark, mark_changes
 from stepkeeper_planners.state.per_rank import PerRank
 from stepkeeper_planners.state.tree import is_stateful

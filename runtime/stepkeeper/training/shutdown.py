@@ -104,7 +104,7 @@ class Shutdown:
 
         """
         self.check_open()
-        self._saver.raise_failure(newest=newest)
+        self._saver.failures.raise_failure(newest=newest)
 
     @contextmanager
     def record_fencing(self) -> Iterator[None]:
@@ -112,7 +112,7 @@ class Shutdown:
         try:
             yield
         except FencedError as error:
-            self._saver.record_fence(error)
+            self._saver.failures.record_fence(error)
             raise
 
     def exit_if_stopped(self) -> None:
@@ -149,7 +149,7 @@ class Shutdown:
         self._saver.wait_until_idle()
         self._await_hooks()
         self.raise_failure(newest=True)
-        if (fence := self._saver.fence) is not None:
+        if (fence := self._saver.failures.fence) is not None:
             self._closing.close(ExitCode.FENCED, str(fence), fence)
             return
         self._saver.await_upkeep()
@@ -274,7 +274,7 @@ class Shutdown:
 
     def _raise_fence(self) -> None:
         """Raise the fence if one is known: another start goes on, so this process must not end as if it were done."""
-        if (fence := self._saver.fence) is not None:
+        if (fence := self._saver.failures.fence) is not None:
             raise FencedError(str(fence))
 
     def _end_with(self, error: BaseException) -> BaseException:
@@ -303,7 +303,7 @@ class Shutdown:
 
     def _fenced(self, error: BaseException) -> BaseException:
         """Return `error`, or the fence if one is known: another start goes on, whatever this one has failed with."""
-        fence = self._saver.fence
+        fence = self._saver.failures.fence
         if fence is None or isinstance(error, FencedError):
             return error
         fenced = FencedError(str(fence))

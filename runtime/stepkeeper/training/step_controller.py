@@ -15,8 +15,8 @@ from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError
 from stepkeeper.loggers import logger, tell_briefly
 from stepkeeper.policy.save import AnyOf, Disruptions, OnPreemption, SavePolicy, parts_of
+from stepkeeper.save.given_state import SaveRequest
 from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
 from stepkeeper.training.disruptions import DisruptionHistory
 from stepkeeper.training.environment import Environment
@@ -280,7 +280,7 @@ class StepController:
 
     def _end_stuck(self) -> None:
         """End the process where it is stuck, with the code of the fence or the loss that it knows of, if any."""
-        why = self._saver.fence or self._waits.loss
+        why = self._saver.failures.fence or self._waits.loss
         code = ExitCode.SAVED if why is None else process_exit_code(why)
         self.process_exit.end_stuck(code, lambda: self._write_word(code, None if why is None else str(why)))
 
@@ -307,8 +307,8 @@ class StepController:
         """Write how the process ends if nobody knows better."""
         self.process_exit.write_termination_message(
             code,
-            committed=self._saver.own_commit,
-            restored=self._saver.restored_commit,
+            committed=self._saver.lineage.own_commit,
+            restored=self._saver.lineage.restored_commit,
             error=error,
             is_final=False,
         )

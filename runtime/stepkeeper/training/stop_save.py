@@ -15,8 +15,8 @@ from stepkeeper.errors import (
     StorageError,
 )
 from stepkeeper.loggers import logger
+from stepkeeper.save.given_state import SaveRequest
 from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
 from stepkeeper_planners.errors import PlannerError
 

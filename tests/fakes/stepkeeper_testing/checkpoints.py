@@ -6,15 +6,10 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stepkeeper.checkpoint import (
-    SaveOrder,
-    Structure,
-    TensorOrder,
-    ValueOrder,
-    finish_checkpoint,
-    write_checkpoint,
-)
+from stepkeeper.checkpoint.finishing import finish_checkpoint
 from stepkeeper.checkpoint.manifest import Manifest
+from stepkeeper.checkpoint.orders import SaveOrder, Structure, TensorOrder, ValueOrder
+from stepkeeper.checkpoint.writing import write_checkpoint
 from stepkeeper.companion.messages import WriteRequest
 from stepkeeper.log import Claim, CommitRecord, ForeignBase, Log
 from stepkeeper.log.entries import new_nonce
@@ -122,7 +117,7 @@ def save_order(
         step=step,
         claim=claim,
         nonce=nonce,
-        structure=Structure.build(tensors, aliases=aliases),
+        structure=Structure(tensors=tuple(tensors), aliases=aliases or {}),
         values=tuple(values),
     )
 

@@ -10,7 +10,8 @@ from stepkeeper.log import CommitRecord, ManifestRef
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.job import SaveJob
 from stepkeeper.save.saver import Saver
-from stepkeeper.save.snapshot import Region, Snapshot
+from stepkeeper.save.snapshot.region import Region
+from stepkeeper.save.snapshot.take import Snapshot
 from stepkeeper.storage.memory import MemoryStore
 
 __all__ = ["REF", "job_of", "record_of", "saver_with"]

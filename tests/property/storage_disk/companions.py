@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, final
 
-from stepkeeper.checkpoint import BlockReader, SaveOrder, Structure, TensorOrder, read_manifests
 from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors
+from stepkeeper.checkpoint.orders import SaveOrder, Structure, TensorOrder
+from stepkeeper.checkpoint.reading import BlockReader, read_manifests
 from stepkeeper.companion.messages import ClaimRequest, CommitRequest, OpenRequest, VoidRequest, Written
 from stepkeeper.companion.session import Session
 from stepkeeper.log import Claim, CommitRecord, Log
@@ -85,7 +86,7 @@ class Companions:
             step=step,
             claim=self.claim.slot,
             nonce=nonce,
-            structure=Structure.build([row]),
+            structure=Structure(tensors=(row,)),
             values=(),
         )
 

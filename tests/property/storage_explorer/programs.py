@@ -6,7 +6,8 @@ from typing import TypeVar
 
 from storage_explorer.replay import IMPATIENT, Process, Program
 
-from stepkeeper.checkpoint import BlockReader, SaveOrder, Structure, ValueOrder, read_manifests
+from stepkeeper.checkpoint.orders import SaveOrder, Structure, ValueOrder
+from stepkeeper.checkpoint.reading import BlockReader, read_manifests
 from stepkeeper.cli.blocks import verify_commit
 from stepkeeper.cli.removal import check_removable, commit_to_verify, select_removed
 from stepkeeper.cli.root import Root

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from typer.testing import Result
 
-from stepkeeper.checkpoint import CommitFiles
+from stepkeeper.checkpoint.files import CommitFiles
 from stepkeeper.errors import TransientStorageError
 from stepkeeper.log import CommitRecord
 from stepkeeper_testing.checkpoints import SmallRoot

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from stepkeeper.checkpoint import CommitFiles, finish_checkpoint, reading, write_checkpoint
 from stepkeeper.checkpoint import files as module
+from stepkeeper.checkpoint import reading
+from stepkeeper.checkpoint.files import CommitFiles
+from stepkeeper.checkpoint.finishing import finish_checkpoint
+from stepkeeper.checkpoint.writing import write_checkpoint
 from stepkeeper.errors import TornCheckpointError
 from stepkeeper.log import CommitRecord, Log
 from stepkeeper.storage import Store, open_store

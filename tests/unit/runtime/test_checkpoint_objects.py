@@ -3,27 +3,18 @@
 import json
 import struct
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import pytest
 
-from stepkeeper.checkpoint import (
-    BlockReader,
-    FinishedCheckpoint,
-    SaveOrder,
-    Shardings,
-    Structure,
-    ValueOrder,
-    finish_checkpoint,
-    read_manifests,
-    verify_objects,
-    write_checkpoint,
-    writing,
-)
+from stepkeeper.checkpoint import writing
 from stepkeeper.checkpoint.blocks import Contents
 from stepkeeper.checkpoint.file_parts import FileParts
-from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, split_inventory
+from stepkeeper.checkpoint.finishing import FinishedCheckpoint, finish_checkpoint, verify_objects
+from stepkeeper.checkpoint.manifest import Manifest, Shardings, split_inventory
+from stepkeeper.checkpoint.orders import SaveOrder, Structure, ValueOrder
+from stepkeeper.checkpoint.reading import BlockReader, read_manifests
+from stepkeeper.checkpoint.writing import write_checkpoint
 from stepkeeper.errors import (
     ManifestError,
     MissingObjectError,
@@ -199,26 +190,6 @@ def test_an_error_of_the_store_condemns_nothing(
     assert type(error.value) is becomes
 
 
-def test_many_threads_read_each_block_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "_LEAST_BYTES", 4 * BLOCK_BYTES)
-    store = MemoryStore()
-    data = memoryview(bytes(range(256)) * (5 * BLOCK_BYTES // 512))
-    n = len(data)
-    save = save_order([tensor_order("w", (n,), dtype="uint8")])
-    own = write_checkpoint(store, save, data)
-    reader = BlockReader(store, [own])
-    ((chunk,),) = (t.chunks for t in own.tensors)
-    reads: list[str] = []
-    store.hook = at("before read", lambda: reads.append("one"))
-    start = chunk.offset_bytes + chunk.data_offset_bytes
-    with ThreadPoolExecutor(16) as pool:
-        pieces = pool.map(
-            lambda n: reader.read_verified(chunk.path, start + n * 1_000_003, 1_000_003), range(40)
-        )
-        assert b"".join(pieces) == bytes(data[: 40 * 1_000_003])
-    assert len(reads) <= 3
-
-
 def test_a_failed_write_fails_the_save_and_is_retried_first() -> None:
     store = MemoryStore(hook=at("before write", NO_ANSWER, times=2))
     write_checkpoint(store, *order(1), patience=IMPATIENT)
@@ -237,7 +208,7 @@ def test_ranks_that_do_not_fit_together_are_no_checkpoint() -> None:
     with pytest.raises(TornCheckpointError, match=r"manifest\.1\.json"):
         finish_checkpoint(store, own, [replace(other.make_ref(), crc32c=1)], patience=IMPATIENT)
     half = write_checkpoint(
-        store, replace(save, nonce="cd" * 16, structure=Structure.build(save.tensors[1:])), data
+        store, replace(save, nonce="cd" * 16, structure=Structure(tensors=save.tensors[1:])), data
     )
     with pytest.raises(ManifestError, match="'w' has 48 elements, its 1 chunks at 1 places have 32"):
         finish_checkpoint(store, replace(own, nonce="cd" * 16), [half.make_ref()])
@@ -304,7 +275,7 @@ def test_shardings_are_in_rank_0s_manifest_under_every_name_of_a_tensor() -> Non
     manifests = []
     for rank in (0, 1):
         save, data = order(rank, aliases={"tied": "w"})
-        structure = Structure.build(save.tensors, aliases={"tied": "w"}, shardings=shardings)
+        structure = Structure(tensors=save.tensors, aliases={"tied": "w"}, shardings=shardings)
         assert Structure.from_text(structure.text) == structure
         written = write_checkpoint(MemoryStore(), replace(save, structure=structure), data)
         heading, inventory = split_inventory(written.to_json(), "here")

@@ -1,21 +1,18 @@
 """Saves that have much in common store what each would store if it were the first."""
 
+import json
 import math
 from dataclasses import dataclass, field, replace
 
 import pytest
 
-from stepkeeper.checkpoint import (
-    LayoutCache,
-    SaveOrder,
-    Structure,
-    ValueOrder,
-    finish_checkpoint,
-    write_checkpoint,
-)
 from stepkeeper.checkpoint.dcp_format.metadata import encode_metadata
+from stepkeeper.checkpoint.finishing import finish_checkpoint
 from stepkeeper.checkpoint.inventory import Inventory
+from stepkeeper.checkpoint.layout_cache import LayoutCache
 from stepkeeper.checkpoint.manifest import Manifest, split_inventory
+from stepkeeper.checkpoint.orders import SaveOrder, Structure, ValueOrder
+from stepkeeper.checkpoint.writing import write_checkpoint
 from stepkeeper.errors import ManifestError
 from stepkeeper.storage.memory import MemoryStore
 from stepkeeper_testing.checkpoints import save_order, tensor_order
@@ -52,7 +49,7 @@ class State:
             tensors.append(part)
             start += 4 * math.prod(sizes)
         aliases = (self.aliases if rank == 0 else {}) | (self.last_rank_aliases if is_last else {})
-        return Structure.build(tensors, aliases=aliases, key_paths=self.key_paths), start
+        return Structure(tensors=tuple(tensors), aliases=aliases, key_paths=json.dumps(self.key_paths)), start
 
     def order(self, rank: int, step: int, world_size: int) -> SaveOrder:
         structure, start = self.structure(rank, world_size)

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from stepkeeper.checkpoint import BlockReader, SaveOrder, Structure, ValueOrder, write_checkpoint
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest
+from stepkeeper.checkpoint.orders import SaveOrder, Structure, ValueOrder
+from stepkeeper.checkpoint.reading import BlockReader
+from stepkeeper.checkpoint.writing import write_checkpoint
 from stepkeeper.errors import SaveError, StorageError, TornCheckpointError
 from stepkeeper.storage.memory import MemoryStore
 from stepkeeper.tier import CachedStore, LocalStaging, LocalTier, TierPlace

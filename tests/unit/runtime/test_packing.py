@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from store_parts.behind import Behind
 from typing_extensions import override
 
-from stepkeeper.checkpoint import SaveOrder, ValueOrder, write_checkpoint
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
 from stepkeeper.checkpoint.dcp_format.tensor_file import lay_out_tensor_file
+from stepkeeper.checkpoint.orders import SaveOrder, ValueOrder
 from stepkeeper.checkpoint.packing import File, pack_order
+from stepkeeper.checkpoint.writing import write_checkpoint
 from stepkeeper.storage.base import Buffer
 from stepkeeper.storage.memory import MemoryStore
 from stepkeeper_testing.checkpoints import save_order, tensor_order

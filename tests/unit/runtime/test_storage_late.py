@@ -8,14 +8,10 @@ import pytest
 from store_parts.behind import Behind
 from typing_extensions import override
 
-from stepkeeper.checkpoint import (
-    FinishedCheckpoint,
-    SaveOrder,
-    finish_checkpoint,
-    read_manifests,
-    verify_objects,
-    write_checkpoint,
-)
+from stepkeeper.checkpoint.finishing import FinishedCheckpoint, finish_checkpoint, verify_objects
+from stepkeeper.checkpoint.orders import SaveOrder
+from stepkeeper.checkpoint.reading import read_manifests
+from stepkeeper.checkpoint.writing import write_checkpoint
 from stepkeeper.errors import FencedError, MissingObjectError, TornCheckpointError, VerifyError
 from stepkeeper.log import Claim, CommitRecord, Log, ManifestRef
 from stepkeeper.retention.garbage import gc

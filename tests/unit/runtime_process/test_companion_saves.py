@@ -1,5 +1,6 @@
 """A trainer's claims and orders, and the companions that come and go."""
 
+import json
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepkeeper.checkpoint import SaveOrder, Structure, TensorOrder, ValueOrder
+from stepkeeper.checkpoint.orders import SaveOrder, Structure, TensorOrder, ValueOrder
 from stepkeeper.companion import supervisor
 from stepkeeper.companion.messages import (
     ClaimRequest,
@@ -198,7 +199,7 @@ ROWS = (
 )
 
 
-STRUCTURE = Structure.build(ROWS, aliases={"v": "s"}, key_paths={"s": ("a", 0, "s")})
+STRUCTURE = Structure(tensors=tuple(ROWS), aliases={"v": "s"}, key_paths=json.dumps({"s": ("a", 0, "s")}))
 
 
 REQUEST = WriteRequest(

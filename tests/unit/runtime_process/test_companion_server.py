@@ -11,7 +11,7 @@ from typing import Any, final
 
 import pytest
 
-from stepkeeper.checkpoint import SaveOrder, Structure, ValueOrder
+from stepkeeper.checkpoint.orders import SaveOrder, Structure, ValueOrder
 from stepkeeper.companion import upkeep
 from stepkeeper.companion.channel import Packet
 from stepkeeper.companion.messages import (

@@ -239,7 +239,11 @@ class Stuck:
     def __init__(self, folder: Path) -> None:
         self.places = PodPaths(settings_folder=folder, termination_file=folder / "termination")
         self.waits = Waits()
-        self.saver = SimpleNamespace(fence=None, cost=None, own_commit=None, restored_commit=None)
+        self.saver = SimpleNamespace(
+            failures=SimpleNamespace(fence=None),
+            cost=None,
+            lineage=SimpleNamespace(own_commit=None, restored_commit=None),
+        )
         self.told: list[str] = []
         self.controller = StepController(
             EveryNSteps(1),
@@ -294,7 +298,7 @@ def test_a_fence_or_a_lost_rank_says_more_than_the_notice(
     code: ExitCode,
 ) -> None:
     stuck = Stuck(tmp_path)
-    stuck.saver.fence = fence
+    stuck.saver.failures.fence = fence
     if loss is not None:
         stuck.waits.end_all(loss)
     stuck.end()
@@ -364,7 +368,9 @@ def test_all_parts_together_end_in_the_time_of_one_deadline(
     monkeypatch.setattr(closing, "time", clock)
     parts: list[Any] = [
         part(close=clock.use, process_exit=part(is_pods=False)),
-        part(close=clock.use, await_hooks=clock.use, on_fence=lambda _tell, *, is_pods: is_pods),
+        part(
+            close=clock.use, await_hooks=clock.use, failures=part(on_fence=lambda _tell, *, is_pods: is_pods)
+        ),
         part(send_latest_step=list),
         part(close=clock.use),
         part(announce_leave=clock.use, abort=list, leave=clock.use),

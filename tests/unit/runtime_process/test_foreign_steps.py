@@ -10,11 +10,15 @@ import torch
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
+from stepkeeper.coordination.rank_group import SoloRankGroup
+from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import RestoreError, TransientStorageError
 from stepkeeper.log import ForeignBase
+from stepkeeper.log.foreign_steps import ForeignRecord
 from stepkeeper.restore.foreign.choosing import choose_foreign_step
 from stepkeeper.restore.foreign.content import open_content
-from stepkeeper.restore.foreign.loading import ForeignLoading
+from stepkeeper.restore.loading import Loading
+from stepkeeper.restore.peers.exchange import Exchange
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper_planners.errors import ValueDecodeError
@@ -129,11 +133,19 @@ def load(bucket: MemoryBucket, rules: LoadRules | None = None) -> dict[str, Any]
     base = choose_foreign_step(MemoryStore(bucket), lambda: MemoryStore(bucket))
     assert base is not None
     state: dict[str, Any] = {"w": torch.zeros(4, 4), "b": torch.zeros(100)}
-    loading = ForeignLoading(
-        MemoryStore(bucket), base.folder, LoadTarget(state), Ranks(rank=0, world_size=1), rules=rules
+    loading = Loading(
+        MemoryStore(bucket),
+        ForeignRecord(slot=0, step=base.step, folder=base.folder),
+        LoadTarget(state),
+        Ranks(rank=0, world_size=1),
+        exchange=Exchange(SoloRankGroup()),
+        rules=rules or LoadRules(),
+        waits=Waits(),
     )
     loading.compare_state()
+    loading.share_reading("values", of_values=True)
     loading.read_values()
+    loading.share_reading("tensors", of_values=False)
     loading.fill_tensors()
     loading.scatter_values()
     return state

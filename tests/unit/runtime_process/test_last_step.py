@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stepkeeper import CheckpointManager, PerRank, RandomState
-from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.given_state import SaveRequest
 from stepkeeper.training.end_agreement import EndOfRank, judge_last_step
 from stepkeeper.training.last_step import LastStep
 

@@ -9,9 +9,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from stepkeeper.checkpoint import BlockReader
 from stepkeeper.checkpoint.blocks import Block, BlockTable, encode_runs
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord
+from stepkeeper.checkpoint.reading import BlockReader
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import PeerLostError, RestoreError, TornCheckpointError
 from stepkeeper.restore.filling import Filling

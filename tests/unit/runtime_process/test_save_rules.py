@@ -26,9 +26,9 @@ from stepkeeper.policy.save import (
     SavePolicy,
     from_interval,
 )
+from stepkeeper.save.given_state import SaveRequest
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.report import SaveState
-from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
 from stepkeeper.training.stop_save import StandingSave, StopSave, choose_another_save, choose_stop_save
 from stepkeeper_testing.saves import saver_with
@@ -244,7 +244,7 @@ class Proof:
 def test_a_root_that_gives_no_answer_does_not_take_the_grace_period(caplog: pytest.LogCaptureFixture) -> None:
     answer = threading.Event()
     saves = saver_with()
-    saves._root_proving._proof = cast(RootProof, Proof(answer))
+    saves._proof = cast(RootProof, Proof(answer))
     late = threading.Timer(3, answer.set)
     late.start()
     StopSave(saves, SoloRankGroup()).start(SaveRequest(step=1, state={"step": 1}), 0.1)

@@ -30,11 +30,11 @@ from stepkeeper.errors import (
 from stepkeeper.log import ManifestRef
 from stepkeeper.save import consistency
 from stepkeeper.save.consistency import check_same_state
+from stepkeeper.save.given_state import SaveRequest
 from stepkeeper.save.job import Place
 from stepkeeper.save.persist import _commit_or_void, persist_save
-from stepkeeper.save.request import SaveRequest
-from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker
-from stepkeeper.save.snapshot.summary import StateSummary
+from stepkeeper.save.snapshot.region import Region
+from stepkeeper.save.snapshot.take import Snapshot, SnapshotTaker
 from stepkeeper.storage.memory import MemoryStore
 from stepkeeper.training.stop_save import StopSave
 from stepkeeper_planners import PerRank
@@ -42,33 +42,35 @@ from stepkeeper_planners.errors import RanksDifferError
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_testing.saves import job_of, saver_with
 
+Digest = Callable[[], dict[str, bytes]]
 
-def summary_of(state: dict[str, object], rank: int, world_size: int) -> StateSummary:
-    return SnapshotTaker(Ranks(rank=rank, world_size=world_size)).take_snapshot(state, Region()).summary
+
+def digest_of(state: dict[str, object], rank: int, world_size: int) -> Digest:
+    return SnapshotTaker(Ranks(rank=rank, world_size=world_size)).take_snapshot(state, Region()).digest
 
 
 def outcomes(
-    summaries: Sequence[StateSummary | None], steps: Sequence[int] | None = None
+    digests: Sequence[Digest | None], steps: Sequence[int] | None = None
 ) -> list[BaseException | None]:
-    """Return what the check of each rank raised; a rank without a summary had no snapshot."""
+    """Return what the check of each rank raised; a rank without digests had no snapshot."""
     store = HashStore()
-    steps = steps or [7] * len(summaries)
+    steps = steps or [7] * len(digests)
 
     def check(rank: int) -> BaseException | None:
-        rank_group = StoreRankGroup(store, rank, len(summaries))
-        refusal = "w: bad" if summaries[rank] is None else None
+        rank_group = StoreRankGroup(store, rank, len(digests))
+        refusal = "w: bad" if digests[rank] is None else None
         try:
-            check_same_state("save/0", steps[rank], summaries[rank], rank_group, refusal=refusal)
+            check_same_state("save/0", steps[rank], digests[rank], rank_group, refusal=refusal)
         except (RanksDifferError, SaveError) as error:
             return error
         return None
 
-    with ThreadPoolExecutor(len(summaries)) as ranks:
-        return list(ranks.map(check, range(len(summaries))))
+    with ThreadPoolExecutor(len(digests)) as ranks:
+        return list(ranks.map(check, range(len(digests))))
 
 
 def states_outcomes(states: Sequence[dict[str, object]]) -> list[BaseException | None]:
-    return outcomes([summary_of(state, rank, len(states)) for rank, state in enumerate(states)])
+    return outcomes([digest_of(state, rank, len(states)) for rank, state in enumerate(states)])
 
 
 def test_equal_states_pass_whatever_is_per_rank() -> None:
@@ -105,7 +107,7 @@ def test_a_rank_that_differs_is_named_in_all_ranks(other: dict[str, object], nam
 
 
 def test_ranks_that_save_different_steps_are_told() -> None:
-    same = summary_of({"w": 1}, 0, 2)
+    same = digest_of({"w": 1}, 0, 2)
     errors = outcomes([same, same], steps=[7, 8])
     said = "the ranks save different steps: step 7 on ranks [0], step 8 on ranks [1]"
     assert [str(error) for error in errors] == [said] * 2
@@ -301,14 +303,14 @@ def test_a_lost_companion_is_forgiven_until_the_last_save_or_the_second_loss() -
     saves = saver_with(companion)
     saves.start_save(SaveRequest(step=7, state={"step": 7}))
     assert saves.wait_until_idle(10)
-    saves.raise_failure()
+    saves.failures.raise_failure()
     with pytest.raises(SaveError, match="gone"):
-        saves.raise_failure(newest=True)
+        saves.failures.raise_failure(newest=True)
     for step in (8, 9):
         saves.start_save(SaveRequest(step=step, state={"step": step}))
         assert saves.wait_until_idle(10)
         with pytest.raises(SaveError, match="gone"):
-            saves.raise_failure()
+            saves.failures.raise_failure()
     saves.close()
 
 
@@ -332,5 +334,5 @@ def test_nothing_is_begun_and_nothing_restored_before_the_root_is_proven() -> No
 
 
 def test_a_rank_without_a_snapshot_is_named_in_all_ranks() -> None:
-    errors = outcomes([summary_of({"w": 1}, 0, 2), None])
+    errors = outcomes([digest_of({"w": 1}, 0, 2), None])
     assert [str(error) for error in errors] == ["no snapshot of step 7: rank 1: w: bad"] * 2

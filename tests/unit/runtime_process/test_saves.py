@@ -27,11 +27,12 @@ from stepkeeper.errors import (
 )
 from stepkeeper.prometheus import export
 from stepkeeper.save import pipeline
+from stepkeeper.save.given_state import SaveRequest
 from stepkeeper.save.hooks import SaveHooks
 from stepkeeper.save.job import SaveJob
 from stepkeeper.save.report import SaveClock, SaveReport, SaveState
-from stepkeeper.save.request import SaveRequest
-from stepkeeper.save.snapshot import Region, Snapshot
+from stepkeeper.save.snapshot.region import Region
+from stepkeeper.save.snapshot.take import Snapshot
 from stepkeeper_testing.saves import REF, record_of, saver_with
 
 STATE = {"step": 1}
@@ -114,7 +115,7 @@ def test_a_fence_is_said_whatever_the_saves_after_it_fail_with(
     manager._parts.saver.start_save(SaveRequest(step=2, state=STATE))
     with pytest.raises(FencedError, match="another claim"):
         manager.join()
-    assert isinstance(manager._parts.saver.fence, FencedError)
+    assert isinstance(manager._parts.saver.failures.fence, FencedError)
     manager.close()
 
 
@@ -126,7 +127,7 @@ def test_a_save_for_a_notice_that_fails_is_made_again(
     manager.request_stop()
     assert manager.step(1, STATE).stop
     assert not ends
-    assert manager._parts.saver.own_commit == RECORD
+    assert manager._parts.saver.lineage.own_commit == RECORD
     assert manager._parts.saver.error is None
     with pytest.raises(SystemExit):
         manager.exit_if_stopped()
@@ -272,14 +273,14 @@ def test_what_cannot_be_moved_fails_its_own_save_in_its_turn(moves: Moves, compa
     second = saves.start_save(SaveRequest(step=2, state=state_of(2)))
     assert moves.tried(2)
     assert not second.done
-    saves.raise_failure()
+    saves.failures.raise_failure()
     with pytest.raises(TimeoutError, match="step 1 was still in flight"):
         saves.start_save(SaveRequest(step=3, state=state_of(3)), 0.0)
     companion.may_answer.set()
     assert first.result(LONGEST_S).record.slot == 1
     with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
         second.result(LONGEST_S)
-    saves.raise_failure()  # it was said
+    saves.failures.raise_failure()  # it was said
     assert saves.start_save(SaveRequest(step=3, state=state_of(3))).result(LONGEST_S).record.slot == 2
     saves.close()
 

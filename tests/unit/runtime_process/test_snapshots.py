@@ -15,9 +15,10 @@ from typing_extensions import override
 
 from stepkeeper.dcp.shares import Share
 from stepkeeper.errors import DevicesFullError, SaveError
-from stepkeeper.save.snapshot import Region, SnapshotTaker, device
+from stepkeeper.save.snapshot import device
 from stepkeeper.save.snapshot.plan import SnapshotPlan
-from stepkeeper.save.snapshot.take import _RegionFiller
+from stepkeeper.save.snapshot.region import Region
+from stepkeeper.save.snapshot.take import SnapshotTaker, _RegionFiller
 from stepkeeper_planners import adapters
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 from typing_extensions import override
 
-from stepkeeper.checkpoint import BlockReader
 from stepkeeper.checkpoint.blocks import Block, BlockTable
+from stepkeeper.checkpoint.reading import BlockReader
 from stepkeeper.companion import client
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import SoloRankGroup
@@ -19,7 +19,9 @@ from stepkeeper.errors import CompanionLostError, PeerLostError, SaveError, Stor
 from stepkeeper.restore.filling import Filling, Peers
 from stepkeeper.restore.placing import Places
 from stepkeeper.save.persist import persist_save
-from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker, transfer
+from stepkeeper.save.snapshot import transfer
+from stepkeeper.save.snapshot.region import Region
+from stepkeeper.save.snapshot.take import Snapshot, SnapshotTaker
 from stepkeeper.time_limits import TimeLimits
 from stepkeeper_testing.saves import job_of
 

@@ -1,23 +1,31 @@
 """Read another writer's checkpoint through the store, without running any code of its pickles."""
 
+import io
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final, final
 
 import torch
+from isal import isal_zlib
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     Metadata,
     MetadataIndex,
     TensorStorageMetadata,
 )
+from typing_extensions import override
 
+from stepkeeper.checkpoint.blocks import Block, BlockTable, Contents
+from stepkeeper.checkpoint.inventory import ChunkRecord, TensorRecord, ValueRecord
+from stepkeeper.checkpoint.manifest import Shardings
 from stepkeeper.checkpoint.reread import read_if_present
 from stepkeeper.errors import BadItem, RestoreError, TornCheckpointError
 from stepkeeper.log.foreign_steps import METADATA
-from stepkeeper.restore.foreign.archive import HeldArchive
+from stepkeeper.restore.filling import STREAMS
+from stepkeeper.restore.placing import stored_tensor
 from stepkeeper.storage import Store
+from stepkeeper.storage.base import Buffer
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 from stepkeeper_planners.dtypes import dtype_name
 from stepkeeper_planners.errors import (
@@ -26,13 +34,19 @@ from stepkeeper_planners.errors import (
     UnknownNameError,
     ValueDecodeError,
 )
-from stepkeeper_planners.geometry.boxes import Box
-from stepkeeper_planners.loading.stored_state import StoredTensor, read_key_paths
+from stepkeeper_planners.loading.stored_state import StoredState, read_key_paths
 from stepkeeper_planners.pickles.dcp_metadata import check_metadata, read_metadata
+from stepkeeper_planners.pickles.torch_archive import TorchArchive
 from stepkeeper_planners.pickles.torch_files import load_archive
 from stepkeeper_planners.state.values import decode_value
 
-__all__ = ["ForeignContent", "open_content"]
+__all__ = ["ForeignContent", "decode_content", "open_content", "read_metadata_bytes"]
+
+_COPIES: Final = 3
+"""The copies of a chunk in memory while it is read: from the store, out of its archive, in place."""
+
+_MEMORY_BYTES: Final = 1 << 30
+"""The host memory for chunks that are read at once. A checkpoint with a larger one is read chunk by chunk."""
 
 _INSTEAD: Final = "load it with torch.distributed.checkpoint's dcp.load and save it again"
 
@@ -52,18 +66,92 @@ class _Place:
 
 
 @final
+class _HeldArchive(TorchArchive):
+    """An archive in memory. Many threads may check many archives at once: checksums are computed without the GIL."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        super().__init__(io.BytesIO(data), len(data))
+
+    def find_damage(self) -> str | None:
+        """Find what is wrong with the archive by the checksums of its records; None if nothing is."""
+        for path in sorted(self.names):
+            name = path.removeprefix(self.root)
+            try:
+                held = self.record(name)
+            except PickleRefusedError as error:
+                return str(error)
+            if isal_zlib.crc32(held) != self.entry(name).CRC:
+                return f"record {path} has another checksum than it says"
+        return None
+
+    @override
+    def record(self, name: str) -> memoryview:
+        """Return the bytes of a record, which find_damage() checks."""
+        start, n_bytes = self.locate_record(name)
+        return memoryview(self.data)[start : start + n_bytes]
+
+
+@final
 class ForeignContent:
-    """The tensors and values of one checkpoint, by name. Many threads may read at once."""
+    """The tensors and values of one checkpoint, by name. Many threads may read at once.
+
+    Each chunk and each value is one block: only whole ones can be checked.
+    """
 
     def __init__(self, store: Store, folder: str, metadata: Metadata, patience: Patience) -> None:
         self._store, self._folder, self._patience = store, folder, patience
         self._places = dict(_places(metadata, f"{store.uri}/{folder}/{METADATA}"))
-        entries = metadata.state_dict_metadata
-        self.key_paths = read_key_paths(metadata)
-        self.tensors: Mapping[str, StoredTensor] = {
-            fqn: _stored(entry) for fqn, entry in entries.items() if isinstance(entry, TensorStorageMetadata)
-        }
-        self.values = tuple(fqn for fqn, entry in entries.items() if isinstance(entry, BytesStorageMetadata))
+        self._items: list[tuple[str, int | None]] = []
+        """By number of the block, a name, and which chunk of the tensor it is; None instead for a value."""
+
+        tensors: dict[str, TensorRecord] = {}
+        values: dict[str, ValueRecord] = {}
+        for fqn, entry in metadata.state_dict_metadata.items():
+            if isinstance(entry, BytesStorageMetadata):
+                # One without a byte is found damaged as it is read.
+                path, n_bytes = str(len(self._items)), max(1, self._places[fqn, None].length_bytes)
+                values[fqn] = ValueRecord(fqn=fqn, path=path, offset_bytes=0, length_bytes=n_bytes)
+                self._items.append((fqn, None))
+            else:
+                tensors[fqn] = _record(fqn, entry, len(self._items))
+                self._items += ((fqn, number) for number in range(len(entry.chunks)))
+        sizes = [chunk.length_bytes for tensor in tensors.values() for chunk in tensor.chunks]
+        self.n_streams = max(1, min(STREAMS, _MEMORY_BYTES // (_COPIES * max([1, *sizes]))))
+        self.contents = Contents(
+            tensors=tensors,
+            values=values,
+            shardings=Shardings(),
+            table=self._number_blocks(tensors, values),
+            reading_order=range(len(self._items)),
+        )
+        self.stored = StoredState(
+            # Names with other data may be one tensor that was stored twice.
+            tensors={fqn: replace(stored_tensor(tensor), data=None) for fqn, tensor in tensors.items()},
+            values=tuple(values),
+            read_paths=lambda: read_key_paths(metadata),
+        )
+
+    def _number_blocks(
+        self, tensors: Mapping[str, TensorRecord], values: Mapping[str, ValueRecord]
+    ) -> BlockTable:
+        sizes = [
+            values[name].length_bytes if chunk is None else tensors[name].chunks[chunk].length_bytes
+            for name, chunk in self._items
+        ]
+        blocks = tuple(
+            Block(number=number, path=str(number), index=0, size_bytes=size_bytes)
+            for number, size_bytes in enumerate(sizes)
+        )
+        return BlockTable(
+            blocks=blocks, first_numbers={each.path: each.number for each in blocks}, whole=True
+        )
+
+    def find_chunks(self) -> dict[tuple[str, int], ChunkRecord]:
+        """Find what is in each file: the chunks by the file's path and by where in it they begin."""
+        tensors = self.contents.tensors.values()
+        places = ((self._places[each.fqn, chunk.offsets], chunk) for each in tensors for chunk in each.chunks)
+        return {(place.path, place.offset_bytes): chunk for place, chunk in places}
 
     def find_lacking(self, sizes: Mapping[str, int]) -> str | None:
         """Find an object that is missing or too short; None if none is. `sizes` are those of the folder's objects."""
@@ -75,15 +163,24 @@ class ForeignContent:
                 return f"{place.path} is cut short: {size_bytes} bytes"
         return None
 
-    def check_kinds(self, chunks: Iterable[tuple[str, int]], values: Iterable[str]) -> None:
-        """Check by `.metadata` that all of these are of a kind that is read here.
+    def check_kinds(self, numbers: Iterable[int]) -> None:
+        """Check by `.metadata` that all of these blocks are of a kind that is read here.
 
         Raises RestoreError, which names one that isn't.
         """
-        places = [(fqn, self._places[fqn, self.tensors[fqn].boxes[number].offsets]) for fqn, number in chunks]
-        for name, place in (*places, *((name, self._places[name, None]) for name in values)):
+        for name, chunk in map(self._items.__getitem__, numbers):
+            place = self._place(name, chunk)
             if place.unread is not None:
                 raise RestoreError(self._unread(name, place.unread))
+
+    def read_block(self, path: str, _block: int, /) -> Buffer:
+        """Read the elements of a chunk, or a value's archive. Raises what `read_chunk` does."""
+        name, chunk = self._items[int(path)]
+        if chunk is None:
+            return self._archive(name, None).data
+        elements = self.read_chunk(name, chunk).resolve_conj().resolve_neg().contiguous()
+        data: memoryview = elements.reshape(-1).view(torch.uint8).numpy().data
+        return data
 
     def read_chunk(self, fqn: str, number: int) -> torch.Tensor:
         """Read a stored chunk of a tensor into CPU memory.
@@ -94,30 +191,28 @@ class ForeignContent:
             RestoreError: They are, and the chunk is of a kind that isn't read here.
 
         """
-        stored = self.tensors[fqn]
-        box = stored.boxes[number]
-        item = BadItem(folder=self._folder, name=fqn, chunk=number)
-        archive = self._archive(self._places[fqn, box.offsets], item)
+        stored = self.contents.tensors[fqn]
+        sizes = stored.chunks[number].sizes
         try:
-            tensor = load_archive(archive)
+            tensor = load_archive(self._archive(fqn, number))
         except PickleRefusedError as error:
             # The checksums of its records are right: it was written like this.
             raise RestoreError(self._unread(fqn, str(error))) from error
-        if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != box.sizes:
-            raise self._torn(item, f"it isn't the chunk of shape {box.sizes} that {METADATA} says it is")
+        item = BadItem(folder=self._folder, name=fqn, chunk=number)
+        if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != sizes:
+            raise self._torn(item, f"it isn't the chunk of shape {sizes} that {METADATA} says it is")
         if dtype_name(tensor.dtype) != stored.dtype:
             raise self._torn(item, f"it is of {dtype_name(tensor.dtype)}, {METADATA} says {stored.dtype}")
         return tensor.detach()
 
     def read_value(self, name: str) -> object:
-        """Read a value.
+        """Read a value. Raises what `decode_value` does, and TornCheckpointError as `read_chunk`."""
+        return self.decode_value(name, self._archive(name, None).data)
 
-        Raises TornCheckpointError as `read_chunk` does, and ValueDecodeError if its type isn't one that is
-        read.
-        """
-        archive = self._archive(self._places[name, None], BadItem(folder=self._folder, name=name))
+    def decode_value(self, name: str, data: bytes) -> object:
+        """Decode a value that was read. Raises ValueDecodeError if its type isn't one that is read."""
         try:
-            return decode_value(name, archive.data)
+            return decode_value(name, data)
         except ValueDecodeError as error:
             raise ValueDecodeError(self._unread(name, str(error))) from error
 
@@ -127,17 +222,13 @@ class ForeignContent:
             f"checkpoint: leave it out with exclude=[{name!r}], or {_INSTEAD}"
         )
 
-    def _archive(self, place: _Place, item: BadItem) -> HeldArchive:
-        try:
-            archive = HeldArchive(self._bytes(place, item))
-            damage = archive.find_damage()
-        except PickleRefusedError as error:
-            damage = str(error)
-        if damage is not None:
-            raise self._torn(item, f"at byte {place.offset_bytes} of {place.path}: {damage}")
-        return archive
+    def _place(self, name: str, chunk: int | None) -> _Place:
+        offsets = None if chunk is None else self.contents.tensors[name].chunks[chunk].offsets
+        return self._places[name, offsets]
 
-    def _bytes(self, place: _Place, item: BadItem) -> bytes:
+    def _archive(self, name: str, chunk: int | None) -> _HeldArchive:
+        """Read one of torch.save's archives, and check it. Raises TornCheckpointError."""
+        place, item = self._place(name, chunk), BadItem(folder=self._folder, name=name, chunk=chunk)
         path = f"{self._folder}/{place.path}"
         data = self._patience.retry(
             lambda: read_if_present(self._store, path, place.offset_bytes, place.length_bytes)
@@ -146,7 +237,14 @@ class ForeignContent:
             raise self._torn(item, f"{place.path} is missing")
         if len(data) != place.length_bytes:
             raise self._torn(item, f"{place.path} is cut short")
-        return data
+        try:
+            archive = _HeldArchive(data)
+            damage = archive.find_damage()
+        except PickleRefusedError as error:
+            damage = str(error)
+        if damage is not None:
+            raise self._torn(item, f"at byte {place.offset_bytes} of {place.path}: {damage}")
+        return archive
 
     def _torn(self, item: BadItem, said: str) -> TornCheckpointError:
         return TornCheckpointError(f"{self._store.uri}/{self._folder}: {item.name}: {said}", item)
@@ -161,21 +259,33 @@ def open_content(store: Store, folder: str, *, patience: Patience = DEFAULT_PATI
         StorageError: The store gave no answer, or refused.
 
     """
+    return decode_content(store, folder, read_metadata_bytes(store, folder, patience), patience)
+
+
+def read_metadata_bytes(store: Store, folder: str, patience: Patience = DEFAULT_PATIENCE) -> bytes:
+    """Read the folder's `.metadata` as it is stored. Raises TornCheckpointError if it is missing, or StorageError."""
     path = f"{folder}/{METADATA}"
     data = patience.retry(lambda: read_if_present(store, path))
-    item = BadItem(folder=folder, name=METADATA)
     if data is None:
-        raise TornCheckpointError(f"{store.uri}/{path} is missing", item)
+        raise TornCheckpointError(f"{store.uri}/{path} is missing", BadItem(folder=folder, name=METADATA))
+    return data
+
+
+def decode_content(
+    store: Store, folder: str, data: bytes, patience: Patience = DEFAULT_PATIENCE
+) -> ForeignContent:
+    """Decode the folder's `.metadata`. Raises TornCheckpointError or RestoreError, as `open_content`."""
+    name = f"{store.uri}/{folder}/{METADATA}"
     try:
-        metadata = read_metadata(data, name=f"{store.uri}/{path}")
-        check_metadata(metadata, name=f"{store.uri}/{path}")
+        metadata = read_metadata(data, name=name)
+        check_metadata(metadata, name=name)
     except MetadataDecodeError as error:
         if isinstance(error.__cause__, UnknownNameError):
             raise RestoreError(
-                f"{store.uri}/{path} can't be read by stepkeeper: {error.__cause__}. Unless it is damaged, "
+                f"{name} can't be read by stepkeeper: {error.__cause__}. Unless it is damaged, "
                 f"{_INSTEAD} without that; else take {folder} away"
             ) from error
-        raise TornCheckpointError(str(error), item) from error
+        raise TornCheckpointError(str(error), BadItem(folder=folder, name=METADATA)) from error
     return ForeignContent(store, folder, metadata, patience)
 
 
@@ -224,9 +334,22 @@ def _kind_unread(info: Any, n_bytes: int | None) -> str | None:
     return None
 
 
-def _stored(entry: Any) -> StoredTensor:
-    return StoredTensor(
+def _record(fqn: str, entry: TensorStorageMetadata, first: int) -> TensorRecord:
+    """Describe a tensor whose chunks are the blocks from number `first` on."""
+    chunks = [
+        ChunkRecord(
+            offsets=tuple(chunk.offsets),
+            sizes=tuple(chunk.sizes),
+            path=str(first + place),
+            offset_bytes=0,
+            length_bytes=prod(chunk.sizes) * entry.properties.dtype.itemsize,
+            data_offset_bytes=0,
+        )
+        for place, chunk in enumerate(entry.chunks)
+    ]
+    return TensorRecord(
+        fqn=fqn,
         dtype=dtype_name(entry.properties.dtype),
         global_shape=tuple(entry.size),
-        boxes=tuple(Box(offsets=tuple(c.offsets), sizes=tuple(c.sizes)) for c in entry.chunks),
+        chunks=tuple(chunks),
     )

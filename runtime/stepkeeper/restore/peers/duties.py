@@ -112,29 +112,17 @@ class Sharing:
 
     def encode(self) -> dict[str, Any]:
         """Encode this as plain JSON values for the other ranks."""
-        return {
-            "groups": [_encode_group(group) for group in self.groups],
-            "alone_bytes": list(self.alone_bytes),
-        }
+        groups = [(encode_runs(each.ranks), each.blocks, encode_runs(each.readers)) for each in self.groups]
+        return {"groups": groups, "alone_bytes": list(self.alone_bytes)}
 
     @classmethod
     def decode(cls, message: Mapping[str, Any]) -> Self:
         """Decode what `encode` has encoded."""
-        return cls(
-            groups=tuple(map(_decode_group, message["groups"])),
-            alone_bytes=tuple(message["alone_bytes"]),
+        groups = (
+            Group(ranks=tuple(decode_runs(ranks)), blocks=blocks, readers=tuple(decode_runs(readers)))
+            for ranks, blocks, readers in message["groups"]
         )
-
-
-def _encode_group(group: Group) -> dict[str, Any]:
-    message: dict[str, Any] = {"ranks": encode_runs(group.ranks), "blocks": group.blocks}
-    return message if group.readers == group.ranks else message | {"readers": encode_runs(group.readers)}
-
-
-def _decode_group(message: Mapping[str, Any]) -> Group:
-    ranks = tuple(decode_runs(message["ranks"]))
-    readers = tuple(decode_runs(message["readers"])) if "readers" in message else ranks
-    return Group(ranks=ranks, blocks=message["blocks"], readers=readers)
+        return cls(groups=tuple(groups), alone_bytes=tuple(message["alone_bytes"]))
 
 
 def _stretches(

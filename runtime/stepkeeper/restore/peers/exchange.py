@@ -4,10 +4,9 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from stepkeeper.checkpoint.blocks import Contents, encode_runs
-from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.coordination.peer_links import neighbours
 from stepkeeper.coordination.rank_group import RankGroup, StoreRankGroup
 from stepkeeper.coordination.waits import Waits
@@ -21,6 +20,7 @@ from stepkeeper.restore.peers.links import Links
 __all__ = ["Exchange", "exchange_among"]
 
 _log: Final = logger(__name__)
+T = TypeVar("T")
 
 
 class Exchange:
@@ -42,17 +42,15 @@ class Exchange:
         """True while the other ranks wait for this one, which then can't tell them what it fails with."""
 
     def share_manifests(
-        self,
-        read: Callable[[], Sequence[bytes]],
-        prove: Callable[[Sequence[bytes]], Sequence[Manifest]],
-    ) -> Sequence[Manifest]:
-        """Return the proven manifests. Rank 0 alone reads them, and sends them to the others.
+        self, read: Callable[[], Sequence[bytes]], prove: Callable[[Sequence[bytes]], T]
+    ) -> T:
+        """Return what `prove` makes of the manifests. Rank 0 alone reads them, and sends them to the others.
 
         Raises what `read` and `prove` raise in rank 0, and PeerLostError in the others.
 
         Args:
             read: Reads the manifests from the store, as they are stored.
-            prove: Decodes them, if the commit's entry proves them.
+            prove: Decodes them, if they are right.
 
         """
         links, run = self.links, self._waits.run
@@ -99,39 +97,27 @@ class Exchange:
             at_hand: Those of the blocks that this rank has copies of.
 
         """
-        self.is_awaited = True
-        duties = self._duties(name, needs, contents, filling, at_hand)
-        self.is_awaited = False
-        return duties
-
-    def _duties(
-        self,
-        name: str,
-        needs: Collection[int],
-        contents: Contents,
-        filling: Filling,
-        at_hand: Collection[int],
-    ) -> Duties:
         order = contents.sort_for_reading(needs)
-        alone = Duties(reads=dict.fromkeys(order, ()), receives={})
+        duties = Duties(reads=dict.fromkeys(order, ()), receives={})
         if self.links is None:
-            return alone
+            return duties
+        self.is_awaited = True
         own = {"runs": encode_runs(needs), "at_hand": encode_runs(at_hand)}
         silence_s = self.rank_group.limits.silence_s
         by_rank = self.rank_group.gather(f"{name}/needs", own, silence_s)
         runs, copied = ([each[what] for each in by_rank] for what in ("runs", "at_hand"))
         said = Sharing.of(runs, contents.table, copied).encode() if by_rank else None
         sharing = Sharing.decode(self.rank_group.broadcast(f"{name}/sharing", said, 2 * silence_s))
-        if not sharing.groups:
-            return alone
-        shared = sharing.assign_duties(self.rank_group.rank, needs, contents.table, contents.reading_order)
-        self.links.deliver_to(filling.put_bytes, filling.fail)
-        where = f"{name}/partners"
-        return (
-            shared
-            if _connect_all(self.rank_group, self.links, where, shared.partners, self._addresses)
-            else alone
-        )
+        if sharing.groups:
+            shared = sharing.assign_duties(
+                self.rank_group.rank, needs, contents.table, contents.reading_order
+            )
+            self.links.deliver_to(filling.put_bytes, filling.fail)
+            where = f"{name}/partners"
+            if _connect_all(self.rank_group, self.links, where, shared.partners, self._addresses):
+                duties = shared
+        self.is_awaited = False
+        return duties
 
 
 @contextmanager

@@ -1,12 +1,14 @@
 """Plan what this rank writes of a state, and where it lies in the region, from the state's structure alone."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from stepkeeper.checkpoint import Shardings, Structure, TensorOrder, ValueOrder
+from stepkeeper.checkpoint.manifest import Shardings
+from stepkeeper.checkpoint.orders import Structure, TensorOrder, ValueOrder
 from stepkeeper.save.snapshot import device_pieces
 from stepkeeper.save.snapshot.region import ALIGNMENT_BYTES
 from stepkeeper_planners import adapters
@@ -129,14 +131,14 @@ def plan_snapshot(flat: FlatState, value_bytes: Mapping[str, int], *, ranks: Ran
     orders, tensor_bytes = _place_tensors(plan)
     shardings = collect_shardings(flat.tensors)
     return SnapshotPlan(
-        structure=Structure.build(
-            orders,
-            aliases=flat.aliases,
+        structure=Structure(
+            tensors=orders,
+            aliases=dict(flat.aliases),
             shardings=Shardings(
                 n_devices=count_devices() if shardings else 0,
                 by_name={fqn: text for fqn, text in shardings.items() if text},
             ),
-            key_paths=flat.paths | encode_nesting(flat.tree),
+            key_paths=json.dumps(flat.paths | encode_nesting(flat.tree)),
         ),
         layouts=tuple(layouts),
         writes=plan.tensors,

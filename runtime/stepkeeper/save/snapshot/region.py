@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from stepkeeper.checkpoint import TensorOrder
+from stepkeeper.checkpoint.orders import TensorOrder
 from stepkeeper.fork_guard import forget_in_forks, forks_held_back
 from stepkeeper_planners.dtypes import dtype_of
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from stepkeeper.checkpoint import TensorOrder, ValueOrder
+from stepkeeper.checkpoint.orders import TensorOrder, ValueOrder
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import SaveError
 from stepkeeper.save.given_state import check_not_empty
@@ -15,13 +15,12 @@ from stepkeeper.save.snapshot import device, device_pieces
 from stepkeeper.save.snapshot.copying import copy_host_tensors, copy_tensors
 from stepkeeper.save.snapshot.plan import SnapshotPlan, place_values, plan_snapshot
 from stepkeeper.save.snapshot.region import Region
-from stepkeeper.save.snapshot.summary import StateSummary
 from stepkeeper.time_limits import TimeLimits
 from stepkeeper_planners.adapters.open_shardings import shardings_left_open
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.saving.assignment import LARGE_VALUE_BYTES
-from stepkeeper_planners.saving.fingerprints import digest_integer_tensor, digest_value
+from stepkeeper_planners.saving.fingerprints import digest_integer_tensor, digest_names, digest_value
 from stepkeeper_planners.state.per_rank import stored_name
 from stepkeeper_planners.state.structure import LookUpResult, StructureCache
 from stepkeeper_planners.state.tree import FlatState
@@ -43,8 +42,8 @@ class Snapshot:
 
     plan: SnapshotPlan
     values: tuple[ValueOrder, ...]
-    summary: StateSummary
-    """A summary of what must be the same on all ranks."""
+    digest: Callable[[], dict[str, bytes]]
+    """Computes one digest for each name, of what must be the same on all ranks, as it was at the snapshot."""
 
     on_device: list["DevicePiece"] = field(default_factory=list)
     """Copies of XLA tensors. Changes of the state don't affect them."""
@@ -200,7 +199,7 @@ class SnapshotTaker:
             return Snapshot(
                 plan=plan,
                 values=values,
-                summary=_sum_up(flat, plan, self._ranks),
+                digest=_prepare_digest(flat, plan, self._ranks),
                 on_device=pieces,
                 copied=tuple(fqn for fqn in wanted if fqn not in on_host),
                 copies=self._copies,
@@ -228,17 +227,20 @@ class SnapshotTaker:
         return blobs
 
 
-def _sum_up(flat: FlatState, plan: SnapshotPlan, ranks: Ranks) -> StateSummary:
+def _prepare_digest(flat: FlatState, plan: SnapshotPlan, ranks: Ranks) -> Callable[[], dict[str, bytes]]:
     if ranks.world_size == 1:
-        return StateSummary()
+        return dict
     numbers = {fqn: digest_integer_tensor(flat.tensors[fqn]) for fqn in plan.integer_tensors}
-    return StateSummary(
-        layouts=plan.layouts,
-        layout_digests=lambda: plan.layout_digests,
-        values={fqn: digest_value(fqn, value) for fqn, value in flat.values.items()},
-        contents={fqn: digest for fqn, digest in numbers.items() if digest is not None},
-        aliases=dict(flat.aliases),
-        per_rank=tuple(flat.per_rank),
+    values = {fqn: digest_value(fqn, value) for fqn, value in flat.values.items()}
+    contents = {fqn: digest for fqn, digest in numbers.items() if digest is not None}
+    aliases, per_rank = dict(flat.aliases), tuple(flat.per_rank)
+    return lambda: digest_names(
+        plan.layouts,
+        layout_digests=plan.layout_digests,
+        values=values,
+        contents=contents,
+        aliases=aliases,
+        per_rank_keys=per_rank,
     )
 
 
