@@ -132,12 +132,6 @@ class ClaimedRoot:
     branching: bool = False
     """True if the next commit begins a branch, and leaves the base behind."""
 
-    left: int | None = None
-    """Slot of the commit to go on from if there is no base: what a branch has left behind that was condemned whole."""
-
-    left_legacy: ForeignBase | None = None
-    """The same, if that is another writer's step."""
-
     past: RestartHistory | None = None
     """This training's past, if the request asked for it and the log could be read."""
 

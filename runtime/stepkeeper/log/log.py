@@ -1,12 +1,12 @@
 """Append the entries of a claim to the log: begin, commit, restored, quarantine, delete, void."""
 
 from collections.abc import Callable, Sequence
-from typing import Final, final
+from typing import final
 
 from stepkeeper.contract import Identity
 from stepkeeper.errors import FencedError, RefusedError
 from stepkeeper.log.appending import Appender, PendingAppend
-from stepkeeper.log.claims import Base, Claim, begin_body, check_claim, check_owner, owner_of, resolve_base
+from stepkeeper.log.claims import Claim, begin_body, check_claim, check_owner, owner_of, resolve_base
 from stepkeeper.log.entries import (
     BeginEntry,
     Body,
@@ -16,15 +16,11 @@ from stepkeeper.log.entries import (
     RestoredEntry,
     VoidEntry,
 )
-from stepkeeper.log.left_behind import find_left_behind
 from stepkeeper.log.records import CommitRecord, ForeignBase, ManifestRef
 from stepkeeper.log.replay import apply, entry_for
 from stepkeeper.log.state import LogState
-from stepkeeper.loggers import logger
 
 __all__ = ["Log"]
-
-_log: Final = logger(__name__)
 
 
 @final
@@ -80,13 +76,7 @@ class Log(Appender):
             if branch:
                 return BeginEntry(branch=True, owner=owner, host=host)
             from_scratch = base is None and (scratch or self._began_from_scratch(state))
-            found = resolve_base(
-                state,
-                base,
-                scratch=from_scratch,
-                offer=offer,
-                left_behind=lambda: self._fall_back(state),
-            )
+            found = resolve_base(state, base, scratch=from_scratch, offer=offer)
             return begin_body(found, owner, host, scratch=from_scratch)
 
         begun = self.open().claim
@@ -220,17 +210,6 @@ class Log(Appender):
         self._pending = None
         self._run(append)
         return self._state.commit_in(folder)
-
-    def _fall_back(self, state: LogState) -> Base:
-        found = find_left_behind(state, self.entry)
-        if found is not None:
-            what = f"step {found.step}" if isinstance(found, ForeignBase) else f"commit {found}"
-            _log.warning(
-                "%s: all commits of a branch were condemned; what it had left behind, %s, is gone on from",
-                self._store.uri,
-                what,
-            )
-        return found
 
     def _began_from_scratch(self, state: LogState) -> bool:
         """Tell whether HEAD is nothing because the last begin said so, and nothing was committed after it."""
