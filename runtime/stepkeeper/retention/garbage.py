@@ -13,17 +13,13 @@ from stepkeeper.errors import DamagedEntryError, MissingObjectError
 from stepkeeper.log import CommitEntry, Entry, Log, LogState
 from stepkeeper.log.reading import read_entry
 from stepkeeper.log.store_times import StoreTimes
-from stepkeeper.log.tail import slot_of
 from stepkeeper.retention.leases import HeldSlots, IsOver, drop_over, leases_by
 from stepkeeper.retention.pins import PIN_PREFIX
 from stepkeeper.storage.base import (
-    LOG_PREFIX,
     PROBE_PREFIX,
     ObjectStat,
     Store,
     StreamedStore,
-    UnfinishedPut,
-    UnfinishedPutStore,
 )
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
@@ -31,7 +27,6 @@ __all__ = ["Garbage", "GcReport", "collect", "gc", "sweep"]
 
 _PATH: Final = re.compile(r"((?:0|[1-9][0-9]*)/(0|[1-9][0-9]*)-[0-9a-f]{32})/([^/]+)")
 
-_PIN: Final = re.compile(re.escape(PIN_PREFIX) + r"([0-9]{8,})-[0-9a-f]{32}(?:-[0-9]{8,})?")
 _PROBE: Final = re.compile(re.escape(PROBE_PREFIX) + r"(?:create-)?([0-9]{8,})-[0-9a-f]{32}")
 
 
@@ -61,7 +56,7 @@ class GcReport:
     """Paths of pins that were removed because nobody has renewed them for a lease; in a dry run, that would be."""
 
     remnants: tuple[str, ...] = ()
-    """Paths that killed processes had left of proofs and puts. They were deleted; in a dry run they would be."""
+    """Paths that killed processes had left of proofs. They were deleted; in a dry run they would be."""
 
 
 def _never(_: int | None) -> bool:
@@ -102,7 +97,7 @@ def sweep(
 def gc(log: Log, store: Store, *, dry_run: bool = False, patience: Patience = DEFAULT_PATIENCE) -> GcReport:
     """Delete the folders of saves of earlier claims that no commit names, but for those with a pin.
 
-    Delete also what killed processes have left of their proofs and puts, if no later one can need it.
+    Delete also what killed processes have left of their proofs, if no later one can need it.
 
     An earlier claim can commit nothing any more: what of its saves isn't in the log by now, never will be. So
     anybody who may delete objects may call this, with or without a claim, also while another process saves.
@@ -157,16 +152,12 @@ def collect(
     )
     collected = tuple(each for each in found if each.folder not in slots)
     proofs = _proofs(state.claim, listed)
-    cut_off = _list_cut_off_puts(store, state, patience)
     if not dry_run:
         for each in collected:
             _delete_folder(store, each.folder, patience)
         for path in proofs:
             patience.retry(partial(store.delete, path))
-        for put, remove in cut_off:
-            patience.retry(partial(remove, put))
-    remnants = (*proofs, *(put.path for put, _ in cut_off))
-    return GcReport(collected=collected, pinned=pinned, over=held.over, remnants=remnants)
+    return GcReport(collected=collected, pinned=pinned, over=held.over, remnants=proofs)
 
 
 def _garbage(state: LogState, claim: int, listed: Collection[ObjectStat]) -> tuple[Garbage, ...]:
@@ -193,35 +184,6 @@ def _proofs(claim: int, listed: Collection[ObjectStat]) -> tuple[str, ...]:
     """
     found = ((stat.path, _PROBE.fullmatch(stat.path)) for stat in listed)
     return tuple(path for path, match in found if match and int(match[1]) <= claim)
-
-
-def _list_cut_off_puts(
-    store: Store, state: LogState, patience: Patience
-) -> tuple[tuple[UnfinishedPut, Callable[[UnfinishedPut], None]], ...]:
-    """List unfinished puts that would fail if they were still going on, and how each is removed."""
-    if not isinstance(store, UnfinishedPutStore):
-        return ()
-    found = [
-        put
-        for prefix in (LOG_PREFIX, PIN_PREFIX, PROBE_PREFIX)
-        for put in patience.retry(partial(store.list_unfinished_puts, prefix))
-    ]
-    return tuple((each, store.remove_unfinished_put) for each in found if _is_over(each.target, state))
-
-
-def _is_over(target: str, state: LogState) -> bool:
-    """Tell whether an entry's slot is taken, a pin is on no commit any more, or a probe is from before the claim.
-
-    Pure.
-    """
-    assert state.claim is not None
-    slot = slot_of(target)
-    if slot is not None:
-        return slot <= state.tail
-    if match := _PIN.fullmatch(target):
-        return int(match[1]) <= state.tail and int(match[1]) not in state.commits
-    match = _PROBE.fullmatch(target)
-    return match is not None and int(match[1]) <= state.claim
 
 
 def _folders_of(

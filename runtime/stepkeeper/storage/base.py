@@ -17,8 +17,6 @@ __all__ = [
     "ReopenableStore",
     "Store",
     "StreamedStore",
-    "UnfinishedPut",
-    "UnfinishedPutStore",
     "check_path",
     "is_full",
     "joined_size_bytes",
@@ -107,28 +105,6 @@ class PagedStore(Store, Protocol):
 
         If the answer has fewer, there are no more.
         """
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnfinishedPut:
-    """The temporary file of a put that is going on or was cut off. It is no object, and `list` omits it."""
-
-    path: str
-    target: str
-    """The path of the object that it was to become."""
-
-
-@runtime_checkable
-class UnfinishedPutStore(Store, Protocol):
-    """A store in which a put that is cut off leaves something behind."""
-
-    def list_unfinished_puts(self, prefix: str) -> Sequence[UnfinishedPut]:
-        """List the unfinished puts below `prefix`, a folder: those that were cut off, and those that are going on."""
-        ...
-
-    def remove_unfinished_put(self, put: UnfinishedPut) -> None:
-        """Remove the file. If its put is going on all the same, it loses, or raises TransientStorageError."""
         ...
 
 

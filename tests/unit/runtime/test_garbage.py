@@ -154,35 +154,6 @@ def test_what_proofs_left_goes_once_a_later_claim_has_begun(root: SmallRoot) -> 
     assert set(stays) <= set(root.contents())
 
 
-def test_what_puts_left_in_a_folder_goes_once_they_could_only_lose(tmp_path: Path) -> None:
-    root = SmallRoot(tmp_path.as_uri())
-    root.play("begin 10 -1 20")
-    names = {
-        "log/00000003.json": True,
-        "log/00000004.json": False,
-        f"pins/00000001-{NONCE}": True,
-        f"pins/00000003-{NONCE}": False,
-        f"pins/00000005-{NONCE}": False,
-        f"probes/00000000-{NONCE}": True,
-        f"probes/00000001-{NONCE}": False,
-        "log/somebody": False,
-    }
-    files = {}
-    for target, over in names.items():
-        folder, _, name = target.partition("/")
-        (tmp_path / ".stepkeeper" / folder).mkdir(exist_ok=True)
-        file = tmp_path / ".stepkeeper" / folder / f".tmp-{name}-{'c' * 32}"
-        file.write_bytes(b"half")
-        files[file] = over
-    alien = tmp_path / "20" / f".tmp-00000000.json-{'c' * 32}"
-    alien.write_bytes(b"not ours")
-    assert len(gc(root.log, root.store, dry_run=True).remnants) == 3
-    assert all(file.exists() for file in files)
-    assert len(gc(root.log, root.store).remnants) == 3
-    assert {file: not file.exists() for file in files} == files
-    assert alien.exists()
-
-
 class Streamed(Behind):
     """A store that takes four uploads at once, and so two deletions."""
 
