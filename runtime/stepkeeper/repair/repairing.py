@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from stepkeeper.checkpoint.manifest import manifest_name
+from stepkeeper.checkpoint.manifest import claim_of, manifest_name
 from stepkeeper.errors import RefusedError
 from stepkeeper.log import BeginEntry, Claim, Log, LogState
 from stepkeeper.log.entries import lost_marker, new_nonce
@@ -14,7 +14,7 @@ from stepkeeper.log.tail import slot_path
 from stepkeeper.repair.damage import DamagedLog
 from stepkeeper.repair.placing import place_saves
 from stepkeeper.repair.rebuild import Rebuilt, rebuild
-from stepkeeper.repair.saves import claim_of, look_at
+from stepkeeper.repair.saves import look_at
 from stepkeeper.storage import ObjectStat, Store
 from stepkeeper.storage.base import PROBE_PREFIX
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
-from stepkeeper.checkpoint.manifest import is_object_name
+from stepkeeper.checkpoint.manifest import claim_of, is_object_name, sizes_by_folder
 from stepkeeper.errors import DamagedEntryError, MissingObjectError
 from stepkeeper.log import CommitEntry, Entry, Log, LogState
 from stepkeeper.log.reading import read_entry
@@ -24,8 +24,6 @@ from stepkeeper.storage.base import (
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = ["Garbage", "GcReport", "collect", "gc", "sweep"]
-
-_PATH: Final = re.compile(r"((?:0|[1-9][0-9]*)/(0|[1-9][0-9]*)-[0-9a-f]{32})/([^/]+)")
 
 _PROBE: Final = re.compile(re.escape(PROBE_PREFIX) + r"(?:create-)?([0-9]{8,})-[0-9a-f]{32}")
 
@@ -143,13 +141,7 @@ def collect(
     if found or any(stat.path.startswith(PIN_PREFIX) for stat in listed):
         held = drop_over(store, is_over, dry_run=dry_run, patience=patience)
     slots = _folders_of(entry, held.slots, found) if found else {}
-    pinned = tuple(
-        Garbage(
-            folder=each.folder, slot=slots[each.folder], n_objects=each.n_objects, size_bytes=each.size_bytes
-        )
-        for each in found
-        if each.folder in slots
-    )
+    pinned = tuple(replace(each, slot=slots[each.folder]) for each in found if each.folder in slots)
     collected = tuple(each for each in found if each.folder not in slots)
     proofs = _proofs(state.claim, listed)
     if not dry_run:
@@ -163,18 +155,12 @@ def collect(
 def _garbage(state: LogState, claim: int, listed: Collection[ObjectStat]) -> tuple[Garbage, ...]:
     """Find the folders among what is `listed` that are garbage once `claim` has begun. Pure."""
     named = {record.folder for record in state.commits.values()}
-    found: dict[str, Garbage] = {}
-    for stat in listed:
-        match = _PATH.fullmatch(stat.path)
-        if not match or int(match[2]) >= claim or match[1] in named or not is_object_name(match[3]):
-            continue
-        known = found.get(match[1], Garbage(folder=match[1]))
-        found[match[1]] = Garbage(
-            folder=match[1],
-            n_objects=known.n_objects + 1,
-            size_bytes=known.size_bytes + stat.size_bytes,
-        )
-    return tuple(found[folder] for folder in sorted(found))
+    found = []
+    for folder, sizes in sorted(sizes_by_folder(listed).items()):
+        ours = [size_bytes for name, size_bytes in sizes.items() if is_object_name(name)]
+        if ours and claim_of(folder) < claim and folder not in named:
+            found.append(Garbage(folder=folder, n_objects=len(ours), size_bytes=sum(ours)))
+    return tuple(found)
 
 
 def _proofs(claim: int, listed: Collection[ObjectStat]) -> tuple[str, ...]:
@@ -206,15 +192,11 @@ def _folders_of(
             continue
         except DamagedEntryError:
             # Any save of a claim before it may be the one that is pinned.
-            slots.update({each.folder: slot for each in found if _claim_of(each.folder) < slot})
+            slots.update({each.folder: slot for each in found if claim_of(each.folder) < slot})
             continue
         if isinstance(body, CommitEntry):
             slots[body.folder] = slot
     return slots
-
-
-def _claim_of(folder: str) -> int:
-    return int(folder.partition("/")[2].partition("-")[0])
 
 
 def _delete_folder(store: Store, folder: str, patience: Patience) -> None:

@@ -1,7 +1,6 @@
 """Try a store: its permissions, whether one of many creates wins, and how fast it is."""
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,11 +20,11 @@ from stepkeeper.log.tail import find_tail
 from stepkeeper.quantities import size_text
 from stepkeeper.storage import Store
 from stepkeeper.storage.base import PROBE_PREFIX
+from stepkeeper.storage.exclusive_create import prove_exclusive_create
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = ["measure_throughput", "probe_store"]
 
-_RACERS: Final = 16
 _THREADS: Final = 8
 _OBJECT_BYTES: Final = 64 * 1024 * 1024
 _EXCLUSIVE: Final = (
@@ -43,8 +42,7 @@ def probe_store(store: Store, patience: Patience) -> list[Finding]:
         TransientStorageError: The store gave no answer, which is no finding.
 
     """
-    prefix = _prefix(store, patience)
-    path = f"{prefix}{new_nonce()}"
+    path = f"{_prefix(store, patience)}{new_nonce()}"
     findings: list[Finding] = []
 
     def record_try(check: str, todo: str, operation: Callable[[], str | None]) -> bool:
@@ -71,7 +69,7 @@ def probe_store(store: Store, patience: Patience) -> list[Finding]:
             "read", role, lambda: None if store.read(path) == b"0" else "it reads other bytes than were put"
         )
         record_try("list", "caches of listings must be off", lambda: _try_list(store, path))
-        record_try("conditional-write", _EXCLUSIVE, lambda: _try_racing_creates(store, prefix))
+        record_try("conditional-write", _EXCLUSIVE, lambda: _try_racing_creates(store, patience))
     finally:
         record_try("delete", role, lambda: _try_delete(store, path))
     return findings
@@ -103,24 +101,9 @@ def _try_list(store: Store, path: str) -> str | None:
     return None if found else "an object that was just put isn't listed"
 
 
-def _try_racing_creates(store: Store, prefix: str) -> str | None:
-    """Check that exactly one of many creates of one name wins, and that its bytes are there."""
-    path = f"{prefix}{new_nonce()}"
-    barrier = threading.Barrier(_RACERS)
-
-    def put(number: int) -> bool:
-        barrier.wait()
-        return store.put_if_absent(path, str(number).encode())
-
-    try:
-        with ThreadPoolExecutor(_RACERS) as pool:
-            won = [number for number, first in enumerate(pool.map(put, range(_RACERS))) if first]
-        if len(won) != 1:
-            return f"of {_RACERS} creates of one name at the same time {len(won)} won"
-        there = store.read(path)
-        return None if there == str(won[0]).encode() else f"create {won[0]} won, but {there!r} is there"
-    finally:
-        store.delete(path)
+def _try_racing_creates(store: Store, patience: Patience) -> str | None:
+    prove_exclusive_create(store, store.put_if_absent, patience)
+    return None
 
 
 def _try_delete(store: Store, path: str) -> str | None:
