@@ -11,8 +11,8 @@ from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
 from stepkeeper.checkpoint.manifest import claim_of, is_object_name, sizes_by_folder
 from stepkeeper.errors import DamagedEntryError, MissingObjectError
 from stepkeeper.log import CommitEntry, Entry, Log, LogState
-from stepkeeper.log.reading import read_entry
 from stepkeeper.log.store_times import StoreTimes
+from stepkeeper.log.tail import read_entry
 from stepkeeper.retention.leases import HeldSlots, IsOver, drop_over, leases_by
 from stepkeeper.retention.pins import PIN_PREFIX
 from stepkeeper.storage.base import (

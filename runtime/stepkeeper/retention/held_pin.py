@@ -120,9 +120,9 @@ class HeldPin:
     def _log_left(self, why: object) -> None:
         _log.warning(
             "pin %s is left until its lease is over, or `stepkeeper gc %s --pins --remove %s` takes it: %s",
-            self._pin.text,
+            self._pin.name.text,
             self._store.uri,
-            self._pin.text,
+            self._pin.name.text,
             why,
         )
 

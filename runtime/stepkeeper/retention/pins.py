@@ -81,13 +81,12 @@ class Pin:
     reason: str = ""
 
     @property
-    def path(self) -> str:
-        return pin_path(self.slot, self.nonce, self.seen)
+    def name(self) -> PinName:
+        return PinName(slot=self.slot, nonce=self.nonce, seen=self.seen)
 
     @property
-    def text(self) -> str:
-        """Name for people, which renewals don't change."""
-        return f"{self.slot:08d}-{self.nonce}"
+    def path(self) -> str:
+        return self.name.path
 
     def to_json(self) -> bytes:
         return encode_json({"format": FORMAT, **encode(self)})

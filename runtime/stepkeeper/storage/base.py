@@ -14,7 +14,6 @@ __all__ = [
     "ObjectStat",
     "PagedStore",
     "PrivateStore",
-    "ReopenableStore",
     "Store",
     "StreamedStore",
     "check_path",
@@ -128,15 +127,6 @@ class CopiedStore(Store, Protocol):
 
     def distrust(self, path: str) -> bool:
         """Read the object itself from here on. Returns True if until now a copy of it was read."""
-        ...
-
-
-@runtime_checkable
-class ReopenableStore(Store, Protocol):
-    """A store whose root can be opened once more, so that a reading shares no connection with the one before."""
-
-    def reopen(self) -> Store:
-        """Open the same root over connections of its own. The caller closes it."""
         ...
 
 

@@ -46,7 +46,7 @@ class GcsStore:
     def __init__(
         self, *, bucket: str, prefix: str, retry_s: float = _RETRY_S, streams: int = _STREAMS
     ) -> None:
-        self._streams, self._retry_s = streams, retry_s
+        self._streams = streams
         self._uri = f"gs://{bucket}/{prefix}".rstrip("/")
         self._prefix = f"{prefix}/" if prefix else ""
         with translated(self._uri, bucket):
@@ -140,14 +140,6 @@ class GcsStore:
         with self._translated(""):
             self._bucket.reload(retry=self._retry, timeout=CALL_TIMEOUT_S)
             return dict(self._bucket._properties)  # noqa: SLF001  # the only way to it that knows every field
-
-    def reopen(self) -> "GcsStore":
-        return GcsStore(
-            bucket=self._bucket.name,
-            prefix=self._prefix.rstrip("/"),
-            retry_s=self._retry_s,
-            streams=self._streams,
-        )
 
     def close(self) -> None:
         self._client.close()

@@ -212,7 +212,7 @@ def test_a_pin_whose_lease_is_over_is_listed_so_and_goes_with_a_collection(
 
 def test_one_pin_is_removed_by_its_name(run: Run, root: SmallRoot) -> None:
     mine = Pin(slot=2, nonce="a" * 32, holder="ml/eval-3")
-    names = [mine.text, f"00000005-{'b' * 32}"]
+    names = [mine.name.text, f"00000005-{'b' * 32}"]
     put_pin(root.store, mine)
     for seen in (5, 6):
         put_pin(root.store, Pin(slot=5, nonce="b" * 32, holder="follow by 7", seen=seen))
@@ -220,14 +220,14 @@ def test_one_pin_is_removed_by_its_name(run: Run, root: SmallRoot) -> None:
     assert refused.exit_code == 1
     assert f"has no pin '00000002-b'; its pins: {', '.join(names)}" in refused.stderr
     run("rm", root.url, 15, "--force", "--yes")
-    removed = run("gc", root.url, "--pins", "--remove", mine.text)
-    assert removed.stdout == f"removed pin {mine.text} of ml/eval-3; its data goes with the next collection\n"
+    removed = run("gc", root.url, "--pins", "--remove", mine.name.text)
+    assert removed.stdout == f"removed pin {mine.name.text} of ml/eval-3; its data goes with the next collection\n"
     assert "collected 15/" in run("gc", root.url).stdout
     found = json.loads(run("gc", root.url, "--pins", "--remove", names[1], "--json").stdout)
     assert found["removed"]["holder"] == "follow by 7"
     assert run("gc", root.url, "--pins", "--remove", names[1]).exit_code == 1
     assert not [path for path in root.contents() if path.startswith(".stepkeeper/pins")]
-    assert run("gc", root.url, "--remove", mine.text).exit_code == 2
+    assert run("gc", root.url, "--remove", mine.name.text).exit_code == 2
 
 
 def test_gc_takes_what_earlier_claims_left_and_only_that(run: Run, root: SmallRoot) -> None:

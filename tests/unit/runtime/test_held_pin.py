@@ -118,7 +118,7 @@ def test_a_pin_that_can_not_be_removed_is_named_with_the_command_that_does(
     held = hold(MemoryStore(bucket, hook=at("before delete", refused)))
     with caplog.at_level(logging.WARNING):
         held.release(LIMIT_S)
-    assert f"`stepkeeper gc memory:// --pins --remove {held._pin.text}` takes it" in caplog.text
+    assert f"`stepkeeper gc memory:// --pins --remove {held._pin.name.text}` takes it" in caplog.text
     assert "no storage.objects.delete" in caplog.text
 
 
