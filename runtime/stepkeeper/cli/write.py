@@ -198,7 +198,7 @@ def _show_pins(root: Root, *, as_json: bool) -> None:
     elif not reports:
         typer.echo("no pins: nobody keeps any data from being deleted")
     else:
-        columns = ("NAME", "SEQUENCE", "STEP", "HOLDER", "HOST", "RENEWED", "LEASE", "ROOT", "REASON")
+        columns = ("NAME", "SEQUENCE", "STEP", "HOLDER", "HOST", "RENEWED", "LEASE", "REASON")
         rows = [_pin_row(state, each) for each in reports]
         show_table(columns, rows, right=("SEQUENCE", "STEP", "RENEWED"))
 
@@ -258,7 +258,6 @@ def _pin_row(state: LogState, report: PinReport) -> tuple[str, ...]:
         (pin and pin.host) or "-",
         "-" if name.time_unix_s is None else age_text(time.time() - name.time_unix_s),
         "over" if report.is_over else lease,
-        (pin and pin.root) or "-",
         (pin and pin.reason) or "-",
     )
 
@@ -275,7 +274,6 @@ def _pin_document(state: LogState, report: PinReport) -> dict[str, Any]:
         "renewed_unix_s": name.time_unix_s,
         "seen": name.seen,
         "lease": lease,
-        "root": pin and pin.root,
         "reason": pin and pin.reason,
         "nonce": name.nonce,
     }

@@ -11,8 +11,7 @@ from stepkeeper.errors import PinLostError, StepkeeperError
 from stepkeeper.log import CommitRecord, Log, LogState
 from stepkeeper.loggers import logger
 from stepkeeper.retention.leases import RENEW_EVERY_S
-from stepkeeper.retention.pinning import pin_commit, renew_pin
-from stepkeeper.retention.pins import Pin, is_pinned, remove_pin
+from stepkeeper.retention.pins import Pin, is_pinned, pin_commit, remove_pin, renew_pin
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 

@@ -37,8 +37,7 @@ from stepkeeper.policy.keep import LastN
 from stepkeeper.policy.keep_message import Keep
 from stepkeeper.retention.garbage import gc
 from stepkeeper.retention.leases import LEASE_ENTRIES
-from stepkeeper.retention.pinning import pin_commit, renew_pin
-from stepkeeper.retention.pins import Pin, remove_pin
+from stepkeeper.retention.pins import Pin, pin_commit, remove_pin, renew_pin
 from stepkeeper_testing.background import jobs
 from stepkeeper_testing.checkpoints import write_request
 from stepkeeper_testing.pod import pod_identity

@@ -11,8 +11,7 @@ import pytest
 from stepkeeper.errors import StorageError, TransientStorageError
 from stepkeeper.log import CommitRecord, Log, LogState
 from stepkeeper.retention.held_pin import HeldPin, hold_commit, release_all_pins
-from stepkeeper.retention.pinning import pin_commit
-from stepkeeper.retention.pins import Pin, list_pin_names, remove_pin
+from stepkeeper.retention.pins import Pin, list_pin_names, pin_commit, remove_pin
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.checkpoints import SmallRoot

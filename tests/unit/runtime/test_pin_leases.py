@@ -11,8 +11,7 @@ from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.log.tail import slot_path
 from stepkeeper.retention.garbage import Garbage, gc, sweep
 from stepkeeper.retention.leases import IsOver, drop_over, lease_is_over, leases_by, report_pins
-from stepkeeper.retention.pinning import pin_commit, renew_pin
-from stepkeeper.retention.pins import Pin, list_pin_names, put_pin
+from stepkeeper.retention.pins import Pin, list_pin_names, pin_commit, put_pin, renew_pin
 from stepkeeper.storage.memory import FaultHook, MemoryBucket, MemoryStore
 from stepkeeper_testing.checkpoints import SmallRoot
 from stepkeeper_testing.hooks import at

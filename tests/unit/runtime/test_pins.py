@@ -6,17 +6,18 @@ import pytest
 
 from stepkeeper.errors import PinFormatError, PinLostError, RestoreError, StorageError, TransientStorageError
 from stepkeeper.log import CommitRecord, Log, LogState
-from stepkeeper.retention.pinning import pin_commit, renew_pin
 from stepkeeper.retention.pins import (
     Pin,
     PinName,
     is_pinned,
     list_pin_names,
     list_pins,
+    pin_commit,
     pin_path,
     pinned_slots,
     put_pin,
     remove_pin,
+    renew_pin,
 )
 from stepkeeper.storage.memory import FaultHook, MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
@@ -60,9 +61,9 @@ def pinned(bucket: MemoryBucket, hook: FaultHook | None = None) -> Pin | None:
     ("pin", "name", "says"),
     [
         (
-            Pin(slot=7, nonce=NONCE, holder="ml/eval", root="gs://b/fork", reason="a fork"),
+            Pin(slot=7, nonce=NONCE, holder="ml/eval", reason="a study"),
             f"00000007-{NONCE}",
-            f'{{"format":1,"holder":"ml/eval","nonce":"{NONCE}","reason":"a fork","root":"gs://b/fork","slot":7}}',
+            f'{{"format":1,"holder":"ml/eval","nonce":"{NONCE}","reason":"a study","slot":7}}',
         ),
         (
             Pin(slot=7, nonce=NONCE, holder="follow by 5", host="eval-0", seen=12),
@@ -136,13 +137,6 @@ def test_what_is_chosen_is_pinned_and_renewed_under_another_name(
         assert list_pins(store) == [pin]
     remove_pin(store, first)
     assert list_pin_names(store) == []
-
-
-def test_a_forks_pin_has_the_name_it_is_given_and_no_lease(bucket: MemoryBucket) -> None:
-    store = MemoryStore(bucket)
-    for _ in range(2):
-        pin_commit(Log(store), store, latest, holder="ml/fork", nonce=NONCE, root="gs://b/fork")
-    assert [(pin.nonce, pin.root, pin.seen) for pin in list_pins(store)] == [(NONCE, "gs://b/fork", None)]
 
 
 def test_a_commit_that_is_deleted_before_the_pin_is_there_is_not_held(
