@@ -19,10 +19,8 @@ from stepkeeper.cli.root import Root, open_root
 from stepkeeper.cli.terminal import AsJson, ExitCode, absolute_progress_bar, print_message, show_document
 from stepkeeper.errors import (
     RefusedError,
-    RestoreError,
     StepkeeperError,
     StorageError,
-    TornCheckpointError,
 )
 from stepkeeper.log import CommitRecord
 from stepkeeper.quantities import size_text
@@ -128,7 +126,8 @@ def _export_commit(
     root: Root, record: CommitRecord, destination: Path, convert: Convert, as_json: bool
 ) -> None:
     _check_outside(root, destination)
-    done = _export_files(root, record, convert)
+    with root.reading(record), CommitFiles(root.store, record, patience=root.patience) as files:
+        done = _convert_with_progress(convert, files, f"export step {record.step}")
     document = {
         "sequence": record.slot,
         "step": record.step,
@@ -192,23 +191,6 @@ def _import_formats() -> ModuleType:
         print_message(f"this needs {error.name}, which isn't installed: pip install 'stepkeeper[cli,torch]'")
         raise typer.Exit(ExitCode.USAGE) from error
     return formats
-
-
-def _export_files(root: Root, record: CommitRecord, convert: Convert) -> Any:
-    """Convert a commit.
-
-    Raises:
-        TornCheckpointError: Bytes of the commit are bad.
-        RestoreError: A job has deleted the commit meanwhile.
-
-    """
-    try:
-        with CommitFiles(root.store, record, patience=root.patience) as files:
-            return _convert_with_progress(convert, files, f"export step {record.step}")
-    except TornCheckpointError as error:
-        if record.slot not in root.log.refresh().commits:
-            raise RestoreError(f"step {record.step} (sequence {record.slot}) was deleted just now") from error
-        raise
 
 
 def _convert_with_progress(convert: Convert, source: object, title: str) -> Any:

@@ -9,7 +9,7 @@ from stepkeeper.companion.endpoint import ReportTarget
 from stepkeeper.contract import Identity
 from stepkeeper.log import Claim, CommitRecord, ForeignBase, ManifestRef
 from stepkeeper.log.restarts import RestartHistory
-from stepkeeper.policy.keep_message import Keep
+from stepkeeper.policy.keep import Keep
 from stepkeeper.stacks.sharing import StackRequest
 from stepkeeper.tier import TierPlace
 

@@ -13,7 +13,6 @@ __all__ = [
     "CopiedStore",
     "ObjectStat",
     "PagedStore",
-    "PrivateStore",
     "Store",
     "StreamedStore",
     "check_path",
@@ -127,16 +126,6 @@ class CopiedStore(Store, Protocol):
 
     def distrust(self, path: str) -> bool:
         """Read the object itself from here on. Returns True if until now a copy of it was read."""
-        ...
-
-
-@runtime_checkable
-class PrivateStore(Store, Protocol):
-    """A store whose objects may be in the memory of one process."""
-
-    @property
-    def is_private(self) -> bool:
-        """True if no other process can see the objects."""
         ...
 
 

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import Any, Final, final
 
 import fsspec
-from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from stepkeeper.errors import (
@@ -99,14 +98,6 @@ class FsspecStore:
     @property
     def uri(self) -> str:
         return self._uri
-
-    @property
-    def is_private(self) -> bool:
-        """True if the file system is memory of this process, or wraps such a one."""
-        filesystem = self._filesystem
-        while filesystem is not None and not isinstance(filesystem, MemoryFileSystem):
-            filesystem = getattr(filesystem, "fs", None) or getattr(filesystem, "sync_fs", None)
-        return filesystem is not None
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """Put an object if there is none, as `Store` has it.

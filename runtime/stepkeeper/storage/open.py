@@ -7,7 +7,7 @@ from typing import Final
 from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from stepkeeper.errors import BadUriError
-from stepkeeper.storage.base import PrivateStore, Store
+from stepkeeper.storage.base import Store
 from stepkeeper.storage.memory import MemoryStore, named_bucket
 from stepkeeper.storage.mounts import gcsfuse_uri, read_mountinfo
 from stepkeeper.storage.posix import PosixStore
@@ -28,7 +28,7 @@ def check_slashes(path: str) -> None:
 
 def check_is_shared(store: Store) -> None:
     """Check that other processes see the objects of `store`. Raises BadUriError."""
-    if isinstance(store, PrivateStore) and store.is_private:
+    if isinstance(store, MemoryStore):
         raise BadUriError(
             f"{store.uri!r} is in the memory of one process, and another process writes the checkpoints: nothing "
             "would be saved. In a test, use the path of a temporary folder"

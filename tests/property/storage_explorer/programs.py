@@ -33,8 +33,7 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log import Claim, CommitRecord, Log, LogState
 from stepkeeper.log.claims import is_continued, must_branch
-from stepkeeper.policy.keep import LastN
-from stepkeeper.policy.keep_message import Keep
+from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.retention.garbage import gc
 from stepkeeper.retention.leases import LEASE_ENTRIES
 from stepkeeper.retention.pins import Pin, pin_commit, remove_pin, renew_pin

@@ -225,7 +225,6 @@ def test_watch_of_an_empty_root_says_so_waits_and_ends_quietly(
         ("verify memory://x 1 --all", 2),
         ("rm memory://x", 2),
         ("gc memory://x --pins --dry-run", 2),
-        ("doctor memory://x --read-only --throughput 1", 2),
         ("rm memory://x 5 --yes", 1),
     ],
 )

@@ -6,11 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
-from fsspec.implementations.cached import SimpleCacheFileSystem
-from fsspec.implementations.dirfs import DirFileSystem
-from fsspec.implementations.local import LocalFileSystem
-from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 from typing_extensions import override
 
@@ -78,19 +73,6 @@ def test_a_file_is_no_root(tmp_path: Path, path: str) -> None:
     (tmp_path / "model.pt").write_bytes(b"weights")
     with pytest.raises(BadUriError, match=f"^{tmp_path}/model.pt is a file; a root is a folder"):
         open_store((tmp_path / path).as_uri())
-
-
-def test_memory_of_this_process_is_known_below_file_systems_that_wrap_it() -> None:
-    memory = MemoryFileSystem()
-    for filesystem in (
-        memory,
-        DirFileSystem("/run", memory),
-        SimpleCacheFileSystem(fs=DirFileSystem("/run", memory)),
-        AsyncFileSystemWrapper(memory),
-    ):
-        assert FsspecStore(filesystem, "run", uri="any://run").is_private
-    for filesystem in (LocalFileSystem(), DirFileSystem("/run", LocalFileSystem())):
-        assert not FsspecStore(filesystem, "run", uri="any://run").is_private
 
 
 def test_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,6 @@
-"""Try a store: its permissions, whether one of many creates wins, and how fast it is."""
+"""Try a store: its permissions, and whether one of many creates wins."""
 
-import os
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Final
 
 from stepkeeper.cli.doctor.bucket import Finding
@@ -17,16 +13,13 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.log.tail import find_tail
-from stepkeeper.quantities import size_text
 from stepkeeper.storage import Store
 from stepkeeper.storage.base import PROBE_PREFIX
 from stepkeeper.storage.exclusive_create import prove_exclusive_create
-from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
+from stepkeeper.storage.retry import Patience
 
-__all__ = ["measure_throughput", "probe_store"]
+__all__ = ["probe_store"]
 
-_THREADS: Final = 8
-_OBJECT_BYTES: Final = 64 * 1024 * 1024
 _EXCLUSIVE: Final = (
     "no log can live here: use gs://, an s3:// with conditional writes, or a folder on one file system"
 )
@@ -113,39 +106,3 @@ def _try_delete(store: Store, path: str) -> str | None:
     except MissingObjectError:
         return None
     return f"{path} is there after it was deleted"
-
-
-def measure_throughput(store: Store, size_bytes: int) -> Finding:
-    """Measure how fast this host writes and reads objects, several at a time. The objects are gone afterwards.
-
-    Args:
-        store: The root's store.
-        size_bytes: Number of bytes to write and read.
-
-    """
-    each_bytes = min(_OBJECT_BYTES, -(-size_bytes // _THREADS))
-    n_objects = -(-size_bytes // each_bytes)
-    # Random bytes: no file system and no proxy can compress them.
-    data = os.urandom(each_bytes)
-    prefix = _prefix(store, DEFAULT_PATIENCE)
-    paths = [f"{prefix}{new_nonce()}" for _ in range(n_objects)]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        try:
-            write_s = _timed(lambda: list(pool.map(lambda path: store.write(path, [data]), paths)))
-            read_s = _timed(lambda: list(pool.map(lambda path: len(store.read(path)), paths)))
-        finally:
-            list(pool.map(partial(store.delete), paths))
-    total_bytes = n_objects * each_bytes
-    return Finding(
-        check="throughput",
-        verdict="ok",
-        says=f"{size_text(total_bytes)} in {n_objects} objects, {_THREADS} at a time: written durably at "
-        f"{size_text(int(total_bytes / write_s))}/s, read at {size_text(int(total_bytes / read_s))}/s",
-        todo="reading may come from this host's memory; compare with what a checkpoint's bytes per host need",
-    )
-
-
-def _timed(operation: Callable[[], object]) -> float:
-    start_s = time.perf_counter()
-    operation()
-    return max(time.perf_counter() - start_s, 1e-9)
