@@ -15,7 +15,6 @@ from typing_extensions import override
 from stepkeeper.companion.messages import ClaimRequest, OpenRequest
 from stepkeeper.companion.session import Session
 from stepkeeper.errors import (
-    MissingObjectError,
     NoAccessError,
     NotExclusiveError,
     StorageError,
@@ -127,12 +126,6 @@ class ForgetfulFileSystem(BucketFileSystem):
             raise
 
 
-class InheritedCreate(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no types
-    """Has what fsspec gives to all: a look, and then a write."""
-
-    pipe_file = AbstractFileSystem.pipe_file
-
-
 class LosingFileSystem(BucketFileSystem):
     """Loses answers to creates that went through."""
 
@@ -212,12 +205,6 @@ def test_where_two_could_win_nothing_is_put(filesystem: type[BucketFileSystem], 
         with pytest.raises(NotExclusiveError, match=says):
             store.put_if_absent(".stepkeeper/log/00000000.json", b"x")
     assert objects == {}
-
-
-def test_a_create_that_looks_and_then_writes_is_refused_without_a_race() -> None:
-    store = store_on(InheritedCreate(), root="/refused")
-    with pytest.raises(NotExclusiveError, match="looks first and writes then"):
-        store.put_if_absent("x", b"x")
 
 
 def test_the_proof_is_made_once_leaves_nothing_and_outlasts_lost_answers() -> None:
@@ -314,24 +301,6 @@ def test_errors_name_the_object_and_say_whether_to_ask_again(
         with pytest.raises(StorageError, match="bucket://checkpoints/run/") as found:
             act()
         assert type(found.value) is becomes
-
-
-def test_an_error_of_a_read_condemns_nothing_and_no_bucket_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    filesystem = BucketFileSystem({"checkpoints/run/x": b"123"})
-    store = store_on(filesystem)
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(16, "SlowDown")
-
-    monkeypatch.setattr(filesystem, "cat_file", fail)
-    for place in ((), (1, 1)):
-        with pytest.raises(TransientStorageError):
-            store.read("x", *place)
-    with pytest.raises(MissingObjectError):
-        store.read("y")
-    filesystem.buckets.clear()
-    with pytest.raises(StorageError, match="there is no such bucket"):
-        store.write("x", [b"1"])
 
 
 @pytest.mark.parametrize(

@@ -35,14 +35,6 @@ def folders(root: SmallRoot) -> set[str]:
     return {path.split("/")[0] for path in root.contents()} - {".stepkeeper"}
 
 
-def test_an_abandoned_commit_goes_with_its_data(run: Run, root: SmallRoot) -> None:
-    result = run("rm", root.url, 15, "--force", "--yes")
-    assert (result.exit_code, result.stdout.split(",")[0]) == (0, "removed step 15 (sequence 2")
-    assert (sequences(root), folders(root)) == ([1, 4, 5], {"10", "20", "30"})
-    assert root.log.state.head == 5
-    assert run("verify", "--all", root.url).exit_code == 0
-
-
 def test_the_deletion_is_in_the_log_before_data_goes(
     run: Run, root: SmallRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:

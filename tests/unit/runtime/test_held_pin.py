@@ -1,7 +1,6 @@
 """Test that a pin is renewed from a thread of its own while it is held, and removed once it is let go."""
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,8 +9,8 @@ import pytest
 
 from stepkeeper.errors import StorageError, TransientStorageError
 from stepkeeper.log import CommitRecord, Log, LogState
-from stepkeeper.retention.held_pin import HeldPin, hold_commit, release_all_pins
-from stepkeeper.retention.pins import Pin, list_pin_names, pin_commit, remove_pin
+from stepkeeper.retention.held_pin import HeldPin, release_all_pins
+from stepkeeper.retention.pins import list_pin_names, pin_commit, remove_pin
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.checkpoints import SmallRoot
@@ -133,38 +132,9 @@ def test_a_store_that_hangs_is_not_waited_for_longer_than_that(
     assert seen(bucket) == []
 
 
-def test_a_forked_child_does_not_wait_for_its_parents_thread(
-    bucket: MemoryBucket,
-    hold: Hold,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    holding = threading.Event()
-
-    def hook(moment: str, operation: str, path: str) -> None:
-        holding.wait(LIMIT_S)
-
-    held = hold(MemoryStore(bucket, hook=hook))
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "getpid", lambda: -1)
-        held.release(0.0)
-    assert caplog.text == ""
-    holding.set()
-
-
 def test_pins_go_when_the_interpreter_ends(bucket: MemoryBucket, hold: Hold) -> None:
     for _ in range(3):
         hold()
     assert len(seen(bucket)) == 3
     release_all_pins()
     assert seen(bucket) == []
-
-
-def test_a_commit_is_held_by_a_pin_that_names_its_holder(bucket: MemoryBucket) -> None:
-    store = MemoryStore(bucket)
-    held, record = hold_commit(Log(store), store, latest, holder="follow", host="eval-0", reason="follow")
-    assert held is not None
-    assert held._pin == Pin(
-        slot=record.slot, nonce=held._pin.nonce, holder="follow", host="eval-0", seen=1, reason="follow"
-    )
-    held.release(LIMIT_S)

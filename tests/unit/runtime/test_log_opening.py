@@ -119,16 +119,3 @@ def test_an_entry_that_says_something_else_is_refused(
     bucket.objects[path] = sealed(bucket.objects[path].replace(old, new, 1))
     with pytest.raises(LogFormatError, match=message):
         Log(MemoryStore(bucket)).open()
-
-
-def test_an_entry_of_a_stale_claim_in_the_log_is_refused(
-    log: Log, bucket: MemoryBucket, commit: CommitStep
-) -> None:
-    claim = log.begin()
-    commit(log, claim, 10)
-    early = bucket.objects.pop(slot_path(1))
-    again = Log(MemoryStore(bucket))
-    again.begin()
-    bucket.objects[slot_path(2)] = early
-    with pytest.raises(LogFormatError, match="slot 2 is of claim 0, but claim 1 owns the log there"):
-        again.refresh()

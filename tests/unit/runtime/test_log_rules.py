@@ -1,6 +1,5 @@
 """Which process may append what to the log, and what becomes of a put without an answer."""
 
-import json
 from collections.abc import Callable
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from stepkeeper.contract import Identity
 from stepkeeper.errors import (
     FencedError,
-    LogFormatError,
     OtherJobsRootError,
     StorageError,
     TransientStorageError,
@@ -16,9 +14,7 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log import BeginEntry, Claim, CommitRecord, ForeignBase, Log, ManifestRef
 from stepkeeper.log.claims import must_branch
-from stepkeeper.log.entries import Entry
 from stepkeeper.log.tail import slot_path
-from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.pod import pod_identity
@@ -76,22 +72,6 @@ def test_a_later_begin_fences_the_earlier_claim(log: Log, bucket: MemoryBucket, 
         with pytest.raises(FencedError, match=f"claim {claim.slot} is stale: slot {later.slot}"):
             act()
     assert other.refresh().tail == later.slot
-
-
-def test_deleting_nothing_appends_nothing(log: Log) -> None:
-    claim = log.begin()
-    assert log.delete(claim, lambda state: []) == ()
-    assert log.state.tail == claim.slot
-
-
-def test_what_is_deleted_condemned_and_restored_is_known_by_its_slot(log: Log, commit: CommitStep) -> None:
-    claim = log.begin()
-    first, second, third = (commit(log, claim, step) for step in (10, 20, 30))
-    log.mark_restored(claim, first)
-    assert log.state.commits[first].verified
-    assert [record.step for record in log.delete(claim, lambda state: [second])] == [20]
-    assert log.quarantine(claim, third, "block 3 of 9") == log.state.commits[first]
-    assert log.state.commits[third].quarantined
 
 
 @pytest.mark.parametrize(
@@ -193,20 +173,6 @@ def test_a_save_given_up_that_went_in_is_said_to_be_committed(
     assert (record.step, lossy.state.tail) == (10, 1)
 
 
-def test_what_a_dead_process_put_comes_too_late_after_its_successors_void(
-    log: Log, bucket: MemoryBucket, commit: CommitStep
-) -> None:
-    claim = log.begin()
-    late = MemoryBucket()
-    late.objects = dict(bucket.objects)
-    stuck = Log(MemoryStore(late))
-    stuck.resume(claim)
-    commit(stuck, claim, 10, "10/0-x")
-    assert log.void(claim, "its process died", "10/0-x") is None
-    assert not MemoryStore(bucket).put_if_absent(slot_path(1), late.objects[slot_path(1)])
-    assert Log(MemoryStore(bucket)).open().head is None
-
-
 def test_a_refusal_is_no_unknown_outcome(log: Log, bucket: MemoryBucket, commit: CommitStep) -> None:
     claim = log.begin()
     refusing = failing(1, applied=False, error=StorageError("permission denied"))
@@ -234,18 +200,6 @@ def test_asked_again_for_the_same_begin_it_is_put_once(
     assert isinstance(asked.entry(back.slot).body, BeginEntry)
     commit(asked, back, 4)
     assert asked.begin(base=first, after=claim, nonce=NONCE) == back
-
-
-def test_a_reader_that_does_not_know_branches_refuses_the_log(log: Log, commit: CommitStep) -> None:
-    """It would take HEAD for nothing: the word is left out where there is no branch, and an error where there is."""
-    claim = log.begin()
-    commit(log, claim, 20)
-    plain, branched = log.entry(0).to_json(), log.entry(log.begin(branch=True, after=claim).slot).to_json()
-    assert "branch" not in json.loads(plain)["begin"]
-    assert json.loads(branched)["begin"]["branch"] is True
-    unknown = branched.replace(b'"branch":true', b'"brunch":true').rpartition(b',"crc32c"')[0]
-    with pytest.raises(LogFormatError, match="brunch"):
-        Entry.from_json(b'%b,"crc32c":%d}' % (unknown, crc32c(unknown)), "slot 2")
 
 
 @pytest.mark.parametrize(

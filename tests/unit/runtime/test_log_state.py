@@ -5,7 +5,6 @@ from functools import reduce
 import pytest
 
 from stepkeeper.errors import LogFormatError
-from stepkeeper.log.claims import is_continued
 from stepkeeper.log.entries import BeginEntry, Body, CommitEntry, DeleteEntry, QuarantineEntry, RestoredEntry
 from stepkeeper.log.records import ForeignBase, ManifestRef
 from stepkeeper.log.state import LogState, applied
@@ -53,19 +52,3 @@ def test_an_entry_that_contradicts_those_before_it_is_refused(body: Body, messag
     ]
     with pytest.raises(LogFormatError, match=message):
         apply(reduce(apply, before, LogState()), body)
-
-
-@pytest.mark.parametrize(
-    ("restored", "saved", "continues"),
-    [
-        pytest.param(None, {"w"}, False, id="nothing was restored"),
-        pytest.param(None, set(), False, id="nothing was restored, and nothing is saved"),
-        pytest.param({"w", "b"}, {"b", "w"}, True, id="the same names"),
-        pytest.param({"w"}, {"w", "b"}, False, id="more is saved"),
-        pytest.param({"w", "b"}, {"w"}, False, id="less is saved"),
-    ],
-)
-def test_who_has_restored_all_that_it_saves_continues_the_line(
-    restored: set[str] | None, saved: set[str], *, continues: bool
-) -> None:
-    assert is_continued(restored, saved) is continues

@@ -12,7 +12,6 @@ from typing_extensions import override
 from stepkeeper.errors import BadUriError, StorageError
 from stepkeeper.storage import open_store, root_uri
 from stepkeeper.storage.fsspec import FsspecStore
-from stepkeeper.storage.gcs import GcsStore
 
 
 def test_a_folder(tmp_path: Path) -> None:
@@ -73,14 +72,6 @@ def test_a_file_is_no_root(tmp_path: Path, path: str) -> None:
     (tmp_path / "model.pt").write_bytes(b"weights")
     with pytest.raises(BadUriError, match=f"^{tmp_path}/model.pt is a file; a root is a folder"):
         open_store((tmp_path / path).as_uri())
-
-
-def test_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
-    store = open_store("gs://bucket/runs/x/")
-    assert isinstance(store, GcsStore)
-    assert store.uri == "gs://bucket/runs/x"
-    store.close()
 
 
 class OnlyRead(AbstractFileSystem):  # type: ignore[misc]  # fsspec ships no types

@@ -89,14 +89,6 @@ def test_a_pin_is_a_small_object_named_after_what_it_holds(pin: Pin, name: str, 
         assert store.bucket.objects == {}
 
 
-def test_names_that_are_no_pins_are_left_alone() -> None:
-    store = MemoryStore()
-    for name in ("README.txt", f"7-{NONCE}", "00000007-x", f"00000007-{NONCE}.bak", f"00000007-{NONCE}-12"):
-        store.write(f".stepkeeper/pins/{name}", [b""])
-    assert pinned_slots(store) == set()
-    assert list_pins(store) == []
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -195,14 +187,3 @@ def test_a_holder_whose_pin_was_removed_is_told_and_leaves_nothing(
     with pytest.raises(PinLostError, match=f"{pin_path(pin.slot, pin.nonce, pin.seen)} is gone"):
         renew_pin(Log(store), store, pin)
     assert list_pin_names(store) == []
-
-
-def test_a_renewal_that_got_no_answer_is_made_again(root: SmallRoot, bucket: MemoryBucket) -> None:
-    store = MemoryStore(bucket)
-    pin = pinned(bucket)
-    assert pin is not None
-    root.play("30")
-    lossy = MemoryStore(bucket, hook=at("after put_if_absent", NO_ANSWER, times=1))
-    with pytest.raises(TransientStorageError):
-        renew_pin(Log(store), lossy, pin, patience=IMPATIENT)
-    assert renew_pin(Log(store), store, pin).seen == root.log.state.tail

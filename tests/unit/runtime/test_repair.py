@@ -141,20 +141,6 @@ def test_a_save_that_had_not_come_to_its_end_is_garbage() -> None:
     assert not any(path.startswith(stray) for path in root.contents())
 
 
-def test_of_two_saves_for_one_slot_the_earlier_one_is_kept_aside() -> None:
-    root = made()
-    truth = root.log.state
-    stray = root.leave(35)
-    damage(root, [4])
-    state = repaired(root)
-    assert (state.head, state.commits[4].folder) == (5, stray)
-    aside = {each.folder for each in state.commits.values() if each.quarantined}
-    assert aside == {truth.commits[4].folder}
-    is_stale(root)
-    goes_on(root, state)
-    assert aside <= {path.rpartition("/")[0] for path in root.contents()}
-
-
 @pytest.mark.parametrize(
     ("words", "slots", "name", "says", "live"),
     [
@@ -182,17 +168,6 @@ def test_a_save_of_which_something_is_missing_is_not_live(
     assert [record.folder for record in state.commits.values() if record.quarantined] == [folder] * len(aside)
     assert not any(verify_commit(root.store, record, patience=IMPATIENT).bad for record in state.live)
     goes_on(root, state, 9000)
-
-
-def test_a_repair_of_the_repair() -> None:
-    root = made()
-    damage(root, [3, 4], "empty")
-    repaired(root)
-    root.play("begin 50")
-    damage(root, [6, 7])
-    state = repaired(root)
-    assert ([record.step for record in state.live], state.head) == ([10, 20, 30, 40, 50], 8)
-    goes_on(root, state)
 
 
 @pytest.mark.parametrize(
@@ -272,9 +247,3 @@ def test_what_came_into_an_emptied_slot_is_told_from_its_own_entry(hole: int, ac
     assert [record.step for record in state.live] == [10, 20, 30, 40]
     assert root.store.read(slot_path(hole)) == intruder
     goes_on(root, state)
-
-
-def test_an_intruder_below_an_index_costs_nothing_but_who_took_the_slot() -> None:
-    root = filled(2, "void")
-    assert [record.step for record in Log(root.store, patience=IMPATIENT).open().live] == [10, 20, 30, 40]
-    assert not planned(root.store).is_needed

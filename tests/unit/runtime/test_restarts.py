@@ -58,14 +58,6 @@ def test_a_commit_is_as_old_as_its_manifest_and_asked_for_once(root: SmallRoot) 
     assert StoreTimes(root.store).of_commits([first]) == {first.slot: 5000.0}
 
 
-def test_entries_are_as_far_apart_as_the_store_has_them(root: SmallRoot) -> None:
-    root.play("begin begin")
-    put_at(root, slot_path(0), 1000.0)
-    put_at(root, slot_path(1), 8200.9)
-    assert StoreTimes(root.store).between_s(0, 1) == 7200
-    assert StoreTimes(root.store).between_s(0, 2) is None, "it isn't there"
-
-
 def test_where_the_store_says_nothing_nothing_is_known(caplog: pytest.LogCaptureFixture) -> None:
     root = SmallRoot()
     assert isinstance(root.store, MemoryStore)
@@ -142,13 +134,6 @@ def test_what_was_chosen_is_no_disruption(words: str, n_restarts: int) -> None:
     root = SmallRoot()
     root.play(words)
     assert restarts(root) == n_restarts
-
-
-def test_several_claims_of_one_start_of_a_job_are_none(root: SmallRoot) -> None:
-    root.begin(1)
-    root.save(1)
-    root.begin(1)
-    assert restarts(root) == 0
 
 
 def test_restarts_without_times_say_nothing(root: SmallRoot, caplog: pytest.LogCaptureFixture) -> None:

@@ -83,15 +83,6 @@ def test_a_large_object_goes_past_the_cache_but_for_its_end(
     assert store.read("in-blocks") == CONTENT[: 4 * MIB]
 
 
-@pytest.mark.parametrize("most", [lambda _asked: 8192, lambda asked: min(asked, 100_001), lambda _asked: 1])
-def test_less_may_be_written_at_a_time(
-    store: PosixStore, monkeypatch: pytest.MonkeyPatch, most: Callable[[int], int]
-) -> None:
-    Calls(monkeypatch, most)
-    store.write("x", parts())
-    assert store.read("x") == CONTENT
-
-
 def test_a_file_system_without_direct_writes(store: PosixStore, monkeypatch: pytest.MonkeyPatch) -> None:
     call = fcntl.fcntl
 
