@@ -1,19 +1,27 @@
-"""Which process may append what to the log, and what becomes of a put without an answer."""
+"""Which process may append what to the log, what becomes of a put without an answer, and what no entry may say."""
 
 from collections.abc import Callable
+from functools import reduce
+from typing import Any
 
 import pytest
 
 from stepkeeper.contract import Identity
+from stepkeeper.contract.wire import ContractError
 from stepkeeper.errors import (
     FencedError,
+    LogFormatError,
     OtherJobsRootError,
     StorageError,
     TransientStorageError,
     UnknownOutcomeError,
 )
-from stepkeeper.log import BeginEntry, Claim, CommitRecord, ForeignBase, Log, ManifestRef
+from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.log.claims import must_branch
+from stepkeeper.log.entries import BeginEntry, Body, CommitEntry, DeleteEntry, QuarantineEntry, RestoredEntry
+from stepkeeper.log.records import ForeignBase, Index, ManifestRef
+from stepkeeper.log.rows import decode_index, encode_index
+from stepkeeper.log.state import LogState, applied
 from stepkeeper.log.tail import slot_path
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
@@ -210,3 +218,93 @@ def test_only_steps_greater_than_heads_go_on_from_it(head: int | None, step: int
     found = head and CommitRecord(slot=1, claim=0, step=head, folder="1/0-a", size_bytes=1, manifest=ref)
     theirs = head and ForeignBase(step=head, folder=str(head))
     assert must_branch(found or None, step) is must_branch(theirs or None, step) is branches
+
+
+FOREIGN = ForeignBase(step=5, folder="5")
+
+
+def commit_entry(step: int, parent: int | None, legacy: ForeignBase | None = None) -> CommitEntry:
+    manifest = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
+    return CommitEntry(
+        step=step, folder=f"{step}/0-a", size_bytes=1, manifest=manifest, parent=parent, legacy=legacy
+    )
+
+
+def apply_next(state: LogState, body: Body) -> LogState:
+    return applied(state, state.tail + 1, 0, "a" * 32, body)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (BeginEntry(base=2), "slot 4 names commit 2, which isn't live there"),
+        (BeginEntry(base=7), "slot 4 names commit 7, which isn't live there"),
+        (BeginEntry(base=1, legacy=FOREIGN), "slot 4 goes on from two things, commit 1 and "),
+        (
+            QuarantineEntry(commit=2, reason="again"),
+            "slot 4 names commit 2, which isn't live there",
+        ),
+        (RestoredEntry(commit=2), "slot 4 names commit 2, which isn't live there"),
+        (DeleteEntry(commits=(1, 7)), "slot 4 names commit 7, which isn't there"),
+        (BeginEntry(base=1, branch=True), "begins a branch, and goes on from something too"),
+        (BeginEntry(legacy=FOREIGN, branch=True), "begins a branch, and goes on from something too"),
+        (BeginEntry(scratch=True, branch=True), "begins a branch, and goes on from something too"),
+        (commit_entry(30, parent=2), "slot 4 has parent 2, but the log goes on from 1 there"),
+        (
+            commit_entry(30, parent=1, legacy=FOREIGN),
+            "slot 4 goes on from ForeignBase.*, but the log from None there",
+        ),
+    ],
+)
+def test_an_entry_that_contradicts_those_before_it_is_refused(body: Body, message: str) -> None:
+    """Slots 1 and 2 hold commits; slot 3 condemns the second."""
+    before: list[Body] = [
+        BeginEntry(),
+        commit_entry(10, None),
+        commit_entry(20, 1),
+        QuarantineEntry(commit=2, reason="bad"),
+    ]
+    with pytest.raises(LogFormatError, match=message):
+        apply_next(reduce(apply_next, before, LogState()), body)
+
+
+ROW: list[Any] = [3, 0, 30, "30/0-a", 5, "manifest.0.json", 4, 7, 2]
+BAD = ((0, -1), (1, True), (2, 2**53 + 1), (3, 5), (4, None), (5, "\ud800"), (6, 1.0), (7, "7"), (8, -2))
+
+
+def record(slot: int, **more: Any) -> CommitRecord:
+    manifest = ManifestRef(path="manifest.0.json", size_bytes=4, crc32c=slot)
+    return CommitRecord(
+        slot=slot, claim=0, step=10 * slot, folder=f"{slot}/0-ä", size_bytes=5, manifest=manifest, **more
+    )
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        (),
+        (record(1), record(2, parent=1)),
+        (
+            record(1, legacy=ForeignBase(step=1, folder="1")),
+            record(2, verified=True),
+            record(3, parent=2, metrics={"loss": "0.5"}),
+            record(4, quarantined=True),
+        ),
+    ],
+)
+def test_rows_are_decoded_as_they_were(records: tuple[CommitRecord, ...]) -> None:
+    found = decode_index(encode_index(Index(commits=records)))
+    assert found == Index(commits=records)
+    assert repr(found.commits) == repr(records), "all fields are there"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        *([*ROW[:place], value, *ROW[place + 1 :]] for place, value in BAD),
+        *(ROW[:8], [*ROW, {}, 1], {"slot": 3}, [*ROW, {"metric": {}}], [*ROW, [1]]),
+    ],
+)
+def test_what_is_no_row_is_refused(row: object) -> None:
+    with pytest.raises(ContractError):
+        decode_index({"commits": [ROW, row]})
