@@ -126,6 +126,12 @@ class ForgetfulFileSystem(BucketFileSystem):
             raise
 
 
+class InheritedCreate(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no types
+    """Has what fsspec gives to all: a look, and then a write."""
+
+    pipe_file = AbstractFileSystem.pipe_file
+
+
 class LosingFileSystem(BucketFileSystem):
     """Loses answers to creates that went through."""
 
@@ -205,6 +211,12 @@ def test_where_two_could_win_nothing_is_put(filesystem: type[BucketFileSystem], 
         with pytest.raises(NotExclusiveError, match=says):
             store.put_if_absent(".stepkeeper/log/00000000.json", b"x")
     assert objects == {}
+
+
+def test_a_create_that_looks_and_then_writes_is_refused_without_a_race() -> None:
+    store = store_on(InheritedCreate(), root="/refused")
+    with pytest.raises(NotExclusiveError, match="looks first and writes then"):
+        store.put_if_absent("x", b"x")
 
 
 def test_the_proof_is_made_once_leaves_nothing_and_outlasts_lost_answers() -> None:

@@ -16,7 +16,7 @@ import typer
 from stepkeeper.checkpoint import CommitFiles
 from stepkeeper.cli.read import OneSequence, select_commit
 from stepkeeper.cli.root import Root, open_root
-from stepkeeper.cli.terminal import AsJson, ExitCode, absolute_progress_bar, print_message, show_document
+from stepkeeper.cli.terminal import AsJson, ExitCode, print_message, progress_bar, show_document
 from stepkeeper.errors import (
     RefusedError,
     StepkeeperError,
@@ -194,8 +194,8 @@ def _import_formats() -> ModuleType:
 
 
 def _convert_with_progress(convert: Convert, source: object, title: str) -> Any:
-    with _as_command_errors(), absolute_progress_bar(title) as progress:
-        return convert(source, progress)
+    with _as_command_errors(), progress_bar(title) as show:
+        return convert(source, lambda done, total: show(completed=done, total=total))
 
 
 @contextmanager

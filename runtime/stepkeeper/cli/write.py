@@ -14,7 +14,6 @@ from stepkeeper.cli.removal import (
     check_job_over,
     check_removable,
     commit_to_verify,
-    owner_identity,
     select_removed,
 )
 from stepkeeper.cli.render import age_text, count_text
@@ -149,8 +148,10 @@ def _check_proof(root: Root, state: LogState, slots: Collection[int]) -> None:
     if latest is None:
         return
     print_message(f"no commit on the latest line was restored yet: step {latest.step} is read whole first")
-    with progress_bar(f"step {latest.step}", latest.size_bytes) as advance:
-        found = verify_commit(root.store, latest, patience=root.patience, on_bytes=advance)
+    with progress_bar(f"step {latest.step}", latest.size_bytes) as show:
+        found = verify_commit(
+            root.store, latest, patience=root.patience, on_bytes=lambda n_bytes: show(advance=n_bytes)
+        )
     if found.bad:
         raise RefusedError(
             f"the latest commit, step {latest.step}, is bad ({found.bad[0].fault}): nothing older was removed"
@@ -171,7 +172,8 @@ def _remove_commits(
         raise RefusedError(
             f"slot {state.tail} was written just now: a job is saving here. Nothing was removed; stop it first"
         )
-    claim = root.log.begin(owner_identity(state.owner), host=HOST_PREFIX + socket.gethostname())
+    # For the owner: that takes the root from nobody by name, and counts as older than any later start of the job.
+    claim = root.log.begin(state.owner, host=HOST_PREFIX + socket.gethostname())
 
     def choose(state: LogState) -> list[int]:
         check_removable(state, slots)

@@ -62,11 +62,6 @@ class Appender:
         """The state as of the last call."""
         return self._state
 
-    @property
-    def pending_slot(self) -> int | None:
-        """The slot whose content isn't known, after UnknownOutcomeError."""
-        return None if self._pending is None else self._state.tail + 1
-
     def open(self) -> LogState:
         """Read the state at the tail. `find_tail` finds its slot; few entries are read after that, also of a long log.
 

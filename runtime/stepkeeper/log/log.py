@@ -16,7 +16,7 @@ from stepkeeper.log.entries import (
     RestoredEntry,
     VoidEntry,
 )
-from stepkeeper.log.records import CommitRecord, ForeignBase, ManifestRef
+from stepkeeper.log.records import CommitRecord, ForeignBase, ManifestRef, Owner
 from stepkeeper.log.replay import apply, entry_for
 from stepkeeper.log.state import LogState
 
@@ -33,7 +33,7 @@ class Log(Appender):
 
     def begin(
         self,
-        identity: Identity | None = None,
+        identity: Identity | Owner | None = None,
         *,
         base: int | ForeignBase | None = None,
         offer: Callable[[], ForeignBase | None] = lambda: None,
@@ -47,7 +47,7 @@ class Log(Appender):
         """Claim the root. Every earlier claim is stale from then on.
 
         Args:
-            identity: The job that claims; None for a process that was started by hand.
+            identity: The job that claims, or an owner as the log knows it; None for a process that was started by hand.
             base: What HEAD is from then on: a commit's slot or another writer's step. Without it, HEAD stays
                 what it was, or becomes nothing if `scratch`.
             offer: Called where nothing is committed yet; returns another writer's step to go on from.
@@ -65,7 +65,7 @@ class Log(Appender):
             RestoreError: `base` isn't live, or HEAD is nothing because commits were condemned.
 
         """
-        owner = owner_of(identity)
+        owner = identity if isinstance(identity, Owner) else owner_of(identity)
 
         def build(state: LogState) -> Body | None:
             if after is not None:

@@ -216,10 +216,4 @@ def _delete_objects(store: Store, paths: Sequence[str], patience: Patience) -> N
         return
     # Half as many as a save uses, because one may be going on.
     with ThreadPoolExecutor(max(1, store.streams // 2), thread_name_prefix="stepkeeper-delete") as pool:
-        deletions = [pool.submit(patience.retry, partial(store.delete, path)) for path in paths]
-        try:
-            for deletion in deletions:
-                deletion.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        list(pool.map(lambda path: patience.retry(partial(store.delete, path)), paths))

@@ -2,7 +2,7 @@
 
 import errno
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, runtime_checkable
 
@@ -16,6 +16,8 @@ __all__ = [
     "Store",
     "StreamedStore",
     "check_path",
+    "flat_view",
+    "holds",
     "is_full",
     "joined_size_bytes",
 ]
@@ -33,6 +35,7 @@ not needed.
 """
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+_COMPARED_BYTES: Final = 16 * 1024 * 1024
 _SEGMENT: Final = re.compile(r"[A-Za-z0-9_.=-]+")
 
 
@@ -143,6 +146,23 @@ def is_full(error: BaseException) -> bool:
     """Tell whether a store refused for lack of room."""
     cause = error.__cause__
     return any(isinstance(each, OSError) and each.errno in _NO_ROOM for each in (error, cause))
+
+
+def flat_view(part: Buffer) -> memoryview:
+    """View the part as bytes, also one that has none."""
+    return memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")
+
+
+def holds(read: Callable[[int, int], bytes | memoryview], parts: Sequence[Buffer], size_bytes: int) -> bool:
+    """Tell whether an object of that size is `parts`, joined. `read` reads a number of its bytes from an offset on."""
+    offset = 0
+    for view in map(flat_view, parts):
+        for first in range(0, view.nbytes, _COMPARED_BYTES):
+            expected = view[first : first + _COMPARED_BYTES]
+            if read(offset + first, expected.nbytes) != expected:
+                return False
+        offset += view.nbytes
+    return offset == size_bytes
 
 
 def joined_size_bytes(parts: Sequence[Buffer]) -> int:

@@ -7,11 +7,12 @@ import operator
 import os
 import secrets
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, final
 
 from stepkeeper.errors import MissingObjectError, ObjectExistsError, StorageError, TransientStorageError
-from stepkeeper.storage.base import Buffer, ObjectStat, check_path, joined_size_bytes
+from stepkeeper.storage.base import Buffer, ObjectStat, check_path, holds
 from stepkeeper.storage.posix_files import (
     NO_LINK,
     TEMPORARY,
@@ -165,12 +166,7 @@ class PosixStore:
         Raises ObjectExistsError if other bytes are there.
         """
         with target.open("rb", buffering=0) as file:
-            same = os.fstat(file.fileno()).st_size == joined_size_bytes(parts)
-            offset = 0
-            for part in parts:
-                size_bytes = joined_size_bytes([part])
-                same = same and read_range(file.fileno(), offset, size_bytes) == bytes(part)
-                offset += size_bytes
+            same = holds(partial(read_range, file.fileno()), parts, os.fstat(file.fileno()).st_size)
             os.fsync(file.fileno())
         if not same:
             raise ObjectExistsError(f"{target} exists with other bytes; it was not overwritten")

@@ -296,7 +296,7 @@ def test_a_writer_whose_put_has_no_answer_is_fenced_and_a_reader_reads_on(root: 
     state = repaired(root)
     with pytest.raises(FencedError):
         late.settle()
-    assert late.pending_slot is None
+    assert late.settle() is None
     assert reader.refresh() == state
 
 
