@@ -8,7 +8,7 @@ from stepkeeper.checkpoint.manifest import checkpoint_folder
 from stepkeeper.companion.endpoint import ReportTarget
 from stepkeeper.contract import Identity
 from stepkeeper.log import Claim, CommitRecord, ForeignBase, ManifestRef
-from stepkeeper.log.restarts import RestartHistory
+from stepkeeper.log.store_times import RestartHistory
 from stepkeeper.policy.keep import Keep
 from stepkeeper.stacks.sharing import StackRequest
 from stepkeeper.tier import TierPlace

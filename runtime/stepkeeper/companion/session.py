@@ -35,8 +35,7 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log import Claim, CommitRecord, ForeignBase, Log
 from stepkeeper.log.foreign_steps import find_steps_in, find_unnamed_in
-from stepkeeper.log.restarts import read_restart_history
-from stepkeeper.log.store_times import StoreTimes
+from stepkeeper.log.store_times import StoreTimes, read_restart_history
 from stepkeeper.storage import Store, open_store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 

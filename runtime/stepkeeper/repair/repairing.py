@@ -12,8 +12,7 @@ from stepkeeper.log import BeginEntry, Claim, Log, LogState
 from stepkeeper.log.entries import lost_marker, new_nonce
 from stepkeeper.log.tail import slot_path
 from stepkeeper.repair.damage import DamagedLog
-from stepkeeper.repair.placing import place_saves
-from stepkeeper.repair.rebuild import Rebuilt, rebuild
+from stepkeeper.repair.rebuild import Rebuilt, place_saves, rebuild
 from stepkeeper.repair.saves import look_at
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience

@@ -9,8 +9,7 @@ import pytest
 from stepkeeper.errors import MissingObjectError, StorageError
 from stepkeeper.log import Entry
 from stepkeeper.log.foreign_steps import find_steps_below, find_steps_in
-from stepkeeper.log.restarts import RestartHistory, read_restart_history
-from stepkeeper.log.store_times import StoreTimes
+from stepkeeper.log.store_times import RestartHistory, StoreTimes, read_restart_history
 from stepkeeper.log.tail import slot_path
 from stepkeeper.policy.save import Auto, Disruptions, SaveCost
 from stepkeeper.storage import ObjectStat
