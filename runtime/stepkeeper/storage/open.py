@@ -116,7 +116,8 @@ def _open_file(uri: str, parts: SplitResult) -> PosixStore:
     # Names that aren't UTF-8 stand percent-encoded in a URI, byte by byte.
     path = Path(os.fsdecode(unquote_to_bytes(os.fsencode(parts.path))))
     if ".." in path.parts:
-        path = _follow_up(path)
+        # After a symbolic link, '..' leads up from the link's target, as in open().
+        path = path.resolve()
     if not path.is_absolute() or path == Path("/"):
         raise BadUriError(f"{uri!r}: a folder's URI is 'file:///' and its absolute path")
     file = next((each for each in (path, *path.parents) if os.path.isfile(each)), None)  # noqa: PTH113  # False where permissions forbid a look
@@ -130,12 +131,6 @@ def _open_file(uri: str, parts: SplitResult) -> PosixStore:
             "if it has one, behind the bucket's name"
         )
     return PosixStore(path)
-
-
-def _follow_up(path: Path) -> Path:
-    """Return `path` without '..'. After a symbolic link, '..' leads up from the link's target, as in open()."""
-    n_up = len(path.parts) - path.parts[::-1].index("..")
-    return Path(os.path.realpath(Path(*path.parts[:n_up])), *path.parts[n_up:])
 
 
 def _open_gcs(uri: str, parts: SplitResult) -> Store:
