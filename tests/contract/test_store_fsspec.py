@@ -15,6 +15,7 @@ from typing_extensions import override
 from stepkeeper.companion.messages import ClaimRequest, OpenRequest
 from stepkeeper.companion.session import Session
 from stepkeeper.errors import (
+    MissingObjectError,
     NoAccessError,
     NotExclusiveError,
     StorageError,
@@ -313,6 +314,24 @@ def test_errors_name_the_object_and_say_whether_to_ask_again(
         with pytest.raises(StorageError, match="bucket://checkpoints/run/") as found:
             act()
         assert type(found.value) is becomes
+
+
+def test_an_error_of_a_read_condemns_nothing_and_no_bucket_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    filesystem = BucketFileSystem({"checkpoints/run/x": b"123"})
+    store = store_on(filesystem)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(16, "SlowDown")
+
+    monkeypatch.setattr(filesystem, "cat_file", fail)
+    for place in ((), (1, 1)):
+        with pytest.raises(TransientStorageError):
+            store.read("x", *place)
+    with pytest.raises(MissingObjectError):
+        store.read("y")
+    filesystem.buckets.clear()
+    with pytest.raises(StorageError, match="there is no such bucket"):
+        store.write("x", [b"1"])
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,20 @@ def test_an_upload_that_failed_can_be_tried_again_and_else_goes_before_what_was_
     assert disk.steps() == ["2", "4"]
 
 
+def test_a_disk_that_gets_full_on_the_way_keeps_nothing(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Path.replace
+
+    def full(self: Path, target: Path) -> Path:
+        if "_1.distcp" in target.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        disk.stage()
+    assert disk.copies() == []
+
+
 def test_a_disk_that_is_full_takes_nothing_and_keeps_room_for_others(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,19 +90,6 @@ def test_a_tail_is_found_page_by_page_and_a_gap_before_it_is_refused(
         bucket.objects[slot_path(missing)] = taken
 
 
-def test_a_slot_that_came_during_the_listing_is_no_gap(log: Log, bucket: MemoryBucket) -> None:
-    void(log, 4)
-    hidden = bucket.objects.pop(slot_path(2))
-
-    def hook(moment: str, operation: str, path: str) -> None:
-        if (moment, operation) == ("after", "list"):
-            bucket.objects[slot_path(2)] = hidden
-
-    with pytest.raises(LogGapError, match=r"00000002\.json is gone, later slots are there"):
-        Log(MemoryStore(bucket)).open()
-    assert Log(MemoryStore(bucket, hook=hook)).open() == log.state
-
-
 def sealed(entry: bytes) -> bytes:
     """The entry with the checksum that its bytes have."""
     content = entry.rpartition(b',"crc32c":')[0]

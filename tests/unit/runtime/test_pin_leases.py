@@ -109,16 +109,6 @@ def test_where_the_store_tells_no_times_no_lease_ends(root: SmallRoot, bucket: M
     assert is_listed(MemoryStore(bucket), pin)
 
 
-def test_a_lease_costs_two_requests_however_long_the_log_is(root: SmallRoot, bucket: MemoryBucket) -> None:
-    pin = after_a_pin(root, bucket, 100, minutes=1)
-    asked: list[str] = []
-    store = MemoryStore(bucket, hook=lambda moment, operation, path: asked.append(moment))
-    is_over = leases_by(StoreTimes(store), root.log.state.tail)
-    assert is_over(pin.seen)
-    assert is_over(pin.seen)
-    assert asked.count("before") == 2
-
-
 def before(slot: int) -> IsOver:
     """Let the leases be over of holders that had read less than `slot`."""
     return lambda seen: seen is not None and seen < slot
