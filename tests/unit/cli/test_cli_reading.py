@@ -157,6 +157,16 @@ def test_verify_names_what_is_bad(run: Run, url: str, name: str, damage: str) ->
     assert run("doctor", url).exit_code == (damage in ("cut", "gone"))
 
 
+def test_verify_goes_on_to_the_other_commits(run: Run, root: SmallRoot) -> None:
+    root.change(f"{root.log.state.commits[5].folder}/__0_0.distcp", b"")
+    root.store.write(f"{root.log.state.commits[1].folder}/notes.txt", [b"mine"])
+    result = run("verify", root.url, 15, 10)
+    assert result.exit_code == 1
+    assert "3 objects" in result.stdout.splitlines()[-1]
+    assert "notes.txt is no object of this commit" in result.stdout
+    assert run("verify", root.url, 10).exit_code == 0
+
+
 def test_what_was_deleted_while_it_was_verified_is_not_bad(
     run: Run, root: SmallRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:

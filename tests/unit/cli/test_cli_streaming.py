@@ -49,8 +49,8 @@ def record(store: MemoryStore) -> CommitRecord:
     for rank in range(RANKS):
         orders, data = [], bytearray()
         for fqn, tensor in STATE.items():
-            place = {"offsets": (0, rank * WIDTH), "sizes": (256, WIDTH), "start": len(data)}
-            orders.append(tensor_order(fqn, (256, 256), **place))
+            offsets, sizes = (0, rank * WIDTH), (256, WIDTH)
+            orders.append(tensor_order(fqn, (256, 256), offsets=offsets, sizes=sizes, start=len(data)))
             data += tensor[:, rank * WIDTH : (rank + 1) * WIDTH].contiguous().numpy().tobytes()
         order = save_order(orders, rank=rank, world_size=RANKS, claim=claim.slot)
         manifests.append(write_checkpoint(store, order, memoryview(data)))
