@@ -55,7 +55,6 @@ def check(explored: Explored, scenario: Scenario) -> None:
 
 
 BRANCHES = (attempt(10, 20, 30, last=3),)
-FORGOTTEN = (*BRANCHES, attempt(5, last=3, forgets=True))
 NUMBERED = (attempt(5, start=0), attempt(10, last=2, restores=False, start=0))
 
 TWO = (attempt(20), attempt(20))
@@ -78,7 +77,6 @@ REMOVING = (attempt(40, last=3), remover(10), reader(oldest=True))
 FORGETTING = (attempt(15, 5, 40, forgets=True), attempt(20))
 LOST_FORGETTING = (attempt(5, forgets=True), follower(0, 6, forgets=True), attempt(50, restores=False))
 CONDEMNING = (attempt(20, quarantines=True), attempt(20, quarantines=True))
-CONDEMNING_A_BRANCH = (attempt(35, last=3, quarantines=True), attempt(36, last=3, quarantines=True))
 
 TWO_TOLD = "claimed committed refused fenced "
 READ_TOLD = "committed held let-go "
@@ -116,9 +114,6 @@ QUICK = {
     "a-process-that-saves-something-else": Scenario(
         [attempt(15, 5, 40, restored=("v", "w"))], BRANCH_TOLD, before=BRANCHES
     ),
-    "a-condemned-branch-and-a-fault": Scenario(
-        CONDEMNING_A_BRANCH[:1], "committed fell-back", before=FORGOTTEN, faults=1
-    ),
     "a-companion-lost-while-a-branch-begins": Scenario(
         LOST_FORGETTING[:2], LOST_TOLD + BRANCH_TOLD, faults=1, crashes=(0,)
     ),
@@ -154,7 +149,6 @@ LONG = {
     ),
     "condemned-commits": Scenario(CONDEMNING, TWO_TOLD, before=BRANCHES, switches=2),
     "condemned-commits-and-a-fault": Scenario(CONDEMNING, TWO_TOLD, before=BRANCHES, faults=1, switches=1),
-    "a-condemned-branch": Scenario(CONDEMNING_A_BRANCH, TWO_TOLD + "fell-back", before=FORGOTTEN, switches=2),
     "a-removal-and-a-fault": Scenario(REMOVING, REMOVING_TOLD, before=BRANCHES, faults=1, switches=2),
     "all-at-once-and-a-fault": Scenario(FEWER_SAVES, TWO_TOLD + READ_TOLD, faults=1, switches=1),
     "all-at-once-interrupted-twice": Scenario(ALL, TWO_TOLD + READ_TOLD, switches=2),

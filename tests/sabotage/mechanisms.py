@@ -221,7 +221,7 @@ MECHANISMS: Final = {
         without="A save is written by the layout of an earlier one with other values.",
         symbol="stepkeeper.checkpoint.layout_cache:LayoutCache.get_layout",
         instead=reuse_layout,
-        test="tests/unit/runtime/test_layout_cache.py::"
+        test="tests/unit/runtime/test_packing.py::"
         "test_what_an_earlier_save_has_left_changes_nothing_that_is_stored",
     ),
     "verify after commit": Mechanism(

@@ -2,13 +2,14 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from stepkeeper.checkpoint.inventory import Inventory, TensorRecord, ValueRecord, encode_json, parse_tensor
 from stepkeeper.errors import ManifestError
 from stepkeeper.log.records import ManifestRef
+from stepkeeper.storage.base import ObjectStat
 from stepkeeper.storage.crc import combine_crc32c, crc32c
 
 __all__ = [
@@ -17,8 +18,10 @@ __all__ = [
     "ObjectRecord",
     "Shardings",
     "checkpoint_folder",
+    "claim_of",
     "is_object_name",
     "manifest_name",
+    "sizes_by_folder",
     "split_inventory",
 ]
 
@@ -27,6 +30,7 @@ BLOCK_BYTES: Final = 16 * 1024 * 1024
 """The unit of verification: a read is verified by whole blocks."""
 
 _NUMBER: Final = "(?:0|[1-9][0-9]*)"
+_PATH: Final = re.compile(rf"({_NUMBER}/{_NUMBER}-[0-9a-f]{{32}})/([^/]+)")
 _OBJECT: Final = re.compile(rf"__{_NUMBER}_{_NUMBER}\.distcp|manifest\.{_NUMBER}\.json|\.metadata")
 
 
@@ -40,6 +44,21 @@ def checkpoint_folder(step: int, claim: int, nonce: str) -> str:
 
     """
     return f"{step}/{claim}-{nonce}"
+
+
+def claim_of(folder: str) -> int:
+    """Return the slot of the claim that a save's folder is of."""
+    return int(folder.partition("/")[2].partition("-")[0])
+
+
+def sizes_by_folder(listed: Collection[ObjectStat]) -> dict[str, dict[str, int]]:
+    """Return the sizes of the objects of each save's folder, by their names in it. Pure."""
+    found: dict[str, dict[str, int]] = {}
+    for stat in listed:
+        match = _PATH.fullmatch(stat.path)
+        if match is not None:
+            found.setdefault(match[1], {})[match[2]] = stat.size_bytes
+    return found
 
 
 def manifest_name(rank: int) -> str:

@@ -54,12 +54,7 @@ def write_files(
 ) -> tuple[ObjectRecord, ...]:
     """Write the files into the folder durably, as many at a time as the store takes. Raises StorageError."""
     with ThreadPoolExecutor(_choose_streams(store)[0], thread_name_prefix="stepkeeper-write") as pool:
-        writes = [pool.submit(_write_file, store, folder, file, data, patience) for file in files]
-        try:
-            return tuple(write.result() for write in writes)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        return tuple(pool.map(lambda file: _write_file(store, folder, file, data, patience), files))
 
 
 def write_checkpoint(

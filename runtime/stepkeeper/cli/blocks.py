@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from stepkeeper.checkpoint.manifest import Manifest, ObjectRecord, manifest_name
@@ -145,14 +144,5 @@ def _find_bad_blocks(
         return None
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="stepkeeper-verify") as pool:
-        checks = [
-            pool.submit(partial(check, record, block))
-            for record in objects
-            for block in range(len(record.blocks))
-        ]
-        try:
-            results = [each.result() for each in checks]
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return [result for result in results if result is not None]
+        blocks = ((record, block) for record in objects for block in range(len(record.blocks)))
+        return [bad for bad in pool.map(lambda each: check(*each), blocks) if bad is not None]

@@ -16,13 +16,11 @@ import typer
 from stepkeeper.checkpoint.files import CommitFiles
 from stepkeeper.cli.read import OneSequence, select_commit
 from stepkeeper.cli.root import Root, open_root
-from stepkeeper.cli.terminal import AsJson, ExitCode, absolute_progress_bar, print_message, show_document
+from stepkeeper.cli.terminal import AsJson, ExitCode, print_message, progress_bar, show_document
 from stepkeeper.errors import (
     RefusedError,
-    RestoreError,
     StepkeeperError,
     StorageError,
-    TornCheckpointError,
 )
 from stepkeeper.log import CommitRecord
 from stepkeeper.quantities import size_text
@@ -128,7 +126,8 @@ def _export_commit(
     root: Root, record: CommitRecord, destination: Path, convert: Convert, as_json: bool
 ) -> None:
     _check_outside(root, destination)
-    done = _export_files(root, record, convert)
+    with root.reading(record), CommitFiles(root.store, record, patience=root.patience) as files:
+        done = _convert_with_progress(convert, files, f"export step {record.step}")
     document = {
         "sequence": record.slot,
         "step": record.step,
@@ -194,26 +193,9 @@ def _import_formats() -> ModuleType:
     return formats
 
 
-def _export_files(root: Root, record: CommitRecord, convert: Convert) -> Any:
-    """Convert a commit.
-
-    Raises:
-        TornCheckpointError: Bytes of the commit are bad.
-        RestoreError: A job has deleted the commit meanwhile.
-
-    """
-    try:
-        with CommitFiles(root.store, record, patience=root.patience) as files:
-            return _convert_with_progress(convert, files, f"export step {record.step}")
-    except TornCheckpointError as error:
-        if record.slot not in root.log.refresh().commits:
-            raise RestoreError(f"step {record.step} (sequence {record.slot}) was deleted just now") from error
-        raise
-
-
 def _convert_with_progress(convert: Convert, source: object, title: str) -> Any:
-    with _as_command_errors(), absolute_progress_bar(title) as progress:
-        return convert(source, progress)
+    with _as_command_errors(), progress_bar(title) as show:
+        return convert(source, lambda done, total: show(completed=done, total=total))
 
 
 @contextmanager

@@ -1,12 +1,11 @@
 """Read from a root's objects what the log's state leaves out: claims, times, and data that no commit names."""
 
 import math
-import re
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Final
 
+from stepkeeper.checkpoint.manifest import claim_of, sizes_by_folder
 from stepkeeper.cli.render import UnnamedFolder
 from stepkeeper.cli.root import Root
 from stepkeeper.errors import DamagedEntryError
@@ -18,7 +17,6 @@ from stepkeeper.storage import ObjectStat
 __all__ = ["find_unnamed_folders", "read_begins", "read_slot_time", "read_slot_times"]
 
 _THREADS: Final = 16
-_FOLDER: Final = re.compile(r"((0|[1-9][0-9]*)/(0|[1-9][0-9]*)-[0-9a-f]{32})/[^/]+")
 
 
 def read_begins(root: Root, claims: Collection[int]) -> dict[int, BeginEntry]:
@@ -67,44 +65,33 @@ def _times(listed: Collection[ObjectStat]) -> dict[int, float]:
     return {slot: time_unix_s for slot, time_unix_s in named if slot is not None and time_unix_s is not None}
 
 
-@dataclass(slots=True)
-class _Folder:
-    step: int
-    claim: int
-    size_bytes: int = 0
-
-
 def find_unnamed_folders(root: Root, state: LogState) -> list[UnnamedFolder]:
     """Find the folders that no commit of `state` names.
 
     They are of deleted commits, and of saves that are running or were given up.
     """
     named = {record.folder for record in state.commits.values()}
-    folders: dict[str, _Folder] = {}
-    for stat in root.patience.retry(lambda: root.store.list("")):
-        match = _FOLDER.fullmatch(stat.path)
-        if match and match[1] not in named:
-            folder = folders.setdefault(match[1], _Folder(step=int(match[2]), claim=int(match[3])))
-            folder.size_bytes += stat.size_bytes
+    listed = root.patience.retry(lambda: root.store.list(""))
+    folders = {name: sizes for name, sizes in sizes_by_folder(listed).items() if name not in named}
     slots = _find_slots(root, folders, state) if folders else {}
     # The listing is newer than the state: a folder that was committed since isn't one.
     since = {record.folder for record in root.log.refresh().commits.values()} if folders else set()
     return [
         UnnamedFolder(
             folder=name,
-            step=folder.step,
-            claim=folder.claim,
-            size_bytes=folder.size_bytes,
+            step=int(name.partition("/")[0]),
+            claim=claim_of(name),
+            size_bytes=sum(sizes.values()),
             slot=slots.get(name),
         )
-        for name, folder in sorted(folders.items())
+        for name, sizes in sorted(folders.items())
         if name not in since
     ]
 
 
-def _find_slots(root: Root, folders: dict[str, _Folder], state: LogState) -> dict[str, int]:
+def _find_slots(root: Root, folders: Collection[str], state: LogState) -> dict[str, int]:
     """Find the slots of the folders that once were commits, by reading the log from the oldest of their claims on."""
-    first = min(folder.claim for folder in folders.values()) + 1
+    first = min(map(claim_of, folders)) + 1
     with ThreadPoolExecutor(_THREADS) as pool:
         slots = range(first, state.tail + 1)
         bodies = pool.map(lambda slot: _read_body(root, slot), slots)

@@ -27,7 +27,6 @@ from stepkeeper.cli.render import (
 )
 from stepkeeper.cli.root import Root, Url, open_root
 from stepkeeper.cli.terminal import AsJson, print_message, show_document, show_table
-from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.log import CommitRecord, LogState
 from stepkeeper.quantities import size_text
 from stepkeeper.retention.deletable import metrics_of
@@ -111,7 +110,8 @@ def show(
             show_document(root.uri, document) if as_json else show_legacy(document)
             return
         record = select_commit(state, step, sequence)
-        manifests = _manifests(root, record)
+        with root.reading(record):
+            manifests = read_manifests(root.store, record, patience=root.patience)
         document = _commit_document(root, state, record, manifests, listed=tensors)
     if as_json:
         show_document(root.uri, document)
@@ -143,22 +143,6 @@ def path(
             show_document(root.uri, document)
         else:
             typer.echo(place)
-
-
-def _manifests(root: Root, record: CommitRecord) -> tuple[Manifest, ...]:
-    """Read the commit's manifests.
-
-    Raises:
-        TornCheckpointError: A manifest is bad.
-        RestoreError: A job has deleted the commit meanwhile.
-
-    """
-    try:
-        return read_manifests(root.store, record, patience=root.patience)
-    except TornCheckpointError as error:
-        if record.slot not in root.log.refresh().commits:
-            raise RestoreError(f"step {record.step} (sequence {record.slot}) was deleted just now") from error
-        raise
 
 
 def _state_document(state: LogState) -> dict[str, Any]:

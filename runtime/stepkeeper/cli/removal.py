@@ -3,9 +3,8 @@
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from stepkeeper.contract import Identity
 from stepkeeper.errors import RefusedError, RestoreError
-from stepkeeper.log import BeginEntry, CommitRecord, LogState, Owner
+from stepkeeper.log import BeginEntry, CommitRecord, LogState
 
 __all__ = [
     "HOST_PREFIX",
@@ -13,7 +12,6 @@ __all__ = [
     "check_job_over",
     "check_removable",
     "commit_to_verify",
-    "owner_identity",
     "select_removed",
 ]
 
@@ -100,33 +98,6 @@ def check_job_over(state: LogState, last: BeginEntry, last_write: str, *, force:
         f"claim {state.claim} of {who} may be writing still (its last entry: {last_write}); removing takes the root "
         "from it, and it would stop with exit code 77 at its next save. Where that job is over, say --force; else "
         "let retention delete, or stop the job first"
-    )
-
-
-def owner_identity(owner: Owner | None) -> Identity | None:
-    """Return the identity to claim the root under so that it stays its owner's.
-
-    That claim takes the root from nobody by name, and counts as older than any later start of the job. None without
-    an owner.
-    """
-    if owner is None:
-        return None
-    namespace, _, job = owner.name.partition("/")
-    return Identity(
-        namespace=namespace,
-        job=job,
-        job_uid=owner.uid,
-        pod="",
-        pod_uid="",
-        node="",
-        jobset_number=owner.jobset_number,
-        restart_attempt=owner.restart_attempt,
-        slice_index=0,
-        host_index=0,
-        n_slices=1,
-        hosts_per_slice=1,
-        coordinator="",
-        grace_s=0,
     )
 
 

@@ -12,8 +12,8 @@ from urllib.parse import unquote_to_bytes, urlsplit
 import typer
 
 from stepkeeper.cli.terminal import print_message
-from stepkeeper.errors import BadUriError, StepkeeperError, StorageError
-from stepkeeper.log import Log, LogState
+from stepkeeper.errors import BadUriError, RestoreError, StepkeeperError, StorageError, TornCheckpointError
+from stepkeeper.log import CommitRecord, Log, LogState
 from stepkeeper.storage import Store, open_store, root_uri
 from stepkeeper.storage.retry import Patience
 
@@ -66,6 +66,18 @@ class Root:
                 found = "no such folder" if lacking else "nothing has been saved here"
                 print_message(f"{self.uri}: {found} yet; a first commit is waited for")
         return state
+
+    @contextmanager
+    def reading(self, record: CommitRecord) -> Iterator[None]:
+        """Tell a commit that a job deletes while it is read from a torn one. Raises RestoreError for the first."""
+        try:
+            yield
+        except TornCheckpointError as error:
+            if record.slot not in self.log.refresh().commits:
+                raise RestoreError(
+                    f"step {record.step} (sequence {record.slot}) was deleted just now"
+                ) from error
+            raise
 
     def _lacking_folder(self) -> Path | None:
         """Return the folder if none is there: its path may be mistyped. A bucket has none, any prefix may be new."""

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
+from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -30,7 +31,6 @@ __all__ = [
     "AsJson",
     "ExitCode",
     "Sequences",
-    "absolute_progress_bar",
     "command_exit_code",
     "is_interactive",
     "print_message",
@@ -144,37 +144,6 @@ def show_table(
     console.print(table)
 
 
-@contextmanager
-def progress_bar(title: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on stderr, if that is a terminal.
-
-    Args:
-        title: Text before the bar.
-        total_bytes: Number of bytes at the end.
-
-    Yields:
-        A function that advances the bar by a number of bytes.
-
-    """
-    with _bar(title, total_bytes) as (progress, task):
-        yield lambda n_bytes: progress.advance(task, n_bytes)
-
-
-@contextmanager
-def absolute_progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr, if that is a terminal.
-
-    Args:
-        title: Text before the bar.
-
-    Yields:
-        A function that sets the bar to a number of bytes, out of a total number.
-
-    """
-    with _bar(title, None) as (progress, task):
-        yield lambda done_bytes, total_bytes: progress.update(task, completed=done_bytes, total=total_bytes)
-
-
 class _SpeedColumn(ProgressColumn):
     """The speed, in the units that everything else is in."""
 
@@ -184,7 +153,17 @@ class _SpeedColumn(ProgressColumn):
 
 
 @contextmanager
-def _bar(title: str, total_bytes: int | None) -> Iterator[tuple[Progress, TaskID]]:
+def progress_bar(title: str, total_bytes: int | None = None) -> Iterator[Callable[..., None]]:
+    """Show a progress bar on stderr, if that is a terminal.
+
+    Args:
+        title: Text before the bar.
+        total_bytes: Number of bytes at the end, if it is known.
+
+    Yields:
+        rich's `Progress.update` of this bar: it takes `advance`, or `completed` and `total`, in bytes.
+
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -193,4 +172,4 @@ def _bar(title: str, total_bytes: int | None) -> Iterator[tuple[Progress, TaskID
     )
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield progress, progress.add_task(title, total=total_bytes)
+        yield partial(progress.update, progress.add_task(title, total=total_bytes))

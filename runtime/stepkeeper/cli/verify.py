@@ -44,8 +44,10 @@ def verify(
 
 
 def _verify_one(root: Root, record: CommitRecord, *, as_json: bool) -> dict[str, Any]:
-    with progress_bar(f"step {record.step}", record.size_bytes) as advance:
-        found = verify_commit(root.store, record, patience=root.patience, on_bytes=advance)
+    with progress_bar(f"step {record.step}", record.size_bytes) as show:
+        found = verify_commit(
+            root.store, record, patience=root.patience, on_bytes=lambda n_bytes: show(advance=n_bytes)
+        )
     # A commit that a job deletes while it is read here isn't bad.
     deleted = bool(found.bad) and record.slot not in root.log.refresh().commits
     if not as_json:

@@ -14,7 +14,6 @@ from stepkeeper.cli.removal import (
     check_job_over,
     check_removable,
     commit_to_verify,
-    owner_identity,
     select_removed,
 )
 from stepkeeper.cli.render import age_text, count_text
@@ -149,8 +148,10 @@ def _check_proof(root: Root, state: LogState, slots: Collection[int]) -> None:
     if latest is None:
         return
     print_message(f"no commit on the latest line was restored yet: step {latest.step} is read whole first")
-    with progress_bar(f"step {latest.step}", latest.size_bytes) as advance:
-        found = verify_commit(root.store, latest, patience=root.patience, on_bytes=advance)
+    with progress_bar(f"step {latest.step}", latest.size_bytes) as show:
+        found = verify_commit(
+            root.store, latest, patience=root.patience, on_bytes=lambda n_bytes: show(advance=n_bytes)
+        )
     if found.bad:
         raise RefusedError(
             f"the latest commit, step {latest.step}, is bad ({found.bad[0].fault}): nothing older was removed"
@@ -171,7 +172,8 @@ def _remove_commits(
         raise RefusedError(
             f"slot {state.tail} was written just now: a job is saving here. Nothing was removed; stop it first"
         )
-    claim = root.log.begin(owner_identity(state.owner), host=HOST_PREFIX + socket.gethostname())
+    # For the owner: that takes the root from nobody by name, and counts as older than any later start of the job.
+    claim = root.log.begin(state.owner, host=HOST_PREFIX + socket.gethostname())
 
     def choose(state: LogState) -> list[int]:
         check_removable(state, slots)
@@ -198,7 +200,7 @@ def _show_pins(root: Root, *, as_json: bool) -> None:
     elif not reports:
         typer.echo("no pins: nobody keeps any data from being deleted")
     else:
-        columns = ("NAME", "SEQUENCE", "STEP", "HOLDER", "HOST", "RENEWED", "LEASE", "ROOT", "REASON")
+        columns = ("NAME", "SEQUENCE", "STEP", "HOLDER", "HOST", "RENEWED", "LEASE", "REASON")
         rows = [_pin_row(state, each) for each in reports]
         show_table(columns, rows, right=("SEQUENCE", "STEP", "RENEWED"))
 
@@ -258,7 +260,6 @@ def _pin_row(state: LogState, report: PinReport) -> tuple[str, ...]:
         (pin and pin.host) or "-",
         "-" if name.time_unix_s is None else age_text(time.time() - name.time_unix_s),
         "over" if report.is_over else lease,
-        (pin and pin.root) or "-",
         (pin and pin.reason) or "-",
     )
 
@@ -275,7 +276,6 @@ def _pin_document(state: LogState, report: PinReport) -> dict[str, Any]:
         "renewed_unix_s": name.time_unix_s,
         "seen": name.seen,
         "lease": lease,
-        "root": pin and pin.root,
         "reason": pin and pin.reason,
         "nonce": name.nonce,
     }

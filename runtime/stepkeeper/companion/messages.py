@@ -8,8 +8,8 @@ from stepkeeper.checkpoint.orders import SaveOrder, Structure, ValueOrder
 from stepkeeper.companion.endpoint import ReportTarget
 from stepkeeper.contract import Identity
 from stepkeeper.log import Claim, CommitRecord, ForeignBase, ManifestRef
-from stepkeeper.log.restarts import RestartHistory
-from stepkeeper.policy.keep_message import Keep
+from stepkeeper.log.store_times import RestartHistory
+from stepkeeper.policy.keep import Keep
 from stepkeeper.stacks.sharing import StackRequest
 from stepkeeper.tier import TierPlace
 
@@ -131,12 +131,6 @@ class ClaimedRoot:
 
     branching: bool = False
     """True if the next commit begins a branch, and leaves the base behind."""
-
-    left: int | None = None
-    """Slot of the commit to go on from if there is no base: what a branch has left behind that was condemned whole."""
-
-    left_legacy: ForeignBase | None = None
-    """The same, if that is another writer's step."""
 
     past: RestartHistory | None = None
     """This training's past, if the request asked for it and the log could be read."""

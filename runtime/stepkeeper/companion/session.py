@@ -32,9 +32,7 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log import Claim, CommitRecord, ForeignBase, Log
 from stepkeeper.log.foreign_steps import find_steps_in, find_unnamed_in
-from stepkeeper.log.left_behind import find_left_behind
-from stepkeeper.log.restarts import read_restart_history
-from stepkeeper.log.store_times import StoreTimes
+from stepkeeper.log.store_times import StoreTimes, read_restart_history
 from stepkeeper.storage import Store, open_store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
@@ -124,12 +122,7 @@ class Session:
         """Quarantine the commit, so that it isn't live any more. The answer's base is the new HEAD."""
         self._log.quarantine(self._require_claim(), body.commit, body.reason)
         self._update_reporter()
-        left = find_left_behind(self._log.state, self._log.entry)
-        return replace(
-            self._describe_claim(),
-            left=left if isinstance(left, int) else None,
-            left_legacy=left if isinstance(left, ForeignBase) else None,
-        )
+        return self._describe_claim()
 
     def mark_verified(self, body: VerifiedNotice) -> None:
         """Note in the log that all ranks have read the commit whole."""

@@ -9,7 +9,7 @@ from stepkeeper.companion.background import BackgroundTask, run_in_thread
 from stepkeeper.errors import StepkeeperError, VerifyError
 from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.log.store_times import StoreTimes
-from stepkeeper.policy.keep_message import Keep
+from stepkeeper.policy.keep import Keep
 from stepkeeper.retention.deletable import choose_deletable
 from stepkeeper.retention.garbage import Garbage, collect, sweep
 from stepkeeper.retention.leases import leases_by

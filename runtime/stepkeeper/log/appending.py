@@ -13,11 +13,10 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log.claims import Claim, check_claim
 from stepkeeper.log.entries import Body, Entry, new_nonce
-from stepkeeper.log.reading import read_entry
 from stepkeeper.log.records import CommitRecord
 from stepkeeper.log.replay import apply, entry_for, state_at
 from stepkeeper.log.state import LogState
-from stepkeeper.log.tail import find_tail, gap_at, slot_path
+from stepkeeper.log.tail import find_tail, gap_at, read_entry, slot_path
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
@@ -63,11 +62,6 @@ class Appender:
         """The state as of the last call."""
         return self._state
 
-    @property
-    def pending_slot(self) -> int | None:
-        """The slot whose content isn't known, after UnknownOutcomeError."""
-        return None if self._pending is None else self._state.tail + 1
-
     def open(self) -> LogState:
         """Read the state at the tail. `find_tail` finds its slot; few entries are read after that, also of a long log.
 
@@ -88,15 +82,10 @@ class Appender:
             return self._read_on()
 
     def _read_from_tail(self) -> LogState:
-        tail = find_tail(self._store, self._patience)
-        while True:
-            try:
-                return state_at(tail, self._entry_below)
-            except DamagedEntryError as error:
-                # A repair may have come behind what was listed.
-                listed, tail = tail, find_tail(self._store, self._patience)
-                if tail == listed:
-                    raise self._locate(error) from error
+        try:
+            return state_at(find_tail(self._store, self._patience), self._entry_below)
+        except DamagedEntryError as error:
+            raise self._locate(error) from error
 
     def _entry_below(self, slot: int) -> Entry:
         """Read an entry that is there, since later ones are."""

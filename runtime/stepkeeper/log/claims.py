@@ -73,7 +73,6 @@ def resolve_base(
     *,
     scratch: bool,
     offer: Callable[[], ForeignBase | None] = lambda: None,
-    left_behind: Callable[[], Base] = lambda: None,
 ) -> Base:
     """Find what a begin goes on from: `base` if given, nothing if from scratch, else what HEAD means.
 
@@ -82,12 +81,9 @@ def resolve_base(
         base: What the caller wants to go on from, if it wants something.
         scratch: True to go on from nothing.
         offer: Called where nothing is committed; returns another writer's step to go on from.
-        left_behind: Called where HEAD is nothing although there were commits; returns what to fall back on, if there
-            is something.
 
     Raises:
-        RestoreError: `base` isn't live, or HEAD is nothing although there were commits, and there is nothing to fall
-            back on.
+        RestoreError: `base` isn't live, or HEAD is nothing although there were commits.
 
     """
     if base is not None:
@@ -100,17 +96,14 @@ def resolve_base(
         return offer() or state.legacy
     if state.legacy is not None:
         return state.legacy
-    found = left_behind()
-    if found is None:
-        bad = ", ".join(f"{r.slot} (step {r.step})" for r in state.commits.values() if r.quarantined)
-        live = ", ".join(f"{r.slot} (step {r.step})" for r in state.live)
-        raise RestoreError(
-            f"this root holds commits, but no latest one; quarantined: {bad or 'none'}; on abandoned branches: "
-            f"{live or 'none'}. To go on from one of the live ones, have "
-            "stepkeeper.log.Log(store).begin(base=SEQUENCE, take_over=True) say which; for the training to start from "
-            "scratch here, begin(scratch=True); or give it another root"
-        )
-    return found
+    bad = ", ".join(f"{r.slot} (step {r.step})" for r in state.commits.values() if r.quarantined)
+    live = ", ".join(f"{r.slot} (step {r.step})" for r in state.live)
+    raise RestoreError(
+        f"this root holds commits, but no latest one; quarantined: {bad or 'none'}; on abandoned branches: "
+        f"{live or 'none'}. To go on from one of the live ones, have "
+        "stepkeeper.log.Log(store).begin(base=SEQUENCE, take_over=True) say which; for the training to start from "
+        "scratch here, begin(scratch=True); or give it another root"
+    )
 
 
 def is_continued(restored: Collection[str] | None, saved: Collection[str]) -> bool:

@@ -1,12 +1,12 @@
 """Append the entries of a claim to the log: begin, commit, restored, quarantine, delete, void."""
 
 from collections.abc import Callable, Sequence
-from typing import Final, final
+from typing import final
 
 from stepkeeper.contract import Identity
 from stepkeeper.errors import FencedError, RefusedError
 from stepkeeper.log.appending import Appender, PendingAppend
-from stepkeeper.log.claims import Base, Claim, begin_body, check_claim, check_owner, owner_of, resolve_base
+from stepkeeper.log.claims import Claim, begin_body, check_claim, check_owner, owner_of, resolve_base
 from stepkeeper.log.entries import (
     BeginEntry,
     Body,
@@ -16,15 +16,11 @@ from stepkeeper.log.entries import (
     RestoredEntry,
     VoidEntry,
 )
-from stepkeeper.log.left_behind import find_left_behind
-from stepkeeper.log.records import CommitRecord, ForeignBase, ManifestRef
+from stepkeeper.log.records import CommitRecord, ForeignBase, ManifestRef, Owner
 from stepkeeper.log.replay import apply, entry_for
 from stepkeeper.log.state import LogState
-from stepkeeper.loggers import logger
 
 __all__ = ["Log"]
-
-_log: Final = logger(__name__)
 
 
 @final
@@ -37,7 +33,7 @@ class Log(Appender):
 
     def begin(
         self,
-        identity: Identity | None = None,
+        identity: Identity | Owner | None = None,
         *,
         base: int | ForeignBase | None = None,
         offer: Callable[[], ForeignBase | None] = lambda: None,
@@ -51,7 +47,7 @@ class Log(Appender):
         """Claim the root. Every earlier claim is stale from then on.
 
         Args:
-            identity: The job that claims; None for a process that was started by hand.
+            identity: The job that claims, or an owner as the log knows it; None for a process that was started by hand.
             base: What HEAD is from then on: a commit's slot or another writer's step. Without it, HEAD stays
                 what it was, or becomes nothing if `scratch`.
             offer: Called where nothing is committed yet; returns another writer's step to go on from.
@@ -69,7 +65,7 @@ class Log(Appender):
             RestoreError: `base` isn't live, or HEAD is nothing because commits were condemned.
 
         """
-        owner = owner_of(identity)
+        owner = identity if isinstance(identity, Owner) else owner_of(identity)
 
         def build(state: LogState) -> Body | None:
             if after is not None:
@@ -80,13 +76,7 @@ class Log(Appender):
             if branch:
                 return BeginEntry(branch=True, owner=owner, host=host)
             from_scratch = base is None and (scratch or self._began_from_scratch(state))
-            found = resolve_base(
-                state,
-                base,
-                scratch=from_scratch,
-                offer=offer,
-                left_behind=lambda: self._fall_back(state),
-            )
+            found = resolve_base(state, base, scratch=from_scratch, offer=offer)
             return begin_body(found, owner, host, scratch=from_scratch)
 
         begun = self.open().claim
@@ -220,17 +210,6 @@ class Log(Appender):
         self._pending = None
         self._run(append)
         return self._state.commit_in(folder)
-
-    def _fall_back(self, state: LogState) -> Base:
-        found = find_left_behind(state, self.entry)
-        if found is not None:
-            what = f"step {found.step}" if isinstance(found, ForeignBase) else f"commit {found}"
-            _log.warning(
-                "%s: all commits of a branch were condemned; what it had left behind, %s, is gone on from",
-                self._store.uri,
-                what,
-            )
-        return found
 
     def _began_from_scratch(self, state: LogState) -> bool:
         """Tell whether HEAD is nothing because the last begin said so, and nothing was committed after it."""

@@ -1,20 +1,24 @@
-"""Find the end of the log: its greatest slot."""
+"""Name the slots of a log, read their entries, and find the greatest of them."""
 
 import re
 from collections.abc import Sequence
 from typing import Final
 
-from stepkeeper.errors import LogGapError, MissingObjectError
+from stepkeeper.errors import DamagedEntryError, LogGapError, MissingObjectError
+from stepkeeper.log.entries import Entry
 from stepkeeper.storage.base import LOG_PREFIX, ObjectStat, PagedStore, Store
 from stepkeeper.storage.retry import Patience
 
-__all__ = ["LOG_PREFIX", "PAGE", "find_tail", "gap_at", "listed_slots", "slot_of", "slot_path"]
+__all__ = ["LOG_PREFIX", "PAGE", "find_tail", "gap_at", "listed_slots", "read_entry", "slot_of", "slot_path"]
 
 PAGE: Final = 1000
 """The most slots in one answer of a listing. No answer of Cloud Storage has more."""
 
 _MILESTONE: Final = 512
 """Every slot that is a multiple of it has a name that sorts before those of all others: so the end is found at once."""
+
+_READINGS: Final = 3
+"""How often an entry is read before it is called damaged: what went wrong on the way is no damage in the store."""
 
 _NAME: Final = re.compile(r"(?:0-)?([0-9]{8,})\.json")
 
@@ -38,6 +42,31 @@ def _plain_path(slot: int) -> str:
     return f"{LOG_PREFIX}{slot:08d}.json"
 
 
+def read_entry(store: Store, slot: int) -> Entry:
+    """Read the entry in `slot`, several times if its bytes are bad.
+
+    Raises:
+        MissingObjectError: The slot is empty.
+        DamagedEntryError: The bytes were bad in every reading.
+        LogFormatError: A newer release has written the entry.
+        TransientStorageError: The store gave no answer, which proves nothing.
+
+    """
+    where = f"{store.uri}/{slot_path(slot)}"
+    found: DamagedEntryError | None = None
+    for _ in range(_READINGS):
+        try:
+            return Entry.from_json(store.read(slot_path(slot)), where)
+        except DamagedEntryError as error:
+            found = error
+    root = store.uri.rstrip("/")
+    fault = str(found).removeprefix(where).strip()
+    raise DamagedEntryError(
+        f"{where}: slot {slot} of the log of {root} {fault} (read {_READINGS} times). Put the object back from "
+        f"object versions or a copy; without one, see what can be rebuilt: stepkeeper repair {root}"
+    ) from found
+
+
 def find_tail(store: Store, patience: Patience) -> int:
     """Find the greatest slot, or one that was the greatest during this call; -1 if the log is empty.
 
@@ -50,19 +79,13 @@ def find_tail(store: Store, patience: Patience) -> int:
     """
     if not isinstance(store, PagedStore):
         return _last_of_all(store, patience)
-    slots, start = list[int](), LOG_PREFIX
-    while True:
-        page = _page(store, patience, start)
-        found = listed_slots(page)
-        slots += found
-        if len(page) < PAGE:
-            return _last_of(store, patience, sorted(slots), 0)
-        if not found:
-            # A page full of names that are no slots: paging isn't made for that.
-            return _last_of_all(store, patience)
-        if not all(_is_milestone(slot) for slot in found):
-            break
-        start = f"{page[-1].path}."
+    page = _page(store, patience, LOG_PREFIX)
+    slots = listed_slots(page)
+    if len(page) < PAGE:
+        return _last_of(store, patience, slots, 0)
+    if all(map(_is_milestone, slots)):
+        # More milestones than a page has, or a page full of names that are no slots: paging isn't made for that.
+        return _last_of_all(store, patience)
     return _last_after(store, patience, _last_of_first(store, patience, slots))
 
 
@@ -73,7 +96,7 @@ def _last_of_first(store: Store, patience: Patience, slots: Sequence[int]) -> in
         if slot != expected * _MILESTONE:
             _check_no_gap(store, patience, expected * _MILESTONE)
     others = max(slot for slot in slots if not _is_milestone(slot))
-    last = _last_of(store, patience, sorted(slot for slot in slots if slot <= others), 0)
+    last = _last_of(store, patience, [slot for slot in slots if slot <= others], 0)
     return max(last, *milestones) if milestones else last
 
 

@@ -1,12 +1,12 @@
 """Select which commits to keep, by frozen values that are asked after each commit.
 
-The module is pure, and the companion process, which deletes, knows the policies too: `keep_message` carries them there.
+The module is pure, and the companion process, which deletes, knows the policies too: `Keep` carries them there.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from stepkeeper.contract import BestMode, Retention
 
@@ -16,6 +16,7 @@ __all__ = [
     "Committed",
     "EveryNSteps",
     "EverySeconds",
+    "Keep",
     "KeepPolicy",
     "LastN",
     "MaxAge",
@@ -219,6 +220,57 @@ class AnyOf:
     def kept(self, commits: Sequence[Committed]) -> frozenset[int]:
         """Return the slots that any of the policies selects."""
         return frozenset[int]().union(*(policy.kept(commits) for policy in self.policies))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """Carry a policy to another process, as lists of the policies of `policy.keep`."""
+
+    last: tuple[LastN, ...] = ()
+    steps: tuple[EveryNSteps, ...] = ()
+    seconds: tuple[EverySeconds, ...] = ()
+    best: tuple[BestN, ...] = ()
+    age: tuple[MaxAge, ...] = ()
+
+    @classmethod
+    def from_policy(cls, policy: KeepPolicy) -> "Keep":
+        """Sort the parts of `policy` by type.
+
+        Raises:
+            TypeError: A part isn't one of those policies: the companion process couldn't know it.
+
+        """
+        parts: dict[str, list[KeepPolicy]] = {name: [] for name in _FIELDS.values()}
+        waiting = [policy]
+        while waiting:
+            part = waiting.pop(0)
+            if isinstance(part, AnyOf):
+                waiting = [*part.policies, *waiting]
+            elif type(part) in _FIELDS:
+                parts[_FIELDS[type(part)]].append(part)
+            else:
+                known = ", ".join(kind.__name__ for kind in (*_FIELDS, AnyOf))
+                raise TypeError(f"{part!r} is no policy of stepkeeper.policy.keep, which has {known}")
+        return cls(**{name: tuple(found) for name, found in parts.items()})  # type: ignore[arg-type]  # sorted by type
+
+    @property
+    def policy(self) -> AnyOf:
+        """The same policy as one object."""
+        return AnyOf((*self.last, *self.steps, *self.seconds, *self.best, *self.age))
+
+    @property
+    def needs_times(self) -> bool:
+        """True if the times of commits make a difference."""
+        return bool(self.seconds or self.age)
+
+
+_FIELDS: Final[dict[type, str]] = {
+    LastN: "last",
+    EveryNSteps: "steps",
+    EverySeconds: "seconds",
+    BestN: "best",
+    MaxAge: "age",
+}
 
 
 def from_retention(retention: Retention) -> KeepPolicy:

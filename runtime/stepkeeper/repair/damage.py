@@ -4,14 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from stepkeeper.checkpoint.manifest import manifest_name
+from stepkeeper.checkpoint.manifest import claim_of, manifest_name, sizes_by_folder
 from stepkeeper.errors import DamagedEntryError, LogFormatError, MissingObjectError, TransientStorageError
 from stepkeeper.log import BeginEntry, CommitEntry, Entry, LogState, VoidEntry
-from stepkeeper.log.reading import read_entry
 from stepkeeper.log.replay import state_at
-from stepkeeper.log.tail import LOG_PREFIX, listed_slots, slot_path
+from stepkeeper.log.tail import LOG_PREFIX, listed_slots, read_entry, slot_path
 from stepkeeper.repair.rebuild import find_contradiction
-from stepkeeper.repair.saves import claim_of, sizes_by_folder
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import Patience
 

@@ -1,22 +1,17 @@
 """Find the saves in a root whose objects are whole, by their manifests."""
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Final
 
-from stepkeeper.checkpoint.manifest import Manifest, manifest_name
+from stepkeeper.checkpoint.manifest import Manifest, claim_of, manifest_name
 from stepkeeper.checkpoint.reading import read_manifests
 from stepkeeper.errors import ManifestError, MissingObjectError, TornCheckpointError, TransientStorageError
 from stepkeeper.log import CommitRecord, ManifestRef
-from stepkeeper.log.reading import read_afresh
-from stepkeeper.storage import ObjectStat, Store
+from stepkeeper.storage import Store
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.retry import Patience
 
-__all__ = ["FoundSave", "claim_of", "look_at", "sizes_by_folder"]
-
-_OBJECT: Final = re.compile(r"((?:0|[1-9][0-9]*)/(?:0|[1-9][0-9]*)-[0-9a-f]{32})/([^/]+)")
+__all__ = ["FoundSave", "look_at"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,21 +23,6 @@ class FoundSave:
 
     fault: str | None = None
     """What isn't there as its manifests have it. None: all objects are there, and as long as they should be."""
-
-
-def sizes_by_folder(listed: Collection[ObjectStat]) -> dict[str, dict[str, int]]:
-    """Return the sizes of the objects of each save's folder, by their names in it. Pure."""
-    found: dict[str, dict[str, int]] = {}
-    for stat in listed:
-        match = _OBJECT.fullmatch(stat.path)
-        if match is not None:
-            found.setdefault(match[1], {})[match[2]] = stat.size_bytes
-    return found
-
-
-def claim_of(folder: str) -> int:
-    """Return the slot of the claim that a save's folder is of."""
-    return int(folder.partition("/")[2].partition("-")[0])
 
 
 def look_at(store: Store, folder: str, sizes: Mapping[str, int], patience: Patience) -> FoundSave:
@@ -77,12 +57,12 @@ def look_at(store: Store, folder: str, sizes: Mapping[str, int], patience: Patie
 
 
 def _read_alike(store: Store, path: str) -> bytes:
-    """Read an object twice, over a fresh connection the second time: no checksum is known to compare it with.
+    """Read an object twice: no checksum is known to compare it with.
 
     Raises TransientStorageError if the two readings differ.
     """
     try:
-        first, second = store.read(path), read_afresh(store, path)
+        first, second = store.read(path), store.read(path)
     except MissingObjectError as error:
         raise TransientStorageError(f"{store.uri}/{path} is listed, but isn't found") from error
     if first != second:

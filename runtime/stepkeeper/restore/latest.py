@@ -109,12 +109,6 @@ class LatestRestore:
         if isinstance(bad, CommitRecord):
             body = QuarantineRequest(commit=bad.slot, reason=reason)
             claimed = decode(ClaimedRoot, self._request(Kind.QUARANTINE, encode(body)))
-            if (left := claimed.left_legacy if claimed.left is None else claimed.left) is not None:
-                _log.warning(
-                    "all commits of a branch were condemned: what it had left behind is gone on from (%s)",
-                    f"commit {left}" if isinstance(left, int) else left.folder,
-                )
-                claimed = self._companion.claim_root(origin=Origin(left))
             return self._restorable(claimed.base or claimed.legacy)
         store = self._restorer.store
         older = [each for each in find_steps(store) if each.step <= bad.step and each.folder != bad.folder]

@@ -3,35 +3,28 @@
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
-from stepkeeper.checkpoint.manifest import is_object_name
+from stepkeeper.checkpoint.manifest import claim_of, is_object_name, sizes_by_folder
 from stepkeeper.errors import DamagedEntryError, MissingObjectError
 from stepkeeper.log import CommitEntry, Entry, Log, LogState
-from stepkeeper.log.reading import read_entry
 from stepkeeper.log.store_times import StoreTimes
-from stepkeeper.log.tail import slot_of
+from stepkeeper.log.tail import read_entry
 from stepkeeper.retention.leases import HeldSlots, IsOver, drop_over, leases_by
 from stepkeeper.retention.pins import PIN_PREFIX
 from stepkeeper.storage.base import (
-    LOG_PREFIX,
     PROBE_PREFIX,
     ObjectStat,
     Store,
     StreamedStore,
-    UnfinishedPut,
-    UnfinishedPutStore,
 )
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = ["Garbage", "GcReport", "collect", "gc", "sweep"]
 
-_PATH: Final = re.compile(r"((?:0|[1-9][0-9]*)/(0|[1-9][0-9]*)-[0-9a-f]{32})/([^/]+)")
-
-_PIN: Final = re.compile(re.escape(PIN_PREFIX) + r"([0-9]{8,})-[0-9a-f]{32}(?:-[0-9]{8,})?")
 _PROBE: Final = re.compile(re.escape(PROBE_PREFIX) + r"(?:create-)?([0-9]{8,})-[0-9a-f]{32}")
 
 
@@ -61,7 +54,7 @@ class GcReport:
     """Paths of pins that were removed because nobody has renewed them for a lease; in a dry run, that would be."""
 
     remnants: tuple[str, ...] = ()
-    """Paths that killed processes had left of proofs and puts. They were deleted; in a dry run they would be."""
+    """Paths that killed processes had left of proofs. They were deleted; in a dry run they would be."""
 
 
 def _never(_: int | None) -> bool:
@@ -102,7 +95,7 @@ def sweep(
 def gc(log: Log, store: Store, *, dry_run: bool = False, patience: Patience = DEFAULT_PATIENCE) -> GcReport:
     """Delete the folders of saves of earlier claims that no commit names, but for those with a pin.
 
-    Delete also what killed processes have left of their proofs and puts, if no later one can need it.
+    Delete also what killed processes have left of their proofs, if no later one can need it.
 
     An earlier claim can commit nothing any more: what of its saves isn't in the log by now, never will be. So
     anybody who may delete objects may call this, with or without a claim, also while another process saves.
@@ -148,42 +141,26 @@ def collect(
     if found or any(stat.path.startswith(PIN_PREFIX) for stat in listed):
         held = drop_over(store, is_over, dry_run=dry_run, patience=patience)
     slots = _folders_of(entry, held.slots, found) if found else {}
-    pinned = tuple(
-        Garbage(
-            folder=each.folder, slot=slots[each.folder], n_objects=each.n_objects, size_bytes=each.size_bytes
-        )
-        for each in found
-        if each.folder in slots
-    )
+    pinned = tuple(replace(each, slot=slots[each.folder]) for each in found if each.folder in slots)
     collected = tuple(each for each in found if each.folder not in slots)
     proofs = _proofs(state.claim, listed)
-    cut_off = _list_cut_off_puts(store, state, patience)
     if not dry_run:
         for each in collected:
             _delete_folder(store, each.folder, patience)
         for path in proofs:
             patience.retry(partial(store.delete, path))
-        for put, remove in cut_off:
-            patience.retry(partial(remove, put))
-    remnants = (*proofs, *(put.path for put, _ in cut_off))
-    return GcReport(collected=collected, pinned=pinned, over=held.over, remnants=remnants)
+    return GcReport(collected=collected, pinned=pinned, over=held.over, remnants=proofs)
 
 
 def _garbage(state: LogState, claim: int, listed: Collection[ObjectStat]) -> tuple[Garbage, ...]:
     """Find the folders among what is `listed` that are garbage once `claim` has begun. Pure."""
     named = {record.folder for record in state.commits.values()}
-    found: dict[str, Garbage] = {}
-    for stat in listed:
-        match = _PATH.fullmatch(stat.path)
-        if not match or int(match[2]) >= claim or match[1] in named or not is_object_name(match[3]):
-            continue
-        known = found.get(match[1], Garbage(folder=match[1]))
-        found[match[1]] = Garbage(
-            folder=match[1],
-            n_objects=known.n_objects + 1,
-            size_bytes=known.size_bytes + stat.size_bytes,
-        )
-    return tuple(found[folder] for folder in sorted(found))
+    found = []
+    for folder, sizes in sorted(sizes_by_folder(listed).items()):
+        ours = [size_bytes for name, size_bytes in sizes.items() if is_object_name(name)]
+        if ours and claim_of(folder) < claim and folder not in named:
+            found.append(Garbage(folder=folder, n_objects=len(ours), size_bytes=sum(ours)))
+    return tuple(found)
 
 
 def _proofs(claim: int, listed: Collection[ObjectStat]) -> tuple[str, ...]:
@@ -193,35 +170,6 @@ def _proofs(claim: int, listed: Collection[ObjectStat]) -> tuple[str, ...]:
     """
     found = ((stat.path, _PROBE.fullmatch(stat.path)) for stat in listed)
     return tuple(path for path, match in found if match and int(match[1]) <= claim)
-
-
-def _list_cut_off_puts(
-    store: Store, state: LogState, patience: Patience
-) -> tuple[tuple[UnfinishedPut, Callable[[UnfinishedPut], None]], ...]:
-    """List unfinished puts that would fail if they were still going on, and how each is removed."""
-    if not isinstance(store, UnfinishedPutStore):
-        return ()
-    found = [
-        put
-        for prefix in (LOG_PREFIX, PIN_PREFIX, PROBE_PREFIX)
-        for put in patience.retry(partial(store.list_unfinished_puts, prefix))
-    ]
-    return tuple((each, store.remove_unfinished_put) for each in found if _is_over(each.target, state))
-
-
-def _is_over(target: str, state: LogState) -> bool:
-    """Tell whether an entry's slot is taken, a pin is on no commit any more, or a probe is from before the claim.
-
-    Pure.
-    """
-    assert state.claim is not None
-    slot = slot_of(target)
-    if slot is not None:
-        return slot <= state.tail
-    if match := _PIN.fullmatch(target):
-        return int(match[1]) <= state.tail and int(match[1]) not in state.commits
-    match = _PROBE.fullmatch(target)
-    return match is not None and int(match[1]) <= state.claim
 
 
 def _folders_of(
@@ -244,15 +192,11 @@ def _folders_of(
             continue
         except DamagedEntryError:
             # Any save of a claim before it may be the one that is pinned.
-            slots.update({each.folder: slot for each in found if _claim_of(each.folder) < slot})
+            slots.update({each.folder: slot for each in found if claim_of(each.folder) < slot})
             continue
         if isinstance(body, CommitEntry):
             slots[body.folder] = slot
     return slots
-
-
-def _claim_of(folder: str) -> int:
-    return int(folder.partition("/")[2].partition("-")[0])
 
 
 def _delete_folder(store: Store, folder: str, patience: Patience) -> None:
@@ -272,10 +216,4 @@ def _delete_objects(store: Store, paths: Sequence[str], patience: Patience) -> N
         return
     # Half as many as a save uses, because one may be going on.
     with ThreadPoolExecutor(max(1, store.streams // 2), thread_name_prefix="stepkeeper-delete") as pool:
-        deletions = [pool.submit(patience.retry, partial(store.delete, path)) for path in paths]
-        try:
-            for deletion in deletions:
-                deletion.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        list(pool.map(lambda path: patience.retry(partial(store.delete, path)), paths))

@@ -11,8 +11,7 @@ from stepkeeper.errors import PinLostError, StepkeeperError
 from stepkeeper.log import CommitRecord, Log, LogState
 from stepkeeper.loggers import logger
 from stepkeeper.retention.leases import RENEW_EVERY_S
-from stepkeeper.retention.pinning import pin_commit, renew_pin
-from stepkeeper.retention.pins import Pin, is_pinned, remove_pin
+from stepkeeper.retention.pins import Pin, is_pinned, pin_commit, remove_pin, renew_pin
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
@@ -120,9 +119,9 @@ class HeldPin:
     def _log_left(self, why: object) -> None:
         _log.warning(
             "pin %s is left until its lease is over, or `stepkeeper gc %s --pins --remove %s` takes it: %s",
-            self._pin.text,
+            self._pin.name.text,
             self._store.uri,
-            self._pin.text,
+            self._pin.name.text,
             why,
         )
 

@@ -2,7 +2,7 @@
 
 import errno
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, runtime_checkable
 
@@ -13,13 +13,11 @@ __all__ = [
     "CopiedStore",
     "ObjectStat",
     "PagedStore",
-    "PrivateStore",
-    "ReopenableStore",
     "Store",
     "StreamedStore",
-    "UnfinishedPut",
-    "UnfinishedPutStore",
     "check_path",
+    "flat_view",
+    "holds",
     "is_full",
     "joined_size_bytes",
 ]
@@ -37,6 +35,7 @@ not needed.
 """
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+_COMPARED_BYTES: Final = 16 * 1024 * 1024
 _SEGMENT: Final = re.compile(r"[A-Za-z0-9_.=-]+")
 
 
@@ -110,28 +109,6 @@ class PagedStore(Store, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnfinishedPut:
-    """The temporary file of a put that is going on or was cut off. It is no object, and `list` omits it."""
-
-    path: str
-    target: str
-    """The path of the object that it was to become."""
-
-
-@runtime_checkable
-class UnfinishedPutStore(Store, Protocol):
-    """A store in which a put that is cut off leaves something behind."""
-
-    def list_unfinished_puts(self, prefix: str) -> Sequence[UnfinishedPut]:
-        """List the unfinished puts below `prefix`, a folder: those that were cut off, and those that are going on."""
-        ...
-
-    def remove_unfinished_put(self, put: UnfinishedPut) -> None:
-        """Remove the file. If its put is going on all the same, it loses, or raises TransientStorageError."""
-        ...
-
-
 @runtime_checkable
 class StreamedStore(Store, Protocol):
     """A store that gives each upload only part of the bandwidth: many objects at once are fast, one is not."""
@@ -155,25 +132,6 @@ class CopiedStore(Store, Protocol):
         ...
 
 
-@runtime_checkable
-class ReopenableStore(Store, Protocol):
-    """A store whose root can be opened once more, so that a reading shares no connection with the one before."""
-
-    def reopen(self) -> Store:
-        """Open the same root over connections of its own. The caller closes it."""
-        ...
-
-
-@runtime_checkable
-class PrivateStore(Store, Protocol):
-    """A store whose objects may be in the memory of one process."""
-
-    @property
-    def is_private(self) -> bool:
-        """True if no other process can see the objects."""
-        ...
-
-
 def check_path(path: str) -> str:
     """Return `path` if it stays inside a root on every back end. Raises ValueError."""
     segments = path.split("/")
@@ -188,6 +146,23 @@ def is_full(error: BaseException) -> bool:
     """Tell whether a store refused for lack of room."""
     cause = error.__cause__
     return any(isinstance(each, OSError) and each.errno in _NO_ROOM for each in (error, cause))
+
+
+def flat_view(part: Buffer) -> memoryview:
+    """View the part as bytes, also one that has none."""
+    return memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")
+
+
+def holds(read: Callable[[int, int], bytes | memoryview], parts: Sequence[Buffer], size_bytes: int) -> bool:
+    """Tell whether an object of that size is `parts`, joined. `read` reads a number of its bytes from an offset on."""
+    offset = 0
+    for view in map(flat_view, parts):
+        for first in range(0, view.nbytes, _COMPARED_BYTES):
+            expected = view[first : first + _COMPARED_BYTES]
+            if read(offset + first, expected.nbytes) != expected:
+                return False
+        offset += view.nbytes
+    return offset == size_bytes
 
 
 def joined_size_bytes(parts: Sequence[Buffer]) -> int:

@@ -6,7 +6,7 @@ from typing import Final
 
 import google_crc32c
 
-from stepkeeper.storage.base import Buffer
+from stepkeeper.storage.base import Buffer, flat_view
 
 __all__ = ["block_crcs", "combine_crc32c", "crc32c", "crc32c_of_parts"]
 
@@ -19,7 +19,7 @@ def crc32c(data: Buffer, start: int = 0) -> int:
     """Compute the crc32c of `data`, going on from the crc `start`."""
     if isinstance(data, bytes) and len(data) <= _PIECE_BYTES:
         return int(google_crc32c.extend(start, data))
-    view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
+    view = flat_view(data)
     for first in range(0, view.nbytes, _PIECE_BYTES):
         start = google_crc32c.extend(start, bytes(view[first : first + _PIECE_BYTES]))
     return start
@@ -64,7 +64,7 @@ def _pieces(parts: Sequence[Buffer], block_bytes: int) -> Iterator[bytes]:
     in_block = block_bytes
     room = min(_PIECE_BYTES, in_block)
     for part in parts:
-        view = memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")
+        view = flat_view(part)
         while view.nbytes:
             waiting.append(view if view.nbytes <= room else view[:room])
             view = view[room:]

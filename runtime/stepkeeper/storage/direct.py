@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from stepkeeper.storage.base import Buffer, joined_size_bytes
+from stepkeeper.storage.base import Buffer, flat_view, joined_size_bytes
 from stepkeeper.storage.moved import moved
 
 __all__ = ["write_past_cache"]
@@ -51,8 +51,7 @@ def _fillings(parts: Sequence[Buffer], buffer: memoryview) -> Iterator[int]:
     """Fill `buffer` again and again, and yield how many of its bytes are filled: all, but for the last time."""
     filled = 0
     for part in parts:
-        rest = memoryview(part)
-        rest = rest.cast("B") if rest.nbytes else memoryview(b"")
+        rest = flat_view(part)
         while rest.nbytes:
             taken = min(rest.nbytes, buffer.nbytes - filled)
             buffer[filled : filled + taken] = rest[:taken]

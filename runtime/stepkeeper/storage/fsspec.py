@@ -5,10 +5,10 @@ import errno
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, final
 
 import fsspec
-from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from stepkeeper.errors import (
@@ -23,6 +23,7 @@ from stepkeeper.storage.base import (
     Buffer,
     ObjectStat,
     check_path,
+    holds,
     joined_size_bytes,
 )
 from stepkeeper.storage.exclusive_create import make_refusal, prove_exclusive_create
@@ -31,7 +32,6 @@ from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = ["FsspecStore", "open_fsspec"]
 
-_COMPARED_BYTES: Final = 16 * 1024 * 1024
 _TRANSIENT: Final = frozenset(
     {errno.EIO, errno.EREMOTEIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT}
 )
@@ -99,14 +99,6 @@ class FsspecStore:
     @property
     def uri(self) -> str:
         return self._uri
-
-    @property
-    def is_private(self) -> bool:
-        """True if the file system is memory of this process, or wraps such a one."""
-        filesystem = self._filesystem
-        while filesystem is not None and not isinstance(filesystem, MemoryFileSystem):
-            filesystem = getattr(filesystem, "fs", None) or getattr(filesystem, "sync_fs", None)
-        return filesystem is not None
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """Put an object if there is none, as `Store` has it.
@@ -213,15 +205,7 @@ class FsspecStore:
 
         Raises ObjectExistsError if other bytes are there.
         """
-        same = self._size_bytes(path) == joined_size_bytes(parts)
-        offset = 0
-        for part in parts:
-            view = memoryview(part).cast("B") if joined_size_bytes([part]) else memoryview(b"")
-            for first in range(0, view.nbytes if same else 0, _COMPARED_BYTES):
-                expected = view[first : first + _COMPARED_BYTES]
-                same = same and self.read(path, offset + first, expected.nbytes) == expected
-            offset += view.nbytes
-        if not same:
+        if not holds(partial(self.read, path), parts, self._size_bytes(path)):
             raise ObjectExistsError(f"{self._uri}/{path} exists with other bytes; it was not overwritten")
 
     def _prove(self) -> None:

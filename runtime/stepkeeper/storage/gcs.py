@@ -11,18 +11,26 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, final
 
 import google.auth
+import requests
 from google.api_core import exceptions as api_exceptions
 from google.api_core.retry import Retry
+from google.auth import exceptions as auth_exceptions
 from google.auth.credentials import AnonymousCredentials
 from google.auth.transport.requests import AuthorizedSession
 from google.cloud import storage
+from google.cloud.storage.exceptions import DataCorruption
 from google.cloud.storage.retry import DEFAULT_RETRY
 from requests.adapters import HTTPAdapter
 
-from stepkeeper.errors import MissingObjectError, ObjectExistsError, TransientStorageError
+from stepkeeper.errors import (
+    MissingObjectError,
+    NoAccessError,
+    ObjectExistsError,
+    StorageError,
+    TransientStorageError,
+)
 from stepkeeper.storage.base import Buffer, ObjectStat, check_path, joined_size_bytes
 from stepkeeper.storage.crc import crc32c, crc32c_of_parts
-from stepkeeper.storage.gcs_errors import translated
 from stepkeeper.storage.gcs_upload import CALL_TIMEOUT_S, Place, upload
 from stepkeeper.storage.retry import Patience
 
@@ -33,6 +41,23 @@ _CONNECTIONS: Final = 64
 _STREAMS: Final = 16
 _RETRY_S: Final = 30.0
 """The seconds of retries within one call; callers have their own patience beyond it."""
+
+_TRANSIENT: Final = (
+    api_exceptions.TooManyRequests,
+    api_exceptions.ServerError,
+    api_exceptions.RetryError,
+    auth_exceptions.TransportError,
+    requests.ConnectionError,
+    requests.Timeout,
+    requests.exceptions.ChunkedEncodingError,
+    DataCorruption,
+    ConnectionError,
+)
+_LOG_IN: Final = (
+    "In a cluster, give the pod a Kubernetes service account that may use the bucket (Workload Identity Federation). "
+    "Elsewhere run 'gcloud auth application-default login', or set GOOGLE_APPLICATION_CREDENTIALS to a key's file"
+)
+_ROLE: Final = "roles/storage.objectUser"
 
 
 @final
@@ -46,10 +71,10 @@ class GcsStore:
     def __init__(
         self, *, bucket: str, prefix: str, retry_s: float = _RETRY_S, streams: int = _STREAMS
     ) -> None:
-        self._streams, self._retry_s = streams, retry_s
+        self._streams = streams
         self._uri = f"gs://{bucket}/{prefix}".rstrip("/")
         self._prefix = f"{prefix}/" if prefix else ""
-        with translated(self._uri, bucket):
+        with _translating(self._uri, bucket):
             self._session = _session()
         self._client = _client(self._session)
         self._bucket = self._client.bucket(bucket)
@@ -141,14 +166,6 @@ class GcsStore:
             self._bucket.reload(retry=self._retry, timeout=CALL_TIMEOUT_S)
             return dict(self._bucket._properties)  # noqa: SLF001  # the only way to it that knows every field
 
-    def reopen(self) -> "GcsStore":
-        return GcsStore(
-            bucket=self._bucket.name,
-            prefix=self._prefix.rstrip("/"),
-            retry_s=self._retry_s,
-            streams=self._streams,
-        )
-
     def close(self) -> None:
         self._client.close()
 
@@ -214,7 +231,7 @@ class GcsStore:
             raise ObjectExistsError(f"{self._uri}/{path} exists with other bytes; it was not overwritten")
 
     def _translated(self, path: str) -> AbstractContextManager[None]:
-        return translated(f"{self._uri}/{path}", self._bucket.name, self._account)
+        return _translating(f"{self._uri}/{path}", self._bucket.name, self._account)
 
 
 def _session() -> AuthorizedSession:
@@ -240,3 +257,55 @@ def _encoded_crc32c(crc: int) -> str:
 
 def _decoded_crc32c(text: str | None) -> int | None:
     return None if text is None else int.from_bytes(base64.b64decode(text), "big")
+
+
+@contextlib.contextmanager
+def _translating(where: str, bucket: str, account: str | None = None) -> Iterator[None]:
+    """Convert the client's errors into StorageErrors.
+
+    Args:
+        where: URI of the object that is worked on.
+        bucket: The bucket's name.
+        account: The service account that asks, if it is known.
+
+    Raises:
+        NoAccessError: No credentials, no permission, or no such bucket. The message says what to do about it.
+        TransientStorageError: The service gave no answer, or asked to try later.
+        StorageError: The service refuses for another reason.
+
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except api_exceptions.NotFound as error:
+        raise NoAccessError(
+            f"{where}: there is no bucket {bucket!r} ({_reason(error)}). Correct the URI, or make the bucket: "
+            f"gcloud storage buckets create gs://{bucket} --location=REGION"
+        ) from error
+    except api_exceptions.Unauthorized as error:
+        raise NoAccessError(f"{where}: no valid credentials ({_reason(error)}). {_LOG_IN}") from error
+    except api_exceptions.Forbidden as error:
+        raise NoAccessError(
+            f"{where}: not allowed ({_reason(error)}). {account or 'The service account'} needs the role {_ROLE} on "
+            f"the bucket: gcloud storage buckets add-iam-policy-binding gs://{bucket} "
+            f"--member=serviceAccount:{account or 'ACCOUNT'} --role={_ROLE}"
+        ) from error
+    except _TRANSIENT as error:
+        raise TransientStorageError(f"{where}: {error}") from error
+    except auth_exceptions.GoogleAuthError as error:
+        if error.retryable:
+            raise TransientStorageError(f"{where}: no valid credentials: {error}") from error
+        raise NoAccessError(f"{where}: no valid credentials: {str(error).rstrip('.')}. {_LOG_IN}") from error
+    except api_exceptions.GoogleAPIError as error:
+        raise StorageError(f"{where}: {error}") from error
+
+
+def _reason(error: api_exceptions.GoogleAPICallError) -> str:
+    """Return the service's own words, without the request's URL."""
+    answer: Any = error.response
+    try:
+        return str(answer.json()["error"]["message"]).rstrip(".")
+    except (AttributeError, KeyError, TypeError, ValueError):
+        # A proxy's answer, or that of an upload: no document of the service's.
+        return str(error.message).rstrip(".")

@@ -56,10 +56,6 @@ class MemoryStore:
     def uri(self) -> str:
         return self._uri
 
-    @property
-    def is_private(self) -> bool:
-        return True
-
     def put_if_absent(self, path: str, data: bytes) -> bool:
         self._fault("before", "put_if_absent", check_path(path))
         with self.bucket.lock:

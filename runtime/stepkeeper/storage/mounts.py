@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 from urllib.parse import quote
 
-__all__ = ["Mount", "gcsfuse_uri", "is_mount_point", "mount_of", "parse_mountinfo", "read_mountinfo"]
+__all__ = ["Mount", "gcsfuse_uri", "is_mount_point", "mount_of", "read_mountinfo"]
 
 _MOUNTINFO: Final = Path("/proc/self/mountinfo")
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
@@ -19,8 +19,6 @@ _NO_BUCKETS: Final = frozenset({"gcsfuse", "fuse", "none"})
 class Mount:
     """One mount of this process."""
 
-    number: int
-    parent: int
     root: str
     """The folder of the file system that is mounted: not '/' for a bind mount, as a volume's subPath makes one."""
 
@@ -37,53 +35,20 @@ def read_mountinfo() -> str:
         return ""
 
 
-def parse_mountinfo(text: str) -> tuple[Mount, ...]:
-    """Parse the mounts, in the order in which they were made. Lines that aren't mounts are left out."""
-    mounts = []
+def mount_of(text: str, path: PurePosixPath) -> Mount | None:
+    """Find the mount that `path`, absolute and without links, is on: the last one that was made there or above."""
+    found: Mount | None = None
     for line in text.splitlines():
         before, separator, after = line.partition(" - ")
         fields, kinds = before.split(" "), after.split(" ")
-        if not separator or len(fields) < 6 or len(kinds) < 2 or not (fields[0] + fields[1]).isdecimal():
-            continue
-        mounts.append(
-            Mount(
-                number=int(fields[0]),
-                parent=int(fields[1]),
+        if separator and len(fields) >= 6 and len(kinds) >= 2 and path.is_relative_to(_unescaped(fields[4])):
+            found = Mount(
                 root=_unescaped(fields[3]),
                 mount_point=_unescaped(fields[4]),
                 fstype=kinds[0],
                 source=_unescaped(kinds[1]),
             )
-        )
-    return tuple(mounts)
-
-
-def mount_of(text: str, path: PurePosixPath) -> Mount | None:
-    """Find the mount that `path`, absolute and without links, is on; as the kernel finds it, from '/' down.
-
-    A mount over a folder hides what was mounted below that folder before.
-    """
-    mounts = parse_mountinfo(text)
-    numbers = {mount.number for mount in mounts}
-    current: Mount | None = None
-    for place in map(str, (*reversed(path.parents), path)):
-        while True:
-            above = current
-            on_top = [
-                mount
-                for mount in mounts
-                if mount.mount_point == place
-                and mount is not above
-                and (
-                    mount.parent == above.number
-                    if above
-                    else mount.parent not in numbers or mount.parent == mount.number
-                )
-            ]
-            if not on_top:
-                break
-            current = on_top[-1]
-    return current
+    return found
 
 
 def is_mount_point(text: str, path: PurePosixPath) -> bool:

@@ -7,7 +7,7 @@ from typing import Final
 from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from stepkeeper.errors import BadUriError
-from stepkeeper.storage.base import PrivateStore, Store
+from stepkeeper.storage.base import Store
 from stepkeeper.storage.memory import MemoryStore, named_bucket
 from stepkeeper.storage.mounts import gcsfuse_uri, read_mountinfo
 from stepkeeper.storage.posix import PosixStore
@@ -28,7 +28,7 @@ def check_slashes(path: str) -> None:
 
 def check_is_shared(store: Store) -> None:
     """Check that other processes see the objects of `store`. Raises BadUriError."""
-    if isinstance(store, PrivateStore) and store.is_private:
+    if isinstance(store, MemoryStore):
         raise BadUriError(
             f"{store.uri!r} is in the memory of one process, and another process writes the checkpoints: nothing "
             "would be saved. In a test, use the path of a temporary folder"
@@ -116,7 +116,8 @@ def _open_file(uri: str, parts: SplitResult) -> PosixStore:
     # Names that aren't UTF-8 stand percent-encoded in a URI, byte by byte.
     path = Path(os.fsdecode(unquote_to_bytes(os.fsencode(parts.path))))
     if ".." in path.parts:
-        path = _follow_up(path)
+        # After a symbolic link, '..' leads up from the link's target, as in open().
+        path = path.resolve()
     if not path.is_absolute() or path == Path("/"):
         raise BadUriError(f"{uri!r}: a folder's URI is 'file:///' and its absolute path")
     file = next((each for each in (path, *path.parents) if os.path.isfile(each)), None)  # noqa: PTH113  # False where permissions forbid a look
@@ -130,12 +131,6 @@ def _open_file(uri: str, parts: SplitResult) -> PosixStore:
             "if it has one, behind the bucket's name"
         )
     return PosixStore(path)
-
-
-def _follow_up(path: Path) -> Path:
-    """Return `path` without '..'. After a symbolic link, '..' leads up from the link's target, as in open()."""
-    n_up = len(path.parts) - path.parts[::-1].index("..")
-    return Path(os.path.realpath(Path(*path.parts[:n_up])), *path.parts[n_up:])
 
 
 def _open_gcs(uri: str, parts: SplitResult) -> Store:

@@ -5,14 +5,14 @@ import errno
 import itertools
 import operator
 import os
-import re
 import secrets
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, final
 
 from stepkeeper.errors import MissingObjectError, ObjectExistsError, StorageError, TransientStorageError
-from stepkeeper.storage.base import Buffer, ObjectStat, UnfinishedPut, check_path, joined_size_bytes
+from stepkeeper.storage.base import Buffer, ObjectStat, check_path, holds
 from stepkeeper.storage.posix_files import (
     NO_LINK,
     TEMPORARY,
@@ -31,7 +31,6 @@ from stepkeeper.storage.posix_files import (
 __all__ = ["PosixStore"]
 
 _TRANSIENT: Final = frozenset({errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT})
-_TEMPORARY_OF: Final = re.compile(r"\.tmp-(.+)-[0-9a-f]{32}")
 
 
 @final
@@ -55,13 +54,6 @@ class PosixStore:
             self._write_new(temporary, [data])
             try:
                 won = self._link(temporary, target)
-            except FileNotFoundError as error:
-                # A collection that knew the slot to be taken has removed it; otherwise the caller puts again.
-                if not target.exists():
-                    raise TransientStorageError(
-                        f"{temporary} was taken away before it became {target}"
-                    ) from error
-                won = False
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
@@ -127,22 +119,6 @@ class PosixStore:
                         raise
                     break
 
-    def list_unfinished_puts(self, prefix: str) -> Sequence[UnfinishedPut]:
-        with self._translated(self._root / prefix):
-            try:
-                names = sorted(path.name for path in (self._root / prefix).iterdir())
-            except (FileNotFoundError, NotADirectoryError):
-                return ()
-        found = [(name, _TEMPORARY_OF.fullmatch(name)) for name in names]
-        return tuple(UnfinishedPut(path=prefix + name, target=prefix + of[1]) for name, of in found if of)
-
-    def remove_unfinished_put(self, put: UnfinishedPut) -> None:
-        folder, _, name = put.path.rpartition("/")
-        if not _TEMPORARY_OF.fullmatch(name):
-            raise ValueError(f"{put.path!r} is no name of a temporary file")
-        with self._translated(self._root / put.path):
-            (self._root / check_path(folder) / name).unlink(missing_ok=True)
-
     def close(self) -> None:
         """Do nothing: nothing is open."""
 
@@ -190,12 +166,7 @@ class PosixStore:
         Raises ObjectExistsError if other bytes are there.
         """
         with target.open("rb", buffering=0) as file:
-            same = os.fstat(file.fileno()).st_size == joined_size_bytes(parts)
-            offset = 0
-            for part in parts:
-                size_bytes = joined_size_bytes([part])
-                same = same and read_range(file.fileno(), offset, size_bytes) == bytes(part)
-                offset += size_bytes
+            same = holds(partial(read_range, file.fileno()), parts, os.fstat(file.fileno()).st_size)
             os.fsync(file.fileno())
         if not same:
             raise ObjectExistsError(f"{target} exists with other bytes; it was not overwritten")

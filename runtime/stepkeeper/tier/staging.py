@@ -51,8 +51,7 @@ class LocalStaging:
             self._tier.drop(self._unfinished)
         self._unfinished = order.folder
         self._tier.make_room(order.folder, order.rank, size_bytes)
-        staging = _StreamedStagingStore if isinstance(self._root, StreamedStore) else _StagingStore
-        store = staging(self._root, self._tier)
+        store = _StagingStore(self._root, self._tier)
         try:
             return write_checkpoint(store, order, data, cache=cache, patience=_AT_ONCE)
         except BaseException:
@@ -72,13 +71,7 @@ class LocalStaging:
         """
         streams = self._root.streams if isinstance(self._root, StreamedStore) else _STREAMS
         with ThreadPoolExecutor(streams, thread_name_prefix="stepkeeper-upload") as pool:
-            uploads = [pool.submit(self._upload, manifest.folder, record) for record in manifest.objects]
-            try:
-                for each in uploads:
-                    each.result()
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+            list(pool.map(lambda record: self._upload(manifest.folder, record), manifest.objects))
         if manifest.rank != 0:
             path = f"{manifest.folder}/{manifest_name(manifest.rank)}"
             self._patience.retry(lambda: self._root.write(path, [manifest.to_json()]))
@@ -104,17 +97,11 @@ class _StagingStore(CachedStore):
     def __init__(self, root: Store, tier: LocalTier) -> None:
         super().__init__(root, tier)
         self.staged: list[str] = []
+        if isinstance(root, StreamedStore):
+            # Its objects are as many and as large as the root wants them.
+            self.streams = root.streams
 
     def write(self, path: str, parts: Sequence[Buffer]) -> None:
         if not path.endswith(".json"):
             self.staged.append(path)
             self._tier.put(path, parts)
-
-
-class _StreamedStagingStore(_StagingStore):
-    """A staging store whose objects are as many and as large as the root wants them."""
-
-    @property
-    def streams(self) -> int:
-        assert isinstance(self._root, StreamedStore)
-        return self._root.streams

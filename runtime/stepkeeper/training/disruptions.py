@@ -2,7 +2,7 @@
 
 import time
 
-from stepkeeper.log.restarts import RestartHistory
+from stepkeeper.log.store_times import RestartHistory
 from stepkeeper.policy.save import Disruptions
 
 __all__ = ["DisruptionHistory"]

@@ -23,8 +23,7 @@ from stepkeeper.contract import (
 from stepkeeper.coordination.rank_group import RankGroup, world_size_of
 from stepkeeper.errors import NotInPodError, ProcessGroupError
 from stepkeeper.loggers import logger
-from stepkeeper.policy.keep import KeepPolicy
-from stepkeeper.policy.keep_message import Keep
+from stepkeeper.policy.keep import Keep, KeepPolicy
 from stepkeeper.storage.mounts import is_mount_point, read_mountinfo
 from stepkeeper.tier import TierPlace
 from stepkeeper.version import __version__

@@ -20,8 +20,7 @@ from stepkeeper.log import Claim, CommitRecord, Log, ManifestRef
 from stepkeeper.log.tail import slot_path
 from stepkeeper.repair.repairing import carry_out, plan_repair
 from stepkeeper.retention.leases import drop_over
-from stepkeeper.retention.pinning import pin_commit, renew_pin
-from stepkeeper.retention.pins import is_pinned, list_pins, pinned_slots
+from stepkeeper.retention.pins import is_pinned, list_pins, pin_commit, pinned_slots, renew_pin
 from stepkeeper.storage.base import PagedStore, Store
 from stepkeeper_testing.checkpoints import save_small
 

@@ -13,8 +13,7 @@ from stepkeeper.companion.messages import ClaimRequest, CommitRequest, OpenReque
 from stepkeeper.companion.session import Session
 from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.log.entries import new_nonce
-from stepkeeper.policy.keep import LastN
-from stepkeeper.policy.keep_message import Keep
+from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.background import done

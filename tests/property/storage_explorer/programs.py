@@ -8,7 +8,6 @@ from storage_explorer.replay import IMPATIENT, Process, Program
 
 from stepkeeper.checkpoint.orders import SaveOrder, Structure, ValueOrder
 from stepkeeper.checkpoint.reading import BlockReader, read_manifests
-from stepkeeper.cli.blocks import verify_commit
 from stepkeeper.cli.removal import check_removable, commit_to_verify, select_removed
 from stepkeeper.cli.root import Root
 from stepkeeper.cli.write import _remove_commits
@@ -33,12 +32,10 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log import Claim, CommitRecord, Log, LogState
 from stepkeeper.log.claims import is_continued, must_branch
-from stepkeeper.policy.keep import LastN
-from stepkeeper.policy.keep_message import Keep
+from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.retention.garbage import gc
 from stepkeeper.retention.leases import LEASE_ENTRIES
-from stepkeeper.retention.pinning import pin_commit, renew_pin
-from stepkeeper.retention.pins import Pin, remove_pin
+from stepkeeper.retention.pins import Pin, pin_commit, remove_pin, renew_pin
 from stepkeeper_testing.background import done
 from stepkeeper_testing.checkpoints import write_request
 from stepkeeper_testing.pod import pod_identity
@@ -86,7 +83,7 @@ def attempt(
             if collects:
                 collector()(process)
             if found is not None and quarantines and process.choose(2):
-                begun = _condemn(process, session, begun.claim, found)
+                begun = _condemn(session, found)
                 found = begun.base
             if not continues:
                 process.note("forgot", begun.claim.slot)
@@ -243,15 +240,10 @@ def _restore(process: Process, session: Session, base: CommitRecord) -> None:
     _until_answered(lambda: session.mark_verified(VerifiedNotice(commit=base.slot)))
 
 
-def _condemn(process: Process, session: Session, claim: Claim, bad: CommitRecord) -> ClaimedRoot:
-    """Condemn HEAD; where a branch has nothing left then, go on from what it had left behind, as every start does."""
+def _condemn(session: Session, bad: CommitRecord) -> ClaimedRoot:
+    """Condemn HEAD."""
     reason = QuarantineRequest(commit=bad.slot, reason="a bad block")
-    condemned = _until_answered(lambda: session.quarantine_commit(reason))
-    if condemned.left is None:
-        return condemned
-    _follow(process, session, ClaimRequest(base=condemned.left, after=claim, nonce=process.nonce()))
-    process.note("fell-back")
-    return session._describe_claim()
+    return _until_answered(lambda: session.quarantine_commit(reason))
 
 
 def _go_back(process: Process, session: Session, claim: Claim) -> Claim:
@@ -284,8 +276,12 @@ def _remove(process: Process, step: int) -> None:
     (record,) = select_removed(state, [step], [])
     check_removable(state, [record.slot])
     latest = commit_to_verify(state, [record.slot])
-    if latest is not None and verify_commit(process, latest, patience=IMPATIENT).bad:
-        raise RefusedError("others have deleted it since")
+    if latest is not None:
+        try:
+            # Not by verify_commit, whose threads ask in another order each time.
+            _read(process, latest)
+        except TornCheckpointError as error:
+            raise RefusedError("others have deleted it since") from error
     root = Root(log=log, store=process, patience=IMPATIENT)
     for gone in _remove_commits(root, state.tail, [record.slot])[0]:
         process.note("removed", gone.folder)

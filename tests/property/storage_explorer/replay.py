@@ -330,7 +330,7 @@ def shipped_code(index_every: int) -> Iterator[int]:
 
     with (
         mock.patch("stepkeeper.log.appending.new_nonce", nonce),
-        mock.patch("stepkeeper.retention.pinning.new_nonce", nonce),
+        mock.patch("stepkeeper.retention.pins.new_nonce", nonce),
         mock.patch("stepkeeper.companion.session.open_store", own_root),
         mock.patch("stepkeeper.checkpoint.writing.ThreadPoolExecutor", _InlineExecutor),
         mock.patch("stepkeeper.log.replay._INTERVAL", index_every),

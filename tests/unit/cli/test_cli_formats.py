@@ -17,7 +17,6 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from typer.testing import Result
 
 from stepkeeper.checkpoint.files import CommitFiles
-from stepkeeper.errors import TransientStorageError
 from stepkeeper.log import CommitRecord
 from stepkeeper_testing.checkpoints import SmallRoot
 
@@ -115,26 +114,6 @@ def test_a_torn_commit_is_not_exported(damage: str, run: Run, root: SmallRoot, t
         assert not (tmp_path / "out.pt").exists()
         root.change(path, good)
     assert not [path for path in tmp_path.iterdir() if path.name != "a root"]
-
-
-def test_a_store_that_fails_while_it_is_read_is_no_damage(
-    run: Run, root: SmallRoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = CommitFiles.open
-    for fails_at in range(1, 5):
-        reads = 0
-
-        def read(self: CommitFiles, name: str, fails_at: int = fails_at) -> Any:
-            nonlocal reads
-            reads += 1
-            if reads == fails_at:
-                raise TransientStorageError("the network is away")
-            return opened(self, name)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(CommitFiles, "open", read)
-            result = run("export", root.url, tmp_path / "out.pt")
-        assert (result.exit_code, result.stderr) == (3, "stepkeeper: the network is away\n"), fails_at
 
 
 def test_what_was_deleted_while_it_was_exported_is_not_torn(

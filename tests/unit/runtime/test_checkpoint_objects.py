@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from stepkeeper.checkpoint import writing
 from stepkeeper.checkpoint.blocks import Contents
-from stepkeeper.checkpoint.file_parts import FileParts
 from stepkeeper.checkpoint.finishing import FinishedCheckpoint, finish_checkpoint, verify_objects
 from stepkeeper.checkpoint.manifest import Manifest, Shardings, split_inventory
 from stepkeeper.checkpoint.orders import SaveOrder, Structure, ValueOrder
@@ -156,18 +154,6 @@ def test_bytes_that_went_bad_on_the_way_are_read_afresh(
 NO_ANSWER = TransientStorageError("503")
 
 
-def test_no_answer_is_asked_for_again(saved: Saved) -> None:
-    calls: list[str] = []
-
-    def hook(moment: str, operation: str, path: str) -> None:
-        calls.append(path)
-        if calls.count(path) <= 2:
-            raise NO_ANSWER
-
-    saved.store.hook = hook
-    saved.read_all()
-
-
 @pytest.mark.parametrize(
     ("path", "raised", "becomes", "says"),
     [
@@ -222,16 +208,6 @@ def test_data_that_ends_too_early_is_refused() -> None:
         with pytest.raises(ValueError, match=r"bytes from .* on, got"):
             write_checkpoint(store, save, data[:size])
     assert not store.bucket.objects
-
-
-def test_what_an_object_is_put_together_from_is_the_same_however_often(saved: Saved) -> None:
-    save, data = order(0)
-    (file,) = writing.plan_files(saved.store, save)
-    parts = FileParts(file, data)
-    stored = saved.store.bucket.objects[f"{save.folder}/{file.name}"]
-    assert b"".join(parts) == b"".join(parts) == stored
-    assert len(parts) == len(list(parts))
-    assert (parts[1], parts[3:]) == (data[:128], [VALUE, b""])
 
 
 def test_a_manifest_survives_json_and_may_say_less() -> None:

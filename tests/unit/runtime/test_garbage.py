@@ -42,13 +42,6 @@ def collected(root: SmallRoot, *, dry_run: bool = False) -> list[str]:
     return [each.folder for each in gc(Log(root.store), root.store, dry_run=dry_run).collected]
 
 
-def test_sweeping_nothing_asks_the_store_nothing() -> None:
-    asked: list[str] = []
-    store = MemoryStore(hook=lambda moment, operation, path: asked.append(operation))
-    assert sweep(store, []) == ()
-    assert asked == []
-
-
 def test_what_is_pinned_keeps_its_data_until_its_last_pin_is_gone(root: SmallRoot) -> None:
     root.play("begin 10 20 30 40")
     pins = [pin(root, 1), pin(root, 1, "f" * 32)]
@@ -84,19 +77,6 @@ def test_garbage_of_earlier_claims_goes_and_nothing_else(root: SmallRoot) -> Non
     assert report.pinned == ()
     assert {*before} - {*root.contents()} == {path for path in before if path.startswith(torn)}
     assert any(path.startswith(mine) for path in root.contents())
-
-
-def test_of_an_empty_root_nothing_is_collected() -> None:
-    assert gc(Log(MemoryStore()), MemoryStore()).collected == ()
-
-
-def test_data_of_a_deletion_cut_short_is_garbage_once_a_later_claim_has_begun(root: SmallRoot) -> None:
-    root.play("begin 10 20")
-    deleted = delete(root, 1)
-    assert collected(root) == []
-    root.play("begin")
-    assert collected(root) == [deleted.folder]
-    assert folders(root) == {"20"}
 
 
 def test_pinned_garbage_waits_for_a_collection_after_the_pin(root: SmallRoot) -> None:
@@ -152,35 +132,6 @@ def test_what_proofs_left_goes_once_a_later_claim_has_begun(root: SmallRoot) -> 
     assert gc(root.log, root.store) == report
     assert not set(over) & set(root.contents())
     assert set(stays) <= set(root.contents())
-
-
-def test_what_puts_left_in_a_folder_goes_once_they_could_only_lose(tmp_path: Path) -> None:
-    root = SmallRoot(tmp_path.as_uri())
-    root.play("begin 10 -1 20")
-    names = {
-        "log/00000003.json": True,
-        "log/00000004.json": False,
-        f"pins/00000001-{NONCE}": True,
-        f"pins/00000003-{NONCE}": False,
-        f"pins/00000005-{NONCE}": False,
-        f"probes/00000000-{NONCE}": True,
-        f"probes/00000001-{NONCE}": False,
-        "log/somebody": False,
-    }
-    files = {}
-    for target, over in names.items():
-        folder, _, name = target.partition("/")
-        (tmp_path / ".stepkeeper" / folder).mkdir(exist_ok=True)
-        file = tmp_path / ".stepkeeper" / folder / f".tmp-{name}-{'c' * 32}"
-        file.write_bytes(b"half")
-        files[file] = over
-    alien = tmp_path / "20" / f".tmp-00000000.json-{'c' * 32}"
-    alien.write_bytes(b"not ours")
-    assert len(gc(root.log, root.store, dry_run=True).remnants) == 3
-    assert all(file.exists() for file in files)
-    assert len(gc(root.log, root.store).remnants) == 3
-    assert {file: not file.exists() for file in files} == files
-    assert alien.exists()
 
 
 class Streamed(Behind):

@@ -13,13 +13,13 @@ from stepkeeper.policy.keep import (
     Committed,
     EveryNSteps,
     EverySeconds,
+    Keep,
     KeepPolicy,
     LastN,
     MaxAge,
     from_max_to_keep,
     from_retention,
 )
-from stepkeeper.policy.keep_message import Keep
 
 
 def line(*steps: int) -> list[Committed]:

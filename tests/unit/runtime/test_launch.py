@@ -1,4 +1,4 @@
-"""What the launcher of a pod tells torchrun, and which exit code it ends with."""
+"""What the launcher of a pod tells torchrun, which exit code it ends with, and who has started a process."""
 
 import json
 import os
@@ -8,8 +8,12 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
+import torch
 
 from stepkeeper.contract import Termination
+from stepkeeper.distributed.devices import choose_backend
+from stepkeeper.distributed.launchers import Launcher, choose_launcher, read_local_rank
+from stepkeeper.errors import ProcessGroupError
 from stepkeeper.launch.__main__ import torchrun_variables
 from stepkeeper.launch.exit_code import choose_exit_code, read_torchrun_error
 from stepkeeper.process_end import launcher_folder
@@ -206,3 +210,52 @@ def test_torchrun_is_told_the_hosts_over_all_slices_unless_the_template_says_it(
     hosts = {"PET_NNODES": "4", "PET_NODE_RANK": "3", "PET_MASTER_ADDR": "lm-w-0-0.lm"}
     assert torchrun_variables(POD) == hosts | {"PET_MASTER_PORT": "29500"}
     assert torchrun_variables(POD | {"PET_MASTER_PORT": "1234"}) == hosts
+
+
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "lm-w-0-0.lm",
+    "MASTER_PORT": "29500",
+}
+FIRST_POD = pod_environ(pod_identity())
+
+
+@pytest.mark.parametrize(
+    ("environ", "on_tpu", "launcher"),
+    [
+        ({}, False, Launcher.NOBODY),
+        (FIRST_POD, False, Launcher.OPERATOR),
+        (TORCHRUN, False, Launcher.TORCHRUN),
+        (FIRST_POD | TORCHRUN, False, Launcher.TORCHRUN),
+        (FIRST_POD | TORCHRUN, True, Launcher.TPU),
+        ({}, True, Launcher.TPU),
+        (FIRST_POD | {"MASTER_ADDR": "of the template", "MASTER_PORT": "1"}, False, Launcher.OPERATOR),
+    ],
+)
+def test_the_launcher_nearest_to_the_process_counts(
+    environ: dict[str, str], on_tpu: bool, launcher: Launcher
+) -> None:
+    assert choose_launcher(environ, on_tpu=on_tpu) is launcher
+
+
+@pytest.mark.parametrize("missing", sorted(TORCHRUN))
+def test_a_variable_that_a_launcher_left_out_is_named(missing: str) -> None:
+    environ = {name: value for name, value in TORCHRUN.items() if name != missing}
+    with pytest.raises(ProcessGroupError, match=f"but {missing} is not: set all of"):
+        choose_launcher(environ, on_tpu=False)
+
+
+def test_the_local_rank_is_the_launchers() -> None:
+    assert read_local_rank(TORCHRUN) == 1
+    assert read_local_rank({"PJRT_LOCAL_PROCESS_RANK": "2"}) == 2
+    assert read_local_rank(FIRST_POD) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [("cpu", "gloo"), ("cuda", "cpu:gloo,cuda:nccl"), ("xpu", "cpu:gloo,xpu:xccl"), ("mtia", "gloo")],
+)
+def test_the_backend_is_the_devices_own_beside_gloo(kind: str, backend: str) -> None:
+    assert choose_backend(torch.device(kind)) == backend

@@ -128,16 +128,6 @@ def test_once_staged_the_memory_is_not_needed_and_the_root_has_nothing(disk: Dis
     assert disk.root.bucket.objects == direct.bucket.objects
 
 
-def test_objects_are_as_many_as_the_root_wants(disk: Disk) -> None:
-    class Streamed(CachedStore):
-        streams = 16
-
-    streamed = Streamed(disk.root, LocalTier(TierPlace(folder=str(disk.folder / "other")), "x"))
-    manifest = LocalStaging(streamed, disk.tier).stage(order(), memoryview(DATA))
-    assert manifest == write_checkpoint(streamed, order(), memoryview(DATA))
-    assert len(manifest.objects) > 1
-
-
 def test_what_is_there_is_read_there(disk: Disk) -> None:
     manifest, store = disk.save(), disk.cached
     assert all_bytes(store, manifest) == all_bytes(store, manifest)
@@ -161,17 +151,6 @@ def test_what_is_wrong_there_is_read_at_the_root_and_there_no_more(disk: Disk, h
     assert all_bytes(disk.cached, manifest) == expected
     assert disk.n["read"] > n_reads
     assert not copy.is_file()
-
-
-def test_a_bad_copy_that_cannot_be_deleted_is_read_no_more(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifest, store = disk.save(), disk.cached
-    disk.overwrite()
-    monkeypatch.setattr(disk.tier, "forget", lambda path: None)
-    assert store.list_copied(f"{manifest.folder}/")
-    assert all_bytes(store, manifest) == all_bytes(disk.root, manifest)
-    assert not store.list_copied(f"{manifest.folder}/")
 
 
 def test_only_what_is_bad_at_the_root_is_torn(disk: Disk) -> None:
@@ -245,13 +224,6 @@ def test_a_bound_is_kept_and_older_saves_make_room(tmp_path: Path) -> None:
         Disk(tmp_path, most_bytes=N_BYTES).stage(4)
 
 
-def test_the_bound_is_each_processs_own(tmp_path: Path) -> None:
-    for rank in (0, 1, 10):
-        disk = Disk(tmp_path, most_bytes=N_BYTES + 4096)
-        disk.stage(rank=rank, world_size=11)
-    assert {path.name.split("_")[2] for path in disk.copies()} == {"0", "1", "10"}
-
-
 def test_of_other_saves_the_one_used_last_stays(disk: Disk) -> None:
     restored = disk.stage(1)
     disk.age(1, 100)
@@ -283,16 +255,6 @@ def test_a_strangers_file_stays_and_so_does_its_folder(disk: Disk) -> None:
         disk.save(step)
     assert [path.name for path in disk.copies() if path.parent == save] == ["notes.txt"]
     assert (save.parent.parent / "results").is_dir()
-
-
-def test_roots_share_a_disk_and_see_nothing_of_each_other(tmp_path: Path) -> None:
-    first, second = Disk(tmp_path, name="one/run"), Disk(tmp_path, name="one-run")
-    manifest = first.stage()
-    path = f"{manifest.folder}/{manifest.objects[0].path}"
-    assert second.tier.read(path, 0, 10) is None
-    for step in (2, 3, 4):
-        second.stage(step)
-    assert first.tier.read(path, 0, 10) is not None
 
 
 def test_a_folder_that_others_may_write_to_is_neither_read_nor_written(disk: Disk) -> None:

@@ -4,8 +4,6 @@ import pytest
 
 from stepkeeper.errors import FencedError, RestoreError
 from stepkeeper.log import Log, LogState
-from stepkeeper.log.left_behind import find_left_behind
-from stepkeeper.log.tail import slot_path
 from stepkeeper.policy.keep import AnyOf, BestN, EveryNSteps, KeepPolicy, LastN, MaxAge
 from stepkeeper.retention.deletable import choose_deletable
 from stepkeeper_testing.checkpoints import SmallRoot
@@ -57,14 +55,6 @@ def line_of(state: LogState) -> str:
         pytest.param("begin?s300 back@s100", "<100", [], id="the process that runs goes back to such a step"),
         pytest.param("begin?s900 branch", "<900", [], id="a branch leaves theirs until it has a commit"),
         pytest.param("begin?s900 branch 5", "5", [], id="a branch has nothing of theirs below it"),
-        pytest.param("begin 99 100 branch 1 !4 begin 101", "101 100 99", [], id="a condemned branch"),
-        pytest.param("begin 30 begin branch 20 begin branch 10 !7 begin", "20", [30], id="the branch before"),
-        pytest.param(
-            "begin 30 branch 20 branch 10 !5 begin !3 begin", "30", [], id="and the one before that"
-        ),
-        pytest.param("begin 10 20 30 branch 1 !5 !3 !2 begin", "10", [], id="what it left was condemned too"),
-        pytest.param("begin?s900 begin branch 5 !3 begin", "<900", [], id="a condemned branch left theirs"),
-        pytest.param("begin 9 begin branch 1 begin 2 3 begin 4 -4 -6 !7 !9 begin", "9", [], id="many starts"),
     ],
 )
 def test_head_and_its_line_are(words: str, line: str, others: list[int]) -> None:
@@ -101,9 +91,7 @@ def test_head_and_its_line_are(words: str, line: str, others: list[int]) -> None
             id="left by scratch",
         ),
         pytest.param("begin 10 20 begin@1 !1", "begin", "no latest one", id="left by going back"),
-        pytest.param(
-            "begin branch 10 20 30 begin@2 !4 !2", "begin", "no latest one", id="no branch any more"
-        ),
+        pytest.param("begin 9 branch 1 !3", "begin", r"branches: 1 \(step 9\)", id="left by a branch"),
     ],
 )
 def test_a_root_without_a_latest_commit_is_begun_only_by_who_says_where_from(
@@ -120,22 +108,6 @@ def test_a_root_without_a_latest_commit_is_begun_only_by_who_says_where_from(
                 log.latest(root.claim)
     root.play("scratch")
     assert root.log.latest(root.claim) is None
-
-
-def test_what_a_condemned_branch_left_is_found_only_once_nothing_of_it_is_live() -> None:
-    root = played("begin 100 begin branch 1 begin 2 3")
-    for slot in (7, 6):
-        assert find_left_behind(root.log.state, root.log.entry) is None
-        root.play(f"!{slot}")
-    assert find_left_behind(root.log.state, root.log.entry) is None
-    root.play("!4")
-    assert find_left_behind(root.log.state, root.log.entry) == 1
-
-
-def test_without_the_entry_that_tells_nothing_is_fallen_back_on() -> None:
-    root = played("begin 10 begin branch 1 !4 voidx20")
-    root.change(slot_path(3), b"")
-    assert find_left_behind(root.log.state, Log(root.store).entry) is None
 
 
 def test_on_what_head_is_already_no_entry_is_put() -> None:

@@ -1,15 +1,24 @@
-"""Opening the log: what it costs, and what is not taken for a log."""
+"""Opening the log: what it costs, bytes that are bad, and what is not taken for an entry."""
 
+import base64
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from store_parts.behind import Behind
+from store_parts.damaged_root import IMPATIENT, damage, goes_on, planned, repaired
+from typing_extensions import override
 
-from stepkeeper.errors import LogFormatError, LogGapError
-from stepkeeper.log import Log, tail
+from stepkeeper.cli.blocks import verify_commit
+from stepkeeper.errors import DamagedEntryError, LogFormatError, LogGapError, TransientStorageError
+from stepkeeper.log import Log, LogState, tail
+from stepkeeper.log.replay import apply
 from stepkeeper.log.tail import slot_path
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
-from stepkeeper.storage.retry import DEFAULT_PATIENCE
+from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
+from stepkeeper_testing.checkpoints import SmallRoot
 
 CommitStep = Callable[..., int]
 
@@ -81,19 +90,6 @@ def test_a_tail_is_found_page_by_page_and_a_gap_before_it_is_refused(
         bucket.objects[slot_path(missing)] = taken
 
 
-def test_a_slot_that_came_during_the_listing_is_no_gap(log: Log, bucket: MemoryBucket) -> None:
-    void(log, 4)
-    hidden = bucket.objects.pop(slot_path(2))
-
-    def hook(moment: str, operation: str, path: str) -> None:
-        if (moment, operation) == ("after", "list"):
-            bucket.objects[slot_path(2)] = hidden
-
-    with pytest.raises(LogGapError, match=r"00000002\.json is gone, later slots are there"):
-        Log(MemoryStore(bucket)).open()
-    assert Log(MemoryStore(bucket, hook=hook)).open() == log.state
-
-
 def sealed(entry: bytes) -> bytes:
     """The entry with the checksum that its bytes have."""
     content = entry.rpartition(b',"crc32c":')[0]
@@ -121,14 +117,135 @@ def test_an_entry_that_says_something_else_is_refused(
         Log(MemoryStore(bucket)).open()
 
 
-def test_an_entry_of_a_stale_claim_in_the_log_is_refused(
-    log: Log, bucket: MemoryBucket, commit: CommitStep
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "flipped": lambda data: data[:99] + bytes([data[99] ^ 4]) + data[100:],
+    "cut": lambda data: data[:-1],
+    "half": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "longer": lambda data: data + b"\0",
+    "another's": lambda data: b"{}",
+}
+
+
+class Flaky(Behind):
+    """A store whose first reads of slot 1 are bad."""
+
+    def __init__(self, bucket: MemoryBucket, *bad: Callable[[bytes], bytes]) -> None:
+        super().__init__(MemoryStore(bucket, name="flaky"))
+        self.bad = [*bad]
+
+    @override
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        data = super().read(path, offset, length)
+        if path != slot_path(1) or length == 1 or not self.bad:
+            return data
+        return self.bad.pop(0)(data)
+
+
+@pytest.fixture
+def committed(log: Log, commit: CommitStep) -> None:
+    commit(log, log.begin(), 10)
+
+
+@pytest.mark.usefixtures("committed")
+@pytest.mark.parametrize("how", DAMAGES)
+def test_bytes_that_go_bad_on_the_way_are_read_again(log: Log, bucket: MemoryBucket, how: str) -> None:
+    assert Log(Flaky(bucket, *[DAMAGES[how]] * 2), patience=IMPATIENT).open() == log.state
+
+
+@pytest.mark.usefixtures("committed")
+@pytest.mark.parametrize(
+    ("how", "fault"),
+    [
+        ("flipped", "another checksum"),
+        ("cut", "end with its checksum"),
+        ("half", "end with its checksum"),
+        ("empty", "it is empty"),
+    ],
+)
+def test_one_that_stays_bad_is_named_with_its_root_and_the_command_that_repairs_it(
+    bucket: MemoryBucket, how: str, fault: str
 ) -> None:
-    claim = log.begin()
-    commit(log, claim, 10)
-    early = bucket.objects.pop(slot_path(1))
-    again = Log(MemoryStore(bucket))
-    again.begin()
-    bucket.objects[slot_path(2)] = early
-    with pytest.raises(LogFormatError, match="slot 2 is of claim 0, but claim 1 owns the log there"):
-        again.refresh()
+    flaky = Flaky(bucket, *[DAMAGES[how]] * 3)
+    says = (
+        rf"^memory://flaky/.*00000001\.json: slot 1 .*{fault}.*read 3 times.*stepkeeper repair memory://flaky"
+    )
+    with pytest.raises(DamagedEntryError, match=says):
+        Log(flaky, patience=IMPATIENT).open()
+    assert not flaky.bad
+
+
+@pytest.mark.usefixtures("committed")
+def test_no_answer_to_a_further_reading_proves_nothing(log: Log, bucket: MemoryBucket) -> None:
+    def silent(data: bytes) -> bytes:
+        raise TransientStorageError("503")
+
+    with pytest.raises(TransientStorageError):
+        Log(Flaky(bucket, DAMAGES["cut"], silent), patience=IMPATIENT).open()
+    patient = Patience(sleep=lambda _: None)
+    assert Log(Flaky(bucket, DAMAGES["cut"], silent), patience=patient).open() == log.state
+
+
+@pytest.mark.usefixtures("committed")
+def test_what_a_newer_release_wrote_is_no_damage(bucket: MemoryBucket) -> None:
+    flaky = Flaky(bucket, lambda data: b'{"format":99}')
+    with pytest.raises(LogFormatError, match="has format 99") as raised:
+        Log(flaky, patience=IMPATIENT).open()
+    assert not isinstance(raised.value, DamagedEntryError)
+
+
+OBJECTS = Path(__file__).parents[2] / "data/log_format_2/root.json"
+"""The objects of a root that the last release with that format wrote. Its indexes go back from slot 72 to 64 and 0."""
+
+
+@pytest.fixture
+def old_root() -> SmallRoot:
+    old_root, objects = SmallRoot(), json.loads(OBJECTS.read_text())
+    for path, text in objects["log"].items():
+        old_root.change(path, text.encode())
+    for path, text in objects["data"].items():
+        old_root.change(path, base64.b64decode(text))
+    return old_root
+
+
+def test_it_opens_from_each_slot_as_if_every_entry_was_read(old_root: SmallRoot) -> None:
+    log, truth = Log(old_root.store), LogState()
+    later = {slot: old_root.store.read(slot_path(slot)) for slot in range(75)}
+    for slot in later:
+        old_root.change(slot_path(slot), None)
+    for slot, data in later.items():
+        old_root.change(slot_path(slot), data)
+        truth = apply(truth, slot, log.entry(slot))
+        assert Log(old_root.store).open() == truth
+    assert (truth.head, [record.slot for record in truth.line]) == (73, [73, 71, 70, 66])
+    assert {record.slot for record in truth.commits.values() if record.quarantined} == {56}
+
+
+def test_its_commits_are_whole_and_it_is_gone_on_from(old_root: SmallRoot) -> None:
+    before = old_root.log.open()
+    for record in before.live:
+        assert not verify_commit(old_root.store, record, patience=DEFAULT_PATIENCE).bad
+    old_root.begin(3)
+    old_root.save(370)
+    after = Log(old_root.store).open()
+    assert after == old_root.log.state
+    assert after.index == 75, "the begin has a whole index"
+    assert {*before.commits} < {*after.commits}
+
+
+@pytest.mark.parametrize("slots", [[0], [8], [59], [63], [64], [63, 64]])
+def test_the_entry_before_stands_in_for_one_below_its_newest_index_and_two_are_repaired(
+    old_root: SmallRoot, slots: list[int]
+) -> None:
+    truth = old_root.log.open()
+    damage(old_root, slots)
+    if len(slots) == 1:
+        assert Log(old_root.store, patience=IMPATIENT).open() == truth
+        assert not planned(old_root.store).is_needed
+        return
+    with pytest.raises(DamagedEntryError, match="slot 64 of the log"):
+        Log(old_root.store, patience=IMPATIENT).open()
+    state = repaired(old_root)
+    assert {record.slot for record in state.live} == {record.slot for record in truth.live}
+    assert state.head == truth.head
+    goes_on(old_root, state, 400)

@@ -1,11 +1,13 @@
-"""Which process may append what to the log, and what becomes of a put without an answer."""
+"""Which process may append what to the log, what becomes of a put without an answer, and what no entry may say."""
 
-import json
 from collections.abc import Callable
+from functools import reduce
+from typing import Any
 
 import pytest
 
 from stepkeeper.contract import Identity
+from stepkeeper.contract.wire import ContractError
 from stepkeeper.errors import (
     FencedError,
     LogFormatError,
@@ -14,11 +16,13 @@ from stepkeeper.errors import (
     TransientStorageError,
     UnknownOutcomeError,
 )
-from stepkeeper.log import BeginEntry, Claim, CommitRecord, ForeignBase, Log, ManifestRef
+from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.log.claims import must_branch
-from stepkeeper.log.entries import Entry
+from stepkeeper.log.entries import BeginEntry, Body, CommitEntry, DeleteEntry, QuarantineEntry, RestoredEntry
+from stepkeeper.log.records import ForeignBase, Index, ManifestRef
+from stepkeeper.log.rows import decode_index, encode_index
+from stepkeeper.log.state import LogState, applied
 from stepkeeper.log.tail import slot_path
-from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.pod import pod_identity
@@ -76,22 +80,6 @@ def test_a_later_begin_fences_the_earlier_claim(log: Log, bucket: MemoryBucket, 
         with pytest.raises(FencedError, match=f"claim {claim.slot} is stale: slot {later.slot}"):
             act()
     assert other.refresh().tail == later.slot
-
-
-def test_deleting_nothing_appends_nothing(log: Log) -> None:
-    claim = log.begin()
-    assert log.delete(claim, lambda state: []) == ()
-    assert log.state.tail == claim.slot
-
-
-def test_what_is_deleted_condemned_and_restored_is_known_by_its_slot(log: Log, commit: CommitStep) -> None:
-    claim = log.begin()
-    first, second, third = (commit(log, claim, step) for step in (10, 20, 30))
-    log.mark_restored(claim, first)
-    assert log.state.commits[first].verified
-    assert [record.step for record in log.delete(claim, lambda state: [second])] == [20]
-    assert log.quarantine(claim, third, "block 3 of 9") == log.state.commits[first]
-    assert log.state.commits[third].quarantined
 
 
 @pytest.mark.parametrize(
@@ -157,10 +145,9 @@ def test_an_unknown_outcome_is_settled_before_anything_else_is_appended(
     with pytest.raises(UnknownOutcomeError, match=r"00000001\.json: no answer"):
         commit(lossy, claim, 10)
     if settled:
-        pending_slot, record = lossy.pending_slot, lossy.settle()
+        record = lossy.settle()
         assert record is not None
-        assert (pending_slot, record.slot, record.step, len(bucket.objects)) == (1, 1, 10, 2)
-        assert lossy.pending_slot is None
+        assert (record.slot, record.step, len(bucket.objects)) == (1, 10, 2)
     assert commit(lossy, claim, 20) == 2
     assert [record.step for record in lossy.state.line] == [20, 10]
 
@@ -193,20 +180,6 @@ def test_a_save_given_up_that_went_in_is_said_to_be_committed(
     assert (record.step, lossy.state.tail) == (10, 1)
 
 
-def test_what_a_dead_process_put_comes_too_late_after_its_successors_void(
-    log: Log, bucket: MemoryBucket, commit: CommitStep
-) -> None:
-    claim = log.begin()
-    late = MemoryBucket()
-    late.objects = dict(bucket.objects)
-    stuck = Log(MemoryStore(late))
-    stuck.resume(claim)
-    commit(stuck, claim, 10, "10/0-x")
-    assert log.void(claim, "its process died", "10/0-x") is None
-    assert not MemoryStore(bucket).put_if_absent(slot_path(1), late.objects[slot_path(1)])
-    assert Log(MemoryStore(bucket)).open().head is None
-
-
 def test_a_refusal_is_no_unknown_outcome(log: Log, bucket: MemoryBucket, commit: CommitStep) -> None:
     claim = log.begin()
     refusing = failing(1, applied=False, error=StorageError("permission denied"))
@@ -214,7 +187,7 @@ def test_a_refusal_is_no_unknown_outcome(log: Log, bucket: MemoryBucket, commit:
     refused.resume(claim)
     with pytest.raises(StorageError, match="permission denied"):
         commit(refused, claim, 10)
-    assert refused.pending_slot is None
+    assert refused.settle() is None
 
 
 @pytest.mark.parametrize("applied", [True, False])
@@ -236,18 +209,6 @@ def test_asked_again_for_the_same_begin_it_is_put_once(
     assert asked.begin(base=first, after=claim, nonce=NONCE) == back
 
 
-def test_a_reader_that_does_not_know_branches_refuses_the_log(log: Log, commit: CommitStep) -> None:
-    """It would take HEAD for nothing: the word is left out where there is no branch, and an error where there is."""
-    claim = log.begin()
-    commit(log, claim, 20)
-    plain, branched = log.entry(0).to_json(), log.entry(log.begin(branch=True, after=claim).slot).to_json()
-    assert "branch" not in json.loads(plain)["begin"]
-    assert json.loads(branched)["begin"]["branch"] is True
-    unknown = branched.replace(b'"branch":true', b'"brunch":true').rpartition(b',"crc32c"')[0]
-    with pytest.raises(LogFormatError, match="brunch"):
-        Entry.from_json(b'%b,"crc32c":%d}' % (unknown, crc32c(unknown)), "slot 2")
-
-
 @pytest.mark.parametrize(
     ("head", "step", "branches"), [(None, 0, False), (20, 21, False), (20, 20, True), (20, 1, True)]
 )
@@ -256,3 +217,93 @@ def test_only_steps_greater_than_heads_go_on_from_it(head: int | None, step: int
     found = head and CommitRecord(slot=1, claim=0, step=head, folder="1/0-a", size_bytes=1, manifest=ref)
     theirs = head and ForeignBase(step=head, folder=str(head))
     assert must_branch(found or None, step) is must_branch(theirs or None, step) is branches
+
+
+FOREIGN = ForeignBase(step=5, folder="5")
+
+
+def commit_entry(step: int, parent: int | None, legacy: ForeignBase | None = None) -> CommitEntry:
+    manifest = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
+    return CommitEntry(
+        step=step, folder=f"{step}/0-a", size_bytes=1, manifest=manifest, parent=parent, legacy=legacy
+    )
+
+
+def apply_next(state: LogState, body: Body) -> LogState:
+    return applied(state, state.tail + 1, 0, "a" * 32, body)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (BeginEntry(base=2), "slot 4 names commit 2, which isn't live there"),
+        (BeginEntry(base=7), "slot 4 names commit 7, which isn't live there"),
+        (BeginEntry(base=1, legacy=FOREIGN), "slot 4 goes on from two things, commit 1 and "),
+        (
+            QuarantineEntry(commit=2, reason="again"),
+            "slot 4 names commit 2, which isn't live there",
+        ),
+        (RestoredEntry(commit=2), "slot 4 names commit 2, which isn't live there"),
+        (DeleteEntry(commits=(1, 7)), "slot 4 names commit 7, which isn't there"),
+        (BeginEntry(base=1, branch=True), "begins a branch, and goes on from something too"),
+        (BeginEntry(legacy=FOREIGN, branch=True), "begins a branch, and goes on from something too"),
+        (BeginEntry(scratch=True, branch=True), "begins a branch, and goes on from something too"),
+        (commit_entry(30, parent=2), "slot 4 has parent 2, but the log goes on from 1 there"),
+        (
+            commit_entry(30, parent=1, legacy=FOREIGN),
+            "slot 4 goes on from ForeignBase.*, but the log from None there",
+        ),
+    ],
+)
+def test_an_entry_that_contradicts_those_before_it_is_refused(body: Body, message: str) -> None:
+    """Slots 1 and 2 hold commits; slot 3 condemns the second."""
+    before: list[Body] = [
+        BeginEntry(),
+        commit_entry(10, None),
+        commit_entry(20, 1),
+        QuarantineEntry(commit=2, reason="bad"),
+    ]
+    with pytest.raises(LogFormatError, match=message):
+        apply_next(reduce(apply_next, before, LogState()), body)
+
+
+ROW: list[Any] = [3, 0, 30, "30/0-a", 5, "manifest.0.json", 4, 7, 2]
+BAD = ((0, -1), (1, True), (2, 2**53 + 1), (3, 5), (4, None), (5, "\ud800"), (6, 1.0), (7, "7"), (8, -2))
+
+
+def record(slot: int, **more: Any) -> CommitRecord:
+    manifest = ManifestRef(path="manifest.0.json", size_bytes=4, crc32c=slot)
+    return CommitRecord(
+        slot=slot, claim=0, step=10 * slot, folder=f"{slot}/0-ä", size_bytes=5, manifest=manifest, **more
+    )
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        (),
+        (record(1), record(2, parent=1)),
+        (
+            record(1, legacy=ForeignBase(step=1, folder="1")),
+            record(2, verified=True),
+            record(3, parent=2, metrics={"loss": "0.5"}),
+            record(4, quarantined=True),
+        ),
+    ],
+)
+def test_rows_are_decoded_as_they_were(records: tuple[CommitRecord, ...]) -> None:
+    found = decode_index(encode_index(Index(commits=records)))
+    assert found == Index(commits=records)
+    assert repr(found.commits) == repr(records), "all fields are there"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        *([*ROW[:place], value, *ROW[place + 1 :]] for place, value in BAD),
+        *(ROW[:8], [*ROW, {}, 1], {"slot": 3}, [*ROW, {"metric": {}}], [*ROW, [1]]),
+    ],
+)
+def test_what_is_no_row_is_refused(row: object) -> None:
+    with pytest.raises(ContractError):
+        decode_index({"commits": [ROW, row]})

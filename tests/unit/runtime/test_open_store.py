@@ -1,23 +1,21 @@
-"""URIs: what names a store, and what is said about the rest."""
+"""Roots: what URIs and paths name a store, what is said about the rest, and which mounts are buckets in disguise."""
 
 import os
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
-from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
-from fsspec.implementations.cached import SimpleCacheFileSystem
-from fsspec.implementations.dirfs import DirFileSystem
-from fsspec.implementations.local import LocalFileSystem
-from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 from typing_extensions import override
 
+from stepkeeper.dcp.folder import folder_uri, open_folder
 from stepkeeper.errors import BadUriError, StorageError
+from stepkeeper.storage import open as open_module
 from stepkeeper.storage import open_store, root_uri
+from stepkeeper.storage.base import StreamedStore
 from stepkeeper.storage.fsspec import FsspecStore
-from stepkeeper.storage.gcs import GcsStore
+from stepkeeper.storage.mounts import gcsfuse_uri, mount_of, read_mountinfo
 
 
 def test_a_folder(tmp_path: Path) -> None:
@@ -80,27 +78,6 @@ def test_a_file_is_no_root(tmp_path: Path, path: str) -> None:
         open_store((tmp_path / path).as_uri())
 
 
-def test_memory_of_this_process_is_known_below_file_systems_that_wrap_it() -> None:
-    memory = MemoryFileSystem()
-    for filesystem in (
-        memory,
-        DirFileSystem("/run", memory),
-        SimpleCacheFileSystem(fs=DirFileSystem("/run", memory)),
-        AsyncFileSystemWrapper(memory),
-    ):
-        assert FsspecStore(filesystem, "run", uri="any://run").is_private
-    for filesystem in (LocalFileSystem(), DirFileSystem("/run", LocalFileSystem())):
-        assert not FsspecStore(filesystem, "run", uri="any://run").is_private
-
-
-def test_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
-    store = open_store("gs://bucket/runs/x/")
-    assert isinstance(store, GcsStore)
-    assert store.uri == "gs://bucket/runs/x"
-    store.close()
-
-
 class OnlyRead(AbstractFileSystem):  # type: ignore[misc]  # fsspec ships no types
     """Takes no objects, as those of GitHub and of archives."""
 
@@ -154,3 +131,97 @@ def test_what_names_no_store_is_told_what_to_write(uri: str, message: str) -> No
     with pytest.raises(BadUriError, match=message) as refused:
         open_store(uri)
     assert "secret" not in str(refused.value)
+
+
+DISK = "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda1 rw"
+GCSFUSE = "60 22 0:55 / /mnt/runs rw,nosuid,nodev shared:9 master:3 - fuse.gcsfuse my-bucket rw,user_id=0"
+GKE = "61 22 0:56 / /data rw,nosuid,nodev - fuse my_bucket.example rw,user_id=0,group_id=0,allow_other"
+NFS = "62 22 0:57 / /nfs rw,relatime - nfs4 10.0.0.2:/export rw,vers=4.2"
+INSIDE = "71 60 0:60 / /mnt/runs/local rw - tmpfs tmpfs rw"
+OVER = "72 60 0:61 / /mnt/runs rw - ext4 /dev/sdb rw"
+BIND = "70 22 0:56 /runs/llm /work rw - fuse my_bucket.example rw"
+SPACES = r"60 22 0:5 /a\040b /my\040runs\011\134x rw - fuse.gcsfuse my-bucket rw"
+NO_MOUNTS = ["1 2", "22 1 0:1 / / rw ext4 d rw", "22 1 0:1 / / rw - ext4"]
+ABOVE = "73 22 0:62 / /mnt rw - xfs /dev/sdc rw"
+
+
+def info(*lines: str) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+def of_fuse(kind: str, source: str) -> list[str]:
+    return [DISK, f"60 22 0:5 / /m rw - {kind} {source} rw"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "path", "uri"),
+    [
+        pytest.param([DISK, GCSFUSE, NFS], "/mnt/runs", "gs://my-bucket", id="a bucket"),
+        pytest.param([DISK, GCSFUSE, NFS], "/mnt/runs/a/b", "gs://my-bucket/a/b", id="a folder of it"),
+        pytest.param([DISK, GCSFUSE, NFS], "/mnt/runs2", None, id="another folder"),
+        pytest.param([DISK, GCSFUSE, NFS], "/mnt", None, id="the folder above"),
+        pytest.param([DISK, GCSFUSE, NFS], "/nfs/x", None, id="NFS"),
+        pytest.param([*NO_MOUNTS, DISK, GCSFUSE], "/mnt/runs", "gs://my-bucket", id="lines without sense"),
+        pytest.param([DISK, GKE], "/data/llm", "gs://my_bucket.example/llm", id="GKE's, without a subtype"),
+        *(pytest.param(of_fuse("fuse", s), "/m/x", None, id=s) for s in ("/dev/fuse", "h:/p", "s3fs#b", "A")),
+        pytest.param(of_fuse("fuse.juicefs", "bucket"), "/m/x", None, id="juicefs"),
+        pytest.param(
+            of_fuse("fuse.gcsfuse", "gcsfuse"), "/m/b-1/run", "gs://b-1/run", id="all buckets in one"
+        ),
+        pytest.param([DISK, GKE, BIND], "/work/a", "gs://my_bucket.example/runs/llm/a", id="a bind mount"),
+        pytest.param([DISK, GCSFUSE, INSIDE], "/mnt/runs/local/x", None, id="a mount inside"),
+        pytest.param([DISK, GCSFUSE, INSIDE], "/mnt/runs/b", "gs://my-bucket/b", id="beside a mount inside"),
+        pytest.param([DISK, GCSFUSE, OVER], "/mnt/runs/x", None, id="a mount over it"),
+        pytest.param([DISK, GCSFUSE, ABOVE], "/mnt/runs/x", None, id="a mount over the folder above"),
+        pytest.param([DISK, SPACES], "/my runs\t\\x/y", "gs://my-bucket/a%20b/y", id="octal names"),
+    ],
+)
+def test_a_bucket_is_known_by_its_mount(lines: list[str], path: str, uri: str | None) -> None:
+    assert gcsfuse_uri(info(*lines), PurePosixPath(path)) == uri
+
+
+def test_the_mounts_of_this_process_are_read() -> None:
+    assert mount_of(read_mountinfo(), PurePosixPath("/")) is not None
+
+
+def test_a_folder_on_a_mounted_bucket_is_refused_with_the_uri_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "bucket")
+    line = f"60 22 0:55 / {tmp_path}/bucket rw - fuse.gcsfuse my-bucket rw"
+    monkeypatch.setattr(open_module, "read_mountinfo", lambda: info(DISK, line))
+    for folder in ("bucket/run", "link/run"):
+        with pytest.raises(BadUriError, match="write 'gs://my-bucket/run'"):
+            open_store((tmp_path / folder).as_uri())
+    open_store((tmp_path / "other").as_uri())
+
+
+def test_paths_and_uris_name_folders() -> None:
+    assert folder_uri("/a b/c") == "file:///a%20b/c"
+    assert folder_uri(Path("/a")) == "file:///a"
+    assert folder_uri("a/b") == (Path.cwd() / "a/b").as_uri()
+    assert folder_uri("gs://bucket/a/") == "gs://bucket/a"
+    for wrong in ("", "local:///a", "gs://", Path("gs://bucket/a")):
+        with pytest.raises(BadUriError):
+            open_folder(wrong)
+
+
+def test_only_the_folder_is_reached_and_messages_say_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "my run").mkdir()
+    with open_folder(tmp_path / "my run") as folder:
+        path = folder.path("object")
+        assert (
+            f"{folder.uri}/{path}" == f"{folder.own_uri}/object" == (tmp_path / "my run" / "object").as_uri()
+        )
+        folder.write(path, [b"some ", b"bytes"])
+        assert (tmp_path / "my run" / "object").read_bytes() == b"some bytes"
+        assert folder.read(path, 5) == b"bytes"
+        assert not folder.put_if_absent(path, b"other")
+        assert [stat.path for stat in folder.list(folder.path(""))] == [path]
+        folder.delete(path)
+        assert folder.list(folder.path("")) == []
+        for other in ("object", "other/object", ""):
+            with pytest.raises(ValueError, match="isn't in"):
+                folder.read(other)
+        assert not isinstance(folder, StreamedStore)

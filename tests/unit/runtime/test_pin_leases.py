@@ -8,11 +8,9 @@ import pytest
 from stepkeeper.errors import PinLostError
 from stepkeeper.log import Log
 from stepkeeper.log.store_times import StoreTimes
-from stepkeeper.log.tail import slot_path
 from stepkeeper.retention.garbage import Garbage, gc, sweep
-from stepkeeper.retention.leases import IsOver, drop_over, lease_is_over, leases_by, report_pins
-from stepkeeper.retention.pinning import pin_commit, renew_pin
-from stepkeeper.retention.pins import Pin, list_pin_names, put_pin
+from stepkeeper.retention.leases import IsOver, lease_is_over, leases_by, report_pins
+from stepkeeper.retention.pins import Pin, list_pin_names, pin_commit, put_pin, renew_pin
 from stepkeeper.storage.memory import FaultHook, MemoryBucket, MemoryStore
 from stepkeeper_testing.checkpoints import SmallRoot
 from stepkeeper_testing.hooks import at
@@ -111,22 +109,6 @@ def test_where_the_store_tells_no_times_no_lease_ends(root: SmallRoot, bucket: M
     assert is_listed(MemoryStore(bucket), pin)
 
 
-def test_a_damaged_entry_after_it_changes_no_lease(root: SmallRoot, bucket: MemoryBucket) -> None:
-    pin = after_a_pin(root, bucket, 8, minutes=15)
-    bucket.objects[slot_path(pin.slot + 2)] = b""
-    assert gc(Log(MemoryStore(bucket)), MemoryStore(bucket)).over == (pin.path,)
-
-
-def test_a_lease_costs_two_requests_however_long_the_log_is(root: SmallRoot, bucket: MemoryBucket) -> None:
-    pin = after_a_pin(root, bucket, 100, minutes=1)
-    asked: list[str] = []
-    store = MemoryStore(bucket, hook=lambda moment, operation, path: asked.append(moment))
-    is_over = leases_by(StoreTimes(store), root.log.state.tail)
-    assert is_over(pin.seen)
-    assert is_over(pin.seen)
-    assert asked.count("before") == 2
-
-
 def before(slot: int) -> IsOver:
     """Let the leases be over of holders that had read less than `slot`."""
     return lambda seen: seen is not None and seen < slot
@@ -136,23 +118,6 @@ def put(store: MemoryStore, slot: int, seen: int | None, nonce: str = "a") -> Pi
     pin = Pin(slot=slot, nonce=nonce * 32, holder="an evaluation", seen=seen)
     put_pin(store, pin)
     return pin
-
-
-def test_pins_that_are_over_go_with_all_their_names_and_the_others_hold(bucket: MemoryBucket) -> None:
-    store = MemoryStore(bucket)
-    stale = [put(store, 3, 4), put(store, 3, 5)]
-    put(store, 6, 3, nonce="b")
-    alive = put(store, 6, 9, nonce="b")
-    fork = put(store, 2, None, nonce="c")
-    beside = put(store, 3, 9, nonce="d")
-    seen = drop_over(store, before(6), dry_run=True)
-    assert seen.slots == {2, 3, 6}
-    assert seen.over == tuple(pin.path for pin in stale)
-    assert len(list_pin_names(store)) == 6
-    assert drop_over(store, before(6)) == seen
-    assert {pin.path for pin in (alive, fork, beside)} < set(bucket.objects)
-    assert not {pin.path for pin in stale} & set(bucket.objects)
-    assert drop_over(store, before(6)).over == ()
 
 
 @dataclass(frozen=True)

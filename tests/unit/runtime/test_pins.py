@@ -1,22 +1,27 @@
-"""A reader's pin: what it is, that it holds what was chosen, and that who comes too late learns it."""
+"""A reader's pin: what it holds, that a thread renews it while it is held, and that who comes too late learns it."""
 
 import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from stepkeeper.errors import PinFormatError, PinLostError, RestoreError, StorageError, TransientStorageError
 from stepkeeper.log import CommitRecord, Log, LogState
-from stepkeeper.retention.pinning import pin_commit, renew_pin
+from stepkeeper.retention.held_pin import HeldPin, release_all_pins
 from stepkeeper.retention.pins import (
     Pin,
     PinName,
     is_pinned,
     list_pin_names,
     list_pins,
+    pin_commit,
     pin_path,
     pinned_slots,
     put_pin,
     remove_pin,
+    renew_pin,
 )
 from stepkeeper.storage.memory import FaultHook, MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
@@ -60,9 +65,9 @@ def pinned(bucket: MemoryBucket, hook: FaultHook | None = None) -> Pin | None:
     ("pin", "name", "says"),
     [
         (
-            Pin(slot=7, nonce=NONCE, holder="ml/eval", root="gs://b/fork", reason="a fork"),
+            Pin(slot=7, nonce=NONCE, holder="ml/eval", reason="a study"),
             f"00000007-{NONCE}",
-            f'{{"format":1,"holder":"ml/eval","nonce":"{NONCE}","reason":"a fork","root":"gs://b/fork","slot":7}}',
+            f'{{"format":1,"holder":"ml/eval","nonce":"{NONCE}","reason":"a study","slot":7}}',
         ),
         (
             Pin(slot=7, nonce=NONCE, holder="follow by 5", host="eval-0", seen=12),
@@ -86,14 +91,6 @@ def test_a_pin_is_a_small_object_named_after_what_it_holds(pin: Pin, name: str, 
     for _ in range(2):
         remove_pin(store, pin)
         assert store.bucket.objects == {}
-
-
-def test_names_that_are_no_pins_are_left_alone() -> None:
-    store = MemoryStore()
-    for name in ("README.txt", f"7-{NONCE}", "00000007-x", f"00000007-{NONCE}.bak", f"00000007-{NONCE}-12"):
-        store.write(f".stepkeeper/pins/{name}", [b""])
-    assert pinned_slots(store) == set()
-    assert list_pins(store) == []
 
 
 @pytest.mark.parametrize(
@@ -136,13 +133,6 @@ def test_what_is_chosen_is_pinned_and_renewed_under_another_name(
         assert list_pins(store) == [pin]
     remove_pin(store, first)
     assert list_pin_names(store) == []
-
-
-def test_a_forks_pin_has_the_name_it_is_given_and_no_lease(bucket: MemoryBucket) -> None:
-    store = MemoryStore(bucket)
-    for _ in range(2):
-        pin_commit(Log(store), store, latest, holder="ml/fork", nonce=NONCE, root="gs://b/fork")
-    assert [(pin.nonce, pin.root, pin.seen) for pin in list_pins(store)] == [(NONCE, "gs://b/fork", None)]
 
 
 def test_a_commit_that_is_deleted_before_the_pin_is_there_is_not_held(
@@ -203,12 +193,106 @@ def test_a_holder_whose_pin_was_removed_is_told_and_leaves_nothing(
     assert list_pin_names(store) == []
 
 
-def test_a_renewal_that_got_no_answer_is_made_again(root: SmallRoot, bucket: MemoryBucket) -> None:
-    store = MemoryStore(bucket)
-    pin = pinned(bucket)
-    assert pin is not None
-    root.play("30")
-    lossy = MemoryStore(bucket, hook=at("after put_if_absent", NO_ANSWER, times=1))
-    with pytest.raises(TransientStorageError):
-        renew_pin(Log(store), lossy, pin, patience=IMPATIENT)
-    assert renew_pin(Log(store), store, pin).seen == root.log.state.tail
+Hold = Callable[..., HeldPin]
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def hold(bucket: MemoryBucket) -> Iterator[Hold]:
+    """Pin the latest commit, and renew the pin as often as can be."""
+    held: list[HeldPin] = []
+
+    def make(store: MemoryStore | None = None) -> HeldPin:
+        quiet = MemoryStore(bucket)
+        pin, _ = pin_commit(Log(quiet), quiet, latest, holder="an evaluation")
+        assert pin is not None
+        made = HeldPin(store or quiet, pin, read_s=time.monotonic(), renew_every_s=0.001, patience=IMPATIENT)
+        held.append(made)
+        return made
+
+    yield make
+    for each in held:
+        each.release(LIMIT_S)
+
+
+def seen(bucket: MemoryBucket) -> list[int | None]:
+    return [name.seen for name in list_pin_names(MemoryStore(bucket))]
+
+
+class Renewals:
+    """A store that tells when a pin was renewed; failing as often as wanted."""
+
+    def __init__(self, bucket: MemoryBucket, failures: int = 0) -> None:
+        self.done = threading.Event()
+        self.store = MemoryStore(bucket, hook=self.hook)
+        self.failures = failures
+
+    def hook(self, moment: str, operation: str, path: str) -> None:
+        if operation != "put_if_absent":
+            return
+        if moment == "before" and self.failures:
+            self.failures -= 1
+            raise TransientStorageError("no answer")
+        if moment == "after":
+            self.done.set()
+
+
+@pytest.mark.parametrize("failures", [0, 3])
+def test_a_pin_is_renewed_while_it_is_held(
+    root: SmallRoot, bucket: MemoryBucket, hold: Hold, failures: int
+) -> None:
+    renewals = Renewals(bucket, failures)
+    held = hold(renewals.store)
+    slot = root.play("20")
+    assert renewals.done.wait(LIMIT_S)
+    assert held.is_held()
+    assert seen(bucket)[-1] == slot
+    held.release()
+    assert seen(bucket) == []
+    assert not held.is_held()
+
+
+def test_who_has_lost_its_pin_knows(
+    root: SmallRoot, bucket: MemoryBucket, hold: Hold, caplog: pytest.LogCaptureFixture
+) -> None:
+    renewals = Renewals(bucket)
+    held = hold(renewals.store)
+    remove_pin(MemoryStore(bucket), held._pin)
+    assert not held.is_held()
+    root.play("20")
+    held._thread.join(LIMIT_S)
+    assert not held._thread.is_alive()
+    assert not held.is_held()
+    assert "is gone: it wasn't renewed for too long" in caplog.text
+    assert seen(bucket) == []
+
+
+def test_a_pin_that_can_not_be_removed_is_named_with_the_command_that_does(
+    bucket: MemoryBucket, hold: Hold, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = StorageError("not allowed: no storage.objects.delete")
+    held = hold(MemoryStore(bucket, hook=at("before delete", refused)))
+    with caplog.at_level(logging.WARNING):
+        held.release(LIMIT_S)
+    assert f"`stepkeeper gc memory:// --pins --remove {held._pin.name.text}` takes it" in caplog.text
+    assert "no storage.objects.delete" in caplog.text
+
+
+def test_a_store_that_hangs_is_not_waited_for_longer_than_that(
+    bucket: MemoryBucket, hold: Hold, caplog: pytest.LogCaptureFixture
+) -> None:
+    answered = threading.Event()
+    held = hold(MemoryStore(bucket, hook=at("before delete", lambda: answered.wait(LIMIT_S))))
+    held.release(0.0)
+    assert "gave no answer for 0 s" in caplog.text
+    answered.set()
+    held.release(LIMIT_S)
+    assert seen(bucket) == []
+
+
+def test_pins_go_when_the_interpreter_ends(bucket: MemoryBucket, hold: Hold) -> None:
+    for _ in range(3):
+        hold()
+    assert len(seen(bucket)) == 3
+    release_all_pins()
+    assert seen(bucket) == []

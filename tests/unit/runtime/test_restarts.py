@@ -1,4 +1,4 @@
-"""How old a root's objects are by the store's clock, and how often a training was disrupted by its root's log."""
+"""What a root's log tells: how often a training was disrupted, how old objects are, and steps of other writers."""
 
 import os
 from pathlib import Path
@@ -8,10 +8,11 @@ import pytest
 
 from stepkeeper.errors import MissingObjectError, StorageError
 from stepkeeper.log import Entry
-from stepkeeper.log.restarts import RestartHistory, read_restart_history
-from stepkeeper.log.store_times import StoreTimes
+from stepkeeper.log.foreign_steps import find_steps_below, find_steps_in
+from stepkeeper.log.store_times import RestartHistory, StoreTimes, read_restart_history
 from stepkeeper.log.tail import slot_path
 from stepkeeper.policy.save import Auto, Disruptions, SaveCost
+from stepkeeper.storage import ObjectStat
 from stepkeeper.storage.memory import MemoryStore
 from stepkeeper.training.disruptions import DisruptionHistory
 from stepkeeper_testing.checkpoints import SmallRoot
@@ -56,14 +57,6 @@ def test_a_commit_is_as_old_as_its_manifest_and_asked_for_once(root: SmallRoot) 
     put_at(root, paths[0], 5000.0)
     assert times.of_commits([first, second]) == {first.slot: 1000.5, second.slot: 2000.5}
     assert StoreTimes(root.store).of_commits([first]) == {first.slot: 5000.0}
-
-
-def test_entries_are_as_far_apart_as_the_store_has_them(root: SmallRoot) -> None:
-    root.play("begin begin")
-    put_at(root, slot_path(0), 1000.0)
-    put_at(root, slot_path(1), 8200.9)
-    assert StoreTimes(root.store).between_s(0, 1) == 7200
-    assert StoreTimes(root.store).between_s(0, 2) is None, "it isn't there"
 
 
 def test_where_the_store_says_nothing_nothing_is_known(caplog: pytest.LogCaptureFixture) -> None:
@@ -144,13 +137,6 @@ def test_what_was_chosen_is_no_disruption(words: str, n_restarts: int) -> None:
     assert restarts(root) == n_restarts
 
 
-def test_several_claims_of_one_start_of_a_job_are_none(root: SmallRoot) -> None:
-    root.begin(1)
-    root.save(1)
-    root.begin(1)
-    assert restarts(root) == 0
-
-
 def test_restarts_without_times_say_nothing(root: SmallRoot, caplog: pytest.LogCaptureFixture) -> None:
     assert DisruptionHistory().count_until_now(4, RestartHistory(restarts=9, over_s=None)) == Disruptions()
     root.play("begin begin")
@@ -160,3 +146,47 @@ def test_restarts_without_times_say_nothing(root: SmallRoot, caplog: pytest.LogC
 
     assert read_restart_history(gone, StoreTimes(root.store), root.claim.slot) is None
     assert "how often this training was restarted" in caplog.text
+
+
+NONCE = "a" * 32
+
+
+def stats(*paths: str) -> list[ObjectStat]:
+    return [ObjectStat(path=path, size_bytes=1) for path in paths]
+
+
+def test_steps_are_found_by_the_names_that_writers_give_them() -> None:
+    finished = ["100", "step-200", "step_250", "step260", "checkpoint-300", "global_step400", "iter_0000450"]
+    found = find_steps_in(
+        stats(
+            *(f"{folder}/.metadata" for folder in (*finished, "500", "notes-600")),
+            f"100/7-{NONCE}/.metadata",
+            f"150/7-{NONCE}/.metadata",
+            f"150/7-{NONCE}/__0_0.distcp",
+            "checkpoint_350/__0_0.distcp",
+            "500/.manager_metadata",
+            "700/notes.txt",
+            "step-800/sub/__0_0.distcp",
+            "900",
+            ".stepkeeper/log/00000000.json",
+        )
+    )
+    assert [each.folder for each in found if each.is_finished] == ["500", *reversed(finished)]
+    assert [each.step for each in found] == [500, 450, 400, 350, 300, 260, 250, 200, 100]
+    assert found[0].writer == "torch_xla"
+
+
+def test_what_lies_below_a_line_is_what_it_went_on_from_and_all_that_is_older() -> None:
+    found = find_steps_in(stats(*(f"{step}/.metadata" for step in (100, 200, 300, 400))))
+    root = SmallRoot()
+    assert len(find_steps_below(root.log.open(), lambda: found)) == 4
+    root.play("begin?s300")
+    assert len(find_steps_below(root.log.state, lambda: found)) == 4, "nothing is committed yet"
+    root.play("301")
+    assert [each.step for each in find_steps_below(root.log.state, lambda: found)] == [300, 200, 100]
+    root.play("scratch 1")
+
+    def nothing_to_find() -> tuple[()]:
+        raise AssertionError("there can't be any")
+
+    assert find_steps_below(root.log.state, nothing_to_find) == ()

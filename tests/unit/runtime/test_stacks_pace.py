@@ -40,11 +40,3 @@ def test_a_report_has_the_end_of_each_ranks_stacks() -> None:
     assert text.startswith("because nothing moves\nrank 0:\n")
     places = [text.index(f"main of {rank}\n") for rank in range(3)]
     assert places == sorted(places)
-
-
-def test_of_many_ranks_a_report_has_the_first_that_have_room_and_short_stacks_whole() -> None:
-    text = shorten_stacks("nothing moves", dict.fromkeys(range(100), "y" * 2000), 6000)
-    assert len(text) <= 6000
-    assert "rank 4:\n" in text
-    assert "rank 9:\n" not in text
-    assert shorten_stacks("asked", {0: "a\n", 1: "b\n"}) == "because asked\nrank 0:\na\nrank 1:\nb\n"

@@ -12,9 +12,8 @@ from stepkeeper.checkpoint.finishing import FinishedCheckpoint, finish_checkpoin
 from stepkeeper.checkpoint.orders import SaveOrder
 from stepkeeper.checkpoint.reading import read_manifests
 from stepkeeper.checkpoint.writing import write_checkpoint
-from stepkeeper.errors import FencedError, MissingObjectError, TornCheckpointError, VerifyError
-from stepkeeper.log import Claim, CommitRecord, Log, ManifestRef
-from stepkeeper.retention.garbage import gc
+from stepkeeper.errors import FencedError, MissingObjectError
+from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.storage.base import Buffer, ObjectStat
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
@@ -129,27 +128,3 @@ def test_a_save_waits_for_what_the_other_host_has_written_and_is_verified_once_a
     begun_s = world.now_s
     verify_objects(Host(world, 2), finished, patience=world.patience)
     assert begun_s < world.now_s < begun_s + LATE_S + 10
-
-
-def test_what_never_shows_is_missing(world: World) -> None:
-    finished, saved = world.finish(10, world.first.log.begin())
-    world.first.delete(f"{saved.folder}/manifest.1.json")
-    with pytest.raises(VerifyError, match=r"manifest\.1\.json is missing"):
-        verify_objects(world.first, finished, patience=world.patience)
-    own = write_checkpoint(
-        world.first, saved, small_order(10, 0, "", world_size=2)[1], patience=world.patience
-    )
-    (other,) = (each for each in finished.objects if each.path == "manifest.1.json")
-    gone = ManifestRef(path=other.path, size_bytes=other.size_bytes, crc32c=other.crc32c)
-    with pytest.raises(TornCheckpointError, match=r"manifest\.1\.json"):
-        finish_checkpoint(world.first, own, [gone], patience=world.patience)
-
-
-def test_a_reader_behind_holds_what_it_has_pinned(world: World) -> None:
-    claim = world.first.log.begin()
-    first = world.commit(claim, *world.finish(10, claim))
-    world.sleep(LATE_S)
-    world.commit(claim, *world.finish(20, claim))
-    assert world.second.log.open().latest == first, "it is behind"
-    assert gc(world.second.log, world.second, patience=world.patience).collected == ()
-    assert len(read_manifests(world.second, first, patience=world.patience)) == 2

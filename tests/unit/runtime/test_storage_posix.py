@@ -13,7 +13,6 @@ import pytest
 
 from stepkeeper.errors import StorageError, TransientStorageError
 from stepkeeper.storage import posix, posix_files
-from stepkeeper.storage.base import UnfinishedPut
 from stepkeeper.storage.posix import PosixStore
 from stepkeeper.storage.retry import Patience
 
@@ -132,33 +131,6 @@ def test_what_another_host_has_just_made_is_looked_for_at_the_server(
     assert asked == [root / "log"] * 2
 
 
-@pytest.mark.parametrize("linked", [True, False])
-@pytest.mark.parametrize("taken", [True, False])
-def test_a_put_whose_temporary_file_was_taken_away_has_lost_or_is_put_again(
-    store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch, linked: bool, taken: bool
-) -> None:
-    link = os.link
-
-    def take_away(source: Path, target: Path) -> None:
-        if taken:
-            target.write_bytes(b"theirs")
-        (put,) = store.list_unfinished_puts("log/")
-        assert (put.path, put.target) == (f"log/{source.name}", "log/0.json")
-        store.remove_unfinished_put(put)
-        if not linked:
-            raise OSError(errno.EPERM, "no links here")
-        link(source, target)
-
-    monkeypatch.setattr(os, "link", take_away)
-    if taken:
-        assert not store.put_if_absent("log/0.json", b"mine")
-        assert store.read("log/0.json") == b"theirs"
-    else:
-        with pytest.raises(TransientStorageError, match="was taken away before it became"):
-            store.put_if_absent("log/0.json", b"mine")
-    assert store.list_unfinished_puts("log/") == ()
-
-
 def test_a_failure_after_the_link_is_an_unknown_outcome_whatever_it_is(
     store: PosixStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,18 +214,10 @@ def test_data_is_synced_before_it_has_its_name_and_its_folders_after(
     assert synced[:4] == [str(root / "1/0-a/x"), str(root / "1/0-a"), str(root / "1"), str(root)]
 
 
-def test_only_objects_are_listed_and_only_temporary_files_of_puts_are_unfinished_puts(
-    store: PosixStore, root: Path
-) -> None:
+def test_temporary_files_are_no_objects(store: PosixStore, root: Path) -> None:
     store.put_if_absent("log/0.json", b"x")
-    for name in (".tmp-", ".tmp-0.json", f".tmp--{32 * 'a'}", "0.json~", f"tmp-0.json-{32 * 'a'}"):
-        (root / "log" / name).write_bytes(b"not ours")
-    assert not [stat.path for stat in store.list("") if "/.tmp-" in stat.path]
-    assert store.list_unfinished_puts("log/") == ()
-    assert store.list_unfinished_puts("nothing/") == ()
-    with pytest.raises(ValueError, match="is no name of a temporary file"):
-        store.remove_unfinished_put(UnfinishedPut(path="log/0.json", target="log/1.json"))
-    assert store.read("log/0.json") == b"x"
+    (root / "log" / ".tmp-1.json").write_bytes(b"half")
+    assert [stat.path for stat in store.list("")] == ["log/0.json"]
 
 
 def test_folders_that_a_deletion_empties_go_and_the_root_stays(store: PosixStore, root: Path) -> None:

@@ -26,8 +26,7 @@ from stepkeeper.companion.session import Session
 from stepkeeper.contract.wire import encode
 from stepkeeper.errors import StorageError
 from stepkeeper.log import Log
-from stepkeeper.policy.keep import LastN
-from stepkeeper.policy.keep_message import Keep
+from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
 from stepkeeper.storage.moved import moved
 from stepkeeper_testing.checkpoints import write_request

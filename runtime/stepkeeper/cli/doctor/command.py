@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import typer
 
 from stepkeeper.cli.doctor.bucket import Finding, judge_bucket
-from stepkeeper.cli.doctor.probing import measure_throughput, probe_store
+from stepkeeper.cli.doctor.probing import probe_store
 from stepkeeper.cli.root import Root, Url, open_root
 from stepkeeper.cli.terminal import AsJson, ExitCode, show_document
 from stepkeeper.errors import (
@@ -23,33 +23,20 @@ from stepkeeper.storage import Store
 
 __all__ = ["doctor"]
 
-_MIB = 1024 * 1024
-
 
 def doctor(
     context: typer.Context,
     url: Url,
     *,
     read_only: Annotated[
-        bool, typer.Option("--read-only", help="Leave out the checks that write: probe objects, throughput.")
+        bool, typer.Option("--read-only", help="Leave out the checks that write probe objects.")
     ] = False,
-    throughput_mib: Annotated[
-        int | None,
-        typer.Option(
-            "--throughput",
-            metavar="MIB",
-            min=1,
-            help="Also measure throughput: write and read this many MiB.",
-        ),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check whether a root can be trusted, and say what to do.
 
     It checks the log, the bucket's settings, permissions and conditional writes. Exit code 1 if something is bad.
     """
-    if read_only and throughput_mib is not None:
-        raise typer.BadParameter("--throughput writes: leave out --read-only")
     with open_root(context, url) as root:
         findings = _log_findings(root)
         findings += _pin_findings(root)
@@ -57,8 +44,6 @@ def doctor(
         findings += _bucket_findings(root.store)
         if not read_only:
             findings += probe_store(root.store, root.patience)
-        if throughput_mib is not None:
-            findings.append(measure_throughput(root.store, throughput_mib * _MIB))
         if as_json:
             documents = [
                 {"check": f.check, "verdict": f.verdict, "says": f.says, "todo": f.todo} for f in findings
@@ -92,16 +77,10 @@ def _log_findings(root: Root) -> list[Finding]:
         if unlisted:
             # A slot that was put after the listing isn't in it, but can be read.
             root.log.entry(unlisted[0])
-    except (LogGapError, MissingObjectError) as error:
+    except (LogGapError, MissingObjectError, DamagedEntryError) as error:
         todo = (
-            "put the slot back, from soft delete or object versions; find the rule or job that deletes there. Where "
-            f"there is no copy, see what can be rebuilt: stepkeeper repair {root.uri}"
-        )
-        return [Finding(check="log", verdict="bad", says=str(error), todo=todo)]
-    except DamagedEntryError as error:
-        todo = (
-            "put the object back, from object versions or a copy; without one, see what can be rebuilt: "
-            f"stepkeeper repair {root.uri}"
+            "put it back, from object versions, soft delete or a copy, and find the rule or job that deletes there; "
+            f"without a copy, see what can be rebuilt: stepkeeper repair {root.uri}"
         )
         return [Finding(check="log", verdict="bad", says=str(error), todo=todo)]
     except LogFormatError as error:

@@ -1,11 +1,6 @@
-"""Try a store: its permissions, whether one of many creates wins, and how fast it is."""
+"""Try a store: its permissions, and whether one of many creates wins."""
 
-import os
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Final
 
 from stepkeeper.cli.doctor.bucket import Finding
@@ -18,16 +13,13 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.log.tail import find_tail
-from stepkeeper.quantities import size_text
 from stepkeeper.storage import Store
 from stepkeeper.storage.base import PROBE_PREFIX
-from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
+from stepkeeper.storage.exclusive_create import prove_exclusive_create
+from stepkeeper.storage.retry import Patience
 
-__all__ = ["measure_throughput", "probe_store"]
+__all__ = ["probe_store"]
 
-_RACERS: Final = 16
-_THREADS: Final = 8
-_OBJECT_BYTES: Final = 64 * 1024 * 1024
 _EXCLUSIVE: Final = (
     "no log can live here: use gs://, an s3:// with conditional writes, or a folder on one file system"
 )
@@ -43,8 +35,7 @@ def probe_store(store: Store, patience: Patience) -> list[Finding]:
         TransientStorageError: The store gave no answer, which is no finding.
 
     """
-    prefix = _prefix(store, patience)
-    path = f"{prefix}{new_nonce()}"
+    path = f"{_prefix(store, patience)}{new_nonce()}"
     findings: list[Finding] = []
 
     def record_try(check: str, todo: str, operation: Callable[[], str | None]) -> bool:
@@ -71,7 +62,7 @@ def probe_store(store: Store, patience: Patience) -> list[Finding]:
             "read", role, lambda: None if store.read(path) == b"0" else "it reads other bytes than were put"
         )
         record_try("list", "caches of listings must be off", lambda: _try_list(store, path))
-        record_try("conditional-write", _EXCLUSIVE, lambda: _try_racing_creates(store, prefix))
+        record_try("conditional-write", _EXCLUSIVE, lambda: _try_racing_creates(store, patience))
     finally:
         record_try("delete", role, lambda: _try_delete(store, path))
     return findings
@@ -103,24 +94,9 @@ def _try_list(store: Store, path: str) -> str | None:
     return None if found else "an object that was just put isn't listed"
 
 
-def _try_racing_creates(store: Store, prefix: str) -> str | None:
-    """Check that exactly one of many creates of one name wins, and that its bytes are there."""
-    path = f"{prefix}{new_nonce()}"
-    barrier = threading.Barrier(_RACERS)
-
-    def put(number: int) -> bool:
-        barrier.wait()
-        return store.put_if_absent(path, str(number).encode())
-
-    try:
-        with ThreadPoolExecutor(_RACERS) as pool:
-            won = [number for number, first in enumerate(pool.map(put, range(_RACERS))) if first]
-        if len(won) != 1:
-            return f"of {_RACERS} creates of one name at the same time {len(won)} won"
-        there = store.read(path)
-        return None if there == str(won[0]).encode() else f"create {won[0]} won, but {there!r} is there"
-    finally:
-        store.delete(path)
+def _try_racing_creates(store: Store, patience: Patience) -> str | None:
+    prove_exclusive_create(store, store.put_if_absent, patience)
+    return None
 
 
 def _try_delete(store: Store, path: str) -> str | None:
@@ -130,39 +106,3 @@ def _try_delete(store: Store, path: str) -> str | None:
     except MissingObjectError:
         return None
     return f"{path} is there after it was deleted"
-
-
-def measure_throughput(store: Store, size_bytes: int) -> Finding:
-    """Measure how fast this host writes and reads objects, several at a time. The objects are gone afterwards.
-
-    Args:
-        store: The root's store.
-        size_bytes: Number of bytes to write and read.
-
-    """
-    each_bytes = min(_OBJECT_BYTES, -(-size_bytes // _THREADS))
-    n_objects = -(-size_bytes // each_bytes)
-    # Random bytes: no file system and no proxy can compress them.
-    data = os.urandom(each_bytes)
-    prefix = _prefix(store, DEFAULT_PATIENCE)
-    paths = [f"{prefix}{new_nonce()}" for _ in range(n_objects)]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        try:
-            write_s = _timed(lambda: list(pool.map(lambda path: store.write(path, [data]), paths)))
-            read_s = _timed(lambda: list(pool.map(lambda path: len(store.read(path)), paths)))
-        finally:
-            list(pool.map(partial(store.delete), paths))
-    total_bytes = n_objects * each_bytes
-    return Finding(
-        check="throughput",
-        verdict="ok",
-        says=f"{size_text(total_bytes)} in {n_objects} objects, {_THREADS} at a time: written durably at "
-        f"{size_text(int(total_bytes / write_s))}/s, read at {size_text(int(total_bytes / read_s))}/s",
-        todo="reading may come from this host's memory; compare with what a checkpoint's bytes per host need",
-    )
-
-
-def _timed(operation: Callable[[], object]) -> float:
-    start_s = time.perf_counter()
-    operation()
-    return max(time.perf_counter() - start_s, 1e-9)
