@@ -121,7 +121,7 @@ def test_what_is_bad_or_gone_there_is_read_at_the_root_and_condemns_nothing(
     (copy,) = copies(disk)
     harm(copy)
     check_restored(root, disk, 1)
-    assert len(reads) == 2  # for values and for tensors
+    assert len(reads) == 1
     assert copies(disk) == []
     check_restored(root, disk, 1)
     assert QuarantineEntry not in kinds(root)
@@ -196,7 +196,7 @@ def test_a_disk_that_does_not_take_it_fails_no_save(
     assert str(disk / "not" / "there") in said[1]
     assert copies(disk) == []
     check_restored(root, disk, 3)
-    assert len(reads) == 2  # for values and for tensors
+    assert len(reads) == 1
 
 
 def test_ranks_read_for_each_other_what_their_disks_have(

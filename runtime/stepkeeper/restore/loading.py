@@ -3,24 +3,24 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, final
+from typing import Any, Final, final
 
 from stepkeeper.checkpoint.blocks import BlockTable, Contents
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
-from stepkeeper.checkpoint.manifest import Manifest, Shardings
+from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, Shardings
 from stepkeeper.checkpoint.reading import BlockReader, prove_manifests, read_manifest_bytes
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
-from stepkeeper.restore.filling import STREAMS, Filling
+from stepkeeper.restore.filling import STREAMS, Blocks, Filling
 from stepkeeper.restore.fit import check_refilled, tell_findings
 from stepkeeper.restore.foreign.content import ForeignContent, decode_content, read_metadata_bytes
 from stepkeeper.restore.peers.duties import Duties
 from stepkeeper.restore.peers.exchange import Exchange
-from stepkeeper.restore.placing import Places, stored_tensor
+from stepkeeper.restore.placing import Places, StoredBytes, stored_tensor
 from stepkeeper.restore.progress import RestoreProgress
 from stepkeeper.storage import Store
-from stepkeeper.storage.base import CopiedStore
+from stepkeeper.storage.base import Buffer, CopiedStore
 from stepkeeper_planners.adapters.open_shardings import (
     collect_shardings,
     count_devices,
@@ -41,6 +41,9 @@ from stepkeeper_planners.state.tree import FlatState
 from stepkeeper_planners.state.values import decode_value
 
 __all__ = ["Loading"]
+
+_HELD: Final = 8
+"""The most blocks that are held in memory because they have both values and elements. Others are read for each."""
 
 
 class Loading:
@@ -155,11 +158,21 @@ class Loading:
         )
         if isinstance(content, ForeignContent):
             content.check_kinds((*values.by_block, *tensors.by_block))
-        self._values, self._tensors = self._plan_share(content, values), self._plan_share(content, tensors)
+        for number in sorted(values.by_block.keys() & tensors.by_block.keys())[:_HELD]:
+            values.hold_block(contents.table.blocks[number])
+        held = _HeldBlocks(content, values.held)
+        self._values = self._plan_share(content, content, values)
+        self._tensors = self._plan_share(content, held, tensors, frozenset(values.held))
 
-    def _plan_share(self, content: "_CommitContent | ForeignContent", places: Places) -> "_Share":
+    def _plan_share(
+        self,
+        content: "_CommitContent | ForeignContent",
+        reader: Blocks,
+        places: Places,
+        held: Collection[int] = (),
+    ) -> "_Share":
         filling = Filling(
-            content,
+            reader,
             content.contents.table,
             places,
             progress=self._progress,
@@ -167,7 +180,7 @@ class Loading:
             rank_group=self._exchange.rank_group,
             n_streams=content.n_streams,
         )
-        return _Share(places=places, filling=filling)
+        return _Share(places=places, filling=filling, held=held)
 
     def _choose_shardings(self, saved: Shardings) -> Mapping[str, str]:
         """Choose shardings for tensors that have none; see `choose_shardings`."""
@@ -192,7 +205,7 @@ class Loading:
         share = self._values if of_values else self._tensors
         assert share is not None
         assert self._content is not None
-        contents, needs = self._content.contents, share.places.by_block.keys()
+        contents, needs = self._content.contents, share.places.by_block.keys() - share.held
         share.duties = self._exchange.agree_on_duties(
             name, needs, contents, share.filling, at_hand=self._at_hand(needs, contents.table)
         )
@@ -225,7 +238,7 @@ class Loading:
         self._values.fill(self._exchange)
         decode, blobs = self._content.decode_value, self._values.places.values
         read = {name: decode(name, blob.data.tobytes()) for name, blob in blobs.items()}
-        # Their bytes may be many.
+        # Blocks that are held go as soon as they are read.
         self._values = None
         self._loaded, differences = self._reads.build_values(
             read, self._target, self._ranks, strict=self._rules.strict
@@ -307,7 +320,22 @@ class _Share:
 
     places: Places
     filling: Filling
+    held: Collection[int]
+    """The blocks that are in memory already."""
+
     duties: Duties = field(default_factory=lambda: Duties(reads={}, receives={}))
 
     def fill(self, exchange: Exchange) -> None:
-        self.filling.run(self.duties.reads, exchange.links)
+        self.filling.run({**dict.fromkeys(self.held, ()), **self.duties.reads}, exchange.links)
+
+
+class _HeldBlocks:
+    """Give the blocks that were read with the values from memory, each once, and the others from the store."""
+
+    def __init__(self, reader: Blocks, held: Mapping[int, StoredBytes]) -> None:
+        self._reader = reader
+        self._held = {(each.path, each.start // BLOCK_BYTES): each for each in held.values()}
+
+    def read_block(self, path: str, block: int) -> Buffer:
+        held = self._held.pop((path, block), None)
+        return self._reader.read_block(path, block) if held is None else held.data.data

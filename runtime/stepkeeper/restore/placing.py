@@ -111,7 +111,7 @@ class Piece:
 
 @dataclass(slots=True, kw_only=True)
 class StoredBytes:
-    """A value's blob while it is put together."""
+    """A value's blob, or a block, while it is put together."""
 
     path: str
     start: int
@@ -156,12 +156,15 @@ class Places:
     by_block: dict[int, list[Place]] = field(default_factory=dict)
     pieces: list[Piece] = field(default_factory=list)
     values: dict[str, StoredBytes] = field(default_factory=dict)
+    held: dict[int, StoredBytes] = field(default_factory=dict)
+    """Whole blocks that are held in memory, by their numbers, since they are needed again."""
+
     checked: list[Checked] = field(default_factory=list)
 
     @property
     def all(self) -> list[Place]:
         """All places, those of one block and those of several."""
-        return [*self.pieces, *self.values.values(), *self.checked]
+        return [*self.pieces, *self.values.values(), *self.held.values(), *self.checked]
 
     @classmethod
     def of(
@@ -211,6 +214,11 @@ class Places:
         """Have a block read of which nothing is kept."""
         self.checked.append(checked := Checked(n_lacking=block.size_bytes))
         self.by_block[block.number] = [checked]
+
+    def hold_block(self, block: Block) -> None:
+        """Hold all of a block too, which has bytes for a place here."""
+        self.held[block.number] = held = StoredBytes.empty(block.path, block.start, block.size_bytes)
+        self.by_block[block.number].append(held)
 
 
 def _pieces(
