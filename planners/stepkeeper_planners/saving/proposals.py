@@ -10,9 +10,8 @@ from stepkeeper_planners.geometry.layout import TensorLayout
 from stepkeeper_planners.saving.assignment import ASSIGNMENT_VERSION, BALANCE
 
 __all__ = [
+    "Answer",
     "Proposal",
-    "StatesDiffer",
-    "StatesEqual",
     "check_proposals",
     "check_rules",
     "describe_rules",
@@ -66,20 +65,14 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StatesEqual:
-    """The coordinator's answer if all ranks have the same state."""
-
-    joined: tuple[TensorLayout, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatesDiffer:
-    """The coordinator's answer if the states of ranks differ."""
+class Answer:
+    """The coordinator's answer to all ranks."""
 
     groups: tuple[tuple[int, ...], ...]
-    """The ranks of each fingerprint, the largest group first."""
+    """The ranks of each fingerprint, the largest group first; one group if all ranks have the same state."""
 
     joined: tuple[TensorLayout, ...]
+    """The layouts that no rank could describe alone."""
 
 
 def check_proposals(plan_data: Sequence[object], world_size: int) -> list[Proposal]:

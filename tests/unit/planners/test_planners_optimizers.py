@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner, prime_optimizer
 from stepkeeper_planners.formats import checkpoint_to_torch_save
-from stepkeeper_planners.state.filling import fill_state
+from stepkeeper_planners.state.filling import finish_load
 from stepkeeper_planners.state.tree import flatten_state
 
 
@@ -61,7 +61,7 @@ def load_from(source: Optimizer, target: Optimizer) -> None:
     flat, stored = flatten_state({"o": target}), flatten_state({"o": source})
     for name, tensor in flat.tensors.items():
         tensor.copy_(stored.tensors[name])
-    fill_state({"o": target}, flat, stored.values)
+    finish_load({"o": target}, flat, stored.values)
 
 
 @pytest.mark.parametrize("make", [NAdam, ASGD, AdamW, lambda p: Wrapper(AdamW(p))])

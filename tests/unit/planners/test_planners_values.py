@@ -14,8 +14,7 @@ import torch
 from planners_parts.stock import quantized_tensor
 
 from stepkeeper_planners.dtypes import all_dtypes
-from stepkeeper_planners.errors import UnsupportedValueError, ValueDecodeError
-from stepkeeper_planners.state.tree import flatten_state
+from stepkeeper_planners.errors import UnsupportedValueError
 from stepkeeper_planners.state.values import decode_value, encode_value
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 — a tuple subclass as users make them
@@ -221,24 +220,3 @@ REFUSED: dict[str, object] = {
 def test_other_types_are_refused_by_name(value: object) -> None:
     with pytest.raises(UnsupportedValueError, match=r"trainer\.thing"):
         encode_value("trainer.thing", value)
-
-
-def held_twice(depth: int, kind: type = list, core: Any = 1) -> Any:
-    node = kind([core])
-    for _ in range(depth):
-        node = kind([node, node])
-    return node
-
-
-@pytest.mark.parametrize("depth", [40, 90])
-@pytest.mark.parametrize("kind", [list, tuple])
-def test_lists_that_hold_one_list_twice_are_refused_at_once(depth: int, kind: type) -> None:
-    node = held_twice(depth, kind)
-    with pytest.raises(UnsupportedValueError, match="again and again"):
-        encode_value("v", node)
-    with pytest.raises(UnsupportedValueError, match=r"v\..* again and again"):
-        flatten_state({"v": node})
-    stored = io.BytesIO()
-    torch.save(node, stored)
-    with pytest.raises(ValueDecodeError, match="again and again"):
-        decode_value("v", stored.getvalue())
