@@ -1,7 +1,6 @@
 """Plan a save for `torch.distributed.checkpoint.save`."""
 
 import io
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -60,14 +59,6 @@ class SPMDSavePlanner(SavePlanner):
         self._write_data = WriteData({}, {})
         self._state = PlannedState(self._flat, {}, Ranks(rank=0, world_size=1))
         self._metadata = GlobalMetadata({})
-
-    @override
-    def __reduce__(self) -> tuple[Any, ...]:
-        # torch's checkpointer in a separate process gets the planner pickled, before anything was planned.
-        if self._group is not None:
-            raise TypeError("a planner with a process_group can't be sent to another process")
-        common = vars(SPMDSavePlanner())
-        return (_rebuild_planner, (type(self), {k: v for k, v in vars(self).items() if k not in common}))
 
     @override
     def set_up_planner(
@@ -264,11 +255,3 @@ class SPMDSavePlanner(SavePlanner):
         self._metadata.state_dict_metadata = whole.state_dict_metadata
         self._metadata.planner_data = whole.planner_data
         self._metadata.aliases = whole.aliases
-
-
-def _rebuild_planner(kind: type[SPMDSavePlanner], attributes: Mapping[str, object]) -> SPMDSavePlanner:
-    """Make a planner of this class, with the attributes that its subclass added."""
-    planner = kind.__new__(kind)
-    SPMDSavePlanner.__init__(planner)
-    vars(planner).update(attributes)
-    return planner

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from stepkeeper_planners.errors import ReleasesDifferError, WrongRanksError, format_ranks
 from stepkeeper_planners.geometry.layout import TensorLayout
-from stepkeeper_planners.saving.assignment import ASSIGNMENT_VERSION, BALANCE
+from stepkeeper_planners.saving.assignment import ASSIGNMENT_VERSION
 
 __all__ = [
     "Answer",
@@ -21,8 +21,7 @@ __all__ = [
 
 def describe_rules(world_size: int) -> str:
     """Describe the rules in words for people. Ranks with equal descriptions assign equal layouts alike."""
-    balance = ", ".join(f"{name} {number}" for name, number in BALANCE.items())
-    return f"stepkeeper {_release()}, assignment {ASSIGNMENT_VERSION}, {world_size} ranks, {balance}"
+    return f"stepkeeper {_release()}, assignment {ASSIGNMENT_VERSION}, {world_size} ranks"
 
 
 def check_rules(rules: Sequence[str]) -> None:

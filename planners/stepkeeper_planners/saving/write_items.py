@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import SupportsIndex
+from typing import Final, SupportsIndex
 
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
@@ -20,6 +20,9 @@ __all__ = [
     "make_tensor_item",
     "make_value_item",
 ]
+
+_LOCK: Final = threading.Lock()
+"""One for all saves, so that a planner can be pickled: torch's checkpointer in another process gets one."""
 
 
 class OwnItems(list[WriteItem]):
@@ -66,7 +69,6 @@ class WriteData:
         self._copied = set(copied)
         self._writes: dict[MetadataIndex, TensorWrite] = {}
         self._n_unwritten: Counter[str] = Counter()
-        self._lock = threading.Lock()
 
     def set_writes(self, writes: Mapping[MetadataIndex, TensorWrite]) -> None:
         """Set the writes for which pieces will be loaded."""
@@ -84,7 +86,7 @@ class WriteData:
     def load_piece(self, index: MetadataIndex) -> torch.Tensor:
         """Return the elements of a write, on the CPU. Move all local shards of the tensor from the devices together."""
         write = self._writes[index]
-        with self._lock:
+        with _LOCK:
             if write.fqn not in self.shards:
                 self.shards[write.fqn] = adapters.local_shards(self.tensors[write.fqn])
             shard = self.shards[write.fqn][write.local_index]
@@ -94,7 +96,7 @@ class WriteData:
     def release_piece(self, index: MetadataIndex) -> None:
         """Mark a piece as taken. After a tensor's last piece, release its shards and its copy."""
         fqn = self._writes[index].fqn
-        with self._lock:
+        with _LOCK:
             self._n_unwritten[fqn] -= 1
             if self._n_unwritten[fqn] <= 0:
                 self.shards.pop(fqn, None)

@@ -206,7 +206,6 @@ REFUSED: dict[str, object] = {
     "a generator": random.Random(1),
     "an array of objects": np.array([object()]),
     "an array with objects in a field": np.zeros(1, [("a", "O")]),
-    "a numpy dtype with metadata": np.zeros(1, np.dtype("f4", metadata={"a": object()})),
     "something deep": (1, [{"deep": {3}}]),
     "a key that is a class": {int: 1},
     "a meta tensor": (torch.ones(1, device="meta"),),
