@@ -97,12 +97,11 @@ def test_a_header_that_contradicts_itself_or_the_file_is_refused(header: object,
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.safetensors"]
 
 
-@pytest.mark.parametrize("padding", [b"", b" ", b"   "])
-def test_elements_may_start_anywhere(padding: bytes, tmp_path: Path) -> None:
+def test_elements_may_start_anywhere(tmp_path: Path) -> None:
     """Read elements where writers of other languages, and old ones of this one, put them."""
     want = torch.tensor([1.5, -2.0, 3.0])
     header = {"__metadata__": {"by": "x"}, "b": described(0, 1, [1], "BOOL"), "w": described(1, 13)}
-    text = json.dumps(header).encode() + padding
+    text = json.dumps(header).encode() + b" "
     path = write(tmp_path / "x.safetensors", text, b"\1" + want.numpy().tobytes())
     safetensors_to_checkpoint(path, tmp_path / "c")
     checkpoint_to_torch_save(tmp_path / "c", tmp_path / "c.pt")

@@ -1,12 +1,10 @@
 """A nested state, flat and back, with the names of torch.distributed.checkpoint, and what each rank has of its own."""
 
-from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
-from torch.optim import lr_scheduler as lrs
 
 from stepkeeper_planners.errors import DuplicateNameError, SourceError, UnsupportedValueError
 from stepkeeper_planners.geometry.layout import Ranks
@@ -18,7 +16,6 @@ from stepkeeper_planners.state.per_rank import (
     stored_name,
 )
 from stepkeeper_planners.state.tree import flatten_state
-from stepkeeper_planners.state.values import decode_value, encode_value
 
 
 class Counter:
@@ -165,37 +162,6 @@ def test_a_nested_tensor_is_refused_by_name(layout: torch.layout) -> None:
     ):
         flatten_state({"m": {"rows": nested, "w": torch.ones(2)}})
     assert list(flatten_state({"m": {"rows": list(nested.unbind())}}).tensors) == ["m.rows.0", "m.rows.1"]
-
-
-SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
-    "MultiStepLR": lambda o: lrs.MultiStepLR(o, [2, 3, 3, 40]),
-    "LambdaLR": lambda o: lrs.LambdaLR(o, lambda epoch: 0.9**epoch),
-    "ReduceLROnPlateau": lrs.ReduceLROnPlateau,
-    "SequentialLR": lambda o: lrs.SequentialLR(o, [lrs.ConstantLR(o), lrs.StepLR(o, 1)], [2]),
-}
-
-
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-@pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
-def test_schedules_resume(make: Callable[[torch.optim.Optimizer], Any]) -> None:
-    def fresh() -> tuple[torch.optim.Optimizer, Any]:
-        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=0.5)
-        return optimizer, make(optimizer)
-
-    def steps(schedule: Any, number: int) -> None:
-        for _ in range(number):
-            schedule.step(*([1.0] if isinstance(schedule, lrs.ReduceLROnPlateau) else []))
-
-    first, second = fresh(), fresh()
-    steps(first[1], 3)
-    saved = flatten_state({"o": first[0], "s": first[1]})
-    stored = {fqn: decode_value(fqn, encode_value(fqn, value)) for fqn, value in saved.values.items()}
-    state = {"o": second[0], "s": second[1]}
-    finish_load(state, flatten_state(state), stored)
-    steps(first[1], 4)
-    steps(second[1], 4)
-    assert first[0].param_groups[0]["lr"] == second[0].param_groups[0]["lr"]
-    assert first[1].state_dict() == second[1].state_dict()
 
 
 def test_a_list_that_holds_itself_is_refused() -> None:
