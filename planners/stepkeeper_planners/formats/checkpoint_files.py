@@ -1,19 +1,15 @@
 """Open and map the files of a checkpoint: in a folder on this machine, or wherever a caller can read them."""
 
 import io
-import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol
+from typing import Protocol
 
 from stepkeeper_planners.errors import SourceError, printable
 
-__all__ = ["CheckpointFiles", "LocalFolder", "as_checkpoint_files", "map_file", "open_source_file"]
-
-# Python names it since 3.13.
-_NO_RESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)
+__all__ = ["CheckpointFiles", "LocalFolder", "as_checkpoint_files", "open_source_file"]
 
 
 class CheckpointFiles(Protocol):
@@ -100,16 +96,3 @@ def open_source_file(
         raise SourceError(f"{where} is no file: {error}") from error
     with file:
         yield file
-
-
-def map_file(file: BinaryIO, size_bytes: int) -> mmap.mmap:
-    """Map the file, privately: what is written to the memory stays in this process.
-
-    No memory is reserved for writes, so the file may be larger than the memory.
-    """
-    return mmap.mmap(
-        file.fileno(),
-        size_bytes,
-        flags=mmap.MAP_PRIVATE | _NO_RESERVE,
-        prot=mmap.PROT_READ | mmap.PROT_WRITE,
-    )

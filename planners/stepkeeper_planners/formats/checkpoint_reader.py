@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from stepkeeper_planners.errors import SourceError, ValueDecodeError, printable
 from stepkeeper_planners.formats.checkpoint_files import CheckpointFiles, open_source_file
 from stepkeeper_planners.formats.chunk_location import ChunkLocation, FileWindow, locate_chunk
-from stepkeeper_planners.formats.reporting import BUFFER_BYTES
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.pickles.dcp_metadata import check_metadata, read_metadata
 from stepkeeper_planners.state.tree import Path as KeyPath
@@ -21,6 +20,8 @@ from stepkeeper_planners.state.values import decode_value
 
 __all__ = ["CheckpointReader", "CheckpointTensor", "open_checkpoint"]
 
+BUFFER_BYTES: Final = 16 << 20
+"""Number of bytes that are read at a time."""
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Location = tuple[str, int, int]
 """A file in the folder, the first byte in it, and the number of bytes."""

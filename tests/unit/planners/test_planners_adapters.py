@@ -84,6 +84,9 @@ REFUSED: dict[str, tuple[Callable[[DeviceMesh], Any], str]] = {
         lambda _: TWO_TENSOR(torch.ones(2), torch.ones(2)),
         r"a TwoTensor is made of other tensors \(a, b\)",
     ),
+    "the meta device": (lambda _: torch.ones(2, device="meta"), "meta"),
+    "bits": (lambda _: torch.zeros(4, dtype=torch.uint8).view(torch.bits16), "bits16.*view"),
+    "a sparse tensor": (lambda _: torch.eye(2).to_sparse(), "sparse"),
     "torch's old ShardedTensor": (
         lambda _: torch.Tensor.__new__(ShardedTensor),
         "ShardedTensor.*fully_shard",
@@ -133,9 +136,6 @@ def test_a_checkpointable_tensor_says_what_this_rank_holds_and_no_more() -> None
     assert adapters.identity(tensor) != adapters.identity(two_rows())
 
 
-ALONE = Ranks(rank=0, world_size=1)
-
-
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -163,21 +163,3 @@ def test_a_plain_tensor_is_read_and_filled(tensor: torch.Tensor) -> None:
     fill(other, {0: torch.zeros_like(shard)})
     fill(other, {0: shard})
     assert torch.equal(other, tensor)
-
-
-@pytest.mark.parametrize(
-    ("tensor", "word"),
-    [
-        (torch.ones(2, device="meta"), "meta"),
-        (torch.zeros(4, dtype=torch.uint8).view(torch.bits16), "bits16.*view"),
-        (
-            torch.sparse_coo_tensor(
-                torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), (3,), check_invariants=False
-            ),
-            "sparse",
-        ),
-    ],
-)
-def test_tensors_without_plain_elements_are_refused(tensor: torch.Tensor, word: str) -> None:
-    with pytest.raises(UnsupportedShardingError, match=f"layer.w.*{word}"):
-        describe("layer.w", tensor, ALONE)

@@ -236,20 +236,7 @@ ENDLESS: Final = b")" + b"\x85" * 200_000
 NEW_DTYPE: Final = b"cnumpy\ndtype\n" + text("u1") + b"\x89\x88\x87R"
 
 
-DTYPE: Final = NEW_DTYPE + b"(K\3" + text("|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb"
-
-
 STORAGE: Final = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + b"K\0tQ"
-
-
-CONTENT: Final = text("a" * 10_000)
-
-
-STORED_ARRAY: Final = (
-    b"cnumpy._core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85"
-    + text("b")
-    + b"\x87R(K\1M\x10\x27\x85h\0\x89h\1tb"
-)
 
 
 HAND_MADE = {
@@ -267,20 +254,6 @@ HAND_MADE = {
         "fields of a numpy dtype",
     ),
     "a use of a dtype before its state": (b"]" + NEW_DTYPE + b"q\0ah\0}b0.", "before its state"),
-    "many arrays of one content": (
-        DTYPE
-        + b"q\x000c_codecs\nencode\n"
-        + CONTENT
-        + text("latin1")
-        + b"\x86Rq\x010]("
-        + STORED_ARRAY * 200
-        + b"e.",
-        "far more",
-    ),
-    "many bytes of one text": (
-        b"c_codecs\nencode\nq\0" + CONTENT + text("latin1") + b"\x86q\1R0](" + b"h\0h\1R" * 200 + b"e.",
-        "far more",
-    ),
 }
 
 
