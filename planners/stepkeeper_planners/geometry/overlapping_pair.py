@@ -7,7 +7,6 @@ and numpy.
 """
 
 from collections.abc import Sequence
-from itertools import combinations
 from typing import Final, Protocol
 
 __all__ = ["BoxLike", "find_overlap"]
@@ -30,11 +29,28 @@ class BoxLike(Protocol):
         ...
 
 
+def _sweep(boxes: Sequence[BoxLike]) -> tuple[int, int] | None:
+    """Find two boxes that overlap. Compare each with those that it overlaps along one axis: quadratic if many do."""
+    if not boxes[0].offsets:
+        return 0, 1
+    axis = max(range(len(boxes[0].offsets)), key=lambda axis: len({box.offsets[axis] for box in boxes}))
+    alive: list[int] = []
+    for number in sorted(range(len(boxes)), key=lambda number: boxes[number].offsets[axis]):
+        box = boxes[number]
+        start = box.offsets[axis]
+        alive = [n for n in alive if boxes[n].offsets[axis] + boxes[n].sizes[axis] > start]
+        for other in alive:
+            if _have_overlap(boxes[other], box):
+                return other, number
+        alive.append(number)
+    return None
+
+
 def find_overlap(boxes: Sequence[BoxLike]) -> tuple[int, int] | None:
     """Find two boxes that have an element in common.
 
     Shardings cut tensors along lines that cross no box. The boxes are separated along such lines, by one axis after
-    another, until each is alone. Those that can't be separated are compared one by one.
+    another, until each is alone.
 
     Args:
         boxes: boxes with the same number of dimensions. Empty ones overlap none.
@@ -53,9 +69,10 @@ def find_overlap(boxes: Sequence[BoxLike]) -> tuple[int, int] | None:
     while waiting:
         group, axis, n_tried = waiting.pop()
         if n_tried == n_axes:
-            for one, other in combinations(sorted(group), 2):
-                if _have_overlap(boxes[one], boxes[other]):
-                    return one, other
+            found = _sweep([boxes[number] for number in group])
+            if found is not None:
+                one, other = (group[place] for place in found)
+                return min(one, other), max(one, other)
             continue
         for part in _split_along(group, lows[axis], highs[axis]):
             parts_well = len(part) <= _MAX_PART_SHARE * len(group)
