@@ -26,8 +26,7 @@ def broadcast_object(rank: int, value: object, group: dist.ProcessGroup | None =
     Ranks: collective; all ranks of the group call it with the same `rank`.
     """
     holder = [value]
-    source = rank if group is None else dist.get_global_rank(group, rank)
-    dist.broadcast_object_list(holder, src=source, group=group)
+    dist.broadcast_object_list(holder, group_src=rank, group=group)
     return holder[0]
 
 

@@ -67,4 +67,4 @@ def test_ranks_are_those_of_the_group(launch: Callable[..., None], tmp_path: Pat
 
 
 def test_three_ranks_with_writers_of_several_threads(launch: Callable[..., None], tmp_path: Path) -> None:
-    launch(SCRIPTS / "saving.py", 3, "in_another_process", tmp_path, '{"thread_count": 2}')
+    launch(SCRIPTS / "saving.py", 3, tmp_path, '{"thread_count": 2}')

@@ -13,7 +13,7 @@ from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.loading.load_request import LoadTarget, build_load_request
 from stepkeeper_planners.loading.matching import compare
 from stepkeeper_planners.loading.stored_state import StoredState
-from stepkeeper_planners.state.filling import fill_state
+from stepkeeper_planners.state.filling import finish_load
 from stepkeeper_planners.state.nesting import encode_nesting
 from stepkeeper_planners.state.tree import flatten_state
 
@@ -65,7 +65,7 @@ def restore(start: object, saved: object) -> tuple[object, bool]:
         values = {each.fqn: each.build_value(flat.values, None, ALONE) for each in reads.values}
     except LoadMismatchError:
         return None, True
-    fill_state(state, wanted, values)
+    finish_load(state, wanted, values)
     return state["v"], False
 
 

@@ -36,13 +36,9 @@ def spiral(n_boxes: int) -> tuple[tuple[int, ...], list[Box]]:
     return (side, side), boxes
 
 
-def stairs(n_boxes: int) -> tuple[tuple[int, ...], list[Box]]:
-    """A column, a row on top of the rest, a column of what is left, and so on: one box is parted off at a time."""
-    side = n_boxes // 2
-    boxes = [box((side, side + 1), (side, side + 1))]
-    for low in range(side):
-        boxes += [box((low, low + 1), (low, side + 1)), box((low + 1, side + 1), (low, low + 1))]
-    return (side + 1, side + 1), boxes
+def slats(n_boxes: int) -> tuple[tuple[int, ...], list[Box]]:
+    """Slats that all lie side by side in one dimension and all meet in the other."""
+    return (n_boxes, 5), [box((number, number + 1), (0, 5)) for number in range(n_boxes)]
 
 
 @settings(deadline=None, max_examples=scaled(120))
@@ -69,7 +65,7 @@ def test_found_exactly_if_there_is_one(seed: int, n_axes: int, n_boxes: int, sid
 
 
 @settings(deadline=None, max_examples=scaled(60))
-@given(st.sampled_from([spiral, stairs]), st.integers(8, 700), st.randoms(use_true_random=False))
+@given(st.sampled_from([spiral, slats]), st.integers(8, 700), st.randoms(use_true_random=False))
 def test_one_change_in_a_tiling_is_seen(
     tiling: Callable[[int], tuple[tuple[int, ...], list[Box]]], n_boxes: int, chance: random.Random
 ) -> None:
@@ -86,9 +82,8 @@ def test_one_change_in_a_tiling_is_seen(
     with pytest.raises(LayoutError, match=r"w: .*overlap"):
         check_cover("w", shape, boxes)
     del boxes[number]
-    with pytest.raises(LayoutError, match="is in none") as caught:
+    with pytest.raises(LayoutError, match=r"w: the chunks hold \d+ of"):
         check_cover("w", shape, boxes)
-    assert f"the one at {moved.offsets} is in none" in str(caught.value)
 
 
 @settings(max_examples=scaled(50))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from stepkeeper_planners.errors import DuplicateNameError
-from stepkeeper_planners.state.filling import fill_state
+from stepkeeper_planners.state.filling import finish_load
 from stepkeeper_planners.state.nesting import encode_nesting
 from stepkeeper_planners.state.per_rank import PerRank
 from stepkeeper_planners.state.structure import StructureCache
@@ -150,7 +150,7 @@ def test_what_was_saved_is_loaded(tree: dict[Any, Any], own: dict[Any, Any]) -> 
     assert wanted.tensors.keys() | wanted.aliases.keys() == flat.tensors.keys() | flat.aliases.keys()
     for name, tensor in wanted.tensors.items():
         tensor.copy_(flat.tensors[flat.aliases.get(name, name)])
-    fill_state(loaded, wanted, values)
+    finish_load(loaded, wanted, values)
     assert same(loaded["plain"], tree)
     assert same(loaded["object"].tree, tree)
     assert same(loaded["own"].value, own)

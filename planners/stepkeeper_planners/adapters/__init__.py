@@ -159,13 +159,6 @@ def clone_for_transfer(fqn: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone()
 
 
-def zeros_sharded_as(tensor: torch.Tensor) -> torch.Tensor:
-    """Return zeros with the tensor's shape and dtype, on its devices, with its sharding."""
-    zeros = torch.zeros_like(tensor.detach())
-    copy_sharding(zeros, tensor)
-    return zeros
-
-
 def copy_sharding(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """Give the tensor the sharding of `other`, which has the same shape; its elements stay."""
     if tensor.device.type == "xla" == other.device.type:

@@ -6,26 +6,18 @@ needed here.
 
 from collections.abc import Iterator, Mapping
 from math import prod
-from typing import Protocol, cast
+from typing import Any
 
 import torch
 
 from stepkeeper_planners.adapters import plain
 from stepkeeper_planners.dtypes import dtype_name
-from stepkeeper_planners.errors import LayoutError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout
 
 _ATTRIBUTES = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
-
-
-class _Checkpointable(Protocol):
-    global_shape: tuple[int, ...]
-    global_offsets: tuple[tuple[int, ...], ...]
-    """Start of each local shard in the global tensor."""
-    local_offsets: tuple[tuple[int, ...], ...]
-    """Start of each local shard in the local tensor, which may hold padding too."""
-    local_sizes: tuple[tuple[int, ...], ...]
+"""The shape of the global tensor; and of each local shard the start in it, the start in the local tensor, which may
+hold padding too, and the sizes."""
 
 
 def is_checkpointable(tensor: torch.Tensor) -> bool:
@@ -37,16 +29,14 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
     """Describe the chunks of this rank. The layout isn't complete: nothing tells what other ranks hold.
 
     Raises:
-        LayoutError: the attributes contradict one another, or the tensor.
         UnsupportedShardingError: the tensor has no elements in memory, or isn't strided.
     """
     plain.check_storable(fqn, tensor)
-    shape = tuple(_attributes(tensor).global_shape)
-    shards = _shards(fqn, tensor)
+    shape = _global_shape(tensor)
     chunks: dict[Box, list[Owner]] = {}
     if not prod(shape):
         chunks[Box.whole(shape)] = [Owner(rank=ranks.rank, local_index=0)]
-    for index, (box, _) in enumerate(shards):
+    for index, (box, _) in enumerate(_shards(tensor)):
         if box.volume:
             chunks.setdefault(box, []).append(Owner(rank=ranks.rank, local_index=index))
     return TensorLayout(
@@ -60,10 +50,10 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
 
 def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return the shards of the local tensor on the CPU, contiguous, without padding."""
-    shape = tuple(_attributes(tensor).global_shape)
+    shape = _global_shape(tensor)
     if not prod(shape):
         return [torch.empty(shape, dtype=tensor.dtype)]
-    return [plain.to_plain_cpu(shard) for shard in _views(tensor)]
+    return [plain.to_plain_cpu(tensor.detach()[local.slices]) for _, local in _shards(tensor)]
 
 
 def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
@@ -75,12 +65,11 @@ def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
         ValueError: a piece is missing, or has another shape or dtype.
     """
     first: dict[Box, int] = {}
-    shards = zip(_shards("tensor", tensor), _views(tensor), strict=True)
-    for index, ((box, _), view) in enumerate(shards):
+    for index, (box, local) in enumerate(_shards(tensor)):
         if box.volume:
             piece = plain.get_piece(pieces, first.setdefault(box, index), box.sizes, tensor.dtype)
             with torch.no_grad():
-                view.copy_(piece)
+                tensor.detach()[local.slices].copy_(piece)
 
 
 def structure(tensor: torch.Tensor) -> object:
@@ -90,39 +79,24 @@ def structure(tensor: torch.Tensor) -> object:
 
 def identity(tensor: torch.Tensor) -> object:
     """Return which memory it uses, how it views it, and which part of the global tensor that is."""
-    held = _attributes(tensor)
+    held: Any = tensor
     boxes = (tuple(held.global_shape), tuple(map(tuple, held.global_offsets)))
     place = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
     # The storage is compared, not its address: the local tensor may be empty on some ranks only, and tied on all.
     return ("checkpointable", tensor.untyped_storage()._cdata, place, boxes)  # noqa: SLF001 — as torch.serialization
 
 
-def _attributes(tensor: torch.Tensor) -> _Checkpointable:
-    return cast("_Checkpointable", tensor)
+def _global_shape(tensor: Any) -> tuple[int, ...]:
+    return tuple(tensor.global_shape)
 
 
-def _views(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    bare = tensor.detach()
-    for _, local in _shards("tensor", tensor):
-        yield bare[local.slices]
-
-
-def _shards(fqn: str, tensor: torch.Tensor) -> list[tuple[Box, Box]]:
-    """Return each shard's box in the global tensor and in the local one."""
-    held = _attributes(tensor)
-    shape, local_shape = tuple(held.global_shape), tuple(tensor.shape)
-    counts = {name: len(getattr(held, name)) for name in _ATTRIBUTES[1:]}
-    if len(set(counts.values())) != 1:
-        raise LayoutError(f"{fqn}: one entry for each local shard is needed, got {counts}")
-    shards = []
-    for global_offset, local_offset, sizes in zip(
+def _shards(tensor: torch.Tensor) -> Iterator[tuple[Box, Box]]:
+    """Yield each shard's box in the global tensor and in the local one."""
+    held: Any = tensor
+    for offsets, local_offsets, sizes in zip(
         held.global_offsets, held.local_offsets, held.local_sizes, strict=True
     ):
-        box = Box(offsets=tuple(global_offset), sizes=tuple(sizes))
-        local = Box(offsets=tuple(local_offset), sizes=tuple(sizes))
-        for part, whole in ((box, shape), (local, local_shape)):
-            if len(part.offsets) != len(whole) or not Box.whole(whole).contains(part):
-                where = "local" if part is local else "global"
-                raise LayoutError(f"{fqn}: local shard {part} is not inside the {where} shape {whole}")
-        shards.append((box, local))
-    return shards
+        yield (
+            Box(offsets=tuple(offsets), sizes=tuple(sizes)),
+            Box(offsets=tuple(local_offsets), sizes=tuple(sizes)),
+        )

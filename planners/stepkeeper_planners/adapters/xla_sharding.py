@@ -12,8 +12,7 @@ import torch_xla
 import torch_xla.runtime as xr
 from torch_xla.distributed.spmd import ShardingType, XLAShardedTensor
 
-from stepkeeper_planners.adapters.devices import device_owners
-from stepkeeper_planners.adapters.op_sharding import Tiling, parse_sharding
+from stepkeeper_planners.adapters.op_sharding import Tiling, device_owners, parse_sharding
 from stepkeeper_planners.dtypes import dtype_name
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
 

@@ -1,29 +1,15 @@
 """Open and map the files of a checkpoint: in a folder on this machine, or wherever a caller can read them."""
 
-import errno
 import io
-import mmap
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol
+from typing import Protocol
 
 from stepkeeper_planners.errors import SourceError, printable
 
-__all__ = ["CheckpointFiles", "LocalFolder", "as_checkpoint_files", "map_file", "open_source_file"]
-
-_NO_SUCH_FILE: Final = {
-    errno.EISDIR,
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-    errno.EINVAL,
-    errno.EILSEQ,
-}
-"""The error codes for a name that can't be a file's. Any other error is not the source's fault."""
-# Python names it since 3.13.
-_NO_RESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)
+__all__ = ["CheckpointFiles", "LocalFolder", "as_checkpoint_files", "open_source_file"]
 
 
 class CheckpointFiles(Protocol):
@@ -77,18 +63,8 @@ class LocalFolder:
         """Return None: it isn't known."""
 
     def open(self, name: str) -> io.BufferedReader:
-        """Open a file in the folder. A device, or a pipe, which might never be written to, is refused."""
-        descriptor = os.open(self.path / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            mode = os.fstat(descriptor).st_mode
-            if stat.S_ISDIR(mode):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            if not stat.S_ISREG(mode):
-                raise OSError(errno.EINVAL, "it is a pipe or a device")
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return os.fdopen(descriptor, "rb")
+        """Open a file in the folder."""
+        return (self.path / name).open("rb")
 
 
 def as_checkpoint_files(source: str | os.PathLike[str] | CheckpointFiles) -> CheckpointFiles:
@@ -114,26 +90,9 @@ def open_source_file(
     where = f"{what}: {printable(f'{files.name}/{name}')}"
     try:
         file = files.open(name)
-    except ValueError as error:
-        raise SourceError(f"{where} can't be the name of a file") from error
-    except OSError as error:
-        if isinstance(error, FileNotFoundError | NotADirectoryError):
-            raise SourceError(f"{where} {missing}") from error
-        if error.errno not in _NO_SUCH_FILE:
-            raise
-        raise SourceError(f"{where} is no file: {error.strerror}") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise SourceError(f"{where} {missing}") from error
+    except (IsADirectoryError, ValueError) as error:
+        raise SourceError(f"{where} is no file: {error}") from error
     with file:
         yield file
-
-
-def map_file(file: BinaryIO, size_bytes: int) -> mmap.mmap:
-    """Map the file, privately: what is written to the memory stays in this process.
-
-    No memory is reserved for writes, so the file may be larger than the memory.
-    """
-    return mmap.mmap(
-        file.fileno(),
-        size_bytes,
-        flags=mmap.MAP_PRIVATE | _NO_RESERVE,
-        prot=mmap.PROT_READ | mmap.PROT_WRITE,
-    )

@@ -1,11 +1,10 @@
 """Read a checkpoint folder of torch.distributed.checkpoint one tensor at a time, each in small pieces."""
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -14,7 +13,6 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from stepkeeper_planners.errors import SourceError, ValueDecodeError, printable
 from stepkeeper_planners.formats.checkpoint_files import CheckpointFiles, open_source_file
 from stepkeeper_planners.formats.chunk_location import ChunkLocation, FileWindow, locate_chunk
-from stepkeeper_planners.formats.reporting import BUFFER_BYTES
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.pickles.dcp_metadata import check_metadata, read_metadata
 from stepkeeper_planners.state.tree import Path as KeyPath
@@ -22,6 +20,8 @@ from stepkeeper_planners.state.values import decode_value
 
 __all__ = ["CheckpointReader", "CheckpointTensor", "open_checkpoint"]
 
+BUFFER_BYTES: Final = 16 << 20
+"""Number of bytes that are read at a time."""
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Location = tuple[str, int, int]
 """A file in the folder, the first byte in it, and the number of bytes."""
@@ -156,7 +156,7 @@ class CheckpointReader:
 
 
 def open_checkpoint(files: CheckpointFiles) -> CheckpointReader:
-    """Open a checkpoint. Check that every tensor's chunks cover it, and that no two entries share bytes.
+    """Open a checkpoint. Check that every tensor's chunks cover it.
 
     Raises:
         SourceError: there is no checkpoint, or one that was written in a way that isn't read here.
@@ -181,7 +181,6 @@ def open_checkpoint(files: CheckpointFiles) -> CheckpointReader:
             boxes=boxes,
             locations=tuple(_parse_location(files, fqn, locations.get((fqn, box.offsets))) for box in boxes),
         )
-    _check_disjoint(files, tensors, values)
     paths: dict[str, KeyPath] = dict(metadata.planner_data) if isinstance(metadata.planner_data, dict) else {}
     return CheckpointReader(files=files, tensors=tensors, values=values, paths=paths)
 
@@ -209,43 +208,3 @@ def _parse_location(files: CheckpointFiles, fqn: str, info: Any) -> Location:
             f"{printable(fqn)}: {files.name}/.metadata names {printable(name)}, which isn't a file in this folder"
         )
     return name, int(info.offset), int(info.length)
-
-
-def _check_disjoint(
-    files: CheckpointFiles, tensors: Mapping[str, CheckpointTensor], values: Mapping[str, Location]
-) -> None:
-    """Check that no two entries share bytes, except tied tensors, which share all of them.
-
-    Else a few bytes might become very many.
-
-    Raises:
-        SourceError: two entries share bytes; it names both, and the file.
-    """
-    firsts: dict[object, int] = {}
-    owners: dict[Location, tuple[object, str]] = {}
-    for fqn, tensor in tensors.items():
-        tie = firsts.setdefault(tensor.content, len(firsts))
-        for number, location in enumerate(tensor.locations):
-            _check_owner(
-                files, location, owners.setdefault(location, ((tie, number), fqn)), ((tie, number), fqn)
-            )
-    for fqn, location in values.items():
-        _check_owner(files, location, owners.setdefault(location, (fqn, fqn)), (fqn, fqn))
-    for before, after in pairwise(sorted(owners)):
-        if before[0] == after[0] and before[1] + before[2] > after[1]:
-            raise _shared_bytes_error(files, after, owners[before][1], owners[after][1])
-
-
-def _check_owner(
-    files: CheckpointFiles, location: Location, first: tuple[object, str], second: tuple[object, str]
-) -> None:
-    if first[0] != second[0]:
-        raise _shared_bytes_error(files, location, first[1], second[1])
-
-
-def _shared_bytes_error(files: CheckpointFiles, location: Location, first: str, second: str) -> SourceError:
-    name, offset_bytes, n_bytes = location
-    return SourceError(
-        f"{files.name}/.metadata: {printable(first)} and {printable(second)} both have bytes {offset_bytes} to "
-        f"{offset_bytes + n_bytes} of {printable(name)}, and aren't the same tensor"
-    )

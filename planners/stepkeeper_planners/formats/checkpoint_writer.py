@@ -4,7 +4,7 @@ import io
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,16 +14,13 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
-from stepkeeper_planners.errors import PlannerError, SourceError, printable
+from stepkeeper_planners.errors import PlannerError
 from stepkeeper_planners.formats.destination import new_folder
 from stepkeeper_planners.formats.reporting import Conversion, Progress, ProgressMeter
 from stepkeeper_planners.saving.planner import SPMDSavePlanner
 from stepkeeper_planners.state.tree import flatten_state
 
 __all__ = ["write_checkpoint"]
-
-_MOST_TIMES: Final = 16
-"""Largest size of a result, as a multiple of the source's size. Tensors that are views of one buffer stay below it."""
 
 
 def write_checkpoint(
@@ -40,7 +37,6 @@ def write_checkpoint(
 
     Raises:
         PlannerError: this process is one of several in a process group.
-        SourceError: tensors of a file share elements, so that the result would be very many times as large.
         DestinationExistsError: there is something at `dst` that is not replaced.
     """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
@@ -50,12 +46,6 @@ def write_checkpoint(
         )
     flat = flatten_state(state)
     total_bytes = sum(tensor.numel() * tensor.element_size() for tensor in flat.tensors.values())
-    if source.is_file() and total_bytes > _MOST_TIMES * source.stat().st_size:
-        largest = max(flat.tensors, key=lambda name: flat.tensors[name].nbytes)
-        raise SourceError(
-            f"{source}: its tensors share their elements: written out they have {total_bytes} bytes, more than "
-            f"{_MOST_TIMES} times the file; the largest is {printable(largest)}. Save clones of them"
-        )
     with new_folder(dst, source=source, overwrite=overwrite, replaceable=_is_of_checkpoint) as new:
         planner = _Planner(ProgressMeter(total_bytes=total_bytes, callback=progress))
         try:

@@ -1,7 +1,5 @@
 """Write a file or folder under a temporary name, and rename it when it is complete and durable."""
 
-import ctypes
-import errno
 import os
 import secrets
 import shutil
@@ -12,14 +10,10 @@ from typing import BinaryIO, Final
 
 from stepkeeper_planners.errors import DestinationExistsError
 
-__all__ = ["exchange_paths", "new_file", "new_folder"]
+__all__ = ["new_file", "new_folder"]
 
 _MOST_KEPT: Final = 200
 """Most bytes of a name that are kept in the temporary names beside it."""
-_AT_FDCWD: Final = -100
-_RENAME_EXCHANGE: Final = 2
-_CANNOT_EXCHANGE: Final = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
-"""The error codes of file systems and kernels that can't exchange two paths in one step, such as NFS and FUSE."""
 
 
 @contextmanager
@@ -55,9 +49,8 @@ def new_folder(
 ) -> Iterator[Path]:
     """Make a folder under a temporary name, and make it durable and name it `dst` if the block ends without error.
 
-    With `overwrite`, a folder is replaced only if all its files are `replaceable` and the source is not in it. On
-    Linux' own file systems it is replaced in one step. On others `dst` doesn't exist for a moment: the old folder is
-    then beside it, as ".name.….replaced", until the new one has its name.
+    With `overwrite`, a folder is replaced only if all its files are `replaceable` and the source is not in it. For a
+    moment `dst` doesn't exist then: the old folder is beside it, as ".name.….replaced", until the new one has its name.
 
     Args:
         dst: the folder to write. The temporary one is beside it.
@@ -128,10 +121,6 @@ def _rename_folder(partial: Path, dst: Path) -> None:
     if not dst.exists() or not any(dst.iterdir()):
         partial.rename(dst)
         return
-    if exchange_paths(partial, dst):
-        _sync_folder(dst.parent)
-        shutil.rmtree(partial)
-        return
     old = _beside(dst, "replaced")
     dst.rename(old)
     try:
@@ -141,19 +130,6 @@ def _rename_folder(partial: Path, dst: Path) -> None:
         raise
     _sync_folder(dst.parent)
     shutil.rmtree(old)
-
-
-def exchange_paths(one: Path, other: Path) -> bool:
-    """Exchange what is at the two paths, in one step. Return False, with nothing done, if it can't be done here."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
-        return False
-    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in _CANNOT_EXCHANGE:
-        return False
-    raise OSError(code, os.strerror(code), str(one), None, str(other))
 
 
 def _sync(path: Path) -> None:

@@ -3,17 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from stepkeeper_planners.errors import printable
 
-__all__ = ["BUFFER_BYTES", "Conversion", "Progress", "ProgressMeter", "join_names"]
+__all__ = ["Conversion", "Progress", "ProgressMeter", "join_names"]
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of tensors that are done, and with those of all tensors."""
-
-BUFFER_BYTES: Final = 16 << 20
-"""Number of bytes that are read and written at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ def check_cover(fqn: str, global_shape: tuple[int, ...], boxes: Sequence[Box], o
         owners: the owners of each box, for the error to name their ranks; empty if no rank holds the boxes.
 
     Raises:
-        LayoutError: they are not; the message names the tensor and the boxes, or the first element that is left out.
+        LayoutError: they are not; the message names the tensor and the boxes, or how many elements are left out.
     """
     whole = Box.whole(global_shape)
     if len(boxes) == 1 and boxes[0] == whole:
@@ -54,8 +54,7 @@ def check_cover(fqn: str, global_shape: tuple[int, ...], boxes: Sequence[Box], o
             f", of {format_ranks(_list_ranks(owner for each in owners for owner in each))}," if owners else ""
         )
         raise LayoutError(
-            f"{fqn}: the chunks{held} hold {covered} of {whole.volume} elements of shape {global_shape}; the one at "
-            f"{_find_uncovered(whole, boxes)} is in none"
+            f"{fqn}: the chunks{held} hold {covered} of {whole.volume} elements of shape {global_shape}"
         )
 
 
@@ -80,28 +79,3 @@ def _describe_chunk(number: int, boxes: Sequence[Box], owners: _Owners) -> str:
 
 def _list_ranks(owners: Iterable[Owner]) -> list[int]:
     return sorted({owner.rank for owner in owners})
-
-
-def _find_uncovered(whole: Box, boxes: Sequence[Box]) -> tuple[int, ...]:
-    """Find the first element that is in none of these disjoint boxes, if there is one: bisect each axis in turn."""
-    region, inside = whole, list(boxes)
-    for axis in range(len(whole.sizes)):
-        while (length := region.sizes[axis]) > 1:
-            low, high = (
-                _slice_box(region, axis, 0, length // 2),
-                _slice_box(region, axis, length // 2, length),
-            )
-            held = [common for box in inside if (common := box.intersect(low)) is not None]
-            if sum(box.volume for box in held) < low.volume:
-                region, inside = low, held
-            else:
-                region = high
-                inside = [common for box in inside if (common := box.intersect(high)) is not None]
-    return region.offsets
-
-
-def _slice_box(box: Box, axis: int, first: int, end: int) -> Box:
-    offsets, sizes = list(box.offsets), list(box.sizes)
-    offsets[axis] += first
-    sizes[axis] = end - first
-    return Box(offsets=tuple(offsets), sizes=tuple(sizes))

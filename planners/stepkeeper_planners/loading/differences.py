@@ -38,23 +38,18 @@ class Differences:
     """The top-level names below which both sides have values, and no tensors, under names that the other side lacks."""
     primed: tuple[str, ...] = ()
     """The optimizers in the state that have state for a parameter."""
-    partly_primed: tuple[str, ...] = ()
-    """Those of them that have none for a parameter that has some in the checkpoint."""
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.unexpected or self.mismatched)
 
     def short(self) -> "Differences":
         """Return a copy with a bounded number of names of each kind, to send to ranks that mostly have the same."""
-        return Differences(
+        return replace(
+            self,
             missing=self.missing[:_SENT],
             unexpected=self.unexpected[:_SENT],
             mismatched=dict(list(self.mismatched.items())[:_SENT]),
             castable=self.castable[:_SENT],
-            asked=self.asked,
-            changing=self.changing,
-            primed=self.primed,
-            partly_primed=self.partly_primed,
         )
 
 
@@ -118,7 +113,6 @@ def build_mismatch_error(by_rank: Sequence[Differences | None]) -> LoadMismatchE
         asked=tuple(sorted({name for each in found.values() for name in each.asked})),
         changing=tuple(sorted({name for each in found.values() for name in each.changing})),
         primed=tuple(sorted({name for each in found.values() for name in each.primed})),
-        partly_primed=tuple(sorted({name for each in found.values() for name in each.partly_primed})),
     )
     some = {**missing, **unexpected, **mismatched}
     return LoadMismatchError(
@@ -184,11 +178,6 @@ def _advise_priming(differences: Differences) -> Iterator[str]:
         yield (
             "An optimizer has no state before its first step: prime_optimizer(optimizer), before the load, makes one "
             "to fill."
-        )
-    for name in sorted(stored.intersection(differences.partly_primed)):
-        yield (
-            f"{name or 'The optimizer'} has state, but none for these parameters. If they were frozen "
-            "(requires_grad=False) when it was primed: prime it first, then freeze them."
         )
 
 

@@ -33,21 +33,15 @@ class LoadTarget:
         """
         self.state: Final = state
 
-    @property
+    @cached_property
     def flat(self) -> FlatState:
         """The leaves of the state. The first access calls state_dict() of every Stateful: see `flatten_state`."""
-        return self._looked_at[0]
-
-    @property
-    def resizable(self) -> Mapping[str, Resizable]:
-        """The parts that may get another number of items than they have now, by name."""
-        return self._looked_at[1]
+        return flatten_state(self.state)
 
     @cached_property
-    def _looked_at(self) -> tuple[FlatState, Mapping[str, Resizable]]:
-        # Both at once: a load changes the containers.
-        flat = flatten_state(self.state)
-        return flat, find_resizable(self.state, flat)
+    def resizable(self) -> Mapping[str, Resizable]:
+        """The parts that may get another number of items than they have now, by name."""
+        return find_resizable(self.state, self.flat)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,7 +85,6 @@ class _Comparison:
 
     def _build_differences(self, unread: list[str]) -> Differences:
         # With nothing in common, strict=False would load nothing; nobody means that.
-        present = list_with_state(self._requested_names())
         raised = self._rules.strict or (self._missing and not self._pieces and not self._values)
         return Differences(
             missing=tuple(sorted(self._missing)) if raised else (),
@@ -94,8 +93,7 @@ class _Comparison:
             castable=tuple(self._castable),
             asked=tuple(sorted({name.partition(".")[0] for name in self._requested_names()})),
             changing=tuple(self._find_changing(unread)) if raised else (),
-            primed=tuple(sorted({name for name, _ in present})),
-            partly_primed=tuple(sorted({name for name, _ in list_with_state(unread) - present})),
+            primed=tuple(sorted({name for name, _ in list_with_state(self._requested_names())})),
         )
 
     def _find_changing(self, unread: Collection[str]) -> list[str]:
@@ -194,14 +192,14 @@ class _Comparison:
                     return
             self._missing.append(fqn)
 
-    def _match_resizable(self) -> frozenset[str]:
+    def _match_resizable(self) -> set[str]:
         """Read lists and dicts that may get other items as they were saved. Return the state's names in them."""
         found = match_resizable(self._request, self._stored, self._rules)
         for read in found.reads:
             self._values.append(read)
             self._used.update(read.stored_names)
         self._mismatched.update(found.mismatched)
-        return found.names
+        return found.covered
 
     def _match_per_rank(self) -> None:
         worlds = self._stored.saved_world_sizes()

@@ -35,12 +35,8 @@ def find_rename(missing: Sequence[str], unexpected: Sequence[str]) -> RenameSugg
     Returns:
         None if no change fixes two names, or the only one.
     """
-    if not missing or not unexpected:
-        return None
-    best: RenameSuggestion | None = None
-    for rename in (*_prefix_renames(missing, unexpected), *_segment_renames(missing, unexpected)):
-        if best is None or rename.fixes > best.fixes:
-            best = rename
+    renames = [*_prefix_renames(missing, unexpected), *_segment_renames(missing, unexpected)]
+    best = max(renames, key=lambda rename: rename.fixes, default=None)
     return best if best is not None and best.fixes >= min(2, len(missing)) else None
 
 
@@ -89,33 +85,26 @@ def _suffixes(name: str) -> Iterator[str]:
 
 
 def _prefix_rule(before: str, after: str) -> str:
+    mine = f"the state's names begin with {before!r}{_wrapper_hint(before)}"
+    theirs = f"the checkpoint's names begin with {after!r}{_wrapper_hint(after)}"
     if not before:
-        return f"the checkpoint's names begin with {after!r}{_wrapper_hint(after)}, the state's don't"
-    if not after:
-        return f"the state's names begin with {before!r}{_wrapper_hint(before)}, the checkpoint's don't"
-    mine, theirs = _wrapper_hint(before), _wrapper_hint(after)
-    return f"the state's names begin with {before!r}{mine}, the checkpoint's with {after!r}{theirs}"
+        return f"{theirs}, the state's don't"
+    return f"{mine}, {theirs}" if after else f"{mine}, the checkpoint's don't"
 
 
 def _segment_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Iterator[RenameSuggestion]:
     """Yield the renames that remove a wrapper's segment, anywhere in the names, on one side."""
-    here, there = set(missing), set(unexpected)
     for segment in _WRAPPERS:
-        for wrapped, bare, rule in (
-            (
-                there,
-                here,
-                f"the checkpoint's names have a part {segment!r}{_wrapper_hint(segment)}, the state's don't",
-            ),
-            (
-                here,
-                there,
-                f"the state's names have a part {segment!r}{_wrapper_hint(segment)}, the checkpoint's don't",
-            ),
+        for wrapped, bare, holder, other in (
+            (unexpected, missing, "checkpoint", "state"),
+            (missing, unexpected, "state", "checkpoint"),
         ):
-            fixed = [(name, short) for name, short in _without(segment, wrapped) if short in bare]
+            known = set(bare)
+            fixed = [(name, short) for name, short in _without(segment, wrapped) if short in known]
             if fixed:
-                example = fixed[0] if wrapped is here else (fixed[0][1], fixed[0][0])
+                part = f"{segment!r}{_wrapper_hint(segment)}"
+                example = fixed[0] if holder == "state" else fixed[0][::-1]
+                rule = f"the {holder}'s names have a part {part}, the {other}'s don't"
                 yield RenameSuggestion(rule=rule, fixes=len(fixed), example=example)
 
 

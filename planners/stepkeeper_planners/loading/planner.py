@@ -80,7 +80,6 @@ class SPMDLoadPlanner(LoadPlanner):
         """
         self.rules = LoadRules(strict=strict, items=items, exclude=exclude, cast=cast)
         self._group = process_group
-        self._alone = False
         self.is_coordinator = False
         self.metadata: Metadata | None = None
         self.original_state_dict: dict[str, Any] = {}
@@ -96,7 +95,7 @@ class SPMDLoadPlanner(LoadPlanner):
         """Names of the checkpoint that the state doesn't ask for; known once there is a plan."""
         self._target = LoadTarget({})
         self._flat = FlatState(tensors={}, values={})
-        self._ranks = Ranks(rank=0, world_size=1)
+        self._ranks = self._owner = Ranks(rank=0, world_size=1)
         self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
         self._differences = Differences()
         self._pending = PendingReads.none()
@@ -139,7 +138,7 @@ class SPMDLoadPlanner(LoadPlanner):
             UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
         """
         assert self.metadata is not None
-        self._ranks = current_ranks(self._group)
+        self._ranks = self._owner = current_ranks(self._group)
         return self._plan()
 
     def _plan(self) -> LoadPlan:
@@ -200,17 +199,12 @@ class SPMDLoadPlanner(LoadPlanner):
             return plans
         if len(plans) == 1:
             # Loaded with no_dist: the other processes don't matter.
-            self._alone = True
+            self._owner = single_rank()
             return [self._plan()]
         raise WrongRanksError(
             f"this load is of {len(plans)} ranks, the planner knows of {self._ranks.world_size}: give it the group "
             "that the load is given, SPMDLoadPlanner(process_group=…)"
         )
-
-    @property
-    def _owner(self) -> Ranks:
-        """This process among those that have a `PerRank` value each."""
-        return single_rank() if self._alone else self._ranks
 
     @override
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:

@@ -2,7 +2,6 @@
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from stepkeeper_planners.loading.load_request import LoadRequest, Path
 from stepkeeper_planners.loading.selection import LoadRules
@@ -16,17 +15,7 @@ from stepkeeper_planners.state.tree import join_path
 __all__ = ["ResizedReads", "match_resizable"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResizedReads:
-    """The reads of lists and dicts that are loaded with as many items as were saved."""
-
-    reads: Sequence[ValueRead] = ()
-    names: frozenset[str] = frozenset()
-    """The state's names in them: nothing is read for these."""
-    mismatched: Mapping[str, str] = field(default_factory=dict)
-
-
-def match_resizable(request: LoadRequest, stored: StoredState, rules: LoadRules) -> ResizedReads:
+def match_resizable(request: LoadRequest, stored: StoredState, rules: LoadRules) -> "ResizedReads":
     """Find the lists and dicts of the state that are to be read as a whole.
 
     A part that is one value on both sides isn't among them, nor a list that has as many items on both sides, nor one
@@ -37,19 +26,15 @@ def match_resizable(request: LoadRequest, stored: StoredState, rules: LoadRules)
         stored: what the checkpoint has.
         rules: which names are loaded.
     """
-    if not request.resizable:
-        return ResizedReads()
-    matching = _Matching(request, stored)
+    found = ResizedReads(request, stored)
     for fqn, part in request.resizable.items():
-        if rules.selects(fqn) and not (fqn in request.values and fqn in matching.values):
-            matching.match(fqn, part)
-    return ResizedReads(
-        reads=matching.reads, names=frozenset(matching.covered), mismatched=matching.mismatched
-    )
+        if rules.selects(fqn) and not (fqn in request.values and fqn in found.values):
+            found.match(fqn, part)
+    return found
 
 
-class _Matching:
-    """Match one part after the other."""
+class ResizedReads:
+    """The reads of lists and dicts that are loaded with as many items as were saved."""
 
     def __init__(self, request: LoadRequest, stored: StoredState) -> None:
         self._request, self._stored = request, stored
@@ -58,6 +43,7 @@ class _Matching:
         self.values = frozenset(stored.values)
         self.reads: list[ValueRead] = []
         self.covered: set[str] = set()
+        """The state's names in them: nothing is read for these."""
         self.mismatched: dict[str, str] = {}
 
     def match(self, fqn: str, part: Resizable) -> None:

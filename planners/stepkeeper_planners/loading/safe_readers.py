@@ -13,6 +13,12 @@ from stepkeeper_planners.pickles.dcp_metadata import check_metadata, read_metada
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+else:
+    try:
+        from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader
+    except ModuleNotFoundError:
+        # This is its only home up to torch 2.14, and deprecated then.
+        from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
 __all__ = ["SafeFileSystemReader", "SafeFsspecReader", "SafeMetadata"]
 
@@ -45,27 +51,5 @@ class SafeFileSystemReader(SafeMetadata):
     """
 
 
-def __getattr__(name: str) -> Any:
-    # fsspec need not be installed.
-    if name != "SafeFsspecReader":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader  # type: ignore[import-not-found]  # since torch 2.15
-    except ModuleNotFoundError:
-        # This is its only home up to torch 2.14, and deprecated then.
-        from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
-
-    kind = type(
-        name,
-        (SafeMetadata, FsspecReader),
-        {"__doc__": "Read a checkpoint from an untrusted source through fsspec; see SafeFileSystemReader."},
-    )
-    kind.__module__ = __name__
-    globals()[name] = kind
-    return kind
-
-
-if TYPE_CHECKING:
-
-    class SafeFsspecReader(SafeMetadata, FsspecReader):
-        """Read a checkpoint from an untrusted source through fsspec; see SafeFileSystemReader."""
+class SafeFsspecReader(SafeMetadata, FsspecReader):
+    """Read a checkpoint from an untrusted source through fsspec; see SafeFileSystemReader."""

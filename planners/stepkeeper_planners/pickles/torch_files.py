@@ -54,24 +54,6 @@ def _nothing(kind: type) -> Any:
     return make
 
 
-def _complex(real: object, imaginary: object) -> complex:
-    if type(real) is not float or type(imaginary) is not float:
-        raise PickleRefusedError("a complex number isn't made of two floats")
-    return complex(real, imaginary)
-
-
-def _size(sizes: object) -> torch.Size:
-    if type(sizes) is not tuple:
-        raise PickleRefusedError("a size isn't made of a tuple")
-    return torch.Size(sizes)
-
-
-def _device(kind: object, *index: object) -> torch.device:
-    if type(kind) is not str or not all(type(number) is int for number in index):
-        raise PickleRefusedError("a device isn't made of its name and number")
-    return torch.device(kind, *index)
-
-
 def _counter(counts: object) -> "Counter[Any]":
     if type(counts) is not dict:
         raise PickleRefusedError("a Counter isn't made of counts")
@@ -99,13 +81,13 @@ _NAMES: Final[dict[Name, object]] = {
     ("torch", "Tensor"): TENSOR_CLASS,
     ("torch.nn.parameter", "Parameter"): TENSOR_CLASS,
     ("torch._tensor", "_rebuild_from_type_v2"): make_with_attributes,
-    ("torch", "Size"): _size,
-    ("torch", "device"): _device,
+    ("torch", "Size"): torch.Size,
+    ("torch", "device"): torch.device,
     ("collections", "OrderedDict"): _nothing(OrderedDict),
     ("collections", "Counter"): _counter,
     ("_codecs", "encode"): _encoded,
     **{(module, "bytes"): _nothing(bytes) for module in ("builtins", "__builtin__")},
-    **{(module, "complex"): _complex for module in ("builtins", "__builtin__")},
+    **{(module, "complex"): complex for module in ("builtins", "__builtin__")},
     **TENSOR_MAKERS,
     **NUMPY_NAMES,
 }

@@ -6,7 +6,6 @@ Only bytes that are in memory are looked at and kept: no memory is allocated for
 import io
 import pickle
 import struct
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,8 +23,6 @@ Name = tuple[str, str]
 _SCALARS: Final = frozenset({str, int, bool, float, complex, bytes, type(None)})
 _MAX_PLACES: Final = 8
 _MAX_PLACE_DEPTH: Final = 32
-_MOST_MADE: Final = 64
-"""Most bytes of memory for each byte of a pickle that calls may fill, about as many as those of empty dicts do."""
 
 # The makers, Python's reader and its containers raise these on nonsense.
 _NONSENSE: Final = (
@@ -158,7 +155,6 @@ class _Reader(pickle._Unpickler):  # noqa: SLF001 — pickle.Unpickler has no ta
         self._names, self._persistent = names, persistent
         self._key_types = _SCALARS | key_types
         self._n_drafts = 0
-        self._left_bytes = _MOST_MADE * len(data)
 
     def check_finished(self) -> None:
         if self.stack or self.metastack:
@@ -190,26 +186,19 @@ class _Reader(pickle._Unpickler):  # noqa: SLF001 — pickle.Unpickler has no ta
         else:
             raise PickleRefusedError(f"it calls a {type(function).__name__}")
         self._n_drafts += type(made) is Draft
-        self._push(made)
+        self.stack.append(made)
 
     def build(self) -> None:
         state, instance = self.stack.pop(), self.stack.pop()
         if type(instance) is Draft and instance.made is None:
             instance.made = instance.finish(state)
             self._n_drafts -= 1
-            self._push(instance.made)
+            self.stack.append(instance.made)
         # nn.Module.state_dict() keeps its modules' versions on the dict; no load of a checkpoint uses them.
         elif type(instance) in (OrderedDict, _Stranger):
             self.stack.append(instance)
         else:
             raise PickleRefusedError(f"it gives a {type(instance).__name__} a state")
-
-    def _push(self, made: object) -> None:
-        # One text or tuple of the memo can be the argument of many calls, each of which copies it.
-        self._left_bytes -= sys.getsizeof(made)
-        if self._left_bytes < 0:
-            raise PickleRefusedError("it makes far more of its bytes than they hold")
-        self.stack.append(made)
 
     def set_item(self) -> None:
         value, key = self.stack.pop(), self.stack.pop()

@@ -17,7 +17,7 @@ from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_layout
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 from stepkeeper_planners.geometry.mesh_slices import keep_one_slice
-from stepkeeper_planners.saving.cutting import Group, level_shares
+from stepkeeper_planners.saving.cutting import level_shares
 from stepkeeper_planners.saving.distribution import (
     Piece,
     WriteTask,
@@ -30,7 +30,6 @@ from stepkeeper_planners.saving.distribution import (
 
 __all__ = [
     "ASSIGNMENT_VERSION",
-    "BALANCE",
     "LARGE_VALUE_BYTES",
     "MIN_SLICE_BYTES",
     "Assignment",
@@ -41,7 +40,7 @@ __all__ = [
 ]
 
 ASSIGNMENT_VERSION: Final = 3
-"""The version of the division. Raise it with every change that divides the same state otherwise: ranks must agree."""
+"""The version of the division and its numbers. Raise it with every change that divides the same state otherwise."""
 
 MIN_SLICE_BYTES: Final = 65_536
 """The size of the smallest piece that is cut off a chunk: every piece costs a frame to write and a request to read."""
@@ -54,14 +53,6 @@ _PARTS_OF_A_SHARE: Final = 64
 
 _EVEN_ENOUGH: Final = 50
 """Loads count as even if `_unevenness` is at most `heaviest` divided by this. Chunks stay whole if that is so."""
-
-BALANCE: Final = {
-    "slices from": MIN_SLICE_BYTES,
-    "large values from": LARGE_VALUE_BYTES,
-    "parts of a share": _PARTS_OF_A_SHARE,
-    "even enough": _EVEN_ENOUGH,
-}
-"""All numbers that decide how bytes are divided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,12 +202,11 @@ def _divide(
     sizes = Counter[int]()
     for task in tasks:
         sizes[task.group] += task.size_bytes
-    level = level_shares([Group(holders=holders[i], size_bytes=sizes[i]) for i in shared], fixed)
-    heaviest = level.heaviest_bytes
+    shares, heaviest = level_shares([(holders[i], sizes[i]) for i in shared], fixed)
     if _is_even(loads, heaviest, even):
         return whole
     grain_bytes = max(min_slice_bytes, even // _PARTS_OF_A_SHARE)
-    cut = tuple(cut_to_shares(tasks, dict(zip(shared, level.by_group, strict=True)), holders, grain_bytes))
+    cut = tuple(cut_to_shares(tasks, dict(zip(shared, shares, strict=True)), holders, grain_bytes))
     return min(whole, cut, key=lambda pieces: _unevenness(sum_loads(pieces, value_loads), heaviest, even))
 
 

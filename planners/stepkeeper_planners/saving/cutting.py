@@ -92,42 +92,35 @@ def _find_share_ends(shares: Sequence[tuple[int, int]], total: int) -> list[int]
     return [total if not wanted else end * total // wanted for end in running]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Bytes that the same ranks hold, sorted; any of the ranks may write any part."""
+def level_shares(
+    groups: Sequence[tuple[tuple[int, ...], int]], fixed_bytes: Sequence[int]
+) -> tuple[list[dict[int, int]], int]:
+    """Divide the groups in whole bytes, on top of the `fixed_bytes` that each rank writes anyway.
 
-    holders: tuple[int, ...]
-    size_bytes: int
+    Args:
+        groups: the ranks that hold the same bytes, sorted, and how many these are. Any of the ranks may write any part.
+        fixed_bytes: by rank.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
-    """The bytes that each holder writes of each group, and the heaviest load that results."""
-
-    by_group: tuple[dict[int, int], ...]
-    heaviest_bytes: int
-
-
-def level_shares(groups: Sequence[Group], fixed_bytes: Sequence[int]) -> Shares:
-    """Divide the groups in whole bytes, on top of the `fixed_bytes` that each rank writes anyway."""
+    Returns:
+        The bytes that each holder writes of each group, and the heaviest load that results.
+    """
     loads = list(fixed_bytes)
     shares: list[dict[int, int]] = [{} for _ in groups]
-    for index in sorted(range(len(groups)), key=lambda i: (len(groups[i].holders), groups[i].holders)):
-        shares[index] = _pour(groups[index], loads)
-    return Shares(by_group=tuple(shares), heaviest_bytes=max(loads))
+    for index in sorted(range(len(groups)), key=lambda i: (len(groups[i][0]), groups[i][0])):
+        shares[index] = _pour(*groups[index], loads)
+    return shares, max(loads)
 
 
-def _pour(group: Group, loads: list[int]) -> dict[int, int]:
+def _pour(holders: Sequence[int], size_bytes: int, loads: list[int]) -> dict[int, int]:
     """Fill up the group's least loaded holders to one level. Return the bytes for each, and add them to `loads`."""
-    ranks = sorted(group.holders, key=lambda rank: (loads[rank], rank))
-    total = group.size_bytes
+    ranks = sorted(holders, key=lambda rank: (loads[rank], rank))
     n_filled, below = 0, 0
     for rank in ranks:
-        if n_filled and loads[rank] * n_filled - below >= total:
+        if n_filled and loads[rank] * n_filled - below >= size_bytes:
             break
         n_filled += 1
         below += loads[rank]
-    surface, rest = divmod(total + below, n_filled)
+    surface, rest = divmod(size_bytes + below, n_filled)
     poured = {}
     for place, rank in enumerate(ranks[:n_filled]):
         poured[rank] = surface + (place < rest) - loads[rank]

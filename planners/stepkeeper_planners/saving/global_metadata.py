@@ -47,12 +47,6 @@ class GlobalMetadata(Metadata):
         del self.aliases
         self.__class__ = Metadata  # type: ignore[assignment] # the base has all that is left
 
-    def drop_aliases(self) -> None:
-        """Remove all but the first names of tied tensors."""
-        for name in self.aliases:
-            self.state_dict_metadata.pop(name, None)
-        self.aliases = {}
-
     def _check_written(self, written: Mapping[MetadataIndex, object]) -> dict[MetadataIndex, object]:
         """Return `written` with the entries of tied names added.
 

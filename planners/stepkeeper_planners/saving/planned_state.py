@@ -110,13 +110,12 @@ class PlannedState:
             self._layouts.update((layout.fqn, layout) for layout in joined)
             self._assign()
 
-    def make_items(self, rank: int) -> tuple[list[WriteItem], tuple[TensorWrite, ...]]:
-        """Make the write items of a rank: tensors by name and position, then values. Return the tensor writes too."""
-        writes = self.assignment.list_writes(rank)
+    def make_items(self) -> tuple[list[WriteItem], tuple[TensorWrite, ...]]:
+        """Make this rank's write items: tensors by name and position, then values. Return the tensor writes too."""
+        writes = self.assignment.list_writes(self.ranks.rank)
         writers = {**self.assignment.value_writers, **self.merged.value_writers}
-        names = sorted(name for name, writer in writers.items() if writer == rank)
-        of_rank = Ranks(rank=rank, world_size=self.ranks.world_size)
-        names += [stored_name(name, of_rank) for name in self.flat.per_rank]
+        names = sorted(name for name, writer in writers.items() if writer == self.ranks.rank)
+        names += self.blobs
         items = [
             make_tensor_item(write, is_sharded=len(self._layouts[write.fqn].chunks) > 1) for write in writes
         ]

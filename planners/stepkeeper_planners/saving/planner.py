@@ -1,9 +1,8 @@
 """Plan a save for `torch.distributed.checkpoint.save`."""
 
 import io
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -13,25 +12,18 @@ from typing_extensions import override
 
 from stepkeeper_planners import adapters
 from stepkeeper_planners.adapters.open_shardings import shardings_left_open
+from stepkeeper_planners.errors import UnsupportedWriterError
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.process_groups import current_ranks, single_rank
 from stepkeeper_planners.saving.global_metadata import GlobalMetadata
 from stepkeeper_planners.saving.planned_state import PlannedState
-from stepkeeper_planners.saving.proposals import (
-    StatesDiffer,
-    StatesEqual,
-    check_proposals,
-    group_by_fingerprint,
-)
-from stepkeeper_planners.saving.write_items import (
-    LazyItems,
-    OwnItems,
-    WriteData,
-    check_safetensors_plan,
-    is_safetensors_plan,
-)
+from stepkeeper_planners.saving.proposals import Answer, check_proposals, group_by_fingerprint
+from stepkeeper_planners.saving.write_items import OwnItems, WriteData
 from stepkeeper_planners.state.tree import FlatState, flatten_state
 from stepkeeper_planners.state.values import encode_value
+
+_OF_HUGGING_FACE: Final = {"shard_index", "fqn_to_index_mapping"}
+"""The keys that torch's HuggingFaceStorageWriter adds to a plan, by which it is recognized."""
 
 
 class SPMDSavePlanner(SavePlanner):
@@ -69,14 +61,6 @@ class SPMDSavePlanner(SavePlanner):
         self._metadata = GlobalMetadata({})
 
     @override
-    def __reduce__(self) -> tuple[Any, ...]:
-        # torch's checkpointer in a separate process gets the planner pickled, before anything was planned.
-        if self._group is not None:
-            raise TypeError("a planner with a process_group can't be sent to another process")
-        common = vars(SPMDSavePlanner())
-        return (_rebuild_planner, (type(self), {k: v for k, v in vars(self).items() if k not in common}))
-
-    @override
     def set_up_planner(
         self,
         state_dict: dict[str, Any],
@@ -92,7 +76,7 @@ class SPMDSavePlanner(SavePlanner):
 
         Raises:
             DuplicateNameError: two entries get the same name.
-            UnsupportedValueError: a Stateful holds itself, or a container stands in the state again and again.
+            UnsupportedValueError: a Stateful holds itself.
 
         Ranks: torch.distributed.checkpoint calls it on all ranks.
         """
@@ -158,17 +142,11 @@ class SPMDSavePlanner(SavePlanner):
             )
         groups = group_by_fingerprint(proposals)
         joined = self._state.join_parts([proposal.parts for proposal in proposals])
-        if len(groups) > 1:
-            differ = StatesDiffer(groups=groups, joined=joined)
-            plans = [replace(plan, items=OwnItems(), planner_data=differ) for plan in all_plans]
-            return plans, self._metadata
-        self._metadata = self._state.build_metadata()
-        equal = StatesEqual(joined=joined)
-        plans = [
-            replace(plan, items=cast("list[WriteItem]", self._make_lazy_items(rank)), planner_data=equal)
-            for rank, plan in enumerate(all_plans)
-        ]
-        return plans, self._metadata
+        if len(groups) == 1:
+            self._metadata = self._state.build_metadata()
+        # Every rank makes its own items.
+        answer = Answer(groups=groups, joined=joined)
+        return [replace(plan, items=OwnItems(), planner_data=answer) for plan in all_plans], self._metadata
 
     @override
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
@@ -185,19 +163,23 @@ class SPMDSavePlanner(SavePlanner):
         Raises:
             RanksDifferError: an entry that all ranks should save alike differs. Raised on all ranks.
             LayoutError: the parts that ranks hold of a tensor don't make it whole. Raised on all ranks.
-            UnsupportedWriterError: the storage writer would lose something. Raised on all ranks.
+            UnsupportedWriterError: it is torch's HuggingFaceStorageWriter. Raised on all ranks.
 
         Ranks: torch.distributed.checkpoint calls it on all ranks; collective where the states differ.
         """
         answer = new_plan.planner_data
-        if isinstance(answer, StatesEqual | StatesDiffer) and not self.is_coordinator:
+        if isinstance(answer, Answer) and not self.is_coordinator:
             self._state.add_joined(answer.joined)
-        if isinstance(answer, StatesDiffer):
+        if isinstance(answer, Answer) and len(answer.groups) > 1:
             self._state.merge(answer.groups, self._group)
             if self.is_coordinator:
                 self._complete_metadata()
-        self._check_writer(new_plan.storage_data)
-        if not isinstance(new_plan.items, OwnItems | LazyItems):
+        if isinstance(new_plan.storage_data, dict) and not set(new_plan.storage_data) - _OF_HUGGING_FACE:
+            raise UnsupportedWriterError(
+                "HuggingFaceStorageWriter holds no values, and one part of each tensor: save with FileSystemWriter, "
+                "and convert by checkpoint_to_safetensors() of stepkeeper_planners.formats"
+            )
+        if not isinstance(new_plan.items, OwnItems):
             return new_plan
         items = self._make_own_items()
         self._write_data.drop_copies_without_writes()
@@ -263,12 +245,9 @@ class SPMDSavePlanner(SavePlanner):
 
     def _make_own_items(self) -> OwnItems:
         """Make this rank's items, and let them be resolved."""
-        items, writes = self._state.make_items(self._state.ranks.rank)
+        items, writes = self._state.make_items()
         self._write_data.set_writes({item.index: write for item, write in zip(items, writes, strict=False)})
         return OwnItems(items)
-
-    def _make_lazy_items(self, rank: int) -> LazyItems:
-        return LazyItems(lambda: self._state.make_items(rank)[0])
 
     def _complete_metadata(self) -> None:
         # The storage writer already holds this object, and reads it when all is written.
@@ -276,22 +255,3 @@ class SPMDSavePlanner(SavePlanner):
         self._metadata.state_dict_metadata = whole.state_dict_metadata
         self._metadata.planner_data = whole.planner_data
         self._metadata.aliases = whole.aliases
-
-    def _check_writer(self, storage_data: object) -> None:
-        """Raise UnsupportedWriterError if the writer that added `storage_data` to the plan would lose something."""
-        if is_safetensors_plan(storage_data):
-            self._metadata.drop_aliases()
-            check_safetensors_plan(
-                cast("Mapping[str, object]", storage_data),
-                self._state.assignment,
-                values=[*self._flat.values, *self._flat.per_rank],
-                partial_names=self._state.merged.paths,
-            )
-
-
-def _rebuild_planner(kind: type[SPMDSavePlanner], attributes: Mapping[str, object]) -> SPMDSavePlanner:
-    """Make a planner of this class, with the attributes that its subclass added."""
-    planner = kind.__new__(kind)
-    SPMDSavePlanner.__init__(planner)
-    vars(planner).update(attributes)
-    return planner

@@ -7,12 +7,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 from stepkeeper_planners.errors import ReleasesDifferError, WrongRanksError, format_ranks
 from stepkeeper_planners.geometry.layout import TensorLayout
-from stepkeeper_planners.saving.assignment import ASSIGNMENT_VERSION, BALANCE
+from stepkeeper_planners.saving.assignment import ASSIGNMENT_VERSION
 
 __all__ = [
+    "Answer",
     "Proposal",
-    "StatesDiffer",
-    "StatesEqual",
     "check_proposals",
     "check_rules",
     "describe_rules",
@@ -22,8 +21,7 @@ __all__ = [
 
 def describe_rules(world_size: int) -> str:
     """Describe the rules in words for people. Ranks with equal descriptions assign equal layouts alike."""
-    balance = ", ".join(f"{name} {number}" for name, number in BALANCE.items())
-    return f"stepkeeper {_release()}, assignment {ASSIGNMENT_VERSION}, {world_size} ranks, {balance}"
+    return f"stepkeeper {_release()}, assignment {ASSIGNMENT_VERSION}, {world_size} ranks"
 
 
 def check_rules(rules: Sequence[str]) -> None:
@@ -66,20 +64,14 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StatesEqual:
-    """The coordinator's answer if all ranks have the same state."""
-
-    joined: tuple[TensorLayout, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatesDiffer:
-    """The coordinator's answer if the states of ranks differ."""
+class Answer:
+    """The coordinator's answer to all ranks."""
 
     groups: tuple[tuple[int, ...], ...]
-    """The ranks of each fingerprint, the largest group first."""
+    """The ranks of each fingerprint, the largest group first; one group if all ranks have the same state."""
 
     joined: tuple[TensorLayout, ...]
+    """The layouts that no rank could describe alone."""
 
 
 def check_proposals(plan_data: Sequence[object], world_size: int) -> list[Proposal]:

@@ -1,10 +1,9 @@
-"""Make what torch's storage writers get: items, the tensors on the CPU, once each, and no more than a writer holds."""
+"""Make what torch's storage writers get: items, and the tensors on the CPU, once each."""
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import Final, SupportsIndex, overload
+from collections.abc import Iterable, Mapping
+from typing import Final, SupportsIndex
 
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
@@ -13,18 +12,17 @@ from typing_extensions import override
 
 from stepkeeper_planners import adapters
 from stepkeeper_planners.dtypes import dtype_of
-from stepkeeper_planners.errors import UnsupportedWriterError
-from stepkeeper_planners.saving.assignment import Assignment, TensorWrite
+from stepkeeper_planners.saving.assignment import TensorWrite
 
 __all__ = [
-    "LazyItems",
     "OwnItems",
     "WriteData",
-    "check_safetensors_plan",
-    "is_safetensors_plan",
     "make_tensor_item",
     "make_value_item",
 ]
+
+_LOCK: Final = threading.Lock()
+"""One for all saves, so that a planner can be pickled: torch's checkpointer in another process gets one."""
 
 
 class OwnItems(list[WriteItem]):
@@ -32,37 +30,6 @@ class OwnItems(list[WriteItem]):
 
     @override
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type["OwnItems"], tuple[()]]:
-        return (OwnItems, ())
-
-
-class LazyItems(Sequence[WriteItem]):
-    """Another rank's items, made when a storage writer looks at them. Pickled, they are an empty `OwnItems`."""
-
-    def __init__(self, make: Callable[[], Sequence[WriteItem]]) -> None:
-        self._make = make
-
-    @cached_property
-    def _items(self) -> Sequence[WriteItem]:
-        return self._make()
-
-    @overload
-    def __getitem__(self, index: int) -> WriteItem: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[WriteItem]: ...
-    @override
-    def __getitem__(self, index: int | slice) -> WriteItem | Sequence[WriteItem]:
-        return self._items[index]
-
-    @override
-    def __len__(self) -> int:
-        return len(self._items)
-
-    @override
-    def __iter__(self) -> Iterator[WriteItem]:
-        return iter(self._items)
-
-    @override
-    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type[OwnItems], tuple[()]]:
         return (OwnItems, ())
 
 
@@ -102,7 +69,6 @@ class WriteData:
         self._copied = set(copied)
         self._writes: dict[MetadataIndex, TensorWrite] = {}
         self._n_unwritten: Counter[str] = Counter()
-        self._lock = threading.Lock()
 
     def set_writes(self, writes: Mapping[MetadataIndex, TensorWrite]) -> None:
         """Set the writes for which pieces will be loaded."""
@@ -120,7 +86,7 @@ class WriteData:
     def load_piece(self, index: MetadataIndex) -> torch.Tensor:
         """Return the elements of a write, on the CPU. Move all local shards of the tensor from the devices together."""
         write = self._writes[index]
-        with self._lock:
+        with _LOCK:
             if write.fqn not in self.shards:
                 self.shards[write.fqn] = adapters.local_shards(self.tensors[write.fqn])
             shard = self.shards[write.fqn][write.local_index]
@@ -130,7 +96,7 @@ class WriteData:
     def release_piece(self, index: MetadataIndex) -> None:
         """Mark a piece as taken. After a tensor's last piece, release its shards and its copy."""
         fqn = self._writes[index].fqn
-        with self._lock:
+        with _LOCK:
             self._n_unwritten[fqn] -= 1
             if self._n_unwritten[fqn] <= 0:
                 self.shards.pop(fqn, None)
@@ -140,54 +106,3 @@ class WriteData:
         for fqn in self._copied.intersection(names):
             self._copied.remove(fqn)
             del self.tensors[fqn]
-
-
-_KEYS: Final = {"shard_index", "fqn_to_index_mapping"}
-"""The keys that torch's HuggingFaceStorageWriter adds to a plan, by which it is recognized."""
-
-
-def is_safetensors_plan(storage_data: object) -> bool:
-    """Tell whether the plan went through torch's HuggingFaceStorageWriter."""
-    return isinstance(storage_data, dict) and not set(storage_data) - _KEYS
-
-
-def check_safetensors_plan(
-    storage_data: Collection[str],
-    assignment: Assignment,
-    *,
-    values: Collection[str],
-    partial_names: Collection[str],
-) -> None:
-    """Check that HuggingFaceStorageWriter can write the whole plan.
-
-    Args:
-        storage_data: what the writer added to this rank's plan.
-        assignment: the writes of all ranks.
-        values: the names of values and of PerRank entries.
-        partial_names: the names that only some of the ranks have.
-
-    Raises:
-        UnsupportedWriterError: the writer can't; the message names what would be lost, and what to do.
-    """
-    if partial_names:
-        raise UnsupportedWriterError(
-            f"HuggingFaceStorageWriter was told of all names, and has none of those that only some ranks have: "
-            f"{', '.join(sorted(partial_names)[:5])}. Save with FileSystemWriter, and convert"
-        )
-    world_size = len(assignment.by_rank)
-    if world_size > 1 and "shard_index" not in storage_data:
-        raise UnsupportedWriterError(
-            f"{world_size} ranks would write one file of HuggingFaceStorageWriter: give it save_distributed=True"
-        )
-    if values:
-        raise UnsupportedWriterError(
-            f"safetensors files hold tensors only; leave out of this save: {', '.join(sorted(values))}"
-        )
-    for rank in range(world_size):
-        pieces = Counter(write.fqn for write in assignment.list_writes(rank))
-        twice = next((fqn for fqn, n_pieces in pieces.items() if n_pieces > 1), None)
-        if twice is not None:
-            raise UnsupportedWriterError(
-                f"{twice}: rank {rank} writes {pieces[twice]} parts of it, and HuggingFaceStorageWriter keeps one "
-                "of a tensor in a file: save with FileSystemWriter, and convert"
-            )

@@ -17,11 +17,15 @@ from stepkeeper_planners.state.random_state import RandomState
 from stepkeeper_planners.state.tree import FlatState, Path, empty_like, is_leaf, is_stateful, join_path
 from stepkeeper_planners.state.whole import Whole, fill_value
 
-__all__ = ["fill_state", "finish_load", "rebuild_state"]
+__all__ = ["finish_load", "rebuild_state"]
 
 
-def fill_state(state: Mapping[str, object], flat: FlatState, values: Mapping[str, object]) -> None:
+def finish_load(state: Mapping[str, object], flat: FlatState, values: Mapping[str, object]) -> None:
     """Put loaded values into the state, in place; give every Stateful its part by load_state_dict().
+
+    Nothing of the load is left to the training's next program. With what a load leaves pending, or on the host, the
+    first step would be another program than in an undisturbed run, and may round differently. Shardings that are open
+    stay so.
 
     Args:
         state: the nested state from which `flat` was made.
@@ -32,7 +36,13 @@ def fill_state(state: Mapping[str, object], flat: FlatState, values: Mapping[str
     Raises:
         UnsupportedValueError: a value would have to be put into a container that can't be changed.
     """
-    for load in _fill_others(state, flat, values):
+    tensors = flat.tensors
+    with shardings_left_open(tensors.values()):
+        last = _fill_others(state, flat, values)
+        adapters.materialize(tensors)
+        adapters.start_pending(tuple(tensors.values()))
+    for load in last:
+        # After all programs: on XLA, each moves the generator on.
         load()
 
 
@@ -52,22 +62,6 @@ def _fill_others(
     for place in places:
         place.assign(values, last)
     return last
-
-
-def finish_load(state: Mapping[str, object], flat: FlatState, values: Mapping[str, object]) -> None:
-    """Put loaded values into the state, as `fill_state`, and leave nothing of the load to the training's next program.
-
-    With what a load leaves pending, or on the host, the first step would be another program than in an undisturbed
-    run, and may round differently. Shardings that are open stay so.
-    """
-    tensors = flat.tensors
-    with shardings_left_open(tensors.values()):
-        last = _fill_others(state, flat, values)
-        adapters.materialize(tensors)
-        adapters.start_pending(tuple(tensors.values()))
-    for load in last:
-        # After all programs: on XLA, each moves the generator on.
-        load()
 
 
 def rebuild_state(flat: FlatState, leaves: Mapping[str, object]) -> dict[str, Any]:

@@ -4,11 +4,11 @@ torch.distributed.checkpoint makes strings of all keys and drops empty dicts. Bo
 paths under names that no entry has. Every reader of checkpoints ignores such paths.
 """
 
+import ast
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from stepkeeper_planners.errors import DuplicateNameError, SourceError
-from stepkeeper_planners.state.key_texts import is_literal, parse_literal
 from stepkeeper_planners.state.tree import Path, has_scalars_only, join_path
 
 __all__ = ["encode_nesting", "is_mark_of_empty", "is_mark_of_foreign_key", "rebuild_nesting"]
@@ -18,12 +18,11 @@ _LITERAL: Final = "\0literal"
 _FOREIGN: Final = "\0foreign"
 _EMPTY: Final = "\0empty"
 _MAX_DEPTH: Final = 200
-_MOST_DIGITS: Final = 4000
-"""The longest number that is a key; Python parses up to 4300 digits."""
-_UNSET: Final = object()
-"""The content of a place where nothing was put yet."""
+_MOST_CHARACTERS: Final = 1000
+"""The longest text of a key that is no string."""
+_KINDS: Final = frozenset({type(None), bool, int, float, complex, str, bytes, tuple})
 _MOST_UNNAMED: Final = 1_000_000
-"""The most list items that may be missing among the entries. Stock torch leaves out empty dicts."""
+"""The most items of a list that may be missing among the entries. Stock torch leaves out empty dicts."""
 
 
 def encode_nesting(state: Mapping[Any, object] | list[Any], path: Path = ()) -> dict[str, Path]:
@@ -66,20 +65,86 @@ def rebuild_nesting(leaves: Mapping[str, object], paths: Mapping[str, Path], *, 
 
     Raises:
         SourceError: a path is malformed, leads to where another one does, or goes through what is no container by
-            another one; or lists would have far more items than there are entries.
+            another one; or a list would have far more items than there are entries.
     """
-    tree = _Tree(where, _MOST_UNNAMED + len(leaves) + len(paths))
+    root = _Node()
     for fqn, leaf in leaves.items():
-        tree.put_leaf(fqn, paths.get(fqn, (fqn,)), leaf)
+        path = _check_path(fqn, paths.get(fqn, (fqn,)), where)
+        node = _find_node(root, fqn, path, path[:-1], where)
+        if path[-1] in node:
+            raise _path_error(where, fqn, path, "leads to where another one does")
+        node[path[-1]] = leaf
     kinds: dict[Path, str] = {}
-    for name, path in paths.items():
-        if name.endswith(_EMPTY):
-            tree.put_empty_dict(name.removesuffix(_EMPTY), path)
-        for kind in (_NUMBER, _LITERAL):
-            if name.endswith(kind):
-                kinds[tree.check_path(name.removesuffix(kind), path)] = kind
-    root: dict[Any, Any] = tree.build(kinds)
-    return root
+    for mark, path in paths.items():
+        for kind in (_EMPTY, _NUMBER, _LITERAL):
+            if not mark.endswith(kind):
+                continue
+            name = mark.removesuffix(kind)
+            _check_path(name, path, where)
+            if kind == _EMPTY:
+                _find_node(root, name, path, path, where)
+            else:
+                kinds[path] = kind
+    built: dict[Any, Any] = _build(root, (), kinds, where, _MOST_UNNAMED + len(leaves) + len(paths))
+    return built
+
+
+class _Node(dict[Any, Any]):
+    """A container of the state that is rebuilt, by keys or by the indexes of a list. Values may be dicts as well."""
+
+
+def _check_path(name: str, path: Any, where: str) -> Path:
+    """Return the path, which came from a file, if it is a valid one."""
+    if (
+        type(path) is not tuple
+        or not 0 < len(path) <= _MAX_DEPTH
+        or not all(type(key) is str or (type(key) is int and key >= 0) for key in path)
+        or type(path[0]) is int
+    ):
+        raise _path_error(where, name, path, "is no path to an entry")
+    return path
+
+
+def _find_node(root: _Node, name: str, path: Path, keys: Path, where: str) -> _Node:
+    """Return the container at these keys, the first of the path. Those on the way are made."""
+    node = root
+    for key in keys:
+        node = node.setdefault(key, _Node())
+        if type(node) is not _Node:
+            raise _path_error(where, name, path, "doesn't fit those of the other entries")
+    return node
+
+
+def _build(node: Any, path: Path, kinds: Mapping[Path, str], where: str, most: int) -> Any:
+    """Make lists and dicts of the nodes, with the keys at which the paths of `kinds` end made from their texts."""
+    if type(node) is not _Node:
+        return node
+    built = {key: _build(item, (*path, key), kinds, where, most) for key, item in node.items()}
+    indexes = [key for key in built if type(key) is int]
+    if indexes and (len(indexes) < len(built) or max(indexes) >= most):
+        raise _path_error(where, join_path(path), path, "leads to a list that is none, or is far too long")
+    if indexes:
+        return [built.get(index) for index in range(max(indexes) + 1)]
+    whole: dict[Any, Any] = {}
+    for key, item in built.items():
+        below = (*path, key)
+        last = _parse_key(below, kinds[below], where) if below in kinds else key
+        if last in whole:
+            raise _path_error(where, key, below, "leads to where another one does")
+        whole[last] = item
+    return whole
+
+
+def _parse_key(path: Path, kind: str, where: str) -> object:
+    text = str(path[-1])
+    try:
+        return _parse_literal(text) if kind == _LITERAL else int(text)
+    except ValueError:
+        raise _path_error(where, text, path, "ends in no key") from None
+
+
+def _path_error(where: str, name: str, path: object, reason: str) -> SourceError:
+    return SourceError(f"{where}: the path {path!r:.80} of {name!r:.80} {reason}")
 
 
 def _list_marks(node: object, path: Path) -> Iterator[tuple[str, Path]]:
@@ -112,102 +177,43 @@ def _list_key_marks(node: Mapping[Any, object], path: Path) -> Iterator[tuple[st
         if type(key) is int:
             yield _NUMBER, (*path, text)
         elif text != key:
-            yield _LITERAL if is_literal(key, text) else _FOREIGN, (*path, text)
+            yield _LITERAL if _is_literal(key, text) else _FOREIGN, (*path, text)
 
 
-class _Tree:
-    """Build a nested state from one leaf after another."""
+def _is_literal(key: object, text: str) -> bool:
+    """Tell whether `_parse_literal` makes an equal key from this text. Numpy's integers become those of Python."""
+    try:
+        parsed = _parse_literal(text)
+    except ValueError:
+        return False
+    if type(parsed) is not type(key):
+        return type(parsed) is int and bool(parsed == key)
+    return repr(parsed) == repr(key)
 
-    def __init__(self, where: str, room: int) -> None:
-        self._where = where
-        self._room = room
-        """The number of items that lists may still get."""
-        self._root: dict[Any, Any] = {}
-        self._made: dict[int, object] = {id(self._root): self._root}
-        """The tree's own containers, by id. Values may be containers as well."""
 
-    def put_leaf(self, name: str, path: Any, leaf: object) -> None:
-        """Put a leaf at the end of the path."""
-        node, key = self._find_parent(name, path)
-        if node[key] is not _UNSET:
-            raise self._error(name, path, "leads to where another one does")
-        node[key] = leaf
+def _parse_literal(text: str) -> object:
+    """Parse the text of a key: None, a number, bytes, or a tuple of these and strings. The text may be hostile.
 
-    def put_empty_dict(self, name: str, path: Any) -> None:
-        """Put a dict at the end of the path, if there is none."""
-        node, key = self._find_parent(name, path)
-        if node[key] is _UNSET:
-            node[key] = self._new({})
-        elif id(node[key]) not in self._made:
-            raise self._error(name, path, "leads to where another one does")
+    Raises:
+        ValueError: the text is none of these.
+    """
+    if len(text) > _MOST_CHARACTERS:
+        raise ValueError("too long for a key")
+    try:
+        # Also "inf" and "nan", which are no literals.
+        return float(text) if not text.removeprefix("-").isdecimal() else int(text)
+    except ValueError:
+        pass
+    try:
+        parsed = ast.literal_eval(text)
+    except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise ValueError("no literal") from error
+    _check_kind(parsed)
+    return parsed
 
-    def check_path(self, name: str, path: Any) -> Path:
-        """Return the path, which came from a file, if it is a valid one."""
-        if (
-            type(path) is not tuple
-            or not 0 < len(path) <= _MAX_DEPTH
-            or not all(type(key) is str or (type(key) is int and key >= 0) for key in path)
-        ):
-            raise self._error(name, path, "is no path to an entry")
-        return path
 
-    def build(self, kinds: Mapping[Path, str]) -> Any:
-        """Return the tree, with the keys at which these paths end made from their texts."""
-        return self._build(self._root, (), kinds)
-
-    def _build(self, node: Any, path: Path, kinds: Mapping[Path, str]) -> Any:
-        if id(node) not in self._made:
-            return None if node is _UNSET else node
-        if isinstance(node, list):
-            return [self._build(item, (*path, index), kinds) for index, item in enumerate(node)]
-        whole: dict[Any, Any] = {}
-        for key, item in node.items():
-            below = (*path, key)
-            last = self._parse_key(below, kinds[below]) if below in kinds else key
-            if last in whole:
-                raise self._error(str(key), below, "leads to where another one does")
-            whole[last] = self._build(item, below, kinds)
-        return whole
-
-    def _parse_key(self, path: Path, kind: str) -> object:
-        text = str(path[-1])
-        if kind == _LITERAL:
-            try:
-                return parse_literal(text)
-            except ValueError:
-                raise self._error(text, path, "ends in no key") from None
-        if len(text) > _MOST_DIGITS or not text.removeprefix("-").isdecimal():
-            raise self._error(text, path, "ends in no number")
-        return int(text)
-
-    def _find_parent(self, name: str, path: Any) -> tuple[Any, str | int]:
-        """Return the container of the path's last key, and that key. The containers on the way are made."""
-        node: Any = self._root
-        keys = self.check_path(name, path)
-        for key, after in zip(keys, (*keys[1:], None), strict=True):
-            kind: Any = list if isinstance(key, int) else dict
-            if id(node) not in self._made or not isinstance(node, kind):
-                raise self._error(name, path, "doesn't fit those of the other entries")
-            if isinstance(key, int):
-                self._extend_list(name, path, node, key + 1)
-            else:
-                node.setdefault(key, _UNSET)
-            if after is None:
-                break
-            if node[key] is _UNSET:
-                node[key] = self._new([] if isinstance(after, int) else {})
-            node = node[key]
-        return node, keys[-1]
-
-    def _extend_list(self, name: str, path: Path, items: list[Any], length: int) -> None:
-        self._room -= max(0, length - len(items))
-        if self._room < 0:
-            raise self._error(name, path, "makes a list longer than all entries together")
-        items.extend([_UNSET] * (length - len(items)))
-
-    def _new(self, container: Any) -> Any:
-        self._made[id(container)] = container
-        return container
-
-    def _error(self, name: str, path: object, reason: str) -> SourceError:
-        return SourceError(f"{self._where}: the path {path!r:.80} of {name!r:.80} {reason}")
+def _check_kind(key: object) -> None:
+    if type(key) not in _KINDS:
+        raise ValueError(f"a {type(key).__name__} is no key")
+    for part in key if isinstance(key, tuple) else ():
+        _check_kind(part)

@@ -104,7 +104,8 @@ def _stand_in_for(parameter: torch.Tensor, *, has_values: bool, is_left_open: bo
     stand_in = torch.nn.Parameter(values, requires_grad=False)
     vars(stand_in).update(vars(parameter))
     if parameter.requires_grad:
-        stand_in.grad = adapters.zeros_sharded_as(parameter)
+        stand_in.grad = torch.zeros_like(parameter.detach())
+        adapters.copy_sharding(stand_in.grad, parameter)
     return stand_in
 
 

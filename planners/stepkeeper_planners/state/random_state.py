@@ -4,7 +4,7 @@
 import hashlib
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, final
 
 import numpy as np
@@ -75,39 +75,26 @@ def _read_generators() -> dict[str, Any]:
 
 def _set_generator(name: str, state: Any) -> bool:
     """Set one generator. Return False if this process has none of that name."""
-    if isinstance(state, Mapping) and set(state) == {_SEED}:
-        return _seed_generator(name, state[_SEED])
-    match name:
-        case "python":
-            random.setstate(state)
-        case "numpy":
-            np.random.set_state(state)
-        case "torch":
-            torch.set_rng_state(state)
-        case "accelerator":
-            return random_numbers.set_accelerator(state)
-        case "xla":
-            return random_numbers.set_xla(state)
-        case _:
-            return False
-    return True
+    is_seed = isinstance(state, Mapping) and set(state) == {_SEED}
+    setter = (_SEEDERS if is_seed else _SETTERS).get(name, lambda _: False)
+    return setter(state[_SEED] if is_seed else state) is not False
 
 
-def _seed_generator(name: str, seed: int) -> bool:
-    match name:
-        case "python":
-            random.seed(seed)
-        case "numpy":
-            np.random.seed(seed % 2**32)
-        case "torch":
-            torch.default_generator.manual_seed(seed)
-        case "accelerator":
-            random_numbers.seed_accelerator(seed)
-        case "xla":
-            return random_numbers.set_xla(seed)
-        case _:
-            return False
-    return True
+_SETTERS: Final[dict[str, Callable[[Any], object]]] = {
+    "python": random.setstate,
+    "numpy": np.random.set_state,
+    "torch": torch.set_rng_state,
+    "accelerator": random_numbers.set_accelerator,
+    "xla": random_numbers.set_xla,
+}
+_SEEDERS: Final[dict[str, Callable[[int], object]]] = {
+    "python": random.seed,
+    "numpy": lambda seed: np.random.seed(seed % 2**32),
+    "torch": torch.default_generator.manual_seed,
+    "accelerator": random_numbers.seed_accelerator,
+    "xla": random_numbers.set_xla,
+}
+"""Those of an accelerator and of torch_xla return False if this process doesn't use such devices."""
 
 
 def _resize(saved: Sequence[Any], ranks: Ranks) -> dict[str, Any]:

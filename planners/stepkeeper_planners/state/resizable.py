@@ -7,18 +7,10 @@ from typing import Any
 import torch
 
 from stepkeeper_planners.state.per_rank import PerRank
-from stepkeeper_planners.state.tree import (
-    FlatState,
-    Path,
-    Seen,
-    check_depth,
-    has_scalars_only,
-    is_stateful,
-    join_path,
-)
+from stepkeeper_planners.state.tree import FlatState, Path, has_scalars_only, is_stateful, join_path
 from stepkeeper_planners.state.whole import Whole
 
-__all__ = ["Resizable", "find_resizable", "list_resizable"]
+__all__ = ["Resizable", "find_resizable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,57 +33,30 @@ def find_resizable(state: Mapping[str, object], flat: FlatState) -> dict[str, Re
         state: the nested state from which `flat` was made.
         flat: the flat state.
     """
-    found = list_resizable(state)
+    found = {} if is_stateful(state) else {join_path(each.path): each for each in _walk(state, ())}
     for name in flat.wholes:
         found[name] = Resizable(path=flat.paths[name], length=None)
     return found
 
 
-def list_resizable(state: Mapping[str, object]) -> dict[str, Resizable]:
-    """List a state's plain values, lists of them and empty dicts by name; see `find_resizable`.
+def _walk(node: Mapping[Any, object] | list[Any], path: Path) -> Iterator[Resizable]:
+    items = node.items() if isinstance(node, Mapping) else enumerate(node)
+    for key, item in items:
+        if is_stateful(item) or isinstance(item, torch.Tensor | PerRank | Whole):
+            continue
+        below = (*path, key if isinstance(node, list) else str(key))
+        if isinstance(item, list) and _is_plain(item):
+            yield Resizable(path=below, length=len(item))
+        elif not isinstance(item, Mapping | list) or not item:
+            yield Resizable(path=below, length=None)
+        else:
+            yield from _walk(item, below)
 
-    Raises:
-        UnsupportedValueError: the state holds itself, or the same containers again and again.
-    """
-    return {join_path(each.path): each for each in _walk_state(state)}
 
-
-def _walk_state(state: Mapping[str, object]) -> Iterator[Resizable]:
-    return iter(()) if is_stateful(state) else _Walk().walk(state, ())
-
-
-class _Walk:
-    """A walk through a state that may not have been checked yet."""
-
-    def __init__(self) -> None:
-        self._seen = Seen()
-        self._plain: dict[int, tuple[object, bool]] = {}
-        """By id, each container that was looked into, and whether it is plain. A list that holds itself isn't."""
-
-    def walk(self, node: Mapping[Any, object] | list[Any], path: Path) -> Iterator[Resizable]:
-        check_depth(path)
-        items = node.items() if isinstance(node, Mapping) else enumerate(node)
-        for key, item in items:
-            if is_stateful(item) or isinstance(item, torch.Tensor | PerRank | Whole):
-                continue
-            below = (*path, key if isinstance(node, list) else str(key))
-            if isinstance(item, list) and self._is_plain(item):
-                yield Resizable(path=below, length=len(item))
-            elif not isinstance(item, Mapping | list) or not item:
-                yield Resizable(path=below, length=None)
-            else:
-                self._seen.visit(item, below)
-                yield from self.walk(item, below)
-
-    def _is_plain(self, node: object) -> bool:
-        """Tell whether there is no tensor, object or box in a list or dict."""
-        if not isinstance(node, Mapping | list):
-            return not isinstance(node, torch.Tensor | PerRank | Whole) and not is_stateful(node)
-        if isinstance(node, list) and has_scalars_only(node):
-            return True
-        if id(node) not in self._plain:
-            self._plain[id(node)] = (node, False)
-            parts = node.values() if isinstance(node, Mapping) else node
-            is_plain = not is_stateful(node) and all(map(self._is_plain, parts))
-            self._plain[id(node)] = (node, is_plain)
-        return self._plain[id(node)][1]
+def _is_plain(node: object) -> bool:
+    """Tell whether there is no tensor, object or box in a list or dict."""
+    if is_stateful(node) or isinstance(node, torch.Tensor | PerRank | Whole):
+        return False
+    if not isinstance(node, Mapping | list) or (isinstance(node, list) and has_scalars_only(node)):
+        return True
+    return all(map(_is_plain, node.values() if isinstance(node, Mapping) else node))

@@ -21,8 +21,6 @@ from stepkeeper_planners.state.whole import Whole
 Path = tuple[str | int, ...]
 
 _MAX_DEPTH: Final = 100
-_MAX_REPEATED: Final = 50_000
-"""The most items of containers that stand in a state more than once: each is a checkpoint entry of its own."""
 _SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _PLAIN_LEAVES: Final = _SCALARS | {torch.Tensor, torch.nn.Parameter}
 """Leaves of exactly these types need no further check: nothing in them has to be called or copied."""
@@ -56,8 +54,8 @@ def flatten_state(state: Mapping[str, object]) -> FlatState:
 
     Raises:
         DuplicateNameError: two entries get the same name.
-        UnsupportedValueError: a Stateful holds itself, a container stands in the state again and again, a Stateful or
-            PerRank is in a tuple, a parameter is lazy, or a tensor is nested.
+        UnsupportedValueError: a Stateful holds itself, or is in a tuple, as a PerRank; a parameter is lazy, or a tensor
+            is nested.
     """
     return flatten_resolved(resolve_state(state))
 
@@ -66,10 +64,9 @@ def resolve_state(state: Mapping[str, object]) -> Any:
     """Replace every Stateful in a nested state by what its state_dict() returns. Containers are copied.
 
     Raises:
-        UnsupportedValueError: a Stateful holds itself, a container stands in the state again and again, a Stateful or
-            PerRank is in a tuple, or a parameter is lazy.
+        UnsupportedValueError: a Stateful holds itself, or is in a tuple, as a PerRank; or a parameter is lazy.
     """
-    return _resolve(state, (), Seen())
+    return _resolve(state, (), None)
 
 
 def flatten_resolved(tree: Any) -> FlatState:
@@ -130,7 +127,7 @@ def join_path(path: Path) -> str:
     return ".".join(map(str, path))
 
 
-def check_depth(path: Path) -> None:
+def _check_depth(path: Path) -> None:
     """Raise UnsupportedValueError if the path is as long as only those of a state that holds itself are."""
     if len(path) > _MAX_DEPTH:
         raise UnsupportedValueError(
@@ -138,51 +135,22 @@ def check_depth(path: Path) -> None:
         )
 
 
-@dataclass(slots=True)
-class Seen:
-    """Keep the containers that were visited: an id of one must not be used again meanwhile."""
-
-    containers: dict[int, object] = field(default_factory=dict)
-    repeated: int = 0
-    box: str | None = None
-    """The kind of box that the visit is in, if it is in one."""
-
-    def visit(self, container: Any, path: Path) -> None:
-        """Count the items of a container that was visited before.
-
-        Raises:
-            UnsupportedValueError: there are too many. Lists that hold one list twice, again and again, would make the
-                visit almost endless.
-        """
-        if id(container) not in self.containers:
-            self.containers[id(container)] = container
-            return
-        is_cheap = isinstance(container, list) and has_scalars_only(container)
-        self.repeated += 1 + (len(container) // 1000 if is_cheap else len(container))
-        if self.repeated > _MAX_REPEATED:
-            raise UnsupportedValueError(
-                f"{join_path(path[:5])}…: the state holds the same containers again and again; hold each of them once"
-            )
-
-
-def _resolve(node: object, path: Path, seen: Seen) -> object:
-    """Replace Statefuls by their state, copy containers, and keep leaves."""
-    check_depth(path)
+def _resolve(node: object, path: Path, box: type | None) -> object:
+    """Replace Statefuls by their state, copy containers, and keep leaves. `box` is the kind of box around the node."""
+    _check_depth(path)
     if is_stateful(node):
         assert isinstance(node, Stateful)
-        return _resolve(node.state_dict(), path, seen)
+        return _resolve(node.state_dict(), path, box)
     if isinstance(node, PerRank | Whole):
-        return _resolve_box(node, path, seen)
+        return _resolve_box(node, path, box)
     if isinstance(node, Mapping):
-        seen.visit(node, path)
-        return _resolve_items(node, path, seen)
+        return _resolve_items(node, path, box)
     if isinstance(node, list):
-        seen.visit(node, path)
         if has_scalars_only(node):
             return list(node)
-        return [_resolve(value, (*path, index), seen) for index, value in enumerate(node)]
+        return [_resolve(value, (*path, index), box) for index, value in enumerate(node)]
     if isinstance(node, tuple):
-        _refuse_objects(node, path, seen)
+        _refuse_objects(node, path)
     if isinstance(node, torch.Tensor) and is_lazy(node):
         raise UnsupportedValueError(
             f"{join_path(path)}: a lazy parameter has no shape before the model's first run"
@@ -190,50 +158,43 @@ def _resolve(node: object, path: Path, seen: Seen) -> object:
     return node
 
 
-def _resolve_box(box: PerRank | Whole, path: Path, seen: Seen) -> object:
+def _resolve_box(box: PerRank | Whole, path: Path, outer: type | None) -> object:
     """Resolve what is in a box. A box in another one makes no difference: the outer one is stored as one value."""
-    outer, kind = seen.box, type(box).__name__
-    if outer == Whole.__name__ and isinstance(box, PerRank):
+    if outer is Whole and isinstance(box, PerRank):
         raise UnsupportedValueError(
             f"{join_path(path)}: what each rank has of its own can't be in a Whole, which all ranks have alike; put it "
             "beside the Whole, or put the Whole into a PerRank"
         )
+    value = _resolve(box.value, path, outer or type(box))
     if outer is not None:
-        return _resolve(box.value, path, seen)
-    seen.box = kind
-    try:
-        value = _resolve(box.value, path, seen)
-    finally:
-        seen.box = None
+        return value
     return PerRank(value, box.resize) if isinstance(box, PerRank) else Whole(value)
 
 
-def _resolve_items(node: Mapping[Any, Any], path: Path, seen: Seen) -> dict[Any, Any]:
+def _resolve_items(node: Mapping[Any, Any], path: Path, box: type | None) -> dict[Any, Any]:
     resolved = empty_like(node)
     if type(node) in _PLAIN_DICTS and has_plain_leaves_only(node.values()):
         resolved.update(node)
     else:
         for key, value in node.items():
-            resolved[key] = _resolve(value, (*path, str(key)), seen)
+            resolved[key] = _resolve(value, (*path, str(key)), box)
     return resolved
 
 
-def _refuse_objects(node: object, path: Path, seen: Seen) -> None:
+def _refuse_objects(node: object, path: Path) -> None:
     """Refuse Statefuls and PerRanks in a tuple, which is one value, as in stock torch: none of them would be called."""
-    check_depth(path)
+    _check_depth(path)
     if is_stateful(node) or isinstance(node, PerRank | Whole):
         kind = type(node).__name__
         raise UnsupportedValueError(
             f"{join_path(path)}: a {kind} can't stand in a tuple; use a list or a dict"
         )
-    if isinstance(node, Mapping | list | tuple) and node:
-        seen.visit(node, path)
     if isinstance(node, Mapping):
         for key, value in node.items():
-            _refuse_objects(value, (*path, str(key)), seen)
+            _refuse_objects(value, (*path, str(key)))
     elif isinstance(node, list | tuple):
         for index, value in enumerate(node):
-            _refuse_objects(value, (*path, index), seen)
+            _refuse_objects(value, (*path, index))
 
 
 def is_stateful(node: object) -> bool:

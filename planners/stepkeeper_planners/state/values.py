@@ -18,7 +18,6 @@ __all__ = ["decode_value", "encode_value", "estimate_value_bytes"]
 _SCALARS: Final = frozenset(
     {type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device}
 )
-_SMALL: Final = frozenset({type(None), bool, int, float, complex})
 _KEYS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _DICTS: Final = (dict, OrderedDict, Counter)
 _LIST: Final = (
@@ -27,11 +26,6 @@ _LIST: Final = (
 )
 _UNSTORED: Final = frozenset(f"torch.{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8))
 _MAX_DEPTH: Final = 100
-_MAX_REPEATED_BYTES: Final = 256 << 20
-"""The most bytes that a value may grow when encoded: an object that it holds several times is stored several times."""
-_NODE_BYTES: Final = 64
-_SHORT_BYTES: Final = 1024
-"""Shorter strings don't count: every value holds some of them several times."""
 
 
 def encode_value(fqn: str, value: object) -> bytes:
@@ -131,41 +125,6 @@ def _check(fqn: str, value: object) -> None:
             waiting.extend((*part, depth + 1) for part in _list_parts(name, item))
             continue
         _check_data(name, item)
-    _check_repeated(fqn, value)
-
-
-def _check_repeated(fqn: str, value: object) -> None:
-    """Refuse values that repeat objects: lists that hold one list twice, 30 deep, would be 2**30 items written out."""
-    once: dict[int, int] = {}
-    repeated = _estimate_written_bytes(value, once, {}) - sum(once.values())
-    if repeated > _MAX_REPEATED_BYTES:
-        raise UnsupportedValueError(
-            f"{fqn}: holds the same objects again and again: written out, {repeated >> 20} MiB more than they take; "
-            "hold each of them once"
-        )
-
-
-def _estimate_written_bytes(node: object, once: dict[int, int], whole: dict[int, int]) -> int:
-    """Estimate a checked node's encoded bytes. `once` and `whole` get each object's, without and with its parts."""
-    if id(node) in whole:
-        return whole[id(node)]
-    parts: Any = ()
-    if isinstance(node, torch.Tensor | np.ndarray):
-        own = int(node.nbytes) + _NODE_BYTES
-    elif isinstance(node, str | bytes):
-        own = len(node) if len(node) > _SHORT_BYTES else 0
-    elif isinstance(node, dict | list | tuple) and node:
-        parts = node.values() if isinstance(node, dict) else node
-        own = _NODE_BYTES + 8 * len(node)
-    else:
-        own = 0
-    if not own:
-        return 0
-    once[id(node)] = own
-    if parts and not _SMALL.issuperset(map(type, parts)):
-        own += sum(_estimate_written_bytes(part, once, whole) for part in parts)
-    whole[id(node)] = own
-    return own
 
 
 def _list_parts(name: str, value: Any) -> Iterator[tuple[str, object]]:

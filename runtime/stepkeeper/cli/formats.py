@@ -186,7 +186,7 @@ def _import_formats() -> ModuleType:
     try:
         from stepkeeper_planners import formats
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in ("torch", "numpy"):
+        if error.name is None or error.name.partition(".")[0] not in ("torch", "numpy", "safetensors"):
             raise
         print_message(f"this needs {error.name}, which isn't installed: pip install 'stepkeeper[cli,torch]'")
         raise typer.Exit(ExitCode.USAGE) from error

@@ -1,7 +1,5 @@
 """Placements on 4 devices: described without a wait, read, filled, and the same through a clone."""
 
-from itertools import product
-
 import numpy as np
 import pytest
 import torch
@@ -53,34 +51,6 @@ def special_floats() -> None:
         shards = adapters.local_shards(tensor)
         for index, box in adapters.describe("t", tensor, ALONE).local_boxes(0).items():
             assert torch.equal(shards[index].view(torch.int32), bits[box.slices]), (spec, index)
-
-
-def clones() -> None:
-    """A clone is described like its original, at once after the sync too, when torch_xla can't yet say its indices.
-
-    Of uneven shapes the compiler makes replicated ones at the next sync: whatever it does, the elements are right.
-    """
-    mesh = xs.Mesh(np.arange(4), (2, 2))
-    for shape, spec in product([(8, 6), (7, 5)], [(0, 1), (0, None), (None, 1), (None, None)]):
-        source = torch.arange(shape[0] * shape[1], dtype=torch.float32).reshape(shape)
-        tensor = torch.zeros(shape).to("xla")
-        xs.mark_sharding(tensor, mesh, spec)
-        filled(tensor, source)
-        torch_xla.sync()
-        for original in (tensor, xs.wrap_if_sharded(tensor), torch.nn.Parameter(tensor)):
-            clone = original.detach().clone()
-            assert adapters.describe("t", clone, ALONE) == adapters.describe("t", original, ALONE)
-            torch_xla.sync()
-            if shape == (8, 6):
-                assert adapters.describe("t", clone, ALONE) == adapters.describe("t", original, ALONE)
-            with torch.no_grad():
-                tensor.add_(1)
-            torch_xla.sync()
-            check(clone, source)
-            check(tensor, source + 1)
-            with torch.no_grad():
-                tensor.sub_(1)
-            torch_xla.sync()
 
 
 def unsharded() -> None:
@@ -157,7 +127,6 @@ def no_work_is_caused() -> None:
 if __name__ == "__main__":
     xr.use_spmd()
     special_floats()
-    clones()
     unsharded()
     sharded_by_the_compiler()
     read_at_once()

@@ -146,7 +146,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     whole = tmp_path / "whole.safetensors"
     save_file({"a": torch.ones(1000)}, whole)
     for name, data, message in (
-        ("cut", whole.read_bytes()[:-1], ": a should end at byte 4000 .* damaged or cut off"),
+        ("cut", whole.read_bytes()[:-1], " is no safetensors file, damaged or cut off"),
         ("empty", b"", " is no safetensors file, damaged or cut off"),
         ("text", b"x" * 100, " is no safetensors file, damaged or cut off"),
     ):

@@ -161,21 +161,6 @@ def test_a_hostile_file_runs_nothing(tmp_path: Path) -> None:
     assert not touched.exists()
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        pytest.param({1, 2}, id="a set"),
-        pytest.param(torch.eye(2).to_sparse(), id="a sparse tensor"),
-        pytest.param(torch.empty(2, device="meta"), id="a tensor without data"),
-    ],
-)
-def test_what_cant_be_stored_is_named_and_nothing_written(value: object, tmp_path: Path) -> None:
-    torch.save({"w": torch.ones(3), "deep": {"odd": value}}, tmp_path / "a.pt")
-    with pytest.raises(SourceError, match=r"at deep\.odd: .*Save the file again"):
-        torch_save_to_checkpoint(tmp_path / "a.pt", tmp_path / "checkpoint")
-    assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
-
-
 def test_damaged_checkpoints_are_refused_and_nothing_written(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(5000), "v": [1]}, tmp_path / "a.pt")
     folder = tmp_path / "checkpoint"

@@ -1,6 +1,5 @@
 """`load` in one process with our planner: torch's own readers, what torch and older writers left, what goes wrong."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -195,15 +194,6 @@ def test_after_a_read_that_fails_values_and_objects_are_as_before(folder: Path) 
     assert (state["step"], state["counter"].n, state["nested"]) == (1, 1, make_state(1)["nested"])
 
 
-def in_parts(seed: int, names: Sequence[str]) -> dict[str, Any]:
-    """Tensors of 4 kB in eight parts, which are collected before the tensor gets them."""
-    state: dict[str, Any] = {name: torch.arange(1000.0) + seed for name in names}
-    for tensor in state.values():
-        tensor.global_shape, tensor.local_sizes = (1000,), ((125,),) * 8
-        tensor.global_offsets = tensor.local_offsets = tuple((125 * part,) for part in range(8))
-    return state
-
-
 def test_an_expanded_tensor_is_refused_by_name_before_anything_is_read(tmp_path: Path) -> None:
     dcp_save({"a": torch.ones(3), "w": torch.ones(2, 3)}, checkpoint_id=tmp_path, no_dist=True)
     state = {"a": torch.zeros(3), "w": torch.zeros(2, 1).expand(2, 3)}
@@ -254,29 +244,6 @@ def test_one_of_the_names_is_chosen(untied: Path, excluded: str, factor: int) ->
     assert torch.equal(tensor, torch.arange(4.0) * factor)
     assert len(planner._pending.items) == 2
     assert state["step"] == 7
-
-
-def test_parts_are_compared_whatever_they_were_cut_in(tmp_path: Path) -> None:
-    def in_parts(tensor: Any, ends: tuple[int, ...]) -> torch.Tensor:
-        starts = (0, *ends[:-1])
-        tensor.global_shape, tensor.local_sizes = (
-            (100,),
-            tuple((b - a,) for a, b in zip(starts, ends, strict=True)),
-        )
-        tensor.global_offsets = tensor.local_offsets = tuple((start,) for start in starts)
-        return tensor  # type: ignore[no-any-return]  # torch.Tensor takes any attribute
-
-    for name, head in {
-        "equal": torch.arange(100.0),
-        "other": torch.arange(100.0).index_fill(0, torch.tensor(77), 0),
-    }.items():
-        stored = {"embed": in_parts(torch.arange(100.0), (30, 100)), "head": in_parts(head, (50, 80, 100))}
-        dcp_save(stored, checkpoint_id=tmp_path / name, planner=SPMDSavePlanner(), no_dist=True)
-    tensor = in_parts(torch.zeros(100), (10, 60, 100))
-    load({"embed": tensor, "head": tensor}, tmp_path / "equal")
-    assert torch.equal(tensor, torch.arange(100.0))
-    with pytest.raises(CheckpointException, match="embed and head are one tensor"):
-        load({"embed": tensor, "head": tensor}, tmp_path / "other")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e5m2])

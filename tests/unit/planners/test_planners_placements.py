@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from stepkeeper_planners.adapters.devices import device_owners
-from stepkeeper_planners.adapters.op_sharding import Tiling, parse_sharding
+from stepkeeper_planners.adapters.op_sharding import Tiling, device_owners, parse_sharding
 from stepkeeper_planners.adapters.placements import (
     DimShard,
     Placements,

@@ -14,7 +14,7 @@ import torch
 
 from stepkeeper_planners.adapters import random_numbers
 from stepkeeper_planners.geometry.layout import Ranks
-from stepkeeper_planners.state.filling import fill_state
+from stepkeeper_planners.state.filling import finish_load
 from stepkeeper_planners.state.random_state import RandomState
 from stepkeeper_planners.state.tree import flatten_state
 from stepkeeper_planners.state.values import decode_value, encode_value
@@ -54,7 +54,7 @@ def stored(state: dict[str, Any]) -> Any:
 
 
 def load(state: dict[str, Any], value: object) -> None:
-    fill_state(state, flatten_state(state), {"random.generators": value})
+    finish_load(state, flatten_state(state), {"random.generators": value})
 
 
 def test_the_same_numbers_come_again_also_from_another_object() -> None:
@@ -82,7 +82,7 @@ def test_objects_that_draw_while_they_load_come_before_it() -> None:
     saved = stored({"random": RandomState()})
     expected = draw()
     state = {"random": RandomState(), "greedy": Greedy(), "list": [Greedy()]}
-    fill_state(state, flatten_state(state), {"random.generators": saved, "greedy.a": 1, "list.0.a": 1})
+    finish_load(state, flatten_state(state), {"random.generators": saved, "greedy.a": 1, "list.0.a": 1})
     assert draw() == expected
 
 

@@ -73,7 +73,6 @@ def test_what_is_sent_is_a_mark_and_each_rank_has_its_items_again(monkeypatch: p
     seen, metadata = group.agree()
     assert len(pickle.dumps(seen[2])) < 1000
     finished = group.finish()
-    assert [names(list(plan.items)) for plan in seen] == [names(plan.items) for plan in finished]
     written = sorted(name for plan in finished for name in names(plan.items))
     assert written == sorted((name, (0,)) for name in state)
     assert set(metadata.state_dict_metadata) == set(state)
@@ -162,20 +161,14 @@ def test_plans_of_other_ranks_than_the_planner_knows_are_refused(monkeypatch: py
         group.planners[0].create_global_plan([pickle.loads(plan) for plan in group.sent[:2]])
 
 
-@pytest.mark.parametrize(
-    ("state", "storage_data", "words"),
-    [
-        pytest.param({"w": torch.ones(2)}, {}, "save_distributed=True", id="one file of all ranks"),
-        pytest.param({"w": torch.ones(2), "v": 1}, {"shard_index": 1}, "tensors only.*: v", id="a value"),
-    ],
-)
-def test_a_safetensors_writer_that_would_lose_something_is_refused_on_all_ranks(
-    monkeypatch: pytest.MonkeyPatch, state: dict[str, Any], storage_data: object, words: str
+@pytest.mark.parametrize("storage_data", [{}, {"shard_index": 1}])
+def test_a_safetensors_writer_is_refused_on_all_ranks(
+    monkeypatch: pytest.MonkeyPatch, storage_data: object
 ) -> None:
-    group = PlannerGroup(monkeypatch, state, state)
+    group = PlannerGroup(monkeypatch, {"w": torch.ones(2)}, {"w": torch.ones(2)})
     plans, _ = group.agree()
     for planner, plan in zip(group.planners, plans, strict=True):
-        with pytest.raises(UnsupportedWriterError, match=words):
+        with pytest.raises(UnsupportedWriterError, match="checkpoint_to_safetensors"):
             planner.finish_plan(pickle.loads(pickle.dumps(replace(plan, storage_data=storage_data))))
 
 
@@ -283,15 +276,6 @@ def test_what_is_loaded_goes_through_a_subclass(base: Any, tmp_path: Path) -> No
     for name in ("aside", "turned"):
         assert torch.equal(state[name], make_state(50)[name])
     assert state["step"] == 1
-
-
-def test_two_parts_in_one_safetensors_file_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    tensor = torch.zeros(4)
-    vars(tensor).update(
-        global_shape=(4,), global_offsets=((0,), (2,)), local_offsets=((0,), (2,)), local_sizes=((2,), (2,))
-    )
-    with pytest.raises(UnsupportedWriterError, match="w: rank 0 writes 2 parts"):
-        PlannerGroup(monkeypatch, {"w": tensor}).finish({"shard_index": 1})
 
 
 class Kept(SPMDSavePlanner):

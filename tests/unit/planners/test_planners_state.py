@@ -1,16 +1,14 @@
 """A nested state, flat and back, with the names of torch.distributed.checkpoint, and what each rank has of its own."""
 
-from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
-from torch.optim import lr_scheduler as lrs
 
 from stepkeeper_planners.errors import DuplicateNameError, SourceError, UnsupportedValueError
 from stepkeeper_planners.geometry.layout import Ranks
-from stepkeeper_planners.state.filling import fill_state
+from stepkeeper_planners.state.filling import finish_load
 from stepkeeper_planners.state.nesting import rebuild_nesting
 from stepkeeper_planners.state.per_rank import (
     PerRank,
@@ -18,7 +16,6 @@ from stepkeeper_planners.state.per_rank import (
     stored_name,
 )
 from stepkeeper_planners.state.tree import flatten_state
-from stepkeeper_planners.state.values import decode_value, encode_value
 
 
 class Counter:
@@ -59,7 +56,7 @@ def test_objects_get_back_what_they_gave() -> None:
     assert flat.tensors.keys() == saved.tensors.keys()
     for name, tensor in flat.tensors.items():
         tensor.copy_(saved.tensors[name])
-    fill_state(state, flat, saved.values)
+    finish_load(state, flat, saved.values)
     torch.testing.assert_close(fresh_model.state_dict(), model.state_dict(), rtol=0, atol=0)
     torch.testing.assert_close(fresh_optimizer.state_dict(), optimizer.state_dict(), rtol=0, atol=0)
     assert fresh_schedule.state_dict() == schedule.state_dict()
@@ -114,7 +111,7 @@ def rate_is_loaded(optimizer: torch.optim.Optimizer) -> None:
     state = {"optimizer": optimizer}
     flat = flatten_state(state)
     flat.tensors["optimizer.param_groups.0.lr"].fill_(0.5)
-    fill_state(state, flat, {"optimizer.param_groups.0.weight_decay": 0.25})
+    finish_load(state, flat, {"optimizer.param_groups.0.weight_decay": 0.25})
 
 
 def test_a_learning_rate_that_is_a_tensor_stays_that_tensor() -> None:
@@ -138,9 +135,9 @@ def test_a_container_that_cant_be_changed_is_named_before_anything_is() -> None:
     state = {"first": 0, "counter": counter, "frozen": MappingProxyType({"x": 1})}
     flat = flatten_state(state)
     with pytest.raises(UnsupportedValueError, match=r"frozen\.x.*mappingproxy"):
-        fill_state(state, flat, {"first": 1, "frozen.x": 2})
+        finish_load(state, flat, {"first": 1, "frozen.x": 2})
     assert (state["first"], counter.loads) == (0, 0)
-    fill_state(state, flat, {"first": 1})
+    finish_load(state, flat, {"first": 1})
     assert (state["first"], counter.loads) == (1, 1)
 
 
@@ -165,37 +162,6 @@ def test_a_nested_tensor_is_refused_by_name(layout: torch.layout) -> None:
     ):
         flatten_state({"m": {"rows": nested, "w": torch.ones(2)}})
     assert list(flatten_state({"m": {"rows": list(nested.unbind())}}).tensors) == ["m.rows.0", "m.rows.1"]
-
-
-SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
-    "MultiStepLR": lambda o: lrs.MultiStepLR(o, [2, 3, 3, 40]),
-    "LambdaLR": lambda o: lrs.LambdaLR(o, lambda epoch: 0.9**epoch),
-    "ReduceLROnPlateau": lrs.ReduceLROnPlateau,
-    "SequentialLR": lambda o: lrs.SequentialLR(o, [lrs.ConstantLR(o), lrs.StepLR(o, 1)], [2]),
-}
-
-
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-@pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
-def test_schedules_resume(make: Callable[[torch.optim.Optimizer], Any]) -> None:
-    def fresh() -> tuple[torch.optim.Optimizer, Any]:
-        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=0.5)
-        return optimizer, make(optimizer)
-
-    def steps(schedule: Any, number: int) -> None:
-        for _ in range(number):
-            schedule.step(*([1.0] if isinstance(schedule, lrs.ReduceLROnPlateau) else []))
-
-    first, second = fresh(), fresh()
-    steps(first[1], 3)
-    saved = flatten_state({"o": first[0], "s": first[1]})
-    stored = {fqn: decode_value(fqn, encode_value(fqn, value)) for fqn, value in saved.values.items()}
-    state = {"o": second[0], "s": second[1]}
-    fill_state(state, flatten_state(state), stored)
-    steps(first[1], 4)
-    steps(second[1], 4)
-    assert first[0].param_groups[0]["lr"] == second[0].param_groups[0]["lr"]
-    assert first[1].state_dict() == second[1].state_dict()
 
 
 def test_a_list_that_holds_itself_is_refused() -> None:
@@ -240,7 +206,7 @@ def test_it_comes_back_in_place() -> None:
     saved = flatten_state({"a": PerRank(Loader(3)), "deep": [PerRank(5)], "w": Worker(7)})
     loader, box, worker = Loader(0), PerRank(None), Worker(0)
     state = {"a": PerRank(loader), "deep": [box], "w": worker}
-    fill_state(state, flatten_state(state), saved.per_rank)
+    finish_load(state, flatten_state(state), saved.per_rank)
     assert (loader.place, box.value, worker.own) == (3, 5, 7)
     assert state["a"].value is loader  # type: ignore[attr-defined]  # a tree of unlike values
 
@@ -258,14 +224,12 @@ def test_an_entry_with_the_name_of_a_stored_one_is_refused() -> None:
     assert flatten_state({"b": PerRank(1), "a@0/2": 1}).values == {"a@0/2": 1}
 
 
-MANY = 2000
-
-
 @pytest.mark.parametrize(
     "paths",
     [
         pytest.param({"w": ("x",), "v": ("x", "y")}, id="one in another"),
-        pytest.param({f"{i}\0empty": (str(i), MANY, MANY) for i in range(MANY)}, id="long lists"),
+        pytest.param({"w": ("x", 10**9)}, id="a long list"),
+        pytest.param({"w": ("x", 0), "v": ("x", "y")}, id="a list that is a dict"),
         pytest.param({"w": 3}, id="a number"),
         pytest.param({"w": (1.5,)}, id="half"),
         pytest.param({"w": ("9" * 5000,), "w\0number": ("9" * 5000,)}, id="a number that is too long"),

@@ -14,8 +14,7 @@ import torch
 from planners_parts.stock import quantized_tensor
 
 from stepkeeper_planners.dtypes import all_dtypes
-from stepkeeper_planners.errors import UnsupportedValueError, ValueDecodeError
-from stepkeeper_planners.state.tree import flatten_state
+from stepkeeper_planners.errors import UnsupportedValueError
 from stepkeeper_planners.state.values import decode_value, encode_value
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 — a tuple subclass as users make them
@@ -207,7 +206,6 @@ REFUSED: dict[str, object] = {
     "a generator": random.Random(1),
     "an array of objects": np.array([object()]),
     "an array with objects in a field": np.zeros(1, [("a", "O")]),
-    "a numpy dtype with metadata": np.zeros(1, np.dtype("f4", metadata={"a": object()})),
     "something deep": (1, [{"deep": {3}}]),
     "a key that is a class": {int: 1},
     "a meta tensor": (torch.ones(1, device="meta"),),
@@ -221,24 +219,3 @@ REFUSED: dict[str, object] = {
 def test_other_types_are_refused_by_name(value: object) -> None:
     with pytest.raises(UnsupportedValueError, match=r"trainer\.thing"):
         encode_value("trainer.thing", value)
-
-
-def held_twice(depth: int, kind: type = list, core: Any = 1) -> Any:
-    node = kind([core])
-    for _ in range(depth):
-        node = kind([node, node])
-    return node
-
-
-@pytest.mark.parametrize("depth", [40, 90])
-@pytest.mark.parametrize("kind", [list, tuple])
-def test_lists_that_hold_one_list_twice_are_refused_at_once(depth: int, kind: type) -> None:
-    node = held_twice(depth, kind)
-    with pytest.raises(UnsupportedValueError, match="again and again"):
-        encode_value("v", node)
-    with pytest.raises(UnsupportedValueError, match=r"v\..* again and again"):
-        flatten_state({"v": node})
-    stored = io.BytesIO()
-    torch.save(node, stored)
-    with pytest.raises(ValueDecodeError, match="again and again"):
-        decode_value("v", stored.getvalue())

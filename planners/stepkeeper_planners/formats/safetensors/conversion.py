@@ -1,12 +1,11 @@
 """Convert safetensors files in Hugging Face's layout to checkpoints, and checkpoints to such files."""
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
-from stepkeeper_planners.errors import DuplicateNameError, SourceError, UnsupportedValueError, printable
+from stepkeeper_planners.errors import DuplicateNameError, SourceError, UnsupportedValueError
 from stepkeeper_planners.formats.checkpoint_files import CheckpointFiles, as_checkpoint_files
 from stepkeeper_planners.formats.checkpoint_reader import CheckpointReader, open_checkpoint
 from stepkeeper_planners.formats.checkpoint_writer import write_checkpoint
@@ -19,9 +18,6 @@ __all__ = ["RenameFunction", "checkpoint_to_safetensors", "safetensors_to_checkp
 
 RenameFunction = Callable[[str], str | None]
 """Returns a tensor's name in the result for its name in the source; None leaves the tensor out."""
-
-_MOST_NAMES: Final = 64
-"""Most names that a tied tensor may have; layers that share weights have fewer."""
 
 
 def safetensors_to_checkpoint(
@@ -137,7 +133,7 @@ def _select_names(
     """Return the new name of each tensor that is converted.
 
     Raises:
-        SourceError: there are none, or a tied tensor has too many.
+        SourceError: there are none.
         UnsupportedValueError: there are values that are no tensors, and `values` refuses them.
         DuplicateNameError: two tensors get the same name.
     """
@@ -148,7 +144,6 @@ def _select_names(
         )
     if values == "refuse":
         _refuse_values(checkpoint, prefix)
-    _refuse_too_many_names(checkpoint, names)
     return names
 
 
@@ -184,14 +179,3 @@ def _refuse_values(checkpoint: CheckpointReader, prefix: str) -> None:
             f"safetensors files hold tensors only, and {len(values)} values of {checkpoint.files.name} are none: "
             f'{join_names(values)}. Pass values="leave_out" to convert the rest'
         )
-
-
-def _refuse_too_many_names(checkpoint: CheckpointReader, names: Iterable[str]) -> None:
-    """Refuse a tied tensor with very many names: it is written once for each, so few bytes would become very many."""
-    firsts = checkpoint.find_tied()
-    for first, n_names in Counter(firsts[fqn] for fqn in names).items():
-        if n_names > _MOST_NAMES:
-            raise SourceError(
-                f"{checkpoint.files.name}: {printable(first)} has {n_names} names, and would be written once for each; "
-                f"leave out all but {_MOST_NAMES} of them by rename=, or write a torch.save file, which keeps it once"
-            )

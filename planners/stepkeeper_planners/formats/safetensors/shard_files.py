@@ -101,20 +101,11 @@ def make_entry(source: str, name: str, dtype: torch.dtype, shape: tuple[int, ...
             f"{printable(source)}: safetensors has no {str(dtype).removeprefix('torch.')}; convert the tensor to one "
             f"of {join_names(known, len(known))}, or leave it out"
         )
-    if name == "__metadata__" or not _is_unicode(name):
+    if name == "__metadata__":
         raise UnsupportedValueError(
             f"{printable(source)}: no tensor can be named {printable(name)} in a safetensors file; rename it"
         )
     return TensorEntry(source=source, name=name, dtype=dtype, shape=shape)
-
-
-def _is_unicode(name: str) -> bool:
-    """Return whether the name can be encoded. Python's strings may hold half a character."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def plan_shard_files(entries: Sequence[TensorEntry], max_shard_bytes: int | None) -> tuple[ShardFile, ...]:

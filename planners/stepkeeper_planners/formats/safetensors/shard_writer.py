@@ -45,17 +45,8 @@ def write_shards(
         ValueError: one file is named, and there are several shards.
         DestinationExistsError: there is something at `target`, and it isn't to be replaced, or it is the source.
     """
-    write = _write_file if target.suffix == SUFFIX else _write_folder
-    return write(target, shards, checkpoint, meter, overwrite)
-
-
-def _write_file(
-    target: Path,
-    shards: tuple[ShardFile, ...],
-    checkpoint: CheckpointReader,
-    meter: ProgressMeter,
-    overwrite: bool,
-) -> tuple[Path, ...]:
+    if target.suffix != SUFFIX:
+        return _write_folder(target, shards, checkpoint, meter, overwrite=overwrite)
     if len(shards) > 1:
         raise ValueError(
             f"{target} names one file, max_shard_bytes asks for {len(shards)}; name a folder, or leave it out"
@@ -70,6 +61,7 @@ def _write_folder(
     shards: tuple[ShardFile, ...],
     checkpoint: CheckpointReader,
     meter: ProgressMeter,
+    *,
     overwrite: bool,
 ) -> tuple[Path, ...]:
     with new_folder(
