@@ -1,6 +1,7 @@
 """A rank's share of a save: objects of one size, every element once, and the same bytes after any save."""
 
 import itertools
+import json
 import math
 import threading
 from collections.abc import Sequence
@@ -174,7 +175,7 @@ class State:
             tensors.append(part)
             start += 4 * math.prod(sizes)
         aliases = (self.aliases if rank == 0 else {}) | (self.last_rank_aliases if is_last else {})
-        return Structure.build(tensors, aliases=aliases, key_paths=self.key_paths), start
+        return Structure(tensors=tuple(tensors), aliases=aliases, key_paths=json.dumps(self.key_paths)), start
 
     def order(self, rank: int, step: int, world_size: int) -> SaveOrder:
         structure, start = self.structure(rank, world_size)
