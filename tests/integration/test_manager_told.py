@@ -58,6 +58,7 @@ def test_what_a_trainer_that_is_told_leaves_behind(
         "transformers",
         "transformers+first",
         "loader-fork",
+        "loader-spawn",
         "loader-forkserver",
     ],
 )
