@@ -133,7 +133,7 @@ def launch(torch_servers: tuple[ForkServer, ForkServer]) -> Launch:
 
 @pytest.fixture
 def hold_companions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """hold_companions("write" or "delete"): companions do that to no data as long as the file that it returns is there."""
+    """hold_companions("write" or "delete"): they do that to no data while the file it returns is there."""
 
     def hold(method: str) -> Path:
         file, own = tmp_path / "hold", Path(__file__).parent / "held_companions"

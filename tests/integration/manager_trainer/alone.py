@@ -264,7 +264,10 @@ CASES: dict[str, Callable[[], None]] = {
         f"{other.__name__}+first": partial(beside, other, is_first=True)
         for other in (lightning, transformers)
     },
-    **{f"loader-{method}": partial(beside, partial(loader, method)) for method in ("fork", "spawn", "forkserver")},
+    **{
+        f"loader-{method}": partial(beside, partial(loader, method))
+        for method in ("fork", "spawn", "forkserver")
+    },
     **{f"fenced-{way}": partial(fenced, way) for way in WAYS},
     **{f"fenced-{way}-by_hand": partial(fenced, way, by_hand=True) for way in WAYS},
     "elsewhere": look_elsewhere,
