@@ -103,4 +103,6 @@ if __name__ == "__main__":
     join(this_rank, int(sys.argv[2]), place)
     scenarios = {each.__name__: each for each in (dtensors, per_rank, in_another_process)}
     scenarios[sys.argv[4]](this_rank, place, dist.new_group(MEMBERS))
+    # Rank 0 has the store, which the others need.
+    dist.barrier()
     dist.destroy_process_group()

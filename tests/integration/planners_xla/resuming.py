@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch_xla.runtime as xr
@@ -40,7 +41,14 @@ class Case:
     one: the steps are those of a fresh start."""
 
     def begin(self, primed: str, mesh_shape: tuple[int, ...] | None = None) -> Training:
-        make = (OPTIMIZERS | {"syncfree-adamw": ScaledAdamW})[self.optimizer]
+        def make(parameters: Any) -> torch.optim.Optimizer:
+            optimizer = (OPTIMIZERS | {"syncfree-adamw": ScaledAdamW})[self.optimizer](parameters)
+            for group in optimizer.param_groups:
+                # No number that a step has as a constant too: torch_xla keeps one buffer for both, until either is
+                # loaded.
+                group["lr"] = 0.03 if isinstance(group["lr"], float) else torch.tensor(0.03, device="xla")
+            return optimizer
+
         return make_training(mesh_shape or self.mesh_shape, self.marks, make, primed=primed, width=WIDTH)
 
 

@@ -237,9 +237,6 @@ def make_training(
         if not sharding_of(parameter):
             _C._xla_mark_sharding(bare(parameter), _C._get_xla_op_sharding(bare(other)))
     optimizer = make(model.parameters())
-    for group in optimizer.param_groups:
-        # No number that a step has as a constant too: torch_xla keeps one buffer for both, until either is loaded.
-        group["lr"] = 0.03 if isinstance(group["lr"], float) else torch.tensor(0.03, device="xla")
     training = Training(model, optimizer, mesh if "batch" in marks else None)
     if primed == "ours":
         prime_optimizer(optimizer)
