@@ -13,7 +13,7 @@ import torch_xla.runtime as xr
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 from torch_xla.amp import syncfree
-from training import ADAMW, KINDS, OWN, OwnShardings, Spec, Step, Training, divide, make_training
+from trainings import ADAMW, KINDS, OWN, OwnShardings, Spec, Step, Training, divide, make_training
 from typing_extensions import override
 
 from stepkeeper_planners import prime_optimizer

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch_xla.runtime as xr
-from training import OPTIMIZERS, ScaledAdamW, Step, Training, count_compilations, make_training
+from trainings import OPTIMIZERS, ScaledAdamW, Step, Training, count_compilations, make_training
 
 from stepkeeper_testing.trainer import open_manager
 
