@@ -48,16 +48,8 @@ def blobs(checkpoint: Path) -> dict[Place, bytes]:
 def test_stages_that_know_their_own_layers_only_are_saved_and_joined(
     launch: Callable[..., None], tmp_path: Path
 ) -> None:
-    launch(
-        SCRIPTS / "titan.py",
-        4,
-        tmp_path,
-        2,
-        "save:a",
-        "load:a",
-        "async_save:by_stepkeeper",
-        "load:by_stepkeeper",
-    )
+    actions = ("save:a", "load:a", "async_save:by_stepkeeper", "load:by_stepkeeper")
+    launch(SCRIPTS / "titan.py", 4, tmp_path, 2, *actions)
     launch(SCRIPTS / "titan.py", 2, tmp_path, 1, "load:by_stepkeeper")
 
 
