@@ -12,7 +12,7 @@ from typing import Final
 
 from free_ports import free_port
 
-from stepkeeper.contract import Interval, Settings, Termination
+from stepkeeper.contract import Interval, Settings
 from stepkeeper_testing.pod import pod_environ, pod_identity
 
 SCRIPTS: Final = Path(__file__).parents[1] / "integration" / "launching"
@@ -91,7 +91,3 @@ def pods(
 def torchrun(folder: Path, case: str, *options: str) -> list[str]:
     run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *options]
     return [*run, str(SCRIPTS / "worker.py"), str(folder), case]
-
-
-def last_word(folder: Path) -> Termination:
-    return Termination.from_json((folder / "termination").read_bytes())

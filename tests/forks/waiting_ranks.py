@@ -3,17 +3,13 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
 from typing import Final
 
 from fork_server import ForkedProcess
 from processor_waits import ProcessorWaits
 from rank_talk import hear_rest
 
-from stepkeeper.log import Log
-from stepkeeper.storage import open_store
-
-__all__ = ["GRACE_S", "SILENCE_S", "Ranks", "all_end_in_time", "ends_in_time", "ends_within", "head_step"]
+__all__ = ["GRACE_S", "SILENCE_S", "Ranks", "all_end_in_time", "ends_in_time", "ends_within"]
 
 GRACE_S: Final = 5
 SILENCE_S: Final = 2.0
@@ -79,10 +75,3 @@ def all_end_in_time(
         )
         assert counts_at_s - told_s - busy_s <= limit_s + _SLACK_S
     return [code for code, _ in ends]
-
-
-def head_step(tmp_path: Path) -> int:
-    """Return HEAD's step, of which every object is there."""
-    head = Log(open_store((tmp_path / "root").as_uri())).open().latest
-    assert head is not None
-    return head.step

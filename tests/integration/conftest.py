@@ -132,6 +132,20 @@ def launch(torch_servers: tuple[ForkServer, ForkServer]) -> Launch:
 
 
 @pytest.fixture
+def hold_companions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """hold_companions("write" or "delete"): they do that to no data while the file it returns is there."""
+
+    def hold(method: str) -> Path:
+        file, own = tmp_path / "hold", Path(__file__).parent / "held_companions"
+        monkeypatch.setenv("STEPKEEPER_TEST_HOLD", method)
+        monkeypatch.setenv("STEPKEEPER_TEST_HOLD_FILE", str(file))
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(own), os.environ.get("PYTHONPATH", "")]))
+        return file
+
+    return hold
+
+
+@pytest.fixture
 def folder_with_room(tmp_path: Path) -> Iterator[Path]:
     """Mount a file system that has room however full this machine's disk is: a local tier leaves a part of it free."""
     folder = tmp_path / "room"

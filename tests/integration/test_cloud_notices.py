@@ -12,11 +12,12 @@ import pytest
 from fork_server import ForkServer
 from rank_talk import ended_at_last, hear, hear_rest
 
-from stepkeeper.contract import Cause, ExitCode, Termination
+from stepkeeper.contract import Cause, ExitCode
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
 from stepkeeper.testing.metadata_server import FakeMetadataServer
 from stepkeeper.training.notices.metadata_server import MetadataServer
+from stepkeeper_testing.left_behind import last_word
 
 RANK = Path(__file__).parent / "manager_trainer" / "ranks.py"
 
@@ -81,6 +82,6 @@ def test_one_machine_is_maintained_then_preempted_and_all_ranks_follow(
     assert last[0] == last[1]
     assert last[0]["stop"]
     assert await_commit(root, after=saved) == last[0]["step"]
-    ends = [Termination.from_json((tmp_path / f"termination.{rank}").read_bytes()) for rank in range(2)]
+    ends = [last_word(tmp_path, rank) for rank in range(2)]
     assert [(end.notice, end.cause) for end in ends] == [("peer", None), ("preempted", Cause.SPOT_PREEMPTION)]
     assert {end.committed.step for end in ends if end.committed is not None} == {last[0]["step"]}

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launched_pods import PATIENCE_S, last_word, launched, lose, pods, torchrun, until_running
+from launched_pods import PATIENCE_S, launched, lose, pods, torchrun, until_running
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
-from stepkeeper.log import Log
-from stepkeeper.storage import open_store
+from stepkeeper_testing.left_behind import head_of, last_word
 
 
 @pytest.mark.parametrize(
@@ -52,8 +51,7 @@ def two_pods(tmp_path: Path, case: str, **options: Any) -> Iterator[list[subproc
         codes = [process.wait(PATIENCE_S) for process in processes]
     said = [(folder / "output").read_text() for folder in folders]
     assert codes == [75, 75], said
-    latest = Log(open_store((tmp_path / "root").as_uri())).open().latest
-    assert latest is not None, said
+    latest = head_of(tmp_path)
     words = [last_word(folder) for folder in folders]
     assert [(word.code, word.step, word.agreed, word.restart) for word in words] == [
         (75, latest.step, True, 0)

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from stepkeeper.contract import ExitCode, Interval, Settings, Termination
-from stepkeeper.log import Log
-from stepkeeper.storage import open_store
+from stepkeeper.contract import ExitCode, Interval, Settings
+from stepkeeper_testing.left_behind import head_of, last_word
 from stepkeeper_testing.pod import pod_environ, pod_identity
 
 SCRIPT = Path(__file__).parent / "launching" / "spawning.py"
@@ -69,9 +68,7 @@ def test_processes_whose_parent_dies_of_sigterm_save_one_step(
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-    head = Log(open_store((tmp_path / "root").as_uri())).open().latest
-    assert head is not None
-    assert stops == {head.step}
-    word = Termination.from_json((folder / "termination").read_bytes())
+    assert stops == {head_of(tmp_path).step}
+    word = last_word(folder)
     assert word.code == ExitCode.SAVED
     assert word.notice in {"sigterm", "peer"}, "both ranks are told, and either may leave the last word"

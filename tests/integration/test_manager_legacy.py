@@ -119,6 +119,13 @@ def test_what_is_bad_is_read_again_and_the_older_one_is_gone_on_from(
     assert "checkpoint_300" in (second.reason or "")
 
 
+def test_stock_ranks_are_resumed_on_fewer_and_more(launch: Callable[..., None], tmp_path: Path) -> None:
+    launch(SCRIPTS / "gloo.py", 2, tmp_path, "save")
+    for world_size in (1, 3):
+        shutil.copytree(tmp_path / "root", tmp_path / f"on-{world_size}")
+        launch(SCRIPTS / "gloo.py", world_size, tmp_path, "resume")
+
+
 @pytest.fixture
 def on_xla(run_on_devices: Callable[..., str]) -> Callable[[str, Path], dict[str, Any]]:
     def run(mode: str, root: Path) -> dict[str, Any]:

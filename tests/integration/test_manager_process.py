@@ -16,9 +16,10 @@ from fork_server import ForkedProcess, ForkServer
 from rank_talk import hear
 
 from stepkeeper.contract import CommitPoint, ExitCode, Identity, Interval, OnDisruption, Settings, Termination
-from stepkeeper.log import CommitRecord, Log
+from stepkeeper.log import Log
 from stepkeeper.storage import open_store
 from stepkeeper_testing.checkpoints import SmallRoot
+from stepkeeper_testing.left_behind import head_of, last_word
 from stepkeeper_testing.pod import pod_environ, pod_identity
 
 TRAINER = Path(__file__).parent / "manager_trainer" / "trainer.py"
@@ -62,16 +63,6 @@ def pod(
     return pod_environ(pod_identity())
 
 
-def last_word(folder: Path) -> Termination:
-    return Termination.from_json((folder / "termination").read_bytes())
-
-
-def head_of(uri: str) -> CommitRecord:
-    head = Log(open_store(uri)).open().latest
-    assert head is not None
-    return head
-
-
 def gone(pid: int, timeout_s: float = 60.0) -> bool:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -93,7 +84,7 @@ def test_sigterm_saves_the_step_and_ends_with_75(tmp_path: Path, uri: str, train
         stopped = next(said for said in iter(lambda: hear(first, "step"), None) if said["stop"])
         assert end(first) == ExitCode.SAVED
         assert gone(stopped["pid"])
-    head = head_of(uri)
+    head = head_of(tmp_path)
     assert head.step == stopped["step"]
     assert last_word(tmp_path / "pod") == Termination(
         code=ExitCode.SAVED,
@@ -124,20 +115,20 @@ def test_the_notice_file_stops_and_skip_saves_nothing(
         hear(first, "committed", 5)
         (tmp_path / "pod" / "notice").touch()
         assert end(first) == ExitCode.SAVED
-    word, head = last_word(tmp_path / "pod"), head_of(uri)
+    word, head = last_word(tmp_path / "pod"), head_of(tmp_path)
     assert (word.notice, word.committed) == ("file", CommitPoint(sequence=head.slot, step=head.step))
     assert head.step % 5 == 0
 
 
 @pytest.mark.smoke
 def test_a_killed_trainer_takes_its_companion_along_and_the_next_resumes(
-    uri: str, trainer: StartTrainer
+    tmp_path: Path, uri: str, trainer: StartTrainer
 ) -> None:
     with trainer(uri, 100_000, interval=3, pause_s=0.002) as first:
         pid = hear(first, "step", 100)["pid"]
         first.kill()
         assert gone(pid)
-    step = head_of(uri).step
+    step = head_of(tmp_path).step
     with trainer(uri, step + 3, interval=3, wait=True) as second:
         assert hear(second, "start")["step"] == step
         assert hear(second, "committed")["step"] == step + 3
@@ -148,7 +139,7 @@ def test_an_exception_is_the_last_word(tmp_path: Path, uri: str, trainer: StartT
     env = pod(tmp_path / "pod", uri)
     with trainer(uri, 100, env, pod=str(tmp_path / "pod"), raise_at=7) as failing:
         assert end(failing) == 1
-    word, head = last_word(tmp_path / "pod"), head_of(uri)
+    word, head = last_word(tmp_path / "pod"), head_of(tmp_path)
     assert (word.code, word.step, word.notice) == (1, 6, None)
     assert (word.error or "").rstrip().endswith("ValueError: the loss is no number")
     assert head.step == 5, "the save that was in flight was finished"

@@ -13,9 +13,8 @@ from torch import nn
 
 from stepkeeper import CheckpointManager, PerRank, prime_optimizer
 from stepkeeper.errors import TornCheckpointError
-from stepkeeper.log import CommitRecord, Log
-from stepkeeper.storage import open_store
 from stepkeeper_planners.errors import LoadMismatchError, PerRankError
+from stepkeeper_testing.left_behind import head_of
 from stepkeeper_testing.trainer import open_manager
 
 RESTORING = Path(__file__).parent / "manager_trainer" / "restoring.py"
@@ -142,12 +141,6 @@ def _manager(tmp_path: Path) -> Iterator[CheckpointManager]:
         yield manager
 
 
-def head(folder: Path) -> CommitRecord:
-    found = Log(open_store((folder / "root").as_uri())).open().latest
-    assert found is not None
-    return found
-
-
 def zeros() -> dict[str, Any]:
     return {
         "model": {"w": torch.zeros(6), "b": torch.zeros(2)},
@@ -161,10 +154,10 @@ def test_items_are_loaded_and_nothing_else(manager: CheckpointManager, tmp_path:
     assert manager.restore_latest(state, items=["model"], exclude=["model.b"]) is not None
     assert torch.equal(state["model"]["w"], torch.arange(6.0))
     assert (state["model"]["b"].sum(), state["optim"], state["n"]) == (0, {"lr": 0.0}, 0)
-    assert not head(tmp_path).verified, "a part says nothing about the rest"
+    assert not head_of(tmp_path).verified, "a part says nothing about the rest"
     assert manager.restore_latest(state) is not None
     assert (state["model"]["b"].sum(), state["optim"], state["n"]) == (2, {"lr": 0.5}, 7)
-    assert head(tmp_path).verified
+    assert head_of(tmp_path).verified
 
 
 @pytest.mark.smoke
@@ -173,7 +166,7 @@ def test_a_verification_reads_every_object_and_condemns_none(
     manager: CheckpointManager, tmp_path: Path, name: str
 ) -> None:
     found = manager.verify(1)
-    folder = tmp_path / "root" / head(tmp_path).folder
+    folder = tmp_path / "root" / head_of(tmp_path).folder
     there = [path.stat().st_size for path in folder.iterdir()]
     assert (found.step, found.n_objects, found.size_bytes) == (1, len(there), sum(there))
     data = bytearray((folder / name).read_bytes())

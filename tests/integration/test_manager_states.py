@@ -4,13 +4,11 @@ import json
 from ast import literal_eval
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-STATES = Path(__file__).parent / "manager_trainer" / "states.py"
+TRAINERS = Path(__file__).parent / "manager_trainer"
+STATES = TRAINERS / "states.py"
 
 
 def loaders(folder: Path, step: int, world_size: int) -> list[list[int]]:
@@ -19,7 +17,7 @@ def loaders(folder: Path, step: int, world_size: int) -> list[list[int]]:
 
 @pytest.mark.timeout(900)
 def test_each_rank_gets_its_own_back_and_another_world_size_its_part(
-    launch: "Callable[..., None]", tmp_path: Path
+    launch: Callable[..., None], tmp_path: Path
 ) -> None:
     launch(STATES, 1, tmp_path, "train")
     launch(STATES, 2, tmp_path, "train")
@@ -34,17 +32,14 @@ def test_each_rank_gets_its_own_back_and_another_world_size_its_part(
 
 @pytest.mark.smoke
 def test_states_that_differ_are_refused_in_all_ranks_before_anything_is_written(
-    launch: "Callable[..., None]", tmp_path: Path
+    launch: Callable[..., None], tmp_path: Path
 ) -> None:
     launch(STATES, 2, tmp_path, "differs")
 
 
-TRAINERS = Path(__file__).parent / "manager_trainer"
-
-
 @pytest.mark.timeout(600)
 def test_each_rank_goes_on_with_its_own_and_a_further_one_with_what_all_had_alike(
-    launch: "Callable[..., None]", tmp_path: Path
+    launch: Callable[..., None], tmp_path: Path
 ) -> None:
     def drawn(first: int, last: int, world_size: int) -> list[list[tuple[float, float]]]:
         launch(TRAINERS / "random_ranks.py", world_size, tmp_path, first, last)

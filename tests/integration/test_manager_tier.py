@@ -1,7 +1,6 @@
 """Saves by way of a local disk: memory is free before the root has them, and only what the root has is committed."""
 
 import logging
-import os
 import shutil
 import signal
 import subprocess
@@ -35,12 +34,8 @@ def disk(folder_with_room: Path) -> Path:
 
 
 @pytest.fixture
-def hold(folder_with_room: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keep companions from writing data to a root as long as this file is there."""
-    file = folder_with_room / "hold"
-    monkeypatch.setenv("STEPKEEPER_TEST_HOLD", str(file))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE / "held"), os.environ.get("PYTHONPATH", "")]))
-    return file
+def hold(hold_companions: Callable[[str], Path]) -> Path:
+    return hold_companions("write")
 
 
 @pytest.fixture

@@ -12,23 +12,14 @@ from fork_server import ForkServer
 from rank_talk import ended_at_last, hear, hear_rest
 
 from stepkeeper import CheckpointManager
-from stepkeeper.contract import ExitCode, Termination
+from stepkeeper.contract import ExitCode
 from stepkeeper.errors import OtherJobsRootError
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
+from stepkeeper_testing.left_behind import head_of, last_word
 from stepkeeper_testing.pod import pod_identity
 
 TRAINER = Path(__file__).parent / "manager_trainer" / "alone.py"
-
-
-def word_of(folder: Path) -> Termination:
-    return Termination.from_json((folder / "termination").read_bytes())
-
-
-def head_step(folder: Path) -> int:
-    head = Log(open_store((folder / "root").as_uri())).open().latest
-    assert head is not None
-    return head.step
 
 
 @pytest.mark.parametrize(
@@ -40,8 +31,8 @@ def test_what_a_trainer_that_is_told_leaves_behind(
 ) -> None:
     process = torch_server.run([TRAINER, tmp_path, case], timeout=200)
     ended_s = time.monotonic()
-    assert process.returncode == word_of(tmp_path).code == ExitCode.SAVED, process.stderr
-    assert head_step(tmp_path) == step
+    assert process.returncode == last_word(tmp_path).code == ExitCode.SAVED, process.stderr
+    assert head_of(tmp_path).step == step
     (said,) = [json.loads(line) for line in process.stdout.splitlines()]
     # The grace period is 4 s; what comes after it is a SIGKILL. Python's own end takes some of it.
     assert said["after_s"] < 3.7
@@ -58,6 +49,7 @@ def test_what_a_trainer_that_is_told_leaves_behind(
         "transformers",
         "transformers+first",
         "loader-fork",
+        "loader-spawn",
         "loader-forkserver",
     ],
 )
@@ -74,8 +66,8 @@ def test_other_code_that_minds_sigterm_is_no_obstacle_and_no_worker_is_left(
         process.send_signal(signal.SIGTERM)
         said = hear_rest(process)
     assert process.returncode == ExitCode.SAVED, (tmp_path / "log").read_text()
-    assert [each["step"] for each in said if each["event"] == "stops"] == [head_step(tmp_path)]
-    assert (word_of(tmp_path).code, word_of(tmp_path).notice) == (ExitCode.SAVED, "sigterm")
+    assert [each["step"] for each in said if each["event"] == "stops"] == [head_of(tmp_path).step]
+    assert (last_word(tmp_path).code, last_word(tmp_path).notice) == (ExitCode.SAVED, "sigterm")
     ends_s = time.monotonic() + 60
     while any(Path(f"/proc/{pid}").exists() for pid in workers):
         assert time.monotonic() < ends_s, "a worker is left"
@@ -99,8 +91,8 @@ def test_a_pod_ends_as_fenced_and_names_who_won(torch_server: ForkServer, tmp_pa
     assert "start [0, 3] of " in said
     if way != "drop":
         assert "on host node-7" in said
-        assert word_of(tmp_path).code == ExitCode.FENCED
-        assert "start [0, 3] of " in (word_of(tmp_path).error or "")
+        assert last_word(tmp_path).code == ExitCode.FENCED
+        assert "start [0, 3] of " in (last_word(tmp_path).error or "")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +116,7 @@ def test_a_pod_that_another_jobs_root_did_not_let_in_ends_as_its_own_training_do
     torch_server: ForkServer, tmp_path: Path
 ) -> None:
     code, said = run(torch_server, tmp_path, "elsewhere")
-    assert code == word_of(tmp_path).code == ExitCode.SAVED, said
+    assert code == last_word(tmp_path).code == ExitCode.SAVED, said
 
 
 def test_who_waited_until_the_root_was_freed_ends_as_ever(tmp_path: Path) -> None:

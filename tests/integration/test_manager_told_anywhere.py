@@ -14,9 +14,8 @@ import pytest
 from fork_server import ForkedProcess, ForkServer
 from rank_talk import ended_at_last, hear_rest
 
-from stepkeeper.contract import ExitCode, Termination
-from stepkeeper.log import Log
-from stepkeeper.storage import open_store
+from stepkeeper.contract import ExitCode
+from stepkeeper_testing.left_behind import head_of, last_word
 
 TRAINER: Final = Path(__file__).parent / "manager_trainer" / "told_anywhere.py"
 N_STEPS: Final = 9
@@ -55,16 +54,14 @@ def tell(ranks: list[ForkedProcess], victims: list[int], moment: str, chance: ra
     return said
 
 
-def check_end(root: Path, folder: Path, codes: list[int], heard: Said, step: int) -> int:
+def check_end(folder: Path, codes: list[int], heard: Said, step: int) -> int:
     """Check that all ranks have begun at `step` and ended with one commit, and return its step."""
     starts = [said for said in heard if said["event"] == "start"]
     assert starts == [{"event": "start", "step": step, "held": [step] * 3}] * len(codes)
     (code,) = set(codes)
     assert code in (ExitCode.SAVED, ExitCode.DONE)
-    head = Log(open_store(root.as_uri())).open().latest
-    assert head is not None
-    words = (folder / f"termination.{number}" for number in range(len(codes)))
-    ends = [Termination.from_json(word.read_bytes()) for word in words]
+    head = head_of(folder.parent)
+    ends = [last_word(folder, number) for number in range(len(codes))]
     assert {end.code for end in ends} == {code}
     assert {end.committed.step for end in ends if end.committed is not None} == {head.step}
     assert {said["step"] for said in heard if said["event"] == "stops"} <= {head.step}
@@ -79,7 +76,7 @@ def run_again_and_again(servers: Servers, tmp_path: Path, n_runs: int) -> None:
     seed = int(os.environ.get("STEPKEEPER_SEED", secrets.randbelow(2**32)))
     print(f"STEPKEEPER_SEED={seed}")
     chance = random.Random(seed)
-    root, step = tmp_path / "root", 0
+    step = 0
     for number in range(n_runs):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -101,7 +98,7 @@ def run_again_and_again(servers: Servers, tmp_path: Path, n_runs: int) -> None:
         print(f"run {number}: {world_size} ranks, {victims} told in {moment}: {codes}")
         logs = "\n".join(path.read_text()[-3000:] for path in folder.glob("log.*"))
         try:
-            step = check_end(root, folder, codes, heard, step)
+            step = check_end(folder, codes, heard, step)
         except Exception as error:
             error.add_note(logs)
             raise

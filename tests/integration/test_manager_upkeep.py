@@ -1,14 +1,20 @@
 """`save`, `join` and `close` return when what follows the commits is done: nothing is written to the root later."""
 
 import secrets
+import signal
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fork_server import ForkServer
+from rank_talk import ended_at_last, hear
 
 from stepkeeper import CheckpointManager
+from stepkeeper.contract import ExitCode
 
 TRAINERS = Path(__file__).parent / "manager_trainer"
 N_GARBAGE = 4000
@@ -28,13 +34,13 @@ def state_of(step: int) -> dict[str, Any]:
     return {"w": torch.full((1000,), float(step))}
 
 
-def leave_garbage(root: Path) -> Path:
+def leave_garbage(root: Path, n_objects: int = N_GARBAGE) -> Path:
     """Leave what a killed start leaves: a claim, and a folder that no commit names."""
     with open_manager(root) as manager:
         manager.save(10, state_of(10))
     folder = root / "20" / f"0-{secrets.token_hex(16)}"
     folder.mkdir(parents=True)
-    for number in range(N_GARBAGE):
+    for number in range(n_objects):
         (folder / f"__0_{number}.distcp").write_bytes(b"x")
     return folder
 
@@ -65,6 +71,37 @@ def test_it_returns_when_what_the_saves_make_superfluous_is_gone(root: Path, end
     assert not garbage.exists()
     assert (open_manager(root).all_steps(), data_of(root)) == ([40, 50], [40, 50])
     manager.close()
+
+
+def test_wait_and_the_next_save_do_not_wait_for_deletions(
+    root: Path, hold_companions: Callable[[str], Path]
+) -> None:
+    hold = hold_companions("delete")
+    garbage = leave_garbage(root, 1)
+    hold.touch()
+    with open_manager(root, max_to_keep=2) as manager:
+        manager.save_async(20, state_of(20))
+        assert manager.wait(60)
+        assert manager.save_async(30, state_of(30))
+        assert garbage.exists()
+        hold.unlink()
+    assert not garbage.exists()
+
+
+def test_a_notice_ends_the_wait_for_deletions_that_are_stuck(
+    torch_server: ForkServer, tmp_path: Path, root: Path, hold_companions: Callable[[str], Path]
+) -> None:
+    hold = hold_companions("delete")
+    process = torch_server.start([TRAINERS / "alone.py", tmp_path, "stuck_deletions"], stdout=subprocess.PIPE)
+    with ended_at_last([process]):
+        hear(process, "waits")
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        told_s = time.monotonic()
+        assert process.wait(60) == ExitCode.DONE
+        assert time.monotonic() - told_s < 50
+    assert list(root.glob("10/*/*.distcp")), "nothing was kept from being deleted"
+    hold.unlink()
 
 
 def test_all_ranks_see_it_when_save_and_join_return(launch: Callable[..., None], tmp_path: Path) -> None:

@@ -11,21 +11,18 @@ from pathlib import Path
 import pytest
 from processor_waits import ProcessorWaits
 from rank_talk import hear, hear_rest
-from waiting_ranks import GRACE_S, Ranks, all_end_in_time, ends_in_time, ends_within, head_step
+from waiting_ranks import GRACE_S, Ranks, all_end_in_time, ends_in_time, ends_within
 
-from stepkeeper.contract import ExitCode, Termination
+from stepkeeper.contract import ExitCode
 from stepkeeper.log import Log
 from stepkeeper.log.entries import VoidEntry
 from stepkeeper.storage import open_store
+from stepkeeper_testing.left_behind import head_of, last_word
 
 PATIENCE_S = 60.0
 """The loss of a rank is heard of within a second. Saves in flight, Python's end and a busy machine take longer."""
 
 GRACES: tuple[dict[str, int], ...] = ({"grace_s": GRACE_S}, {})
-
-
-def word_of(folder: Path, rank: int) -> Termination:
-    return Termination.from_json((folder / f"termination.{rank}").read_bytes())
 
 
 @pytest.mark.parametrize(
@@ -49,8 +46,8 @@ def test_a_call_that_waits_for_a_save_that_is_stuck_ends_with_the_notice(
                 os.kill(companion, signal.SIGKILL)
     assert code == ExitCode.SAVED
     if grace:
-        assert (word_of(tmp_path, 0).code, word_of(tmp_path, 0).notice) == (ExitCode.SAVED, "sigterm")
-    assert head_step(tmp_path) == 1
+        assert (last_word(tmp_path, 0).code, last_word(tmp_path, 0).notice) == (ExitCode.SAVED, "sigterm")
+    assert head_of(tmp_path).step == 1
 
 
 @pytest.mark.parametrize("grace", GRACES, ids=["known", "unknown"])
@@ -64,7 +61,7 @@ def test_a_call_that_reads_from_a_store_that_hangs_ends_with_the_notice(
         told_s = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert ends_in_time(process, told_s, grace) == ExitCode.SAVED
-    assert head_step(tmp_path) == 1
+    assert head_of(tmp_path).step == 1
 
 
 @pytest.mark.parametrize(("world_size", "told"), [(2, 0), (4, 3)])
@@ -85,8 +82,8 @@ def test_all_know_of_a_notice_within_a_second_while_they_are_in_a_c_call(
     assert max(each["at_s"] for each in known) - told_s - lost_s < 1.0
     assert [each["of"] for each in known] == ["sigterm" if n == told else "peer" for n in range(world_size)]
     assert [process.returncode for process in processes] == [ExitCode.SAVED] * world_size
-    assert stops == [head_step(tmp_path)] * world_size
-    assert {word_of(tmp_path, rank).code for rank in range(world_size)} == {ExitCode.SAVED}
+    assert stops == [head_of(tmp_path).step] * world_size
+    assert {last_word(tmp_path, rank).code for rank in range(world_size)} == {ExitCode.SAVED}
 
 
 @pytest.mark.parametrize(("how", "interval"), [("raise", 1), ("kill", 10**6)])
@@ -96,7 +93,7 @@ def test_a_rank_that_leaves_ends_the_others_without_a_collective(
     with ranks(f"lose-{how}", 2, interval=interval) as (first, last):
         assert ends_within(last, PATIENCE_S) == (-signal.SIGKILL if how == "kill" else 1)
         assert ends_within(first, PATIENCE_S) == ExitCode.PEER_LOST
-    assert head_step(tmp_path) >= 1
+    assert head_of(tmp_path).step >= 1
 
 
 @pytest.mark.parametrize("tidies_s", [1, 600])
@@ -127,7 +124,7 @@ def test_where_a_rank_is_long_in_coming_the_others_stop_together_soon_after_a_no
         time.sleep(0.5)
         second.send_signal(signal.SIGTERM)
         assert [ends_within(process, PATIENCE_S) for process in (second, first)] == [ExitCode.SAVED] * 2
-    words = [word_of(tmp_path, rank) for rank in range(2)]
+    words = [last_word(tmp_path, rank) for rank in range(2)]
     assert [(word.code, word.notice, word.step) for word in words] == [
         (75, "peer", None),
         (75, "sigterm", None),
@@ -145,13 +142,13 @@ def test_who_is_told_to_stop_at_the_start_ends_as_told_where_rank_0_goes_first(
             process.send_signal(signal.SIGTERM)
         assert ends_within(first, 60) == -signal.SIGTERM
         assert ends_within(second, PATIENCE_S) == ExitCode.SAVED
-    assert (word_of(tmp_path, 1).code, word_of(tmp_path, 1).notice) == (75, "sigterm")
+    assert (last_word(tmp_path, 1).code, last_word(tmp_path, 1).notice) == (75, "sigterm")
 
 
 def test_a_rank_that_ends_without_closing_its_manager_is_not_lost(tmp_path: Path, ranks: Ranks) -> None:
     with ranks("unclosed", 2) as both:
         assert [ends_within(process, 60) for process in both] == [0, 0]
-    assert head_step(tmp_path) == 3
+    assert head_of(tmp_path).step == 3
 
 
 PHASES = ("save", "wait", "restore_latest", "end")
@@ -175,7 +172,7 @@ def test_the_others_leave_a_rank_that_stands_still_for_longer_than_a_collective_
         others = [process for process in processes if process is not processes[still]]
         codes = [ends_within(process, 2 * PATIENCE_S) for process in others]
     assert codes == [ExitCode.PEER_LOST] * (world_size - 1)
-    assert head_step(tmp_path) == 1
+    assert head_of(tmp_path).step == 1
     if phase == "vote":
         log = Log(open_store((tmp_path / "root").as_uri()))
         assert isinstance(log.entry(log.open().tail).body, VoidEntry)
@@ -205,9 +202,9 @@ def test_the_others_end_with_the_notice_while_rank_0_which_has_the_store_stands_
     ends = {ExitCode.SAVED, ExitCode.PEER_LOST}
     assert set(codes) <= ends
     for rank in range(1, world_size if grace else 1):
-        assert word_of(tmp_path, rank).code in ends
-        assert word_of(tmp_path, rank).notice == "sigterm"
-    assert head_step(tmp_path) == 1
+        assert last_word(tmp_path, rank).code in ends
+        assert last_word(tmp_path, rank).notice == "sigterm"
+    assert head_of(tmp_path).step == 1
 
 
 @pytest.mark.long

@@ -48,23 +48,11 @@ def blobs(checkpoint: Path) -> dict[Place, bytes]:
 def test_stages_that_know_their_own_layers_only_are_saved_and_joined(
     launch: Callable[..., None], tmp_path: Path
 ) -> None:
-    launch(
-        SCRIPTS / "titan.py",
-        4,
-        tmp_path,
-        2,
-        "save:a",
-        "load:a",
-        "async_save:by_stepkeeper",
-        "load:by_stepkeeper",
-    )
+    actions = ("save:a", "load:a", "async_save:by_stepkeeper", "load:by_stepkeeper")
+    launch(SCRIPTS / "titan.py", 4, tmp_path, 2, *actions)
     launch(SCRIPTS / "titan.py", 2, tmp_path, 1, "load:by_stepkeeper")
 
 
-@pytest.mark.parametrize("scenario", ["dtensors", "per_rank"])
+@pytest.mark.parametrize("scenario", ["dtensors", "per_rank", "in_another_process"])
 def test_ranks_are_those_of_the_group(launch: Callable[..., None], tmp_path: Path, scenario: str) -> None:
     launch(SCRIPTS / "groups.py", 3, tmp_path, scenario)
-
-
-def test_three_ranks_with_writers_of_several_threads(launch: Callable[..., None], tmp_path: Path) -> None:
-    launch(SCRIPTS / "saving.py", 3, tmp_path, '{"thread_count": 2}')

@@ -51,7 +51,7 @@ def test_saves_disturb_nothing_and_a_restored_training_goes_on_bit_by_bit(
 def test_one_small_program_is_compiled_for_all_saves_and_ahead_of_the_first(
     said_by: Said, tmp_path: Path
 ) -> None:
-    counts = said_by("compiling.py", tmp_path)
+    counts = said_by("compiling.py", tmp_path, timeout_s=560)
     assert counts["with"] == counts["without"] + 1
     assert counts["for a notice"] == 0
     assert list(counts["in pieces"]) == ["1", "0.5", "0"]

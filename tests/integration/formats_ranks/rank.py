@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import FileStore
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
@@ -20,6 +19,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from stepkeeper_planners import SPMDLoadPlanner
 from stepkeeper_planners.errors import LoadMismatchError, SourceError
 from stepkeeper_planners.formats import TorchSaveReader
+from stepkeeper_testing.trainer import join
 
 PLACED: dict[str, Placement] = {"rows": Shard(0), "columns": Shard(1), "whole": Replicate()}
 
@@ -104,8 +104,7 @@ def reasons_of(state: dict[str, Any], path: Path) -> list[BaseException]:
 
 
 def main(what: str, rank: int, world_size: int, folder: Path) -> None:
-    store = FileStore(str(folder / f"store-{what}-{world_size}"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    join(rank, world_size, folder)
     if what == "ours":
         load_all(SPMDLoadPlanner(), world_size, folder)
     elif what == "stock-planner":

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
 
 from stepkeeper import CheckpointManager
 from stepkeeper.log import Log, RestoredEntry
 from stepkeeper.storage import open_store
 from stepkeeper.storage.posix import PosixStore
+from stepkeeper_testing.trainer import join, open_manager
 
 READ = PosixStore.read
 
@@ -44,15 +44,12 @@ def restored(folder: Path, rank: int) -> dict[str, Any]:
 
 
 def manager_of(folder: Path, rank: int) -> CheckpointManager:
-    return CheckpointManager(
-        (folder / "root").as_uri(), 1, local_tier=folder / f"disk{rank}", chkpt_on_preemption=False
-    )
+    return open_manager(folder / "root", local_tier=folder / f"disk{rank}")
 
 
 def main() -> None:
     rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    store = FileStore(str(folder / "ranks"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    join(rank, world_size, folder)
     with manager_of(folder, rank) as manager:
         manager.save(3, state_at(3))
     names = counted(folder / "root")

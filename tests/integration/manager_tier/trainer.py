@@ -24,7 +24,7 @@ def main() -> None:
     root, disk = (FOLDER / "root").as_uri(), FOLDER / "disk"
     with CheckpointManager(root, 1, local_tier=disk, environment=environment) as manager:
         assert manager.save(1, state)
-        Path(os.environ["STEPKEEPER_TEST_HOLD"]).touch()
+        Path(os.environ["STEPKEEPER_TEST_HOLD_FILE"]).touch()
         state["w"] += 1
         state["n"] = 2
         manager.save_async(2, state)

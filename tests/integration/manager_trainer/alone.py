@@ -92,6 +92,18 @@ def long_end(manager: CheckpointManager) -> None:
     stop_from(2, manager)
 
 
+def stuck_deletions() -> None:
+    """Wait in `join` for deletions that companions are kept from, until the test tells it to stop."""
+    with CheckpointManager(URI, 10, max_to_keep=1) as manager:
+        manager.save(10, STATE)
+        Path(os.environ["STEPKEEPER_TEST_HOLD_FILE"]).touch()
+        manager.save_async(20, STATE)
+        assert manager.wait()
+        say("waits")
+        manager.join()
+        assert manager.health().notice == "sigterm"
+
+
 def told(case: Callable[[CheckpointManager], None]) -> None:
     with in_pod(FOLDER, grace_s=4) as manager:
         manager.restore_latest(STATE)
@@ -252,10 +264,14 @@ CASES: dict[str, Callable[[], None]] = {
         f"{other.__name__}+first": partial(beside, other, is_first=True)
         for other in (lightning, transformers)
     },
-    **{f"loader-{method}": partial(beside, partial(loader, method)) for method in ("fork", "forkserver")},
+    **{
+        f"loader-{method}": partial(beside, partial(loader, method))
+        for method in ("fork", "spawn", "forkserver")
+    },
     **{f"fenced-{way}": partial(fenced, way) for way in WAYS},
     **{f"fenced-{way}-by_hand": partial(fenced, way, by_hand=True) for way in WAYS},
     "elsewhere": look_elsewhere,
+    "stuck_deletions": stuck_deletions,
 }
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def wait_in(call: str) -> None:
         if call not in ("restore_latest", "save"):
             manager.save_async(2, STATE, force=True)
         calls: dict[str, Callable[[], object]] = {
-            "step": lambda: manager.step(1000, STATE),
+            "step": lambda: manager.step(10**6, STATE),
             "save": lambda: manager.save(2, STATE, force=True),
             "wait": manager.wait,
             "restore_latest": lambda: manager.restore_latest(STATE),

@@ -6,7 +6,6 @@ The state has every kind of tensor that a rank may hold, and is a function of no
 import sys
 import warnings
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -24,6 +22,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from stepkeeper_planners import PerRank, SPMDLoadPlanner, SPMDSavePlanner
+from stepkeeper_testing.trainer import join
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -146,9 +145,7 @@ def run(action: str, rank: int, world_size: int, folder: Path) -> None:
 
 def main() -> None:
     rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    store = FileStore(str(folder / f"store-{'-'.join(sys.argv[4:])}".replace(":", "_")), world_size)
-    patience = timedelta(seconds=100)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=patience)
+    join(rank, world_size, folder)
     for action in sys.argv[4:]:
         run(action, rank, world_size, folder)
     dist.destroy_process_group()

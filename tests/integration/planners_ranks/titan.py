@@ -9,14 +9,12 @@ import pickle
 import sys
 import warnings
 from concurrent.futures import Future
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import FileStore
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -34,6 +32,7 @@ from typing_extensions import override
 
 from stepkeeper.dcp import Stager, StorageReader, StorageWriter
 from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner
+from stepkeeper_testing.trainer import join
 
 N_LAYERS = 4
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -162,9 +161,7 @@ def check(trainer: Trainer, folder: Path) -> None:
 def main() -> None:
     rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     stages, actions = int(sys.argv[4]), sys.argv[5:]
-    store = FileStore(str(folder / f"store-{world_size}-{stages}"), world_size)
-    patience = timedelta(seconds=100)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=patience)
+    join(rank, world_size, folder)
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup)
     for action in actions:

@@ -123,7 +123,8 @@ def load_elsewhere(folder: Path, sources: list[torch.Tensor], now: list[Placemen
     load(state, storage_reader=FileSystemReader(folder), planner=SPMDLoadPlanner())
     for i, where in enumerate(now):
         assert same(state[str(i)], sources[i]), f"{sources[i].shape} {sources[i].dtype} onto {where}"
-        assert where is None or spec_of(state[str(i)]) == before[str(i)], f"{sources[i].shape} onto {where}"
+        # What was never marked is as open as before: XLA still chooses for it.
+        assert spec_of(state[str(i)]) == before[str(i)], f"{sources[i].shape} onto {where}"
 
 
 def main(kind: str, folder: Path) -> None:

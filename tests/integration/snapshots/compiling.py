@@ -14,7 +14,7 @@ from sharded_training import Training, compilations
 from stepkeeper import CheckpointManager
 from stepkeeper.save.snapshot import device_pieces
 
-STEPS, EVERY = 200, 20
+STEPS, EVERY = 60, 20
 
 
 def without() -> None:
@@ -34,14 +34,15 @@ def behind_the_sync(root: Path) -> None:
 
 
 def in_pieces(root: Path, part: float) -> dict[str, int]:
-    """Compilations from the first finished step on, with room on the devices for that part of the state."""
+    """Compilations after `restore_latest`, with room on the devices for that part of the state."""
     training = Training(width=64)
     training.step()
     total_bytes = sum(tensor.numel() * tensor.itemsize for tensor in training.tensors().values())
     budget_bytes = None if part == 1 else int(total_bytes * part)
     with CheckpointManager(str(root), EVERY, device_budget_bytes=budget_bytes) as manager:
-        manager.step(1, training.state)
+        assert manager.restore_latest(training.state) is None
         compiled = compilations()
+        manager.step(1, training.state)
         for step in range(2, STEPS + 1):
             training.step()
             manager.step(step, training.state)
@@ -57,6 +58,8 @@ def preempted(root: Path) -> int:
     compiled = 0
     try:
         with CheckpointManager(str(root), 10**6) as manager:
+            training.step()
+            assert manager.restore_latest(training.state) is None
             for step in range(1, 10**6):
                 training.step()
                 if step == 5:

@@ -152,56 +152,6 @@ def load_by_hand(trainer: Trainer, folder: Path) -> dict[str, Any]:
     return {"wanted": wanted, "model": {n: digest(p) for n, p in trainer.model.state_dict().items()}}
 
 
-class Saving(xc.SPMDSavePlanner):  # type: ignore[misc]  # whichever class it is
-    """Saves another step, and tensors of floats doubled."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[Any] = []
-
-    def lookup_object(self, index: Any) -> Any:
-        self.asked.append(["lookup", index.fqn, list(index.offset or ())])
-        found = super().lookup_object(index)
-        return found + 1 if index.fqn == "step" else found
-
-    def transform_object(self, write_item: Any, object: Any) -> Any:  # noqa: A002 — torch_xla's name
-        self.asked.append(["transform", *chunk_of(write_item)[:3]])
-        doubled = isinstance(object, torch.Tensor) and object.is_floating_point()
-        return super().transform_object(write_item, object * 2 if doubled else object)
-
-
-class Loading(xc.SPMDLoadPlanner):  # type: ignore[misc]  # whichever class it is
-    """Loads `cpu` into a tensor of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[Any] = []
-        self.own = torch.zeros(5, dtype=torch.int64)
-
-    def lookup_tensor(self, index: Any) -> Any:
-        self.asked.append(["lookup", index.fqn, list(index.offset or ())])
-        return self.own if index.fqn == "cpu" else super().lookup_tensor(index)
-
-    def transform_tensor(self, read_item: Any, tensor: torch.Tensor) -> Any:
-        part = super().transform_tensor(read_item, tensor)
-        self.asked.append(["transform", read_item.dest_index.fqn, list(part.shape)])
-        return part
-
-
-def through_subclasses(first: Trainer, second: Trainer, folder: Path) -> dict[str, Any]:
-    saving, loading = Saving(), Loading()
-    save(first.state(), storage_writer=FileSystemWriter(folder), planner=saving)
-    target = second.state() | {"cpu": torch.zeros(5, dtype=torch.int64)}
-    load(target, storage_reader=FileSystemReader(folder), planner=loading)
-    return {
-        "asked by the writer": sorted(saving.asked),
-        "asked by the reader": sorted(loading.asked),
-        "model": {n: digest(p) for n, p in second.model.state_dict().items()},
-        "step": target["step"],
-        "cpu": [target["cpu"].tolist(), loading.own.tolist()],
-    }
-
-
 def primed(trainer: Trainer) -> list[Any]:
     assert xc.prime_optimizer(trainer.optimizer) is trainer.optimizer
     return [[list(t.shape), str(t.dtype), str(t.device)] for t in trainer.momentum().values()]
@@ -218,7 +168,6 @@ def main(folder: Path) -> None:
     seen["by hand"] = plan_by_hand(first)
     seen["through torch"] = saved_and_loaded(first, second, folder / "checkpoint")
     seen["read by hand"] = load_by_hand(third, folder / "checkpoint")
-    seen["through subclasses"] = through_subclasses(first, third, folder / "subclasses")
     (folder / "seen.json").write_text(json.dumps(seen, indent=1))
 
 

@@ -33,7 +33,7 @@ def counted(**by_cause: tuple[int, int]) -> RestartsStatus:
     return RestartsStatus(total=sum(entry.count for entry in entries), by_cause=entries)
 
 
-@pytest.mark.parametrize("cause", [*DISRUPTIONS, "Requested"])
+@pytest.mark.parametrize("cause", [*sorted(DISRUPTIONS), "Requested"])
 def test_each_disruption_uses_up_max_disruptions_and_nothing_where_there_is_no_limit(cause: str) -> None:
     spec, known, counts = RestartsSpec(max_disruptions=1), counted(**{cause: (1, 0)}), cause in DISRUPTIONS
     assert budgets.count_disruptions(spec, known) == counted(**{cause: (1, int(counts))})
