@@ -1,16 +1,16 @@
 """Construct the parts of a checkpoint manager and connect them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import WeakMethod
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive
-from stepkeeper.coordination.companion_links import link_companions
-from stepkeeper.coordination.rank_group import open_rank_group
+from stepkeeper.coordination.rank_group import RankGroup, open_rank_group
 from stepkeeper.coordination.waits import Waits
+from stepkeeper.errors import NoticeDeadlineError, PeerLostError
 from stepkeeper.loggers import identify, logger
 from stepkeeper.manager_arguments import OwnArguments, TorchXlaArguments, build_claim_request
 from stepkeeper.restore import LatestRestore, Restorer
@@ -31,6 +31,7 @@ __all__ = ["ManagerParts"]
 Given = TypeVar("Given")
 
 _log: Final = logger(__name__)
+_ADDRESS_S: Final = 300.0
 
 
 class ManagerParts:
@@ -115,7 +116,7 @@ class ManagerParts:
     def _build_controller(
         self, given: TorchXlaArguments, own: OwnArguments, meeting: StackMeeting
     ) -> StepController:
-        link_stacks = _call_weakly(self.companion.link_stacks)
+        link = _call_weakly(self.companion.link_stacks)
         return StepController(
             given.policy,
             self.rank_group,
@@ -125,7 +126,7 @@ class ManagerParts:
             environment=own.environment,
             saves_on_notice=given.chkpt_on_preemption,
             waits=self.waits,
-            on_met=partial(link_companions, self.rank_group, meeting, link_stacks),
+            on_met=partial(_link_companions, self.rank_group, meeting, link),
         )
 
     def describe(self) -> str:
@@ -198,3 +199,27 @@ def _call_weakly(act: Callable[[Given], None]) -> Callable[[Given], None]:
             alive(given)
 
     return call
+
+
+def _link_companions(
+    group: RankGroup, meeting: StackMeeting, link: Callable[[Mapping[str, Any]], None]
+) -> None:
+    """Give this rank's companion the address of rank 0's. A failure is logged: training goes on without.
+
+    Ranks: all ranks call this, when all have met.
+
+    Args:
+        group: The ranks that train together.
+        meeting: Where the companions meet.
+        link: Connects this rank's companion; rank 0's, which is called, doesn't need it.
+
+    """
+    # An empty dict says that there is no way: no rank is to wait for one.
+    own = (meeting.describe(group.store_host) or {}) if group.rank == 0 else None
+    try:
+        address = group.broadcast("companions", own, _ADDRESS_S)
+    except (PeerLostError, NoticeDeadlineError) as error:
+        _log.warning("a request for stacks doesn't reach all ranks: %s", error)
+        return
+    if group.rank != 0 and address:
+        link(address)

@@ -33,7 +33,7 @@ class LatestRestore:
         self._condemned: str | None = None
         """The checkpoint that this process has taken part in condemning, and why. It condemns no second one."""
 
-        companion.choose_foreign_step_by(partial(choose_foreign_step, restorer.store, restorer.reopen))
+        companion.choose_foreign_step = partial(choose_foreign_step, restorer.store, restorer.reopen)
 
     def restore(
         self, target: LoadTarget, *, take_over: str | None = None, rules: LoadRules = WHOLE

@@ -7,8 +7,13 @@ from typing import Any, Final
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
-from stepkeeper.error_codec import decode_error, encode_error
-from stepkeeper.errors import NoticeDeadlineError, PeerLostError, TornCheckpointError
+from stepkeeper.errors import (
+    NoticeDeadlineError,
+    PeerLostError,
+    TornCheckpointError,
+    decode_error,
+    encode_error,
+)
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
 from stepkeeper.restore.peers.links import PeerStoppedError

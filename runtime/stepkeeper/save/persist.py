@@ -1,6 +1,5 @@
 """Persist one save of one rank: agree on a folder, write, vote, and commit."""
 
-import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -15,7 +14,6 @@ from stepkeeper.companion.messages import (
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import RankGroup
-from stepkeeper.error_codec import decode_error, encode_error
 from stepkeeper.errors import (
     CompanionLostError,
     DevicesFullError,
@@ -24,6 +22,8 @@ from stepkeeper.errors import (
     SaveError,
     StepkeeperError,
     StorageAwayError,
+    decode_error,
+    encode_error,
 )
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.loggers import logger
@@ -139,11 +139,8 @@ def _agree_on_place(job: SaveJob, companion: Companion, rank_group: RankGroup) -
         except Exception as error:  # raised below, after the other ranks have received it
             failure = error
             place = {"error": encode_error(error)}
-    limits, began_s = rank_group.limits, time.monotonic()
+    limits = rank_group.limits
     place = rank_group.broadcast(f"{job.name}/place", place, limits.apart_s + limits.claim_s)
-    if rank_group.rank != 0:
-        # Rank 0's companion measures its own.
-        limits.record_claim(time.monotonic() - began_s)
     if failure is not None:
         raise failure
     if "error" in place:

@@ -21,7 +21,7 @@ class RootProving:
             waits: Ends the wait for the proof.
 
         """
-        self._proof = RootProof(store, rank_group, limits=rank_group.limits)
+        self._proof = RootProof(store, rank_group)
         self._waits = waits
 
     @property

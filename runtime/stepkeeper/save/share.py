@@ -1,6 +1,5 @@
 """Let the companion write one rank's share of a save, for as long as it makes progress."""
 
-import time
 from typing import Any, Final
 
 from stepkeeper.companion.client import CompanionProcess
@@ -21,10 +20,8 @@ class _ShareProgress:
     """Follow how many bytes of a share the companion has moved, for one save."""
 
     def __init__(self, job: SaveJob, limits: TimeLimits) -> None:
-        self._limits: Final = limits
         self._counter: Final = create_counter()
         self.limit_s: Final = limits.share_silence_s(job.region.size_bytes)
-        self._began_s: Final = time.monotonic()
         self._note_moved: Final = job.note_moved
         self._moved_bytes = 0
 
@@ -44,10 +41,6 @@ class _ShareProgress:
             return False
         self._note_moved(self._moved_bytes - before)
         return True
-
-    def record_end(self, written: Written) -> None:
-        """Record that the share is durable."""
-        self._limits.record_share(written.size_bytes, time.monotonic() - self._began_s)
 
 
 def write_share(
@@ -75,9 +68,7 @@ def write_share(
             )
         else:
             answer = _request_write(Kind.WRITE, job, process, place, progress)
-        written = decode(Written, answer)
-        progress.record_end(written)
-        return written
+        return decode(Written, answer)
     finally:
         progress.close()
 

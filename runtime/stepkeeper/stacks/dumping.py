@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
-from stepkeeper.stacks.mesh import Mesh, NoMesh
+from stepkeeper.stacks.mesh import MeshCaller, MeshHost
 
-__all__ = ["REPORT_LIMIT", "Pace", "StackDumper", "shorten_stacks"]
+__all__ = ["StackDumper"]
 
 _FACTOR: Final = 10.0
 _LEAST_GAPS: Final = 2
@@ -17,7 +17,7 @@ _LEAST_GAPS: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class _Pace:
     """The durations of a training's steps, and the time since the last of them."""
 
     step: int | None = None
@@ -56,7 +56,7 @@ class Pace:
         return replace(self, n_noted=self.n_noted + 1)
 
 
-REPORT_LIMIT: Final = 16 * 1024
+_REPORT_LIMIT: Final = 16 * 1024
 """Characters of a report that stacks may take, of all ranks together."""
 
 _LEAST_EACH: Final = 1024
@@ -92,13 +92,19 @@ class StackDumper:
         self._least_s = least_s
         self._on_dumped = on_dumped
         self._changed = threading.Condition()
-        self._pace = Pace()
+        self._pace = _Pace()
         self._reason: str | None = None
         self._is_spread = False
         self._dumped_s = float("-inf")
         self._others: dict[int, str] = {}
-        self.mesh: Mesh = NoMesh()
+        self.mesh: MeshHost | MeshCaller | None = None
+        """The way to other ranks' companions; None for a process that trains alone, or doesn't know the others yet."""
+
         threading.Thread(target=self._run, name="stacks", daemon=True).start()
+
+    def link(self, address: Mapping[str, Any]) -> None:
+        """Connect with rank 0's companion, whose trainer has described its `address`."""
+        self.mesh = MeshCaller(self._rank, address, self.receive)
 
     def see_step(self, step: int | None) -> None:
         """Take over which step the trainer has finished last; None while it makes no steps."""
@@ -139,14 +145,14 @@ class StackDumper:
     def _dump(self, reason: str, *, is_spread: bool) -> None:
         with self._changed:
             self._others = {}
-        n_asked = 0 if is_spread else self.mesh.send({"ask": reason})
+        n_asked = 0 if is_spread or self.mesh is None else self.mesh.send({"ask": reason})
         stacks = self._read() or "its stacks can't be read\n"
         text = f"stepkeeper: rank {self._rank}: the stacks of all its threads, because {reason}:\n{stacks}"
         print(text, end="", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
         if self._rank == 0:
-            self._on_dumped(shorten_stacks(reason, {0: stacks} | self._await_others(n_asked)))
-        else:
-            self.mesh.send({"stacks": stacks[-REPORT_LIMIT:]})
+            self._on_dumped(_shorten(reason, {0: stacks} | self._await_others(n_asked)))
+        elif self.mesh is not None:
+            self.mesh.send({"stacks": stacks[-_REPORT_LIMIT:]})
 
     def _await_reason(self) -> tuple[str, bool]:
         """Wait until there is a reason. Return it, and whether rank 0 has told all others already."""
@@ -176,24 +182,24 @@ class StackDumper:
             return dict(self._others)
 
 
-def _describe(pace: Pace, now_s: float) -> str:
+def _describe(pace: _Pace, now_s: float) -> str:
     return (
         f"nothing has followed step {pace.step} for {now_s - pace.since_s:.0f} s, and no step before took longer than "
         f"{pace.longest_s:.1f} s"
     )
 
 
-def shorten_stacks(reason: str, stacks: Mapping[int, str], limit: int = REPORT_LIMIT) -> str:
-    """Join the stacks of several ranks into one text of `limit` characters at most. Pure.
+def _shorten(reason: str, stacks: Mapping[int, str]) -> str:
+    """Join the stacks of several ranks into one text of _REPORT_LIMIT characters at most.
 
     Of each rank the end is kept, where the main thread is. Of very many ranks only the first have a place.
     """
     parts = [f"because {reason}\n"]
-    each = max(_LEAST_EACH, (limit - len(parts[0])) // max(1, len(stacks)))
+    each = max(_LEAST_EACH, (_REPORT_LIMIT - len(parts[0])) // max(1, len(stacks)))
     for rank, text in sorted(stacks.items()):
         title = f"rank {rank}:\n"
         kept = text[-(each - len(title)) :]
-        if sum(map(len, parts)) + len(title) + len(kept) > limit:
+        if sum(map(len, parts)) + len(title) + len(kept) > _REPORT_LIMIT:
             break
         parts += [title, kept]
-    return "".join(parts)[:limit]
+    return "".join(parts)[:_REPORT_LIMIT]

@@ -2,15 +2,14 @@
 
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
 
 from stepkeeper.stacks.dumping import StackDumper
-from stepkeeper.stacks.mesh import MeshCaller, MeshHost
+from stepkeeper.stacks.mesh import MeshHost
 from stepkeeper.stacks.reading import StackReader
 
-__all__ = ["SharedStacks", "StackRequest"]
+__all__ = ["StackRequest", "open_stacks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,51 +29,35 @@ class StackRequest:
     """What proves a caller to be a rank of this training; None where nobody calls."""
 
 
-class SharedStacks:
-    """Have the stacks of one trainer, and with those of other ranks."""
+def open_stacks(
+    request: StackRequest,
+    rank: int,
+    fds: Sequence[int],
+    *,
+    ask: Callable[[int], None],
+    signal_trainer: Callable[[int], None],
+    on_dumped: Callable[[str], None],
+) -> StackDumper:
+    """Start to watch the steps of one trainer, whose stacks are dumped with those of other ranks.
 
-    def __init__(
-        self,
-        request: StackRequest,
-        rank: int,
-        fds: Sequence[int],
-        *,
-        ask: Callable[[int], None],
-        signal_trainer: Callable[[int], None],
-        on_dumped: Callable[[str], None],
-    ) -> None:
-        """Start to watch.
+    Args:
+        request: What the trainer has told.
+        rank: Its rank.
+        fds: The descriptors that came along; this copies them.
+        ask: Asks the trainer for its stacks, with a number.
+        signal_trainer: Sends the trainer a signal.
+        on_dumped: Called in rank 0 with the shortened stacks of all ranks.
 
-        Args:
-            request: What the trainer has told.
-            rank: Its rank.
-            fds: The descriptors that came along; this copies them.
-            ask: Asks the trainer for its stacks, with a number.
-            signal_trainer: Sends the trainer a signal.
-            on_dumped: Called in rank 0 with the shortened stacks of all ranks.
+    """
 
-        """
+    def send_signal() -> None:
+        if request.signal is not None:
+            signal_trainer(request.signal)
 
-        def send_signal() -> None:
-            if request.signal is not None:
-                signal_trainer(request.signal)
-
-        self._rank: Final = rank
-        reader = StackReader(os.dup(fds[0]), ask, send_signal)
-        least_s = None if request.least_millis is None else request.least_millis / 1000
-        self._dumper = StackDumper(rank, reader.read, least_s=least_s, on_dumped=on_dumped)
-        if request.secret is not None:
-            listener = socket.socket(fileno=os.dup(fds[1]))
-            self._dumper.mesh = MeshHost(listener, bytes.fromhex(request.secret), self._dumper.receive)
-
-    def link(self, address: Mapping[str, Any]) -> None:
-        """Connect with rank 0's companion, whose trainer has described its `address`."""
-        self._dumper.mesh = MeshCaller(self._rank, address, self._dumper.receive)
-
-    def see_step(self, step: int | None) -> None:
-        """Take over which step the trainer has finished last; None while it makes no steps."""
-        self._dumper.see_step(step)
-
-    def ask(self, reason: str) -> None:
-        """Dump the stacks of all ranks, for this reason."""
-        self._dumper.ask(reason)
+    reader = StackReader(os.dup(fds[0]), ask, send_signal)
+    least_s = None if request.least_millis is None else request.least_millis / 1000
+    dumper = StackDumper(rank, reader.read, least_s=least_s, on_dumped=on_dumped)
+    if request.secret is not None:
+        listener = socket.socket(fileno=os.dup(fds[1]))
+        dumper.mesh = MeshHost(listener, bytes.fromhex(request.secret), dumper.receive)
+    return dumper
