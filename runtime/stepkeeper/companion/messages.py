@@ -10,7 +10,7 @@ from stepkeeper.contract import Identity
 from stepkeeper.log import Claim, CommitRecord, ForeignBase, ManifestRef
 from stepkeeper.log.restarts import RestartHistory
 from stepkeeper.policy.keep_message import Keep
-from stepkeeper.stacks.sharing import StackRequest
+from stepkeeper.stacks.reading import StackRequest
 from stepkeeper.tier import TierPlace
 
 __all__ = [

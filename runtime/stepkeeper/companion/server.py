@@ -31,7 +31,7 @@ from stepkeeper.errors import CompanionError, encode_error
 from stepkeeper.loggers import identify
 from stepkeeper.process_end.killed import leave_word_of_killed
 from stepkeeper.stacks.dumping import StackDumper
-from stepkeeper.stacks.sharing import open_stacks
+from stepkeeper.stacks.reading import open_stacks
 from stepkeeper.storage.base import is_full
 from stepkeeper.storage.moved import moved
 

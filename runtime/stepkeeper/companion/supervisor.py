@@ -19,7 +19,7 @@ from stepkeeper.errors import ClosedError, StepkeeperError
 from stepkeeper.fork_guard import forget_in_forks
 from stepkeeper.loggers import logger
 from stepkeeper.stacks.meeting import StackMeeting
-from stepkeeper.stacks.sharing import StackRequest
+from stepkeeper.stacks.reading import StackRequest
 from stepkeeper.stacks.stack_file import stack_file
 from stepkeeper.time_limits import TimeLimits
 
