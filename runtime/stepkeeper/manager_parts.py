@@ -85,7 +85,6 @@ class ManagerParts:
             claiming=build_claim_request(given.policy, given.take_over),
             stack_meeting=meeting,
             stacks_after_s=given.stacks_after_s,
-            limits=self.rank_group.limits,
         )
 
     def _build_restorer(self, given: ManagerArguments) -> Restorer:

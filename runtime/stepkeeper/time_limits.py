@@ -5,7 +5,7 @@ All limits of a manager's waits come from here, except for those of a notice, wh
 
 from typing import Final
 
-__all__ = ["GROUP_TIMEOUT_S", "TimeLimits"]
+__all__ = ["CLAIM_S", "ENTRY_S", "GROUP_TIMEOUT_S", "TimeLimits"]
 
 GROUP_TIMEOUT_S: Final = 1800.0
 """torch's own default for process groups."""
@@ -21,8 +21,13 @@ _STORE_ANSWER_S: Final = 300.0
 still, or its host is gone.
 """
 
-_CLAIM_S: Final = 3600.0
-"""A claim waits for the work after earlier commits, such as many deletions."""
+ENTRY_S: Final = _LEAST_SILENCE_S
+"""Seconds that the companion has for an entry of the log."""
+
+CLAIM_S: Final = 3600.0
+"""Seconds that the companion has for a claim, or for what it is asked about the log. That waits for the work after
+earlier commits, such as many deletions.
+"""
 
 _SLOWEST_BYTES_PER_S: Final = 20e6
 """At a share's end a file system makes all of it durable, and shows no progress meanwhile."""
@@ -68,16 +73,6 @@ class TimeLimits:
     def silence_s(self) -> float:
         """Seconds that a restore may make no progress on any rank."""
         return max(_LEAST_SILENCE_S, self._group_s)
-
-    @property
-    def entry_s(self) -> float:
-        """Seconds that the companion has for an entry of the log."""
-        return _LEAST_SILENCE_S
-
-    @property
-    def claim_s(self) -> float:
-        """Seconds that the companion has for a claim, or for what it is asked about the log."""
-        return _CLAIM_S
 
     def share_silence_s(self, size_bytes: int) -> float:
         """Return how long a share of `size_bytes` may make no progress before it is given up, in seconds."""

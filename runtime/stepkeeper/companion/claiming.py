@@ -20,7 +20,7 @@ from stepkeeper.log import CommitRecord, ForeignBase
 from stepkeeper.log.claims import Claim, must_branch
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.loggers import logger
-from stepkeeper.time_limits import TimeLimits
+from stepkeeper.time_limits import CLAIM_S
 
 __all__ = ["Origin", "RootClaims"]
 
@@ -56,16 +56,9 @@ class RootClaims(ABC):
     The claims stay while the processes that make them come and go.
     """
 
-    def __init__(self, claiming: ClaimRequest, limits: TimeLimits) -> None:
-        """Claim nothing yet.
-
-        Args:
-            claiming: The claim to make, without what it goes on from.
-            limits: How long claims may take.
-
-        """
+    def __init__(self, claiming: ClaimRequest) -> None:
+        """Claim nothing yet. `claiming` is the claim to make, without what it goes on from."""
         self._claiming = claiming
-        self._limits: Final = limits
         self.choose_foreign_step: Callable[[], ForeignBase | None] = lambda: None
         """Called before a claim, in a root without a commit but with another writer's steps, to choose one to go on
         from.
@@ -95,13 +88,7 @@ class RootClaims(ABC):
             None if self._next_claim is not None or self._claimed_root is None else self._claimed_root.claim
         )
 
-    def claim_root(
-        self,
-        *,
-        origin: Origin | None = None,
-        take_over: str | None = None,
-        unrestored_step: int | None = None,
-    ) -> ClaimedRoot:
+    def claim_root(self, *, origin: Origin | None = None, unrestored_step: int | None = None) -> ClaimedRoot:
         """Claim the root for this process, which goes on from `origin`; without an origin, from what HEAD is.
 
         A repeated call with the same origin returns the same claim. If `origin` is another one and isn't HEAD, this
@@ -109,7 +96,6 @@ class RootClaims(ABC):
 
         Args:
             origin: What this process has restored; None if that is HEAD, or nothing.
-            take_over: Name of the job whose root becomes this one's.
             unrestored_step: The step to save next, if this process hasn't restored all of what it saves. A branch
                 begins with it unless it is greater than HEAD's.
 
@@ -121,7 +107,7 @@ class RootClaims(ABC):
         if self._next_claim is not None:
             self._claimed_root = self._request_next_claim(process, self._next_claim)
         if self._claimed_root is None:
-            body = replace(self._claiming, take_over=take_over or self._claiming.take_over)
+            body = self._claiming
             self._claimed_root = self._request_first_claim(
                 process, body if origin is None else _set_claim_base(body, origin)
             )
@@ -134,13 +120,13 @@ class RootClaims(ABC):
                 self._claimed_root = self._claim_next(process, branch_step=unrestored_step)
         return self._claimed_root
 
-    def read_latest(self, *, take_over: str | None = None) -> CommitRecord | ForeignBase | None:
+    def read_latest(self) -> CommitRecord | ForeignBase | None:
         """Return the commit, or another writer's step, that HEAD is at this moment.
 
         The root is claimed first, if this process hasn't claimed it yet.
         """
         if self._claimed_root is None:
-            claimed = self.claim_root(take_over=take_over)
+            claimed = self.claim_root()
         else:
             process = self.ensure_process()
             self._settle_next_claim(process)
@@ -196,7 +182,7 @@ class RootClaims(ABC):
 
     def _request_claim(self, process: CompanionProcess, kind: Kind, body: dict[str, Any]) -> ClaimedRoot:
         """Send a request that the companion answers with the claim."""
-        return decode(ClaimedRoot, process.send_request(kind, body, timeout_s=self._limits.claim_s))
+        return decode(ClaimedRoot, process.send_request(kind, body, timeout_s=CLAIM_S))
 
 
 def _is_claim_from(claimed: ClaimedRoot, origin: Origin) -> bool:

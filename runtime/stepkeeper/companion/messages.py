@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from stepkeeper.checkpoint import SaveOrder, Structure, ValueOrder
 from stepkeeper.checkpoint.manifest import checkpoint_folder
-from stepkeeper.companion.endpoint import ReportTarget
+from stepkeeper.companion.reporter import ReportTarget
 from stepkeeper.contract import Identity
 from stepkeeper.log import Claim, CommitRecord, ForeignBase, ManifestRef
 from stepkeeper.log.restarts import RestartHistory

@@ -21,7 +21,6 @@ from stepkeeper.loggers import logger
 from stepkeeper.stacks.meeting import StackMeeting
 from stepkeeper.stacks.reading import StackRequest
 from stepkeeper.stacks.stack_file import stack_file
-from stepkeeper.time_limits import TimeLimits
 
 __all__ = ["Companion", "Origin"]
 
@@ -44,7 +43,6 @@ class Companion(RootClaims):
         claiming: ClaimRequest | None = None,
         stack_meeting: StackMeeting | None = None,
         stacks_after_s: float | None = None,
-        limits: TimeLimits | None = None,
     ) -> None:
         """Prepare a companion; no process is started yet.
 
@@ -56,10 +54,9 @@ class Companion(RootClaims):
             stack_meeting: Where the companions of all ranks meet; None: nobody asks for stacks.
             stacks_after_s: Seconds that any step may take before the stacks of all ranks are dumped, if it also takes
                 far longer than the ones before; None: steps aren't watched.
-            limits: How long claims may take.
 
         """
-        super().__init__(claiming or ClaimRequest(), limits or TimeLimits())
+        super().__init__(claiming or ClaimRequest())
         self._stack_meeting = stack_meeting
         self._stacks_after_millis = None if stacks_after_s is None else int(stacks_after_s * 1000)
         self._stack_address: Mapping[str, Any] | None = None

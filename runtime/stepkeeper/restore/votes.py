@@ -17,6 +17,7 @@ from stepkeeper.errors import (
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
 from stepkeeper.restore.peers.links import PeerStoppedError
+from stepkeeper.time_limits import CLAIM_S
 from stepkeeper_planners import errors as planners_errors
 from stepkeeper_planners.errors import LoadMismatchError, PlannerError
 
@@ -71,7 +72,7 @@ class Votes:
             except Exception as error:  # raised below, once the others have been told
                 failure = error
                 choice = {"error": encode_error(error)}
-        choice = self._rank_group.broadcast(f"{name}/choice", choice, 2 * limits.apart_s + limits.claim_s)
+        choice = self._rank_group.broadcast(f"{name}/choice", choice, 2 * limits.apart_s + CLAIM_S)
         if failure is not None:
             raise failure
         if "error" in choice:

@@ -164,7 +164,6 @@ def decide(*votes: dict[str, Any]) -> tuple[list[Kind], dict[str, Any]]:
         cast(CompanionProcess, asked),
         place,
         list(votes),
-        entry_s=900,
     )
     return asked.kinds, outcome
 
