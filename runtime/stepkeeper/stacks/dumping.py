@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 
 from stepkeeper.stacks.mesh import MeshCaller, MeshHost
 
-__all__ = ["StackDumper"]
+__all__ = ["REPORT_LIMIT", "Pace", "StackDumper", "shorten_stacks"]
 
 _FACTOR: Final = 10.0
 _LEAST_GAPS: Final = 2
@@ -17,7 +17,7 @@ _LEAST_GAPS: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Pace:
+class Pace:
     """The durations of a training's steps, and the time since the last of them."""
 
     step: int | None = None
@@ -56,7 +56,7 @@ class _Pace:
         return replace(self, n_noted=self.n_noted + 1)
 
 
-_REPORT_LIMIT: Final = 16 * 1024
+REPORT_LIMIT: Final = 16 * 1024
 """Characters of a report that stacks may take, of all ranks together."""
 
 _LEAST_EACH: Final = 1024
@@ -92,7 +92,7 @@ class StackDumper:
         self._least_s = least_s
         self._on_dumped = on_dumped
         self._changed = threading.Condition()
-        self._pace = _Pace()
+        self._pace = Pace()
         self._reason: str | None = None
         self._is_spread = False
         self._dumped_s = float("-inf")
@@ -150,9 +150,9 @@ class StackDumper:
         text = f"stepkeeper: rank {self._rank}: the stacks of all its threads, because {reason}:\n{stacks}"
         print(text, end="", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
         if self._rank == 0:
-            self._on_dumped(_shorten(reason, {0: stacks} | self._await_others(n_asked)))
+            self._on_dumped(shorten_stacks(reason, {0: stacks} | self._await_others(n_asked)))
         elif self.mesh is not None:
-            self.mesh.send({"stacks": stacks[-_REPORT_LIMIT:]})
+            self.mesh.send({"stacks": stacks[-REPORT_LIMIT:]})
 
     def _await_reason(self) -> tuple[str, bool]:
         """Wait until there is a reason. Return it, and whether rank 0 has told all others already."""
@@ -182,24 +182,24 @@ class StackDumper:
             return dict(self._others)
 
 
-def _describe(pace: _Pace, now_s: float) -> str:
+def _describe(pace: Pace, now_s: float) -> str:
     return (
         f"nothing has followed step {pace.step} for {now_s - pace.since_s:.0f} s, and no step before took longer than "
         f"{pace.longest_s:.1f} s"
     )
 
 
-def _shorten(reason: str, stacks: Mapping[int, str]) -> str:
-    """Join the stacks of several ranks into one text of _REPORT_LIMIT characters at most.
+def shorten_stacks(reason: str, stacks: Mapping[int, str], limit: int = REPORT_LIMIT) -> str:
+    """Join the stacks of several ranks into one text of `limit` characters at most. Pure.
 
     Of each rank the end is kept, where the main thread is. Of very many ranks only the first have a place.
     """
     parts = [f"because {reason}\n"]
-    each = max(_LEAST_EACH, (_REPORT_LIMIT - len(parts[0])) // max(1, len(stacks)))
+    each = max(_LEAST_EACH, (limit - len(parts[0])) // max(1, len(stacks)))
     for rank, text in sorted(stacks.items()):
         title = f"rank {rank}:\n"
         kept = text[-(each - len(title)) :]
-        if sum(map(len, parts)) + len(title) + len(kept) > _REPORT_LIMIT:
+        if sum(map(len, parts)) + len(title) + len(kept) > limit:
             break
         parts += [title, kept]
-    return "".join(parts)[:_REPORT_LIMIT]
+    return "".join(parts)[:limit]

@@ -4,13 +4,14 @@ import os
 import queue
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from stepkeeper.fork_guard import forget_in_forks, forks_held_back
 from stepkeeper.stacks import reading as stack_reading
 from stepkeeper.stacks.dumping import StackDumper
+from stepkeeper.stacks.mesh import MeshHost
 from stepkeeper.stacks.reading import StackReader
 from stepkeeper.stacks.stack_file import stack_file
 
@@ -26,7 +27,7 @@ def test_a_slow_step_of_one_rank_has_all_ranks_dumped() -> None:
             return 1
 
     dumper = StackDumper(1, lambda: "mine\n", least_s=1e-9, on_dumped=print)
-    dumper.mesh = Others()
+    dumper.mesh = cast(MeshHost, Others())
     for step in range(1, 4):
         dumper.see_step(step)
     assert "nothing has followed step 3" in sent.get(timeout=PATIENCE_S)["ask"]
